@@ -1,0 +1,57 @@
+"""Squeeze-and-excitation.
+
+Squeeze-and-Excitation Networks, CVPR 2018,
+https://arxiv.org/abs/1709.01507
+"""
+
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet.registry import ATTENTIONS
+
+from .base import Attention, pool, warm_start_scale
+
+
+@ATTENTIONS.register_module()
+class SE(Attention):
+    r"""Gate from the pooled residual through a two-layer perceptron.
+
+    .. math::
+        \Delta t = \sigma(W_2\, \mathrm{ReLU}(W_1\, \mathrm{GAP}(f) + b_1)
+        + b_2)
+
+    Args:
+        channels (int): Channels C.
+        reduction (int): The hidden layer has ``max(C // reduction, 1)``
+            units. Defaults to 16, as in the paper.
+        init_step (float, optional): See :class:`Attention`. The last layer
+            starts at zero and the gate is scaled by ``init_step / 0.5``.
+            Defaults to None.
+    """
+
+    def __init__(self,
+                 channels: int,
+                 reduction: int = 16,
+                 init_step: float | None = None):
+        super().__init__(channels, init_step)
+        hidden = max(channels // reduction, 1)
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+        self.scale = warm_start_scale(init_step, 0.0)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
+        self.fc1.reset_parameters()
+        self.fc2.reset_parameters()
+        if self.init_step is not None:
+            nn.init.zeros_(self.fc2.weight)
+            nn.init.zeros_(self.fc2.bias)
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`."""
+        pooled = pool(f).to(self.fc1.weight.dtype)
+        gate = torch.sigmoid(self.fc2(torch.relu(self.fc1(pooled))))
+        return (gate * self.scale).to(f.dtype)[..., None, None]

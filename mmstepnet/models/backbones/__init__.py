@@ -1,0 +1,4 @@
+from .resnet import StepResNet
+from .resnet_cifar import StepResNetCIFAR
+
+__all__ = ['StepResNet', 'StepResNetCIFAR']

@@ -1,0 +1,123 @@
+"""Residual blocks that end in a :class:`ResidualStep`."""
+
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule
+from mmpretrain.models.backbones.resnet import BasicBlock, Bottleneck, ResLayer
+from torch import Tensor
+
+from ..residual import ResidualStep
+
+
+class _StepBlock(nn.Module):
+    """Turns a block of mmpretrain into one that ends in a ResidualStep.
+
+    Subclasses give ``branch(x)`` up to the last convolution, and the norm
+    behind it. Parameter names stay the host's, hence torchvision's.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.step = ResidualStep(
+            activation=self.relu, drop_path=self.drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.with_cp and x.requires_grad:
+            return cp.checkpoint(self._forward, x, use_reentrant=False)
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        branch = self.branch(x)
+        identity = x if self.downsample is None else self.downsample(x)
+        return self.step(identity, branch, self.last_norm)
+
+
+class StepBasicBlock(_StepBlock, BasicBlock):
+    """Post-activation block of two 3x3 convolutions.
+
+    Arguments are those of mmpretrain's ``BasicBlock``.
+    """
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.norm2
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.conv2(self.relu(self.norm1(self.conv1(x))))
+
+
+class StepBottleneck(_StepBlock, Bottleneck):
+    """Post-activation block of a 1x1, a 3x3 and a 1x1 convolution.
+
+    Arguments are those of mmpretrain's ``Bottleneck``.
+    """
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.norm3
+
+    def branch(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm1(self.conv1(x)))
+        return self.conv3(self.relu(self.norm2(self.conv2(x))))
+
+
+class _PreActBlock(_StepBlock):
+    """Pre-activation: each norm stands before its convolution.
+
+    Identity Mappings in Deep Residual Networks, ECCV 2016,
+    https://arxiv.org/abs/1603.05027. Where the shape changes, the projection
+    takes the activated input and has no norm of its own, as there.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.step = ResidualStep(drop_path=self.drop_path)
+        last = len(self.convs)
+        # Norm k stands before convolution k and has its input's width.
+        for k, conv in enumerate(self.convs, 1):
+            _, norm = build_norm_layer(self.norm_cfg, conv.in_channels)
+            setattr(self, getattr(self, f'norm{k}_name'), norm)
+        assert last in (2, 3)
+        if self.downsample is not None:
+            del self.downsample[-1]
+
+    def _forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.norm1(x))
+        identity = x if self.downsample is None else self.downsample(out)
+        out = self.conv1(out)
+        for norm, conv in zip(self.norms[1:], self.convs[1:]):
+            out = conv(self.relu(norm(out)))
+        return self.step(identity, out)
+
+
+class PreActStepBasicBlock(_PreActBlock, BasicBlock):
+    """Pre-activation block of two 3x3 convolutions."""
+
+    @property
+    def convs(self) -> tuple:
+        return self.conv1, self.conv2
+
+    @property
+    def norms(self) -> tuple:
+        return self.norm1, self.norm2
+
+
+class PreActStepBottleneck(_PreActBlock, Bottleneck):
+    """Pre-activation block of a 1x1, a 3x3 and a 1x1 convolution."""
+
+    @property
+    def convs(self) -> tuple:
+        return self.conv1, self.conv2, self.conv3
+
+    @property
+    def norms(self) -> tuple:
+        return self.norm1, self.norm2, self.norm3
+
+
+class StepResLayer(ResLayer, BaseModule):
+    """The host's stage, made to pass ``init_weights`` on to its blocks.
+
+    mmpretrain's is a plain ``nn.Sequential``, at which mmengine's recursion
+    ends: an attention would keep what the backbone's ``init_cfg`` gave it.
+    """

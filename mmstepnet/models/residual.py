@@ -1,0 +1,96 @@
+"""The residual step, where every feature trajectory passes."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch.nn as nn
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+Observer = Callable[
+    ['ResidualStep', Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
+
+
+class ResidualStep(BaseModule):
+    r"""One forward-Euler step of a residual block.
+
+    .. math::
+        x_{t+1} = x_t + f(x_t) \otimes \Delta t, \qquad
+        \Delta t = \mathrm{attention}(x_t, f(x_t))
+
+    A plain ResNet has :math:`\Delta t = 1`; a channel attention is a rule
+    that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
+    of this package ends in this module, so stiffness is measured here too.
+
+    Args:
+        attention (nn.Module, optional): Called as ``attention(x, f)``;
+            returns a step that broadcasts to ``f``. None is
+            :math:`\Delta t = 1`. Defaults to None.
+        activation (nn.Module, optional): Applied to the sum. None in
+            pre-activation blocks. Defaults to None.
+        drop_path (nn.Module, optional): Stochastic depth, applied to
+            :math:`f \otimes \Delta t`. Defaults to None.
+    """
+
+    def __init__(self,
+                 attention: nn.Module | None = None,
+                 activation: nn.Module | None = None,
+                 drop_path: nn.Module | None = None):
+        super().__init__()
+        self.attention = attention
+        self.activation = activation or nn.Identity()
+        self.drop_path = drop_path or nn.Identity()
+        self._observers = OrderedDict()
+
+    def forward(self,
+                identity: Tensor,
+                branch: Tensor,
+                norm: nn.Module | None = None) -> Tensor:
+        """Take the step.
+
+        Args:
+            identity (Tensor): State x_t, (N, C, H, W).
+            branch (Tensor): Output of the branch's last convolution,
+                (N, C, H, W).
+            norm (nn.Module, optional): The block's last norm, with
+                f = norm(branch). None in pre-activation, where f = branch.
+
+        Returns:
+            Tensor: State x_{t+1} after the activation, (N, C, H, W).
+        """
+        f = branch if norm is None else norm(branch)
+        if self.attention is None:
+            step, residual = None, f
+        else:
+            step = self.attention(identity, f)
+            residual = f * step
+        total = identity + self.drop_path(residual)
+        if not self._observers:
+            return self.activation(total)
+        # The hosts' ReLU works in place; observers compare both sides of it.
+        out = self.activation(
+            total.clone() if getattr(self.activation, 'inplace', False
+                                     ) else total)
+        for observer in tuple(self._observers.values()):
+            observer(self, identity, f, step, total, out)
+        return out
+
+    def observe(self, observer: Observer) -> RemovableHandle:
+        """Register ``observer(self, x, f, step, x_next, out)``.
+
+        It is called in every forward pass with x_t, f(x_t), the attention
+        value (None for a plain block), x_{t+1} before the activation, and
+        what the block returns. Tensors are overwritten by later layers:
+        reduce them inside the observer.
+
+        Returns:
+            RemovableHandle: Its ``remove()`` ends the observation.
+        """
+        handle = RemovableHandle(self._observers)
+        self._observers[handle.id] = observer
+        return handle
+
+    def __getstate__(self) -> dict:
+        """Leave observers out of copies: an EMA model is not observed."""
+        return {**self.__dict__, '_observers': OrderedDict()}

@@ -1,0 +1,39 @@
+"""The package's nodes in OpenMMLab's registry tree.
+
+Every node has the scope ``mmstepnet`` and a parent in mmengine, and knows
+where its modules live. So ``type='mmstepnet.StepResNet'`` builds inside an
+MMPretrain or MMDetection config with neither ``custom_imports`` nor a
+registration call.
+"""
+
+from mmengine.registry import DATASETS as MMENGINE_DATASETS
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import Registry
+
+MODELS = Registry(
+    'model',
+    parent=MMENGINE_MODELS,
+    scope='mmstepnet',
+    locations=['mmstepnet.models'])
+"""Backbones and norm layers."""
+
+DATASETS = Registry(
+    'dataset',
+    parent=MMENGINE_DATASETS,
+    scope='mmstepnet',
+    locations=['mmstepnet.datasets'])
+"""Data sets, the embedded ones among them."""
+
+HOOKS = Registry(
+    'hook',
+    parent=MMENGINE_HOOKS,
+    scope='mmstepnet',
+    locations=['mmstepnet.engine'])
+"""Hooks of mmengine's runner."""
+
+ATTENTIONS = Registry(
+    'attention',
+    scope='mmstepnet',
+    locations=['mmstepnet.models.attentions'])
+"""Rules that choose the residual step, see :class:`Attention`."""
