@@ -18,6 +18,8 @@ from .blocks import (
     StepResLayer,
 )
 
+STEPNET = dict(type='StepNet')
+
 
 @MODELS.register_module()
 class StepResNet(ResNet):
@@ -73,7 +75,7 @@ class StepResNet(ResNet):
     def __init__(self,
                  depth: int,
                  *,
-                 attention: dict | None = dict(type='StepNet'),
+                 attention: dict | None = STEPNET,
                  blocks: Sequence[str] | None = None,
                  first_block: bool | None = None,
                  preact: bool = False,
