@@ -1,0 +1,2 @@
+_base_ = ['./faster_rcnn_r18_stepnet_bccd.py']
+model = dict(backbone=dict(attention=None))

@@ -1,0 +1,77 @@
+"""What the command-line tools share: arguments, config, process group."""
+
+import os
+import os.path as osp
+from argparse import ArgumentParser, Namespace
+
+import torch
+import torch.distributed as dist
+from mmengine.config import Config, ConfigDict, DictAction
+
+
+def add_job_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments that training and testing have in common."""
+    parser.add_argument('config', help='config file')
+    parser.add_argument(
+        '--work-dir', help='where logs and results go; default: '
+        './work_dirs/NAME_OF_THE_CONFIG')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        help='settings that override the config, as key=value pairs, for '
+        'example train_dataloader.batch_size=4 optim_wrapper.optimizer.lr=0.1')
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='how the processes of a distributed job are started')
+    # torch.distributed.launch passes the one or the other spelling.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def load_config(args: Namespace) -> Config:
+    """Read the config and apply the command line to it.
+
+    Data loaders of an MMPretrain config get that host's defaults, which its
+    own tools set and its configs rely on.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = Config.fromfile(args.config)
+    if cfg.get('default_scope') == 'mmpretrain':
+        for name in ('train', 'val', 'test'):
+            _set_mmpretrain_defaults(cfg.get(f'{name}_dataloader'))
+    if args.cfg_options is not None:
+        cfg.merge_from_dict(args.cfg_options)
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        name = osp.splitext(osp.basename(args.config))[0]
+        cfg.work_dir = osp.join('work_dirs', name)
+    return cfg
+
+
+def _set_mmpretrain_defaults(dataloader: ConfigDict | None) -> None:
+    if dataloader is None:
+        return
+    dataloader.setdefault('collate_fn', dict(type='default_collate'))
+    dataloader.setdefault('pin_memory', torch.cuda.is_available())
+    dataloader.setdefault('persistent_workers',
+                          dataloader.get('num_workers', 0) > 0)
+
+
+def start_process_group(cfg: Config) -> None:
+    """Start gloo where mmengine cannot: a ``pytorch`` job without a GPU.
+
+    mmengine calls ``torch.cuda.set_device`` for that launcher in any case,
+    and gives DistributedDataParallel a device list, which refuses it on CPU.
+    """
+    if cfg.launcher != 'pytorch' or torch.cuda.is_available():
+        return
+    dist.init_process_group('gloo')
+    cfg.model_wrapper_cfg = dict(
+        type='MMDistributedDataParallel',
+        device_ids=None,
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False))

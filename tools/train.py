@@ -1,0 +1,55 @@
+"""Train any config of an OpenMMLab host, ours among them."""
+
+import argparse
+
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from mmstepnet.engine.job import (add_job_arguments, load_config,
+                                  start_process_group)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_job_arguments(parser)
+    parser.add_argument(
+        '--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument(
+        '--auto-scale-lr',
+        action='store_true',
+        help="scale the learning rate by this job's batch size over "
+        'auto_scale_lr.base_batch_size of the config')
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='go on from a checkpoint; without a value from the last one in '
+        'the work directory, or from the start where there is none')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    cfg = load_config(args)
+    if args.amp:
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if args.auto_scale_lr:
+        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+            raise SystemExit('--auto-scale-lr needs '
+                             'auto_scale_lr.base_batch_size in the config')
+        cfg.auto_scale_lr.enable = True
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    start_process_group(cfg)
+    if 'runner_type' in cfg:
+        runner = RUNNERS.build(cfg)
+    else:
+        runner = Runner.from_cfg(cfg)
+    runner.train()
+
+
+if __name__ == '__main__':
+    main()
