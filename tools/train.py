@@ -5,8 +5,11 @@ import argparse
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmstepnet.engine.job import (add_job_arguments, load_config,
-                                  start_process_group)
+from mmstepnet.engine.job import (
+    add_job_arguments,
+    load_config,
+    start_process_group,
+)
 
 
 def parse_args() -> argparse.Namespace:

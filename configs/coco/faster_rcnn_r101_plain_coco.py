@@ -1,0 +1,4 @@
+_base_ = ['./faster_rcnn_r101_stepnet_coco.py']
+
+model = dict(backbone=dict(attention=None))
+custom_hooks = []

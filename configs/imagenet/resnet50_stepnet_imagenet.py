@@ -1,0 +1,6 @@
+_base_ = [
+    '../_base_/models/resnet_imagenet.py',
+    'mmpretrain::_base_/datasets/imagenet_bs32.py',
+    '../_base_/schedules/imagenet_120e.py',
+    'mmpretrain::_base_/default_runtime.py',
+]

@@ -1,0 +1,3 @@
+from .calibration_hook import AttentionBNCalibrationHook
+
+__all__ = ['AttentionBNCalibrationHook']

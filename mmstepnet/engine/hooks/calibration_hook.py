@@ -1,0 +1,111 @@
+"""Calibration of the attentions' batch norms before training."""
+
+from itertools import islice
+
+import torch
+import torch.nn as nn
+from mmengine.dist import all_reduce
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
+from torch import Tensor
+
+from mmstepnet.models.attentions import Attention
+from mmstepnet.registry import HOOKS
+
+
+@HOOKS.register_module()
+class AttentionBNCalibrationHook(Hook):
+    """Give new attentions' BNs their running statistics before training.
+
+    With ``norm_eval=True``, as in detection, an attention put into a
+    pretrained backbone would keep mean 0 and variance 1 for ever. Before the
+    first iteration this hook runs some training batches without gradients
+    and sets the statistics of every attention BN that has not seen data yet
+    (``num_batches_tracked == 0``) to those of all pooled vectors together,
+    over all ranks. That is exact: at that moment the gate is constant, so it
+    does not change the features that it will see.
+
+    A BN that comes with statistics, from a resumed job or an ImageNet
+    checkpoint trained with the attention, is left alone.
+
+    Args:
+        num_batches (int): Training batches to run. Defaults to 50.
+    """
+
+    def __init__(self, num_batches: int = 50):
+        if not isinstance(num_batches, int) or num_batches < 1:
+            raise ValueError('num_batches must be a positive integer, got '
+                             f'{num_batches!r}')
+        self.num_batches = num_batches
+
+    def before_train(self, runner: Runner) -> None:
+        """Calibrate, see the class."""
+        model = runner.model
+        if is_model_wrapper(model):
+            model = model.module
+        norms = [
+            norm for attention in model.modules()
+            if isinstance(attention, Attention)
+            for norm in attention.modules() if isinstance(norm, _BatchNorm)
+            and norm.num_batches_tracked == 0
+        ]
+        if not norms:
+            runner.logger.info('AttentionBNCalibrationHook: no attention BN '
+                               'without statistics, nothing to calibrate')
+            return
+        sums = [_Moments(norm.num_features) for norm in norms]
+        handles = [
+            norm.register_forward_pre_hook(moments.add)
+            for norm, moments in zip(norms, sums)
+        ]
+        was_training = model.training
+        model.eval()
+        batches = 0
+        try:
+            with torch.no_grad():
+                for data in islice(runner.train_dataloader, self.num_batches):
+                    data = model.data_preprocessor(data, training=True)
+                    model.extract_feat(data['inputs'])
+                    batches += 1
+        finally:
+            for handle in handles:
+                handle.remove()
+            model.train(was_training)
+        for norm, moments in zip(norms, sums):
+            moments.write_to(norm, batches)
+        runner.logger.info(
+            f'AttentionBNCalibrationHook: set the statistics of {len(norms)} '
+            f'attention BNs from {batches} batches a process')
+
+
+class _Moments:
+    """Sums over everything a norm was given, in float64."""
+
+    def __init__(self, channels: int):
+        # Count, sum and sum of squares, in one tensor for one all_reduce.
+        self.sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
+
+    def add(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
+        values = inputs[0].detach().double().transpose(0, 1).flatten(1)
+        self.sums += torch.cat([
+            values.new_tensor([values.shape[1]]),
+            values.sum(1),
+            values.square().sum(1)
+        ]).cpu()
+
+    def write_to(self, norm: _BatchNorm, batches: int) -> None:
+        sums = self.sums.to(norm.running_mean.device)
+        all_reduce(sums)
+        count, total, squares = sums[0], *sums[1:].chunk(2)
+        if count < 2:
+            raise ValueError(
+                'AttentionBNCalibrationHook saw '
+                f'{int(count)} pooled vectors and needs at least 2: is the '
+                'training data set empty?')
+        mean = total / count
+        variance = (squares - count * mean.square()) / (count - 1)
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance.clamp(min=0))
+        norm.num_batches_tracked.fill_(batches)

@@ -1,0 +1,64 @@
+"""Evaluate a checkpoint with any config of an OpenMMLab host."""
+
+import argparse
+import os
+
+import mmengine
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from mmstepnet.engine.checkpoint import check_checkpoint, load_weights
+from mmstepnet.engine.job import (
+    add_job_arguments,
+    load_config,
+    start_process_group,
+)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_job_arguments(parser)
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument(
+        '--out',
+        help='FILE.json gets the metrics, FILE.pkl the predictions')
+    args = parser.parse_args()
+    if args.out and not args.out.endswith(('.json', '.pkl')):
+        parser.error(f'--out must end in .json or .pkl, got {args.out!r}')
+    return args
+
+
+def dump_predictions(cfg: Config, path: str) -> None:
+    """Make the evaluator write the predictions too."""
+    # Masks need mmdet's own, which encodes them.
+    name = ('DumpDetResults'
+            if cfg.get('default_scope') == 'mmdet' else 'DumpResults')
+    evaluators = cfg.test_evaluator
+    if not isinstance(evaluators, (list, tuple)):
+        evaluators = [evaluators]
+    cfg.test_evaluator = [*evaluators, dict(type=name, out_file_path=path)]
+
+
+def main() -> None:
+    args = parse_args()
+    check_checkpoint(args.checkpoint)
+    cfg = load_config(args)
+    cfg.load_from, cfg.resume = None, False
+    if args.out and args.out.endswith('.pkl'):
+        dump_predictions(cfg, args.out)
+    start_process_group(cfg)
+    if 'runner_type' in cfg:
+        runner = RUNNERS.build(cfg)
+    else:
+        runner = Runner.from_cfg(cfg)
+    load_weights(runner, args.checkpoint)
+    metrics = runner.test()
+    if args.out and args.out.endswith('.json') and is_main_process():
+        mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
+        mmengine.dump(metrics, args.out)
+
+
+if __name__ == '__main__':
+    main()
