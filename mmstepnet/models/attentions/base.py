@@ -1,8 +1,11 @@
 """What all attentions share."""
 
 
+import math
+
 import numpy as np
 import torch
+import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
@@ -26,17 +29,15 @@ class Attention(BaseModule):
     first_block = True
     """Whether blocks whose identity is projected carry it by default."""
 
+    needs_map_size = False
+    """Whether the constructor takes ``map_size``, the side of the maps."""
+
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__()
         if not isinstance(channels, int) or channels < 1:
             raise ValueError(f'{type(self).__name__}: channels must be a '
                              f'positive integer, got {channels!r}')
-        if init_step is not None and not (np.isfinite(init_step)
-                                          and init_step > 0):
-            raise ValueError(
-                f'{type(self).__name__}: init_step must be a positive number '
-                f"(1.0 keeps a pretrained network's output) or None for the "
-                f"paper's form, got {init_step!r}")
+        check_init_step(type(self).__name__, init_step)
         self.channels = channels
         self.init_step = init_step
 
@@ -57,13 +58,51 @@ class Attention(BaseModule):
         return f'channels={self.channels}, init_step={self.init_step}'
 
 
-def build_attention(cfg: dict, channels: int) -> Attention:
+class ChannelGate(Attention):
+    r"""Attention of one number a channel, a scaled sigmoid.
+
+    .. math::
+        \Delta t = s\, \sigma(\mathrm{logits}(x_t, f(x_t)))
+
+    Subclasses implement ``logits(x, f)``; s is 1 unless ``init_step`` is set.
+
+    Args:
+        channels (int): Channels C.
+        init_step (float, optional): See :class:`Attention`. Defaults to None.
+    """
+
+    initial_logit = 0.0
+    """Every logit at the start, where ``init_step`` is set."""
+
+    def __init__(self, channels: int, init_step: float | None = None):
+        super().__init__(channels, init_step)
+        self.scale = warm_start_scale(init_step, self.initial_logit)
+
+    def logits(self, x: Tensor, f: Tensor) -> Tensor:
+        """Compute what the sigmoid sees, (N, C).
+
+        Arguments are those of :meth:`Attention.forward`.
+        """
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`."""
+        gate = torch.sigmoid(self.logits(x, f))
+        return (gate * self.scale).to(f.dtype)[..., None, None]
+
+
+def build_attention(cfg: dict,
+                    channels: int,
+                    map_size: int | None = None) -> Attention:
     """Build an attention from its config, whatever the default scope is.
 
     Args:
         cfg (dict): ``type`` (a name registered in ``ATTENTIONS``) and the
             arguments beside ``channels``.
         channels (int): Channels of the residual branch's output.
+        map_size (int, optional): Side of its map at the backbone's standard
+            input, for attentions that need it and whose config does not
+            give it. Defaults to None.
 
     Raises:
         KeyError: The name is not registered; the message lists what is.
@@ -78,7 +117,15 @@ def build_attention(cfg: dict, channels: int) -> Attention:
     if bare_name not in ATTENTIONS.module_dict:
         raise KeyError(f'attention {name!r} is unknown; registered are '
                        f'{sorted(ATTENTIONS.module_dict)}')
-    return ATTENTIONS.module_dict[bare_name](channels, **kwargs)
+    attention = ATTENTIONS.module_dict[bare_name]
+    if attention.needs_map_size:
+        kwargs.setdefault('map_size', map_size)
+    return attention(channels, **kwargs)
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Bring half precision to float32; leave float32 and float64 alone."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def pool(x: Tensor) -> Tensor:
@@ -90,20 +137,70 @@ def pool(x: Tensor) -> Tensor:
     return x.mean((2, 3), dtype=torch.float32 if half else None)
 
 
-def warm_start_scale(init_step: float | None, logit: float) -> float:
-    """Factor that brings a sigmoid gate's starting value to ``init_step``.
+def pool_std(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """Global standard deviation pooling, (N, C, H, W) -> (N, C).
+
+    The deviation of the population, hence defined for a map of one pixel;
+    ``eps`` is added to the variance, so that a constant map has a gradient.
+    In float32 or better.
+    """
+    return (full_precision(x).var((2, 3), correction=0) + eps).sqrt()
+
+
+def check_batch(bn: nn.Module, features: Tensor) -> None:
+    """Refuse to normalise a single value by its own statistics.
+
+    Args:
+        bn (nn.Module): Norm over the features.
+        features (Tensor): Its input, (N, C) or (N, C, H, W).
+
+    Raises:
+        ValueError: ``bn`` is an ordinary BN in training mode and a channel
+            has one value in the batch.
+    """
+    if (bn.training and features.numel() == features.shape[1]
+            and not isinstance(bn, nn.SyncBatchNorm)):
+        raise ValueError(
+            'the attention normalises pooled features over the batch and '
+            'needs at least 2 images a process in training, got 1; use '
+            'batch_size >= 2 (drop_last=True), norm_eval=True with '
+            "AttentionBNCalibrationHook, or sync_bn='torch'")
+
+
+def check_init_step(owner: str, init_step: float | None) -> None:
+    """Refuse an ``init_step`` that no gate can start at.
+
+    Args:
+        owner (str): Name of the class that takes the argument.
+        init_step (float, optional): Its value.
+
+    Raises:
+        ValueError: Neither None nor a positive finite number.
+    """
+    if init_step is not None and not (np.isfinite(init_step)
+                                      and init_step > 0):
+        raise ValueError(
+            f'{owner}: init_step must be a positive number (1.0 keeps a '
+            f"pretrained network's output) or None for the paper's form, got "
+            f'{init_step!r}')
+
+
+def warm_start_scale(init_step: float | None, *logits: float) -> float:
+    """Factor that brings a gate's starting value to ``init_step``.
 
     Args:
         init_step (float, optional): Wanted starting value; None gives 1.
-        logit (float): What the gate's sigmoid sees at the start.
+        *logits (float): What the gate's sigmoids see at the start; the gate
+            is their product.
 
     Returns:
-        float: c with ``sigmoid(logit) * c == init_step``, exact in float32
-        wherever float32 holds such a c.
+        float: c with ``prod(sigmoid(logits)) * c == init_step``, exact in
+        float32 wherever float32 holds such a c.
     """
     if init_step is None:
         return 1.0
-    gate = torch.tensor(logit, dtype=torch.float32).sigmoid().numpy()
+    gate = math.prod(
+        torch.tensor(logits, dtype=torch.float32).sigmoid().numpy())
     scale = np.float32(init_step) / gate
     for candidate in (scale, np.nextafter(scale, np.float32(0)),
                       np.nextafter(scale, np.float32(np.inf))):

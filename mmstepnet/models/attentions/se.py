@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mmstepnet.registry import ATTENTIONS
 
-from .base import Attention, pool, warm_start_scale
+from .base import ChannelGate, pool
 
 
 @ATTENTIONS.register_module()
-class SE(Attention):
+class SE(ChannelGate):
     r"""Gate from the pooled residual through a two-layer perceptron.
 
     .. math::
@@ -39,7 +39,6 @@ class SE(Attention):
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)
-        self.scale = warm_start_scale(init_step, 0.0)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -50,8 +49,11 @@ class SE(Attention):
             nn.init.zeros_(self.fc2.weight)
             nn.init.zeros_(self.fc2.bias)
 
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`."""
-        pooled = pool(f).to(self.fc1.weight.dtype)
-        gate = torch.sigmoid(self.fc2(torch.relu(self.fc1(pooled))))
-        return (gate * self.scale).to(f.dtype)[..., None, None]
+    def excite(self, pooled: Tensor) -> Tensor:
+        """Map pooled features (N, C) to logits (N, C)."""
+        pooled = pooled.to(self.fc1.weight.dtype)
+        return self.fc2(torch.relu(self.fc1(pooled)))
+
+    def logits(self, x: Tensor, f: Tensor) -> Tensor:
+        """Compute what the sigmoid sees, (N, C)."""
+        return self.excite(pool(f))

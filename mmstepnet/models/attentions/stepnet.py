@@ -11,13 +11,67 @@ from torch import Tensor
 
 from mmstepnet.registry import ATTENTIONS
 
-from .base import Attention, pool, warm_start_scale
+from .base import ChannelGate, check_batch, pool
 
-INITIAL_LOGIT = -1.0  # b_IE at the start, Appendix F
+INPUTS = ('both', 'x', 'x_next', 'difference')
+
+
+class Adaptor(ChannelGate):
+    r"""Gate that ends in IEBN (Appendix F), behind some mix of the states.
+
+    .. math::
+        \Delta t = \sigma(W_{IE} \otimes \mathrm{BN}(z(x_t, f(x_t)))
+        + b_{IE})
+
+    with :math:`W_{IE} = 0` and :math:`b_{IE} = -1` at the start, hence
+    :math:`\Delta t = \sigma(-1) = 0.2689` everywhere. Subclasses implement
+    ``mix(x, f)``, which gives z, and ``init_mix()``, its starting weights.
+
+    Args:
+        channels (int): Channels C.
+        init_step (float, optional): See :class:`Attention`. The gate starts
+            constant because :math:`W_{IE} = 0`; it is scaled by
+            ``init_step / sigmoid(-1)``. Defaults to None.
+    """
+
+    first_block = False
+    initial_logit = -1.0
+
+    def __init__(self, channels: int, init_step: float | None = None):
+        super().__init__(channels, init_step)
+        self.bn = nn.BatchNorm1d(channels)
+        self.ie_weight = nn.Parameter(torch.empty(channels))
+        self.ie_bias = nn.Parameter(torch.empty(channels))
+
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
+        self.init_mix()
+        if not isinstance(self.bn, nn.Identity):
+            self.bn.reset_parameters()
+        nn.init.zeros_(self.ie_weight)
+        nn.init.constant_(self.ie_bias, self.initial_logit)
+
+    def init_mix(self) -> None:
+        """Bring the parameters of ``mix`` to their starting values."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, f: Tensor) -> Tensor:
+        """Mix the states x_t and x_t + f, (N, C, H, W), to z, (N, C)."""
+        raise NotImplementedError
+
+    def logits(self, x: Tensor, f: Tensor) -> Tensor:
+        """Compute what the sigmoid sees, (N, C).
+
+        Raises:
+            ValueError: Training with one image, of which BN has no variance.
+        """
+        z = self.mix(x, f)
+        check_batch(self.bn, z)
+        return self.ie_weight * self.bn(z) + self.ie_bias
 
 
 @ATTENTIONS.register_module()
-class StepNet(Attention):
+class StepNet(Adaptor):
     r"""Step chosen from two neighbouring states (§2.5, Fig. 4, Appendix F).
 
     .. math::
@@ -40,56 +94,52 @@ class StepNet(Attention):
         init_step (float, optional): See :class:`Attention`. The gate starts
             constant because :math:`W_{IE} = 0`; it is scaled by
             ``init_step / sigmoid(-1)``. Defaults to None.
-    """
-
-    first_block = False
-
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
-        self.pair_weight = nn.Parameter(torch.empty(channels, 2))
-        self.bn = nn.BatchNorm1d(channels)
-        self.ie_weight = nn.Parameter(torch.empty(channels))
-        self.ie_bias = nn.Parameter(torch.empty(channels))
-        self.scale = warm_start_scale(init_step, INITIAL_LOGIT)
-        self.init_weights()
-
-    def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
-        # PyTorch's default for a convolution of fan-in 2.
-        nn.init.uniform_(self.pair_weight, -0.5**0.5, 0.5**0.5)
-        self.bn.reset_parameters()
-        nn.init.zeros_(self.ie_weight)
-        nn.init.constant_(self.ie_bias, INITIAL_LOGIT)
-
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`.
-
-        Raises:
-            ValueError: Training with one image, of which BN has no variance.
-        """
-        dtype = self.pair_weight.dtype
-        p = pool(x).to(dtype)
-        q = p + pool(f).to(dtype)
-        check_batch(self.bn, p)
-        z = self.pair_weight[:, 0] * p + self.pair_weight[:, 1] * q
-        gate = torch.sigmoid(self.ie_weight * self.bn(z) + self.ie_bias)
-        return (gate * self.scale).to(f.dtype)[..., None, None]
-
-
-def check_batch(bn: nn.Module, pooled: Tensor) -> None:
-    """Refuse to normalise one pooled vector by its own statistics.
-
-    Args:
-        bn (nn.Module): Norm over pooled features.
-        pooled (Tensor): Its input, (N, C).
+        inputs (str): What the adaptor sees, the first half of Table 4:
+            ``'both'``, F(x_{t+1}, x_t); ``'x'``, F(x_t) from p alone;
+            ``'x_next'``, F(x_{t+1}) from q alone; ``'difference'``,
+            F(x_{t+1} - x_t) from GAP(f) alone. A single input has one weight
+            a channel (a reading). Defaults to ``'both'``.
 
     Raises:
-        ValueError: ``bn`` is an ordinary BN in training mode and N is 1.
+        ValueError: ``inputs`` is none of the four.
     """
-    if (bn.training and pooled.shape[0] == 1
-            and not isinstance(bn, nn.SyncBatchNorm)):
-        raise ValueError(
-            'the attention normalises pooled features over the batch and '
-            'needs at least 2 images a process in training, got 1; use '
-            'batch_size >= 2 (drop_last=True), norm_eval=True with '
-            "AttentionBNCalibrationHook, or sync_bn='torch'")
+
+    def __init__(self,
+                 channels: int,
+                 init_step: float | None = None,
+                 inputs: str = 'both'):
+        super().__init__(channels, init_step)
+        if inputs not in INPUTS:
+            raise ValueError(f'StepNet: inputs must be one of {INPUTS}, got '
+                             f'{inputs!r}')
+        self.inputs = inputs
+        self.pair_weight = nn.Parameter(
+            torch.empty(channels, 2 if inputs == 'both' else 1))
+        self.init_weights()
+
+    def init_mix(self) -> None:
+        """Bring the parameters of ``mix`` to their starting values."""
+        # PyTorch's default for a convolution of this fan-in.
+        bound = self.pair_weight.shape[1]**-0.5
+        nn.init.uniform_(self.pair_weight, -bound, bound)
+
+    def pooled_states(self, x: Tensor, f: Tensor) -> tuple[Tensor, ...]:
+        """Pool what ``inputs`` names, one (N, C) or two."""
+        if self.inputs == 'difference':
+            return (pool(f), )
+        p = pool(x)
+        if self.inputs == 'x':
+            return (p, )
+        q = p + pool(f)
+        return (q, ) if self.inputs == 'x_next' else (p, q)
+
+    def mix(self, x: Tensor, f: Tensor) -> Tensor:
+        """Join each channel's pooled states, (N, C)."""
+        weight = self.pair_weight
+        states = self.pooled_states(x, f)
+        return sum(weight[:, k] * state.to(weight.dtype)
+                   for k, state in enumerate(states))
+
+    def extra_repr(self) -> str:
+        """Channels, warm start and inputs, for ``print(model)``."""
+        return f'{super().extra_repr()}, inputs={self.inputs!r}'

@@ -1,0 +1,91 @@
+"""Convolutional block attention.
+
+CBAM: Convolutional Block Attention Module, ECCV 2018,
+https://arxiv.org/abs/1807.06521
+"""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet.registry import ATTENTIONS
+
+from .base import (
+    Attention,
+    check_batch,
+    full_precision,
+    pool,
+    warm_start_scale,
+)
+
+
+@ATTENTIONS.register_module()
+class CBAM(Attention):
+    r"""Product of a channel gate and a spatial gate.
+
+    .. math::
+        M_c &= \sigma(\mathrm{MLP}(\mathrm{GAP}(f)) + \mathrm{MLP}(
+        \mathrm{GMP}(f))), \qquad f' = f \otimes M_c \\
+        M_s &= \sigma(\mathrm{BN}(\mathrm{Conv}_{7 \times 7}([\mathrm{mean}_c
+        f';\ \mathrm{max}_c f']))), \qquad \Delta t = M_c \otimes M_s
+
+    with global average (GAP) and maximum (GMP) pooling, one perceptron of two
+    biased layers shared by both, and a convolution without bias. BN behind
+    it, with momentum 0.01, stands in the authors' code, not in the paper.
+
+    Args:
+        channels (int): Channels C.
+        reduction (int): The perceptron has ``max(C // reduction, 1)`` hidden
+            units. Defaults to 16, as in the paper.
+        init_step (float, optional): See :class:`Attention`. The perceptron's
+            last layer and BN's weight start at zero and the product is
+            scaled by ``init_step / 0.25``. Defaults to None.
+    """
+
+    def __init__(self,
+                 channels: int,
+                 reduction: int = 16,
+                 init_step: float | None = None):
+        super().__init__(channels, init_step)
+        hidden = max(channels // reduction, 1)
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+        self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+        self.bn = nn.BatchNorm2d(1, momentum=0.01)
+        self.scale = warm_start_scale(init_step, 0.0, 0.0)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
+        for layer in (self.fc1, self.fc2, self.conv, self.bn):
+            layer.reset_parameters()
+        if self.init_step is not None:
+            nn.init.zeros_(self.fc2.weight)
+            nn.init.zeros_(self.fc2.bias)
+            nn.init.zeros_(self.bn.weight)
+
+    def channel_gate(self, f: Tensor) -> Tensor:
+        """Compute the channel gate M_c, (N, C, 1, 1)."""
+        mean = pool(f)
+        pooled = torch.stack((mean, f.amax((2, 3)).to(mean.dtype)))
+        hidden = torch.relu(self.fc1(pooled.to(self.fc1.weight.dtype)))
+        return torch.sigmoid(self.fc2(hidden).sum(0))[..., None, None]
+
+    def spatial_gate(self, f: Tensor) -> Tensor:
+        """Compute the spatial gate M_s, (N, 1, H, W).
+
+        Raises:
+            ValueError: Training with one image of one pixel, of which BN has
+                no variance.
+        """
+        f = full_precision(f)
+        pooled = torch.stack((f.mean(1), f.amax(1)), 1)
+        logit = self.conv(pooled.to(self.conv.weight.dtype))
+        check_batch(self.bn, logit)
+        return torch.sigmoid(self.bn(logit))
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, H, W). See :meth:`Attention.forward`."""
+        channel = self.channel_gate(f)
+        spatial = self.spatial_gate(f * channel.to(f.dtype))
+        return (channel * (spatial * self.scale)).to(f.dtype)

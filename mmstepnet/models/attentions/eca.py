@@ -1,0 +1,54 @@
+"""Efficient channel attention.
+
+ECA-Net: Efficient Channel Attention for Deep Convolutional Neural Networks,
+CVPR 2020, https://arxiv.org/abs/1910.03151
+"""
+
+import math
+
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet.registry import ATTENTIONS
+
+from .base import ChannelGate, pool
+
+
+@ATTENTIONS.register_module()
+class ECA(ChannelGate):
+    r"""Gate from a convolution across neighbouring pooled channels.
+
+    .. math::
+        \Delta t = \sigma(\mathrm{Conv1d}_k(\mathrm{GAP}(f)))
+
+    with zero padding, no bias, and k the odd number that the paper's Eq. 12
+    gives: :math:`\lfloor |\log_2 C + 1| / 2 \rfloor`, plus one where even.
+
+    Args:
+        channels (int): Channels C.
+        init_step (float, optional): See :class:`Attention`. The convolution
+            starts at zero and the gate is scaled by ``init_step / 0.5``.
+            Defaults to None.
+    """
+
+    def __init__(self, channels: int, init_step: float | None = None):
+        super().__init__(channels, init_step)
+        size = int((math.log2(channels) + 1) / 2)
+        size += 1 - size % 2
+        self.conv = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
+        self.conv.reset_parameters()
+        if self.init_step is not None:
+            nn.init.zeros_(self.conv.weight)
+
+    def excite(self, pooled: Tensor) -> Tensor:
+        """Map pooled features (N, C) to logits (N, C)."""
+        pooled = pooled.to(self.conv.weight.dtype)
+        return self.conv(pooled[:, None])[:, 0]
+
+    def logits(self, x: Tensor, f: Tensor) -> Tensor:
+        """Compute what the sigmoid sees, (N, C)."""
+        return self.excite(pool(f))

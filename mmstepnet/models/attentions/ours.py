@@ -1,0 +1,126 @@
+"""Adaptors of our own, to set beside StepNet's.
+
+Table 4 of the StepNet paper compares four alternative adaptors, a to d,
+which stand in Fig. 5 only; no copy of them is known to us. The four here are
+ours, change one thing each, and stand for none of the paper's: its accuracies
+of "Adaptor a" to "d" are no reference for them.
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmstepnet.registry import ATTENTIONS
+
+from .base import full_precision, pool, pool_std
+from .stepnet import Adaptor, StepNet
+
+
+@ATTENTIONS.register_module()
+class OursSharedMLP(Adaptor):
+    """Pooled states meet in one perceptron that all channels share.
+
+    z = W_2 ReLU(W_1 [p; q] + b_1) + b_2, in place of StepNet's two weights a
+    channel.
+
+    Args:
+        channels (int): Channels C.
+        reduction (int): The hidden layer has ``max(C // reduction, 1)``
+            units. Defaults to 16.
+        init_step (float, optional): See :class:`Adaptor`. Defaults to None.
+    """
+
+    def __init__(self,
+                 channels: int,
+                 reduction: int = 16,
+                 init_step: float | None = None):
+        super().__init__(channels, init_step)
+        hidden = max(channels // reduction, 1)
+        self.fc1 = nn.Linear(2 * channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+        self.init_weights()
+
+    def init_mix(self) -> None:
+        """Bring the parameters of ``mix`` to their starting values."""
+        self.fc1.reset_parameters()
+        self.fc2.reset_parameters()
+
+    def mix(self, x: Tensor, f: Tensor) -> Tensor:
+        """Mix the pooled states of all channels, (N, C)."""
+        p = pool(x)
+        pair = torch.cat((p, p + pool(f)), 1).to(self.fc1.weight.dtype)
+        return self.fc2(torch.relu(self.fc1(pair)))
+
+
+@ATTENTIONS.register_module()
+class OursDepthwiseConv(Adaptor):
+    """States meet in a 3x3 convolution before they are pooled.
+
+    z = GAP(ReLU(conv([x_t, x_t + f]))): a group convolution over the pair of
+    maps of each channel, without bias. The ReLU keeps it from being a pooling
+    with other weights at the border.
+
+    Args:
+        channels (int): Channels C.
+        init_step (float, optional): See :class:`Adaptor`. Defaults to None.
+    """
+
+    def __init__(self, channels: int, init_step: float | None = None):
+        super().__init__(channels, init_step)
+        self.conv = nn.Conv2d(
+            2 * channels, channels, 3, padding=1, groups=channels, bias=False)
+        self.init_weights()
+
+    def init_mix(self) -> None:
+        """Bring the parameters of ``mix`` to their starting values."""
+        self.conv.reset_parameters()
+
+    def mix(self, x: Tensor, f: Tensor) -> Tensor:
+        """Convolve each channel's pair of maps and pool, (N, C)."""
+        pair = torch.stack((x, x + f), 2).flatten(1, 2)
+        maps = F.relu(self.conv(pair.to(self.conv.weight.dtype)))
+        return pool(maps).to(self.conv.weight.dtype)
+
+
+@ATTENTIONS.register_module()
+class OursNoNorm(StepNet):
+    """StepNet's adaptor without its BN: W_IE meets z as it is.
+
+    Arguments are those of :class:`StepNet`.
+    """
+
+    def __init__(self, channels: int, *args, **kwargs):
+        super().__init__(channels, *args, **kwargs)
+        self.bn = nn.Identity()
+
+
+@ATTENTIONS.register_module()
+class OursMeanStd(Adaptor):
+    """States are pooled by mean and standard deviation.
+
+    z joins mean and deviation of x_t and of x_t + f, as StepNet joins the
+    two means. The deviation is that of :func:`pool_std`.
+
+    Args:
+        channels (int): Channels C.
+        init_step (float, optional): See :class:`Adaptor`. Defaults to None.
+    """
+
+    def __init__(self, channels: int, init_step: float | None = None):
+        super().__init__(channels, init_step)
+        self.style_weight = nn.Parameter(torch.empty(channels, 4))
+        self.init_weights()
+
+    def init_mix(self) -> None:
+        """Bring the parameters of ``mix`` to their starting values."""
+        # PyTorch's default for a convolution of fan-in 4.
+        nn.init.uniform_(self.style_weight, -0.5, 0.5)
+
+    def mix(self, x: Tensor, f: Tensor) -> Tensor:
+        """Join each channel's pooled statistics, (N, C)."""
+        x_next = full_precision(x) + f
+        statistics = (pool(x), pool_std(x), pool(x_next), pool_std(x_next))
+        weight = self.style_weight
+        return sum(weight[:, k] * statistic.to(weight.dtype)
+                   for k, statistic in enumerate(statistics))

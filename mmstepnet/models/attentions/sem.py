@@ -1,0 +1,68 @@
+"""Switchable self-attention module.
+
+Switchable Self-attention Module, 2022, https://arxiv.org/abs/2209.05680
+"""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet.registry import ATTENTIONS
+
+from .base import Attention, pool, warm_start_scale
+from .eca import ECA
+from .se import SE
+
+
+@ATTENTIONS.register_module()
+class SEM(Attention):
+    r"""Product of three gates, each turned up or down by a learned switch.
+
+    .. math::
+        g &= \mathrm{GAP}(f), \qquad w = \sigma(W g + b) \in (0, 1)^3 \\
+        \Delta t &= \sigma(w_0\, \mathrm{SE}(g))\, \sigma(w_1\,
+        \mathrm{ECA}(g))\, \sigma(w_2 (W_{IE} \otimes g + b_{IE}))
+
+    where SE and ECA are those modules' logits, and :math:`W_{IE} = 0`,
+    :math:`b_{IE} = -1` at the start.
+
+    Args:
+        channels (int): Channels C.
+        reduction (int): See :class:`SE`. Defaults to 16.
+        init_step (float, optional): See :class:`Attention`. The last layers
+            of SE and ECA and :math:`b_{IE}` start at zero, so that no switch
+            matters, and the product is scaled by ``init_step / 0.125``.
+            Defaults to None.
+    """
+
+    def __init__(self,
+                 channels: int,
+                 reduction: int = 16,
+                 init_step: float | None = None):
+        super().__init__(channels, init_step)
+        self.switch = nn.Linear(channels, 3)
+        self.se = SE(channels, reduction, init_step)
+        self.eca = ECA(channels, init_step)
+        self.ie_weight = nn.Parameter(torch.empty(channels))
+        self.ie_bias = nn.Parameter(torch.empty(channels))
+        self.scale = warm_start_scale(init_step, 0.0, 0.0, 0.0)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
+        self.switch.reset_parameters()
+        self.se.init_weights()
+        self.eca.init_weights()
+        nn.init.zeros_(self.ie_weight)
+        nn.init.constant_(self.ie_bias, -1.0 if self.init_step is None else 0)
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`."""
+        pooled = pool(f).to(self.ie_weight.dtype)
+        switch = torch.sigmoid(self.switch(pooled))
+        logits = (self.se.excite(pooled), self.eca.excite(pooled),
+                  self.ie_weight * pooled + self.ie_bias)
+        gate = self.scale
+        for k, logit in enumerate(logits):
+            gate = gate * torch.sigmoid(switch[:, k:k + 1] * logit)
+        return gate.to(f.dtype)[..., None, None]

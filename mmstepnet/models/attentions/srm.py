@@ -1,0 +1,62 @@
+"""Style-based recalibration.
+
+SRM: A Style-based Recalibration Module for Convolutional Neural Networks,
+ICCV 2019, https://arxiv.org/abs/1903.10829
+"""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet.registry import ATTENTIONS
+
+from .base import ChannelGate, check_batch, pool, pool_std
+
+
+@ATTENTIONS.register_module()
+class SRM(ChannelGate):
+    r"""Gate from each channel's mean and standard deviation.
+
+    .. math::
+        z_c = w_{c0}\, \mathrm{mean}(f_c) + w_{c1}\, \mathrm{std}(f_c),
+        \qquad \Delta t = \sigma(\mathrm{BN}(z))
+
+    with w = 0 at the start. The deviation is the population's, as in the
+    paper's Eq. 2, with 1e-5 added to the variance.
+
+    Args:
+        channels (int): Channels C.
+        init_step (float, optional): See :class:`Attention`. BN's weight
+            starts at zero and the gate is scaled by ``init_step / 0.5``; w
+            starts at random, because a BN over the zeros of the paper's
+            start has no variance, and would amplify the first update of w
+            by ``1 / sqrt(eps)``. Defaults to None.
+    """
+
+    def __init__(self, channels: int, init_step: float | None = None):
+        super().__init__(channels, init_step)
+        self.style_weight = nn.Parameter(torch.empty(channels, 2))
+        self.bn = nn.BatchNorm1d(channels)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
+        self.bn.reset_parameters()
+        if self.init_step is None:
+            nn.init.zeros_(self.style_weight)
+        else:
+            # PyTorch's default for a convolution of fan-in 2.
+            nn.init.uniform_(self.style_weight, -0.5**0.5, 0.5**0.5)
+            nn.init.zeros_(self.bn.weight)
+
+    def logits(self, x: Tensor, f: Tensor) -> Tensor:
+        """Compute what the sigmoid sees, (N, C).
+
+        Raises:
+            ValueError: Training with one image, of which BN has no variance.
+        """
+        mean, std = pool(f), pool_std(f)
+        check_batch(self.bn, mean)
+        weight = self.style_weight
+        z = weight[:, 0] * mean + weight[:, 1] * std
+        return self.bn(z.to(weight.dtype))
