@@ -1,8 +1,6 @@
 """What all attentions share."""
 
 
-import math
-
 import numpy as np
 import torch
 import torch.nn as nn
@@ -199,8 +197,7 @@ def warm_start_scale(init_step: float | None, *logits: float) -> float:
     """
     if init_step is None:
         return 1.0
-    gate = math.prod(
-        torch.tensor(logits, dtype=torch.float32).sigmoid().numpy())
+    gate = torch.tensor(logits, dtype=torch.float32).sigmoid().prod().numpy()
     scale = np.float32(init_step) / gate
     for candidate in (scale, np.nextafter(scale, np.float32(0)),
                       np.nextafter(scale, np.float32(np.inf))):

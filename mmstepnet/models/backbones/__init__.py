@@ -1,4 +1,8 @@
 from .resnet import StepResNet
 from .resnet_cifar import StepResNetCIFAR
+from .resnext import StepResNeXt
+from .vision_transformer import StepVisionTransformer
 
-__all__ = ['StepResNet', 'StepResNetCIFAR']
+__all__ = [
+    'StepResNeXt', 'StepResNet', 'StepResNetCIFAR', 'StepVisionTransformer'
+]

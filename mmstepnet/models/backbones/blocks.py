@@ -5,8 +5,10 @@ import torch.utils.checkpoint as cp
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from mmpretrain.models.backbones.resnet import BasicBlock, Bottleneck, ResLayer
+from mmpretrain.models.backbones.resnext import Bottleneck as ResNeXtBottleneck
 from torch import Tensor
 
+from ..attentions.iebn import IEBN
 from ..residual import ResidualStep
 
 
@@ -60,6 +62,13 @@ class StepBottleneck(_StepBlock, Bottleneck):
     def branch(self, x: Tensor) -> Tensor:
         x = self.relu(self.norm1(self.conv1(x)))
         return self.conv3(self.relu(self.norm2(self.conv2(x))))
+
+
+class StepResNeXtBottleneck(StepBottleneck, ResNeXtBottleneck):
+    """Post-activation bottleneck whose 3x3 convolution is grouped.
+
+    Arguments are those of mmpretrain's ``Bottleneck`` of ResNeXt.
+    """
 
 
 class _PreActBlock(_StepBlock):
@@ -120,4 +129,16 @@ class StepResLayer(ResLayer, BaseModule):
 
     mmpretrain's is a plain ``nn.Sequential``, at which mmengine's recursion
     ends: an attention would keep what the backbone's ``init_cfg`` gave it.
+
+    Where IEBN is the norm, the projection keeps a plain BN (a reading, as is
+    its converse: the parameter counts of Table 1 fit either).
     """
+
+    def __init__(self, *args, norm_cfg: dict, **kwargs):
+        super().__init__(*args, norm_cfg=norm_cfg, **kwargs)
+        downsample = self[0].downsample
+        if downsample is not None and isinstance(downsample[-1], IEBN):
+            plain_cfg = {**norm_cfg, 'type': 'BN'}
+            plain_cfg.pop('init_step', None)
+            _, downsample[-1] = build_norm_layer(plain_cfg,
+                                                 self[0].out_channels)

@@ -71,6 +71,8 @@ class StepResNet(ResNet):
         StepBasicBlock: PreActStepBasicBlock,
         StepBottleneck: PreActStepBottleneck,
     }
+    stem_map_size = 56
+    """Side of the stem's map at the standard input of 224x224."""
 
     def __init__(self,
                  depth: int,
@@ -131,15 +133,26 @@ class StepResNet(ResNet):
                 f'it has ' + ', '.join(
                     f'{stage}.0 to {stage}.{len(getattr(self, stage)) - 1}'
                     for stage in self.res_layers))
+        map_sizes = self._map_sizes()
         for name, block in found.items():
-            if name not in names and name.split('.')[0] not in names:
+            stage = name.split('.')[0]
+            if name not in names and stage not in names:
                 continue
-            attention = build_attention(cfg, block.out_channels)
+            attention = build_attention(cfg, block.out_channels,
+                                        map_sizes[stage])
             projects = block.downsample is not None
             with_first = (
                 attention.first_block if first_block is None else first_block)
             if name in names or with_first or not projects:
                 block.step.attention = attention
+
+    def _map_sizes(self) -> dict[str, int]:
+        """Side of each stage's map at the standard input."""
+        sizes, size = {}, self.stem_map_size
+        for stage, stride in zip(self.res_layers, self.strides):
+            size = -(-size // stride)
+            sizes[stage] = size
+        return sizes
 
     def _move_norm_to_the_end(self) -> None:
         if not self.deep_stem:

@@ -32,6 +32,7 @@ class StepResNetCIFAR(StepResNet, ResNet_CIFAR):
         110: (StepBasicBlock, (18, 18, 18)),
         164: (StepBottleneck, (18, 18, 18)),
     }
+    stem_map_size = 32
 
     def __init__(self,
                  depth: int,
