@@ -10,6 +10,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from mmstepnet.models.attentions import Attention
 from mmstepnet.registry import HOOKS
@@ -55,6 +56,7 @@ class AttentionBNCalibrationHook(Hook):
             runner.logger.info('AttentionBNCalibrationHook: no attention BN '
                                'without statistics, nothing to calibrate')
             return
+        dataloader = _fresh_dataloader(runner)
         sums = [_Moments(norm.num_features) for norm in norms]
         handles = [
             norm.register_forward_pre_hook(moments.add)
@@ -65,7 +67,7 @@ class AttentionBNCalibrationHook(Hook):
         batches = 0
         try:
             with torch.no_grad():
-                for data in islice(runner.train_dataloader, self.num_batches):
+                for data in islice(dataloader, self.num_batches):
                     data = model.data_preprocessor(data, training=True)
                     model.extract_feat(data['inputs'])
                     batches += 1
@@ -78,6 +80,23 @@ class AttentionBNCalibrationHook(Hook):
         runner.logger.info(
             f'AttentionBNCalibrationHook: set the statistics of {len(norms)} '
             f'attention BNs from {batches} batches a process')
+
+
+def _fresh_dataloader(runner: Runner) -> DataLoader:
+    """A second loader over the training data set.
+
+    Leaving the runner's own one half-way would upset its samplers: mmdet's
+    AspectRatioBatchSampler keeps what it has not handed out, ranks then count
+    different numbers of batches, and a distributed job hangs.
+    """
+    cfg = runner.cfg.get('train_dataloader')
+    if cfg is None:
+        raise ValueError('AttentionBNCalibrationHook needs a runner that was '
+                         'built with train_dataloader in its config')
+    return runner.build_dataloader({
+        **cfg, 'dataset': runner.train_dataloader.dataset,
+        'persistent_workers': False
+    }, seed=runner.seed)
 
 
 class _Moments:

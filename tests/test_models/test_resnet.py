@@ -1,0 +1,234 @@
+import pytest
+import torch
+from mmpretrain.models import ResNet as PretrainResNet
+from mmstepnet.models import StepResNet, StepResNetCIFAR
+from tests.utils import perturb, run, same_tensors
+
+
+def host_pair(depth, host):
+    if host == 'mmpretrain':
+        theirs = PretrainResNet(depth, out_indices=(0, 1, 2, 3))
+    else:
+        theirs = pytest.importorskip('mmdet.models').ResNet(
+            depth, norm_eval=False)
+    ours = StepResNet(depth, attention=None, out_indices=(0, 1, 2, 3))
+    perturb(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('depth, host', [(18, 'mmpretrain'),
+                                         (50, 'mmpretrain'), (50, 'mmdet')])
+def test_plain_equals_the_host(depth, host, training):
+    ours, theirs = host_pair(depth, host)
+    x = torch.randn(2, 3, 64, 96)
+    results = [run(model.train(training) or model, x)
+               for model in (ours, theirs)]
+    for got, expected in zip(*results):
+        same_tensors(got, expected, exact=True)
+
+
+@pytest.mark.parametrize('depth', [18, 34, 50, 101, 152])
+def test_keys_are_torchvisions(depth):
+    torchvision = pytest.importorskip('torchvision')
+    with torch.device('meta'):
+        theirs = getattr(torchvision.models, f'resnet{depth}')()
+    ours = StepResNet(depth)
+    expected = {
+        k: v.shape
+        for k, v in theirs.state_dict().items() if not k.startswith('fc.')
+    }
+    got = {k: v.shape for k, v in ours.state_dict().items()}
+    extra = {k for k in got if k not in expected}
+    assert {k: got[k] for k in got if k not in extra} == expected
+    assert extra and all('.step.attention.' in k for k in extra)
+
+
+def test_plain_checkpoint_leaves_only_attention_missing():
+    plain = StepResNet(50, attention=None)
+    stepnet = StepResNet(50)
+    missing, unexpected = stepnet.load_state_dict(
+        plain.state_dict(), strict=False)
+    assert not unexpected
+    assert missing and all('.step.attention.' in key for key in missing)
+
+
+@pytest.mark.parametrize('attention', ['StepNet', 'SE'])
+@pytest.mark.parametrize('depth', [18, 50])
+@pytest.mark.parametrize('training', [True, False])
+def test_warm_start_computes_the_plain_network(attention, depth, training):
+    plain = perturb(StepResNet(depth, attention=None))
+    warm = StepResNet(depth, attention=dict(type=attention, init_step=1.0))
+    warm.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(3, 3, 64, 64)
+    (expected, ), (got, ) = (m.train(training)(x) for m in (plain, warm))
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize('attention', ['StepNet', 'SE'])
+def test_init_weights_keeps_the_warm_start(attention):
+    """The hosts' Kaiming init reaches every layer below the backbone."""
+    model = StepResNet(
+        18,
+        attention=dict(type=attention, init_step=0.5),
+        init_cfg=dict(type='Normal', std=3., layer=['Conv2d', 'Linear']))
+    model.init_weights()
+    carriers = [b.step for _, b in model.residual_blocks()
+                if b.step.attention is not None]
+    assert carriers
+    for step in carriers:
+        x, f = torch.randn(2, 2, step.attention.channels, 4, 4).unbind(0)
+        gate = step.attention.train()(x, f)
+        assert torch.equal(gate, torch.full_like(gate, 0.5))
+
+
+def test_paper_gate_starts_at_sigmoid_of_minus_one():
+    model = StepResNet(18)
+    model.init_weights()
+    attention = model.layer2[1].step.attention
+    x, f = torch.randn(2, 4, 128, 5, 7).unbind(0)
+    gate = attention(x, f)
+    assert gate.shape == (4, 128, 1, 1)
+    torch.testing.assert_close(
+        gate, torch.full_like(gate, 0.26894142137), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize('preact', [False, True])
+@pytest.mark.parametrize('attention', [None, 'SE', 'StepNet'])
+def test_parameter_counts_of_the_paper(preact, attention):
+    """Table 1, ResNet-164 with its classifier, CIFAR-10 and CIFAR-100."""
+    paper = {None: (1.70, 1.73), 'SE': (1.91, 1.93), 'StepNet': (1.75, 1.77)}
+    cfg = attention and dict(type=attention)
+    model = StepResNetCIFAR(164, attention=cfg, preact=preact)
+    count = sum(p.numel() for p in model.parameters())
+    for classes, expected in zip((10, 100), paper[attention]):
+        assert round((count + 256 * classes + classes) / 1e6, 2) == expected
+
+
+def carriers(**kwargs):
+    model = StepResNet(18, **kwargs)
+    return [name for name, block in model.residual_blocks()
+            if block.step.attention is not None]
+
+
+def test_which_blocks_carry_the_attention():
+    every = [f'layer{s}.{i}' for s in (1, 2, 3, 4) for i in (0, 1)]
+    projecting = ['layer2.0', 'layer3.0', 'layer4.0']
+    se = dict(type='SE')
+    assert carriers(attention=None) == []
+    assert carriers(attention=se) == every
+    assert carriers() == [n for n in every if n not in projecting]
+    assert carriers(first_block=True) == every
+    assert carriers(attention=se, first_block=False) == carriers()
+    assert carriers(blocks=['layer2.0', 'layer4']) == ['layer2.0', 'layer4.1']
+    assert carriers(
+        blocks=['layer4'], first_block=True) == ['layer4.0', 'layer4.1']
+
+
+@pytest.mark.parametrize('blocks', [['layer5.0'], ['layer1.2'], ['layer'],
+                                    'layer1', [], [('layer1', 0)]])
+def test_impossible_blocks(blocks):
+    with pytest.raises(ValueError, match='blocks'):
+        StepResNet(18, blocks=blocks)
+
+
+def test_blocks_without_attention():
+    with pytest.raises(ValueError, match='attention is None'):
+        StepResNet(18, attention=None, blocks=['layer1'])
+
+
+@pytest.mark.parametrize('cls, depth', [(StepResNet, 20), (StepResNet, '50'),
+                                        (StepResNetCIFAR, 50)])
+def test_unsupported_depth(cls, depth):
+    with pytest.raises(ValueError, match=f'depth {depth!r}.*expected one of'):
+        cls(depth)
+
+
+def test_unknown_attention_lists_the_known():
+    with pytest.raises(KeyError, match="'Nonsense' is unknown.*'StepNet'"):
+        StepResNet(18, attention=dict(type='Nonsense'))
+    with pytest.raises(TypeError, match="got 'SE'"):
+        StepResNet(18, attention='SE')
+
+
+def test_train_returns_the_model_and_keeps_frozen_stages():
+    model = StepResNet(50, frozen_stages=2, norm_eval=True)
+    assert model.train() is model
+    frozen = [model.conv1, model.bn1, model.layer1, model.layer2]
+    for module in frozen:
+        assert not module.training
+        assert not any(p.requires_grad for p in module.parameters())
+    attention = model.layer2[1].step.attention
+    assert not attention.bn.training and not attention.ie_bias.requires_grad
+    later = model.layer3[1].step.attention
+    assert later.ie_bias.requires_grad and not later.bn.training
+    assert all(p.requires_grad for p in model.layer4.parameters())
+
+
+@pytest.mark.parametrize('preact', [False, True])
+@pytest.mark.parametrize('kwargs', [
+    dict(depth=18),
+    dict(depth=50),
+    dict(depth=50, deep_stem=True, avg_down=True),
+    dict(depth=34, drop_path_rate=0.2),
+])
+def test_checkpointing_changes_nothing(kwargs, preact):
+    x = torch.randn(2, 3, 48, 64)
+    models = [StepResNet(**kwargs, preact=preact, with_cp=with_cp)
+              for with_cp in (False, True)]
+    models[1].load_state_dict(perturb(models[0]).state_dict())
+    results = []
+    for model in models:
+        torch.manual_seed(0)
+        results.append(run(model.train(), x))
+    for got, expected in zip(*results):
+        same_tensors(got, expected)
+
+
+@pytest.mark.parametrize('preact', [False, True])
+@pytest.mark.parametrize('depth', [20, 164])
+def test_every_parameter_gets_a_gradient(depth, preact):
+    model = perturb(StepResNetCIFAR(depth, preact=preact)).train()
+    out = model(torch.randn(4, 3, 32, 32))
+    assert [tuple(o.shape) for o in out] == [(4, out[0].shape[1], 8, 8)]
+    (out[0] * torch.randn_like(out[0])).sum().backward()
+    silent = [name for name, p in model.named_parameters()
+              if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not silent
+
+
+def test_preactivation_against_a_written_out_network():
+    """One bottleneck stage, evaluated line by line."""
+    model = perturb(StepResNet(50, attention=None, preact=True)).eval()
+
+    def bn(norm, x):
+        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+        return (x - norm.running_mean[:, None, None]
+                ) * scale[:, None, None] + norm.bias[:, None, None]
+
+    x = torch.randn(2, 3, 64, 64)
+    y = model.maxpool(model.conv1(x))
+    for _, block in model.residual_blocks():
+        a = bn(block.norm1, y).relu()
+        shortcut = y if block.downsample is None else block.downsample(a)
+        b = bn(block.norm2, block.conv1(a)).relu()
+        y = shortcut + block.conv3(bn(block.norm3, block.conv2(b)).relu())
+    expected = bn(model.bn_last, y).relu()
+    torch.testing.assert_close(model(x)[0], expected, rtol=1e-4, atol=1e-5)
+    assert not hasattr(model, 'bn1')
+    assert all(len(b.downsample) == 1 for _, b in model.residual_blocks()
+               if b.downsample is not None)
+
+
+def test_preact_refuses_zero_init():
+    with pytest.raises(ValueError, match='zero_init_residual'):
+        StepResNet(18, preact=True, zero_init_residual=True)
+
+
+def test_default_init_leaves_the_residual_alive():
+    """The hosts' default starts with f = 0, hence no gradient for a gate."""
+    model = StepResNet(18)
+    model.init_weights()
+    assert model.layer1[0].bn2.weight.abs().min() > 0

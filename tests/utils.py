@@ -1,0 +1,51 @@
+import torch
+
+
+def perturb(model, seed=0):
+    """Draw every weight, bias and running statistic anew.
+
+    At the hosts' initialisation norms are the identity and f may be 0, where
+    a wrong gate would pass a comparison.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if name.endswith('running_var'):
+                tensor.copy_(1 + 0.3 * noise.abs())
+            elif tensor.dim() > 1:
+                tensor.copy_(noise / tensor[0].numel()**0.5)
+            elif name.endswith('weight') and 'attention' not in name:
+                tensor.copy_(1 + 0.3 * noise)
+            else:
+                tensor.copy_(0.3 * noise)
+    return model
+
+
+def run(model, x):
+    """Outputs, gradients of the parameters and of the input."""
+    x = x.clone().requires_grad_()
+    outs = model(x)
+    weights = torch.Generator().manual_seed(1)
+    loss = sum((out * torch.randn(out.shape, generator=weights)).mean()
+               for out in outs)
+    loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    return dict(enumerate(outs)), grads, dict(x=x.grad)
+
+
+def same_tensors(got, expected, exact=False):
+    assert got.keys() == expected.keys()
+    assert any(e is not None and e.abs().sum() > 0
+               for e in expected.values())
+    for key in expected:
+        if expected[key] is None:
+            assert got[key] is None, key
+        elif exact:
+            assert torch.equal(got[key], expected[key]), key
+        else:
+            torch.testing.assert_close(
+                got[key], expected[key], rtol=1e-4, atol=1e-6,
+                msg=lambda m, key=key: f'{key}: {m}')
