@@ -1,0 +1,230 @@
+"""Stiffness of one step: NSI of features, SAI of observations, SI of an ODE.
+
+Understanding Self-attention Mechanism via Dynamical System Perspective,
+ICCV 2023, https://arxiv.org/abs/2308.09939
+
+Every function takes tensors or NumPy arrays, computes in float64, and gives
+back float64: a tensor if any argument was one, else a NumPy array.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+from torch import Tensor
+
+from .arrays import ArrayLike, check_shape, first_index, to_float64
+
+DENSE_SIZE = 128
+"""Up to this size :func:`stiffness_index` computes all eigenvalues."""
+
+
+def neural_stiffness_index(x: ArrayLike,
+                           x_next: ArrayLike,
+                           step: ArrayLike = 1.0) -> ArrayLike:
+    r"""Neural stiffness index of one residual block, Eq. 4.
+
+    .. math::
+        \zeta(x_t) = \frac{1}{\lVert x_t \rVert_2}
+        \left\lVert \frac{x_{t+1} - x_t}{\Delta t} \right\rVert_2
+
+    Args:
+        x (Tensor | ndarray): States x_t, (N, ...).
+        x_next (Tensor | ndarray): States x_{t+1}, as large as ``x``. Before
+            the block's last activation, the residual is f ⊗ Δt exactly.
+        step (Tensor | ndarray | float): Attention values Δt, broadcastable
+            to ``x``. Defaults to 1.0, a plain block.
+
+    Returns:
+        Tensor | ndarray: NSI of each sample over all other dimensions, (N,).
+        Where x_t = x_{t+1} = 0, nothing moves and it is 0.
+
+    Raises:
+        ValueError: Shapes differ, values are not finite, a step is 0, or a
+            state of norm 0 moves (its index would be infinite).
+
+    Example:
+        >>> import numpy as np
+        >>> neural_stiffness_index(np.array([[3., 4.]]), np.array([[3., 6.]]))
+        array([0.4])
+    """
+    (x, x_next, step), give_back = to_float64(x=x, x_next=x_next, step=step)
+    check_shape('x', x, 'N' + 'd' * max(x.dim() - 1, 0))
+    check_shape('x_next', x_next, x.shape)
+    if (step == 0).any():
+        raise ValueError(
+            f'step is 0 at index {first_index(step == 0)}, by which Eq. 4 '
+            f'divides; compare states with step=1.0 instead')
+    moved = ((x_next - x) / step).reshape(len(x), -1)
+    if moved.numel() != x.numel():
+        raise ValueError(f'step of shape {tuple(step.shape)} does not '
+                         f'broadcast to x of shape {tuple(x.shape)}')
+    return give_back(
+        relative_change(
+            torch.linalg.vector_norm(moved, dim=1),
+            torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1)))
+
+
+def simplified_stiffness(u: ArrayLike, t: ArrayLike) -> ArrayLike:
+    """Finite difference of observations, the simplified SAI of §2.1.2.
+
+    Args:
+        u (Tensor | ndarray): Observed states, (T, d).
+        t (Tensor | ndarray): Their times, increasing, (T,).
+
+    Returns:
+        Tensor | ndarray: (u_{i+1} - u_i) / (t_{i+1} - t_i), (T - 1, d).
+
+    Raises:
+        ValueError: Shapes do not fit, there is one observation only, times
+            do not increase, or values are not finite.
+    """
+    (u, t), give_back = to_float64(u=u, t=t)
+    return give_back(_finite_difference(u, t))
+
+
+def stiffness_aware_index(u: ArrayLike, t: ArrayLike) -> ArrayLike:
+    r"""Stiffness-aware index of observations, Eq. 3.
+
+    .. math::
+        \zeta_{\mathrm{SAI}}(u_i) = \frac{1}{\lVert u_i \rVert_2}
+        \left\lVert \frac{u_{i+1} - u_i}{t_{i+1} - t_i} \right\rVert_2
+
+    Args:
+        u (Tensor | ndarray): Observed states, (T, d).
+        t (Tensor | ndarray): Their times, increasing, (T,).
+
+    Returns:
+        Tensor | ndarray: Index at every observation but the last, (T - 1,),
+        in units of 1 / time. Where nothing moves away from 0, it is 0.
+
+    Raises:
+        ValueError: As :func:`simplified_stiffness`, or a state of norm 0
+            moves (its index would be infinite).
+    """
+    (u, t), give_back = to_float64(u=u, t=t)
+    difference = _finite_difference(u, t)
+    return give_back(
+        relative_change(
+            torch.linalg.vector_norm(difference, dim=1),
+            torch.linalg.vector_norm(u[:-1], dim=1)))
+
+
+def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
+                    **arpack) -> float:
+    r"""Stiffness index of du/dt = rhs(u) at one state, §2.1.2.
+
+    .. math::
+        \zeta_{\mathrm{SI}}(u) = \max_i |\mathrm{Re}\, \lambda_i|
+
+    over the eigenvalues of rhs's Jacobian. Up to :data:`DENSE_SIZE` values
+    they are all computed; above, ARPACK looks for those of largest and of
+    smallest real part, and the Jacobian is only ever multiplied by vectors
+    (``torch.func.jvp``). For a residual block f, ``rhs`` is f.
+
+    Args:
+        rhs (Callable): Right-hand side, from a tensor shaped as ``u`` to one
+            of the same shape. Custom autograd functions in it need a
+            ``jvp``.
+        u (Tensor | ndarray): State, any shape; for networks one sample with
+            its batch dimension. A float32 or float64 tensor is kept in its
+            dtype, which the parameters of ``rhs`` must share; anything else
+            becomes float64.
+        **arpack: Arguments of :func:`scipy.sparse.linalg.eigs`, such as
+            ``tol``, ``ncv`` or ``maxiter``. ``k`` eigenvalues are computed
+            at each end, by default 6: fewer miss one of a cluster.
+
+    Returns:
+        float: Stiffness index, in units of 1 / time.
+
+    Raises:
+        ValueError: rhs changes the shape, or a value is not finite.
+        RuntimeError: ARPACK has not converged.
+
+    Example:
+        >>> matrix = torch.tensor([[-1., 100.], [-100., -1.]]).double()
+        >>> round(stiffness_index(lambda u: matrix @ u, [1., 0.]), 6)
+        1.0
+    """
+    if not (isinstance(u, Tensor) and u.dtype in (torch.float32,
+                                                  torch.float64)):
+        u = to_float64(u=u)[0][0]
+    u = u.detach()
+
+    @torch.no_grad()
+    def product(vector: np.ndarray) -> np.ndarray:
+        tangent = torch.from_numpy(np.ascontiguousarray(vector)).to(u)
+        value, change = torch.func.jvp(rhs, (u, ), (tangent.view_as(u), ))
+        for name, tensor in (('rhs(u)', value),
+                             ("the derivative of rhs at u", change)):
+            if tensor.shape != u.shape:
+                raise ValueError(f'{name} has shape {tuple(tensor.shape)}; '
+                                 f'expected that of u, {tuple(u.shape)}')
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f'{name} holds NaN or infinity')
+        return change.reshape(-1).cpu().numpy()
+
+    if u.numel() <= DENSE_SIZE:
+        jacobian = np.stack([product(e) for e in np.eye(u.numel())], axis=1)
+        return float(np.abs(np.linalg.eigvals(jacobian).real).max())
+    jacobian = LinearOperator(
+        (u.numel(), ) * 2,
+        matvec=product,
+        dtype=np.float32 if u.dtype == torch.float32 else np.float64)
+    arpack = {
+        'k': 6,
+        # ARPACK would draw another start at each call.
+        'v0': np.random.default_rng(0).standard_normal(u.numel()),
+        **arpack
+    }
+    largest = 0.0
+    for which in ('LR', 'SR'):
+        try:
+            found = eigs(
+                jacobian, which=which, return_eigenvectors=False, **arpack)
+        except ArpackNoConvergence as error:
+            raise RuntimeError(
+                f'ARPACK found {len(error.eigenvalues)} of {arpack["k"]} '
+                f'eigenvalues ({which}) of a {u.numel()} x {u.numel()} '
+                f'Jacobian; raise maxiter or ncv, or loosen tol') from error
+        largest = max(largest, float(np.abs(found.real).max()))
+    return largest
+
+
+def relative_change(change: Tensor, norm: Tensor) -> Tensor:
+    """Divide norms of changes by norms of states, sample by sample.
+
+    Args:
+        change (Tensor): Norms of changes, any shape.
+        norm (Tensor): Norms of states, as large.
+
+    Returns:
+        Tensor: Their ratio; 0 where both are 0.
+
+    Raises:
+        ValueError: A state of norm 0 changes.
+    """
+    bad = (norm == 0) & (change != 0)
+    if bad.any():
+        raise ValueError(
+            f'the state at index {first_index(bad)} has norm 0 and '
+            f'changes by {change[bad][0].item():g}, so that its index is '
+            f'infinite; leave it out')
+    return torch.where(norm == 0, change, change / norm)
+
+
+def _finite_difference(u: Tensor, t: Tensor) -> Tensor:
+    check_shape('u', u, 'Td')
+    check_shape('t', t, u.shape[:1])
+    if len(t) < 2:
+        raise ValueError('u and t hold one observation; the finite '
+                         'difference needs two or more')
+    interval = t.diff()
+    if (interval <= 0).any():
+        where = first_index(interval <= 0)[0]
+        raise ValueError(
+            f'times must increase, but t[{where}] = {t[where].item():g} and '
+            f't[{where + 1}] = {t[where + 1].item():g}; sort the '
+            f'observations and drop duplicates')
+    return u.diff(dim=0) / interval[:, None]
