@@ -8,6 +8,8 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from mmstepnet.ops import fused_residual_step, serves
+
 Observer = Callable[
     ['ResidualStep', Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
 
@@ -22,6 +24,8 @@ class ResidualStep(BaseModule):
     A plain ResNet has :math:`\Delta t = 1`; a channel attention is a rule
     that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
     of this package ends in this module, so stiffness is measured here too.
+    Where nobody observes it and :func:`mmstepnet.ops.serves` allows, the step
+    is fused with the norm; the lines of the reference path say what it is.
 
     Args:
         attention (nn.Module, optional): Called as ``attention(x, f)``;
@@ -59,6 +63,10 @@ class ResidualStep(BaseModule):
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
+        if not self._observers and serves(identity, branch, norm, self):
+            return fused_residual_step(
+                identity, branch, norm, self.attention,
+                relu=isinstance(self.activation, nn.ReLU))
         f = branch if norm is None else norm(branch)
         if self.attention is None:
             step, residual = None, f

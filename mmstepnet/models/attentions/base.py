@@ -1,12 +1,12 @@
 """What all attentions share."""
 
-
 import numpy as np
 import torch
 import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmstepnet.ops import PooledMap
 from mmstepnet.registry import ATTENTIONS
 
 
@@ -29,6 +29,12 @@ class Attention(BaseModule):
 
     needs_map_size = False
     """Whether the constructor takes ``map_size``, the side of the maps."""
+
+    pooled_inputs = None
+    """What ``forward`` reads, where that is no more than pooled maps: some of
+    ``'x'`` and ``'f'``, :func:`pool` of them, and ``'f_std'``,
+    :func:`pool_std` of f. ``forward`` then takes :class:`PooledMap` too, and
+    the fused residual step serves it. None: it reads the maps themselves."""
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__()
@@ -126,23 +132,36 @@ def full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def pool(x: Tensor) -> Tensor:
+def pool(x: Tensor | PooledMap) -> Tensor:
     """Global average pooling, (N, C, H, W) -> (N, C).
 
     In float32 or better: half precision cannot hold a large map's sum.
     """
+    if isinstance(x, PooledMap):
+        return _given(x.mean, 'pool')
     half = x.dtype in (torch.float16, torch.bfloat16)
     return x.mean((2, 3), dtype=torch.float32 if half else None)
 
 
-def pool_std(x: Tensor, eps: float = 1e-5) -> Tensor:
+def pool_std(x: Tensor | PooledMap, eps: float = 1e-5) -> Tensor:
     """Global standard deviation pooling, (N, C, H, W) -> (N, C).
 
     The deviation of the population, hence defined for a map of one pixel;
     ``eps`` is added to the variance, so that a constant map has a gradient.
     In float32 or better.
     """
-    return (full_precision(x).var((2, 3), correction=0) + eps).sqrt()
+    if isinstance(x, PooledMap):
+        var = _given(x.var, 'pool_std')
+    else:
+        var = full_precision(x).var((2, 3), correction=0)
+    return (var + eps).sqrt()
+
+
+def _given(pooled: Tensor | None, function: str) -> Tensor:
+    if pooled is None:
+        raise RuntimeError(f'the attention calls {function} on a map that its '
+                           f'pooled_inputs do not name; add it there')
+    return pooled
 
 
 def check_batch(bn: nn.Module, features: Tensor) -> None:

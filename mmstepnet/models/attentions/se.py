@@ -31,6 +31,8 @@ class SE(ChannelGate):
             Defaults to None.
     """
 
+    pooled_inputs = ('f', )
+
     def __init__(self,
                  channels: int,
                  reduction: int = 16,

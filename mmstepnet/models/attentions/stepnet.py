@@ -117,6 +117,12 @@ class StepNet(Adaptor):
             torch.empty(channels, 2 if inputs == 'both' else 1))
         self.init_weights()
 
+    @property
+    def pooled_inputs(self) -> tuple[str, ...]:
+        """Pooled maps that ``inputs`` needs, see :class:`Attention`."""
+        return {'x': ('x', ), 'difference': ('f', )}.get(
+            self.inputs, ('x', 'f'))
+
     def init_mix(self) -> None:
         """Bring the parameters of ``mix`` to their starting values."""
         # PyTorch's default for a convolution of this fan-in.

@@ -1,0 +1,205 @@
+"""The fused residual step's passes over memory, in ATen operations.
+
+All maps of a call are (N, C, H, W) in one memory format, coefficients (N, C)
+in the accumulation dtype. A CPU runs each pass block by block, so that the
+operations of a pass meet their operands in the cache.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 18
+"""Elements of a block; the few blocks of a pass fit a core's L2 cache."""
+
+Block = tuple[slice, slice]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of sums and coefficients: float32 or better."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rows(t: Tensor) -> Tensor:
+    """View maps as (rows, pixels, inner), in the order of memory.
+
+    One row is a channel of an image in the contiguous format, (N·C, H·W, 1),
+    and an image in channels_last, (N, H·W, C).
+    """
+    n, c, h, w = t.shape
+    if t.is_contiguous():
+        return t.view(n * c, h * w, 1)
+    return t.permute(0, 2, 3, 1).view(n, h * w, c)
+
+
+def coefficients(t: Tensor, maps: Tensor) -> Tensor:
+    """View (N, C) as (rows, 1, inner), so that it broadcasts to ``rows``."""
+    return t.contiguous().view(-1, 1, 1 if maps.is_contiguous() else
+                               maps.shape[1])
+
+
+def blocks(maps: Tensor) -> Iterator[Block]:
+    """Cut (rows, pixels, inner) into blocks of rows, long rows once more."""
+    n, pixels, inner = maps.shape
+    size = BLOCK if maps.device.type == 'cpu' else maps.numel()
+    row_step = max(size // (pixels * inner), 1)
+    pixel_step = pixels if row_step > 1 else max(size // inner, 1)
+    for row in range(0, n, row_step):
+        for pixel in range(0, pixels, pixel_step):
+            yield slice(row, row + row_step), slice(pixel, pixel + pixel_step)
+
+
+def mean(x: Tensor) -> Tensor:
+    """Mean over the map, (N, C)."""
+    return rows(x).mean(1, dtype=accumulation_dtype(x.dtype)).view(x.shape[:2])
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population variance over the map, both (N, C).
+
+    The squares are those of the deviations, so nothing cancels where the
+    mean is large.
+    """
+    average = mean(x)
+    squares = torch.zeros_like(average)
+    maps = rows(x)
+    centre, total = coefficients(average, x), coefficients(squares, x)
+    for row, pixel in blocks(maps):
+        deviation = maps[row, pixel] - centre[row]
+        total[row] += deviation.square_().sum(1, keepdim=True)
+    return average, squares.div_(x.shape[2] * x.shape[3])
+
+
+def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
+         shift: Tensor | None, relu: bool) -> Tensor:
+    """``x + (c - centre) * scale + shift``, rectified on request.
+
+    Args:
+        x (Tensor): State, (N, C, H, W).
+        c (Tensor): Branch, (N, C, H, W).
+        centre (Tensor, optional): (N, C). None is 0.
+        scale (Tensor): (N, C).
+        shift (Tensor, optional): (N, C). None is 0.
+        relu (bool): Whether to rectify.
+
+    Returns:
+        Tensor: (N, C, H, W), in the dtype and memory format of c.
+    """
+    out = torch.empty_like(c)
+    maps = [rows(t) for t in (x, c, out)]
+    centre, scale, shift = (None if t is None else coefficients(t, c)
+                            for t in (centre, scale, shift))
+    for row, pixel in blocks(maps[1]):
+        state, branch, target = (t[row, pixel] for t in maps)
+        # Half precision is rounded once, at the end.
+        total = target if target.dtype == scale.dtype else torch.empty_like(
+            target, dtype=scale.dtype)
+        if centre is not None:
+            branch = torch.sub(branch, centre[row], out=total)
+        torch.addcmul(state.to(scale.dtype), branch.to(scale.dtype),
+                      scale[row], out=total)
+        if shift is not None:
+            total.add_(shift[row])
+        if relu:
+            total.relu_()
+        if total is not target:
+            target.copy_(total)
+    return out
+
+
+def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
+           centre: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """First pass of the backward.
+
+    Args:
+        grad (Tensor): Gradient of the step's result, (N, C, H, W).
+        out (Tensor, optional): The result, whose zeros mask the gradient;
+            None where it was not rectified.
+        c (Tensor): Branch, (N, C, H, W).
+        centre (Tensor, optional): (N, C). None is 0.
+
+    Returns:
+        tuple: The masked gradient (N, C, H, W), its sums over the map (N, C),
+        and those of its product with ``c - centre`` (N, C).
+    """
+    dtype = accumulation_dtype(c.dtype)
+    masked = grad if out is None else torch.empty_like(grad)
+    sums = torch.zeros(c.shape[:2], dtype=dtype, device=c.device)
+    products = torch.zeros_like(sums)
+    sum_rows, product_rows = (coefficients(t, c) for t in (sums, products))
+    centre = None if centre is None else coefficients(centre, c)
+    grad_maps, masked_maps, maps = rows(grad), rows(masked), rows(c)
+    out_maps = None if out is None else rows(out)
+    for row, pixel in blocks(maps):
+        part = masked_maps[row, pixel]
+        if out is not None:
+            torch.ops.aten.threshold_backward.grad_input(
+                grad_maps[row, pixel], out_maps[row, pixel], 0,
+                grad_input=part)
+        part = part.to(dtype)
+        branch = maps[row, pixel]
+        product = (branch * part if centre is None else
+                   (branch - centre[row]).mul_(part))
+        sum_rows[row] += part.sum(1, keepdim=True)
+        product_rows[row] += product.sum(1, keepdim=True)
+    return masked, sums, products
+
+
+def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
+              scale: Tensor, slope: Tensor | None, offset: Tensor | None,
+              x_offset: Tensor | None, needs_x: bool, needs_c: bool,
+              in_place: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Second pass of the backward.
+
+    ``dx = grad + x_offset`` and ``dc = grad * scale + (c - centre) * slope +
+    offset``.
+
+    Args:
+        grad (Tensor): Masked gradient, (N, C, H, W).
+        c (Tensor, optional): Branch, (N, C, H, W); None without ``slope``.
+        centre (Tensor, optional): (N, C); None without ``slope``.
+        scale (Tensor): (N, C).
+        slope (Tensor, optional): (N, C). None is 0.
+        offset (Tensor, optional): (N, C). None is 0.
+        x_offset (Tensor, optional): (N, C). None is 0.
+        needs_x (bool): Whether dx is wanted.
+        needs_c (bool): Whether dc is wanted.
+        in_place (bool): Whether ``grad`` may become dx.
+
+    Returns:
+        tuple: dx and dc, (N, C, H, W), or None where not wanted.
+    """
+    grad_x = grad_c = None
+    if needs_x:
+        grad_x = (grad if in_place or x_offset is None else
+                  torch.empty_like(grad))
+    if needs_c:
+        grad_c = torch.empty_like(grad)
+    c_maps, x_grads, c_grads = (None if t is None else rows(t)
+                                for t in (c, grad_x, grad_c))
+    grads = rows(grad)
+    dtype = scale.dtype
+    centre, scale, slope, offset, x_offset = (
+        None if t is None else coefficients(t, grad)
+        for t in (centre, scale, slope, offset, x_offset))
+    for row, pixel in blocks(grads):
+        part = grads[row, pixel].to(dtype)
+        if needs_c:
+            target = c_grads[row, pixel]
+            total = (target if target.dtype == dtype else torch.empty_like(
+                target, dtype=dtype))
+            torch.mul(part, scale[row], out=total)
+            if slope is not None:
+                total.addcmul_(c_maps[row, pixel] - centre[row], slope[row])
+            if offset is not None:
+                total.add_(offset[row])
+            if total is not target:
+                target.copy_(total)
+        if needs_x and x_offset is not None:
+            target = x_grads[row, pixel]
+            if target.dtype == dtype:
+                torch.add(part, x_offset[row], out=target)
+            else:
+                target.copy_(part + x_offset[row])
+    return grad_x, grad_c

@@ -1,0 +1,321 @@
+"""The residual step in as few passes over memory as a plain ResNet's."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.autograd import Function
+
+from . import aten
+from .aten import accumulation_dtype
+
+
+@dataclass
+class PooledMap:
+    """What is known of a map, handed to an attention in the map's place.
+
+    Args:
+        mean (Tensor, optional): Mean over the map, (N, C).
+        var (Tensor, optional): Population variance over the map, (N, C).
+    """
+
+    mean: Tensor | None
+    var: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.mean.dtype
+
+
+class fused:
+    """Switch the fused residual step on or off; it is on by default.
+
+    Works like ``torch.set_grad_enabled``: as a call from there on, as a
+    context manager inside it.
+
+    Args:
+        mode (bool): Whether :class:`ResidualStep` may take the fused path.
+
+    Example:
+        >>> from mmstepnet import ops
+        >>> with ops.fused(False):
+        ...     ops.is_fused()
+        False
+    """
+
+    enabled = True
+
+    def __init__(self, mode: bool):
+        self.previous = fused.enabled
+        fused.enabled = bool(mode)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc) -> None:
+        fused.enabled = self.previous
+
+
+def is_fused() -> bool:
+    """Whether :class:`ResidualStep` may take the fused path."""
+    return fused.enabled
+
+
+def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
+           step: nn.Module) -> bool:
+    """Whether the fused path gives what the reference path would.
+
+    It does not where somebody looks at, transforms or replaces a part of it:
+    compilers, tracers and exporters, functorch and forward-mode derivatives,
+    module hooks, another norm or activation, an active stochastic depth, an
+    attention that reads more than pooled maps.
+
+    Args:
+        x (Tensor): State x_t, (N, C, H, W).
+        branch (Tensor): Output of the branch's last convolution.
+        norm (nn.Module, optional): The norm behind it.
+        step (ResidualStep): The module that takes the step.
+    """
+    if (torch.compiler.is_compiling() or not fused.enabled
+            or getattr(step.attention, 'pooled_inputs', None) is None):
+        return False
+    if (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0):
+        return False
+    return (_are_plain_maps(x, branch) and _is_plain_norm(norm, branch)
+            and type(step.activation) in (nn.ReLU, nn.Identity)
+            and (type(step.drop_path) is nn.Identity
+                 or not step.drop_path.training)
+            and not _is_hooked(step, norm))
+
+
+def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:
+    plain = (Tensor, nn.Parameter)  # neither proxies nor fake tensors
+    return (type(x) in plain and type(branch) in plain
+            and branch.is_floating_point() and x.dtype == branch.dtype
+            and x.device == branch.device and x.layout == torch.strided
+            and branch.layout == torch.strided and x.shape == branch.shape
+            and branch.ndim == 4 and branch.numel() > 0)
+
+
+def _is_plain_norm(norm: nn.Module | None, branch: Tensor) -> bool:
+    if norm is None:
+        return True
+    # The type exactly: IEBN is a BatchNorm2d too.
+    return (type(norm) is nn.BatchNorm2d and norm.affine
+            and norm.num_features == branch.shape[1]
+            # One value a channel: the reference path raises the error.
+            and branch.numel() > branch.shape[1])
+
+
+def _is_hooked(step: nn.Module, norm: nn.Module | None) -> bool:
+    if nn.modules.module._has_any_global_hook():
+        return True
+    inner = [module for module in step.modules() if module is not step]
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+               or m._backward_pre_hooks
+               for m in (*inner, *([] if norm is None else [norm])))
+
+
+def fused_residual_step(x: Tensor, branch: Tensor,
+                        norm: nn.BatchNorm2d | None, attention: nn.Module,
+                        relu: bool) -> Tensor:
+    r"""Take the step ``x + attention(x, f) * f`` with ``f = norm(branch)``.
+
+    BN is affine, so GAP(f) follows from GAP(branch), and f need not exist:
+
+    .. math::
+        x_{t+1} = x_t + \Delta t\, \alpha (c - \mu) + \Delta t\, \beta,
+        \qquad \alpha = \gamma / \sqrt{\sigma^2 + \epsilon}
+
+    Forward: one pass over c gives BN's statistics and GAP(f), one pools x_t,
+    one writes the result. Backward: two passes. Only c, the result and
+    (N, C) coefficients are saved, as by BN and ReLU. Derivatives of second
+    order are those of the same formulas, in plain operations.
+
+    Args:
+        x (Tensor): State x_t, (N, C, H, W).
+        branch (Tensor): Output of the branch's last convolution,
+            (N, C, H, W).
+        norm (nn.BatchNorm2d, optional): Norm behind it, which keeps its
+            running statistics as ever. None is f = branch.
+        attention (Attention): One with ``pooled_inputs``.
+        relu (bool): Whether to rectify the result.
+
+    Returns:
+        Tensor: State x_{t+1}, (N, C, H, W).
+    """
+    x, branch = _same_format(x, branch)
+    dtype = accumulation_dtype(branch.dtype)
+    inputs = attention.pooled_inputs
+    normalises = norm is not None and (norm.training
+                                       or norm.running_mean is None)
+    handover = _Handover()
+    x, branch, x_mean, c_mean, c_var = _Pool.apply(
+        x, branch, 'x' in inputs, 'f' in inputs,
+        normalises or 'f_std' in inputs, handover)
+    if norm is None:
+        alpha, beta, centre = 1.0, None, None
+        f_mean, f_var = c_mean, c_var
+    else:
+        mean, var = _statistics(norm, normalises, branch, c_mean, c_var)
+        alpha = norm.weight.to(dtype) * (var + norm.eps).rsqrt()
+        beta = norm.bias.to(dtype)
+        f_mean = None if c_mean is None else (c_mean - mean) * alpha + beta
+        f_var = None if c_var is None else c_var * alpha.square()
+        centre = mean.detach()
+        if normalises:
+            # Zero; it hands the gradient of the shift on to the mean.
+            beta = beta + (centre - mean) * alpha
+    # The dtype of coefficients is f's here: they are not rounded to half.
+    delta = attention(PooledMap(x_mean), PooledMap(f_mean, f_var))
+    delta = delta.to(dtype).flatten(1).expand(branch.shape[:2])
+    return _Step.apply(x, branch, centre, delta * alpha,
+                       None if beta is None else delta * beta, relu, handover)
+
+
+def _same_format(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    last = (not branch.is_contiguous() and
+            branch.is_contiguous(memory_format=torch.channels_last))
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return (x.contiguous(memory_format=memory_format),
+            branch.contiguous(memory_format=memory_format))
+
+
+def _statistics(norm: nn.BatchNorm2d, normalises: bool, branch: Tensor,
+                c_mean: Tensor,
+                c_var: Tensor) -> tuple[Tensor, Tensor]:
+    """BN's mean and variance, (C,); keeps the running statistics."""
+    if not normalises:
+        dtype = accumulation_dtype(branch.dtype)
+        return norm.running_mean.to(dtype), norm.running_var.to(dtype)
+    mean = c_mean.mean(0)
+    var = c_var.mean(0) + (c_mean - mean).square().mean(0)
+    if norm.training and norm.track_running_stats:
+        with torch.no_grad():
+            momentum = norm.momentum
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.add_(1)
+                if momentum is None:
+                    momentum = 1 / norm.num_batches_tracked.to(mean.dtype)
+            count = branch.numel() // branch.shape[1]
+            for running, batch in ((norm.running_mean, mean),
+                                   (norm.running_var,
+                                    var * (count / (count - 1)))):
+                running.copy_(running * (1 - momentum) + batch * momentum)
+    return mean, var
+
+
+@dataclass
+class _Handover:
+    """What :class:`_Step`'s backward leaves for :class:`_Pool`'s.
+
+    The gradient of c is ``scale * g`` and what flows back through the pooled
+    quantities. So that c's gradient is written once, ``_Step`` passes the
+    masked gradient g on as that of x, which it is, and leaves the rest here.
+    """
+
+    branch: Tensor | None = None
+    scale: Tensor | None = None
+    owns_grad: bool = False
+
+
+class _Pool(Function):
+    """Maps to what is known of them: (N, C) means and variances.
+
+    Returns x and c too, so that every gradient of theirs comes through here.
+    """
+
+    @staticmethod
+    def forward(ctx, x, c, x_mean, c_mean, c_var, handover):
+        ctx.set_materialize_grads(False)
+        ctx.handover = handover
+        ctx.pixels = c.shape[2] * c.shape[3]
+        ops = backend(c)
+        p = ops.mean(x) if x_mean else None
+        q = v = None
+        if c_var:
+            q, v = ops.moments(c)
+        elif c_mean:
+            q = ops.mean(c)
+        ctx.save_for_backward(q if c_var else None)
+        return x, c, p, q, v
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_c, grad_p, grad_q, grad_v):
+        handover = ctx.handover
+        if handover.branch is None or grad_x is None:
+            raise RuntimeError(
+                'a gradient reached the pooled quantities of a fused residual '
+                'step past its result; take the reference path, '
+                'mmstepnet.ops.fused(False), to differentiate them alone')
+        centre, = ctx.saved_tensors
+        branch, handover.branch = handover.branch, None
+        x_offset = None if grad_p is None else grad_p / ctx.pixels
+        offset = None if grad_q is None else grad_q / ctx.pixels
+        slope = None if grad_v is None else grad_v * (2 / ctx.pixels)
+        if torch.is_grad_enabled():
+            if x_offset is not None:
+                grad_x = grad_x + _as_map(x_offset).to(grad_x.dtype)
+            total = grad_c
+            if offset is not None:
+                total = total + _as_map(offset).to(grad_c.dtype)
+            if slope is not None:
+                total = total + ((branch - _as_map(centre)) *
+                                 _as_map(slope)).to(grad_c.dtype)
+            return grad_x, total, None, None, None, None
+        needs_x, needs_c = ctx.needs_input_grad[:2]
+        grad_x, grad_c = backend(branch).gradients(
+            grad_x, None if slope is None else branch, centre,
+            handover.scale, slope, offset, x_offset, needs_x, needs_c,
+            handover.owns_grad)
+        return grad_x, grad_c, None, None, None, None
+
+
+class _Step(Function):
+    """``x + (c - centre) * scale + shift``, rectified on request."""
+
+    @staticmethod
+    def forward(ctx, x, c, centre, scale, shift, relu, handover):
+        ctx.handover = handover
+        ctx.relu = relu
+        out = backend(c).step(x, c, _wide(centre, scale), scale, shift, relu)
+        ctx.save_for_backward(c, out if relu else None, centre, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        c, out, centre, scale = ctx.saved_tensors
+        needs_shift = ctx.needs_input_grad[4]
+        if any(ctx.needs_input_grad[:2]):
+            ctx.handover.branch = c
+        if torch.is_grad_enabled():
+            grad_c, products, sums = None, None, None
+            masked = grad if out is None else grad * (out > 0)
+            wide = masked.to(scale.dtype)
+            deviation = c if centre is None else c - _as_map(centre[None])
+            grad_c = (wide * _as_map(scale)).to(c.dtype)
+            products = (wide * deviation).sum((2, 3))
+            sums = wide.sum((2, 3)) if needs_shift else None
+            return masked, grad_c, None, products, sums, None, None
+        grad = _same_format(grad, c)[0]
+        masked, sums, products = backend(c).reduce(
+            grad, out, c, _wide(centre, scale))
+        ctx.handover.scale = scale
+        ctx.handover.owns_grad = ctx.relu
+        return (masked, None, None, products, sums if needs_shift else None,
+                None, None)
+
+
+def _as_map(t: Tensor) -> Tensor:
+    return t[..., None, None]
+
+
+def _wide(centre: Tensor | None, scale: Tensor) -> Tensor | None:
+    return None if centre is None else centre.expand_as(scale)
+
+
+def backend(maps: Tensor):
+    """Module that holds the passes over memory for maps of this device."""
+    return aten
