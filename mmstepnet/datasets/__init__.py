@@ -1,0 +1,34 @@
+from typing import Any
+
+from mmstepnet.compatibility import FIX, check_hosts
+
+check_hosts('mmpretrain')
+
+from mmstepnet.registry import DATASETS  # noqa: E402
+
+from .digits import DigitsClassification, load_digit_split  # noqa: E402
+
+__all__ = ['DigitsClassification', 'load_digit_split']
+
+
+def __getattr__(name: str) -> Any:
+    """Import the detection set when it is asked for.
+
+    MMDetection takes seconds to import and cannot be imported at all without
+    mmcv's compiled ops, which classification does not need.
+    """
+    if name != 'DigitsDetection':
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    try:
+        from .digits_detection import DigitsDetection
+    except ImportError as error:
+        raise ImportError(
+            "DigitsDetection needs mmdet and mmcv's compiled ops, but "
+            f'importing them failed with "{error}"; {FIX}') from error
+    return DigitsDetection
+
+
+@DATASETS.register_module('DigitsDetection')
+def _build_digits_detection(**kwargs) -> Any:
+    """Build ``type='mmstepnet.DigitsDetection'``, importing it only then."""
+    return __getattr__('DigitsDetection')(**kwargs)
