@@ -1,0 +1,145 @@
+"""Finding the residual blocks of a model, and which are stage-first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import torch.nn as nn
+
+from mmstepnet.models.residual import ResidualStep
+
+from .probes import (
+    BranchProbe,
+    Probe,
+    Report,
+    ResidualStepProbe,
+    StatesProbe,
+    UnknownBlockProbe,
+)
+from .residual_blocks import KNOWN_BLOCKS, Branch, States, describe
+
+Selection = str | type | Sequence[str | type]
+"""Blocks by name pattern, by class, or a mixture of both."""
+
+
+@dataclass
+class FoundBlock:
+    """A residual block.
+
+    Attributes:
+        name (str): Its name in the model.
+        module (nn.Module): The block.
+        stage (str): Name of its stage, the container it stands in.
+        first (bool): Whether it is the stage's first.
+    """
+
+    name: str
+    module: nn.Module
+    stage: str
+    first: bool
+
+
+def find_blocks(model: nn.Module,
+                selection: Selection | None = None) -> list[FoundBlock]:
+    """Find residual blocks.
+
+    Args:
+        model (nn.Module): Where to look. If it has a ``backbone``, only
+            there, unless ``selection`` says otherwise: the blocks of a
+            detector's heads work on regions, not on images.
+        selection (str | type | Sequence, optional): Classes of blocks, or
+            patterns of their names, from the right and part by part as in
+            :meth:`pathlib.PurePath.match`: ``'layer3.*'`` means every child
+            of any ``layer3``. None is all that are known. Defaults to None.
+
+    Returns:
+        list[FoundBlock]: Blocks in the order of the model's modules.
+
+    Raises:
+        ValueError: Nothing was found; the message lists what was looked for.
+        TypeError: ``selection`` is neither names nor classes.
+    """
+    modules = dict(model.named_modules())
+    if selection is None:
+        scope = 'backbone.' if isinstance(
+            getattr(model, 'backbone', None), nn.Module) else ''
+        names = [
+            name for name, module in modules.items()
+            if name.startswith(scope) and (
+                _has_residual_step(module) or describe(module))
+        ]
+        if not names:
+            raise ValueError(
+                f'{type(model).__name__} has no residual block that is known'
+                f'{" in its backbone" if scope else ""}. Looked for blocks '
+                f'that hold a ResidualStep and for ' +
+                ', '.join(KNOWN_BLOCKS) + ' (with their own forward). Name '
+                "the blocks by a pattern, such as blocks='layer*.*', or by "
+                'their class')
+    else:
+        names = _select(modules, selection)
+    blocks = []
+    for name in names:
+        stage = name.rpartition('.')[0]
+        siblings = [
+            child for child in modules[stage].children()
+            if type(child) is type(modules[name])
+        ]
+        first = bool(siblings) and siblings[0] is modules[name]
+        blocks.append(FoundBlock(name, modules[name], stage, first))
+    return blocks
+
+
+def build_probe(block: FoundBlock, report: Report) -> Probe:
+    """Choose how to measure a block."""
+    described = describe(block.module)
+    if _has_residual_step(block.module):
+        return ResidualStepProbe(block.name, block.module, report)
+    if isinstance(described, Branch):
+        return BranchProbe(block.name, block.module, report, described)
+    if isinstance(described, States):
+        return StatesProbe(block.name, block.module, report, described)
+    return UnknownBlockProbe(block.name, block.module, report)
+
+
+def _has_residual_step(module: nn.Module) -> bool:
+    return any(isinstance(m, ResidualStep) for m in module.children())
+
+
+def _select(modules: dict[str, nn.Module], selection: Selection) -> list[str]:
+    if isinstance(selection, (str, type)):
+        selection = [selection]
+    if not isinstance(selection, Sequence) or not selection:
+        raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
+                        f'classes of blocks; got {selection!r}')
+    names = set()
+    for item in selection:
+        if isinstance(item, type):
+            found = [n for n, m in modules.items() if isinstance(m, item)]
+        elif isinstance(item, str):
+            path = item.replace('.', '/')
+            found = [
+                n for n in modules
+                if n and PurePosixPath(n.replace('.', '/')).match(path)
+            ]
+        else:
+            raise TypeError("blocks must hold name patterns, such as "
+                            f"'layer3.*', or classes; got {item!r}")
+        if not found:
+            raise ValueError(
+                f'blocks={item!r} matches no module. Names look like '
+                f'{_examples(modules)}; a * stands for one part between '
+                f'dots')
+        names.update(found)
+    nested = [(outer, inner) for outer in names for inner in names
+              if inner.startswith(f'{outer}.')]
+    if nested:
+        raise ValueError('blocks selects {!r} and, inside it, {!r}; a block '
+                         'within a block would be counted twice'.format(
+                             *min(nested)))
+    return [name for name in modules if name in names]
+
+
+def _examples(modules: dict[str, nn.Module]) -> str:
+    names = [n for n, m in modules.items() if n and not any(m.children())]
+    return ', '.join(names[::max(len(names) // 4, 1)][:5]) or 'nothing'

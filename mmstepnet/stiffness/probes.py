@@ -1,0 +1,348 @@
+"""Probes measure the residual steps of one block while it runs.
+
+A probe registers hooks on its block and reports, once a forward pass and
+step, the norms from which all readings follow. Features are reduced where
+they pass; no hook returns anything. Hooks inside a block count only between
+the block's beginning and its end, so that the second run of a checkpointed
+block, during backward, is not taken for another sample.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from mmstepnet.models.residual import ResidualStep
+
+from .residual_blocks import Branch, States
+from .sample_norms import distance, norm, residual_norms
+
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU,
+               nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardtanh,
+               nn.Hardswish, nn.Sigmoid, nn.Hardsigmoid, nn.Tanh)
+
+
+@dataclass
+class StepNorms:
+    """Norms of one residual step, each (N,).
+
+    Attributes:
+        x (Tensor): ‖x_t‖.
+        f (Tensor): ‖f(x_t)‖ = ‖(x_{t+1} - x_t) / Δt‖.
+        change (Tensor): ‖f(x_t) ⊗ Δt‖ = ‖x_{t+1} - x_t‖.
+        returned (Tensor): ‖out - x_t‖ with what the block returns.
+        step (Tensor): Mean attention value.
+    """
+
+    x: Tensor
+    f: Tensor
+    change: Tensor
+    returned: Tensor
+    step: Tensor
+
+
+Report = Callable[[str, StepNorms], None]
+
+
+class Probe:
+    """Base of all probes.
+
+    Args:
+        name (str): Name of the block.
+        block (nn.Module): The block.
+        report (Callable): Called as ``report(step_name, norms)``.
+    """
+
+    def __init__(self, name: str, block: nn.Module, report: Report):
+        self.name = name
+        self.block = block
+        self.report = report
+        self.active = False
+
+    @property
+    def steps(self) -> list[str]:
+        """Names of the block's residual steps, in their order."""
+        return [self.name]
+
+    def attach(self) -> list[RemovableHandle]:
+        """Register all hooks."""
+        return [
+            self.block.register_forward_pre_hook(self._begin),
+            *self.attach_inside(),
+            self.block.register_forward_hook(self._end, prepend=True),
+        ]
+
+    def attach_inside(self) -> list[RemovableHandle]:
+        """Register the hooks on the block's parts."""
+        return []
+
+    def begin(self, x: Tensor) -> None:
+        """Take notice of the block's input."""
+
+    def end(self, out: Tensor) -> None:
+        """Take notice of the block's output."""
+
+    def reset(self) -> None:
+        """Forget a pass that was interrupted."""
+        self.active = False
+
+    def __deepcopy__(self, memo: dict) -> 'Probe':
+        """Stay one: hooks in a copy of the model (EMA) lead here in vain."""
+        return self
+
+    def _begin(self, block: nn.Module, inputs: tuple) -> None:
+        if block is not self.block:
+            return
+        if not inputs or not isinstance(inputs[0], Tensor):
+            raise TypeError(f'block {self.name} ({type(block).__name__}) '
+                            f'takes no tensor as first positional argument, '
+                            f'hence has no state x_t to measure')
+        self.active = True
+        with torch.no_grad():
+            self.begin(inputs[0])
+
+    def _end(self, block: nn.Module, inputs: tuple, out: Tensor) -> None:
+        if block is not self.block or not self.active:
+            return
+        if not isinstance(out, Tensor):
+            raise TypeError(f'block {self.name} ({type(block).__name__}) '
+                            f'returns {type(out).__name__}; expected a tensor')
+        with torch.no_grad():
+            self.end(out)
+        self.reset()
+
+    def check_state(self, what: str, value: Tensor, x: Tensor) -> None:
+        """Refuse to compare states of different shapes."""
+        if value.shape != x.shape:
+            raise ValueError(
+                f'block {self.name} ({type(self.block).__name__}) has '
+                f'identity {tuple(x.shape)} and {what} '
+                f'{tuple(value.shape)}: it is no residual step. Select '
+                f'residual blocks by blocks=')
+
+
+class ResidualStepProbe(Probe):
+    """Measures a block of this package at its :class:`ResidualStep`.
+
+    A block with several of them (a transformer's) is as many steps, named
+    by their attributes.
+    """
+
+    def __init__(self, name: str, block: nn.Module, report: Report):
+        super().__init__(name, block, report)
+        self.parts = {
+            part: module
+            for part, module in block.named_children()
+            if isinstance(module, ResidualStep)
+        }
+
+    @property
+    def steps(self) -> list[str]:
+        """See :class:`Probe`."""
+        if len(self.parts) == 1:
+            return [self.name]
+        return [f'{self.name}.{part}' for part in self.parts]
+
+    def attach_inside(self) -> list[RemovableHandle]:
+        """See :class:`Probe`."""
+        return [
+            module.observe(partial(self._observe, name))
+            for name, module in zip(self.steps, self.parts.values())
+        ]
+
+    @torch.no_grad()
+    def _observe(self, name: str, module: ResidualStep, x: Tensor, f: Tensor,
+                 step: Tensor | None, x_next: Tensor, out: Tensor) -> None:
+        if self.active:
+            f_norm, change, mean = _measure_branch(f, step)
+            self.report(
+                name,
+                StepNorms(norm(x), f_norm, change, distance(out, x), mean))
+
+
+class BranchProbe(Probe):
+    """Measures a block whose f, and gate, submodules return."""
+
+    def __init__(self, name: str, block: nn.Module, report: Report,
+                 described: Branch):
+        super().__init__(name, block, report)
+        self.branch = described.branch(block)
+        self.gate = described.gate(block)
+        self.projection = getattr(block, 'downsample', None)
+
+    def attach_inside(self) -> list[RemovableHandle]:
+        """See :class:`Probe`."""
+        handles = [self.branch.register_forward_hook(self._take_f)]
+        if self.gate is not None:
+            handles.append(self.gate.register_forward_hook(self._take_gate))
+        if self.projection is not None:
+            handles.append(
+                self.projection.register_forward_hook(self._take_identity))
+        return handles
+
+    def reset(self) -> None:
+        """See :class:`Probe`."""
+        super().reset()
+        self.x = self.f = self.measured = None
+
+    def begin(self, x: Tensor) -> None:
+        """See :class:`Probe`."""
+        self.x, self.f, self.measured = x, None, None
+
+    def end(self, out: Tensor) -> None:
+        """See :class:`Probe`."""
+        if self.measured is None:
+            raise RuntimeError(
+                f'block {self.name} ({type(self.block).__name__}) ran without '
+                f'its {"branch" if self.f is None else "gate"}, of type '
+                f'{type(self.branch if self.f is None else self.gate)}')
+        self.check_state('output', out, self.x)
+        f_norm, change, step = self.measured
+        self.report(
+            self.name,
+            StepNorms(norm(self.x), f_norm, change, distance(out, self.x),
+                      step))
+
+    @torch.no_grad()
+    def _take_f(self, module: nn.Module, inputs: tuple, f: Tensor) -> None:
+        if not self.active:
+            return
+        # The addition may overwrite f; a gate still sees it.
+        self.f = f
+        if self.gate is None:
+            self.measured = _measure_branch(f, None)
+
+    @torch.no_grad()
+    def _take_gate(self, module: nn.Module, inputs: tuple,
+                   step: Tensor) -> None:
+        if self.active:
+            self.measured = _measure_branch(self.f, step)
+
+    def _take_identity(self, module: nn.Module, inputs: tuple,
+                       identity: Tensor) -> None:
+        if self.active:
+            self.x = identity
+
+
+class StatesProbe(Probe):
+    """Measures a block of plain steps by the states between them."""
+
+    def __init__(self, name: str, block: nn.Module, report: Report,
+                 described: States):
+        super().__init__(name, block, report)
+        self.norm = getattr(block, described.norm) if described.norm else None
+
+    @property
+    def steps(self) -> list[str]:
+        """See :class:`Probe`."""
+        if self.norm is None:
+            return [self.name]
+        return [f'{self.name}.attn', f'{self.name}.ffn']
+
+    def attach_inside(self) -> list[RemovableHandle]:
+        """See :class:`Probe`."""
+        if self.norm is None:
+            return []
+        return [self.norm.register_forward_pre_hook(self._between)]
+
+    def reset(self) -> None:
+        """See :class:`Probe`."""
+        super().reset()
+        self.x = None
+
+    def begin(self, x: Tensor) -> None:
+        """See :class:`Probe`."""
+        self.x = x
+        self.pending = self.steps
+
+    def end(self, out: Tensor) -> None:
+        """See :class:`Probe`."""
+        self._step_to(out)
+        if self.pending:
+            raise RuntimeError(f'block {self.name} '
+                               f'({type(self.block).__name__}) ran without '
+                               f'step {self.pending[0]}')
+
+    @torch.no_grad()
+    def _between(self, module: nn.Module, inputs: tuple) -> None:
+        if self.active:
+            self._step_to(inputs[0])
+
+    def _step_to(self, x_next: Tensor) -> None:
+        self.check_state('next state', x_next, self.x)
+        change = distance(x_next, self.x)
+        name = self.pending.pop(0)
+        self.report(
+            name,
+            StepNorms(norm(self.x), change, change, change,
+                      torch.ones_like(change)))
+        self.x = x_next
+
+
+class UnknownBlockProbe(Probe):
+    """Measures any block by its input, its output and its last activation.
+
+    x_t is the block's first argument, x_{t+1} the input of the activation
+    that returns the block's output (the output itself where none does), and
+    Δt = 1.
+    """
+
+    def attach_inside(self) -> list[RemovableHandle]:
+        """See :class:`Probe`."""
+        handles = []
+        for module in self.block.modules():
+            if isinstance(module, ACTIVATIONS):
+                handles += [
+                    module.register_forward_pre_hook(self._before),
+                    module.register_forward_hook(self._after)
+                ]
+        return handles
+
+    def reset(self) -> None:
+        """See :class:`Probe`."""
+        super().reset()
+        self.x = self.before = self.after = None
+
+    def begin(self, x: Tensor) -> None:
+        """See :class:`Probe`."""
+        self.x, self.before, self.after = x, None, None
+
+    def end(self, out: Tensor) -> None:
+        """See :class:`Probe`."""
+        self.check_state('output', out, self.x)
+        returned = distance(out, self.x)
+        change = self.before if self.after is out else returned
+        self.report(
+            self.name,
+            StepNorms(norm(self.x), change, change, returned,
+                      torch.ones_like(change)))
+
+    @torch.no_grad()
+    def _before(self, module: nn.Module, inputs: tuple) -> None:
+        if self.active:
+            # The activation may work in place: now or never.
+            self.before = (
+                distance(inputs[0], self.x)
+                if inputs[0].shape == self.x.shape else None)
+
+    def _after(self, module: nn.Module, inputs: tuple, out: Tensor) -> None:
+        if self.active:
+            self.after = out
+
+
+def _measure_branch(f: Tensor,
+                    step: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """‖f‖, ‖f ⊗ Δt‖ and mean Δt, each (N,)."""
+    if step is None:
+        f_norm = norm(f)
+        return f_norm, f_norm, torch.ones_like(f_norm)
+    if step.dim() != f.dim():
+        # timm's ECA gates (N, C, H, W) by (N, 1, C).
+        step = step.reshape(*f.shape[:2], *[1] * (f.dim() - 2))
+    step = step.detach().expand(len(f), *step.shape[1:])
+    mean = step.flatten(1).double().mean(1)
+    return *residual_norms(f, step), mean

@@ -1,0 +1,93 @@
+"""2-norms of features, sample by sample, in few passes over memory.
+
+Inputs are read in float32 or better. Squares are summed in float32 over some
+thousand values at a time and in float64 above that, so that the relative
+error stays near 1e-7 for maps of any size. Results are float64, (N,).
+"""
+
+import torch
+from torch import Tensor
+
+ROW = 1024
+"""Rows of squares are at least so long, so that PyTorch works in vectors."""
+
+LONGEST_ROW = 1 << 14
+"""Longer rows are summed in float64, for float32 would lose digits."""
+
+PIECE = 1 << 18
+"""Values of a difference that exist at a time; they fit into the cache."""
+
+
+def norm(x: Tensor) -> Tensor:
+    """2-norm of each sample of ``x``, (N, ...) -> (N,)."""
+    rows, = _rows(x)
+    return _collect(_row_norms(rows), len(x))
+
+
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    """2-norm of each sample of ``x - y``, both (N, ...) -> (N,)."""
+    x_rows, y_rows = _rows(x, y)
+    if x.device.type != 'cpu':
+        return _collect(_row_norms(x_rows - y_rows), len(x))
+    size = max(PIECE // x_rows.shape[1], 1)
+    buffer = torch.empty_like(x_rows[:size])
+    norms = [
+        _row_norms(torch.sub(a, b, out=buffer[:len(a)]))
+        for a, b in zip(x_rows.split(size), y_rows.split(size))
+    ]
+    return _collect(torch.cat(norms), len(x))
+
+
+def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """2-norms of each sample of ``f`` and of ``f * step``.
+
+    Args:
+        f (Tensor): Residuals, (N, ...).
+        step (Tensor): Attention values, as many dimensions as ``f``,
+            broadcastable to it.
+
+    Returns:
+        tuple[Tensor, Tensor]: Norms, both (N,).
+    """
+    f, step = _wide(f), _wide(step)
+    shared = [d for d in range(1, f.dim()) if step.shape[d] == 1]
+    innermost = list(range(f.dim() - len(shared), f.dim()))
+    if not shared or shared != innermost or not f.is_contiguous():
+        return norm(f), norm(f * step)
+    # ‖f ⊗ Δt‖² = Σ_c Δt_c² ‖f_c‖²: one pass, and nothing as large as f.
+    long = f.flatten(shared[0]).shape[-1] > LONGEST_ROW
+    norms = torch.linalg.vector_norm(
+        f, dim=shared, keepdim=True, dtype=torch.float64 if long else None)
+    stepped = (norms * step).reshape(-1)
+    return _collect(norms.reshape(-1), len(f)), _collect(stepped, len(f))
+
+
+def _wide(x: Tensor) -> Tensor:
+    x = x.detach()
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _rows(*tensors: Tensor) -> list[Tensor]:
+    """View equal-shaped (N, ...) as (N * k, m), in one order of elements.
+
+    The order is that of the first one's memory: channels_last maps are not
+    copied.
+    """
+    first = tensors[0]
+    order = sorted(range(1, first.dim()), key=first.stride, reverse=True)
+    size = first[0].numel()
+    length = size
+    while length % 2 == 0 and length >= 2 * ROW:
+        length //= 2
+    return [
+        _wide(x).permute(0, *order).reshape(-1, length) for x in tensors
+    ]
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    dtype = torch.float64 if rows.shape[1] > LONGEST_ROW else None
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+
+
+def _collect(norms: Tensor, samples: int) -> Tensor:
+    return norms.double().square_().view(samples, -1).sum(1).sqrt_()

@@ -1,0 +1,284 @@
+"""Recording the feature trajectory of a residual model."""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from .block_search import Selection, build_probe, find_blocks
+from .probes import StepNorms
+
+READINGS = ('adaptive', 'unit', 'returned')
+"""The three readings of NSI that are recorded."""
+
+DEFAULT_READING = 'adaptive'
+
+FIELDS = (*READINGS, 'x_norm', 'f_norm', 'step_mean')
+"""Everything that is recorded of a sample at a block."""
+
+
+class TrajectoryRecorder:
+    r"""Records the neural stiffness index (Eq. 4) while a model runs.
+
+    Sample by sample and block by block, over all of C, H and W, in float32
+    or better whatever the model's precision:
+
+    - ``adaptive``: :math:`\lVert f(x_t) \rVert / \lVert x_t \rVert`, that is
+      :math:`(x_{t+1} - x_t) / \Delta t` with the attention value as
+      :math:`\Delta t`. The default reading.
+    - ``unit``: :math:`\lVert f(x_t) \otimes \Delta t \rVert /
+      \lVert x_t \rVert`, with :math:`\Delta t = 1` in Eq. 4.
+    - ``returned``: :math:`\lVert \mathrm{out} - x_t \rVert /
+      \lVert x_t \rVert` with what the block returns, activation included.
+    - ``x_norm`` and ``f_norm``: both norms; ``step_mean``: the mean of the
+      attention value, 1 in a plain block.
+
+    Stochastic depth is no part of the first two: they measure the step that
+    the block proposes. A state of norm 0 that stays where it is has index 0.
+
+    The blocks of this package are measured at their :class:`ResidualStep`;
+    those of MMPretrain, MMDetection, torchvision and timm that
+    ``residual_blocks.py`` lists, at their parts; any other, chosen by
+    ``blocks``, by input, output and last activation, with
+    :math:`\Delta t = 1`. A stage is the container that blocks stand in. The
+    first block of each stage is left out. A transformer block is two steps,
+    attention and MLP, both recorded.
+
+    Several forward passes add up; a pass that raises adds nothing. Features
+    are not kept, only six numbers a sample and block. Copies of the model
+    made meanwhile are not recorded. Code compiled by ``torch.compile`` runs
+    uncompiled meanwhile, for it would pass the hooks by; PyTorch before 2.6
+    cannot do that, and a pass that no hook saw is an error.
+
+    Args:
+        model (nn.Module): Model, or a wrapper (``DataParallel``,
+            ``DistributedDataParallel``, an averaged or a compiled model).
+        blocks (str | type | Sequence, optional): See
+            :func:`~mmstepnet.stiffness.block_search.find_blocks`. None is
+            every known block, in the ``backbone`` if the model has one.
+
+    Raises:
+        ValueError: No block was found, or only first ones of stages.
+
+    Example:
+        >>> from mmstepnet.models import StepResNetCIFAR
+        >>> from mmstepnet.stiffness import total_neural_stiffness
+        >>> model = StepResNetCIFAR(20).eval()
+        >>> with TrajectoryRecorder(model) as recorder:
+        ...     _ = model(torch.rand(4, 3, 32, 32))
+        >>> recorder.blocks
+        ['layer1.1', 'layer1.2', 'layer2.1', 'layer2.2', 'layer3.1', 'layer3.2']
+        >>> total_neural_stiffness(recorder.nsi, recorder.stages).shape
+        torch.Size([4])
+    """  # noqa: E501
+
+    def __init__(self, model: nn.Module, blocks: Selection | None = None):
+        if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+            raise ValueError(
+                'nn.DataParallel runs one model in several threads, whose '
+                'samples get mixed up; use DistributedDataParallel or '
+                'record model.module')
+        self.model = unwrap(model)
+        found = find_blocks(self.model, blocks)
+        self.excluded = [block.name for block in found if block.first]
+        recorded = [block for block in found if not block.first]
+        if not recorded:
+            raise ValueError(
+                'every block found is the first of its stage, and these are '
+                f'left out: {", ".join(self.excluded)}')
+        self._probes = [build_probe(b, self._report) for b in recorded]
+        self.blocks = [step for p in self._probes for step in p.steps]
+        names = list(dict.fromkeys(block.stage for block in recorded))
+        self.stages = torch.tensor([
+            names.index(block.stage)
+            for block, probe in zip(recorded, self._probes)
+            for _ in probe.steps
+        ])
+        self._handles = []
+        self._eager = nullcontext()
+        self.clear()
+
+    def __enter__(self) -> 'TrajectoryRecorder':
+        self.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
+    def __len__(self) -> int:
+        """Number of samples recorded."""
+        return self._samples
+
+    def start(self) -> None:
+        """Begin, or continue, to record."""
+        if self._handles:
+            raise RuntimeError('the recorder has been started already')
+        self._reset_pass()
+        self._eager = _run_eagerly()
+        self._eager.__enter__()
+        try:
+            self._handles = [
+                self.model.register_forward_pre_hook(self._begin_pass),
+                self.model.register_forward_hook(
+                    self._end_pass, always_call=True),
+            ]
+            for probe in self._probes:
+                self._handles += probe.attach()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Remove all hooks; what was recorded stays. May be called twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._eager.__exit__(None, None, None)
+        self._eager = nullcontext()
+        self._reset_pass()
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self._samples = 0
+        self._parts: list[Tensor] = []
+        self._reset_pass()
+
+    @property
+    def record(self) -> dict[str, Tensor]:
+        """All that was recorded, by the names in ``FIELDS``.
+
+        Returns:
+            dict[str, Tensor]: Each (N, L), float32, on the CPU.
+
+        Raises:
+            RuntimeError: No forward pass was recorded.
+        """
+        if not self._parts:
+            raise RuntimeError(
+                'no forward pass was recorded: run the model between start() '
+                'and stop(), on the object that the recorder was given'
+                + _partly(self._pass, self.blocks))
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return dict(zip(FIELDS, self._parts[0].unbind(1)))
+
+    @property
+    def nsi(self) -> Tensor:
+        """NSI in the default reading, (N, L), see :attr:`record`."""
+        return self.record[DEFAULT_READING]
+
+    def __deepcopy__(self, memo: dict) -> 'TrajectoryRecorder':
+        """Stay one: hooks in a copy of the model lead here in vain."""
+        return self
+
+    def _reset_pass(self) -> None:
+        self._pass: dict[str, StepNorms] = {}
+        for probe in self._probes:
+            probe.reset()
+
+    def _begin_pass(self, model: nn.Module, inputs: tuple) -> None:
+        if model is self.model:
+            self._reset_pass()
+            self._samples_before = self._samples
+
+    def _end_pass(self, model: nn.Module, inputs: tuple, out: object) -> None:
+        if model is not self.model:
+            return
+        if out is None:  # an exception is on its way
+            self._reset_pass()
+        elif self._pass or self._samples == self._samples_before:
+            missing = _partly(self._pass, self.blocks)
+            self._reset_pass()
+            raise RuntimeError(
+                'a forward pass of the model did not run all blocks' + missing
+                + '. Name those that run by blocks=; if torch.compile made '
+                'the model, record the original one')
+
+    def _report(self, step: str, norms: StepNorms) -> None:
+        if step in self._pass:
+            missing = _partly(self._pass, self.blocks)
+            self._reset_pass()
+            raise RuntimeError(
+                f'{step} ran a second time in one forward pass' + missing +
+                '. Blocks that share weights cannot be told apart; name '
+                'others by blocks=. If the pass before was interrupted, run '
+                'this one again')
+        self._pass[step] = norms
+        if len(self._pass) == len(self.blocks):
+            self._complete_pass()
+
+    def _complete_pass(self) -> None:
+        norms = [self._pass[name] for name in self.blocks]
+        self._pass = {}
+        sizes = {len(n.x) for n in norms}
+        if len(sizes) > 1:
+            raise RuntimeError(
+                'blocks saw different numbers of samples in one forward '
+                'pass: ' + ', '.join(f'{name} {len(n.x)}' for name, n in zip(
+                    self.blocks, norms)) + '; name those that see the '
+                'images by blocks=')
+        x, f, change, returned, step = (
+            torch.stack([getattr(n, part) for n in norms], 1).cpu()
+            for part in ('x', 'f', 'change', 'returned', 'step'))
+        changes = torch.stack([f, change, returned], 1)
+        self._check(x, changes, step)
+        nsi = torch.where(changes == 0, changes, changes / x[:, None])
+        rows = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
+        self._check_range(rows)
+        self._parts.append(rows)
+        self._samples += len(rows)
+
+    def _check(self, x: Tensor, changes: Tensor, step: Tensor) -> None:
+        finite = (x + changes.sum(1) + step).isfinite()
+        if not finite.all():
+            raise ValueError(
+                self._where(~finite) + ' has NaN or infinite features; a '
+                'diverged model or an overflow (in half precision, above '
+                '65504) has no stiffness')
+        moves = (x == 0) & (changes.sum(1) > 0)
+        if moves.any():
+            raise ValueError(
+                self._where(moves) + ' has a state of norm 0 that changes; '
+                'its stiffness index is infinite')
+
+    def _check_range(self, rows: Tensor) -> None:
+        finite = rows.isfinite().all(1)
+        if not finite.all():
+            raise ValueError(
+                self._where(~finite) + ' has a stiffness index beyond '
+                'float32; its state has almost norm 0')
+
+    def _where(self, mask: Tensor) -> str:
+        sample, block = mask.nonzero()[0].tolist()
+        return (f'sample {self._samples + sample} at block '
+                f'{self.blocks[block]}')
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Model inside wrappers: parallel, averaged or compiled."""
+    while True:
+        inner = getattr(model, '_orig_mod', None)
+        children = list(model.children())
+        if inner is None and len(children) == 1:
+            inner = getattr(model, 'module', None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _run_eagerly() -> AbstractContextManager:
+    # Nothing was compiled where dynamo was never imported (it is slow to).
+    if 'torch._dynamo' not in sys.modules:
+        return nullcontext()
+    set_stance = getattr(torch.compiler, 'set_stance', None)
+    return nullcontext() if set_stance is None else set_stance('force_eager')
+
+
+def _partly(seen: dict, blocks: list[str]) -> str:
+    missing = [name for name in blocks if name not in seen]
+    if len(missing) == len(blocks):
+        return ': none of them ran'
+    names = ', '.join(missing[:5]) + (', …' if len(missing) > 5 else '')
+    return f': {names} did not run'
