@@ -4,7 +4,7 @@ from .indices import (
     stiffness_aware_index,
     stiffness_index,
 )
-from .record import StiffnessRecord, load_record, save_record
+from .record import load_record, save_record
 from .total import (
     stiffness_occurrence,
     stiffness_proportion,
@@ -14,7 +14,6 @@ from .total import (
 from .trajectory import TrajectoryRecorder
 
 __all__ = [
-    'StiffnessRecord',
     'TrajectoryRecorder',
     'load_record',
     'neural_stiffness_index',
