@@ -16,16 +16,14 @@ class PooledMap:
     """What is known of a map, handed to an attention in the map's place.
 
     Args:
+        dtype (torch.dtype): Dtype of what is known.
         mean (Tensor, optional): Mean over the map, (N, C).
         var (Tensor, optional): Population variance over the map, (N, C).
     """
 
-    mean: Tensor | None
+    dtype: torch.dtype
+    mean: Tensor | None = None
     var: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.mean.dtype
 
 
 class fused:
@@ -169,7 +167,8 @@ def fused_residual_step(x: Tensor, branch: Tensor,
             # Zero; it hands the gradient of the shift on to the mean.
             beta = beta + (centre - mean) * alpha
     # The dtype of coefficients is f's here: they are not rounded to half.
-    delta = attention(PooledMap(x_mean), PooledMap(f_mean, f_var))
+    delta = attention(PooledMap(dtype, x_mean),
+                      PooledMap(dtype, f_mean, f_var))
     delta = delta.to(dtype).flatten(1).expand(branch.shape[:2])
     return _Step.apply(x, branch, centre, delta * alpha,
                        None if beta is None else delta * beta, relu, handover)

@@ -72,13 +72,12 @@ class CBAM(Attention):
         return torch.sigmoid(self.fc2(hidden).sum(0))[..., None, None]
 
     def spatial_gate(self, f: Tensor) -> Tensor:
-        """Compute the spatial gate M_s, (N, 1, H, W).
+        """Compute the spatial gate M_s, (N, 1, H, W), from f'.
 
         Raises:
             ValueError: Training with one image of one pixel, of which BN has
                 no variance.
         """
-        f = full_precision(f)
         pooled = torch.stack((f.mean(1), f.amax(1)), 1)
         logit = self.conv(pooled.to(self.conv.weight.dtype))
         check_batch(self.bn, logit)
@@ -87,5 +86,5 @@ class CBAM(Attention):
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, H, W). See :meth:`Attention.forward`."""
         channel = self.channel_gate(f)
-        spatial = self.spatial_gate(f * channel.to(f.dtype))
+        spatial = self.spatial_gate(full_precision(f) * channel)
         return (channel * (spatial * self.scale)).to(f.dtype)

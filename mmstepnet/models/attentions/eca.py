@@ -31,6 +31,8 @@ class ECA(ChannelGate):
             Defaults to None.
     """
 
+    pooled_inputs = ('f', )
+
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
         size = int((math.log2(channels) + 1) / 2)

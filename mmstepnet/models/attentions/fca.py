@@ -49,6 +49,7 @@ class FCA(SE):
     """
 
     needs_map_size = True
+    pooled_inputs = None
 
     def __init__(self,
                  channels: int,

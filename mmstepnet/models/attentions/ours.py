@@ -31,6 +31,8 @@ class OursSharedMLP(Adaptor):
         init_step (float, optional): See :class:`Adaptor`. Defaults to None.
     """
 
+    pooled_inputs = ('x', 'f')
+
     def __init__(self,
                  channels: int,
                  reduction: int = 16,

@@ -35,6 +35,8 @@ class SEM(Attention):
             Defaults to None.
     """
 
+    pooled_inputs = ('f', )
+
     def __init__(self,
                  channels: int,
                  reduction: int = 16,

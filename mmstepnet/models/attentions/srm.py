@@ -33,6 +33,8 @@ class SRM(ChannelGate):
             by ``1 / sqrt(eps)``. Defaults to None.
     """
 
+    pooled_inputs = ('f', 'f_std')
+
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
         self.style_weight = nn.Parameter(torch.empty(channels, 2))
