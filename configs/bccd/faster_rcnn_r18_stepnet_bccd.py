@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/faster_rcnn_r18_small.py',
     '../_base_/datasets/bccd_detection.py',
-    '../_base_/schedules/bccd_24e.py',
+    '../_base_/schedules/bccd_12e.py',
     'mmdet::_base_/default_runtime.py',
 ]
 model = dict(roi_head=dict(bbox_head=dict(num_classes=3)))

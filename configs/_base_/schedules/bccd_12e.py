@@ -1,4 +1,4 @@
-# 24 epochs of 52 iterations at batch 4, from scratch.
+# 12 epochs of 51 iterations at batch 4, from scratch.
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=1e-4),
@@ -9,11 +9,11 @@ param_scheduler = [
         type='MultiStepLR',
         by_epoch=True,
         begin=0,
-        end=24,
-        milestones=[18, 22],
+        end=12,
+        milestones=[8, 11],
         gamma=0.1),
 ]
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=24, val_interval=4)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=4)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=4)
