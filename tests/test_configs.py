@@ -1,0 +1,68 @@
+"""Every config builds, and every parameter of its model can learn."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from tests.utils import perturb
+
+ROOT = Path(__file__).parents[1] / 'configs'
+CONFIGS = sorted(
+    str(path.relative_to(ROOT)) for path in ROOT.rglob('*.py')
+    if '_base_' not in path.parts)
+
+
+def test_basenames_are_unique():
+    """Mim finds a config by its basename."""
+    names = [Path(name).name for name in CONFIGS]
+    assert len(names) == len(set(names))
+
+
+def classification_batch(cfg):
+    from mmpretrain.structures import DataSample
+    crop = [t for t in cfg.train_dataloader.dataset.pipeline
+            if t.type in ('RandomCrop', 'RandomResizedCrop')]
+    large = any(t.type == 'RandomResizedCrop' for t in crop)
+    size = 64 if large else crop[0].crop_size if crop else 32
+    classes = cfg.model.head.num_classes
+    return dict(
+        inputs=[torch.randint(0, 256, (3, size, size), dtype=torch.uint8)
+                for _ in range(4)],
+        data_samples=[DataSample().set_gt_label(i % classes)
+                      for i in range(4)])
+
+
+def detection_batch(cfg):
+    from mmdet.testing import demo_mm_inputs
+    heads = cfg.model.get('roi_head', {})
+    head = heads.get('bbox_head', cfg.model.get('bbox_head'))
+    return demo_mm_inputs(
+        2, [(3, 96, 128), (3, 96, 128)],
+        num_items=[4, 4],
+        num_classes=head.num_classes,
+        with_mask='mask_head' in heads)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_parameter_learns(name):
+    torch.manual_seed(0)
+    cfg = Config.fromfile(ROOT / name)
+    init_default_scope(cfg.default_scope)
+    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    if 'init_cfg' in cfg.model.backbone:
+        cfg.model.backbone.init_cfg = None
+    model = perturb(MODELS.build(cfg.model)).train()
+    detects = cfg.default_scope == 'mmdet'
+    batch = (detection_batch if detects else classification_batch)(cfg)
+    batch = model.data_preprocessor(batch, training=True)
+    losses = model(**batch, mode='loss')
+    loss, _ = model.parse_losses(losses)
+    assert loss.isfinite()
+    loss.backward()
+    silent = [
+        key for key, p in model.named_parameters()
+        if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)
+    ]
+    assert not silent
