@@ -14,8 +14,8 @@ __all__ = ['DigitsClassification', 'load_digit_split']
 def __getattr__(name: str) -> Any:
     """Import the detection set when it is asked for.
 
-    MMDetection takes seconds to import and cannot be imported at all without
-    mmcv's compiled ops, which classification does not need.
+    MMDetection takes seconds to import, and may be absent or without mmcv's
+    compiled ops where only classification is wanted.
     """
     if name != 'DigitsDetection':
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
@@ -23,8 +23,8 @@ def __getattr__(name: str) -> Any:
         from .digits_detection import DigitsDetection
     except ImportError as error:
         raise ImportError(
-            "DigitsDetection needs mmdet and mmcv's compiled ops, but "
-            f'importing them failed with "{error}"; {FIX}') from error
+            'DigitsDetection needs mmdet, which cannot be imported here '
+            f'({error}); {FIX}') from error
     return DigitsDetection
 
 

@@ -28,11 +28,15 @@ class DigitsDetection(CocoDataset):
 
     def load_data_list(self) -> list[dict]:
         """Load the annotations, once the files are known to be there."""
-        for path in (self.ann_file, self.data_prefix['img']):
+        paths = {
+            'ann_file': self.ann_file,
+            "data_prefix['img']": self.data_prefix.get('img', ''),
+        }
+        for name, path in paths.items():
             if not exists(path, backend_args=self.backend_args):
                 raise FileNotFoundError(
-                    f'{path!r} does not exist; compose the data set with '
-                    '"python tools/dataset_converters/compose_digits.py '
-                    f'--out {self.data_root}", or correct data_root='
-                    f'{self.data_root!r}')
+                    f'{name} is {path!r}, which does not exist; compose the '
+                    'data set with "python tools/dataset_converters/'
+                    f'compose_digits.py --out {self.data_root}", or correct '
+                    f'data_root={self.data_root!r}')
         return super().load_data_list()

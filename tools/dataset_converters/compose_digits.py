@@ -85,10 +85,13 @@ def read_settings(folder: Path) -> dict | None:
         return None
     try:
         settings = json.loads((folder / SETTINGS).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError):
+        settings = None
+    # What this tool did not make it must not replace.
+    if not isinstance(settings, dict) or 'recipe' not in settings:
         raise SystemExit(
-            f'--out {folder} holds files, but no data set of this tool '
-            f'({error}); give another folder or remove it yourself') from None
+            f'--out {folder} holds files, but no data set of this tool (no '
+            f'valid {SETTINGS}); give another folder or remove it yourself')
     return settings if is_complete(folder) else None
 
 
