@@ -87,20 +87,23 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
         Tensor: (N, C, H, W), in the dtype and memory format of c.
     """
     out = torch.empty_like(c)
+    if centre is not None:
+        # As in PyTorch's own BN; one operation a map less.
+        shift = -centre * scale if shift is None else shift - centre * scale
     maps = [rows(t) for t in (x, c, out)]
-    centre, scale, shift = (None if t is None else coefficients(t, c)
-                            for t in (centre, scale, shift))
+    scale = coefficients(scale, c)
+    shift = None if shift is None else coefficients(shift, c)
     for row, pixel in blocks(maps[1]):
         state, branch, target = (t[row, pixel] for t in maps)
         # Half precision is rounded once, at the end.
         total = target if target.dtype == scale.dtype else torch.empty_like(
             target, dtype=scale.dtype)
-        if centre is not None:
-            branch = torch.sub(branch, centre[row], out=total)
-        torch.addcmul(state.to(scale.dtype), branch.to(scale.dtype),
-                      scale[row], out=total)
-        if shift is not None:
-            total.add_(shift[row])
+        branch = branch.to(scale.dtype)
+        if shift is None:
+            torch.mul(branch, scale[row], out=total)
+        else:
+            torch.addcmul(shift[row], branch, scale[row], out=total)
+        total.add_(state)
         if relu:
             total.relu_()
         if total is not target:
@@ -128,7 +131,9 @@ def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
     sums = torch.zeros(c.shape[:2], dtype=dtype, device=c.device)
     products = torch.zeros_like(sums)
     sum_rows, product_rows = (coefficients(t, c) for t in (sums, products))
-    centre = None if centre is None else coefficients(centre, c)
+    if centre is None:
+        centre = torch.zeros_like(sums)
+    centre = coefficients(centre, c)
     grad_maps, masked_maps, maps = rows(grad), rows(masked), rows(c)
     out_maps = None if out is None else rows(out)
     for row, pixel in blocks(maps):
@@ -137,13 +142,25 @@ def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
             torch.ops.aten.threshold_backward.grad_input(
                 grad_maps[row, pixel], out_maps[row, pixel], 0,
                 grad_input=part)
-        part = part.to(dtype)
-        branch = maps[row, pixel]
-        product = (branch * part if centre is None else
-                   (branch - centre[row]).mul_(part))
-        sum_rows[row] += part.sum(1, keepdim=True)
-        product_rows[row] += product.sum(1, keepdim=True)
+        part_sum, part_product = _sums(
+            part.to(dtype), maps[row, pixel].to(dtype), centre[row])
+        sum_rows[row] += part_sum
+        product_rows[row] += part_product
     return masked, sums, products
+
+
+def _sums(grad: Tensor, maps: Tensor,
+          centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of ``grad`` and ``grad * (maps - centre)`` over the pixels."""
+    if maps.shape[2] > 1:
+        return (grad.sum(1, keepdim=True),
+                (maps - centre).mul_(grad).sum(1, keepdim=True))
+    # Both in one pass, as the gradients of a BN's bias and weight; a row here
+    # is a channel there.
+    _, products, sums = torch.ops.aten.native_batch_norm_backward(
+        grad[None], maps[None], None, None, None, centre.flatten(),
+        torch.ones_like(centre).flatten(), True, 0.0, (False, True, True))
+    return sums.view_as(centre), products.view_as(centre)
 
 
 def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,

@@ -144,15 +144,16 @@ def fused_residual_step(x: Tensor, branch: Tensor,
     Returns:
         Tensor: State x_{t+1}, (N, C, H, W).
     """
-    x, branch = _same_format(x, branch)
+    memory_format = _format(branch)
+    x = x.contiguous(memory_format=memory_format)
+    branch = branch.contiguous(memory_format=memory_format)
     dtype = accumulation_dtype(branch.dtype)
     inputs = attention.pooled_inputs
     normalises = norm is not None and (norm.training
                                        or norm.running_mean is None)
-    handover = _Handover()
     x, branch, x_mean, c_mean, c_var = _Pool.apply(
         x, branch, 'x' in inputs, 'f' in inputs,
-        normalises or 'f_std' in inputs, handover)
+        normalises or 'f_std' in inputs)
     if norm is None:
         alpha, beta, centre = 1.0, None, None
         f_mean, f_var = c_mean, c_var
@@ -171,15 +172,14 @@ def fused_residual_step(x: Tensor, branch: Tensor,
                       PooledMap(dtype, f_mean, f_var))
     delta = delta.to(dtype).flatten(1).expand(branch.shape[:2])
     return _Step.apply(x, branch, centre, delta * alpha,
-                       None if beta is None else delta * beta, relu, handover)
+                       None if beta is None else delta * beta, relu,
+                       branch.grad_fn)
 
 
-def _same_format(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-    last = (not branch.is_contiguous() and
-            branch.is_contiguous(memory_format=torch.channels_last))
-    memory_format = torch.channels_last if last else torch.contiguous_format
-    return (x.contiguous(memory_format=memory_format),
-            branch.contiguous(memory_format=memory_format))
+def _format(maps: Tensor) -> torch.memory_format:
+    last = (not maps.is_contiguous()
+            and maps.is_contiguous(memory_format=torch.channels_last))
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def _statistics(norm: nn.BatchNorm2d, normalises: bool, branch: Tensor,
@@ -206,31 +206,20 @@ def _statistics(norm: nn.BatchNorm2d, normalises: bool, branch: Tensor,
     return mean, var
 
 
-@dataclass
-class _Handover:
-    """What :class:`_Step`'s backward leaves for :class:`_Pool`'s.
-
-    The gradient of c is ``scale * g`` and what flows back through the pooled
-    quantities. So that c's gradient is written once, ``_Step`` passes the
-    masked gradient g on as that of x, which it is, and leaves the rest here.
-    """
-
-    branch: Tensor | None = None
-    scale: Tensor | None = None
-    owns_grad: bool = False
-
-
 class _Pool(Function):
     """Maps to what is known of them: (N, C) means and variances.
 
     Returns x and c too, so that every gradient of theirs comes through here.
+    The gradient of c is ``scale * g`` plus what flows back through the pooled
+    quantities. To write it once, :class:`_Step`'s backward, which comes first,
+    gives the masked gradient g as that of x, which it is, none for c, and
+    leaves the rest in ``ctx.left``.
     """
 
     @staticmethod
-    def forward(ctx, x, c, x_mean, c_mean, c_var, handover):
+    def forward(ctx, x, c, x_mean, c_mean, c_var):
         ctx.set_materialize_grads(False)
-        ctx.handover = handover
-        ctx.pixels = c.shape[2] * c.shape[3]
+        ctx.left = None
         ops = backend(c)
         p = ops.mean(x) if x_mean else None
         q = v = None
@@ -238,73 +227,84 @@ class _Pool(Function):
             q, v = ops.moments(c)
         elif c_mean:
             q = ops.mean(c)
-        ctx.save_for_backward(q if c_var else None)
+        ctx.save_for_backward(c, q)
         return x, c, p, q, v
 
     @staticmethod
     def backward(ctx, grad_x, grad_c, grad_p, grad_q, grad_v):
-        handover = ctx.handover
-        if handover.branch is None or grad_x is None:
-            raise RuntimeError(
-                'a gradient reached the pooled quantities of a fused residual '
-                'step past its result; take the reference path, '
-                'mmstepnet.ops.fused(False), to differentiate them alone')
-        centre, = ctx.saved_tensors
-        branch, handover.branch = handover.branch, None
-        x_offset = None if grad_p is None else grad_p / ctx.pixels
-        offset = None if grad_q is None else grad_q / ctx.pixels
-        slope = None if grad_v is None else grad_v * (2 / ctx.pixels)
-        if torch.is_grad_enabled():
-            if x_offset is not None:
-                grad_x = grad_x + _as_map(x_offset).to(grad_x.dtype)
-            total = grad_c
-            if offset is not None:
-                total = total + _as_map(offset).to(grad_c.dtype)
-            if slope is not None:
-                total = total + ((branch - _as_map(centre)) *
-                                 _as_map(slope)).to(grad_c.dtype)
-            return grad_x, total, None, None, None, None
-        needs_x, needs_c = ctx.needs_input_grad[:2]
-        grad_x, grad_c = backend(branch).gradients(
-            grad_x, None if slope is None else branch, centre,
-            handover.scale, slope, offset, x_offset, needs_x, needs_c,
-            handover.owns_grad)
-        return grad_x, grad_c, None, None, None, None
+        left, ctx.left = ctx.left, None
+        fast = left is not None and grad_x is not None
+        c, centre = (left.branch, left.centre) if fast else ctx.saved_tensors
+        pixels = c.shape[2] * c.shape[3]
+        x_offset = None if grad_p is None else grad_p / pixels
+        offset = None if grad_q is None else grad_q / pixels
+        slope = None if grad_v is None else grad_v * (2 / pixels)
+        if fast:
+            grads = backend(c).gradients(
+                grad_x, c, centre, left.scale, slope, offset, x_offset,
+                *ctx.needs_input_grad[:2], left.owns_grad)
+            return *grads, None, None, None
+        if x_offset is not None:
+            grad_x = _add(grad_x, _as_map(x_offset), c)
+        if offset is not None:
+            grad_c = _add(grad_c, _as_map(offset), c)
+        if slope is not None:
+            grad_c = _add(grad_c, (c - _as_map(centre)) * _as_map(slope), c)
+        return grad_x, grad_c, None, None, None
+
+
+@dataclass
+class _Left:
+    """What :class:`_Step`'s backward leaves for :class:`_Pool`'s."""
+
+    branch: Tensor
+    centre: Tensor | None
+    scale: Tensor
+    owns_grad: bool
 
 
 class _Step(Function):
     """``x + (c - centre) * scale + shift``, rectified on request."""
 
     @staticmethod
-    def forward(ctx, x, c, centre, scale, shift, relu, handover):
-        ctx.handover = handover
-        ctx.relu = relu
+    def forward(ctx, x, c, centre, scale, shift, relu, pool):
+        # c is saved once: by _Pool, where that has a backward.
+        ctx.pool = pool
         out = backend(c).step(x, c, _wide(centre, scale), scale, shift, relu)
-        ctx.save_for_backward(c, out if relu else None, centre, scale)
+        ctx.save_for_backward(c if pool is None else None,
+                              out if relu else None, centre, scale)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         c, out, centre, scale = ctx.saved_tensors
-        needs_shift = ctx.needs_input_grad[4]
-        if any(ctx.needs_input_grad[:2]):
-            ctx.handover.branch = c
+        pool = ctx.pool
+        row_mean = None
+        if pool is not None:
+            c, row_mean = pool.saved_tensors
+            pool.left = None
         if torch.is_grad_enabled():
-            grad_c, products, sums = None, None, None
             masked = grad if out is None else grad * (out > 0)
             wide = masked.to(scale.dtype)
             deviation = c if centre is None else c - _as_map(centre[None])
             grad_c = (wide * _as_map(scale)).to(c.dtype)
             products = (wide * deviation).sum((2, 3))
-            sums = wide.sum((2, 3)) if needs_shift else None
-            return masked, grad_c, None, products, sums, None, None
-        grad = _same_format(grad, c)[0]
-        masked, sums, products = backend(c).reduce(
-            grad, out, c, _wide(centre, scale))
-        ctx.handover.scale = scale
-        ctx.handover.owns_grad = ctx.relu
-        return (masked, None, None, products, sums if needs_shift else None,
-                None, None)
+            sums = wide.sum((2, 3))
+        else:
+            grad = grad.contiguous(memory_format=_format(c))
+            masked, sums, products = backend(c).reduce(
+                grad, out, c, _wide(centre, scale))
+            grad_c = None
+            if pool is not None:
+                pool.left = _Left(c, row_mean, scale, out is not None)
+        if not ctx.needs_input_grad[4]:
+            sums = None
+        return masked, grad_c, None, products, sums, None, None
+
+
+def _add(total: Tensor | None, term: Tensor, like: Tensor) -> Tensor:
+    term = term.to(like.dtype).expand_as(like)
+    return term if total is None else total + term
 
 
 def _as_map(t: Tensor) -> Tensor:
