@@ -1,0 +1,145 @@
+"""Stiffness over all degrees M = (M1, M2), Figures 2 and 6 of the paper."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import matplotlib.figure
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from mmstepnet.stiffness import stiffness_occurrence, stiffness_proportion
+
+from .runs import Run
+from .style import HEAT, PAGE_LAYOUT, grid_shape, paper_figure, plain, short
+
+POINTS = 40
+
+
+class Measure(NamedTuple):
+    """What is plotted over M, and its integral over all M."""
+
+    symbol: str
+    values: Callable
+    integral_symbol: str
+    integral: Callable[[Run], float]
+
+
+OCCURRENCE = Measure('δ(M)', stiffness_occurrence, 'TNS', lambda run: run.tns)
+"""Share of samples that are stiff to degree M, Figure 2."""
+
+PROPORTION = Measure('p̂(M)', stiffness_proportion, '∬p̂',
+                     lambda run: run.proportion)
+"""Mean share of stiff blocks, Figure 6."""
+
+
+def degree_axes(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """Thresholds M1 and M2 that show all runs on the same axes.
+
+    They are the centres of equal cells, from 0 to where one sample in a
+    hundred of the stiffest run is still stiff.
+
+    Returns:
+        tuple[ndarray, ndarray]: M1 and M2, each (POINTS,).
+    """
+    centres = (np.arange(POINTS) + 0.5) / POINTS
+    widest, highest = np.max([_extent(run) for run in runs], axis=0)
+    # Nothing spreads where each stage has one block: any axis will do.
+    return centres * (widest or 1.0), centres * (highest or 1.0)
+
+
+def _extent(run: Run) -> tuple[float, float]:
+    peaks, ratios = [], []
+    for stage in np.unique(run.stages):
+        nsi = run.nsi[:, run.stages == stage].astype(np.float64)
+        peak, mean = nsi.max(1), nsi.mean(1)
+        peaks.append(peak)
+        ratios.append(
+            np.divide(peak, mean, out=np.ones_like(peak), where=mean > 0) - 1)
+    return (np.percentile(np.max(ratios, axis=0), 99),
+            np.percentile(np.max(peaks, axis=0), 99))
+
+
+def draw_degrees(runs: Sequence[Run],
+                 measure: Measure) -> matplotlib.figure.Figure:
+    """Draw a heat map a run for a paper."""
+    m1, m2 = degree_axes(runs)
+    grids = [measure.values(run.nsi, run.stages, m1, m2) for run in runs]
+    columns, rows = grid_shape(len(runs))
+    figure, axes = paper_figure(columns, rows, 2.2, 1.9)
+    extent = (0, m1[0] + m1[-1], 0, m2[0] + m2[-1])
+    for ax, run, grid in zip(axes, runs, grids):
+        image = ax.imshow(
+            grid.T,
+            origin='lower',
+            aspect='auto',
+            extent=extent,
+            cmap=HEAT,
+            vmin=0,
+            vmax=_top(grids))
+        ax.set_title(f'{short(run.label)}\n{_integral(run, measure)}')
+        ax.set_xlabel('$M_1$', parse_math=True)
+        ax.set_ylabel('$M_2$', parse_math=True)
+        ax.grid(False)
+    for ax in axes[len(runs):]:
+        ax.remove()
+    figure.colorbar(image, ax=axes[:len(runs)], label=measure.symbol)
+    return figure
+
+
+def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
+    """Interactive heat maps, one a run, on common axes and colours."""
+    m1, m2 = degree_axes(runs)
+    grids = [measure.values(run.nsi, run.stages, m1, m2) for run in runs]
+    columns, rows = grid_shape(len(runs))
+    height = 110 + 235 * rows
+    figure = make_subplots(
+        rows,
+        columns,
+        shared_xaxes='all',
+        shared_yaxes='all',
+        horizontal_spacing=0.12 / columns,
+        vertical_spacing=min(75 / height, 0.9 / rows),
+        subplot_titles=[
+            f'{plain(short(run.label))}<br><i>{_integral(run, measure)}</i>'
+            for run in runs
+        ])
+    for i, (run, grid) in enumerate(zip(runs, grids)):
+        row, column = divmod(i, columns)
+        figure.add_heatmap(
+            x=m1.astype(np.float32),
+            y=m2.astype(np.float32),
+            z=grid.T.astype(np.float32),
+            coloraxis='coloraxis',
+            name=plain(run.label),
+            hovertemplate=f'M1 %{{x:.3f}}<br>M2 %{{y:.3f}}<br>'
+            f'{measure.symbol} %{{z:.4f}}',
+            row=row + 1,
+            col=column + 1)
+        # Shared axes label only the outer ones; the last row may be short.
+        figure.update_xaxes(
+            showticklabels=True,
+            title_text='M<sub>1</sub>' if i + columns >= len(runs) else None,
+            title_standoff=4,
+            row=row + 1,
+            col=column + 1)
+    figure.update_yaxes(title_text='M<sub>2</sub>', title_standoff=4, col=1)
+    figure.update_annotations(font_size=12)
+    return figure.update_layout(
+        PAGE_LAYOUT,
+        height=height,
+        margin_t=70,
+        coloraxis=dict(
+            colorscale=HEAT,
+            cmin=0,
+            cmax=_top(grids),
+            colorbar=dict(title=measure.symbol, thickness=14)))
+
+
+def _integral(run: Run, measure: Measure) -> str:
+    return f'{measure.integral_symbol} = {measure.integral(run):.3g}'
+
+
+def _top(grids: list[np.ndarray]) -> float:
+    """Upper end of the colours; all zero is the lower end of them."""
+    return max(grid.max() for grid in grids) or 1.0

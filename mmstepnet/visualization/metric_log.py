@@ -1,0 +1,76 @@
+"""A run's accuracy, from the logs that mmengine leaves in its directory."""
+
+import json
+import math
+from pathlib import Path
+
+KNOWN_METRICS = ('accuracy/top1', 'coco/bbox_mAP', 'pascal_voc/mAP', 'mIoU')
+"""Metrics that a report shows unless it is told which, first found first."""
+
+TEST = 'test'
+"""Step under which :func:`logged_metric` files the result of a test run."""
+
+
+def logged_metric(work_dir: str | Path, name: str) -> dict[int | str, float]:
+    """Read one metric from all logs of a work directory.
+
+    Validation results stand in ``TIMESTAMP/vis_data/*.json``, one JSON object
+    a line with the epoch (or iteration) as ``step``, those of a test run in
+    ``TIMESTAMP/TIMESTAMP.json``. Where a resumed run repeats a step the later
+    start counts.
+
+    Args:
+        work_dir (str | Path): Work directory of an mmengine runner.
+        name (str): Key of the metric, such as ``'accuracy/top1'``.
+
+    Returns:
+        dict: Value at each step; the step is :data:`TEST` for a test run.
+        Empty where no log has the metric.
+
+    Raises:
+        ValueError: A log holds the metric but no finite number for it.
+    """
+    values = {}
+    for path in log_files(work_dir):
+        for entry in _entries(path):
+            if name not in entry:
+                continue
+            value = entry[name]
+            if not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ValueError(f'{path}: {name} is {value!r}, not a finite '
+                                 'number; choose another with --metric')
+            values[entry.get('step', TEST)] = value
+    return values
+
+
+def logged_names(work_dir: str | Path) -> list[str]:
+    """Names of all numbers in the logs of a work directory, sorted."""
+    return sorted({
+        key
+        for path in log_files(work_dir)
+        for entry in _entries(path)
+        for key, value in entry.items() if isinstance(value, int | float)
+    })
+
+
+def log_files(work_dir: str | Path) -> list[Path]:
+    """The JSON logs of a work directory, oldest start first."""
+    work_dir = Path(work_dir)
+    return sorted(
+        (path for start in work_dir.iterdir() if start.is_dir()
+         for path in (*start.glob('vis_data/*.json'),
+                      *start.glob(f'{start.name}.json'))),
+        key=lambda path: path.relative_to(work_dir).parts[0])
+
+
+def _entries(path: Path) -> list[dict]:
+    """JSON objects of a log; a line cut short by a killed run is left out."""
+    entries = []
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries

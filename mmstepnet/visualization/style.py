@@ -1,0 +1,80 @@
+"""What all figures share: colours, fonts, the layout of a page's figure."""
+
+import html
+from math import ceil
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLORS = ('#2f5fd0', '#e07a1f', '#1f9d73', '#c2417c', '#7d55c7', '#b3261e',
+          '#0f8fb3', '#8a6d1c', '#5b6b7b', '#6fa31d')
+DASHES = ('solid', 'dash', 'dot')
+HEAT = 'viridis'
+"""Colour map, under a name that both plotting libraries know."""
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, sans-serif'
+
+PAPER_STYLE = {
+    'axes.axisbelow': True,
+    'axes.edgecolor': '#9aa4b2',
+    'axes.grid': True,
+    'axes.spines.right': False,
+    'axes.spines.top': False,
+    'axes.titlesize': 9,
+    'figure.constrained_layout.use': True,
+    'font.size': 8.5,
+    'grid.color': '#e6e9ef',
+    'legend.fontsize': 7.5,
+    'legend.frameon': False,
+    'savefig.dpi': 200,
+    'text.parse_math': False,
+}
+
+PAGE_LAYOUT = dict(
+    template='plotly_white',
+    font=dict(family=FONT, size=13, color='#1d2733'),
+    margin=dict(l=64, r=24, t=48, b=56),
+    hoverlabel=dict(namelength=-1))
+
+
+def line_style(index: int) -> tuple[str, str]:
+    """Colour and dash of the index-th run; 30 runs differ."""
+    return (COLORS[index % len(COLORS)],
+            DASHES[index // len(COLORS) % len(DASHES)])
+
+
+def paper_figure(columns: int, rows: int, width: float = 2.3,
+                 height: float = 1.9) -> tuple[Figure, list[Axes]]:
+    """A figure of ``rows x columns`` axes, row by row, without a display.
+
+    Args:
+        columns (int): Axes in a row.
+        rows (int): Rows.
+        width (float): Width of an axes in inches. Defaults to 2.3.
+        height (float): Height of an axes in inches. Defaults to 1.9.
+    """
+    with rc_context(PAPER_STYLE):
+        # Not through pyplot, which keeps every figure of a long training.
+        figure = Figure(figsize=(width * columns, height * rows))
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(axes.flat)
+
+
+def grid_shape(count: int, columns: int = 4) -> tuple[int, int]:
+    """Columns and rows that hold ``count`` panels."""
+    columns = min(count, columns)
+    return columns, ceil(count / columns)
+
+
+def short(label: str, most: int = 26) -> str:
+    """The label, its middle left out where it is too long for a panel."""
+    if len(label) <= most:
+        return label
+    half = (most - 1) // 2
+    return f'{label[:half]}…{label[-half:]}'
+
+
+def plain(text: str) -> str:
+    """Text as Plotly shows it literally: it reads HTML tags otherwise."""
+    return html.escape(text, quote=False)

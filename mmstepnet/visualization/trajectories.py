@@ -1,0 +1,165 @@
+"""NSI along the blocks, Figures 3 and 10 of the paper."""
+
+from collections.abc import Sequence
+
+import matplotlib.figure
+import numpy as np
+import plotly.graph_objects as go
+from matplotlib.axes import Axes
+
+from .runs import Run
+from .style import (
+    PAGE_LAYOUT,
+    grid_shape,
+    line_style,
+    paper_figure,
+    plain,
+    short,
+)
+
+SAMPLES = 6
+"""Single trajectories in Figure 3."""
+
+
+def stage_spans(stages: np.ndarray) -> list[tuple[int, int]]:
+    """First and last position of each stage's blocks, counted from 1."""
+    starts = np.flatnonzero(np.diff(stages, prepend=stages[0] - 1))
+    ends = np.append(starts[1:], len(stages))
+    return [(int(a) + 1, int(b)) for a, b in zip(starts, ends)]
+
+
+def trajectory_band(nsi: np.ndarray) -> np.ndarray:
+    """Mean, 10 % and 90 % quantile over samples, (3, L), from NSI (N, L)."""
+    return np.vstack([nsi.mean(0), np.quantile(nsi, (0.1, 0.9), axis=0)])
+
+
+def spread_indices(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of ``count`` indices, evenly spread and ascending."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
+def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
+    """Draw Figure 3 for a paper: one panel a run."""
+    columns, rows = grid_shape(len(runs), columns=3)
+    figure, axes = paper_figure(columns, rows, 3.2, 2.1)
+    for ax, run in zip(axes, runs):
+        at = np.arange(1, run.nsi.shape[1] + 1)
+        mean, low, high = trajectory_band(run.nsi)
+        _mark_stages(ax, run.stages)
+        ax.fill_between(at, low, high, color='#2f5fd0', alpha=0.18, lw=0,
+                        label='10–90 % of samples')
+        for i in spread_indices(len(run.nsi), SAMPLES):
+            ax.plot(at, run.nsi[i], color='#5b6b7b', lw=0.5, alpha=0.7,
+                    label='single samples' if i == 0 else None)
+        ax.plot(at, mean, color='#2f5fd0', lw=1.4, marker='.', ms=3,
+                label='mean')
+        ax.set_title(short(run.label, 40), pad=12)
+        ax.set_xlabel('recorded block')
+        ax.set_ylabel('NSI')
+    for ax in axes[len(runs):]:
+        ax.remove()
+    figure.legend(*axes[0].get_legend_handles_labels(),
+                  loc='outside lower center', ncols=3)
+    return figure
+
+
+def draw_overlay(runs: Sequence[Run],
+                 title: str) -> matplotlib.figure.Figure:
+    """Draw Figure 10 for a paper: runs of the same blocks in one panel."""
+    figure, (ax, ) = paper_figure(1, 1, 6.0, 3.0 + 0.06 * len(runs))
+    _mark_stages(ax, runs[0].stages)
+    for i, run in enumerate(runs):
+        color, dash = line_style(i)
+        ax.plot(
+            np.arange(1, run.nsi.shape[1] + 1),
+            run.nsi.mean(0),
+            color=color,
+            ls={'solid': '-', 'dash': '--', 'dot': ':'}[dash],
+            lw=1.2,
+            marker='.',
+            ms=3,
+            label=short(run.label))
+    ax.set_title(title, pad=12)
+    ax.set_xlabel('recorded block')
+    ax.set_ylabel('NSI, mean over samples')
+    figure.legend(loc='outside lower center', ncols=3)
+    return figure
+
+
+def trajectory_figure(run: Run) -> go.Figure:
+    """Interactive Figure 3 of one run."""
+    figure = go.Figure()
+    mean, low, high = trajectory_band(run.nsi)
+    at = np.arange(1, len(mean) + 1)
+    figure.add_scatter(
+        x=at, y=high, mode='lines', line_width=0, showlegend=False,
+        hoverinfo='skip')
+    figure.add_scatter(
+        x=at, y=low, mode='lines', line_width=0, fill='tonexty',
+        fillcolor='rgba(47, 95, 208, 0.16)', name='10–90 % of samples',
+        hoverinfo='skip')
+    for n, i in enumerate(spread_indices(len(run.nsi), SAMPLES)):
+        figure.add_scatter(
+            x=at, y=run.nsi[i], mode='lines', line=dict(
+                width=1, color='rgba(91, 107, 123, 0.55)'),
+            name='single samples', legendgroup='single', showlegend=n == 0,
+            text=run.blocks,
+            hovertemplate=f'sample {i}<br>%{{text}}<br>NSI %{{y:.4f}}'
+            '<extra></extra>')
+    figure.add_scatter(
+        x=at, y=mean, mode='lines+markers', line=dict(
+            width=2.5, color='#2f5fd0'), marker_size=6, name='mean',
+        text=run.blocks,
+        hovertemplate='%{text}<br>mean NSI %{y:.4f}<extra></extra>')
+    return _finish(figure, run.stages, 'NSI')
+
+
+def overlay_figure(runs: Sequence[Run]) -> go.Figure:
+    """Interactive Figure 10: mean NSI of runs with the same blocks."""
+    figure = go.Figure()
+    for i, run in enumerate(runs):
+        color, dash = line_style(i)
+        figure.add_scatter(
+            x=np.arange(1, run.nsi.shape[1] + 1),
+            y=run.nsi.mean(0),
+            mode='lines+markers',
+            line=dict(width=2, color=color, dash=dash),
+            marker_size=5,
+            name=plain(run.label),
+            text=run.blocks,
+            hovertemplate='%{text}<br>mean NSI %{y:.4f}')
+    return _finish(figure, runs[0].stages, 'NSI, mean over samples')
+
+
+def _mark_stages(ax: Axes, stages: np.ndarray) -> None:
+    for number, (first, last) in enumerate(stage_spans(stages), 1):
+        ax.axvspan(first - 0.5, last + 0.5, lw=0,
+                   color='#f1f4f9' if number % 2 else 'white')
+        ax.text((first + last) / 2, 1.01, f'stage {number}', ha='center',
+                va='bottom', fontsize=7, color='#5b6b7b',
+                transform=ax.get_xaxis_transform())
+    ax.set_xlim(0.5, len(stages) + 0.5)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _finish(figure: go.Figure, stages: np.ndarray, title: str) -> go.Figure:
+    for number, (first, last) in enumerate(stage_spans(stages), 1):
+        figure.add_vrect(
+            x0=first - 0.5,
+            x1=last + 0.5,
+            layer='below',
+            line_width=0,
+            fillcolor='#f1f4f9' if number % 2 else 'white',
+            annotation=dict(
+                text=f'stage {number}',
+                y=1,
+                yanchor='bottom',
+                font_color='#5b6b7b'),
+            annotation_position='top')
+    figure.update_xaxes(
+        title='recorded block', range=(0.5, len(stages) + 0.5), tickmode=(
+            'linear' if len(stages) <= 30 else 'auto'), dtick=1,
+        showgrid=False)
+    figure.update_yaxes(title=title, rangemode='tozero')
+    return figure.update_layout(
+        PAGE_LAYOUT, height=440, legend=dict(traceorder='normal'))
