@@ -10,6 +10,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmstepnet.engine.checkpoint import check_checkpoint, load_weights
+from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import (
     add_job_arguments,
     load_config,
@@ -48,6 +49,7 @@ def main() -> None:
     cfg.load_from, cfg.resume = None, False
     if args.out and args.out.endswith('.pkl'):
         dump_predictions(cfg, args.out)
+    check_data(cfg, 'test')
     start_process_group(cfg)
     if 'runner_type' in cfg:
         runner = RUNNERS.build(cfg)

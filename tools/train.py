@@ -5,6 +5,8 @@ import argparse
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import (
     add_job_arguments,
     load_config,
@@ -46,6 +48,9 @@ def main() -> None:
     if args.resume is not None:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
+        if args.resume != 'auto':
+            check_checkpoint(args.resume)
+    check_data(cfg, 'train', 'val')
     start_process_group(cfg)
     if 'runner_type' in cfg:
         runner = RUNNERS.build(cfg)

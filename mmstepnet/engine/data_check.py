@@ -1,0 +1,78 @@
+"""A look at a job's data before anything is built for it."""
+
+import inspect
+import os.path as osp
+from collections.abc import Iterator
+
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
+
+
+def check_data(cfg: Config, *loops: str) -> None:
+    """Refuse a job whose data are not there.
+
+    Args:
+        cfg (Config): The job's config.
+        *loops (str): Its loops, of ``'train'``, ``'val'`` and ``'test'``.
+
+    Raises:
+        FileNotFoundError: An annotation file or data root is missing; the
+            message names the field of the config and how to set it.
+    """
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    for loop in loops:
+        loader = cfg.get(f'{loop}_dataloader')
+        if loader is None:
+            continue
+        for field, dataset in _datasets(f'{loop}_dataloader.dataset',
+                                        loader['dataset']):
+            _check_dataset(field, dataset)
+        evaluators = cfg.get(f'{loop}_evaluator') or []
+        if isinstance(evaluators, dict):
+            evaluators = [evaluators]
+        for evaluator in evaluators:
+            path = evaluator.get('ann_file')
+            if path and not evaluator.get('backend_args'):
+                _check_path(f'{loop}_evaluator.ann_file', path)
+
+
+def _datasets(field: str, dataset: dict) -> Iterator[tuple[str, dict]]:
+    """Yield the data sets below wrappers such as RepeatDataset."""
+    if not isinstance(dataset, dict):
+        return
+    if 'dataset' in dataset:
+        yield from _datasets(f'{field}.dataset', dataset['dataset'])
+    elif 'datasets' in dataset:
+        for i, part in enumerate(dataset['datasets']):
+            yield from _datasets(f'{field}.datasets.{i}', part)
+    else:
+        yield field, dataset
+
+
+def _check_dataset(field: str, dataset: dict) -> None:
+    root, annotations = dataset.get('data_root'), dataset.get('ann_file')
+    if dataset.get('backend_args') or _downloads(dataset):
+        return
+    if root:
+        _check_path(f'{field}.data_root', root)
+    if annotations:
+        _check_path(f'{field}.ann_file', osp.join(root or '', annotations))
+
+
+def _downloads(dataset: dict) -> bool:
+    """Whether the data set fetches what is missing, as the host's CIFAR10."""
+    cls = dataset['type']
+    if isinstance(cls, str):
+        with DATASETS.switch_scope_and_registry(None) as registry:
+            cls = registry.get(cls)
+    has_switch = inspect.isclass(cls) and 'download' in inspect.signature(
+        cls.__init__).parameters
+    return has_switch and dataset.get('download', True)
+
+
+def _check_path(field: str, path: str) -> None:
+    if '://' in path or osp.exists(path):
+        return
+    raise FileNotFoundError(
+        f'{field}: there is no {path!r}; put the data there (a link will do) '
+        f'or say where it is, for example with --cfg-options {field}=PATH')
