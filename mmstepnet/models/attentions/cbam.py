@@ -17,6 +17,7 @@ from .base import (
     pool,
     warm_start_scale,
 )
+from .se import SE
 
 
 @ATTENTIONS.register_module()
@@ -47,9 +48,7 @@ class CBAM(Attention):
                  reduction: int = 16,
                  init_step: float | None = None):
         super().__init__(channels, init_step)
-        hidden = max(channels // reduction, 1)
-        self.fc1 = nn.Linear(channels, hidden)
-        self.fc2 = nn.Linear(hidden, channels)
+        self.mlp = SE(channels, reduction, init_step)
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
         self.bn = nn.BatchNorm2d(1, momentum=0.01)
         self.scale = warm_start_scale(init_step, 0.0, 0.0)
@@ -57,19 +56,17 @@ class CBAM(Attention):
 
     def init_weights(self) -> None:
         """Bring every parameter to its starting value."""
-        for layer in (self.fc1, self.fc2, self.conv, self.bn):
-            layer.reset_parameters()
+        self.mlp.init_weights()
+        self.conv.reset_parameters()
+        self.bn.reset_parameters()
         if self.init_step is not None:
-            nn.init.zeros_(self.fc2.weight)
-            nn.init.zeros_(self.fc2.bias)
             nn.init.zeros_(self.bn.weight)
 
     def channel_gate(self, f: Tensor) -> Tensor:
         """Compute the channel gate M_c, (N, C, 1, 1)."""
         mean = pool(f)
         pooled = torch.stack((mean, f.amax((2, 3)).to(mean.dtype)))
-        hidden = torch.relu(self.fc1(pooled.to(self.fc1.weight.dtype)))
-        return torch.sigmoid(self.fc2(hidden).sum(0))[..., None, None]
+        return torch.sigmoid(self.mlp.excite(pooled).sum(0))[..., None, None]
 
     def spatial_gate(self, f: Tensor) -> Tensor:
         """Compute the spatial gate M_s, (N, 1, H, W), from f'.

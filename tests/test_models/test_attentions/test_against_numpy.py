@@ -92,7 +92,8 @@ def sge(w, x, f, training):
 
 
 def cbam(w, x, f, training):
-    channel = sigmoid(mlp(w, f.mean((2, 3))) + mlp(w, f.max((2, 3))))
+    channel = sigmoid(
+        mlp(w, f.mean((2, 3)), 'mlp.') + mlp(w, f.max((2, 3)), 'mlp.'))
     f = f * channel[..., None, None]
     kernel = w['conv.weight'][0]
     z = np.stack([

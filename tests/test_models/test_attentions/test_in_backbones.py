@@ -59,8 +59,8 @@ def test_every_parameter_learns(cfg, build):
     blocks = len(list(model.residual_blocks()))
     if not carriers[0].first_block:
         blocks -= projecting
-    # SEM holds an SE and an ECA of its own.
-    assert len(carriers) == blocks * (3 if cfg['type'] == 'SEM' else 1)
+    # CBAM holds an SE of its own, SEM an ECA too.
+    assert len(carriers) == blocks * dict(CBAM=2, SEM=3).get(cfg['type'], 1)
 
 
 @pytest.mark.parametrize('training', [False, True])
