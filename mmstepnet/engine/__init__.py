@@ -1,0 +1,1 @@
+from .hooks import *  # noqa: F403

@@ -96,13 +96,14 @@ def load_record(path: str | Path) -> dict[str, Any]:
         raise ValueError(f'{path} is no stiffness record: it lacks '
                          f'{", ".join(missing)}; StiffnessHook or '
                          f'tools/analysis_tools/stiffness.py writes one')
+    record = {name: record[name] for name in NAMES}
     try:
         record['settings'] = json.loads(str(record['settings']))
     except json.JSONDecodeError as error:
         raise ValueError(f'{path}: its settings are no JSON: '
                          f'{error}') from error
     _check(record, str(path))
-    return {name: record[name] for name in NAMES}
+    return record
 
 
 def _check(record: Mapping[str, Any], what: str) -> None:

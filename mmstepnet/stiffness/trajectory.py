@@ -60,6 +60,7 @@ class TrajectoryRecorder:
             every known block, in the ``backbone`` if the model has one.
 
     Raises:
+        TypeError: ``model`` is no module.
         ValueError: No block was found, or only first ones of stages.
 
     Example:
@@ -75,6 +76,10 @@ class TrajectoryRecorder:
     """  # noqa: E501
 
     def __init__(self, model: nn.Module, blocks: Selection | None = None):
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f'model must be an nn.Module, got {type(model).__name__}; '
+                f"eval() of the hosts' ResNets returns None")
         if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
             raise ValueError(
                 'nn.DataParallel runs one model in several threads, whose '
