@@ -1,0 +1,59 @@
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from mmstepnet.visualization.ranking import (
+    draw_ranking,
+    rank_correlation,
+    ranking_figure,
+    runs_by_metric,
+)
+
+
+def with_metric(run, metric, split='val'):
+    return replace(
+        run,
+        accuracy=replace(run.accuracy, metric=metric),
+        settings={**run.settings, 'split': split})
+
+
+def test_rank_correlations(runs):
+    found = rank_correlation(runs)
+    tns = np.array([run.tns for run in runs])
+    accuracy = np.array([run.accuracy.value for run in runs])
+    pairs = list(combinations(range(len(runs)), 2))
+    signs = [np.sign((tns[i] - tns[j]) * (accuracy[i] - accuracy[j]))
+             for i, j in pairs]
+    assert found.kendall == pytest.approx(sum(signs) / len(pairs))
+    ranks = [np.argsort(np.argsort(v)) for v in (tns, accuracy)]
+    assert found.spearman == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert f'Kendall τ = {found.kendall:.3f}' in str(found)
+
+
+def test_too_few_or_constant(runs, run):
+    assert 'at least 3 runs' in rank_correlation(runs[:2])
+    assert 'all runs have TNS' in rank_correlation([run, run, run])
+
+
+def test_metrics_are_not_mixed(runs):
+    mixed = [with_metric(runs[0], 'coco/bbox_mAP'),
+             with_metric(runs[1], 'accuracy/top1', 'test'), *runs[2:5],
+             replace(runs[5], accuracy=None)]
+    groups = runs_by_metric(mixed)
+    assert groups == {
+        'coco/bbox_mAP, val split': mixed[:1],
+        'accuracy/top1, test split': mixed[1:2],
+        'accuracy/top1, val split': mixed[2:5],
+    }
+    titles = [ax.get_ylabel() for ax in draw_ranking(groups).axes]
+    assert titles == list(groups)
+
+
+def test_figure_7(runs):
+    figure = ranking_figure('accuracy', runs)
+    assert [t.name for t in figure.data] == ['plain', 'se', 'stepnet']
+    assert figure.data[1].x == tuple(run.tns for run in runs[2:4])
+    assert figure.data[1].y == tuple(run.accuracy.value for run in runs[2:4])
+    assert figure.layout.title.text == str(rank_correlation(runs))
