@@ -2,6 +2,7 @@ import mmpretrain.models
 import numpy as np
 import pytest
 import torch
+from scipy.special import erf
 
 from mmstepnet.models import ResidualStep, StepVisionTransformer
 from mmstepnet.models.attentions import StepNet
@@ -27,7 +28,6 @@ def layer_norm(x, weight, bias):
 
 
 def gelu(x):
-    erf = np.vectorize(__import__('math').erf)
     return x * (1 + erf(x / np.sqrt(2))) / 2
 
 
