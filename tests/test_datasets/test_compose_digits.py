@@ -137,7 +137,7 @@ def test_foreign_folder_is_left_alone(tmp_path, call_tool, name, text):
 
 @pytest.mark.parametrize('arguments, message', [
     (('--size', '128'), "expected HxW such as 128x128, got '128'"),
-    (('--size', '32x128'), 'at least 60x60 px'),
+    (('--size', '32x128'), 'at least 56x56 px'),
     (('--train', '0'), 'expected at least 1, got 0'),
     (('--seed', '-1'), "whole number from 0 on, got '-1'"),
 ])
