@@ -138,8 +138,8 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
     rows = spread_indices(len(run.nsi), most_points)
     visible = shown_blocks(run)
     over_samples = block_correlations(run)
-    for i, block in enumerate(np.flatnonzero(_varies(run.step.T)).tolist()):
-        figure.add_scatter(
+    figure.add_traces([
+        go.Scatter(
             x=run.step[rows, block],
             y=run.nsi[rows, block],
             mode='markers',
@@ -147,9 +147,9 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
             name=plain(f'{run.blocks[block]}  '
                        f'{_coefficient(over_samples[block])}'),
             visible=True if block in visible else 'legendonly',
-            hovertemplate='attention value %{x:.4f}<br>NSI %{y:.4f}',
-            row=1,
-            col=1)
+            hovertemplate='attention value %{x:.4f}<br>NSI %{y:.4f}')
+        for i, block in enumerate(np.flatnonzero(_varies(run.step.T)))
+    ])
     figure.add_bar(
         x=np.arange(1, len(over_samples) + 1),
         y=over_samples,
