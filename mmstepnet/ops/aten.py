@@ -61,11 +61,14 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     The squares are those of the deviations, so nothing cancels where the
     mean is large.
     """
-    average = mean(x)
+    average = torch.empty(
+        x.shape[:2], dtype=accumulation_dtype(x.dtype), device=x.device)
     squares = torch.zeros_like(average)
     maps = rows(x)
     centre, total = coefficients(average, x), coefficients(squares, x)
     for row, pixel in blocks(maps):
+        if pixel.start == 0:
+            centre[row] = maps[row].mean(1, keepdim=True, dtype=centre.dtype)
         deviation = maps[row, pixel] - centre[row]
         total[row] += deviation.square_().sum(1, keepdim=True)
     return average, squares.div_(x.shape[2] * x.shape[3])
@@ -152,13 +155,18 @@ def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
 def _sums(grad: Tensor, maps: Tensor,
           centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of ``grad`` and ``grad * (maps - centre)`` over the pixels."""
-    if maps.shape[2] > 1:
+    n, pixels, inner = maps.shape
+    if n > 1 and inner > 1:
         return (grad.sum(1, keepdim=True),
                 (maps - centre).mul_(grad).sum(1, keepdim=True))
-    # Both in one pass, as the gradients of a BN's bias and weight; a row here
-    # is a channel there.
+    # Both in one pass, as the gradients of a BN's bias and weight: its
+    # channels are the rows here, or a single row's inner dimension.
+    if inner == 1:
+        grad, maps = (t.view(1, n, pixels, 1) for t in (grad, maps))
+    else:
+        grad, maps = (t.transpose(1, 2)[..., None] for t in (grad, maps))
     _, products, sums = torch.ops.aten.native_batch_norm_backward(
-        grad[None], maps[None], None, None, None, centre.flatten(),
+        grad, maps, None, None, None, centre.flatten(),
         torch.ones_like(centre).flatten(), True, 0.0, (False, True, True))
     return sums.view_as(centre), products.view_as(centre)
 
@@ -197,6 +205,10 @@ def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
                                 for t in (c, grad_x, grad_c))
     grads = rows(grad)
     dtype = scale.dtype
+    if slope is not None:
+        # One operation a map less; the term is small beside the other.
+        centred = -centre * slope
+        offset = centred if offset is None else offset + centred
     centre, scale, slope, offset, x_offset = (
         None if t is None else coefficients(t, grad)
         for t in (centre, scale, slope, offset, x_offset))
@@ -206,11 +218,14 @@ def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
             target = c_grads[row, pixel]
             total = (target if target.dtype == dtype else torch.empty_like(
                 target, dtype=dtype))
-            torch.mul(part, scale[row], out=total)
             if slope is not None:
-                total.addcmul_(c_maps[row, pixel] - centre[row], slope[row])
-            if offset is not None:
-                total.add_(offset[row])
+                torch.addcmul(offset[row], c_maps[row, pixel].to(dtype),
+                              slope[row], out=total)
+                total.addcmul_(part, scale[row])
+            else:
+                torch.mul(part, scale[row], out=total)
+                if offset is not None:
+                    total.add_(offset[row])
             if total is not target:
                 target.copy_(total)
         if needs_x and x_offset is not None:

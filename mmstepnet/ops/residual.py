@@ -98,13 +98,17 @@ def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:
 
 
 def _is_plain_norm(norm: nn.Module | None, branch: Tensor) -> bool:
-    if norm is None:
+    if _is_identity(norm):
         return True
     # The type exactly: IEBN is a BatchNorm2d too.
     return (type(norm) is nn.BatchNorm2d and norm.affine
             and norm.num_features == branch.shape[1]
             # One value a channel: the reference path raises the error.
             and branch.numel() > branch.shape[1])
+
+
+def _is_identity(norm: nn.Module | None) -> bool:
+    return norm is None or type(norm) is nn.Identity
 
 
 def _is_hooked(step: nn.Module, norm: nn.Module | None) -> bool:
@@ -149,29 +153,30 @@ def fused_residual_step(x: Tensor, branch: Tensor,
     branch = branch.contiguous(memory_format=memory_format)
     dtype = accumulation_dtype(branch.dtype)
     inputs = attention.pooled_inputs
+    if _is_identity(norm):  # an Identity is what `fold` leaves of a norm
+        norm = None
     normalises = norm is not None and (norm.training
                                        or norm.running_mean is None)
     x, branch, x_mean, c_mean, c_var = _Pool.apply(
         x, branch, 'x' in inputs, 'f' in inputs,
         normalises or 'f_std' in inputs)
     if norm is None:
-        alpha, beta, centre = 1.0, None, None
+        alpha, beta, mean = 1.0, None, None
         f_mean, f_var = c_mean, c_var
     else:
         mean, var = _statistics(norm, normalises, branch, c_mean, c_var)
         alpha = norm.weight.to(dtype) * (var + norm.eps).rsqrt()
         beta = norm.bias.to(dtype)
-        f_mean = None if c_mean is None else (c_mean - mean) * alpha + beta
-        f_var = None if c_var is None else c_var * alpha.square()
-        centre = mean.detach()
-        if normalises:
-            # Zero; it hands the gradient of the shift on to the mean.
-            beta = beta + (centre - mean) * alpha
+        f_mean = f_var = None
+        if c_mean is not None:
+            f_mean = torch.addcmul(beta, c_mean - mean, alpha)
+        if 'f_std' in inputs:
+            f_var = c_var * alpha.square()
     # The dtype of coefficients is f's here: they are not rounded to half.
     delta = attention(PooledMap(dtype, x_mean),
                       PooledMap(dtype, f_mean, f_var))
     delta = delta.to(dtype).flatten(1).expand(branch.shape[:2])
-    return _Step.apply(x, branch, centre, delta * alpha,
+    return _Step.apply(x, branch, mean, delta * alpha,
                        None if beta is None else delta * beta, relu,
                        branch.grad_fn)
 
@@ -190,7 +195,8 @@ def _statistics(norm: nn.BatchNorm2d, normalises: bool, branch: Tensor,
         dtype = accumulation_dtype(branch.dtype)
         return norm.running_mean.to(dtype), norm.running_var.to(dtype)
     mean = c_mean.mean(0)
-    var = c_var.mean(0) + (c_mean - mean).square().mean(0)
+    deviation = c_mean - mean
+    var = torch.addcmul(c_var, deviation, deviation).mean(0)
     if norm.training and norm.track_running_stats:
         with torch.no_grad():
             momentum = norm.momentum
@@ -199,10 +205,10 @@ def _statistics(norm: nn.BatchNorm2d, normalises: bool, branch: Tensor,
                 if momentum is None:
                     momentum = 1 / norm.num_batches_tracked.to(mean.dtype)
             count = branch.numel() // branch.shape[1]
+            unbiased = var * (count / (count - 1))
             for running, batch in ((norm.running_mean, mean),
-                                   (norm.running_var,
-                                    var * (count / (count - 1)))):
-                running.copy_(running * (1 - momentum) + batch * momentum)
+                                   (norm.running_var, unbiased)):
+                running.lerp_(batch.to(running.dtype), momentum)
     return mean, var
 
 
@@ -297,9 +303,12 @@ class _Step(Function):
             grad_c = None
             if pool is not None:
                 pool.left = _Left(c, row_mean, scale, out is not None)
+        grad_centre = None
+        if ctx.needs_input_grad[2]:
+            grad_centre = (sums * scale).sum(0).neg()
         if not ctx.needs_input_grad[4]:
             sums = None
-        return masked, grad_c, None, products, sums, None, None
+        return masked, grad_c, grad_centre, products, sums, None, None
 
 
 def _add(total: Tensor | None, term: Tensor, like: Tensor) -> Tensor:
