@@ -7,8 +7,9 @@ check_hosts('mmpretrain')
 from mmstepnet.registry import DATASETS  # noqa: E402
 
 from .digits import DigitsClassification, load_digit_split  # noqa: E402
+from .stl10 import STL10  # noqa: E402
 
-__all__ = ['DigitsClassification', 'load_digit_split']
+__all__ = ['STL10', 'DigitsClassification', 'load_digit_split']
 
 
 def __getattr__(name: str) -> Any:

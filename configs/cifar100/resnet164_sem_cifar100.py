@@ -1,0 +1,3 @@
+_base_ = ['./resnet164_stepnet_cifar100.py']
+
+model = dict(backbone=dict(attention=dict(type='SEM')))

@@ -1,0 +1,3 @@
+_base_ = ['./vit_stepnet_cifar100.py']
+
+model = dict(backbone=dict(type='VisionTransformer'))

@@ -1,0 +1,3 @@
+_base_ = ['./faster_rcnn_r101_stepnet_coco.py']
+
+model = dict(backbone=dict(attention=dict(type='SGE')))

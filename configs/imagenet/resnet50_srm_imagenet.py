@@ -1,0 +1,3 @@
+_base_ = ['./resnet50_stepnet_imagenet.py']
+
+model = dict(backbone=dict(attention=dict(type='SRM')))

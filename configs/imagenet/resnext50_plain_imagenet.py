@@ -1,0 +1,3 @@
+_base_ = ['./resnext50_stepnet_imagenet.py']
+
+model = dict(backbone=dict(attention=None))

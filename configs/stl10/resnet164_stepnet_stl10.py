@@ -1,0 +1,6 @@
+_base_ = [
+    '../_base_/models/resnet164_cifar.py',
+    '../_base_/datasets/stl10_bs16.py',
+    '../_base_/schedules/cifar_164e.py',
+    'mmpretrain::_base_/default_runtime.py',
+]

@@ -1,0 +1,78 @@
+"""STL-10, from the binary files of its authors."""
+
+import mmengine.dist as dist
+import torchvision.datasets
+from mmpretrain.datasets import BaseDataset
+
+from mmstepnet.registry import DATASETS
+
+STL10_CLASSES = ('airplane', 'bird', 'car', 'cat', 'deer', 'dog', 'horse',
+                 'monkey', 'ship', 'truck')
+STL10_SPLITS = ('train', 'test')
+
+
+@DATASETS.register_module()
+class STL10(BaseDataset):
+    """STL-10, 96x96 px, 10 classes (https://cs.stanford.edu/~acoates/stl10).
+
+    MMPretrain has no such data set; torchvision reads, checks and downloads
+    the files. As in the host's CIFAR, a sample holds its image itself,
+    ``img`` (96, 96, 3) in uint8 and RGB order.
+
+    Args:
+        data_root (str): Folder that holds ``stl10_binary/``.
+        split (str): ``'train'``, 5,000 labelled images, or ``'test'``,
+            8,000. Defaults to ``'train'``.
+        download (bool): Whether to download what is missing, 2.5 GB.
+            Defaults to True, as in the host's CIFAR.
+        **kwargs: See :class:`mmpretrain.datasets.BaseDataset`; ``ann_file``
+            and ``data_prefix`` have no meaning here.
+
+    Raises:
+        ValueError: ``split`` is neither, or there is no ``data_root``.
+        FileNotFoundError: The files are missing or damaged.
+    """
+
+    METAINFO = dict(classes=STL10_CLASSES)
+
+    def __init__(self,
+                 data_root: str,
+                 split: str = 'train',
+                 download: bool = True,
+                 **kwargs):
+        if split not in STL10_SPLITS:
+            raise ValueError(f'STL10 has the labelled splits {STL10_SPLITS}, '
+                             f'got {split!r}')
+        if not data_root:
+            raise ValueError('STL10: data_root must be the folder that holds '
+                             f'stl10_binary/, got {data_root!r}')
+        self.split = split
+        self.download = download
+        super().__init__(ann_file='', data_root=data_root, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """Load images and labels."""
+        if self.download:
+            if dist.is_main_process():
+                self._read(download=True)
+            dist.barrier()
+        binary = self._read(download=False)
+        images = binary.data.transpose(0, 2, 3, 1)
+        return [
+            dict(img=image, gt_label=int(label))
+            for image, label in zip(images, binary.labels)
+        ]
+
+    def _read(self, download: bool) -> torchvision.datasets.STL10:
+        try:
+            return torchvision.datasets.STL10(
+                self.data_root, self.split, download=download)
+        except (RuntimeError, OSError) as error:
+            raise FileNotFoundError(
+                f'STL10: stl10_binary/ in {self.data_root!r} is missing or '
+                f'damaged ({error}); unpack stl10_binary.tar.gz there, or set '
+                'download=True where there is a network') from error
+
+    def extra_repr(self) -> list[str]:
+        """The split, for ``print(dataset)``."""
+        return [f'Split: \t{self.split}']
