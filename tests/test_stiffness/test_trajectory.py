@@ -21,7 +21,7 @@ from mmstepnet.stiffness import TrajectoryRecorder, neural_stiffness_index
 from mmstepnet.stiffness.trajectory import READINGS
 from tests.utils import perturb
 
-IMAGES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
 def ready(model):
@@ -157,8 +157,8 @@ def step_resnet(attention=None, **kwargs):
     return StepResNetCIFAR(20, attention=attention, **kwargs)
 
 
-def seresnet():
-    return mmpretrain_backbones.SEResNet(50, out_indices=(3, ))
+TWO_STAGES = dict(
+    num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(1, ))
 
 
 def mmdet_resnet_with_plugin():
@@ -168,16 +168,25 @@ def mmdet_resnet_with_plugin():
             dict(
                 cfg=dict(type='ContextBlock', ratio=1 / 16),
                 position='after_conv3')
-        ])
+        ],
+        **TWO_STAGES)
 
 
 def context_branch(block):
     return lambda x: block.context_block(mm_branch(block)(x))
 
 
-def timm_model(name):
-    timm = pytest.importorskip('timm')
-    return timm.create_model(name)
+def small_torchvision():
+    resnet = torchvision.models.resnet
+    return resnet.ResNet(resnet.Bottleneck, [2, 3, 1, 1])
+
+
+def timm_model(**block_args):
+    resnet = pytest.importorskip('timm').models.resnet
+    return resnet.ResNet(
+        resnet.Bottleneck, [2, 3, 1, 1],
+        channels=(16, 32, 64, 128),
+        block_args=block_args)
 
 
 mm_plain = post_activation(mm_branch)
@@ -190,32 +199,40 @@ MODELS = {
     (lambda: step_resnet(dict(type='StepNet'), preact=True), ours_preact, 6,
      3),
     'mmpretrain_resnet34':
-    (lambda: mmpretrain_backbones.ResNet(34), mm_plain, 12, 4),
+    (lambda: mmpretrain_backbones.ResNet(34, **TWO_STAGES), mm_plain, 5, 2),
     'mmpretrain_resnext':
-    (lambda: mmpretrain_backbones.ResNeXt(50), mm_plain, 12, 4),
+    (lambda: mmpretrain_backbones.ResNeXt(50, **TWO_STAGES), mm_plain, 5, 2),
     'mmpretrain_seresnet':
-    (seresnet, post_activation(mm_branch, mmpretrain_se), 12, 4),
+    (lambda: mmpretrain_backbones.SEResNet(50, **TWO_STAGES),
+     post_activation(mm_branch, mmpretrain_se), 5, 2),
     'mmpretrain_convnext':
     (lambda: mmpretrain_backbones.ConvNeXt(
         dict(depths=[2, 2, 3, 2], channels=[24, 48, 96, 192])), convnext, 5,
      4),
     'mmpretrain_vit':
     (lambda: mmpretrain_backbones.VisionTransformer(
-        'deit-tiny', img_size=64), transformer, 22, 1),
+        'deit-tiny', img_size=32, patch_size=8), transformer, 22, 1),
     'mmpretrain_swin':
     (lambda: mmpretrain_backbones.SwinTransformer(
-        'tiny', img_size=64, pad_small_map=True), transformer, 16, 4),
+        dict(embed_dims=24, depths=[2, 2, 3, 1], num_heads=[1, 2, 4, 8]),
+        img_size=32,
+        pad_small_map=True), transformer, 8, 4),
     'mmdet_resnet': (lambda: mmdet_backbones.ResNet(50), mm_plain, 12, 4),
-    'mmdet_resnet18': (lambda: mmdet_backbones.ResNet(18), mm_plain, 4, 4),
+    'mmdet_resnet18':
+    (lambda: mmdet_backbones.ResNet(18, **TWO_STAGES), mm_plain, 2, 2),
     'mmdet_plugin':
-    (mmdet_resnet_with_plugin, post_activation(context_branch), 12, 4),
-    'mmdet_resnext': (lambda: mmdet_backbones.ResNeXt(depth=50), mm_plain, 12, 4),
+    (mmdet_resnet_with_plugin, post_activation(context_branch), 5, 2),
+    'mmdet_resnext':
+    (lambda: mmdet_backbones.ResNeXt(depth=50, groups=8, **TWO_STAGES),
+     mm_plain, 5, 2),
     'mmdet_swin':
-    (lambda: mmdet_backbones.SwinTransformer(), transformer, 16, 4),
-    'torchvision': (lambda: torchvision.models.resnet50(), tv_plain, 12, 4),
-    'timm': (lambda: timm_model('resnet26'), tv_plain, 4, 4),
-    'timm_se': (lambda: timm_model('seresnet50'),
-                post_activation(tv_branch, timm_se), 12, 4),
+    (lambda: mmdet_backbones.SwinTransformer(
+        embed_dims=24, depths=(2, 2, 3, 1), num_heads=(1, 2, 4, 8)),
+     transformer, 8, 4),
+    'torchvision': (small_torchvision, tv_plain, 3, 4),
+    'timm': (lambda: timm_model(), tv_plain, 3, 4),
+    'timm_se': (lambda: timm_model(attn_layer='se'),
+                post_activation(tv_branch, timm_se), 3, 4),
 }
 
 
@@ -246,8 +263,7 @@ def test_equals_an_evaluation_that_keeps_all_features(key):
         assert value.dtype == torch.float32 and value.shape == (3, count)
         assert expected.min() > 0
         torch.testing.assert_close(
-            value.double(), expected, rtol=1e-5, atol=0, msg=lambda m: name +
-            m)
+            value.double(), expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(recorder.nsi, recorder.record['adaptive'])
     containers = [name.rpartition('.')[0] for name in recorder.blocks]
     if key.endswith(('vit', 'swin')):
@@ -265,7 +281,7 @@ def no_hooks(model):
 
 def test_resnet164_has_17_values_a_stage():
     model = ready(StepResNetCIFAR(164, attention=dict(type='StepNet')))
-    images = IMAGES[:2, :, :32, :32]
+    images = IMAGES[:2]
     with TrajectoryRecorder(model) as recorder, torch.no_grad():
         model(images)
     assert recorder.stages.bincount().tolist() == [17, 17, 17]
@@ -303,8 +319,8 @@ def test_our_plain_resnet_equals_the_hosts(host):
 
 
 def test_our_vision_transformer_records_both_steps():
-    model = ready(StepVisionTransformer('deit-tiny', img_size=32, patch_size=4))
-    images = IMAGES[:, :, :32, :32]
+    model = ready(
+        StepVisionTransformer('deit-tiny', img_size=32, patch_size=8))
 
     def steps(layer, x):
         def as_map(t):
@@ -318,12 +334,12 @@ def test_our_vision_transformer_records_both_steps():
         return [(x, f, step, y, y), plain_step(y, g)]
 
     with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(images)
+        model(IMAGES)
     assert recorder.blocks[:2] == ['layers.1.step', 'layers.1.ffn_step']
     assert recorder.excluded == ['layers.0']
     assert (recorder.stages == 0).all() and len(recorder.stages) == 22
     layers = [f'layers.{i}' for i in range(1, 12)]
-    expected = keep_features(model, layers, steps, images)
+    expected = keep_features(model, layers, steps, IMAGES)
     for name, value in recorder.record.items():
         torch.testing.assert_close(
             value.double(), expected[name], rtol=1e-5, atol=0)
@@ -408,13 +424,13 @@ def test_bad_selection(model, blocks, error, message):
 
 def test_a_subclass_with_its_own_forward_is_not_taken_for_its_parent():
     """mmdet's Res2Net derives from Bottleneck and adds something else."""
-    model = mmdet_backbones.Res2Net(depth=50)
+    model = mmdet_backbones.Res2Net(depth=50, **TWO_STAGES)
     with pytest.raises(ValueError, match='no residual block that is known'):
         TrajectoryRecorder(model)
     ready(model)
     with TrajectoryRecorder(model, 'layer*.*') as recorder, torch.no_grad():
         model(IMAGES)
-    assert len(recorder.blocks) == 12
+    assert len(recorder.blocks) == 5
     assert (recorder.record['returned'] <= recorder.nsi * 1.001).all()
 
 
@@ -428,8 +444,8 @@ def test_selecting_what_is_no_residual_step():
 
 @pytest.mark.parametrize('build', [
     lambda: StepResNetCIFAR(20, with_cp=True),
-    lambda: mmpretrain_backbones.SEResNet(50, with_cp=True),
-    lambda: mmpretrain_backbones.ResNet(50, with_cp=True),
+    lambda: mmpretrain_backbones.SEResNet(50, with_cp=True, **TWO_STAGES),
+    lambda: mmpretrain_backbones.ResNet(18, with_cp=True, **TWO_STAGES),
 ])
 def test_with_cp_counts_each_sample_once(build):
     model = perturb(build())
@@ -465,8 +481,7 @@ def test_recording_changes_neither_outputs_nor_gradients():
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    'build', [lambda: StepResNetCIFAR(20), lambda: torchvision.models.
-              resnet18()])
+    'build', [lambda: StepResNetCIFAR(20), small_torchvision])
 def test_amp_measures_in_float32(dtype, build):
     """The readings are those of the half-precision features, not coarser."""
     model = ready(build())
@@ -576,7 +591,7 @@ def test_an_error_inside_a_block():
 def test_copies_are_not_recorded():
     """An EMA copy made while recording."""
     model = ready(StepResNetCIFAR(20))
-    host = ready(torchvision.models.resnet18())
+    host = ready(small_torchvision())
     for net in (model, host):
         with TrajectoryRecorder(net) as recorder, torch.no_grad():
             net(IMAGES)

@@ -213,14 +213,15 @@ class StiffnessHook(Hook):
         return -(-self._size // get_world_size())
 
     def _measure_next(self, runner: Runner, name: str) -> None:
-        if self._recorder and len(self._recorder) < self._rank_size:
+        if (self._recorder is not None
+                and len(self._recorder) < self._rank_size):
             self._measured = len(self._recorder)
             _record_once(runner, name, self._recorder)
         else:
             self._measured = None
 
     def _check_batch(self, samples: int) -> None:
-        if not self._recorder or self._measured is None:
+        if self._recorder is None or self._measured is None:
             return
         rows = len(self._recorder) - self._measured
         if rows != samples:
@@ -340,14 +341,14 @@ def _record_once(runner: Runner, name: str,
 
 
 def _progress(runner: Runner) -> dict[str, int]:
-    """Epochs and iterations trained, the one that counts first."""
-    # Asking the runner builds its training loop.
-    if runner._train_loop is None or isinstance(runner._train_loop, dict):
+    """Epochs and iterations trained, if any, the one that counts first."""
+    # Asking the runner builds its training loop, data and all.
+    if (runner._train_loop is None or isinstance(runner._train_loop, dict)
+            or runner.iter == 0):
         return {}
-    when = {'epoch': runner.epoch, 'iter': runner.iter}
     if isinstance(runner.train_loop, EpochBasedTrainLoop):
-        return when
-    return {'iter': when['iter']}
+        return {'epoch': runner.epoch, 'iter': runner.iter}
+    return {'iter': runner.iter}
 
 
 def _model_name(runner: Runner) -> str:

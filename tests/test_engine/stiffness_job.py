@@ -1,0 +1,80 @@
+"""A runner on real digits with StiffnessHook, alone or as one rank of many.
+
+``python -m tests.test_engine.stiffness_job RANK WORLD PORT WORK_DIR`` runs
+validation as one rank over gloo; ``KEY=VALUE`` behind it go to the hook.
+"""
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed
+from mmengine.config import Config
+from mmengine.runner import Runner
+from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
+
+from tests.utils import perturb
+
+ROOT = Path(__file__).resolve().parents[2]
+VAL_IMAGES = 37
+
+
+def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
+    """Runner of a perturbed ResNet-20 on the digits.
+
+    Args:
+        work_dir (Path): Where it writes.
+        images (int): Size of the validation and test sets.
+        hook (dict, optional): Arguments of StiffnessHook.
+        options (dict, optional): Dotted config keys and their values.
+    """
+    cfg = Config.fromfile(ROOT / 'configs/digits/resnet20_stepnet_digits.py')
+    loader = dict(num_workers=0, persistent_workers=False)
+    cfg.merge_from_dict({
+        'work_dir': str(work_dir),
+        'train_dataloader': dict(batch_size=8, **loader),
+        'train_dataloader.dataset.indices': 24,
+        'val_dataloader': dict(batch_size=5, **loader),
+        'val_dataloader.dataset.indices': images,
+        'test_dataloader': dict(batch_size=5, **loader),
+        'test_dataloader.dataset.indices': images,
+        'log_level': 'INFO',
+        'visualizer.vis_backends': [dict(type='LocalVisBackend')],
+        **(options or {})
+    })
+    cfg.custom_hooks = [
+        dict(
+            type='mmstepnet.StiffnessHook', **{
+                'figures': False,
+                **(hook or {})
+            }),
+        *cfg.get('custom_hooks', [])
+    ]
+    runner = Runner.from_cfg(cfg)
+    with torch.no_grad():
+        perturb(runner.model)
+        for module in runner.model.modules():
+            if isinstance(module, _BatchNorm):
+                module.running_var.mul_(4)
+    return runner
+
+
+def main():
+    rank, world, port, work_dir = sys.argv[1:5]
+    pairs = (pair.split('=') for pair in sys.argv[5:])
+    os.environ.update(
+        RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, MASTER_PORT=port,
+        MASTER_ADDR='127.0.0.1')
+    torch.distributed.init_process_group('gloo')
+    runner = digits_runner(
+        work_dir, hook={k: ast.literal_eval(v) for k, v in pairs})
+    runner.val()
+    hub = runner.message_hub.log_scalars
+    print({k: v.current() for k, v in hub.items() if 'stiffness' in k})
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
