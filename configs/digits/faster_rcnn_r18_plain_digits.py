@@ -1,0 +1,3 @@
+_base_ = ['./faster_rcnn_r18_stepnet_digits.py']
+
+model = dict(backbone=dict(attention=None))
