@@ -64,7 +64,9 @@ if __name__ == '__main__':
         long_description_content_type='text/markdown',
         license='Apache-2.0',
         packages=find_packages(include=('mmstepnet', 'mmstepnet.*')),
-        package_data={'mmstepnet': ['.mim/**/*', '.mim/*']},
+        package_data={
+            'mmstepnet': ['.mim/**/*', '.mim/*', 'visualization/*.jinja']
+        },
         python_requires='>=3.10',
         install_requires=requirements('runtime'),
         extras_require=dict(
