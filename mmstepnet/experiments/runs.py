@@ -1,0 +1,360 @@
+"""Training and testing the configs of a table, one seed after the other.
+
+A run is one config with one seed. What is done is skipped, what was
+interrupted goes on; several processes may share the work, for each run is
+locked while it is under way.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from mmengine.config import Config, DictAction
+
+from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.version import __version__
+from mmstepnet.visualization.metric_log import logged_metric
+
+from .metafile import Cell
+from .metrics import METRICS
+from .results import load_result, result_path, save_result
+
+CHECKPOINT = re.compile(r'epoch_(\d+)\.pth')
+SEED = 'randomness.seed'
+# With one, mmengine deletes the old checkpoint before the new one is written.
+KEEP = 'default_hooks.checkpoint.max_keep_ckpts=2'
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How runs are started and where their files go.
+
+    Attributes:
+        root (Path): Folder of ``tools/``.
+        work_dir (Path): Gets ``CONFIG/seed_N/``, logs and checkpoints.
+        results (Path): Gets ``CONFIG/seed_N.json``.
+        cfg_options (tuple[str, ...]): ``KEY=VALUE`` for every run.
+        launcher (str): ``'none'``, ``'pytorch'`` or ``'slurm'``.
+        gpus (int): Processes of a job under the last two.
+        partition (str, optional): Slurm's partition.
+    """
+
+    root: Path
+    work_dir: Path
+    results: Path
+    cfg_options: tuple[str, ...] = ()
+    launcher: str = 'none'
+    gpus: int = 1
+    partition: str | None = None
+
+    def __post_init__(self):
+        if any(o.partition('=')[0] == SEED for o in self.cfg_options):
+            raise ValueError(f'{SEED} is set by the seed of each run; leave '
+                             'it out of --cfg-options and use --seeds')
+        if self.launcher == 'slurm' and not self.partition:
+            raise ValueError('the launcher slurm needs --partition')
+        if self.launcher == 'none' and self.gpus > 1:
+            raise ValueError(f'{self.gpus} GPUs need a launcher: add '
+                             '--launcher pytorch or slurm')
+
+    def command(self, tool: str, config: Path, *args: str) -> list[str]:
+        """Command that starts ``train`` or ``test`` on a config."""
+        tools = self.root / 'tools'
+        if self.launcher == 'pytorch':
+            return ['bash', str(tools / f'dist_{tool}.sh'), str(config),
+                    *self._processes(tool, args)]
+        if self.launcher == 'slurm':
+            return ['bash', str(tools / f'slurm_{tool}.sh'), self.partition,
+                    config.stem, str(config), *args]
+        return [sys.executable, str(tools / f'{tool}.py'), str(config), *args]
+
+    def _processes(self, tool: str, args: Sequence[str]) -> list[str]:
+        """``dist_test.sh`` takes the checkpoint first, then the number."""
+        place = 1 if tool == 'test' else 0
+        return [*args[:place], str(self.gpus), *args[place:]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a run must know of its config."""
+
+    max_epochs: int
+    val_interval: int
+    val_begin: int
+    validates_on_test: bool
+
+    @classmethod
+    def read(cls, config: Path, cfg_options: Sequence[str]) -> 'Schedule':
+        """Read it from a config.
+
+        Raises:
+            ValueError: The training loop does not count epochs.
+        """
+        cfg = Config.fromfile(config)
+        if cfg_options:
+            parser = ArgumentParser()
+            parser.add_argument('--cfg-options', nargs='+', action=DictAction)
+            cfg.merge_from_dict(parser.parse_args(
+                ['--cfg-options', *cfg_options]).cfg_options)
+        loop = cfg.train_cfg
+        if 'max_epochs' not in loop:
+            raise ValueError(f'{config}: train_cfg has no max_epochs; tables '
+                             'compare epochs')
+        return cls(loop.max_epochs, loop.get('val_interval', 1),
+                   loop.get('val_begin', 1),
+                   cfg.val_dataloader.dataset == cfg.test_dataloader.dataset)
+
+    def validates(self, epoch: int) -> bool:
+        """Whether the training loop validates after this epoch."""
+        return epoch >= self.val_begin and (epoch % self.val_interval == 0
+                                            or epoch == self.max_epochs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One config with one seed."""
+
+    cell: Cell
+    seed: int
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f'{self.cell.name}, seed {self.seed}'
+
+    @property
+    def folder(self) -> Path:
+        """Its work directory."""
+        return self.plan.work_dir / self.cell.name / f'seed_{self.seed}'
+
+    @property
+    def result(self) -> Path:
+        """File of its result."""
+        return result_path(self.plan.results, self.cell.name, self.seed)
+
+    @property
+    def key(self) -> str:
+        """Host's name of the metric that chooses the best epoch."""
+        return METRICS[self.cell.metrics[0]].key
+
+    def is_done(self) -> bool:
+        """Whether there is a result.
+
+        Raises:
+            ValueError: There is one of other ``--cfg-options``.
+        """
+        if not self.result.is_file():
+            return False
+        options = load_result(self.result)['cfg_options']
+        if options != list(self.plan.cfg_options):
+            raise ValueError(
+                f'{self.result} comes from --cfg-options '
+                f'{" ".join(options) or "(none)"}, not from '
+                f'{" ".join(self.plan.cfg_options) or "(none)"}; give another '
+                '--results and --work-dir, or remove it')
+        return True
+
+    def last_checkpoint(self, schedule: Schedule) -> tuple[int, Path] | None:
+        """The newest checkpoint that training can go on from.
+
+        One that is cut off does not count, nor one whose validation was due
+        and is not in the logs: mmengine saves first, and a resumed run would
+        leave that validation out.
+        """
+        if not self.folder.is_dir():
+            return None
+        found = {
+            int(match[1]): path
+            for path in self.folder.iterdir()
+            if (match := CHECKPOINT.fullmatch(path.name))
+        }
+        validated = logged_metric(self.folder, self.key)
+        for epoch in sorted(found, reverse=True):
+            if schedule.validates(epoch) and epoch not in validated:
+                continue
+            try:
+                check_checkpoint(str(found[epoch]))
+            except ValueError:
+                continue
+            return epoch, found[epoch]
+        return None
+
+    def train_command(self, checkpoint: Path | None) -> list[str]:
+        """Command that trains, from a checkpoint where there is one."""
+        resume = [] if checkpoint is None else ['--resume', str(checkpoint)]
+        return self.plan.command(
+            'train', self.cell.config, '--work-dir', str(self.folder), *resume,
+            '--cfg-options', KEEP, *self.plan.cfg_options,
+            f'{SEED}={self.seed}')
+
+    def test_command(self, checkpoint: Path) -> list[str]:
+        """Command that tests a checkpoint."""
+        return self.plan.command(
+            'test', self.cell.config, str(checkpoint), '--work-dir',
+            str(self.folder / 'test'), '--out', str(self.test_metrics),
+            '--cfg-options', *self.plan.cfg_options, f'{SEED}={self.seed}')
+
+    @property
+    def test_metrics(self) -> Path:
+        """File that the test leaves its metrics in."""
+        return self.folder / 'test_metrics.json'
+
+    def execute(self, say: Say) -> bool:
+        """Train, test and save the result, from wherever it stands.
+
+        Returns:
+            bool: False where another process has the run under way.
+
+        Raises:
+            RuntimeError: A command failed.
+        """
+        with _locked(self.folder / '.lock') as lock:
+            if lock is None:
+                say(f'{self}: under way in another process')
+                return False
+            if self.is_done():
+                return True
+            schedule = Schedule.read(self.cell.config, self.plan.cfg_options)
+            point = self.last_checkpoint(schedule)
+            if point is None or point[0] < schedule.max_epochs:
+                done = 0 if point is None else point[0]
+                say(f'{self}: {done} of {schedule.max_epochs} epochs are '
+                    'trained')
+                _call(self.train_command(point and point[1]), lock)
+                point = self.last_checkpoint(schedule)
+            if point is None or point[0] < schedule.max_epochs:
+                raise RuntimeError(
+                    f'{self}: training ended without a checkpoint of epoch '
+                    f'{schedule.max_epochs} in {self.folder}')
+            say(f'{self}: testing {point[1].name}')
+            _call(self.test_command(point[1]), lock)
+            save_result(self.result, self._collect(schedule))
+            return True
+
+    def _collect(self, schedule: Schedule) -> dict:
+        metrics = json.loads(self.test_metrics.read_text())
+        cuda = torch.cuda.is_available()
+        return {
+            'config': self.cell.name,
+            'seed': self.seed,
+            'cfg_options': list(self.plan.cfg_options),
+            'last': {'epoch': schedule.max_epochs, 'metrics': metrics},
+            'best': self._best() if schedule.validates_on_test else None,
+            'launcher': self.plan.launcher,
+            'gpus': self.plan.gpus,
+            'machine': (torch.cuda.get_device_name() if cuda else
+                        f'{platform.machine()}, {os.cpu_count()} CPUs'),
+            'torch': torch.__version__,
+            'mmstepnet': __version__,
+            'commit': _commit(self.plan.root),
+        }
+
+    def _best(self) -> dict:
+        values = logged_metric(self.folder, self.key)
+        best = max(values, key=values.get)
+        logged = {
+            metric.key: logged_metric(self.folder, metric.key)
+            for metric in METRICS.values()
+        }
+        return {
+            'epoch': best,
+            'metrics': {k: v[best] for k, v in logged.items() if best in v}
+        }
+
+
+def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
+              dry_run: bool, say: Say) -> list[Run]:
+    """Run every cell with seeds 0 to ``seeds - 1``, seed by seed.
+
+    Args:
+        cells (Sequence[Cell]): Cells; those without a config are left out.
+        seeds (int): Number of seeds.
+        plan (Plan): How and where.
+        dry_run (bool): Say what would be run, and run nothing.
+        say (Callable): Is told the progress, line by line.
+
+    Returns:
+        list[Run]: Runs that have no result yet: under way in other
+        processes, or all that are left of a dry run.
+
+    Raises:
+        ValueError: No cell has a config, or a result does not fit.
+        RuntimeError: A command failed; what was done before is kept.
+    """
+    for cell in cells:
+        if cell.config is None:
+            say(f'{cell.row} ({cell.column}): cannot be run, there is no '
+                'config')
+    configs = {cell.name: cell for cell in cells if cell.config is not None}
+    if not configs:
+        raise ValueError('none of the chosen rows has a config')
+    runs = [Run(c, s, plan) for s in range(seeds) for c in configs.values()]
+    pending = [run for run in runs if not run.is_done()]
+    say(f'{len(runs) - len(pending)} of {len(runs)} runs are done')
+    if dry_run:
+        for run in pending:
+            _say_commands(run, say)
+        return pending
+    left = []
+    for number, run in enumerate(pending, len(runs) - len(pending) + 1):
+        say(f'run {number} of {len(runs)}: {run}')
+        if not run.execute(say):
+            left.append(run)
+    return left
+
+
+def _say_commands(run: Run, say: Say) -> None:
+    schedule = Schedule.read(run.cell.config, run.plan.cfg_options)
+    point = run.last_checkpoint(schedule)
+    epoch, checkpoint = point or (0, None)
+    say(f'{run}: {epoch} of {schedule.max_epochs} epochs are trained')
+    if epoch < schedule.max_epochs:
+        say('  ' + shlex.join(run.train_command(checkpoint)))
+        checkpoint = run.folder / f'epoch_{schedule.max_epochs}.pth'
+    say('  ' + shlex.join(run.test_command(checkpoint)))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO | None]:
+    """Hold a lock that ends with the processes that hold it; None if taken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, 'w') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield file
+
+
+def _call(command: list[str], lock: IO) -> None:
+    """Run a command; it shares the lock, should it outlive this process."""
+    with subprocess.Popen(
+            command,
+            pass_fds=(lock.fileno(), ),
+            env={**os.environ, 'PYTHON': sys.executable}) as process:
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    if code:
+        raise RuntimeError(f'exit status {code} of: {shlex.join(command)}')
+
+
+def _commit(root: Path) -> str | None:
+    git = subprocess.run(['git', '-C', str(root), 'rev-parse', 'HEAD'],
+                         capture_output=True, text=True, check=False)
+    return git.stdout.strip() or None

@@ -1,0 +1,192 @@
+"""Tables of the paper's figures beside ours."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .metafile import Cell
+from .metrics import METRICS
+from .results import load_results, summarise
+
+if TYPE_CHECKING:  # a list of results needs no torch
+    from mmstepnet.engine.complexity import Complexity
+
+NONE = '–'
+
+
+@dataclass
+class Sheet:
+    """A table to be shown: texts, not yet in any format.
+
+    Attributes:
+        title (str): Its title.
+        header (list[str]): Names of its columns.
+        rows (list[list[str]]): Its rows.
+        notes (list[str]): Lines below it.
+        labels (int): How many columns, from the left, hold labels.
+    """
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    labels: int = 1
+
+    def to_markdown(self) -> str:
+        """Write it in Markdown."""
+        numbers = len(self.header) - self.labels
+        align = ['---'] * self.labels + ['---:'] * numbers
+        lines = [
+            '| ' + ' | '.join(cell.replace('|', r'\|') for cell in row) + ' |'
+            for row in (self.header, align, *self.rows)
+        ]
+        notes = [f'\n{note}' for note in self.notes]
+        return '\n'.join([f'**{self.title}**', '', *lines, *notes, ''])
+
+    def print(self, console: Console) -> None:
+        """Print it to a terminal."""
+        table = Table(title=self.title, box=SIMPLE_HEAD, title_justify='left')
+        for place, name in enumerate(self.header):
+            table.add_column(
+                escape(name),
+                justify='left' if place < self.labels else 'right')
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        for note in self.notes:
+            console.print(escape(note))
+        console.print()
+
+
+def list_sheet(tables: dict[str, list[Cell]], results: Path) -> Sheet:
+    """List every row of every table.
+
+    Args:
+        tables (dict[str, list[Cell]]): All tables.
+        results (Path): Folder of our results.
+    """
+    rows = []
+    for table, cells in tables.items():
+        for cell in cells:
+            name = cell.metrics[0]
+            found = load_results(results, cell.name) if cell.config else []
+            rows.append([
+                table, cell.row, cell.column, cell.name or NONE, name,
+                _paper(cell, name),
+                _ours(found, 'last', name), str(len(found) or NONE)
+            ])
+    return Sheet('All tables', [
+        'Table', 'Row', 'Column', 'Config', 'Metric', "Paper's",
+        'Ours, last epoch', 'Seeds'
+    ], rows, labels=5)
+
+
+def table_sheets(cells: Sequence[Cell], results: Path,
+                 measure: Callable[[str], 'Complexity']) -> list[Sheet]:
+    """Set the paper's figures beside ours, a sheet a column and metric.
+
+    Args:
+        cells (Sequence[Cell]): Cells of one table.
+        results (Path): Folder of our results.
+        measure (Callable): Counts parameters and operations of a config.
+    """
+    sheets = []
+    for column in dict.fromkeys(cell.column for cell in cells):
+        chosen = [cell for cell in cells if cell.column == column]
+        sizes = {
+            cell.config: measure(str(cell.config))
+            for cell in chosen if cell.config is not None
+        }
+        found = {
+            cell.config: load_results(results, cell.name)
+            for cell in chosen if cell.config is not None
+        }
+        for name in dict.fromkeys(m for cell in chosen for m in cell.metrics):
+            sheets.append(_sheet(chosen, column, name, sizes, found))
+    return sheets
+
+
+def _sheet(cells: Sequence[Cell], column: str, name: str,
+           sizes: dict[Path, 'Complexity'],
+           found: dict[Path, list[dict]]) -> Sheet:
+    has_paper = any(cell.paper for cell in cells)
+    has_size = any(cell.paper_parameters is not None for cell in cells)
+    header = ['Row']
+    header += ["#P (M), paper's"] if has_size else []
+    header += ['#P (M), ours', 'GFLOPs']
+    header += [f"{name}, paper's"] if has_paper else []
+    header += [f'{name}, ours, best', 'epoch', f'{name}, ours, last', 'epoch',
+               'seeds']
+    rows = []
+    for cell in cells:
+        size, results = sizes.get(cell.config), found.get(cell.config, [])
+        row = [cell.row]
+        if has_size:
+            row.append(NONE if cell.paper_parameters is None else
+                       f'{cell.paper_parameters:.2f}')
+        row += [NONE, NONE] if size is None else [
+            f'{size.parameters / 1e6:.2f}', f'{size.flops / 1e9:.3f}'
+        ]
+        if has_paper:
+            row.append(_paper(cell, name))
+        for which in ('best', 'last'):
+            row += [_ours(results, which, name), _epochs(results, which)]
+        rows.append(row + [str(len(results) or NONE)])
+    title = f'Table {cells[0].table}, {column}, {name} (%)'
+    return Sheet(title, header, rows, _notes(cells, sizes, found))
+
+
+def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
+           found: dict[Path, list[dict]]) -> list[str]:
+    notes = []
+    for (height, width), part in dict.fromkeys(
+            (size.input_size, size.part) for size in sizes.values()):
+        notes.append(
+            f'GFLOPs: of the {part} for one image of {height}x{width}, '
+            'multiplications and additions counted as two, pooling, products, '
+            'norms and activations included.')
+    if any(found.values()):
+        notes.append(
+            'Ours: mean ± sample standard deviation over the seeds. Best: the '
+            'epoch of each seed that is best on the test data, as the '
+            'optimist picks it; last: after all epochs.')
+    lost = [cell.row for cell in cells if cell.config is None]
+    if lost:
+        notes.append(f'{", ".join(lost)}: cannot be run, there is no config.')
+    for cell in cells:
+        results = found.get(cell.config)
+        if results and results[0]['cfg_options']:
+            notes.append(f'{cell.row}: ours with --cfg-options '
+                         f'{" ".join(results[0]["cfg_options"])}')
+    return notes
+
+
+def _paper(cell: Cell, name: str) -> str:
+    figure = cell.paper.get(name)
+    return NONE if figure is None else figure.format(METRICS[name].decimals)
+
+
+def _ours(results: Sequence[dict[str, Any]], which: str, name: str) -> str:
+    metric = METRICS[name]
+    values = [
+        result[which]['metrics'][metric.key] * metric.scale
+        for result in results if result[which] is not None
+    ]
+    # An accuracy of half the seeds must not pass for that of all.
+    if not values or len(values) < len(results):
+        return NONE
+    return summarise(values).format(metric.decimals)
+
+
+def _epochs(results: Sequence[dict[str, Any]], which: str) -> str:
+    epochs = sorted(r[which]['epoch'] for r in results if r[which] is not None)
+    if not epochs or len(epochs) < len(results):
+        return NONE
+    low, high = epochs[0], epochs[-1]
+    return str(low) if low == high else f'{low}-{high}'
