@@ -92,7 +92,7 @@ def ranking_figure(name: str, runs: Sequence[Run]) -> go.Figure:
                 color=line_style(i)[0],
                 symbol=('circle', 'diamond', 'triangle-up')[i // 10 % 3],
                 line=dict(width=1, color='white')),
-            name=plain(label),
+            name=plain(short(label, 40)),
             text=[plain(f'{run.label}, {run.accuracy.where}')
                   for run in members],
             hovertemplate='%{text}<br>TNS %{x:.4f}<br>accuracy %{y:.4f}'

@@ -125,7 +125,7 @@ def overlay_figure(runs: Sequence[Run]) -> go.Figure:
             mode='lines+markers',
             line=dict(width=2, color=color, dash=dash),
             marker_size=5,
-            name=plain(run.label),
+            name=plain(short(run.label, 40)),
             text=run.blocks,
             hovertemplate='%{text}<br>mean NSI %{y:.4f}')
     return _finish(figure, runs[0].stages, 'NSI, mean over samples')
