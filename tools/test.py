@@ -9,7 +9,7 @@ from mmengine.dist import is_main_process
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmstepnet.engine.checkpoint import check_checkpoint, load_weights
+from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
 from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import (
     add_job_arguments,
@@ -46,7 +46,7 @@ def main() -> None:
     args = parse_args()
     check_checkpoint(args.checkpoint)
     cfg = load_config(args)
-    cfg.load_from, cfg.resume = None, False
+    cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):
         dump_predictions(cfg, args.out)
     check_data(cfg, 'test')
@@ -55,7 +55,7 @@ def main() -> None:
         runner = RUNNERS.build(cfg)
     else:
         runner = Runner.from_cfg(cfg)
-    load_weights(runner, args.checkpoint)
+    check_weights(runner.model, args.checkpoint)
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')

@@ -4,14 +4,19 @@ import os.path as osp
 from pickle import UnpicklingError
 
 import torch
-from mmengine.runner import Runner
+import torch.nn as nn
+from mmengine.model import is_model_wrapper
+from torch import Tensor
 
 
-def check_checkpoint(path: str) -> None:
+def check_checkpoint(path: str) -> dict:
     """Refuse what is not a whole checkpoint, before a job is built for it.
 
     Args:
         path (str): A file written by mmengine or ``torch.save``.
+
+    Returns:
+        dict: What it holds.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -30,20 +35,42 @@ def check_checkpoint(path: str) -> None:
     if not isinstance(checkpoint, dict):
         raise ValueError(f'{path!r} holds a {type(checkpoint).__name__}, not '
                          'a checkpoint with a state_dict')
+    return checkpoint
 
 
-def load_weights(runner: Runner, path: str) -> None:
-    """Load a checkpoint of exactly this model.
+def check_weights(model: nn.Module, path: str) -> None:
+    """Refuse a checkpoint of another model.
 
     mmengine only warns about names that do not match, and would go on to
     evaluate random weights.
 
+    Args:
+        model (nn.Module): The model that is to be evaluated, or its wrapper.
+        path (str): Checkpoint, see :func:`check_checkpoint`.
+
     Raises:
         ValueError: Names or shapes differ from the model's.
     """
-    try:
-        runner.load_checkpoint(path, map_location='cpu', strict=True)
-    except RuntimeError as error:
-        raise ValueError(f'{path!r} does not fit the model of this config; is '
-                         f'it the checkpoint of another one? {error}'
-                         ) from error
+    if is_model_wrapper(model):
+        model = model.module
+    checkpoint = check_checkpoint(path)
+    found = {
+        name.removeprefix('module.'): value.shape
+        for name, value in checkpoint.get('state_dict', checkpoint).items()
+        if isinstance(value, Tensor)
+    }
+    wanted = {name: v.shape for name, v in model.state_dict().items()}
+    differences = [
+        f'{what} {len(names)} ({", ".join(sorted(names)[:3])}, ...)'
+        for what, names in (
+            ('missing', wanted.keys() - found.keys()),
+            ('unexpected', found.keys() - wanted.keys()),
+            ('of another shape', [
+                name for name in wanted.keys() & found.keys()
+                if wanted[name] != found[name]
+            ])) if names
+    ]
+    if differences:
+        raise ValueError(
+            f'{path!r} does not fit the model of this config; is it the '
+            f'checkpoint of another one? Tensors: {"; ".join(differences)}')

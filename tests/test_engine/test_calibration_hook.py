@@ -7,9 +7,10 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
+from torch.utils.data import Dataset
+
 from mmstepnet.models import StepResNet
 from tests.utils import perturb
-from torch.utils.data import Dataset
 
 
 class Images(Dataset):

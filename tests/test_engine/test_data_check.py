@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from mmengine.config import Config
+
 from mmstepnet.engine.data_check import check_data
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

@@ -19,7 +19,7 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmengine.utils import track_iter_progress
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from mmstepnet.engine.checkpoint import check_checkpoint, load_weights
+from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
 from mmstepnet.engine.job import load_config
 from mmstepnet.stiffness import TrajectoryRecorder, save_record
 from mmstepnet.stiffness.trajectory import DEFAULT_READING
@@ -163,7 +163,8 @@ def main() -> None:
     dataloader = build_dataloader(cfg, args.split, args.max_samples)
     evaluator = build_evaluator(runner, cfg, args.split,
                                 dataloader.dataset)
-    load_weights(runner, args.checkpoint)
+    check_weights(runner.model, args.checkpoint)
+    runner.load_checkpoint(args.checkpoint, map_location='cpu')
     model = runner.model.to(args.device or get_device()).eval()
     recorder, metrics = measure(model, dataloader, evaluator, args.blocks)
 
