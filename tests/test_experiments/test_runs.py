@@ -1,0 +1,98 @@
+"""Where a run stands, from the files that an interrupted one leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmstepnet.experiments import Cell, save_result
+from mmstepnet.experiments.runs import Plan, Run, Schedule, run_cells
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_plain_digits.py'
+CELL = Cell('digits', 'Plain', 'Digits', ('Accuracy', ), {}, config=CONFIG)
+EVERY_EPOCH = Schedule(4, 1, 1, True)
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(CELL, 0, Plan(ROOT, tmp_path / 'work', tmp_path / 'results'))
+    run.folder.mkdir(parents=True)
+    return run
+
+
+def write(run, checkpoints, validated):
+    for epoch in checkpoints:
+        torch.save(dict(state_dict={}), run.folder / f'epoch_{epoch}.pth')
+    log = run.folder / '20260101_000000' / 'vis_data' / 'scalars.json'
+    log.parent.mkdir(parents=True)
+    log.write_text(''.join(
+        json.dumps({'accuracy/top1': 90 + e, 'step': e}) + '\n'
+        for e in validated))
+
+
+def test_goes_on_from_the_newest_checkpoint(run):
+    assert run.last_checkpoint(EVERY_EPOCH) is None
+    write(run, (2, 10), (1, 2, 10))
+    assert run.last_checkpoint(EVERY_EPOCH)[0] == 10
+
+
+def test_an_epoch_whose_validation_is_lost_is_trained_again(run):
+    write(run, (2, 3), (1, 2))
+    assert run.last_checkpoint(EVERY_EPOCH)[0] == 2
+    # Unless none was due.
+    assert run.last_checkpoint(Schedule(9, 2, 1, True))[0] == 3
+
+
+def test_a_checkpoint_cut_off_is_passed_over(run):
+    write(run, (2, 3), (1, 2, 3))
+    path = run.folder / 'epoch_3.pth'
+    path.write_bytes(path.read_bytes()[:-40])
+    assert run.last_checkpoint(EVERY_EPOCH)[0] == 2
+
+
+def test_schedule_follows_the_options():
+    schedule = Schedule.read(CONFIG, ['train_cfg.max_epochs=7'])
+    assert schedule == Schedule(7, 5, 1, True)
+    assert [e for e in range(1, 8) if schedule.validates(e)] == [5, 7]
+
+
+def test_result_of_other_settings_is_not_taken(run):
+    save_result(run.result, dict(config=CELL.name, seed=0,
+                                 cfg_options=['a=1'], last=None, best=None))
+    with pytest.raises(ValueError, match='a=1'):
+        run.is_done()
+
+
+def test_a_run_under_way_is_left_alone(run):
+    import fcntl
+    said = []
+    with open(run.folder / '.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        left = run_cells([CELL], 1, run.plan, dry_run=False, say=said.append)
+    assert left == [run] and 'another process' in said[-1]
+
+
+def test_commands_of_the_launchers(tmp_path):
+    def commands(**kwargs):
+        plan = Plan(Path('root'), Path('w'), Path('r'), **kwargs)
+        run = Run(CELL, 3, plan)
+        return run.train_command(Path('c.pth')), run.test_command(Path('d'))
+    train, test = commands(launcher='pytorch', gpus=4)
+    assert train[:4] == ['bash', 'root/tools/dist_train.sh', str(CONFIG), '4']
+    assert train[train.index('--resume') + 1] == 'c.pth'
+    assert train[-1] == 'randomness.seed=3'
+    assert test[:5] == ['bash', 'root/tools/dist_test.sh', str(CONFIG), 'd',
+                        '4']
+    train, test = commands(launcher='slurm', partition='gpu')
+    assert train[2:5] == ['gpu', CELL.name, str(CONFIG)]
+    assert test[2:6] == ['gpu', CELL.name, str(CONFIG), 'd']
+
+
+@pytest.mark.parametrize('kwargs, match', [
+    (dict(launcher='slurm'), '--partition'), (dict(gpus=2), 'launcher'),
+    (dict(cfg_options=('randomness.seed=1', )), '--seeds')])
+def test_bad_plans(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        Plan(ROOT, Path('w'), Path('r'), **kwargs)

@@ -1,0 +1,123 @@
+"""Propose the few stiff blocks of a network that should carry StepNet.
+
+Measures the stiffness of a trained plain ResNet and prints the stiffest
+blocks as a config fragment (the lottery-ticket hypothesis, paper §3.1).
+--out writes it as a config over CONFIG, ready to be trained.
+"""
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from rich.console import Console
+from rich.table import Table
+from stiffness import SPLITS, build_dataloader, build_runner, measure
+from stiffness import positive_int as positive
+
+from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.job import load_config
+from mmstepnet.experiments.block_selection import (
+    backbone_names,
+    block_stiffness,
+    stiffest_blocks,
+)
+
+STIFF_SHARE = 0.1
+"""The paper finds most stiffness proportions at or below it (Fig. 6)."""
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='config of a plain network')
+    parser.add_argument('checkpoint', help='its trained checkpoint')
+    parser.add_argument(
+        '--count',
+        type=positive,
+        metavar='K',
+        help='how many blocks. Default: a tenth of those measured, the share '
+        "of the paper's Fig. 6, and at least one")
+    parser.add_argument(
+        '--split',
+        choices=SPLITS,
+        default='train',
+        help='data to measure on. Default: train, so that no test image has '
+        'a say in the architecture')
+    parser.add_argument(
+        '--max-samples',
+        type=positive,
+        default=1000,
+        metavar='N',
+        help='measure N samples, evenly taken. Default: 1000')
+    parser.add_argument(
+        '--out', type=Path, metavar='CONFIG.py', help='write a config')
+    parser.add_argument(
+        '--device', help='such as cpu or cuda:1. Default: a GPU if there is')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        help='settings that override the config, as key=value pairs')
+    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+    args = parser.parse_args()
+    if args.out is not None and args.out.suffix != '.py':
+        parser.error(f'--out must end in .py, got {str(args.out)!r}')
+    return args
+
+
+def fragment(cfg: Config, blocks: list[str], over_plain: bool) -> str:
+    """The choice as Python source."""
+    lines = ['model = dict(', '    backbone=dict(']
+    if not cfg.model.backbone.type.startswith('mmstepnet.'):
+        lines.append("        type='mmstepnet.StepResNet',")
+    # A base may hold attention=None, which takes no part of a dict.
+    delete = '_delete_=True, ' if over_plain else ''
+    lines.append(f"        attention=dict({delete}type='StepNet'),")
+    lines += ['        blocks=[']
+    lines += [f'            {block!r},' for block in blocks]
+    return '\n'.join([*lines, '        ]))', ''])
+
+
+def main() -> None:
+    args = parse_args()
+    check_checkpoint(args.checkpoint)
+    cfg = load_config(args)
+    runner = build_runner(cfg, Path(cfg.work_dir) / 'select_blocks')
+    dataloader = build_dataloader(cfg, args.split, args.max_samples)
+    check_weights(runner.model, args.checkpoint)
+    runner.load_checkpoint(args.checkpoint, map_location='cpu')
+    model = runner.model.to(args.device or get_device()).eval()
+    recorder, _ = measure(model, dataloader, None, None)
+    if (recorder.record['step_mean'] != 1).any():
+        raise ValueError(f'{args.config} has an attention; give the config '
+                         'and checkpoint of a plain network')
+
+    names = backbone_names(recorder.blocks)
+    stiffness = block_stiffness(recorder.nsi, recorder.stages)
+    count = args.count or max(1, math.floor(STIFF_SHARE * len(names)))
+    chosen = stiffest_blocks(names, stiffness, count)
+    table = Table('block', 'mean NSI', 'stiffness', 'chosen')
+    for name, nsi, value in zip(names, recorder.nsi.mean(0), stiffness):
+        table.add_row(name, f'{nsi:.4f}', f'{value:.4f}',
+                      '*' if name in chosen else '')
+    Console().print(table)
+    print(f'{count} of {len(names)} measured blocks have '
+          f'{stiffness.sort().values[-count:].sum() / stiffness.sum():.0%} '
+          'of the stiffness. For a config with StepNet:\n')
+    print(fragment(cfg, chosen, over_plain=False))
+    if args.out is not None:
+        base = os.path.relpath(args.config, args.out.parent)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(
+            f'# The {count} stiffest blocks of {Path(args.checkpoint).name}, '
+            f'{len(recorder)} images of {args.split}.\n'
+            f'_base_ = [{base!r}]\n\n{fragment(cfg, chosen, True)}')
+        print(f'written: {args.out}')
+
+
+if __name__ == '__main__':
+    main()
