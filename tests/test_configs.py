@@ -6,6 +6,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+
 from tests.utils import perturb
 
 ROOT = Path(__file__).parents[1] / 'configs'

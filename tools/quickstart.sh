@@ -16,7 +16,7 @@ logged() {
     local log=$1
     shift
     if ! "$@" 2>&1 | tee "$log" | grep --line-buffered -aE \
-        'Epoch\((train|val|test)\)|AttentionBN' | cut -c 1-150; then
+        'Epoch\((train|val|test)\)|AttentionBN' | stdbuf -oL cut -c 1-150; then
         if [ "${PIPESTATUS[0]}" -ne 0 ]; then
             tail -n 20 "$log" >&2
             echo "failed: $*; its whole output is in $log" >&2

@@ -4,6 +4,7 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+
 from mmstepnet.models import ResidualStep, StepResNetCIFAR
 from mmstepnet.models.attentions import SE, StepNet
 from tests.utils import perturb

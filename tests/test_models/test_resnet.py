@@ -1,6 +1,7 @@
 import pytest
 import torch
 from mmpretrain.models import ResNet as PretrainResNet
+
 from mmstepnet.models import StepResNet, StepResNetCIFAR
 from mmstepnet.ops import fused
 from tests.utils import perturb, run, same_tensors

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 SMALL = ('train_dataloader.dataset.indices=256',
          'val_dataloader.dataset.indices=50',
-         'test_dataloader.dataset.indices=50', 'train_dataloader.num_workers=0',
+         'test_dataloader.dataset.indices=50',
+         'train_dataloader.num_workers=0',
          'train_dataloader.persistent_workers=False',
          'default_hooks.checkpoint.interval=1')
 
