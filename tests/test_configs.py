@@ -46,15 +46,10 @@ def detection_batch(cfg):
         with_mask='mask_head' in heads)
 
 
-@pytest.mark.parametrize('name', CONFIGS)
-def test_every_parameter_learns(name):
-    torch.manual_seed(0)
-    cfg = Config.fromfile(ROOT / name)
-    init_default_scope(cfg.default_scope)
-    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    if 'init_cfg' in cfg.model.backbone:
-        cfg.model.backbone.init_cfg = None
-    model = perturb(MODELS.build(cfg.model)).train()
+def silent_parameters(cfg, seed):
+    """Names of parameters without a gradient, under one draw of weights."""
+    torch.manual_seed(seed)
+    model = perturb(MODELS.build(cfg.model), seed).train()
     detects = cfg.default_scope == 'mmdet'
     batch = (detection_batch if detects else classification_batch)(cfg)
     batch = model.data_preprocessor(batch, training=True)
@@ -62,8 +57,20 @@ def test_every_parameter_learns(name):
     loss, _ = model.parse_losses(losses)
     assert loss.isfinite()
     loss.backward()
-    silent = [
+    return {
         key for key, p in model.named_parameters()
         if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)
-    ]
+    }
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_parameter_learns(name):
+    cfg = Config.fromfile(ROOT / name)
+    init_default_scope(cfg.default_scope)
+    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    if 'init_cfg' in cfg.model.backbone:
+        cfg.model.backbone.init_cfg = None
+    silent = silent_parameters(cfg, 0)
+    if silent:  # A draw may switch off the few ReLUs of a narrow layer.
+        silent &= silent_parameters(cfg, 1)
     assert not silent

@@ -74,7 +74,7 @@ def test_stiffest_blocks_make_a_config(call, tmp_path, capsys):
     expected = sorted(names[i] for i in area.argsort()[-2:])
     assert list(cfg.model.backbone.blocks) == expected
     for name, value in zip(names, area):
-        assert re.search(rf'{name}[^\n]*{value:.3f}', printed), name
+        assert re.search(rf'{name}[^\n]*{value:.4f}', printed), name
     assert ''.join(f'            {b!r},\n' for b in expected) in printed
 
     backbone = MODELS.build(cfg.model).backbone
