@@ -1,6 +1,10 @@
 """The residual step in as few passes over memory as a plain ResNet's."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 import torch.nn as nn
@@ -324,6 +328,14 @@ def _wide(centre: Tensor | None, scale: Tensor) -> Tensor | None:
     return None if centre is None else centre.expand_as(scale)
 
 
-def backend(maps: Tensor):
+def backend(maps: Tensor) -> ModuleType:
     """Module that holds the passes over memory for maps of this device."""
-    return aten
+    return _triton() if maps.is_cuda else aten
+
+
+@cache
+def _triton() -> ModuleType:
+    """Triton's kernels where Triton is installed, else ATen's operations."""
+    if find_spec('triton') is None:
+        return aten
+    return import_module('mmstepnet.ops.triton_kernels')

@@ -1,0 +1,286 @@
+"""The fused residual step's passes over memory, as Triton kernels.
+
+The functions are those of :mod:`mmstepnet.ops.aten`. One kernel serves both
+memory formats: a tile is some channels by some pixels of one image, addressed
+by strides, and Triton coalesces along the stride that is 1. Arithmetic is in
+float32 (float64 for float64 maps), rounded once on the way out.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .aten import accumulation_dtype
+
+TILE = 4096
+"""Elements of a tile."""
+
+PROGRAMS = 1024
+"""Programs that keep a large GPU busy; reductions split maps to get there."""
+
+
+@triton.jit
+def _tile(C, HW, n_stride, c_stride, p_stride, start, BC: tl.constexpr,
+          BP: tl.constexpr):
+    """Offsets into maps and into (N, C), and which of them exist."""
+    c_blocks = tl.cdiv(C, BC)
+    n = tl.program_id(0) // c_blocks
+    c = (tl.program_id(0) % c_blocks) * BC + tl.arange(0, BC)
+    p = start + tl.arange(0, BP)
+    # An image is small, a batch may pass 2^31 elements.
+    base = n.to(tl.int64) * n_stride
+    offsets = base + c[:, None] * c_stride + p[None, :] * p_stride
+    mask = (c < C)[:, None] & (p < HW)[None, :]
+    return offsets, mask, n * C + c, c < C
+
+
+@triton.jit
+def _mean_kernel(x_ptr, sum_ptr, C, HW, NC, n_stride, c_stride, p_stride,
+                 span, ACC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+    first = tl.program_id(1) * span
+    last = tl.minimum(first + span, HW)
+    total = tl.zeros([BC], ACC)
+    _, _, row, row_mask = _tile(C, last, n_stride, c_stride, p_stride, first,
+                                BC, BP)
+    for start in range(first, last, BP):
+        offsets, mask, _, _ = _tile(C, last, n_stride, c_stride, p_stride,
+                                    start, BC, BP)
+        total += tl.sum(tl.load(x_ptr + offsets, mask, 0.0).to(ACC), 1)
+    tl.store(sum_ptr + tl.program_id(1) * NC + row, total, row_mask)
+
+
+@triton.jit
+def _moments_kernel(x_ptr, mean_ptr, square_ptr, C, HW, NC, n_stride,
+                    c_stride, p_stride, span, ACC: tl.constexpr,
+                    BC: tl.constexpr, BP: tl.constexpr):
+    first = tl.program_id(1) * span
+    last = tl.minimum(first + span, HW)
+    mean = tl.zeros([BC], ACC)
+    square = tl.zeros([BC], ACC)
+    _, _, row, row_mask = _tile(C, last, n_stride, c_stride, p_stride, first,
+                                BC, BP)
+    for start in range(first, last, BP):
+        offsets, mask, _, _ = _tile(C, last, n_stride, c_stride, p_stride,
+                                    start, BC, BP)
+        x = tl.load(x_ptr + offsets, mask, 0.0).to(ACC)
+        # Chan et al.: join the moments so far and those of this tile.
+        before = (start - first).to(ACC)
+        here = tl.minimum(last - start, BP).to(ACC)
+        tile_mean = tl.sum(x, 1) / here
+        deviation = tl.where(mask, x - tile_mean[:, None], 0.0)
+        delta = tile_mean - mean
+        share = here / (before + here)
+        mean += delta * share
+        square += tl.sum(deviation * deviation, 1)
+        square += delta * delta * before * share
+    tl.store(mean_ptr + tl.program_id(1) * NC + row, mean, row_mask)
+    tl.store(square_ptr + tl.program_id(1) * NC + row, square, row_mask)
+
+
+@triton.jit
+def _step_kernel(x_ptr, c_ptr, centre_ptr, scale_ptr, shift_ptr, out_ptr, C,
+                 HW, n_stride, c_stride, p_stride, CENTRE: tl.constexpr,
+                 SHIFT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+                 BC: tl.constexpr, BP: tl.constexpr):
+    offsets, mask, row, row_mask = _tile(C, HW, n_stride, c_stride, p_stride,
+                                         tl.program_id(1) * BP, BC, BP)
+    total = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
+    if CENTRE:
+        total -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+    total *= tl.load(scale_ptr + row, row_mask, 0.0)[:, None]
+    if SHIFT:
+        total += tl.load(shift_ptr + row, row_mask, 0.0)[:, None]
+    total += tl.load(x_ptr + offsets, mask, 0.0).to(ACC)
+    if RELU:
+        # Not a maximum, which may lose a NaN.
+        total = tl.where(total < 0, 0.0, total)
+    tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, masked_ptr, sum_ptr,
+                   product_ptr, C, HW, NC, n_stride, c_stride, p_stride, span,
+                   CENTRE: tl.constexpr, RELU: tl.constexpr,
+                   ACC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+    first = tl.program_id(1) * span
+    last = tl.minimum(first + span, HW)
+    total = tl.zeros([BC], ACC)
+    product = tl.zeros([BC], ACC)
+    _, _, row, row_mask = _tile(C, last, n_stride, c_stride, p_stride, first,
+                                BC, BP)
+    for start in range(first, last, BP):
+        offsets, mask, _, _ = _tile(C, last, n_stride, c_stride, p_stride,
+                                    start, BC, BP)
+        grad = tl.load(grad_ptr + offsets, mask, 0.0)
+        if RELU:
+            out = tl.load(out_ptr + offsets, mask, 0.0)
+            grad = tl.where(out <= 0, 0.0, grad)
+            tl.store(masked_ptr + offsets, grad, mask)
+        grad = grad.to(ACC)
+        c = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
+        if CENTRE:
+            c -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+        total += tl.sum(grad, 1)
+        product += tl.sum(grad * c, 1)
+    tl.store(sum_ptr + tl.program_id(1) * NC + row, total, row_mask)
+    tl.store(product_ptr + tl.program_id(1) * NC + row, product, row_mask)
+
+
+@triton.jit
+def _gradients_kernel(grad_ptr, c_ptr, centre_ptr, scale_ptr, slope_ptr,
+                      offset_ptr, x_offset_ptr, grad_x_ptr, grad_c_ptr, C, HW,
+                      n_stride, c_stride, p_stride, SLOPE: tl.constexpr,
+                      OFFSET: tl.constexpr, X_OFFSET: tl.constexpr,
+                      NEEDS_C: tl.constexpr, ACC: tl.constexpr,
+                      BC: tl.constexpr, BP: tl.constexpr):
+    offsets, mask, row, row_mask = _tile(C, HW, n_stride, c_stride, p_stride,
+                                         tl.program_id(1) * BP, BC, BP)
+    grad = tl.load(grad_ptr + offsets, mask, 0.0).to(ACC)
+    if NEEDS_C:
+        total = grad * tl.load(scale_ptr + row, row_mask, 0.0)[:, None]
+        if SLOPE:
+            c = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
+            c -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+            total += c * tl.load(slope_ptr + row, row_mask, 0.0)[:, None]
+        if OFFSET:
+            total += tl.load(offset_ptr + row, row_mask, 0.0)[:, None]
+        tl.store(grad_c_ptr + offsets,
+                 total.to(grad_c_ptr.dtype.element_ty), mask)
+    if X_OFFSET:
+        grad += tl.load(x_offset_ptr + row, row_mask, 0.0)[:, None]
+        tl.store(grad_x_ptr + offsets, grad.to(grad_x_ptr.dtype.element_ty),
+                 mask)
+
+
+class _Launch:
+    """Shape, strides and tile that the kernels of one map share."""
+
+    def __init__(self, maps: Tensor):
+        n, c, h, w = maps.shape
+        self.n, self.c, self.pixels = n, c, h * w
+        if maps.is_contiguous():
+            self.strides = (c * h * w, h * w, 1)
+            self.bp = min(triton.next_power_of_2(self.pixels), 1024,
+                          TILE)
+            self.bc = min(TILE // self.bp, triton.next_power_of_2(c))
+        else:
+            self.strides = (c * h * w, 1, c)
+            self.bc = min(triton.next_power_of_2(c), 128, TILE)
+            self.bp = min(TILE // self.bc,
+                          triton.next_power_of_2(self.pixels))
+        dtype = accumulation_dtype(maps.dtype)
+        self.dtype = dtype
+        self.meta = dict(
+            ACC=tl.float64 if dtype == torch.float64 else tl.float32,
+            BC=self.bc,
+            BP=self.bp)
+        self.rows = n * triton.cdiv(c, self.bc)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.c, self.pixels
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        return self.rows, triton.cdiv(self.pixels, self.bp)
+
+    def spans(self) -> tuple[int, int]:
+        """Number of splits of a map, and pixels of each."""
+        splits = max(1, min(PROGRAMS // self.rows, self.tiles[1]))
+        span = triton.cdiv(self.tiles[1], splits) * self.bp
+        return triton.cdiv(self.pixels, span), span
+
+    def partial(self, like: Tensor, splits: int) -> Tensor:
+        return torch.empty((splits, self.n, self.c),
+                           dtype=self.dtype,
+                           device=like.device)
+
+
+def mean(x: Tensor) -> Tensor:
+    """Mean over the map, (N, C)."""
+    launch = _Launch(x)
+    splits, span = launch.spans()
+    sums = launch.partial(x, splits)
+    _mean_kernel[launch.rows, splits](x, sums, *launch.shape,
+                                      launch.n * launch.c, *launch.strides,
+                                      span, **launch.meta)
+    return _total(sums).div_(launch.pixels)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population variance over the map, both (N, C)."""
+    launch = _Launch(x)
+    splits, span = launch.spans()
+    means, squares = (launch.partial(x, splits) for _ in range(2))
+    _moments_kernel[launch.rows, splits](x, means, squares, *launch.shape,
+                                         launch.n * launch.c, *launch.strides,
+                                         span, **launch.meta)
+    if splits == 1:
+        return means[0], squares[0].div_(launch.pixels)
+    weights = torch.full((splits, 1, 1), span / launch.pixels,
+                         dtype=launch.dtype, device=x.device)
+    weights[-1] = 1 - (splits - 1) * span / launch.pixels
+    average = (means * weights).sum(0)
+    between = ((means - average).square_() * weights).sum(0)
+    return average, between.add_(squares.sum(0), alpha=1 / launch.pixels)
+
+
+def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
+         shift: Tensor | None, relu: bool) -> Tensor:
+    """See :func:`mmstepnet.ops.aten.step`."""
+    launch = _Launch(c)
+    out = torch.empty_like(c)
+    _step_kernel[launch.tiles](
+        x, c, *_rows(scale, centre, scale, shift), out, *launch.shape,
+        *launch.strides, CENTRE=centre is not None, SHIFT=shift is not None,
+        RELU=relu, **launch.meta)
+    return out
+
+
+def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
+           centre: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`mmstepnet.ops.aten.reduce`."""
+    launch = _Launch(c)
+    splits, span = launch.spans()
+    masked = grad if out is None else torch.empty_like(grad)
+    sums, products = (launch.partial(c, splits) for _ in range(2))
+    _reduce_kernel[launch.rows, splits](
+        grad, grad if out is None else out, c, *_rows(sums, centre), masked,
+        sums, products, *launch.shape, launch.n * launch.c, *launch.strides,
+        span, CENTRE=centre is not None, RELU=out is not None, **launch.meta)
+    return masked, _total(sums), _total(products)
+
+
+def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
+              scale: Tensor, slope: Tensor | None, offset: Tensor | None,
+              x_offset: Tensor | None, needs_x: bool, needs_c: bool,
+              in_place: bool) -> tuple[Tensor | None, Tensor | None]:
+    """See :func:`mmstepnet.ops.aten.gradients`."""
+    launch = _Launch(grad)
+    grad_x = grad_c = None
+    if needs_x:
+        grad_x = (grad if in_place or x_offset is None else
+                  torch.empty_like(grad))
+    if needs_c:
+        grad_c = torch.empty_like(grad)
+    shifts_x = needs_x and x_offset is not None
+    if needs_c or shifts_x:
+        _gradients_kernel[launch.tiles](
+            grad, grad if c is None else c,
+            *_rows(scale, centre, scale, slope, offset, x_offset),
+            grad if grad_x is None else grad_x,
+            grad if grad_c is None else grad_c, *launch.shape,
+            *launch.strides, SLOPE=slope is not None,
+            OFFSET=offset is not None, X_OFFSET=shifts_x, NEEDS_C=needs_c,
+            **launch.meta)
+    return grad_x, grad_c
+
+
+def _rows(like: Tensor, *coefficients: Tensor | None) -> list[Tensor]:
+    """Dense (N, C) arguments; any pointer where a kernel reads none."""
+    return [like if t is None else t.contiguous() for t in coefficients]
+
+
+def _total(partial: Tensor) -> Tensor:
+    return partial[0] if len(partial) == 1 else partial.sum(0)
