@@ -78,8 +78,8 @@ def parse_args() -> argparse.Namespace:
         type=positive_int,
         default=1,
         metavar='N',
-        help='processes of one job, for the launcher pytorch; for slurm set '
-        'GPUS and the other variables of tools/slurm_run.sh')
+        help='processes of one job, for the launchers pytorch and slurm; '
+        'tools/slurm_run.sh names the other variables of slurm. Default: 1')
     run.add_argument('--partition', help='of slurm')
     run.add_argument(
         '--dry-run',

@@ -77,7 +77,8 @@ class Plan:
             return ['bash', str(tools / f'dist_{tool}.sh'), str(config),
                     *self._processes(tool, args)]
         if self.launcher == 'slurm':
-            return ['bash', str(tools / f'slurm_{tool}.sh'), self.partition,
+            return ['env', f'GPUS={self.gpus}', 'bash',
+                    str(tools / f'slurm_{tool}.sh'), self.partition,
                     config.stem, str(config), *args]
         return [sys.executable, str(tools / f'{tool}.py'), str(config), *args]
 

@@ -154,8 +154,8 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
     if any(found.values()):
         notes.append(
             'Ours: mean ± sample standard deviation over the seeds. Best: the '
-            'epoch of each seed that is best on the test data, as the '
-            'optimist picks it; last: after all epochs.')
+            'epoch of each seed that is best on the test data, which flatters '
+            'every row alike; last: after all epochs.')
     lost = [cell.row for cell in cells if cell.config is None]
     if lost:
         notes.append(f'{", ".join(lost)}: cannot be run, there is no config.')

@@ -85,9 +85,13 @@ def test_commands_of_the_launchers(tmp_path):
     assert train[-1] == 'randomness.seed=3'
     assert test[:5] == ['bash', 'root/tools/dist_test.sh', str(CONFIG), 'd',
                         '4']
-    train, test = commands(launcher='slurm', partition='gpu')
-    assert train[2:5] == ['gpu', CELL.name, str(CONFIG)]
-    assert test[2:6] == ['gpu', CELL.name, str(CONFIG), 'd']
+    train, test = commands(launcher='slurm', partition='gpu', gpus=2)
+    assert train[:7] == [
+        'env', 'GPUS=2', 'bash', 'root/tools/slurm_train.sh', 'gpu', CELL.name,
+        str(CONFIG)
+    ]
+    assert test[3:8] == [
+        'root/tools/slurm_test.sh', 'gpu', CELL.name, str(CONFIG), 'd']
 
 
 @pytest.mark.parametrize('kwargs, match', [
