@@ -108,6 +108,8 @@ def stop(signum: int, frame: object) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    cells = select_cells(read_tables(ROOT), args.table, args.rows)
+    # Imports torch, which a mistyped row need not wait for.
     from mmstepnet.experiments.runs import Plan, run_cells
     signal.signal(signal.SIGTERM, stop)
     plan = Plan(
@@ -118,7 +120,6 @@ def run(args: argparse.Namespace) -> None:
         launcher=args.launcher,
         gpus=args.gpus,
         partition=args.partition)
-    cells = select_cells(read_tables(ROOT), args.table, args.rows)
     left = run_cells(
         cells,
         args.seeds,
