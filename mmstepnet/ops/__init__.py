@@ -1,3 +1,4 @@
+from . import aten
 from .residual import (
     PooledMap,
     fused,
@@ -6,4 +7,5 @@ from .residual import (
     serves,
 )
 
-__all__ = ['PooledMap', 'fused', 'fused_residual_step', 'is_fused', 'serves']
+__all__ = [
+    'PooledMap', 'fused', 'fused_residual_step', 'is_fused', 'serves']
