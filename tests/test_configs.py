@@ -71,6 +71,8 @@ def test_every_parameter_learns(name):
     if 'init_cfg' in cfg.model.backbone:
         cfg.model.backbone.init_cfg = None
     silent = silent_parameters(cfg, 0)
-    if silent:  # A draw may switch off the few ReLUs of a narrow layer.
-        silent &= silent_parameters(cfg, 1)
+    # A draw may switch off the one ReLU of a narrow layer.
+    for seed in range(1, 8):
+        if silent:
+            silent &= silent_parameters(cfg, seed)
     assert not silent
