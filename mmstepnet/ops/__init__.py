@@ -1,4 +1,3 @@
-from . import aten
 from .residual import (
     PooledMap,
     fused,
@@ -7,5 +6,4 @@ from .residual import (
     serves,
 )
 
-__all__ = [
-    'PooledMap', 'fused', 'fused_residual_step', 'is_fused', 'serves']
+__all__ = ['PooledMap', 'fused', 'fused_residual_step', 'is_fused', 'serves']

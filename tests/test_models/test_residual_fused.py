@@ -11,8 +11,9 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from mmstepnet import ops
 from mmstepnet.models import ResidualStep
 from mmstepnet.models import residual as residual_module
-from mmstepnet.models.attentions import CBAM, IEBN, SE, SRM, SEM, StepNet
+from mmstepnet.models.attentions import CBAM, IEBN, SE, SEM, SRM, StepNet
 from mmstepnet.models.backbones.blocks import StepBasicBlock, StepBottleneck
+from mmstepnet.ops import aten
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -95,9 +96,7 @@ def run(fused, step, norm, x, c, grad, dtype=None):
 
 
 def worst(got, expected):
-    """Largest error of an entry, relative to the entry's norm, and its name.
-
-    """
+    """Largest error of an entry, relative to its norm, and its name."""
     assert got.keys() == expected.keys()
     errors = {
         k: ((got[k].double() - v.double()).norm() /
@@ -143,7 +142,7 @@ def test_one_image_in_eval(calls):
 
 def test_blocks_of_a_map_are_joined(monkeypatch):
     """Maps larger than a block, in rows that do not divide it."""
-    monkeypatch.setattr(ops.aten, 'BLOCK', 37)
+    monkeypatch.setattr(aten, 'BLOCK', 37)
     torch.manual_seed(0)
     step, norm = build(SRM, 5)
     step.double()
@@ -161,8 +160,8 @@ def test_blocks_of_a_map_are_joined(monkeypatch):
 def test_equals_exact_in_low_precision(dtype, tolerance, memory_format):
     """Against the reference in float64, on the same rounded inputs."""
     torch.manual_seed(1)
-    for attention, shape in itertools.product((StepNet, SE),
-                                              ((4, 16, 9, 7), (8, 16, 14, 14))):
+    shapes = (4, 16, 9, 7), (8, 16, 14, 14)
+    for attention, shape in itertools.product((StepNet, SE), shapes):
         step, norm = build(attention, 16)
         x, c, grad = inputs(shape, dtype, memory_format)
         margin = 1e-4 if dtype == torch.float32 else 0.1

@@ -5,11 +5,11 @@ import importlib.util
 import pytest
 import torch
 import torch.nn as nn
-from tests.utils import perturb
 
 import mmstepnet
 from mmstepnet.models.backbones import StepResNet, StepResNetCIFAR
 from mmstepnet.ops.fold import FoldedStepNet
+from tests.utils import perturb
 
 MODELS = {
     'basic': dict(depth=18),

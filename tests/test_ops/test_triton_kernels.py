@@ -29,8 +29,7 @@ TOLERANCES = {
 @pytest.mark.skipif(INTERPRETED, reason='this is the interpreter')
 def test_in_the_interpreter():
     result = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-         __file__],
+        [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', __file__],
         env={**os.environ, 'TRITON_INTERPRET': '1'},
         capture_output=True,
         text=True)

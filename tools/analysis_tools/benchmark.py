@@ -1,0 +1,281 @@
+"""Speed and memory of a training step and of inference, beside the peers'.
+
+In every round each network takes one step, and a step is compared with that
+of mmpretrain's plain network in the same round, so that a change of the
+machine's load meets all of them. The table gives the median of these ratios
+with the quartiles.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import timm
+import torch
+import torch.nn as nn
+from mmengine.utils import ProgressBar
+from mmpretrain.models import ResNet, SEResNet
+from torch import Tensor
+
+import mmstepnet
+from mmstepnet import ops
+from mmstepnet.models import StepResNet
+
+BASELINE = 'mmpretrain ResNet-50'
+DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
+FORMATS = dict(
+    contiguous=torch.contiguous_format, channels_last=torch.channels_last)
+ATTENTIONS = ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE')
+
+
+def timm_net(name: str, **kwargs) -> nn.Module:
+    """A network of timm's that ends, like the others, in its last map."""
+    return timm.create_model(name, num_classes=0, global_pool='', **kwargs)
+
+
+def step_net(attention: str | None = 'StepNet', **kwargs) -> StepResNet:
+    """ResNet-50 of ours with an attention."""
+    cfg = None if attention is None else dict(type=attention)
+    return StepResNet(50, attention=cfg, **kwargs)
+
+
+NETWORKS = {
+    BASELINE: lambda: ResNet(50, norm_eval=False),
+    'plain': lambda: step_net(None),
+    'StepNet naive': step_net,
+    'StepNet': step_net,
+    **{name: lambda name=name: step_net(name) for name in ATTENTIONS},
+    'IEBN': lambda: step_net(None, norm_cfg=dict(type='mmstepnet.IEBN')),
+    'mmpretrain SEResNet-50': lambda: SEResNet(50),
+    'timm seresnet50': lambda: timm_net('seresnet50'),
+    'timm resnet50 eca': lambda: timm_net(
+        'resnet50', block_args=dict(attn_layer='eca')),
+    'timm resnet50 cbam': lambda: timm_net(
+        'resnet50', block_args=dict(attn_layer='cbam')),
+}
+FOLDED = {
+    'plain folded': lambda: mmstepnet.fold(step_net(None)),
+    'StepNet folded': lambda: mmstepnet.fold(step_net()),
+}
+
+
+class Classifier(nn.Module):
+    """The head that all networks share."""
+
+    def __init__(self, body: nn.Module):
+        super().__init__()
+        self.body = body
+        self.fc = nn.Linear(2048, 1000)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        features = self.body(images)
+        if isinstance(features, tuple):
+            features = features[-1]
+        logits = self.fc(features.mean((2, 3)))
+        return nn.functional.cross_entropy(logits, labels)
+
+
+class Contestant:
+    """A network and one step of it.
+
+    Args:
+        name (str): Its name in the table; 'naive' in it takes the reference
+            path of the residual step.
+        build (Callable): Builds the network.
+        args (Namespace): The command line.
+        mode (str): 'train' or 'inference'.
+        memory_format (str): A key of ``FORMATS``.
+        dtype (str): A key of ``DTYPES``, float32 or that of autocast.
+        compiled (bool): Whether to compile it.
+    """
+
+    def __init__(self, name: str, build: Callable, args: argparse.Namespace,
+                 mode: str, memory_format: str, dtype: str, compiled: bool):
+        torch.manual_seed(0)
+        self.fused = 'naive' not in name
+        self.train = mode == 'train'
+        self.dtype = DTYPES[dtype]
+        self.device = args.device
+        model = Classifier(build())
+        # Hosts' train() returns None.
+        model.train(self.train)
+        model.to(args.device, memory_format=FORMATS[memory_format])
+        self.forward = torch.compile(model) if compiled else model
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+        shape = (args.batch_size, 3, args.size, args.size)
+        self.images = torch.randn(shape, device=args.device).contiguous(
+            memory_format=FORMATS[memory_format])
+        self.labels = torch.randint(
+            1000, (args.batch_size, ), device=args.device)
+
+    def loss(self) -> Tensor:
+        """Forward pass."""
+        with ops.fused(self.fused), torch.autocast(
+                self.device, self.dtype, enabled=self.dtype is not None):
+            return self.forward(self.images, self.labels)
+
+    def step(self) -> None:
+        """One step of training, or one of inference."""
+        if not self.train:
+            with torch.inference_mode():
+                self.loss()
+            return
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def time(self) -> float:
+        """Seconds of one step."""
+        synchronize(self.device)
+        start = time.perf_counter()
+        self.step()
+        synchronize(self.device)
+        return time.perf_counter() - start
+
+    def saved_bytes(self) -> int:
+        """Bytes of distinct storages that a forward pass saves for backward.
+
+        Parameters are left out: they are there in any case.
+        """
+        parameters = {p.untyped_storage().data_ptr()
+                      for group in self.optimizer.param_groups
+                      for p in group['params']}
+        kept = {}
+
+        def pack(t: Tensor) -> Tensor:
+            # Kept alive, so that no address is used twice.
+            kept[t.untyped_storage().data_ptr()] = t
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            self.loss()
+        return sum(t.untyped_storage().nbytes() for pointer, t in kept.items()
+                   if pointer not in parameters)
+
+    def peak_bytes(self) -> int:
+        """Peak memory of a step on CUDA, above what stood there before."""
+        self.optimizer.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.step()
+        return torch.cuda.max_memory_allocated() - before
+
+
+def synchronize(device: str) -> None:
+    if device == 'cuda':
+        torch.cuda.synchronize()
+
+
+def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
+    """One table: rows of every network in one setting."""
+    builders = dict(NETWORKS)
+    if mode == 'inference':
+        builders.update(FOLDED)
+    if args.networks:
+        builders = {name: build for name, build in builders.items()
+                    if name in (BASELINE, *args.networks)}
+    contestants = {name: Contestant(name, build, args, mode, *setting)
+                   for name, build in builders.items()}
+    seconds = {name: [] for name in contestants}
+    bar = ProgressBar(len(contestants) * (args.rounds + args.warmup))
+    for round_ in range(args.warmup + args.rounds):
+        for name, contestant in contestants.items():
+            elapsed = contestant.time()
+            if round_ >= args.warmup:
+                seconds[name].append(elapsed)
+            bar.update()
+    print()
+    rows = []
+    for name, contestant in contestants.items():
+        ratios = [a / b for a, b in zip(seconds[name], seconds[BASELINE])]
+        low, ratio, high = statistics.quantiles(ratios, n=4)
+        row = dict(
+            network=name, ratio=ratio, low=low, high=high,
+            images_per_second=args.batch_size /
+            statistics.median(seconds[name]), seconds=seconds[name])
+        if mode == 'train':
+            row['saved_bytes'] = contestant.saved_bytes()
+            if args.device == 'cuda':
+                row['peak_bytes'] = contestant.peak_bytes()
+        rows.append(row)
+    return rows
+
+
+def print_table(title: str, rows: list[dict]) -> None:
+    base = rows[0]
+    print(f'\n{title}\n{"network":24}{"ratio":>8}{"quartiles":>16}'
+          f'{"images/s":>10}{"saved":>8}{"peak":>8}')
+    for row in rows:
+        memory = [f'{row[key] / base[key]:8.3f}' if key in row else ' ' * 8
+                  for key in ('saved_bytes', 'peak_bytes')]
+        spread = f'{row["low"]:.3f}-{row["high"]:.3f}'
+        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}'
+              f'{row["images_per_second"]:10.1f}{"".join(memory)}')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
+    parser.add_argument('--batch-size', type=int, default=8)
+    parser.add_argument('--size', type=int, default=224,
+                        help='side of the images in pixels')
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--warmup', type=int, default=2, help='rounds')
+    parser.add_argument('--threads', type=int, default=None,
+                        help="CPU threads; PyTorch's choice by default")
+    parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
+                        choices=['train', 'inference'])
+    parser.add_argument('--formats', nargs='+', default=list(FORMATS),
+                        choices=list(FORMATS))
+    parser.add_argument('--dtypes', nargs='+', default=['float32'],
+                        choices=list(DTYPES),
+                        help='float32, or the dtype of autocast')
+    parser.add_argument('--compiled', nargs='+', type=int, default=[0],
+                        choices=[0, 1], help='eager is 0')
+    parser.add_argument('--networks', nargs='+', metavar='NAME',
+                        choices=[*NETWORKS, *FOLDED],
+                        help='beside the baseline; all by default')
+    parser.add_argument('--out', default='benchmark.json', help='JSON file')
+    args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error(f'--rounds must be at least 2 for a spread, got '
+                     f'{args.rounds}')
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    device = (torch.cuda.get_device_name() if args.device == 'cuda' else
+              platform.processor() or platform.machine())
+    result = dict(
+        torch=torch.__version__, device=device,
+        threads=torch.get_num_threads(), batch_size=args.batch_size,
+        size=args.size, tables=[])
+    for mode, memory_format, dtype, compiled in itertools.product(
+            args.modes, args.formats, args.dtypes, args.compiled):
+        load = os.getloadavg()[0]
+        rows = benchmark(args, mode, memory_format, dtype, bool(compiled))
+        title = ', '.join([mode, memory_format, dtype,
+                           'compiled' if compiled else 'eager'])
+        print_table(f'{title} (load {load:.1f} before, '
+                    f'{os.getloadavg()[0]:.1f} after)', rows)
+        result['tables'].append(dict(
+            mode=mode, memory_format=memory_format, dtype=dtype,
+            compiled=bool(compiled), load=[load, os.getloadavg()[0]],
+            rows=rows))
+        with open(args.out, 'w') as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == '__main__':
+    main()
