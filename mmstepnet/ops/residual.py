@@ -79,7 +79,7 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
         norm (nn.Module, optional): The norm behind it.
         step (ResidualStep): The module that takes the step.
     """
-    if (torch.compiler.is_compiling() or not fused.enabled
+    if (_is_compiling() or not fused.enabled
             or getattr(step.attention, 'pooled_inputs', None) is None):
         return False
     if (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
@@ -90,6 +90,12 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
             and (type(step.drop_path) is nn.Identity
                  or not step.drop_path.training)
             and not _is_hooked(step, norm))
+
+
+def _is_compiling() -> bool:
+    if hasattr(torch.compiler, 'is_compiling'):
+        return torch.compiler.is_compiling()
+    return torch._dynamo.is_compiling()  # torch < 2.3
 
 
 def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:
@@ -116,7 +122,11 @@ def _is_identity(norm: nn.Module | None) -> bool:
 
 
 def _is_hooked(step: nn.Module, norm: nn.Module | None) -> bool:
-    if nn.modules.module._has_any_global_hook():
+    everywhere = nn.modules.module
+    if (everywhere._global_forward_hooks
+            or everywhere._global_forward_pre_hooks
+            or everywhere._global_backward_hooks
+            or everywhere._global_backward_pre_hooks):
         return True
     inner = [module for module in step.modules() if module is not step]
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks

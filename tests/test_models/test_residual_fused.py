@@ -305,6 +305,22 @@ def test_no_reentrant_surprises():
             torch.testing.assert_close(u, v, rtol=1e-10, atol=1e-12)
 
 
+def test_frozen_norm_and_attention(calls):
+    """As in detection: norm_eval and the weights of the norms frozen."""
+    torch.manual_seed(0)
+    step, norm = build(StepNet, 4)
+    step.double().eval().requires_grad_(False)
+    norm.double().eval().requires_grad_(False)
+    args = inputs((2, 4, 3, 5))
+    got, expected = (run(fused, step, norm, *args) for fused in (True, False))
+    for key in ('out', 'x', 'c'):
+        torch.testing.assert_close(got[key], expected[key], rtol=1e-10,
+                                   atol=1e-12)
+    assert got['norm.weight'] is None
+    assert torch.equal(got['norm.running_mean'], norm.running_mean)
+    assert len(calls) == 1
+
+
 def test_gradient_of_the_result_is_left_alone():
     step, norm = build(SE, 4, relu=False)
     x, c, grad = inputs((2, 4, 3, 3), torch.float32)
