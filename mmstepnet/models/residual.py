@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
+import torch
 import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
@@ -10,8 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.ops import fused_residual_step, serves
 
-Observer = Callable[
-    ['ResidualStep', Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
+Observer = Callable[[
+    'ResidualStep', Tensor, Tensor, Tensor | None, Tensor | None, Tensor
+], None]
 
 
 class ResidualStep(BaseModule):
@@ -73,18 +75,30 @@ class ResidualStep(BaseModule):
         else:
             step = self.attention(identity, f)
             residual = f * step
-        total = identity + self.drop_path(residual)
+        residual = self.drop_path(residual)
+        if (self._observers and step is not None
+                and residual.dtype == identity.dtype
+                and not torch.is_grad_enabled()):
+            # f ⊗ Δt is nobody's: a new map costs more than the sum itself.
+            total = residual.add_(identity)
+        else:
+            total = identity + residual
         if not self._observers:
             return self.activation(total)
-        # The hosts' ReLU works in place; observers compare both sides of it.
-        out = self.activation(
-            total.clone() if getattr(self.activation, 'inplace', False
-                                     ) else total)
-        for observer in tuple(self._observers.values()):
-            observer(self, identity, f, step, total, out)
+        # The hosts' ReLU works in place and would overwrite the sum.
+        if getattr(self.activation, 'inplace', False):
+            wanted = any(w for _, w in self._observers.values())
+            x_next = total.clone() if wanted else None
+        else:
+            x_next = total
+        out = self.activation(total)
+        for observer, _ in tuple(self._observers.values()):
+            observer(self, identity, f, step, x_next, out)
         return out
 
-    def observe(self, observer: Observer) -> RemovableHandle:
+    def observe(self,
+                observer: Observer,
+                want_x_next: bool = True) -> RemovableHandle:
         """Register ``observer(self, x, f, step, x_next, out)``.
 
         It is called in every forward pass with x_t, f(x_t), the attention
@@ -92,11 +106,17 @@ class ResidualStep(BaseModule):
         what the block returns. Tensors are overwritten by later layers:
         reduce them inside the observer.
 
+        Args:
+            observer (Callable): What to call.
+            want_x_next (bool): Whether it needs x_{t+1}, which costs a copy
+                where the activation works in place. False may give it None.
+                Defaults to True.
+
         Returns:
             RemovableHandle: Its ``remove()`` ends the observation.
         """
         handle = RemovableHandle(self._observers)
-        self._observers[handle.id] = observer
+        self._observers[handle.id] = observer, want_x_next
         return handle
 
     def __getstate__(self) -> dict:

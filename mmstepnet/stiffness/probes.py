@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from mmstepnet.models.residual import ResidualStep
 
 from .residual_blocks import Branch, States
-from .sample_norms import distance, norm, residual_norms
+from .sample_norms import norm, norm_and_distance, residual_norms
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU,
                nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardtanh,
@@ -150,18 +150,19 @@ class ResidualStepProbe(Probe):
     def attach_inside(self) -> list[RemovableHandle]:
         """See :class:`Probe`."""
         return [
-            module.observe(partial(self._observe, name))
+            module.observe(partial(self._observe, name), want_x_next=False)
             for name, module in zip(self.steps, self.parts.values())
         ]
 
     @torch.no_grad()
     def _observe(self, name: str, module: ResidualStep, x: Tensor, f: Tensor,
-                 step: Tensor | None, x_next: Tensor, out: Tensor) -> None:
+                 step: Tensor | None, x_next: Tensor | None,
+                 out: Tensor) -> None:
         if self.active:
             f_norm, change, mean = _measure_branch(f, step)
-            self.report(
-                name,
-                StepNorms(norm(x), f_norm, change, distance(out, x), mean))
+            x_norm, returned = norm_and_distance(x, out)
+            self.report(name,
+                        StepNorms(x_norm, f_norm, change, returned, mean))
 
 
 class BranchProbe(Probe):
@@ -202,10 +203,9 @@ class BranchProbe(Probe):
                 f'{type(self.branch if self.f is None else self.gate)}')
         self.check_state('output', out, self.x)
         f_norm, change, step = self.measured
-        self.report(
-            self.name,
-            StepNorms(norm(self.x), f_norm, change, distance(out, self.x),
-                      step))
+        x_norm, returned = norm_and_distance(self.x, out)
+        self.report(self.name,
+                    StepNorms(x_norm, f_norm, change, returned, step))
 
     @torch.no_grad()
     def _take_f(self, module: nn.Module, inputs: tuple, f: Tensor) -> None:
@@ -274,11 +274,10 @@ class StatesProbe(Probe):
 
     def _step_to(self, x_next: Tensor) -> None:
         self.check_state('next state', x_next, self.x)
-        change = distance(x_next, self.x)
-        name = self.pending.pop(0)
+        x_norm, change = norm_and_distance(self.x, x_next)
         self.report(
-            name,
-            StepNorms(norm(self.x), change, change, change,
+            self.pending.pop(0),
+            StepNorms(x_norm, change, change, change,
                       torch.ones_like(change)))
         self.x = x_next
 
@@ -314,11 +313,11 @@ class UnknownBlockProbe(Probe):
     def end(self, out: Tensor) -> None:
         """See :class:`Probe`."""
         self.check_state('output', out, self.x)
-        returned = distance(out, self.x)
+        x_norm, returned = norm_and_distance(self.x, out)
         change = self.before if self.after is out else returned
         self.report(
             self.name,
-            StepNorms(norm(self.x), change, change, returned,
+            StepNorms(x_norm, change, change, returned,
                       torch.ones_like(change)))
 
     @torch.no_grad()
@@ -326,7 +325,7 @@ class UnknownBlockProbe(Probe):
         if self.active:
             # The activation may work in place: now or never.
             self.before = (
-                distance(inputs[0], self.x)
+                norm_and_distance(self.x, inputs[0])[1]
                 if inputs[0].shape == self.x.shape else None)
 
     def _after(self, module: nn.Module, inputs: tuple, out: Tensor) -> None:

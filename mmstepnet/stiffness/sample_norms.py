@@ -24,18 +24,28 @@ def norm(x: Tensor) -> Tensor:
     return _collect(_row_norms(rows), len(x))
 
 
-def distance(x: Tensor, y: Tensor) -> Tensor:
-    """2-norm of each sample of ``x - y``, both (N, ...) -> (N,)."""
+def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """2-norms of each sample of ``x`` and of ``x - y``, in one pass.
+
+    Args:
+        x (Tensor): States, (N, ...).
+        y (Tensor): States, as large.
+
+    Returns:
+        tuple[Tensor, Tensor]: Norms, both (N,).
+    """
     x_rows, y_rows = _rows(x, y)
     if x.device.type != 'cpu':
-        return _collect(_row_norms(x_rows - y_rows), len(x))
+        return (_collect(_row_norms(x_rows), len(x)),
+                _collect(_row_norms(x_rows - y_rows), len(x)))
     size = max(PIECE // x_rows.shape[1], 1)
     buffer = torch.empty_like(x_rows[:size])
-    norms = [
-        _row_norms(torch.sub(a, b, out=buffer[:len(a)]))
-        for a, b in zip(x_rows.split(size), y_rows.split(size))
-    ]
-    return _collect(torch.cat(norms), len(x))
+    norms, distances = [], []
+    for a, b in zip(x_rows.split(size), y_rows.split(size)):
+        norms.append(_row_norms(a))
+        distances.append(_row_norms(torch.sub(a, b, out=buffer[:len(a)])))
+    return (_collect(torch.cat(norms), len(x)),
+            _collect(torch.cat(distances), len(x)))
 
 
 def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

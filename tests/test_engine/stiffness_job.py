@@ -1,10 +1,11 @@
 """A runner on real digits with StiffnessHook, alone or as one rank of many.
 
 ``python -m tests.test_engine.stiffness_job RANK WORLD PORT WORK_DIR`` runs
-validation as one rank over gloo; ``KEY=VALUE`` behind it go to the hook.
+validation as one rank over gloo, once for each of :data:`SAMPLES`.
 """
 
-import ast
+import itertools
+import json
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.utils import perturb
 
 ROOT = Path(__file__).resolve().parents[2]
 VAL_IMAGES = 37
+SAMPLES = (None, 11)
+numbers = itertools.count()
 
 
 def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
@@ -41,6 +44,8 @@ def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
         'test_dataloader': dict(batch_size=5, **loader),
         'test_dataloader.dataset.indices': images,
         'log_level': 'INFO',
+        # Runners of one second would share log and message hub.
+        'experiment_name': f'digits_{next(numbers)}',
         'visualizer.vis_backends': [dict(type='LocalVisBackend')],
         **(options or {})
     })
@@ -62,17 +67,20 @@ def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
 
 
 def main():
-    rank, world, port, work_dir = sys.argv[1:5]
-    pairs = (pair.split('=') for pair in sys.argv[5:])
+    rank, world, port, work_dir = sys.argv[1:]
     os.environ.update(
         RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, MASTER_PORT=port,
         MASTER_ADDR='127.0.0.1')
     torch.distributed.init_process_group('gloo')
-    runner = digits_runner(
-        work_dir, hook={k: ast.literal_eval(v) for k, v in pairs})
-    runner.val()
-    hub = runner.message_hub.log_scalars
-    print({k: v.current() for k, v in hub.items() if 'stiffness' in k})
+    for samples in SAMPLES:
+        runner = digits_runner(
+            Path(work_dir, str(samples)), hook=dict(max_samples=samples))
+        runner.val()
+        hub = runner.message_hub.log_scalars
+        print(json.dumps({
+            k: float(v.current())
+            for k, v in hub.items() if 'stiffness' in k
+        }))
     torch.distributed.destroy_process_group()
 
 
