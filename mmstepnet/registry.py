@@ -37,3 +37,10 @@ ATTENTIONS = Registry(
     scope='mmstepnet',
     locations=['mmstepnet.models.attentions'])
 """Rules that choose the residual step, see :class:`Attention`."""
+
+PROPAGATIONS = Registry(
+    'propagation',
+    scope='mmstepnet',
+    locations=['mmstepnet.models.propagation'])
+"""Attentions between tokens, points or nodes, see
+:class:`PropagationAttention`."""

@@ -2,9 +2,13 @@ from mmstepnet.compatibility import check_hosts
 
 check_hosts('mmpretrain')
 
-from . import attentions, backbones  # noqa: E402
+from . import attentions, backbones, propagation  # noqa: E402
 from .attentions import *  # noqa: E402, F403
 from .backbones import *  # noqa: E402, F403
+from .propagation import *  # noqa: E402, F403
 from .residual import ResidualStep  # noqa: E402
 
-__all__ = ['ResidualStep', *attentions.__all__, *backbones.__all__]
+__all__ = [
+    'ResidualStep', *attentions.__all__, *backbones.__all__,
+    *propagation.__all__
+]

@@ -1,0 +1,172 @@
+"""Information propagation by similarity, as functions.
+
+Towards understanding how attention mechanism works in deep learning; its
+Section 3 reads attention as ``S v`` with a similarity matrix S whose rows are
+softmaxes.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .masks import check_mask
+from .sdpa import compute_dtype, propagate
+
+
+def metric_propagation(a: Tensor,
+                       b: Tensor,
+                       v: Tensor,
+                       eps: float,
+                       mask: Tensor | None = None,
+                       *,
+                       is_causal: bool = False,
+                       dense: bool = False) -> Tensor:
+    r"""Propagate v by closeness.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j(-\|a_i - b_j\|^2 / \varepsilon), \qquad
+        \mathrm{out} = S v
+
+    Exact, without the N x M matrix: as
+    :math:`\|a_i - b_j\|^2 = \|a_i\|^2 - 2 a_i \cdot b_j + \|b_j\|^2` and the
+    softmax drops :math:`\|a_i\|^2`, this is a scaled dot product with a bias
+    a source, which PyTorch's fused kernels compute. Both sides are centred by
+    the mean of b first, for which distances do not change, so that points far
+    from the origin lose no digits. A sparse mask costs its edges alone.
+
+    Args:
+        a (Tensor): Points that are informed, :math:`\varphi(x_i)`,
+            (..., N, d).
+        b (Tensor): Points that inform, (..., M, d).
+        v (Tensor): What they send, (..., M, e).
+        eps (float): Time scale :math:`\varepsilon > 0` of the paper's heat
+            kernel, in squared units of distance: points further than about
+            :math:`\sqrt\varepsilon` from the nearest have little say.
+        mask (Tensor, optional): Bool, True where j may inform i,
+            broadcastable to (..., N, M); or sparse COO (N, M), see
+            :func:`neighbourhood`. Defaults to None, all.
+        is_causal (bool): Point i is informed by j <= i only.
+            Defaults to False.
+        dense (bool): Take the N x M form, the readable reference.
+            Defaults to False.
+
+    Returns:
+        Tensor: (..., N, e).
+
+    Raises:
+        ValueError: Shapes do not fit, there is no point, ``eps`` is not a
+            positive number, or a row of the mask is empty.
+        TypeError: The mask is not bool.
+    """
+    check_eps(eps)
+    mask = _check(a, b, v, mask, is_causal)
+    if mask is not None and mask.is_sparse:
+        return _over_edges(
+            mask, v, lambda i, j:
+            -(_at(a, i) - _at(b, j)).square().sum(-1) / eps)
+    if dense:
+        wide = torch.promote_types(a.dtype, torch.float32)
+        distance = torch.cdist(
+            a.to(wide), b.to(wide),
+            compute_mode='donot_use_mm_for_euclid_dist')
+        return _dense(-distance.square() / eps, v, mask, is_causal)
+    dtype = compute_dtype(a)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    centre = b.detach().to(wide).mean(-2, keepdim=True)
+    # Rounded to the dtype of the kernel before the norm is taken, which so
+    # belongs to the same points.
+    a = (2 * (a - centre)).to(dtype)
+    b = (b - centre).to(dtype)
+    norm = b.to(torch.promote_types(dtype, torch.float32)).square().sum(-1)
+    return propagate(a, b, v.to(dtype), 1 / eps, -norm, mask, is_causal)
+
+
+def dot_product_propagation(q: Tensor,
+                            k: Tensor,
+                            v: Tensor,
+                            mask: Tensor | None = None,
+                            *,
+                            is_causal: bool = False,
+                            dense: bool = False) -> Tensor:
+    r"""Propagate v by the scaled dot product, the usual self-attention.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d), \qquad
+        \mathrm{out} = S v
+
+    Arguments, result and errors as in :func:`metric_propagation`.
+    """
+    mask = _check(q, k, v, mask, is_causal)
+    scale = 1 / math.sqrt(q.shape[-1])
+    if mask is not None and mask.is_sparse:
+        return _over_edges(
+            mask, v, lambda i, j: (_at(q, i) * _at(k, j)).sum(-1) * scale)
+    if dense:
+        return _dense(q @ k.transpose(-2, -1) * scale, v, mask, is_causal)
+    dtype = compute_dtype(q)
+    return propagate(
+        q.to(dtype), k.to(dtype), v.to(dtype), scale, None, mask, is_causal)
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what is not a positive finite number.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(eps, bool) or not isinstance(
+            eps, (int, float)) or not 0 < eps < math.inf:
+        raise ValueError('eps, the time scale of the similarity, must be a '
+                         f'positive number, got {eps!r}')
+
+
+def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
+           is_causal: bool) -> Tensor | None:
+    shapes = ', '.join(str(tuple(t.shape)) for t in (a, b, v))
+    if min(a.ndim, b.ndim, v.ndim) < 2:
+        raise ValueError('receivers (..., N, d), sources (..., M, d) and '
+                         f'values (..., M, e) are needed, got {shapes}')
+    if not (a.shape[:-2] == b.shape[:-2] == v.shape[:-2]
+            and a.shape[-1] == b.shape[-1] and b.shape[-2] == v.shape[-2]):
+        raise ValueError('receivers (..., N, d), sources (..., M, d) and '
+                         f'values (..., M, e) do not fit: {shapes}')
+    if 0 in (*a.shape, *b.shape, *v.shape):
+        raise ValueError(f'nothing to propagate, a dimension is 0: {shapes}')
+    if not a.dtype == b.dtype == v.dtype or not a.is_floating_point():
+        raise ValueError('receivers, sources and values must be of one '
+                         f'floating dtype, got {a.dtype}, {b.dtype} and '
+                         f'{v.dtype}')
+    return check_mask(mask, a.shape[-2], b.shape[-2], is_causal, a.shape[:-2])
+
+
+def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
+           is_causal: bool) -> Tensor:
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    if is_causal:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    similarity = scores.softmax(-1)
+    return (similarity @ v.to(similarity.dtype)).to(v.dtype)
+
+
+def _at(x: Tensor, index: Tensor) -> Tensor:
+    """Points at one end of the edges, (..., E, d), float32 or better."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.index_select(-2, index).to(wide)
+
+
+def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:
+    """Propagate along the edges of a sparse mask (N, M)."""
+    i, j = mask.indices()
+    scores = score_edges(i, j)
+    shape = (*scores.shape[:-1], mask.shape[0])
+    # Weights do not depend on the shift; a row's largest keeps them finite.
+    highest = scores.new_full(shape, -math.inf).scatter_reduce(
+        -1, i.expand_as(scores), scores.detach(), 'amax')
+    weights = (scores - highest.index_select(-1, i)).exp()
+    total = weights.new_zeros(shape).index_add(-1, i, weights)
+    sent = weights.unsqueeze(-1) * _at(v, j)
+    out = sent.new_zeros(*shape, v.shape[-1]).index_add(-2, i, sent)
+    return (out / total.unsqueeze(-1)).to(v.dtype)
