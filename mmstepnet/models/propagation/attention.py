@@ -149,7 +149,7 @@ class DotProductAttention(PropagationAttention):
 
 
 class PseudoMetricAttention(PropagationAttention):
-    r"""Attention by distances of :math:`\varphi(x_i)` and :math:`\varphi(x_j)`.
+    r"""Attention by the distances of points that :math:`\varphi` maps.
 
     .. math::
         S_{ij} = \mathrm{softmax}_j(
