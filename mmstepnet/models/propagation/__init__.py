@@ -5,11 +5,17 @@ from .attention import (
     PropagationAttention,
     PseudoMetricAttention,
 )
+from .build import build_propagation
+from .face_segmentor import FaceSegmentor, MeshDataPreprocessor
 from .functional import dot_product_propagation, metric_propagation
+from .ipn import InformationPropagationNetwork
 from .masks import neighbourhood
+from .point_classifier import PointClassifier
 
 __all__ = [
-    'DotProductAttention', 'L2Attention', 'MetricAttention',
-    'PropagationAttention', 'PseudoMetricAttention',
-    'dot_product_propagation', 'metric_propagation', 'neighbourhood'
+    'DotProductAttention', 'FaceSegmentor', 'InformationPropagationNetwork',
+    'L2Attention', 'MeshDataPreprocessor', 'MetricAttention',
+    'PointClassifier', 'PropagationAttention', 'PseudoMetricAttention',
+    'build_propagation', 'dot_product_propagation', 'metric_propagation',
+    'neighbourhood'
 ]
