@@ -115,7 +115,7 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
 
 
 def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
-           centre: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+           centre: Tensor | None) -> tuple[Tensor, Tensor]:
     """First pass of the backward.
 
     Args:
@@ -126,30 +126,32 @@ def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
         centre (Tensor, optional): (N, C). None is 0.
 
     Returns:
-        tuple: The masked gradient (N, C, H, W), its sums over the map (N, C),
-        and those of its product with ``c - centre`` (N, C).
+        tuple: Sums over the map of the masked gradient, and of its product
+        with ``c - centre``, both (N, C).
     """
     dtype = accumulation_dtype(c.dtype)
-    masked = grad if out is None else torch.empty_like(grad)
     sums = torch.zeros(c.shape[:2], dtype=dtype, device=c.device)
     products = torch.zeros_like(sums)
     sum_rows, product_rows = (coefficients(t, c) for t in (sums, products))
     if centre is None:
         centre = torch.zeros_like(sums)
     centre = coefficients(centre, c)
-    grad_maps, masked_maps, maps = rows(grad), rows(masked), rows(c)
-    out_maps = None if out is None else rows(out)
+    grads, outs, maps = (None if t is None else rows(t)
+                         for t in (grad, out, c))
     for row, pixel in blocks(maps):
-        part = masked_maps[row, pixel]
+        part = grads[row, pixel]
         if out is not None:
-            torch.ops.aten.threshold_backward.grad_input(
-                grad_maps[row, pixel], out_maps[row, pixel], 0,
-                grad_input=part)
+            part = _mask(part, outs[row, pixel])
         part_sum, part_product = _sums(
             part.to(dtype), maps[row, pixel].to(dtype), centre[row])
         sum_rows[row] += part_sum
         product_rows[row] += part_product
-    return masked, sums, products
+    return sums, products
+
+
+def _mask(grad: Tensor, out: Tensor) -> Tensor:
+    """Gradient before the rectifier whose result was ``out``."""
+    return torch.ops.aten.threshold_backward(grad, out, 0)
 
 
 def _sums(grad: Tensor, maps: Tensor,
@@ -171,17 +173,20 @@ def _sums(grad: Tensor, maps: Tensor,
     return sums.view_as(centre), products.view_as(centre)
 
 
-def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
-              scale: Tensor, slope: Tensor | None, offset: Tensor | None,
-              x_offset: Tensor | None, needs_x: bool, needs_c: bool,
-              in_place: bool) -> tuple[Tensor | None, Tensor | None]:
+def gradients(
+        grad: Tensor, out: Tensor | None, c: Tensor | None,
+        centre: Tensor | None, scale: Tensor, slope: Tensor | None,
+        offset: Tensor | None, x_offset: Tensor | None, needs_x: bool,
+        needs_c: bool) -> tuple[Tensor | None, Tensor | None]:
     """Second pass of the backward.
 
-    ``dx = grad + x_offset`` and ``dc = grad * scale + (c - centre) * slope +
-    offset``.
+    With g the masked gradient, ``dx = g + x_offset`` and
+    ``dc = g * scale + (c - centre) * slope + offset``.
 
     Args:
-        grad (Tensor): Masked gradient, (N, C, H, W).
+        grad (Tensor): Gradient of the step's result, (N, C, H, W).
+        out (Tensor, optional): The result, whose zeros mask the gradient;
+            None where it was not rectified.
         c (Tensor, optional): Branch, (N, C, H, W); None without ``slope``.
         centre (Tensor, optional): (N, C); None without ``slope``.
         scale (Tensor): (N, C).
@@ -190,30 +195,31 @@ def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
         x_offset (Tensor, optional): (N, C). None is 0.
         needs_x (bool): Whether dx is wanted.
         needs_c (bool): Whether dc is wanted.
-        in_place (bool): Whether ``grad`` may become dx.
 
     Returns:
         tuple: dx and dc, (N, C, H, W), or None where not wanted.
     """
-    grad_x = grad_c = None
-    if needs_x:
-        grad_x = (grad if in_place or x_offset is None else
-                  torch.empty_like(grad))
-    if needs_c:
-        grad_c = torch.empty_like(grad)
-    c_maps, x_grads, c_grads = (None if t is None else rows(t)
-                                for t in (c, grad_x, grad_c))
+    if out is None and x_offset is None:
+        grad_x = grad if needs_x else None
+    else:
+        grad_x = torch.empty_like(grad) if needs_x else None
+    grad_c = torch.empty_like(grad) if needs_c else None
+    outs, c_maps, x_grads, c_grads = (None if t is None else rows(t)
+                                      for t in (out, c, grad_x, grad_c))
     grads = rows(grad)
     dtype = scale.dtype
     if slope is not None:
         # One operation a map less; the term is small beside the other.
         centred = -centre * slope
         offset = centred if offset is None else offset + centred
-    centre, scale, slope, offset, x_offset = (
+    scale, slope, offset, x_offset = (
         None if t is None else coefficients(t, grad)
-        for t in (centre, scale, slope, offset, x_offset))
+        for t in (scale, slope, offset, x_offset))
     for row, pixel in blocks(grads):
-        part = grads[row, pixel].to(dtype)
+        part = grads[row, pixel]
+        if out is not None:
+            part = _mask(part, outs[row, pixel])
+        part = part.to(dtype)
         if needs_c:
             target = c_grads[row, pixel]
             total = (target if target.dtype == dtype else torch.empty_like(
@@ -228,9 +234,11 @@ def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
                     total.add_(offset[row])
             if total is not target:
                 target.copy_(total)
-        if needs_x and x_offset is not None:
+        if needs_x and grad_x is not grad:
             target = x_grads[row, pixel]
-            if target.dtype == dtype:
+            if x_offset is None:
+                target.copy_(part)
+            elif target.dtype == dtype:
                 torch.add(part, x_offset[row], out=target)
             else:
                 target.copy_(part + x_offset[row])

@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.autograd import Function
 
-from . import aten
+from . import aten, inductor
 from .aten import accumulation_dtype
 
 
@@ -261,8 +261,8 @@ class _Pool(Function):
         slope = None if grad_v is None else grad_v * (2 / pixels)
         if fast:
             grads = backend(c).gradients(
-                grad_x, c, centre, left.scale, slope, offset, x_offset,
-                *ctx.needs_input_grad[:2], left.owns_grad)
+                grad_x, left.out, c, centre, left.scale, slope, offset,
+                x_offset, *ctx.needs_input_grad[:2])
             return *grads, None, None, None
         if x_offset is not None:
             grad_x = _add(grad_x, _as_map(x_offset), c)
@@ -278,9 +278,9 @@ class _Left:
     """What :class:`_Step`'s backward leaves for :class:`_Pool`'s."""
 
     branch: Tensor
+    out: Tensor | None
     centre: Tensor | None
     scale: Tensor
-    owns_grad: bool
 
 
 class _Step(Function):
@@ -312,11 +312,12 @@ class _Step(Function):
             sums = wide.sum((2, 3))
         else:
             grad = grad.contiguous(memory_format=_format(c))
-            masked, sums, products = backend(c).reduce(
-                grad, out, c, _wide(centre, scale))
-            grad_c = None
+            sums, products = backend(c).reduce(grad, out, c,
+                                               _wide(centre, scale))
+            masked = grad_c = None
             if pool is not None:
-                pool.left = _Left(c, row_mean, scale, out is not None)
+                masked = grad
+                pool.left = _Left(c, out, row_mean, scale)
         grad_centre = None
         if ctx.needs_input_grad[2]:
             grad_centre = (sums * scale).sum(0).neg()
@@ -339,8 +340,12 @@ def _wide(centre: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def backend(maps: Tensor) -> ModuleType:
-    """Module that holds the passes over memory for maps of this device."""
-    return _triton() if maps.is_cuda else aten
+    """Module that holds the passes over memory for such maps."""
+    if maps.is_cuda:
+        return _triton()
+    if maps.numel() >= inductor.SMALLEST and inductor.is_available():
+        return inductor
+    return aten
 
 
 @cache

@@ -99,7 +99,7 @@ def _step_kernel(x_ptr, c_ptr, centre_ptr, scale_ptr, shift_ptr, out_ptr, C,
 
 
 @triton.jit
-def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, masked_ptr, sum_ptr,
+def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, sum_ptr,
                    product_ptr, C, HW, NC, n_stride, c_stride, p_stride, span,
                    CENTRE: tl.constexpr, RELU: tl.constexpr,
                    ACC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
@@ -116,7 +116,6 @@ def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, masked_ptr, sum_ptr,
         if RELU:
             out = tl.load(out_ptr + offsets, mask, 0.0)
             grad = tl.where(out <= 0, 0.0, grad)
-            tl.store(masked_ptr + offsets, grad, mask)
         grad = grad.to(ACC)
         c = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
         if CENTRE:
@@ -128,15 +127,21 @@ def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, masked_ptr, sum_ptr,
 
 
 @triton.jit
-def _gradients_kernel(grad_ptr, c_ptr, centre_ptr, scale_ptr, slope_ptr,
-                      offset_ptr, x_offset_ptr, grad_x_ptr, grad_c_ptr, C, HW,
-                      n_stride, c_stride, p_stride, SLOPE: tl.constexpr,
+def _gradients_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, scale_ptr,
+                      slope_ptr, offset_ptr, x_offset_ptr, grad_x_ptr,
+                      grad_c_ptr, C, HW, n_stride, c_stride, p_stride,
+                      RELU: tl.constexpr, SLOPE: tl.constexpr,
                       OFFSET: tl.constexpr, X_OFFSET: tl.constexpr,
-                      NEEDS_C: tl.constexpr, ACC: tl.constexpr,
-                      BC: tl.constexpr, BP: tl.constexpr):
+                      NEEDS_X: tl.constexpr, NEEDS_C: tl.constexpr,
+                      ACC: tl.constexpr, BC: tl.constexpr,
+                      BP: tl.constexpr):
     offsets, mask, row, row_mask = _tile(C, HW, n_stride, c_stride, p_stride,
                                          tl.program_id(1) * BP, BC, BP)
-    grad = tl.load(grad_ptr + offsets, mask, 0.0).to(ACC)
+    grad = tl.load(grad_ptr + offsets, mask, 0.0)
+    if RELU:
+        out = tl.load(out_ptr + offsets, mask, 0.0)
+        grad = tl.where(out <= 0, 0.0, grad)
+    grad = grad.to(ACC)
     if NEEDS_C:
         total = grad * tl.load(scale_ptr + row, row_mask, 0.0)[:, None]
         if SLOPE:
@@ -147,8 +152,9 @@ def _gradients_kernel(grad_ptr, c_ptr, centre_ptr, scale_ptr, slope_ptr,
             total += tl.load(offset_ptr + row, row_mask, 0.0)[:, None]
         tl.store(grad_c_ptr + offsets,
                  total.to(grad_c_ptr.dtype.element_ty), mask)
-    if X_OFFSET:
-        grad += tl.load(x_offset_ptr + row, row_mask, 0.0)[:, None]
+    if NEEDS_X:
+        if X_OFFSET:
+            grad += tl.load(x_offset_ptr + row, row_mask, 0.0)[:, None]
         tl.store(grad_x_ptr + offsets, grad.to(grad_x_ptr.dtype.element_ty),
                  mask)
 
@@ -239,41 +245,39 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
 
 
 def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
-           centre: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+           centre: Tensor | None) -> tuple[Tensor, Tensor]:
     """See :func:`mmstepnet.ops.aten.reduce`."""
     launch = _Launch(c)
     splits, span = launch.spans()
-    masked = grad if out is None else torch.empty_like(grad)
     sums, products = (launch.partial(c, splits) for _ in range(2))
     _reduce_kernel[launch.rows, splits](
-        grad, grad if out is None else out, c, *_rows(sums, centre), masked,
-        sums, products, *launch.shape, launch.n * launch.c, *launch.strides,
-        span, CENTRE=centre is not None, RELU=out is not None, **launch.meta)
-    return masked, _total(sums), _total(products)
+        grad, grad if out is None else out, c, *_rows(sums, centre), sums,
+        products, *launch.shape, launch.n * launch.c, *launch.strides, span,
+        CENTRE=centre is not None, RELU=out is not None, **launch.meta)
+    return _total(sums), _total(products)
 
 
-def gradients(grad: Tensor, c: Tensor | None, centre: Tensor | None,
-              scale: Tensor, slope: Tensor | None, offset: Tensor | None,
-              x_offset: Tensor | None, needs_x: bool, needs_c: bool,
-              in_place: bool) -> tuple[Tensor | None, Tensor | None]:
+def gradients(
+        grad: Tensor, out: Tensor | None, c: Tensor | None,
+        centre: Tensor | None, scale: Tensor, slope: Tensor | None,
+        offset: Tensor | None, x_offset: Tensor | None, needs_x: bool,
+        needs_c: bool) -> tuple[Tensor | None, Tensor | None]:
     """See :func:`mmstepnet.ops.aten.gradients`."""
     launch = _Launch(grad)
-    grad_x = grad_c = None
-    if needs_x:
-        grad_x = (grad if in_place or x_offset is None else
-                  torch.empty_like(grad))
-    if needs_c:
-        grad_c = torch.empty_like(grad)
-    shifts_x = needs_x and x_offset is not None
-    if needs_c or shifts_x:
+    writes_x = needs_x and (out is not None or x_offset is not None)
+    grad_x = grad if needs_x else None
+    if writes_x:
+        grad_x = torch.empty_like(grad)
+    grad_c = torch.empty_like(grad) if needs_c else None
+    if needs_c or writes_x:
         _gradients_kernel[launch.tiles](
-            grad, grad if c is None else c,
+            grad, grad if out is None else out, grad if c is None else c,
             *_rows(scale, centre, scale, slope, offset, x_offset),
             grad if grad_x is None else grad_x,
             grad if grad_c is None else grad_c, *launch.shape,
-            *launch.strides, SLOPE=slope is not None,
-            OFFSET=offset is not None, X_OFFSET=shifts_x, NEEDS_C=needs_c,
-            **launch.meta)
+            *launch.strides, RELU=out is not None, SLOPE=slope is not None,
+            OFFSET=offset is not None, X_OFFSET=x_offset is not None,
+            NEEDS_X=writes_x, NEEDS_C=needs_c, **launch.meta)
     return grad_x, grad_c
 
 

@@ -9,6 +9,7 @@ with the quartiles.
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import statistics
@@ -25,6 +26,7 @@ from torch import Tensor
 import mmstepnet
 from mmstepnet import ops
 from mmstepnet.models import StepResNet
+from mmstepnet.ops import inductor
 
 BASELINE = 'mmpretrain ResNet-50'
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -50,6 +52,7 @@ NETWORKS = {
     'plain': lambda: step_net(None),
     'StepNet naive': step_net,
     'StepNet': step_net,
+    'StepNet ATen': step_net,
     **{name: lambda name=name: step_net(name) for name in ATTENTIONS},
     'IEBN': lambda: step_net(None, norm_cfg=dict(type='mmstepnet.IEBN')),
     'mmpretrain SEResNet-50': lambda: SEResNet(50),
@@ -62,6 +65,7 @@ NETWORKS = {
 FOLDED = {
     'plain folded': lambda: mmstepnet.fold(step_net(None)),
     'StepNet folded': lambda: mmstepnet.fold(step_net()),
+    'StepNet ATen folded': lambda: mmstepnet.fold(step_net()),
 }
 
 
@@ -86,7 +90,8 @@ class Contestant:
 
     Args:
         name (str): Its name in the table; 'naive' in it takes the reference
-            path of the residual step.
+            path of the residual step, 'ATen' none of the passes that are
+            compiled for the CPU.
         build (Callable): Builds the network.
         args (Namespace): The command line.
         mode (str): 'train' or 'inference'.
@@ -99,6 +104,7 @@ class Contestant:
                  mode: str, memory_format: str, dtype: str, compiled: bool):
         torch.manual_seed(0)
         self.fused = 'naive' not in name
+        self.smallest = math.inf if 'ATen' in name else inductor.SMALLEST
         self.train = mode == 'train'
         self.dtype = DTYPES[dtype]
         self.device = args.device
@@ -124,6 +130,7 @@ class Contestant:
 
     def step(self) -> None:
         """One step of training, or one of inference."""
+        inductor.SMALLEST = self.smallest
         if not self.train:
             with torch.inference_mode():
                 self.loss()
