@@ -107,7 +107,7 @@ class PropagationAttention(BaseModule):
                 raise ValueError(
                     f'{type(self).__name__}: {name} must be (..., points, '
                     f'{self.embed_dims}), got {tuple(points.shape)}')
-        if mask is not None and not mask.is_sparse and mask.ndim > 2:
+        if isinstance(mask, Tensor) and not mask.is_sparse and mask.ndim > 2:
             mask = mask.unsqueeze(-3)
         out = self.propagate(
             x,

@@ -6,6 +6,7 @@ softmaxes.
 """
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -60,26 +61,22 @@ def metric_propagation(a: Tensor,
         TypeError: The mask is not bool.
     """
     check_eps(eps)
-    mask = _check(a, b, v, mask, is_causal)
+    dtype, mask = _check(a, b, v, mask, is_causal)
+    if dense:
+        distance = torch.cdist(
+            _wide(a), _wide(b), compute_mode='donot_use_mm_for_euclid_dist')
+        scores = -distance.square() / eps
+        return _dense(scores, v, mask, is_causal).to(dtype)
     if mask is not None and mask.is_sparse:
         return _over_edges(
             mask, v, lambda i, j:
-            -(_at(a, i) - _at(b, j)).square().sum(-1) / eps)
-    if dense:
-        wide = torch.promote_types(a.dtype, torch.float32)
-        distance = torch.cdist(
-            a.to(wide), b.to(wide),
-            compute_mode='donot_use_mm_for_euclid_dist')
-        return _dense(-distance.square() / eps, v, mask, is_causal)
-    dtype = compute_dtype(a)
-    wide = torch.promote_types(a.dtype, torch.float32)
-    centre = b.detach().to(wide).mean(-2, keepdim=True)
+            -(_at(a, i) - _at(b, j)).square().sum(-1) / eps).to(dtype)
+    centre = _wide(b.detach()).mean(-2, keepdim=True)
     # Rounded to the dtype of the kernel before the norm is taken, which so
     # belongs to the same points.
-    a = (2 * (a - centre)).to(dtype)
-    b = (b - centre).to(dtype)
-    norm = b.to(torch.promote_types(dtype, torch.float32)).square().sum(-1)
-    return propagate(a, b, v.to(dtype), 1 / eps, -norm, mask, is_causal)
+    a, b = (a - centre).to(dtype), (b - centre).to(dtype)
+    norm = _wide(b).square().sum(-1)
+    return propagate(a, b, v.to(dtype), 2 / eps, -norm / 2, mask, is_causal)
 
 
 def dot_product_propagation(q: Tensor,
@@ -97,14 +94,16 @@ def dot_product_propagation(q: Tensor,
 
     Arguments, result and errors as in :func:`metric_propagation`.
     """
-    mask = _check(q, k, v, mask, is_causal)
+    dtype, mask = _check(q, k, v, mask, is_causal)
     scale = 1 / math.sqrt(q.shape[-1])
+    if dense:
+        with torch.autocast(q.device.type, enabled=False):
+            scores = _wide(q) @ _wide(k).transpose(-2, -1) * scale
+        return _dense(scores, v, mask, is_causal).to(dtype)
     if mask is not None and mask.is_sparse:
         return _over_edges(
-            mask, v, lambda i, j: (_at(q, i) * _at(k, j)).sum(-1) * scale)
-    if dense:
-        return _dense(q @ k.transpose(-2, -1) * scale, v, mask, is_causal)
-    dtype = compute_dtype(q)
+            mask, v, lambda i, j:
+            (_at(q, i) * _at(k, j)).sum(-1) * scale).to(dtype)
     return propagate(
         q.to(dtype), k.to(dtype), v.to(dtype), scale, None, mask, is_causal)
 
@@ -116,13 +115,14 @@ def check_eps(eps: float) -> None:
         ValueError: It is not.
     """
     if isinstance(eps, bool) or not isinstance(
-            eps, (int, float)) or not 0 < eps < math.inf:
+            eps, Real) or not 0 < eps < math.inf:
         raise ValueError('eps, the time scale of the similarity, must be a '
                          f'positive number, got {eps!r}')
 
 
 def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
-           is_causal: bool) -> Tensor | None:
+           is_causal: bool) -> tuple[torch.dtype, Tensor | None]:
+    """Refuse what does not fit; the result's dtype, and the mask."""
     shapes = ', '.join(str(tuple(t.shape)) for t in (a, b, v))
     if min(a.ndim, b.ndim, v.ndim) < 2:
         raise ValueError('receivers (..., N, d), sources (..., M, d) and '
@@ -133,28 +133,36 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
                          f'values (..., M, e) do not fit: {shapes}')
     if 0 in (*a.shape, *b.shape, *v.shape):
         raise ValueError(f'nothing to propagate, a dimension is 0: {shapes}')
-    if not a.dtype == b.dtype == v.dtype or not a.is_floating_point():
+    dtype = compute_dtype(a)
+    if not (dtype == compute_dtype(b) == compute_dtype(v)
+            and all(t.is_floating_point() for t in (a, b, v))):
         raise ValueError('receivers, sources and values must be of one '
                          f'floating dtype, got {a.dtype}, {b.dtype} and '
                          f'{v.dtype}')
-    return check_mask(mask, a.shape[-2], b.shape[-2], is_causal, a.shape[:-2])
+    return dtype, check_mask(mask, a.shape[-2], b.shape[-2], is_causal,
+                             a.shape[:-2])
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
            is_causal: bool) -> Tensor:
     if mask is not None:
+        mask = mask.to_dense() if mask.is_sparse else mask
         scores = scores.masked_fill(~mask, -math.inf)
     if is_causal:
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    similarity = scores.softmax(-1)
-    return (similarity @ v.to(similarity.dtype)).to(v.dtype)
+    with torch.autocast(v.device.type, enabled=False):
+        return scores.softmax(-1) @ v.to(scores.dtype)
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
     """Points at one end of the edges, (..., E, d), float32 or better."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.index_select(-2, index).to(wide)
+    return _wide(x.index_select(-2, index))
 
 
 def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:
@@ -169,4 +177,4 @@ def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:
     total = weights.new_zeros(shape).index_add(-1, i, weights)
     sent = weights.unsqueeze(-1) * _at(v, j)
     out = sent.new_zeros(*shape, v.shape[-1]).index_add(-2, i, sent)
-    return (out / total.unsqueeze(-1)).to(v.dtype)
+    return out / total.unsqueeze(-1)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from mmstepnet.ops.residual import _is_compiling
+
 
 def check_mask(mask: Tensor | None,
                receivers: int,
@@ -54,7 +56,7 @@ def check_mask(mask: Tensor | None,
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
                          f'j may inform receiver i, got {tuple(mask.shape)}')
     # A compiled or exported graph cannot branch on values.
-    if not torch.compiler.is_compiling():
+    if not _is_compiling():
         _check_rows(mask, is_causal)
     return mask
 
@@ -90,7 +92,7 @@ def _check_edges(mask: Tensor, receivers: int, sources: int,
     if not mask.values().all():
         raise ValueError('a sparse mask stores the edges alone, and this one '
                          'stores False too; build it from the True ones')
-    if not torch.compiler.is_compiling():
+    if not _is_compiling():
         degree = torch.bincount(mask.indices()[0], minlength=receivers)
         if not degree.all():
             row = int((degree == 0).nonzero()[0])
@@ -112,10 +114,11 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
         Tensor: Sparse COO bool mask (N, N): neighbours and the node itself.
 
     Raises:
-        ValueError: ``edges`` is not (E, 2), or names a node outside.
+        ValueError: ``edges`` is not (E, 2) int64, or names a node outside.
     """
-    if edges.ndim != 2 or edges.shape[1] != 2:
-        raise ValueError(f'edges must be (E, 2), got {tuple(edges.shape)}')
+    if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
+        raise ValueError('edges must be (E, 2), int64, got '
+                         f'{tuple(edges.shape)}, {edges.dtype}')
     if len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < nodes:
         raise ValueError(f'edges name nodes {int(edges.min())} to '
                          f'{int(edges.max())}; there are {nodes}, from 0')
@@ -126,5 +129,5 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
         pairs,
         torch.ones(pairs.shape[1], dtype=torch.bool, device=edges.device),
         (nodes, nodes),
-        check_invariants=False,
+        check_invariants=True,  # False warns
         is_coalesced=True)

@@ -7,22 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Half precision keeps norms in units of this power of two, so that float16
-# reaches 65504 times as far.
-HALF_UNIT = 256.0
+HALF = (torch.float16, torch.bfloat16)
+SHUT_SCORE = 1e30
+"""No weight survives its negative; finite, for kernels that multiply it."""
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
     """The dtype in which autocast would run the kernel, else the tensor's."""
     kind = like.device.type
-    if kind == 'cpu':
-        enabled = torch.is_autocast_cpu_enabled()
-        dtype = torch.get_autocast_cpu_dtype
-    else:
-        enabled = torch.is_autocast_enabled()
-        dtype = torch.get_autocast_gpu_dtype
+    try:
+        enabled = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if enabled else None
+    except TypeError:  # torch < 2.4
+        on_cpu = kind == 'cpu'
+        enabled = (torch.is_autocast_cpu_enabled()
+                   if on_cpu else torch.is_autocast_enabled())
+        dtype = (torch.get_autocast_cpu_dtype()
+                 if on_cpu else torch.get_autocast_gpu_dtype())
     if enabled and like.dtype != torch.float64:
-        return dtype()
+        return dtype
     return like.dtype
 
 
@@ -35,11 +38,12 @@ def propagate(q: Tensor,
               is_causal: bool = False) -> Tensor:
     r"""Compute softmax over j of ``scale * (q_i . k_j + bias_j)``, times v.
 
-    Two exact forms. Without gradients the bias is added to the scores by the
-    kernel. With gradients, for which PyTorch's kernels keep a bias fixed, or
-    beside another mask or ``is_causal``, the bias is one more coordinate of
-    k (in half precision two: high and low part) that meets a constant in q;
-    v is padded to the same width, because the kernels want equal ones.
+    Two exact forms. Where the bias needs no gradient the kernel adds it to
+    the scores as an additive mask. Where it needs one, for which PyTorch's
+    kernels would form the N x M matrix, beside ``is_causal`` or another mask,
+    and in half precision, to which the kernels would round it, the bias is
+    one more coordinate of k that meets a constant in q; v is padded to the
+    same width, because the kernels want equal ones.
 
     Args:
         q (Tensor): Receivers (..., N, d).
@@ -52,31 +56,44 @@ def propagate(q: Tensor,
 
     Returns:
         Tensor: (..., N, e).
+
+    Raises:
+        ValueError: In float16 ``scale`` is too small for a key padding mask
+            to close.
     """
     width, lead = v.shape[-1], q.shape[:-2]
-    only_sources = mask is not None and mask.shape[-2] == 1
-    if only_sources and (source_bias is not None or is_causal):
-        source_bias = _shut(source_bias, mask, k)
+    columns = []
+    of_sources = mask is not None and mask.shape[-2] == 1
+    if source_bias is not None and (
+            source_bias.requires_grad or is_causal or k.dtype in HALF
+            or not (mask is None or of_sources)):
+        columns = _columns(source_bias, k.dtype)
+    elif source_bias is not None:
+        bias = (scale * source_bias).unsqueeze(-2)
+        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    # What is left of a mask goes into the kernel's, unless is_causal takes
+    # its place or a bias stands in columns, of which kernels are fastest.
+    if of_sources and (columns or is_causal):
+        columns = _shut(columns, mask, k, scale)
         mask = None
-    if source_bias is not None:
-        grad = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (q, k, v, source_bias))
-        if grad or is_causal or mask is not None:
-            q, k = _append(q, k, source_bias)
-        else:
-            mask = (scale * source_bias).to(q.dtype).unsqueeze(-2)
+    elif mask is not None and is_causal:
+        mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2]).tril()
+        is_causal = False
+    if columns:
+        q, k = _append(q, k, columns)
     widest = max(q.shape[-1], width)
+    if q.device.type != 'cpu' and columns:
+        widest = -(-widest // 8) * 8  # others' kernels want aligned rows
     q, k, v = (_pad(t, widest) for t in (q, k, v))
     if mask is not None:
         mask = _four(mask.expand(*lead, *mask.shape[-2:]), lead)
-    with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(
-            _four(q, lead),
-            _four(k, lead),
-            _four(v, lead),
-            attn_mask=mask,
-            is_causal=is_causal,
-            scale=scale)
+    out = F.scaled_dot_product_attention(
+        _four(q, lead),
+        _four(k, lead),
+        _four(v, lead),
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=scale)
     return out[..., :width].reshape(*lead, q.shape[-2], width)
 
 
@@ -94,34 +111,43 @@ def _pad(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
-def _shut(bias: Tensor | None, mask: Tensor, k: Tensor) -> Tensor:
-    """Give sources that the mask shuts out a bias no weight survives.
+def _columns(bias: Tensor, dtype: torch.dtype) -> list:
+    """Take the bias apart into coordinates of k and what they meet in q.
 
-    Finite, because a kernel's backward multiplies it by a weight of zero.
+    Half precision takes two, a high and a low part. Float16, whose range is
+    small, keeps them in units of a power of two that the largest fits.
     """
-    mask = mask.expand(*k.shape[:-2], 1, k.shape[-2]).squeeze(-2)
-    if bias is None:
-        bias = k.new_zeros(mask.shape, dtype=torch.promote_types(
-            k.dtype, torch.float32))
-    lowest = HALF_UNIT * torch.finfo(k.dtype).min if is_half(
-        k.dtype) else -1e30
-    return bias.masked_fill(~mask, lowest)
+    if dtype not in HALF:
+        return [(bias, 1.0)]
+    unit = bias.new_ones(())
+    if dtype == torch.float16:
+        largest = bias.detach().abs().amax() / 2**15
+        unit = largest.log2().ceil().clamp(-14, 15).exp2()
+    bias = bias / unit
+    high = bias.to(dtype)
+    return [(high, unit), (bias - high, unit)]
 
 
-def is_half(dtype: torch.dtype) -> bool:
-    """Whether norms need two coordinates of this dtype."""
-    return dtype in (torch.float16, torch.bfloat16)
+def _shut(columns: list, mask: Tensor, k: Tensor, scale: float) -> list:
+    """Give sources that the mask shuts out a bias no weight survives."""
+    shut = ~mask.expand(*k.shape[:-2], 1, k.shape[-2]).squeeze(-2)
+    meets = 2.0**15 if k.dtype in HALF else 1.0
+    lowest = -min(SHUT_SCORE / scale / meets, torch.finfo(k.dtype).max / 4)
+    if -lowest * meets * scale < 100:
+        raise ValueError(
+            f'{k.dtype} cannot close a key padding mask at a factor of the '
+            f'scores of {scale:g}; take a smaller eps, bfloat16 or float32')
+    if columns and k.dtype not in HALF:
+        (bias, one), = columns
+        return [(bias.masked_fill(shut, lowest), one)]
+    closed = k.new_zeros(()).masked_fill(shut, lowest)
+    return [*columns, (closed, meets)]
 
 
-def _append(q: Tensor, k: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    if not is_half(k.dtype):
-        parts, unit = [bias.to(k.dtype)], 1.0
-    else:
-        unit = HALF_UNIT
-        bias = bias / unit
-        lowest = torch.finfo(k.dtype).min
-        high = bias.clamp(min=lowest).to(k.dtype)
-        parts = [high, (bias - high).clamp(min=lowest).to(k.dtype)]
-    k = torch.cat([k, torch.stack(parts, -1)], -1)
-    ones = q.new_full((), unit).expand(*q.shape[:-1], len(parts))
-    return torch.cat([q, ones], -1), k
+def _append(q: Tensor, k: Tensor, columns: list) -> tuple[Tensor, Tensor]:
+    sources = torch.stack([column.to(k.dtype) for column, _ in columns], -1)
+    meets = torch.stack(
+        [torch.as_tensor(value, dtype=q.dtype, device=q.device)
+         for _, value in columns])
+    meets = meets.expand(*q.shape[:-1], len(columns))
+    return torch.cat([q, meets], -1), torch.cat([k, sources], -1)
