@@ -3,6 +3,7 @@
     python tools/paper.py list
     python tools/paper.py run 1 ResNet StepNet --seeds 5
     python tools/paper.py table 1
+    python tools/paper.py plot 1
 
 Tables and the paper's figures stand in the metafiles of configs/.
 """
@@ -54,6 +55,17 @@ def parse_args() -> argparse.Namespace:
         'table',
         parents=[chosen, shown],
         help="the paper's figures beside ours, parameters and FLOPs")
+    plot = commands.add_parser(
+        'plot',
+        parents=[chosen, shared],
+        help='pictures of our results: curves over the epochs and violins '
+        'over the seeds')
+    plot.add_argument(
+        '--out',
+        type=Path,
+        default=Path('work_dirs/figures'),
+        metavar='DIR',
+        help='gets the PNG files. Default: work_dirs/figures')
     run = commands.add_parser(
         'run',
         parents=[chosen, shared],
@@ -154,10 +166,19 @@ def show(args: argparse.Namespace) -> None:
             sheet.print(console)
 
 
+def plot(args: argparse.Namespace) -> None:
+    cells = select_cells(read_tables(ROOT), args.table, args.rows)
+    # Imports matplotlib, which a mistyped row need not wait for.
+    from mmstepnet.experiments.plots import save_plots
+    for path in save_plots(cells, args.results, args.out):
+        print(path)
+
+
 def main() -> None:
     args = parse_args()
+    commands = dict(run=run, plot=plot, list=show, table=show)
     try:
-        (run if args.command == 'run' else show)(args)
+        commands[args.command](args)
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         sys.exit(f'error: {error}')
 

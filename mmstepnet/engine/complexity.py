@@ -82,14 +82,16 @@ class Complexity:
 
     Attributes:
         parameters (int): All parameters of the model, frozen ones included.
-        flops (int): Operations for one image, see this module.
-        input_size (tuple[int, int]): Height and width of the image.
+        flops (int, optional): Operations for one image, see this module;
+            None where the data are no images.
+        input_size (tuple[int, int], optional): Height and width of the
+            image.
         part (str): What of the model the operations are counted of.
     """
 
     parameters: int
-    flops: int
-    input_size: tuple[int, int]
+    flops: int | None
+    input_size: tuple[int, int] | None
     part: str
 
 
@@ -162,10 +164,12 @@ def measure_complexity(path: str) -> Complexity:
     """Count parameters and operations of a config's model.
 
     Operations are those of one image. Of a detector, they are those of
-    backbone and neck.
+    backbone and neck. Where the data are no images, which a data set without
+    a pipeline tells, parameters alone are counted: what a graph or a
+    sentence costs depends on its size.
 
     Args:
-        path (str): Config of MMPretrain or MMDetection.
+        path (str): Config of MMPretrain, MMDetection or ours.
     """
     cfg = Config.fromfile(path)
     init_default_scope(cfg.default_scope)
@@ -173,6 +177,8 @@ def measure_complexity(path: str) -> Complexity:
     if preprocessor and cfg.default_scope == 'mmpretrain':
         cfg.model.setdefault('data_preprocessor', preprocessor)
     model = MODELS.build(cfg.model)
+    if 'pipeline' not in cfg.test_dataloader.dataset:
+        return Complexity(count_parameters(model), None, None, 'whole model')
     size = input_size(cfg)
     detector = cfg.default_scope == 'mmdet'
     flops = count_flops(_Features(model) if detector else model,

@@ -2,9 +2,13 @@
 
     {"config": "resnet164_se_cifar10", "seed": 0, "cfg_options": [],
      "last": {"epoch": 164, "metrics": {"accuracy/top1": 94.1}},
-     "best": {"epoch": 150, "metrics": {"accuracy/top1": 94.3}}, ...}
+     "best": {"epoch": 150, "metrics": {"accuracy/top1": 94.3}},
+     "curves": {"loss": [[1, 1.62], ...], "accuracy/top1": [[1, 41.3], ...]},
+     ...}
 
-``best`` is null where the validation data are not the test data.
+``best`` is null where the validation data are not the test data. ``curves``
+holds pairs of epoch and value: the training loss, and the metrics of every
+validation.
 """
 
 import json
@@ -31,7 +35,10 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        temporary.write_text(json.dumps(result, indent=2) + '\n')
+        # A line for each key: whole curves would take one for each epoch.
+        lines = (f'  {json.dumps(k)}: {json.dumps(v)}'
+                 for k, v in result.items())
+        temporary.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

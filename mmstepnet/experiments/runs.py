@@ -25,7 +25,11 @@ from mmengine.config import Config, DictAction
 
 from mmstepnet.engine.checkpoint import check_checkpoint
 from mmstepnet.version import __version__
-from mmstepnet.visualization.metric_log import logged_metric
+from mmstepnet.visualization.metric_log import (
+    TEST,
+    logged_losses,
+    logged_metric,
+)
 
 from .metafile import Cell
 from .metrics import METRICS
@@ -253,6 +257,7 @@ class Run:
             'cfg_options': list(self.plan.cfg_options),
             'last': {'epoch': schedule.max_epochs, 'metrics': metrics},
             'best': self._best() if schedule.validates_on_test else None,
+            'curves': self._curves(),
             'launcher': self.plan.launcher,
             'gpus': self.plan.gpus,
             'machine': (torch.cuda.get_device_name() if cuda else
@@ -260,6 +265,16 @@ class Run:
             'torch': torch.__version__,
             'mmstepnet': __version__,
             'commit': _commit(self.plan.root),
+        }
+
+    def _curves(self) -> dict[str, list[tuple[int, float]]]:
+        curves = {'loss': logged_losses(self.folder)}
+        for metric in METRICS.values():
+            curves[metric.key] = logged_metric(self.folder, metric.key)
+        return {
+            key: [(step, float(f'{values[step]:.6g}'))
+                  for step in sorted(values.keys() - {TEST})]
+            for key, values in curves.items() if values
         }
 
     def _best(self) -> dict:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import variance
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .curves import LAST_EPOCHS, late_variance, stack_curves
 from .metafile import Cell
 from .metrics import METRICS
 from .results import load_results, summarise
@@ -109,7 +111,34 @@ def table_sheets(cells: Sequence[Cell], results: Path,
         }
         for name in dict.fromkeys(m for cell in chosen for m in cell.metrics):
             sheets.append(_sheet(chosen, column, name, sizes, found))
+            robustness = _robustness_sheet(chosen, column, name, found)
+            if robustness.rows:
+                sheets.append(robustness)
     return sheets
+
+
+def _robustness_sheet(cells: Sequence[Cell], column: str, name: str,
+                      found: dict[Path, list[dict]]) -> Sheet:
+    """The second paper's robustness figure, its Section 4.2."""
+    metric, rows = METRICS[name], []
+    for cell in cells:
+        results = found.get(cell.config, [])
+        curves = stack_curves(results, metric.key)
+        if curves is None or len(curves[0]) < 2:
+            continue
+        ends = [r['last']['metrics'][metric.key] for r in results]
+        over_seeds = (f'{variance(ends) * metric.scale**2:.3g}'
+                      if len(ends) > 1 else NONE)
+        late = late_variance(curves[1]) * metric.scale**2
+        rows.append([cell.row, over_seeds, f'{late:.3g}', str(len(results))])
+    return Sheet(
+        f'Table {cells[0].table}, {column}, {name}: variance', [
+            'Row', 'over seeds, last epoch',
+            f'over the last {LAST_EPOCHS} epochs', 'seeds'
+        ], rows, [
+            'Sample variances, in squared units of the table. Over the last '
+            'epochs: of each seed, then the mean of the seeds.'
+        ])
 
 
 def _sheet(cells: Sequence[Cell], column: str, name: str,
@@ -131,7 +160,8 @@ def _sheet(cells: Sequence[Cell], column: str, name: str,
             row.append(NONE if cell.paper_parameters is None else
                        f'{cell.paper_parameters:.2f}')
         row += [NONE, NONE] if size is None else [
-            f'{size.parameters / 1e6:.2f}', f'{size.flops / 1e9:.3f}'
+            _millions(size.parameters),
+            NONE if size.flops is None else f'{size.flops / 1e9:.3f}'
         ]
         if has_paper:
             row.append(_paper(cell, name))
@@ -146,7 +176,8 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
            found: dict[Path, list[dict]]) -> list[str]:
     notes = []
     for (height, width), part in dict.fromkeys(
-            (size.input_size, size.part) for size in sizes.values()):
+            (size.input_size, size.part) for size in sizes.values()
+            if size.input_size):
         notes.append(
             f'GFLOPs: of the {part} for one image of {height}x{width}, '
             'multiplications and additions counted as two, pooling, products, '
@@ -165,6 +196,11 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
             notes.append(f'{cell.row}: ours with --cfg-options '
                          f'{" ".join(results[0]["cfg_options"])}')
     return notes
+
+
+def _millions(count: int) -> str:
+    """Two decimals as in the paper, more for very small networks."""
+    return f'{count / 1e6:.2f}' if count >= 50_000 else f'{count / 1e6:.5f}'
 
 
 def _paper(cell: Cell, name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from statistics import fmean
 
 KNOWN_METRICS = ('accuracy/top1', 'coco/bbox_mAP', 'pascal_voc/mAP', 'mIoU')
 """Metrics that a report shows unless it is told which, first found first."""
@@ -35,12 +36,41 @@ def logged_metric(work_dir: str | Path, name: str) -> dict[int | str, float]:
         for entry in _entries(path):
             if name not in entry:
                 continue
-            value = entry[name]
-            if not (isinstance(value, int | float) and math.isfinite(value)):
-                raise ValueError(f'{path}: {name} is {value!r}, not a finite '
-                                 'number; choose another with --metric')
-            values[entry.get('step', TEST)] = value
+            values[entry.get('step', TEST)] = _finite(
+                path, name, entry[name], '; choose another with --metric')
     return values
+
+
+def logged_losses(work_dir: str | Path,
+                  name: str = 'loss') -> dict[int, float]:
+    """Read the training loss of each epoch.
+
+    Where it is logged several times in an epoch, the mean counts; where a
+    resumed run repeats an epoch, its own.
+
+    Args:
+        work_dir (str | Path): Work directory of an mmengine runner.
+        name (str): Key of the loss. Defaults to ``'loss'``.
+
+    Raises:
+        ValueError: A log holds the loss but no finite number for it.
+    """
+    losses = {}
+    for path in log_files(work_dir):
+        started = {}
+        for entry in _entries(path):
+            if name in entry and 'epoch' in entry:
+                value = _finite(path, name, entry[name])
+                started.setdefault(entry['epoch'], []).append(value)
+        losses.update((e, fmean(values)) for e, values in started.items())
+    return losses
+
+
+def _finite(path: Path, name: str, value: object, fix: str = '') -> float:
+    if not (isinstance(value, int | float) and math.isfinite(value)):
+        raise ValueError(
+            f'{path}: {name} is {value!r}, not a finite number{fix}')
+    return value
 
 
 def logged_names(work_dir: str | Path) -> list[str]:

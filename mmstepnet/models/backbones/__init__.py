@@ -1,8 +1,10 @@
+from .propagation_vision_transformer import PropagationVisionTransformer
 from .resnet import StepResNet
 from .resnet_cifar import StepResNetCIFAR
 from .resnext import StepResNeXt
 from .vision_transformer import StepVisionTransformer
 
 __all__ = [
-    'StepResNeXt', 'StepResNet', 'StepResNetCIFAR', 'StepVisionTransformer'
+    'PropagationVisionTransformer', 'StepResNeXt', 'StepResNet',
+    'StepResNetCIFAR', 'StepVisionTransformer'
 ]

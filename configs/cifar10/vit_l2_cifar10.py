@@ -1,0 +1,6 @@
+_base_ = ['./vit_stepnet_cifar10.py']
+
+model = dict(
+    backbone=dict(
+        type='mmstepnet.PropagationVisionTransformer',
+        propagation=dict(type='L2Attention')))

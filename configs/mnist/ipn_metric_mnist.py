@@ -1,0 +1,18 @@
+_base_ = [
+    '../_base_/datasets/mnist_bs500.py',
+    '../_base_/schedules/ipn_adam.py',
+    'mmpretrain::_base_/default_runtime.py',
+]
+
+model = dict(
+    type='mmstepnet.PointClassifier',
+    network=dict(
+        in_channels=784,
+        embed_dims=100,
+        out_channels=10,
+        depth=2,
+        propagation=dict(type='MetricAttention')))
+train_cfg = dict(max_epochs=10)
+default_hooks = dict(
+    logger=dict(interval=1000), checkpoint=dict(interval=10))
+randomness = dict(seed=0)

@@ -1,0 +1,3 @@
+_base_ = ['./ipn_metric_moon.py']
+
+model = dict(network=dict(propagation=dict(type='DotProductAttention')))

@@ -1,0 +1,18 @@
+_base_ = [
+    '../_base_/datasets/moon_bs200.py',
+    '../_base_/schedules/ipn_adam.py',
+    'mmpretrain::_base_/default_runtime.py',
+]
+
+model = dict(
+    type='mmstepnet.PointClassifier',
+    network=dict(
+        in_channels=2,
+        embed_dims=10,
+        out_channels=2,
+        depth=2,
+        propagation=dict(type='MetricAttention')))
+train_cfg = dict(max_epochs=100)
+default_hooks = dict(
+    logger=dict(interval=1000), checkpoint=dict(interval=100))
+randomness = dict(seed=0)

@@ -1,0 +1,94 @@
+"""Vision Transformer whose similarity is chosen by config."""
+
+from mmengine.model import BaseModule
+from mmpretrain.models.backbones import VisionTransformer
+from mmpretrain.models.utils import MultiheadAttention
+from torch import Tensor
+
+from mmstepnet.registry import MODELS
+
+from ..propagation import build_propagation
+from ..propagation.ipn import METRIC_ATTENTION
+
+
+class PropagationSelfAttention(BaseModule):
+    """A propagation module in the place of the host's self-attention.
+
+    Args:
+        host (MultiheadAttention): The module to take the place of. Its
+            dropouts and layer scale are taken over.
+        propagation (dict): Config of the propagation module.
+
+    Raises:
+        ValueError: The host drops attention weights, which never are in
+            memory here.
+    """
+
+    def __init__(self, host: MultiheadAttention, propagation: dict):
+        super().__init__()
+        if host.attn_drop:
+            raise ValueError(
+                'a propagation module has no dropout of attention weights, '
+                f'which are never in memory; got attn_drop {host.attn_drop}: '
+                'leave attn_drop_rate out of layer_cfgs and use drop_rate')
+        self.propagation = build_propagation(
+            propagation,
+            host.embed_dims,
+            num_heads=host.num_heads,
+            bias=host.qkv.bias is not None)
+        self.proj_drop = host.proj_drop
+        self.out_drop = host.out_drop
+        self.gamma1 = host.gamma1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inform tokens by each other, (N, L, C) -> (N, L, C)."""
+        x = self.proj_drop(self.propagation(x))
+        return self.out_drop(self.gamma1(x))
+
+
+@MODELS.register_module()
+class PropagationVisionTransformer(VisionTransformer):
+    r"""ViT whose layers inform tokens by any similarity.
+
+    The host's, but for its self-attention: layer norm, residual connection,
+    dropouts, layer scale and feed-forward network are its own, so that
+    ``propagation=dict(type='DotProductAttention')`` with several heads
+    computes what the host does. Towards understanding how attention mechanism works in deep
+    learning, whose authors exchange the attention of a Transformer for
+    translation; for images it is ours.
+
+    A bias of queries and keys has no effect on distances: metric-attention
+    has one in values and output alone, where ``qkv_bias`` is True, the
+    host's default.
+
+    Args:
+        arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.
+            Defaults to 'base'.
+        propagation (dict): Config of the modules, a name in ``PROPAGATIONS``
+            and its arguments beside ``embed_dims``, ``num_heads`` and
+            ``bias``. Defaults to ``dict(type='MetricAttention')``.
+        **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
+
+    Raises:
+        KeyError: The propagation is not registered.
+        ValueError: ``layer_cfgs`` asks for dropout of attention weights.
+
+    Example:
+        >>> import torch
+        >>> from mmstepnet.models import PropagationVisionTransformer
+        >>> model = PropagationVisionTransformer(
+        ...     'deit-tiny', img_size=32, patch_size=4).eval()
+        >>> [tuple(out.shape) for out in model(torch.rand(1, 3, 32, 32))]
+        [(1, 192)]
+    """
+
+    def __init__(self,
+                 arch: str | dict = 'base',
+                 *,
+                 propagation: dict = METRIC_ATTENTION,
+                 **kwargs):
+        super().__init__(arch, **kwargs)
+        for layer in self.layers:
+            layer.attn = PropagationSelfAttention(layer.attn, propagation)
+        if self.frozen_stages > 0:
+            self._freeze_stages()
