@@ -205,9 +205,18 @@ class L2Attention(PseudoMetricAttention):
 
     The Lipschitz Constant of Self-Attention, ICML 2021,
     https://arxiv.org/abs/2006.04710, with query and key tied.
-    """
 
-    __doc__ += PseudoMetricAttention.__doc__.partition('\n')[2]
+    Args:
+        embed_dims (int): Width C.
+        num_heads (int): Heads H. Defaults to 1.
+        eps (float, optional): Time scale, see
+            :class:`PseudoMetricAttention`. Defaults to None.
+        bias (bool): Whether the linear layers of values and output have
+            biases. Defaults to True.
+
+    Raises:
+        ValueError: See :class:`PseudoMetricAttention`.
+    """
 
     def __init__(self,
                  embed_dims: int,

@@ -34,7 +34,9 @@ def metric_propagation(a: Tensor,
     softmax drops :math:`\|a_i\|^2`, this is a scaled dot product with a bias
     a source, which PyTorch's fused kernels compute. Both sides are centred by
     the mean of b first, for which distances do not change, so that points far
-    from the origin lose no digits. A sparse mask costs its edges alone.
+    from the origin lose no digits; sources that are far from each other lose
+    theirs, in proportion to their squared spread over eps. A sparse mask
+    costs its edges alone.
 
     Args:
         a (Tensor): Points that are informed, :math:`\varphi(x_i)`,

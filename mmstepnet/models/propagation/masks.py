@@ -125,9 +125,10 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
     loops = torch.arange(nodes, device=edges.device)
     pairs = torch.cat([edges.t(), edges.t().flip(0), loops.expand(2, -1)], 1)
     pairs = torch.unique(pairs, dim=1)
-    return torch.sparse_coo_tensor(
-        pairs,
-        torch.ones(pairs.shape[1], dtype=torch.bool, device=edges.device),
-        (nodes, nodes),
-        check_invariants=True,  # False warns
-        is_coalesced=True)
+    # The constructor's own argument check_invariants warns, whatever it says.
+    with torch.sparse.check_sparse_tensor_invariants():
+        return torch.sparse_coo_tensor(
+            pairs,
+            torch.ones(pairs.shape[1], dtype=torch.bool, device=edges.device),
+            (nodes, nodes),
+            is_coalesced=True)
