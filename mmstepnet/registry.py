@@ -6,9 +6,13 @@ MMPretrain or MMDetection config with neither ``custom_imports`` nor a
 registration call.
 """
 
+from mmengine.registry import DATA_SAMPLERS as MMENGINE_DATA_SAMPLERS
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import LOOPS as MMENGINE_LOOPS
+from mmengine.registry import METRICS as MMENGINE_METRICS
 from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
 from mmengine.registry import Registry
 
 MODELS = Registry(
@@ -25,12 +29,40 @@ DATASETS = Registry(
     locations=['mmstepnet.datasets'])
 """Data sets, the embedded ones among them."""
 
+DATA_SAMPLERS = Registry(
+    'data sampler',
+    parent=MMENGINE_DATA_SAMPLERS,
+    scope='mmstepnet',
+    locations=['mmstepnet.datasets'])
+"""Samplers and batch samplers."""
+
 HOOKS = Registry(
     'hook',
     parent=MMENGINE_HOOKS,
     scope='mmstepnet',
     locations=['mmstepnet.engine'])
 """Hooks of mmengine's runner."""
+
+LOOPS = Registry(
+    'loop',
+    parent=MMENGINE_LOOPS,
+    scope='mmstepnet',
+    locations=['mmstepnet.engine'])
+"""Loops of mmengine's runner."""
+
+OPTIM_WRAPPERS = Registry(
+    'optim_wrapper',
+    parent=MMENGINE_OPTIM_WRAPPERS,
+    scope='mmstepnet',
+    locations=['mmstepnet.engine'])
+"""What calls the optimizer."""
+
+METRICS = Registry(
+    'metric',
+    parent=MMENGINE_METRICS,
+    scope='mmstepnet',
+    locations=['mmstepnet.engine'])
+"""Metrics of mmengine's evaluator."""
 
 ATTENTIONS = Registry(
     'attention',

@@ -26,5 +26,7 @@ METRICS = {
     'APs': Metric('coco/bbox_mAP_s', 100, 1),
     'APm': Metric('coco/bbox_mAP_m', 100, 1),
     'APl': Metric('coco/bbox_mAP_l', 100, 1),
+    'BLEU': Metric('translation/BLEU', 1, 2),
+    'Perplexity': Metric('translation/perplexity', 1, 2),
 }
 """Metrics by the names that metafiles and tables use. All in percent."""

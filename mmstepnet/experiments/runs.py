@@ -24,6 +24,7 @@ import torch
 from mmengine.config import Config, DictAction
 
 from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.engine.hooks.interim_checkpoint_hook import INTERIM
 from mmstepnet.version import __version__
 from mmstepnet.visualization.metric_log import (
     TEST,
@@ -196,6 +197,19 @@ class Run:
             return epoch, found[epoch]
         return None
 
+    def interim_checkpoint(self, done: int) -> Path | None:
+        """One from within an epoch, where it is further than ``done``.
+
+        Args:
+            done (int): Epochs that :meth:`last_checkpoint` has.
+        """
+        path = self.folder / INTERIM
+        if not path.is_file():
+            return None
+        # Written whole: one that cannot be read is worth an error.
+        meta = check_checkpoint(str(path))['meta']
+        return path if meta['epoch'] >= done else None
+
     def train_command(self, checkpoint: Path | None) -> list[str]:
         """Command that trains, from a checkpoint where there is one."""
         resume = [] if checkpoint is None else ['--resume', str(checkpoint)]
@@ -235,9 +249,11 @@ class Run:
             point = self.last_checkpoint(schedule)
             if point is None or point[0] < schedule.max_epochs:
                 done = 0 if point is None else point[0]
+                interim = self.interim_checkpoint(done)
                 say(f'{self}: {done} of {schedule.max_epochs} epochs are '
-                    'trained')
-                _call(self.train_command(point and point[1]), lock)
+                    'trained' + (', the next in part' if interim else ''))
+                _call(
+                    self.train_command(interim or (point and point[1])), lock)
                 point = self.last_checkpoint(schedule)
             if point is None or point[0] < schedule.max_epochs:
                 raise RuntimeError(

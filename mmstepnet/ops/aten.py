@@ -75,7 +75,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
-         shift: Tensor | None, relu: bool) -> Tensor:
+         shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
     """``x + (c - centre) * scale + shift``, rectified on request.
 
     Args:
@@ -85,11 +85,12 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
         scale (Tensor): (N, C).
         shift (Tensor, optional): (N, C). None is 0.
         relu (bool): Whether to rectify.
+        in_place (bool): Whether to write into c. Defaults to False.
 
     Returns:
         Tensor: (N, C, H, W), in the dtype and memory format of c.
     """
-    out = torch.empty_like(c)
+    out = c if in_place else torch.empty_like(c)
     if centre is not None:
         # As in PyTorch's own BN; one operation a map less.
         shift = -centre * scale if shift is None else shift - centre * scale

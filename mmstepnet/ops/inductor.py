@@ -69,10 +69,11 @@ def _moments(maps: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 @_Kernel
-def _step(x: Tensor, c: Tensor, scale: Tensor, shift: Tensor,
-          relu: bool) -> Tensor:
+def _step(x: Tensor, c: Tensor, scale: Tensor, shift: Tensor, relu: bool,
+          in_place: bool) -> Tensor:
     total = x + (c * scale + shift)
-    return (torch.relu(total) if relu else total).to(c.dtype)
+    out = (torch.relu(total) if relu else total).to(c.dtype)
+    return c.copy_(out) if in_place else out
 
 
 @_Kernel
@@ -108,12 +109,13 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
-         shift: Tensor | None, relu: bool) -> Tensor:
+         shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
     """See :func:`mmstepnet.ops.aten.step`."""
     scale, shift, centre = _filled(scale, shift, centre)
     shift = shift - centre * scale
-    out = _step(rows(x), rows(c), *_coefficients(c, scale, shift), relu)
-    return _as_maps(out, c)
+    out = _step(
+        rows(x), rows(c), *_coefficients(c, scale, shift), relu, in_place)
+    return c if in_place else _as_maps(out, c)
 
 
 def reduce(grad: Tensor, out: Tensor | None, c: Tensor,

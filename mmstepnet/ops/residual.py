@@ -148,7 +148,8 @@ def fused_residual_step(x: Tensor, branch: Tensor,
     Forward: one pass over c gives BN's statistics and GAP(f), one pools x_t,
     one writes the result. Backward: two passes. Only c, the result and
     (N, C) coefficients are saved, as by BN and ReLU. Derivatives of second
-    order are those of the same formulas, in plain operations.
+    order are those of the same formulas, in plain operations. Without
+    gradients and without a norm, the result is written into ``branch``.
 
     Args:
         x (Tensor): State x_t, (N, C, H, W).
@@ -190,6 +191,10 @@ def fused_residual_step(x: Tensor, branch: Tensor,
     delta = attention(PooledMap(dtype, x_mean),
                       PooledMap(dtype, f_mean, f_var))
     delta = delta.to(dtype).flatten(1).expand(branch.shape[:2])
+    if norm is None and not torch.is_grad_enabled():
+        # The hosts, too, add into what comes out of the last layer.
+        return backend(branch).step(
+            x, branch, None, delta, None, relu, in_place=True)
     return _Step.apply(x, branch, mean, delta * alpha,
                        None if beta is None else delta * beta, relu,
                        branch.grad_fn)

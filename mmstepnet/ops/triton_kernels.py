@@ -233,10 +233,10 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
-         shift: Tensor | None, relu: bool) -> Tensor:
+         shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
     """See :func:`mmstepnet.ops.aten.step`."""
     launch = _Launch(c)
-    out = torch.empty_like(c)
+    out = c if in_place else torch.empty_like(c)
     _step_kernel[launch.tiles](
         x, c, *_rows(scale, centre, scale, shift), out, *launch.shape,
         *launch.strides, CENTRE=centre is not None, SHIFT=shift is not None,
