@@ -1,0 +1,13 @@
+# The Transformer of the paper's Table 2: 512 wide, 8 heads, 6 + 6 layers.
+vocab_size = 8000
+max_length = 256
+model = dict(
+    type='mmstepnet.TranslationTransformer',
+    vocab_size=vocab_size,
+    attention=dict(type='MetricAttention'),
+    embed_dims=512,
+    num_heads=8,
+    num_layers=6,
+    feedforward_dims=2048,
+    dropout=0.1,
+    max_length=max_length)

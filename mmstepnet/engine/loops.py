@@ -1,0 +1,50 @@
+"""Training that goes on within an epoch."""
+
+import torch
+from mmengine.dist import get_rank, get_world_size
+from mmengine.runner import EpochBasedTrainLoop
+
+from mmstepnet.registry import LOOPS
+
+
+@LOOPS.register_module()
+class ResumableEpochLoop(EpochBasedTrainLoop):
+    """Epochs, which a checkpoint from their middle resumes there.
+
+    mmengine's loop begins such an epoch anew. This one leaves out the batches
+    that were trained, and seeds each iteration by its number, so that a run
+    that was interrupted ends with the weights of one that was not. See
+    :class:`InterimCheckpointHook`.
+
+    Args:
+        runner (Runner): The runner.
+        dataloader (DataLoader | dict): Its batches follow from seed and
+            epoch alone.
+        max_epochs (int): Epochs.
+        **kwargs: See :class:`mmengine.runner.EpochBasedTrainLoop`.
+    """
+
+    def run_epoch(self) -> None:
+        """Run an epoch, or what is left of it.
+
+        Raises:
+            ValueError: The checkpoint comes from epochs of another length.
+        """
+        length = len(self.dataloader)
+        trained = self._iter - self._epoch * length
+        if not 0 <= trained <= length:
+            raise ValueError(
+                f'the checkpoint stands at iteration {self._iter} in epoch '
+                f'{self._epoch + 1}, which no epochs of {length} iterations '
+                'have; resume it with the batch size, data and number of '
+                'processes that it was trained with')
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        for idx, data_batch in enumerate(self.dataloader):
+            if idx < trained:
+                continue
+            torch.manual_seed((self.runner.seed << 32)
+                              + self._iter * get_world_size() + get_rank())
+            self.run_iter(idx, data_batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1

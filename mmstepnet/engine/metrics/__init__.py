@@ -1,0 +1,3 @@
+from .translation import BLEU, Perplexity
+
+__all__ = ['BLEU', 'Perplexity']
