@@ -1,7 +1,7 @@
 """Speed and memory of a training step and of inference, beside the peers'.
 
 In every round each network takes one step, and a step is compared with that
-of mmpretrain's plain network in the same round, so that a change of the
+of the host's plain network in the same round, so that a change of the
 machine's load meets all of them. The table gives the median of these ratios
 with the quartiles.
 """
@@ -15,10 +15,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import timm
 import torch
 import torch.nn as nn
+from mmdet.registry import MODELS
+from mmdet.structures import DetDataSample
+from mmdet.utils import register_all_modules
+from mmengine.hub import get_config
+from mmengine.structures import InstanceData
 from mmengine.utils import ProgressBar
 from mmpretrain.models import ResNet, SEResNet
 from torch import Tensor
@@ -62,6 +68,16 @@ NETWORKS = {
     'timm resnet50 cbam': lambda: timm_net(
         'resnet50', block_args=dict(attn_layer='cbam')),
 }
+DETECTION_BASELINE = 'mmdet ResNet-50'
+BACKBONES = {
+    DETECTION_BASELINE: dict(type='mmdet.ResNet'),
+    **{name: dict(type='mmstepnet.StepResNet', attention=attention)
+       for name, attention in (
+           ('plain', None), ('StepNet naive', dict(type='StepNet')),
+           ('StepNet', dict(type='StepNet')),
+           ('StepNet ATen', dict(type='StepNet')),
+           ('SE', dict(type='SE')))},
+}
 FOLDED = {
     'plain folded': lambda: mmstepnet.fold(step_net(None)),
     'StepNet folded': lambda: mmstepnet.fold(step_net()),
@@ -85,6 +101,43 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(logits, labels)
 
 
+class Detector(nn.Module):
+    """Faster R-CNN with FPN, as MMDetection's own config has it.
+
+    BN is in eval mode and the first stage frozen, as in the COCO configs.
+
+    Args:
+        backbone (dict): Type of the backbone and its attention.
+    """
+
+    def __init__(self, backbone: dict):
+        super().__init__()
+        register_all_modules()
+        cfg = get_config('mmdet::_base_/models/faster-rcnn_r50_fpn.py').model
+        cfg.backbone.update(backbone, init_cfg=None)
+        self.model = MODELS.build(cfg)
+
+    def forward(self, images: Tensor, samples: list) -> Tensor:
+        losses = self.model.loss(images, samples)
+        return self.model.parse_losses(losses)[0]
+
+
+def detection_samples(args: argparse.Namespace) -> list[DetDataSample]:
+    """Five boxes an image at random, of 80 classes."""
+    samples = []
+    for _ in range(args.batch_size):
+        corners = torch.rand(5, 2) * args.size / 2
+        boxes = torch.cat([corners, corners + args.size / 4], 1)
+        shape = (args.size, args.size)
+        sample = DetDataSample(metainfo=dict(
+            img_shape=shape, pad_shape=shape, batch_input_shape=shape,
+            ori_shape=shape, scale_factor=(1, 1)))
+        sample.gt_instances = InstanceData(
+            bboxes=boxes, labels=torch.randint(80, (5, )))
+        samples.append(sample.to(args.device))
+    return samples
+
+
 class Contestant:
     """A network and one step of it.
 
@@ -94,7 +147,7 @@ class Contestant:
             compiled for the CPU.
         build (Callable): Builds the network.
         args (Namespace): The command line.
-        mode (str): 'train' or 'inference'.
+        mode (str): 'train', 'inference' or 'detection', which trains too.
         memory_format (str): A key of ``FORMATS``.
         dtype (str): A key of ``DTYPES``, float32 or that of autocast.
         compiled (bool): Whether to compile it.
@@ -105,11 +158,11 @@ class Contestant:
         torch.manual_seed(0)
         self.fused = 'naive' not in name
         self.smallest = math.inf if 'ATen' in name else inductor.SMALLEST
-        self.train = mode == 'train'
+        self.train = mode != 'inference'
         self.dtype = DTYPES[dtype]
         self.device = args.device
         self.clock = CLOCKS[args.clock]
-        model = Classifier(build())
+        model = build() if mode == 'detection' else Classifier(build())
         # Hosts' train() returns None.
         model.train(self.train)
         model.to(args.device, memory_format=FORMATS[memory_format])
@@ -119,8 +172,9 @@ class Contestant:
         shape = (args.batch_size, 3, args.size, args.size)
         self.images = torch.randn(shape, device=args.device).contiguous(
             memory_format=FORMATS[memory_format])
-        self.labels = torch.randint(
-            1000, (args.batch_size, ), device=args.device)
+        self.labels = (
+            detection_samples(args) if mode == 'detection' else torch.randint(
+                1000, (args.batch_size, ), device=args.device))
 
     def loss(self) -> Tensor:
         """Forward pass."""
@@ -184,11 +238,15 @@ def synchronize(device: str) -> None:
 def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     """One table: rows of every network in one setting."""
     builders = dict(NETWORKS)
+    if mode == 'detection':
+        builders = {name: partial(Detector, backbone)
+                    for name, backbone in BACKBONES.items()}
+    baseline = next(iter(builders))
     if mode == 'inference':
         builders.update(FOLDED)
     if args.networks:
         builders = {name: build for name, build in builders.items()
-                    if name in (BASELINE, *args.networks)}
+                    if name in (baseline, *args.networks)}
     contestants = {name: Contestant(name, build, args, mode, *setting)
                    for name, build in builders.items()}
     seconds = {name: [] for name in contestants}
@@ -202,13 +260,13 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     print()
     rows = []
     for name, contestant in contestants.items():
-        ratios = [a / b for a, b in zip(seconds[name], seconds[BASELINE])]
+        ratios = [a / b for a, b in zip(seconds[name], seconds[baseline])]
         low, ratio, high = statistics.quantiles(ratios, n=4)
         row = dict(
             network=name, ratio=ratio, low=low, high=high,
             images_per_second=args.batch_size /
             statistics.median(seconds[name]), seconds=seconds[name])
-        if mode == 'train':
+        if contestant.train:
             row['saved_bytes'] = contestant.saved_bytes()
             if args.device == 'cuda':
                 row['peak_bytes'] = contestant.peak_bytes()
@@ -244,7 +302,8 @@ def parse_args() -> argparse.Namespace:
                         help="cpu is the process's own time, for a machine "
                         'that others load too; take --threads 1 with it')
     parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
-                        choices=['train', 'inference'])
+                        choices=['train', 'inference', 'detection'],
+                        help='detection is a training step of Faster R-CNN')
     parser.add_argument('--formats', nargs='+', default=list(FORMATS),
                         choices=list(FORMATS))
     parser.add_argument('--dtypes', nargs='+', default=['float32'],
@@ -253,7 +312,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--compiled', nargs='+', type=int, default=[0],
                         choices=[0, 1], help='eager is 0')
     parser.add_argument('--networks', nargs='+', metavar='NAME',
-                        choices=[*NETWORKS, *FOLDED],
+                        choices=list({**NETWORKS, **FOLDED, **BACKBONES}),
                         help='beside the baseline; all by default')
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
     args = parser.parse_args()
