@@ -16,7 +16,7 @@ class PropagationSelfAttention(BaseModule):
 
     Args:
         host (MultiheadAttention): The module to take the place of. Its
-            dropouts and layer scale are taken over.
+            output projection, dropouts and layer scale are taken over.
         propagation (dict): Config of the propagation module.
 
     Raises:
@@ -36,6 +36,8 @@ class PropagationSelfAttention(BaseModule):
             host.embed_dims,
             num_heads=host.num_heads,
             bias=host.qkv.bias is not None)
+        # It has a bias whatever qkv_bias says, and is there for one head too.
+        self.propagation.proj = host.proj
         self.proj_drop = host.proj_drop
         self.out_drop = host.out_drop
         self.gamma1 = host.gamma1
@@ -52,14 +54,13 @@ class PropagationVisionTransformer(VisionTransformer):
 
     The host's, but for its self-attention: layer norm, residual connection,
     dropouts, layer scale and feed-forward network are its own, so that
-    ``propagation=dict(type='DotProductAttention')`` with several heads
-    computes what the host does. Towards understanding how attention mechanism works in deep
+    ``propagation=dict(type='DotProductAttention')`` computes what the host
+    does. Towards understanding how attention mechanism works in deep
     learning, whose authors exchange the attention of a Transformer for
     translation; for images it is ours.
 
-    A bias of queries and keys has no effect on distances: metric-attention
-    has one in values and output alone, where ``qkv_bias`` is True, the
-    host's default.
+    A bias of queries and keys has no effect on distances: of ``qkv_bias``
+    only that of the values is left in metric-attention.
 
     Args:
         arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.
@@ -92,3 +93,8 @@ class PropagationVisionTransformer(VisionTransformer):
             layer.attn = PropagationSelfAttention(layer.attn, propagation)
         if self.frozen_stages > 0:
             self._freeze_stages()
+
+    def train(self, mode: bool = True) -> 'PropagationVisionTransformer':
+        """Set the mode; the host's method returns None."""
+        super().train(mode)
+        return self

@@ -1,0 +1,84 @@
+import mmpretrain.models
+import pytest
+import torch
+
+from mmstepnet.models import PropagationVisionTransformer
+from tests.utils import perturb, run, same_tensors
+
+ARCH = dict(
+    embed_dims=24, num_layers=2, num_heads=4, feedforward_channels=40)
+SETTINGS = dict(arch=ARCH, img_size=32, patch_size=8, drop_path_rate=0.)
+SPLIT = ('query', 'key', 'value')
+
+
+def build(similarity, **kwargs):
+    return PropagationVisionTransformer(
+        propagation=dict(type=similarity), **{**SETTINGS, **kwargs})
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 3, 32, 32, generator=generator)
+
+
+def from_host(state):
+    """The host's weights under our names."""
+    ours = {}
+    for key, value in state.items():
+        layer, found, rest = key.partition('.attn.')
+        if not found or rest.startswith('gamma1'):
+            ours[key] = value
+        elif rest.startswith('qkv.'):
+            name = rest.removeprefix('qkv.')
+            for part, third in zip(SPLIT, value.chunk(3)):
+                ours[f'{layer}.attn.propagation.{part}.{name}'] = third
+        else:
+            ours[f'{layer}.attn.propagation.{rest}'] = value
+    return ours
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(qkv_bias=False), dict(arch={**ARCH, 'num_heads': 1}),
+    dict(with_cls_token=False, out_type='avg_featmap',
+         layer_scale_init_value=0.1)])
+def test_dot_product_is_the_host(kwargs):
+    host = perturb(mmpretrain.models.VisionTransformer(
+        **{**SETTINGS, **kwargs}))
+    host.eval()
+    model = build('DotProductAttention', **kwargs).eval()
+    model.load_state_dict(from_host(host.state_dict()))
+    out, grads, inputs = run(model, images())
+    host_out, host_grads, host_inputs = run(host, images())
+    same_tensors(out, host_out)
+    same_tensors(inputs, host_inputs)
+    # The gradient of a key's bias is zero but for rounding.
+    host_grads = from_host({k: g for k, g in host_grads.items()
+                            if g is not None})
+    grads = {k: g for k, g in grads.items() if g is not None}
+    for key in [k for k in grads if k.endswith('key.bias')]:
+        grads.pop(key), host_grads.pop(key)
+    same_tensors(grads, host_grads)
+
+
+@pytest.mark.parametrize('similarity', ['L2Attention', 'MetricAttention'])
+def test_layer_is_two_residual_steps(similarity):
+    layer = perturb(build(similarity)).layers[1].eval()
+    x = torch.randn(2, 17, 24, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        inner = layer.attn.propagation
+        y = x + inner(layer.ln1(x), dense=True)
+        expected = y + layer.ffn.layers(layer.ln2(y))
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=2e-5)
+        assert not torch.allclose(layer(x), x + layer.ffn.layers(layer.ln2(x)))
+
+
+def test_frozen_stages_freeze_the_propagation():
+    model = build('MetricAttention', frozen_stages=1)
+    learns = [any(p.requires_grad for p in layer.attn.parameters())
+              for layer in model.layers]
+    assert learns == [False, True]
+
+
+def test_dropout_of_attention_weights_is_refused():
+    with pytest.raises(ValueError, match='attn_drop 0.1.*drop_rate'):
+        build('MetricAttention', layer_cfgs=dict(attn_drop_rate=0.1))
