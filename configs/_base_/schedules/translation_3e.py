@@ -1,7 +1,7 @@
 # For CPU hours, a schedule of ours: Adam, a warm-up, then linearly to 0. All
 # follows from the number of epochs, which is set here alone.
-max_epochs = 4
-warmup_epochs = 0.15 * max_epochs
+max_epochs = 3
+warmup_epochs = max_epochs / 6
 
 # bfloat16 trains 2.3 times as fast on CPUs that multiply in it.
 optim_wrapper = dict(
