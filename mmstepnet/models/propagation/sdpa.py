@@ -115,14 +115,15 @@ def _columns(bias: Tensor, dtype: torch.dtype) -> list:
     """Take the bias apart into coordinates of k and what they meet in q.
 
     Half precision takes two, a high and a low part. Float16, whose range is
-    small, keeps them in units of a power of two that the largest fits.
+    small, keeps them in units of a power of two in which the largest fits;
+    beyond squared norms of 2e9 none does.
     """
     if dtype not in HALF:
         return [(bias, 1.0)]
     unit = bias.new_ones(())
     if dtype == torch.float16:
         largest = bias.detach().abs().amax() / 2**15
-        unit = largest.log2().ceil().clamp(-14, 15).exp2()
+        unit = largest.log2().ceil().clamp(0, 15).exp2()
     bias = bias / unit
     high = bias.to(dtype)
     return [(high, unit), (bias - high, unit)]
@@ -147,7 +148,6 @@ def _shut(columns: list, mask: Tensor, k: Tensor, scale: float) -> list:
 def _append(q: Tensor, k: Tensor, columns: list) -> tuple[Tensor, Tensor]:
     sources = torch.stack([column.to(k.dtype) for column, _ in columns], -1)
     meets = torch.stack(
-        [torch.as_tensor(value, dtype=q.dtype, device=q.device)
-         for _, value in columns])
+        [(q.new_ones(()) * value).to(q.dtype) for _, value in columns])
     meets = meets.expand(*q.shape[:-1], len(columns))
     return torch.cat([q, meets], -1), torch.cat([k, sources], -1)
