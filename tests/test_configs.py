@@ -46,12 +46,36 @@ def detection_batch(cfg):
         with_mask='mask_head' in heads)
 
 
+def point_batch(cfg):
+    network = cfg.model.network
+    return dict(
+        inputs=4 * torch.randn(12, network.in_channels),
+        labels=torch.arange(12) % network.out_channels)
+
+
+def mesh_batch(cfg):
+    faces = torch.tensor([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]])
+    pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4)).t()
+    return dict(
+        inputs=[4 * torch.randn(4, cfg.model.network.in_channels)],
+        neighbours=[pairs],
+        faces=[faces],
+        labels=[torch.arange(4)])
+
+
+BATCHES = {
+    'mmstepnet.PointClassifier': point_batch,
+    'mmstepnet.FaceSegmentor': mesh_batch,
+}
+
+
 def silent_parameters(cfg, seed):
     """Names of parameters without a gradient, under one draw of weights."""
     torch.manual_seed(seed)
     model = perturb(MODELS.build(cfg.model), seed).train()
     detects = cfg.default_scope == 'mmdet'
-    batch = (detection_batch if detects else classification_batch)(cfg)
+    usual = detection_batch if detects else classification_batch
+    batch = BATCHES.get(cfg.model.type, usual)(cfg)
     batch = model.data_preprocessor(batch, training=True)
     losses = model(**batch, mode='loss')
     loss, _ = model.parse_losses(losses)
@@ -67,8 +91,9 @@ def silent_parameters(cfg, seed):
 def test_every_parameter_learns(name):
     cfg = Config.fromfile(ROOT / name)
     init_default_scope(cfg.default_scope)
-    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    if 'init_cfg' in cfg.model.backbone:
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    if 'init_cfg' in cfg.model.get('backbone', {}):
         cfg.model.backbone.init_cfg = None
     silent = silent_parameters(cfg, 0)
     # A draw may switch off the one ReLU of a narrow layer.
