@@ -6,13 +6,12 @@ import os
 import mmengine
 from mmengine.config import Config
 from mmengine.dist import is_main_process
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
 from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import (
     add_job_arguments,
+    build_runner,
     load_config,
     start_process_group,
 )
@@ -44,18 +43,15 @@ def dump_predictions(cfg: Config, path: str) -> None:
 
 def main() -> None:
     args = parse_args()
-    check_checkpoint(args.checkpoint)
+    check_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):
         dump_predictions(cfg, args.out)
     check_data(cfg, 'test')
     start_process_group(cfg)
-    if 'runner_type' in cfg:
-        runner = RUNNERS.build(cfg)
-    else:
-        runner = Runner.from_cfg(cfg)
-    check_weights(runner.model, args.checkpoint)
+    runner = build_runner(cfg)
+    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')

@@ -2,13 +2,13 @@
 
 import argparse
 
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.config import Config
 
-from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.engine.checkpoint import check_checkpoint, find_resumable
 from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import (
     add_job_arguments,
+    build_runner,
     load_config,
     start_process_group,
 )
@@ -29,9 +29,26 @@ def parse_args() -> argparse.Namespace:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='go on from a checkpoint; without a value from the last one in '
-        'the work directory, or from the start where there is none')
+        help='go on from a checkpoint; without a value from the last whole '
+        'one in the work directory, or from the start where there is none')
     return parser.parse_args()
+
+
+def prepare_checkpoints(cfg: Config, args: argparse.Namespace) -> None:
+    """Choose what to go on from, and a hook that a kill cannot harm."""
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    if cfg.get('resume') and cfg.get('load_from') is None:
+        cfg.load_from = find_resumable(cfg.work_dir, args.trust_checkpoint)
+        cfg.resume = cfg.load_from is not None
+    elif cfg.get('load_from') and '://' not in cfg.load_from:
+        check_checkpoint(cfg.load_from, args.trust_checkpoint)
+    hooks = cfg.setdefault('default_hooks', {})
+    saving = hooks.setdefault('checkpoint', dict(type='CheckpointHook'))
+    # None is a job that shall keep nothing.
+    if saving is not None and saving['type'] == 'CheckpointHook':
+        saving['type'] = 'mmstepnet.DurableCheckpointHook'
 
 
 def main() -> None:
@@ -45,18 +62,10 @@ def main() -> None:
             raise SystemExit('--auto-scale-lr needs '
                              'auto_scale_lr.base_batch_size in the config')
         cfg.auto_scale_lr.enable = True
-    if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
-        if args.resume != 'auto':
-            check_checkpoint(args.resume)
+    prepare_checkpoints(cfg, args)
     check_data(cfg, 'train', 'val')
     start_process_group(cfg)
-    if 'runner_type' in cfg:
-        runner = RUNNERS.build(cfg)
-    else:
-        runner = Runner.from_cfg(cfg)
-    runner.train()
+    build_runner(cfg).train()
 
 
 if __name__ == '__main__':

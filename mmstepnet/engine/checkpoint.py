@@ -1,31 +1,45 @@
 """Reading checkpoints with errors that a user can act on."""
 
+import logging
 import os.path as osp
+from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 import torch.nn as nn
+from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from torch import Tensor
 
+from .safe_load import UnsafeCheckpointError, load_data
 
-def check_checkpoint(path: str) -> dict:
+
+def check_checkpoint(path: str, trusted: bool = False) -> dict:
     """Refuse what is not a whole checkpoint, before a job is built for it.
 
     Args:
         path (str): A file written by mmengine or ``torch.save``.
+        trusted (bool): Whether to run what the file asks for. Defaults to
+            False: it is read as data, see :func:`load_data`.
 
     Returns:
         dict: What it holds.
 
     Raises:
         FileNotFoundError: There is no such file.
+        UnsafeCheckpointError: It is more than data.
         ValueError: It is cut off, or is not a checkpoint at all.
     """
     if not osp.isfile(path):
         raise FileNotFoundError(f'checkpoint {path!r} does not exist')
     try:
-        checkpoint = torch.load(path, map_location='cpu', weights_only=False)
+        if trusted:
+            checkpoint = torch.load(
+                path, map_location='cpu', weights_only=False)
+        else:
+            checkpoint = load_data(path)
+    except UnsafeCheckpointError:
+        raise
     except (RuntimeError, EOFError, UnpicklingError, KeyError,
             ValueError) as error:
         raise ValueError(
@@ -38,7 +52,50 @@ def check_checkpoint(path: str) -> dict:
     return checkpoint
 
 
-def check_weights(model: nn.Module, path: str) -> None:
+def find_resumable(work_dir: str, trusted: bool = False) -> str | None:
+    """Find the newest whole checkpoint that training can go on from.
+
+    Not the one that ``last_checkpoint`` names: a job that was killed while it
+    saved may have left half of it.
+
+    Args:
+        work_dir (str): Folder of a job.
+        trusted (bool): See :func:`check_checkpoint`. Defaults to False.
+
+    Returns:
+        str, optional: Its path; None where the folder holds no checkpoint.
+
+    Raises:
+        UnsafeCheckpointError: The newest is more than data.
+        ValueError: There are checkpoints, none of them whole.
+    """
+    paths = sorted(
+        Path(work_dir).glob('*.pth'),
+        key=lambda path: path.stat().st_mtime_ns,
+        reverse=True)
+    broken = []
+    for path in map(str, paths):
+        try:
+            checkpoint = check_checkpoint(path, trusted)
+        except UnsafeCheckpointError:
+            raise
+        except ValueError as error:
+            broken.append(str(error))
+            continue
+        # Those of the best epochs, and published ones, hold weights alone.
+        if 'optimizer' in checkpoint:
+            for message in broken:
+                print_log(message, logger='current', level=logging.WARNING)
+            return path
+    if broken:
+        raise ValueError(f'no checkpoint in {work_dir!r} can be resumed: '
+                         f'{broken[0]}')
+    return None
+
+
+def check_weights(model: nn.Module,
+                  path: str,
+                  trusted: bool = False) -> None:
     """Refuse a checkpoint of another model.
 
     mmengine only warns about names that do not match, and would go on to
@@ -47,13 +104,14 @@ def check_weights(model: nn.Module, path: str) -> None:
     Args:
         model (nn.Module): The model that is to be evaluated, or its wrapper.
         path (str): Checkpoint, see :func:`check_checkpoint`.
+        trusted (bool): See there. Defaults to False.
 
     Raises:
         ValueError: Names or shapes differ from the model's.
     """
     if is_model_wrapper(model):
         model = model.module
-    checkpoint = check_checkpoint(path)
+    checkpoint = check_checkpoint(path, trusted)
     found = {
         name.removeprefix('module.'): value.shape
         for name, value in checkpoint.get('state_dict', checkpoint).items()

@@ -7,6 +7,10 @@ from argparse import ArgumentParser, Namespace
 import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from .safe_load import TRUST_FLAG, guard_checkpoints
 
 
 def add_job_arguments(parser: ArgumentParser) -> None:
@@ -26,16 +30,29 @@ def add_job_arguments(parser: ArgumentParser) -> None:
         choices=['none', 'pytorch', 'slurm', 'mpi'],
         default='none',
         help='how the processes of a distributed job are started')
+    add_trust_argument(parser)
     # torch.distributed.launch passes the one or the other spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def add_trust_argument(parser: ArgumentParser) -> None:
+    """Add the flag that allows checkpoints to run code."""
+    parser.add_argument(
+        TRUST_FLAG,
+        action='store_true',
+        help='let checkpoints run the code that they name when they are '
+        'read; by default they are read as data and others are refused')
 
 
 def load_config(args: Namespace) -> Config:
     """Read the config and apply the command line to it.
 
+    From here on mmengine reads checkpoints as data, unless they are trusted.
     Data loaders of an MMPretrain config get that host's defaults, which its
     own tools set and its configs rely on.
     """
+    if not args.trust_checkpoint:
+        guard_checkpoints()
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(args.config)
     if cfg.get('default_scope') == 'mmpretrain':
@@ -75,3 +92,10 @@ def start_process_group(cfg: Config) -> None:
         device_ids=None,
         broadcast_buffers=False,
         find_unused_parameters=cfg.get('find_unused_parameters', False))
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build mmengine's runner, or the one that the config names."""
+    if 'runner_type' in cfg:
+        return RUNNERS.build(cfg)
+    return Runner.from_cfg(cfg)

@@ -18,7 +18,7 @@ from stiffness import SPLITS, build_dataloader, build_runner, measure
 from stiffness import positive_int as positive
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-from mmstepnet.engine.job import load_config
+from mmstepnet.engine.job import add_trust_argument, load_config
 from mmstepnet.experiments.block_selection import (
     backbone_names,
     block_stiffness,
@@ -62,6 +62,7 @@ def parse_args() -> argparse.Namespace:
         nargs='+',
         action=DictAction,
         help='settings that override the config, as key=value pairs')
+    add_trust_argument(parser)
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     args = parser.parse_args()
     if args.out is not None and args.out.suffix != '.py':
@@ -84,11 +85,11 @@ def fragment(cfg: Config, blocks: list[str], over_plain: bool) -> str:
 
 def main() -> None:
     args = parse_args()
-    check_checkpoint(args.checkpoint)
+    check_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     runner = build_runner(cfg, Path(cfg.work_dir) / 'select_blocks')
     dataloader = build_dataloader(cfg, args.split, args.max_samples)
-    check_weights(runner.model, args.checkpoint)
+    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
     runner.load_checkpoint(args.checkpoint, map_location='cpu')
     model = runner.model.to(args.device or get_device()).eval()
     recorder, _ = measure(model, dataloader, None, None)

@@ -20,7 +20,7 @@ from mmengine.utils import track_iter_progress
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-from mmstepnet.engine.job import load_config
+from mmstepnet.engine.job import add_trust_argument, load_config
 from mmstepnet.stiffness import TrajectoryRecorder, save_record
 from mmstepnet.stiffness.trajectory import DEFAULT_READING
 from mmstepnet.visualization import load_run, save_stiffness_figures
@@ -67,6 +67,7 @@ def parse_args() -> argparse.Namespace:
         action=DictAction,
         help='settings that override the config, as key=value pairs, for '
         'example test_dataloader.batch_size=4')
+    add_trust_argument(parser)
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     return parser.parse_args()
 
@@ -156,14 +157,14 @@ def measure(
 
 def main() -> None:
     args = parse_args()
-    check_checkpoint(args.checkpoint)
+    check_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
     runner = build_runner(cfg, out_dir)
     dataloader = build_dataloader(cfg, args.split, args.max_samples)
     evaluator = build_evaluator(runner, cfg, args.split,
                                 dataloader.dataset)
-    check_weights(runner.model, args.checkpoint)
+    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
     runner.load_checkpoint(args.checkpoint, map_location='cpu')
     model = runner.model.to(args.device or get_device()).eval()
     recorder, metrics = measure(model, dataloader, evaluator, args.blocks)

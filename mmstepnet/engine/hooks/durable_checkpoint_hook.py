@@ -1,0 +1,92 @@
+"""Checkpoints that survive a kill at any moment."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
+
+from mmstepnet.registry import HOOKS
+
+from ..fileio import remove_unfinished, write_whole_files
+
+
+class _Postponed:
+    """A file backend that keeps a list of what it shall remove.
+
+    Args:
+        backend (BaseStorageBackend): Does the rest.
+    """
+
+    def __init__(self, backend):
+        self._backend = backend
+        self.removals = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def remove(self, path: str) -> None:
+        """Note a file."""
+        self.removals.append((self._backend.remove, path))
+
+    def rmtree(self, path: str) -> None:
+        """Note a folder."""
+        self.removals.append((self._backend.rmtree, path))
+
+
+@HOOKS.register_module()
+class DurableCheckpointHook(CheckpointHook):
+    """mmengine's checkpoints, of which a whole one is there at any moment.
+
+    mmengine's hook deletes the old checkpoint, then writes the new one in
+    place: killed in between, a job with ``max_keep_ckpts=1`` has none left.
+    Here each is written under another name, renamed, and only then are old
+    ones deleted. ``tools/train.py`` puts it in the place of mmengine's.
+
+    Args:
+        **kwargs: See :class:`mmengine.hooks.CheckpointHook`.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Clear away what a killed job left, prepare as the host does."""
+        write_whole_files()
+        super().before_train(runner)
+        if is_main_process() and isinstance(self.file_backend, LocalBackend):
+            remove_unfinished(self.out_dir)
+            remove_unfinished(runner.work_dir)
+
+    def _save_checkpoint_with_step(self, runner, step, meta):
+        with self._removals_postponed(runner):
+            super()._save_checkpoint_with_step(runner, step, meta)
+
+    def _save_best_checkpoint(self, runner, metrics):
+        with self._removals_postponed(runner):
+            super()._save_best_checkpoint(runner, metrics)
+
+    @contextmanager
+    def _removals_postponed(self, runner: Runner) -> Iterator[None]:
+        if isinstance(self.file_backend, _Postponed):  # the best is the last
+            yield
+            return
+        backend, last = self.file_backend, self.last_ckpt
+        self.file_backend = postponed = _Postponed(backend)
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                error.errno, f'{error.strerror}. Go on with --resume; the '
+                f'last whole checkpoint is {last or "none"}') from error
+        finally:
+            self.file_backend = backend
+        # A name may have been written anew.
+        kept = {self.last_ckpt, *self._best_checkpoints()}
+        for remove, path in postponed.removals:
+            if path not in kept:
+                remove(path)
+
+    def _best_checkpoints(self) -> list[str | None]:
+        return [getattr(self, 'best_ckpt_path', None),
+                *getattr(self, 'best_ckpt_path_dict', {}).values()]

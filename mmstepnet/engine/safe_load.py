@@ -1,0 +1,198 @@
+"""Checkpoints are data: reading them runs nothing that is in them."""
+
+import os
+import os.path as osp
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlparse
+
+import numpy as np
+import torch
+from mmengine.dist import barrier, get_rank
+from mmengine.logging import HistoryBuffer
+from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import (
+    get_external_models,
+    get_mmcls_models,
+    get_torchvision_models,
+)
+
+TRUST_FLAG = '--trust-checkpoint'
+
+# By the name of a scheme: mmengine's own index of names and addresses.
+INDICES = {
+    'torchvision': get_torchvision_models,
+    'modelzoo': get_torchvision_models,
+    'open-mmlab': get_external_models,
+    'openmmlab': get_external_models,
+    'mmcls': get_mmcls_models,
+}
+
+HAS_ALLOWLIST = hasattr(torch.serialization, 'safe_globals')
+"""Whether ``weights_only`` can be told of further types: PyTorch 2.5."""
+
+
+class UnsafeCheckpointError(ValueError):
+    """A checkpoint asks for more than data when it is read."""
+
+
+def _statistics_method(owner: type, name: str) -> Callable:
+    """What mmengine's logs need of ``getattr``, and no more."""
+    if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
+        return getattr(owner, name)
+    raise pickle.UnpicklingError(
+        f'Unsupported global: GLOBAL builtins.getattr of {owner!r}, {name!r}')
+
+
+def _allowlist() -> dict[str, Any]:
+    """Names in a file to objects: what mmengine stores beside tensors."""
+    multiarray = (np._core if hasattr(np, '_core') else np.core).multiarray
+    allowed = {
+        'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
+        'builtins.getattr': _statistics_method,
+        'builtins.slice': slice,
+        'builtins.set': set,
+        'numpy.ndarray': np.ndarray,
+        'numpy.dtype': np.dtype,
+    }
+    for package in ('numpy._core', 'numpy.core'):  # numpy 2 and before
+        for name in ('_reconstruct', 'scalar'):
+            allowed[f'{package}.multiarray.{name}'] = getattr(multiarray, name)
+    for kind in '?bhilqBHILQefdFD':
+        # A class of its own from numpy 1.25 on.
+        dtype = type(np.dtype(kind))
+        allowed[f'{dtype.__module__}.{dtype.__qualname__}'] = dtype
+    return allowed
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    """For a PyTorch whose ``weights_only`` takes no further types."""
+
+    tensors = {
+        f'{module}.{name}': getattr(owner, name)
+        for module, owner, names in (
+            ('torch._utils', torch._utils, (
+                '_rebuild_tensor', '_rebuild_tensor_v2',
+                '_rebuild_parameter')),
+            ('torch', torch, (
+                'Size', 'device', 'float16', 'bfloat16', 'float32', 'float64',
+                'int8', 'int16', 'int32', 'int64', 'uint8', 'bool')),
+        ) for name in names
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look a name up in the allowlist; nothing is imported."""
+        # torch.save writes the names that Python 2 had.
+        module = 'builtins' if module == '__builtin__' else module
+        full = f'{module}.{name}'
+        allowed = {
+            'collections.OrderedDict': OrderedDict,
+            **self.tensors,
+            **_allowlist()
+        }
+        if full not in allowed:
+            raise pickle.UnpicklingError(f'Unsupported global: GLOBAL {full}')
+        return allowed[full]
+
+
+_restricted_pickle = SimpleNamespace(
+    __name__='restricted_pickle',
+    Unpickler=_RestrictedUnpickler,
+    UnpicklingError=pickle.UnpicklingError,
+    load=lambda file, **kwargs: _RestrictedUnpickler(file, **kwargs).load())
+
+
+def load_data(path: str, map_location: Any = 'cpu') -> Any:
+    """Read a file of ``torch.save`` without running anything in it.
+
+    Tensors, containers, numbers, NumPy arrays and mmengine's records of
+    scalars are read; a name of any other function or class ends it.
+
+    Args:
+        path (str): The file.
+        map_location: See :func:`torch.load`. Defaults to 'cpu'.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        UnsafeCheckpointError: It names other functions or classes.
+    """
+    if HAS_ALLOWLIST:
+        allowed = [(value, name) for name, value in _allowlist().items()]
+        context = torch.serialization.safe_globals(allowed)
+        kwargs = dict(weights_only=True)
+    else:
+        context = nullcontext()
+        kwargs = dict(weights_only=False, pickle_module=_restricted_pickle)
+    try:
+        with context:
+            return torch.load(path, map_location=map_location, **kwargs)
+    except pickle.UnpicklingError as error:
+        named = re.search(
+            r'(?:GLOBAL|Unsupported class) `?([\w.]+)', str(error))
+        if named is None:
+            raise
+        raise UnsafeCheckpointError(
+            f'{path!r} is more than data: reading it would call or build '
+            f'{named[1]}. mmstepnet reads tensors, arrays and the records of '
+            'mmengine alone. If you know who wrote the file and trust them, '
+            f'pass {TRUST_FLAG}, which runs what it asks for') from error
+
+
+def guard_checkpoints() -> None:
+    """Make mmengine read every checkpoint of this process as data.
+
+    Wherever it comes from: ``load_from``, resumption, ``init_cfg`` of
+    pretrained weights; local files, web addresses and the hosts' names of
+    published models. Addresses of other kinds are refused.
+    """
+    register = CheckpointLoader.register_scheme
+    register('', _load_local, force=True)
+    register(('http://', 'https://'), _load_url, force=True)
+    register(
+        tuple(f'{scheme}://' for scheme in INDICES), _load_named, force=True)
+    register(
+        tuple(prefix for prefix in CheckpointLoader._schemes
+              if prefix and prefix.rstrip(':/') not in (
+                  'http', 'https', *INDICES)),
+        _refuse,
+        force=True)
+
+
+def _load_local(filename: str, map_location: Any = 'cpu') -> Any:
+    filename = osp.expanduser(filename)
+    if not osp.isfile(filename):
+        raise FileNotFoundError(f'checkpoint {filename!r} does not exist')
+    return load_data(filename, map_location)
+
+
+def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
+    folder = osp.join(torch.hub.get_dir(), 'checkpoints')
+    path = osp.join(folder, osp.basename(urlparse(filename).path))
+    # One process fetches, all read.
+    if get_rank() == 0 and not osp.isfile(path):
+        os.makedirs(folder, exist_ok=True)
+        torch.hub.download_url_to_file(filename, path)
+    barrier()
+    return load_data(path, map_location)
+
+
+def _load_named(filename: str, map_location: Any = 'cpu') -> Any:
+    scheme, name = filename.split('://', 1)
+    urls = INDICES[scheme]()
+    if name not in urls:
+        raise ValueError(f'{scheme}:// has no model {name!r}; it has '
+                         f'{", ".join(sorted(urls))}')
+    return _load_url(urls[name], map_location)
+
+
+def _refuse(filename: str, map_location: Any = 'cpu') -> Any:
+    raise UnsafeCheckpointError(
+        f'{filename!r}: from there mmengine reads pickles that can run code. '
+        f'Fetch the file and name it by its path, or pass {TRUST_FLAG}')

@@ -1,0 +1,45 @@
+import errno
+import os
+import stat
+
+import pytest
+
+from mmstepnet.engine.fileio import WholeFileBackend, remove_unfinished
+
+
+def test_writes(tmp_path):
+    path = tmp_path / 'new' / 'file'
+    backend = WholeFileBackend()
+    backend.put(b'first', path)
+    backend.put(b'second', str(path))
+    assert path.read_bytes() == b'second'
+    backend.put_text('drittes', path)
+    assert backend.get_text(path) == 'drittes'
+    assert os.listdir(path.parent) == ['file']
+    plain = tmp_path / 'plain'
+    plain.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(
+        plain.stat().st_mode)
+
+
+def test_full_disk(tmp_path, monkeypatch):
+    """What is there stays whole, and nothing is left behind."""
+    path = tmp_path / 'file'
+    path.write_bytes(b'old')
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, 'fsync', full)
+    with pytest.raises(OSError, match='No space left.*file of 1.0 MiB') as e:
+        WholeFileBackend().put(bytes(1 << 20), path)
+    assert e.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b'old'
+    assert os.listdir(tmp_path) == ['file']
+
+
+def test_remove_unfinished(tmp_path):
+    for name in ('.epoch_1.pth.a1b2.unfinished', 'epoch_1.pth', '.hidden'):
+        (tmp_path / name).touch()
+    remove_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ['.hidden', 'epoch_1.pth']

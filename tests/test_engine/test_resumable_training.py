@@ -1,0 +1,162 @@
+"""Training that is stopped anywhere ends as training that is not."""
+
+from itertools import count
+
+import pytest
+import torch
+import torch.nn as nn
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch.utils.data import Dataset
+
+from mmstepnet.engine import AutocastOptimWrapper
+from mmstepnet.engine.hooks import InterimCheckpointHook
+
+NAMES = count()
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing in mmengine catches it or cleans up."""
+
+
+class Points(Dataset):
+    metainfo = {}
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return dict(inputs=torch.randn(6, generator=generator))
+
+
+class Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 1))
+
+    def forward(self, inputs, mode):
+        return dict(loss=self.layers(torch.stack(inputs)).square().mean())
+
+
+class Killer(Hook):
+    """Stops before an iteration, or in the midst of the save after it."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, iteration=None, saving=False):
+        self.iteration, self.saving = iteration, saving
+        self.seen, self.draws = [], []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.seen.append(runner.iter)
+        state = torch.get_rng_state()
+        self.draws.append(torch.rand(()).item())
+        torch.set_rng_state(state)
+        if runner.iter == self.iteration and not self.saving:
+            raise Killed
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        if self.saving and runner.iter + 1 == self.iteration:
+            (runner.work_dir_path / '.interim.pth.tmp').write_bytes(b'half')
+            raise Killed
+
+
+def train(work_dir, killer=None, batch_size=8, seed=3):
+    """Two epochs of five iterations, saved after every second and fifth."""
+    killer = killer or Killer()
+    runner = Runner(
+        model=Model(),
+        work_dir=str(work_dir),
+        train_dataloader=dict(
+            batch_size=batch_size, num_workers=0, dataset=Points(),
+            sampler=dict(type='DefaultSampler', shuffle=True)),
+        train_cfg=dict(type='mmstepnet.ResumableEpochLoop', max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type='Adam', lr=0.01)),
+        param_scheduler=dict(type='LinearLR', by_epoch=False, end=8),
+        default_hooks=dict(checkpoint=dict(
+            type='CheckpointHook', interval=1, max_keep_ckpts=2)),
+        custom_hooks=[
+            dict(type='mmstepnet.InterimCheckpointHook', interval=2), killer
+        ],
+        randomness=dict(seed=seed),
+        resume=(work_dir / 'last_checkpoint').is_file(),
+        experiment_name=f'resumable{next(NAMES)}')
+    runner.work_dir_path = work_dir
+    runner.train()
+    return killer
+
+
+def weights(work_dir):
+    return torch.load(
+        work_dir / 'epoch_2.pth', weights_only=False)['state_dict']
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('whole')
+    killer = train(folder)
+    assert killer.seen == list(range(10))
+    return weights(folder), killer.draws
+
+
+@pytest.mark.parametrize('iteration, saving, first', [
+    (1, False, 0),
+    (3, False, 2),
+    (5, False, 5),
+    (7, False, 6),
+    (8, False, 8),
+    # The save after iteration 5: what was saved before counts.
+    (6, True, 5),
+])
+def test_stopped_and_resumed(uninterrupted, tmp_path, iteration, saving,
+                             first):
+    with pytest.raises(Killed):
+        train(tmp_path, Killer(iteration, saving))
+    resumed = train(tmp_path)
+    assert resumed.seen == list(range(first, 10))
+    expected, draws = uninterrupted
+    assert resumed.draws == draws[first:]
+    found = weights(tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_iterations_and_seeds_draw_differently(uninterrupted, tmp_path):
+    """Else dropout would leave out the same units in each."""
+    draws = uninterrupted[1] + train(tmp_path, seed=4).draws
+    assert len(set(draws)) == 20
+
+
+def test_epochs_of_another_length(tmp_path):
+    with pytest.raises(Killed):
+        train(tmp_path, Killer(3))
+    with pytest.raises(ValueError, match='iteration 2 in epoch 1, which no '
+                       'epochs of 1 iter'):
+        train(tmp_path, batch_size=40)
+
+
+def test_interval():
+    with pytest.raises(ValueError, match='got 0'):
+        InterimCheckpointHook(interval=0)
+
+
+def test_autocast_computes_in_bfloat16_and_steps_in_float32():
+    model = nn.Linear(64, 64)
+    seen = []
+    model.register_forward_hook(lambda m, x, out: seen.append(out.dtype))
+    wrapper = AutocastOptimWrapper(
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(8, 64)
+    before = model.weight.detach().clone()
+    with wrapper.optim_context(model):
+        loss = model(x).float().square().mean()
+    wrapper.update_params(loss)
+    assert seen == [torch.bfloat16]
+    assert model.weight.dtype == torch.float32
+    exact = x @ before.T + model.bias.detach()
+    step = (before - model.weight) / 0.1
+    assert 0 < (step - 2 * exact.T @ x / exact.numel()).abs().max() < 2e-2
