@@ -33,10 +33,10 @@ def metric_propagation(a: Tensor,
     :math:`\|a_i - b_j\|^2 = \|a_i\|^2 - 2 a_i \cdot b_j + \|b_j\|^2` and the
     softmax drops :math:`\|a_i\|^2`, this is a scaled dot product with a bias
     a source, which PyTorch's fused kernels compute. Both sides are centred by
-    the mean of b first, for which distances do not change, so that points far
-    from the origin lose no digits; sources that are far from each other lose
-    theirs, in proportion to their squared spread over eps. A sparse mask
-    costs its edges alone.
+    the mean of b first (of what a key padding mask leaves of it), for which
+    distances do not change, so that points far from the origin lose no
+    digits; sources that are far from each other lose theirs, in proportion to
+    their squared spread over eps. A sparse mask costs its edges alone.
 
     Args:
         a (Tensor): Points that are informed, :math:`\varphi(x_i)`,
@@ -73,7 +73,7 @@ def metric_propagation(a: Tensor,
         return _over_edges(
             mask, v, lambda i, j:
             -(_at(a, i) - _at(b, j)).square().sum(-1) / eps).to(dtype)
-    centre = _wide(b.detach()).mean(-2, keepdim=True)
+    centre = _centre(b.detach(), mask)
     # Rounded to the dtype of the kernel before the norm is taken, which so
     # belongs to the same points.
     a, b = (a - centre).to(dtype), (b - centre).to(dtype)
@@ -148,6 +148,16 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
 def _wide(x: Tensor) -> Tensor:
     """Float32 or better."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _centre(b: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of the sources, (..., 1, d), without those that are padding."""
+    b = _wide(b)
+    if mask is None or mask.shape[-2] != 1:
+        return b.mean(-2, keepdim=True)
+    kept = mask.expand(*mask.shape[:-1], b.shape[-2]).to(b.dtype)
+    with torch.autocast(b.device.type, enabled=False):
+        return (kept / kept.sum(-1, keepdim=True)) @ b
 
 
 def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,

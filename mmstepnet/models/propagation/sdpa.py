@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Coordinates of k, (..., M), and the constants that they meet in q.
+Columns = list[tuple[Tensor, Tensor | float]]
+
 HALF = (torch.float16, torch.bfloat16)
 SHUT_SCORE = 1e30
 """No weight survives its negative; finite, for kernels that multiply it."""
@@ -71,8 +74,7 @@ def propagate(q: Tensor,
     elif source_bias is not None:
         bias = (scale * source_bias).unsqueeze(-2)
         mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-    # What is left of a mask goes into the kernel's, unless is_causal takes
-    # its place or a bias stands in columns, of which kernels are fastest.
+    # Kernels take no mask beside is_causal, and the fastest none at all.
     if of_sources and (columns or is_causal):
         columns = _shut(columns, mask, k, scale)
         mask = None
@@ -111,7 +113,7 @@ def _pad(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
-def _columns(bias: Tensor, dtype: torch.dtype) -> list:
+def _columns(bias: Tensor, dtype: torch.dtype) -> Columns:
     """Take the bias apart into coordinates of k and what they meet in q.
 
     Half precision takes two, a high and a low part. Float16, whose range is
@@ -129,7 +131,8 @@ def _columns(bias: Tensor, dtype: torch.dtype) -> list:
     return [(high, unit), (bias - high, unit)]
 
 
-def _shut(columns: list, mask: Tensor, k: Tensor, scale: float) -> list:
+def _shut(columns: Columns, mask: Tensor, k: Tensor,
+          scale: float) -> Columns:
     """Give sources that the mask shuts out a bias no weight survives."""
     shut = ~mask.expand(*k.shape[:-2], 1, k.shape[-2]).squeeze(-2)
     meets = 2.0**15 if k.dtype in HALF else 1.0
@@ -145,7 +148,8 @@ def _shut(columns: list, mask: Tensor, k: Tensor, scale: float) -> list:
     return [*columns, (closed, meets)]
 
 
-def _append(q: Tensor, k: Tensor, columns: list) -> tuple[Tensor, Tensor]:
+def _append(q: Tensor, k: Tensor,
+            columns: Columns) -> tuple[Tensor, Tensor]:
     sources = torch.stack([column.to(k.dtype) for column, _ in columns], -1)
     meets = torch.stack(
         [(q.new_ones(()) * value).to(q.dtype) for _, value in columns])

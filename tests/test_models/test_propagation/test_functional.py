@@ -169,6 +169,22 @@ def test_far_from_the_origin(dtype, name):
         assert error(got, want) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_padding_far_away(is_causal):
+    """What stands in the padding costs the others no digits."""
+    a, b, v = points(2, 3, dtype=torch.float32)
+    kept = masks()['key padding']['mask']
+    shut = ~kept.transpose(-2, -1)
+    b, v = b.masked_fill(shut, 1e5), v.masked_fill(shut, 1e5)
+    kwargs = dict(mask=kept, is_causal=is_causal)
+    expected = by_numpy('metric', a, b, v, **kwargs)
+    matrix = gradients(FORMS['metric'], (a, b, v), dense=True, **kwargs)
+    fused = gradients(FORMS['metric'], (a, b, v), **kwargs)
+    assert error(metric_propagation(a, b, v, EPS, **kwargs), expected) < 1e-5
+    for got, want in zip(fused, matrix):
+        assert error(got, want) < 1e-5
+
+
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('name', ['all', 'boolean', 'key padding', 'causal',
                                   'causal, key padding',
