@@ -1,7 +1,8 @@
 """Training that goes on within an epoch."""
 
+import numpy as np
 import torch
-from mmengine.dist import get_rank, get_world_size
+from mmengine.dist import get_rank
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmstepnet.registry import LOOPS
@@ -43,8 +44,10 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         for idx, data_batch in enumerate(self.dataloader):
             if idx < trained:
                 continue
-            torch.manual_seed((self.runner.seed << 32)
-                              + self._iter * get_world_size() + get_rank())
+            # Mixed: CPU generators look at the lowest 32 bits alone.
+            mixed = np.random.SeedSequence(
+                [self.runner.seed, self._iter, get_rank()])
+            torch.manual_seed(int(mixed.generate_state(1)[0]))
             self.run_iter(idx, data_batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
