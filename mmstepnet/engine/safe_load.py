@@ -49,6 +49,14 @@ def _statistics_method(owner: type, name: str) -> Callable:
         f'Unsupported global: GLOBAL builtins.getattr of {owner!r}, {name!r}')
 
 
+def _encode(text: str, encoding: str) -> bytes:
+    """How torch.save writes bytes."""
+    if encoding != 'latin1':
+        raise pickle.UnpicklingError(
+            f'Unsupported global: GLOBAL _codecs.encode to {encoding!r}')
+    return text.encode(encoding)
+
+
 def _allowlist() -> dict[str, Any]:
     """Names in a file to objects: what mmengine stores beside tensors."""
     multiarray = (np._core if hasattr(np, '_core') else np.core).multiarray
@@ -92,6 +100,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         full = f'{module}.{name}'
         allowed = {
             'collections.OrderedDict': OrderedDict,
+            '_codecs.encode': _encode,
             **self.tensors,
             **_allowlist()
         }

@@ -61,7 +61,6 @@ class Killer(Hook):
 
     def before_save_checkpoint(self, runner, checkpoint):
         if self.saving and runner.iter + 1 == self.iteration:
-            (runner.work_dir_path / '.interim.pth.tmp').write_bytes(b'half')
             raise KilledError
 
 
@@ -85,7 +84,6 @@ def train(work_dir, killer=None, batch_size=8, seed=3):
         randomness=dict(seed=seed),
         resume=(work_dir / 'last_checkpoint').is_file(),
         experiment_name=f'resumable{next(NAMES)}')
-    runner.work_dir_path = work_dir
     runner.train()
     return killer
 

@@ -1,13 +1,13 @@
 """Checkpoints between those of the epochs."""
 
-import os
-from pathlib import Path
-
 from mmengine.dist import is_main_process
+from mmengine.fileio import join_path, put_text
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmstepnet.registry import HOOKS
+
+from ..fileio import write_whole_files
 
 INTERIM = 'interim.pth'
 """File of the newest one in the work directory."""
@@ -17,9 +17,9 @@ INTERIM = 'interim.pth'
 class InterimCheckpointHook(Hook):
     """Keep one checkpoint of the last iterations, whole at every moment.
 
-    For epochs so long that losing one matters. mmengine's own hook writes in
-    place: killed in between, it leaves half a file. ``--resume`` finds the
-    newest of both; the loop must be :class:`ResumableEpochLoop`.
+    For epochs so long that losing one matters. ``--resume`` finds the newest
+    of these and of those of the epochs; the loop must be
+    :class:`ResumableEpochLoop`, which goes on within an epoch.
 
     Args:
         interval (int): Iterations from one to the next.
@@ -34,6 +34,10 @@ class InterimCheckpointHook(Hook):
                              f'positive integer, got {interval!r}')
         self.interval = interval
 
+    def before_train(self, runner: Runner) -> None:
+        """Let no file be written in place."""
+        write_whole_files()
+
     def after_train_iter(self,
                          runner: Runner,
                          batch_idx: int,
@@ -42,11 +46,8 @@ class InterimCheckpointHook(Hook):
         """Save every so many iterations."""
         if not self.every_n_train_iters(runner, self.interval):
             return
-        folder = Path(runner.work_dir)
-        temporary = folder / f'.{INTERIM}.tmp'
-        runner.save_checkpoint(
-            str(folder), temporary.name, save_param_scheduler=True,
-            by_epoch=False)
+        runner.save_checkpoint(runner.work_dir, INTERIM, by_epoch=False)
         if is_main_process():
-            os.replace(temporary, folder / INTERIM)
-            (folder / 'last_checkpoint').write_text(str(folder / INTERIM))
+            put_text(
+                join_path(runner.work_dir, INTERIM),
+                join_path(runner.work_dir, 'last_checkpoint'))

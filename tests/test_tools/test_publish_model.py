@@ -1,0 +1,72 @@
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmpretrain import get_model
+from safetensors import safe_open
+
+TOOL = 'tools/publish_model.py'
+CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
+
+
+def publish(*args):
+    return subprocess.run(
+        [sys.executable, TOOL, *map(str, args)],
+        capture_output=True,
+        text=True)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    model = get_model(CONFIG)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    path = tmp_path / 'epoch_3.pth'
+    meta = dict(epoch=3, seed=1, experiment_name='mine', cfg='model = {}',
+                dataset_meta=dict(classes=tuple('0123456789')))
+    torch.save(
+        dict(meta=meta, state_dict=model.state_dict(), optimizer=dict(
+            state={0: torch.zeros(1000)}), message_hub={}), path)
+    return model, path
+
+
+def test_publish(checkpoint, tmp_path):
+    model, path = checkpoint
+    result = publish(path, tmp_path / 'out' / 'net')
+    assert result.returncode == 0, result.stderr
+    files = sorted((tmp_path / 'out').iterdir())
+    assert {f.suffix for f in files} == {'.pth', '.safetensors'}
+    assert len(files) == 2
+    for file in files:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert file.stem == f'net-{digest[:8]}'
+    published = next(f for f in files if f.suffix == '.pth')
+    content = torch.load(published, weights_only=True)
+    assert content.keys() == {'meta', 'state_dict'}
+    assert content['meta'].keys() == {'cfg', 'dataset_meta', 'epoch'}
+    with safe_open(next(f for f in files if f != published), 'pt') as file:
+        assert json.loads(file.metadata()['epoch']) == 3
+        for name, value in model.state_dict().items():
+            assert torch.equal(file.get_tensor(name), value)
+    # The host takes it.
+    loaded = get_model(CONFIG, pretrained=str(published)).eval()
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model.eval()(x))
+
+
+def test_refuses(checkpoint, tmp_path):
+    _, path = checkpoint
+    content = torch.load(path)
+    name = next(iter(content['state_dict']))
+    content['state_dict'][name][0] = float('nan')
+    torch.save(content, path)
+    result = publish(path, tmp_path / 'net')
+    assert result.returncode != 0 and f'finite: {name}' in result.stderr
+    torch.save(dict(state_dict={}), path)
+    result = publish(path, tmp_path / 'net')
+    assert result.returncode != 0 and 'no weights' in result.stderr
+    assert not list(tmp_path.glob('net*'))

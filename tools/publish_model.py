@@ -1,0 +1,103 @@
+"""Strip a checkpoint to what its users need, under a name with its hash.
+
+    python tools/publish_model.py work_dirs/x/epoch_12.pth resnet50_stepnet
+
+writes resnet50_stepnet-HASH.pth, weights and metadata, and the same as
+resnet50_stepnet-HASH.safetensors. Each hash is the start of its file's
+SHA-256. Both are read again and compared before the tool ends well.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.engine.fileio import WholeFileBackend
+from mmstepnet.engine.job import add_trust_argument
+from mmstepnet.engine.safe_load import load_data
+
+META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'mmengine_version')
+"""What loading and inference read; the rest tells of the training run."""
+
+DIGITS = 8
+"""Of the hash in the name, as PyTorch's hub checks it."""
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument(
+        'out', type=Path, help='where to, without hash and ending')
+    add_trust_argument(parser)
+    return parser.parse_args()
+
+
+def strip(checkpoint: dict) -> tuple[dict[str, Tensor], dict]:
+    """Weights, each with memory of its own, and the metadata to keep.
+
+    Raises:
+        ValueError: There are no weights, or some are not finite.
+    """
+    weights = {
+        name.removeprefix('module.'): value.detach().clone().contiguous()
+        for name, value in checkpoint.get('state_dict', checkpoint).items()
+        if isinstance(value, Tensor)
+    }
+    if not weights:
+        raise ValueError('the checkpoint holds no weights')
+    broken = [name for name, value in weights.items()
+              if value.is_floating_point() and not value.isfinite().all()]
+    if broken:
+        raise ValueError('not published, because these weights are not '
+                         f'finite: {", ".join(broken)}')
+    meta = checkpoint.get('meta', {})
+    return weights, {key: meta[key] for key in META if key in meta}
+
+
+def write(content: bytes, out: Path, ending: str) -> Path:
+    """Write bytes under a name that ends in their hash."""
+    digest = hashlib.sha256(content).hexdigest()[:DIGITS]
+    path = out.with_name(f'{out.name}-{digest}{ending}')
+    WholeFileBackend().put(content, path)
+    return path
+
+
+def check_equal(path: Path, weights: dict[str, Tensor],
+                expected: dict[str, Tensor]) -> None:
+    """Compare what was read again with what was to be written.
+
+    Raises:
+        RuntimeError: They differ.
+    """
+    same = weights.keys() == expected.keys() and all(
+        torch.equal(value, weights[name]) for name, value in expected.items())
+    if not same:
+        raise RuntimeError(f'{path} does not hold what was written to it')
+
+
+def main() -> None:
+    args = parse_args()
+    checkpoint = check_checkpoint(args.checkpoint, args.trust_checkpoint)
+    weights, meta = strip(checkpoint)
+    buffer = io.BytesIO()
+    torch.save(dict(meta=meta, state_dict=weights), buffer)
+    path = write(buffer.getvalue(), args.out, '.pth')
+    check_equal(path, load_data(str(path))['state_dict'], weights)
+    print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB, '
+          f'{len(weights)} tensors')
+    described = {key: json.dumps(value) for key, value in meta.items()}
+    path = write(save(weights, described), args.out, '.safetensors')
+    check_equal(path, load_file(path), weights)
+    print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB')
+
+
+if __name__ == '__main__':
+    main()
