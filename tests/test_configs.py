@@ -63,19 +63,30 @@ def mesh_batch(cfg):
         labels=[torch.arange(4)])
 
 
+def sentence_batch(cfg):
+    # Thousands of tokens have no gradient in a batch that lacks them.
+    cfg.model.update(
+        vocab_size=9, embed_dims=32, feedforward_dims=64, num_layers=2)
+    sentence = torch.tensor([1, *range(3, 9), 3, 2])
+    return dict(
+        source=[sentence, sentence[[0, 4, 3, 8]]],
+        target=[sentence, sentence[[0, 5, 8]]])
+
+
 BATCHES = {
     'mmstepnet.PointClassifier': point_batch,
     'mmstepnet.FaceSegmentor': mesh_batch,
+    'mmstepnet.TranslationTransformer': sentence_batch,
 }
 
 
 def silent_parameters(cfg, seed):
     """Names of parameters without a gradient, under one draw of weights."""
     torch.manual_seed(seed)
-    model = perturb(MODELS.build(cfg.model), seed).train()
     detects = cfg.default_scope == 'mmdet'
     usual = detection_batch if detects else classification_batch
     batch = BATCHES.get(cfg.model.type, usual)(cfg)
+    model = perturb(MODELS.build(cfg.model), seed).train()
     batch = model.data_preprocessor(batch, training=True)
     losses = model(**batch, mode='loss')
     loss, _ = model.parse_losses(losses)

@@ -11,11 +11,13 @@ class Metric:
         key (str): The host's name of it.
         scale (float): Factor from the host's value to the table's.
         decimals (int): Decimals in the paper's tables.
+        unit (str): Defaults to ``'%'``.
     """
 
     key: str
     scale: float
     decimals: int
+    unit: str = '%'
 
 
 METRICS = {
@@ -26,7 +28,7 @@ METRICS = {
     'APs': Metric('coco/bbox_mAP_s', 100, 1),
     'APm': Metric('coco/bbox_mAP_m', 100, 1),
     'APl': Metric('coco/bbox_mAP_l', 100, 1),
-    'BLEU': Metric('translation/BLEU', 1, 2),
-    'Perplexity': Metric('translation/perplexity', 1, 2),
+    'BLEU': Metric('translation/BLEU', 1, 2, ''),
+    'Perplexity': Metric('translation/perplexity', 1, 2, ''),
 }
-"""Metrics by the names that metafiles and tables use. All in percent."""
+"""Metrics by the names that metafiles and tables use."""

@@ -168,7 +168,9 @@ def _sheet(cells: Sequence[Cell], column: str, name: str,
         for which in ('best', 'last'):
             row += [_ours(results, which, name), _epochs(results, which)]
         rows.append(row + [str(len(results) or NONE)])
-    title = f'Table {cells[0].table}, {column}, {name} (%)'
+    unit = METRICS[name].unit
+    title = f'Table {cells[0].table}, {column}, {name}'
+    title += f' ({unit})' if unit else ''
     return Sheet(title, header, rows, _notes(cells, sizes, found))
 
 
