@@ -13,7 +13,6 @@ TOOLS = Path(__file__).resolve().parents[2] / 'tools' / 'analysis_tools'
 
 @pytest.fixture(scope='module')
 def tool():
-    pytest.importorskip('timm', reason='the other benchmark imports it')
     sys.path.insert(0, str(TOOLS))
     try:
         return importlib.import_module('propagation_benchmark')

@@ -11,9 +11,7 @@ import itertools
 import json
 import math
 import os
-import platform
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -25,8 +23,15 @@ from mmdet.structures import DetDataSample
 from mmdet.utils import register_all_modules
 from mmengine.hub import get_config
 from mmengine.structures import InstanceData
-from mmengine.utils import ProgressBar
 from mmpretrain.models import ResNet, SEResNet
+from rounds import (
+    Timed,
+    add_arguments,
+    check_arguments,
+    machine,
+    measure,
+    set_threads,
+)
 from torch import Tensor
 
 import mmstepnet
@@ -38,7 +43,6 @@ BASELINE = 'mmpretrain ResNet-50'
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 FORMATS = dict(
     contiguous=torch.contiguous_format, channels_last=torch.channels_last)
-CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 ATTENTIONS = ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE')
 
 
@@ -138,7 +142,7 @@ def detection_samples(args: argparse.Namespace) -> list[DetDataSample]:
     return samples
 
 
-class Contestant:
+class Contestant(Timed):
     """A network and one step of it.
 
     Args:
@@ -155,13 +159,12 @@ class Contestant:
 
     def __init__(self, name: str, build: Callable, args: argparse.Namespace,
                  mode: str, memory_format: str, dtype: str, compiled: bool):
+        super().__init__(args)
         torch.manual_seed(0)
         self.fused = 'naive' not in name
         self.smallest = math.inf if 'ATen' in name else inductor.SMALLEST
         self.train = mode != 'inference'
         self.dtype = DTYPES[dtype]
-        self.device = args.device
-        self.clock = CLOCKS[args.clock]
         model = build() if mode == 'detection' else Classifier(build())
         # Hosts' train() returns None.
         model.train(self.train)
@@ -193,14 +196,6 @@ class Contestant:
         self.loss().backward()
         self.optimizer.step()
 
-    def time(self) -> float:
-        """Seconds of one step."""
-        synchronize(self.device)
-        start = self.clock()
-        self.step()
-        synchronize(self.device)
-        return self.clock() - start
-
     def saved_bytes(self) -> int:
         """Bytes of distinct storages that a forward pass saves for backward.
 
@@ -230,11 +225,6 @@ class Contestant:
         return torch.cuda.max_memory_allocated() - before
 
 
-def synchronize(device: str) -> None:
-    if device == 'cuda':
-        torch.cuda.synchronize()
-
-
 def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     """One table: rows of every network in one setting."""
     builders = dict(NETWORKS)
@@ -249,23 +239,12 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
                     if name in (baseline, *args.networks)}
     contestants = {name: Contestant(name, build, args, mode, *setting)
                    for name, build in builders.items()}
-    seconds = {name: [] for name in contestants}
-    bar = ProgressBar(len(contestants) * (args.rounds + args.warmup))
-    for round_ in range(args.warmup + args.rounds):
-        for name, contestant in contestants.items():
-            elapsed = contestant.time()
-            if round_ >= args.warmup:
-                seconds[name].append(elapsed)
-            bar.update()
-    print()
+    times = measure(contestants, args)
     rows = []
     for name, contestant in contestants.items():
-        ratios = [a / b for a, b in zip(seconds[name], seconds[baseline])]
-        low, ratio, high = statistics.quantiles(ratios, n=4)
         row = dict(
-            network=name, ratio=ratio, low=low, high=high,
-            images_per_second=args.batch_size /
-            statistics.median(seconds[name]), seconds=seconds[name])
+            times[name], network=name, images_per_second=args.batch_size /
+            statistics.median(times[name]['seconds']))
         if contestant.train:
             row['saved_bytes'] = contestant.saved_bytes()
             if args.device == 'cuda':
@@ -290,17 +269,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
+    add_arguments(parser, rounds=15, warmup=2)
     parser.add_argument('--batch-size', type=int, default=8)
     parser.add_argument('--size', type=int, default=224,
                         help='side of the images in pixels')
-    parser.add_argument('--rounds', type=int, default=15)
-    parser.add_argument('--warmup', type=int, default=2, help='rounds')
-    parser.add_argument('--threads', type=int, default=None,
-                        help="CPU threads; PyTorch's choice by default")
-    parser.add_argument('--clock', default='wall', choices=list(CLOCKS),
-                        help="cpu is the process's own time, for a machine "
-                        'that others load too; take --threads 1 with it')
     parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
                         choices=['train', 'inference', 'detection'],
                         help='detection is a training step of Faster R-CNN')
@@ -316,24 +288,15 @@ def parse_args() -> argparse.Namespace:
                         help='beside the baseline; all by default')
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
     args = parser.parse_args()
-    if args.rounds < 2:
-        parser.error(f'--rounds must be at least 2 for a spread, got '
-                     f'{args.rounds}')
-    if args.clock == 'cpu' and args.device == 'cuda':
-        parser.error('--clock cpu does not see what runs on a GPU; use wall')
+    check_arguments(parser, args)
     return args
 
 
 def main() -> None:
     args = parse_args()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    device = (torch.cuda.get_device_name() if args.device == 'cuda' else
-              platform.processor() or platform.machine())
+    set_threads(args)
     result = dict(
-        torch=torch.__version__, device=device,
-        threads=torch.get_num_threads(), batch_size=args.batch_size,
-        size=args.size, clock=args.clock, tables=[])
+        machine(args), batch_size=args.batch_size, size=args.size, tables=[])
     for mode, memory_format, dtype, compiled in itertools.product(
             args.modes, args.formats, args.dtypes, args.compiled):
         load = os.getloadavg()[0]

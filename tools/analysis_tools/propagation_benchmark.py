@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -23,8 +22,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from benchmark import CLOCKS, synchronize
-from mmengine.utils import ProgressBar
+from rounds import (
+    Timed,
+    add_arguments,
+    check_arguments,
+    machine,
+    measure,
+    set_threads,
+)
 from torch import Tensor
 
 from mmstepnet.models.propagation import (
@@ -69,7 +74,7 @@ CONTESTANTS: dict[str, Callable] = {
 }
 
 
-class Contestant:
+class Contestant(Timed):
     """One step of an attention between its linear layers.
 
     Tensors are laid out as linear layers leave them, (B, N, H, C/H), and
@@ -85,10 +90,9 @@ class Contestant:
 
     def __init__(self, name: str, args: argparse.Namespace, mode: str,
                  setting: str, tokens: int):
+        super().__init__(args)
         torch.manual_seed(0)
         self.propagate = CONTESTANTS[name]
-        self.clock = CLOCKS[args.clock]
-        self.device = args.device
         self.train = mode == 'train'
         shape = (args.batch_size, tokens, args.heads, args.head_dims)
         self.grad, *self.inputs = (
@@ -112,14 +116,6 @@ class Contestant:
         if not self.train:
             return (out, )
         return (out, *torch.autograd.grad(out, self.inputs, self.grad))
-
-    def time(self) -> float:
-        """Seconds of one step."""
-        synchronize(self.device)
-        start = self.clock()
-        self.step()
-        synchronize(self.device)
-        return self.clock() - start
 
     def extra_bytes(self) -> int:
         """Peak memory of a step beyond inputs and outputs."""
@@ -162,39 +158,21 @@ def measure_memory(name: str, args: argparse.Namespace, *setting: str) -> int:
         return pool.submit(extra_bytes, name, args, *setting).result()
 
 
-def set_threads(args: argparse.Namespace) -> None:
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-
-
 def benchmark(args: argparse.Namespace, mode: str,
               setting: str) -> list[dict]:
     """One table: a row for each contestant."""
     names = list(dict.fromkeys([BASELINE, *args.contestants]))
-    contestants = {
-        name: Contestant(name, args, mode, setting, args.tokens)
-        for name in names}
-    seconds = {name: [] for name in names}
-    bar = ProgressBar(len(names) * (args.warmup + args.rounds + 1))
-    for round_ in range(args.warmup + args.rounds):
-        for name, contestant in contestants.items():
-            elapsed = contestant.time()
-            if round_ >= args.warmup:
-                seconds[name].append(elapsed)
-            bar.update()
+    times = measure(
+        {name: Contestant(name, args, mode, setting, args.tokens)
+         for name in names}, args)
     matrices = (args.batch_size * args.heads * args.tokens**2 *
                 DTYPES[args.dtype].itemsize)
     rows = []
     for name in names:
-        ratios = [a / b for a, b in zip(seconds[name], seconds[BASELINE])]
-        low, ratio, high = statistics.quantiles(ratios, n=4)
         extra = measure_memory(name, args, mode, setting)
-        bar.update()
         rows.append(dict(
-            contestant=name, ratio=ratio, low=low, high=high,
-            seconds=seconds[name], extra_bytes=extra,
+            times[name], contestant=name, extra_bytes=extra,
             share_of_matrices=extra / matrices))
-    print()
     return rows
 
 
@@ -213,19 +191,12 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
+    add_arguments(parser, rounds=5, warmup=1)
     parser.add_argument('--batch-size', type=int, default=1)
     parser.add_argument('--tokens', type=int, default=16384)
     parser.add_argument('--heads', type=int, default=8)
     parser.add_argument('--head-dims', type=int, default=64)
     parser.add_argument('--dtype', default='float32', choices=list(DTYPES))
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--warmup', type=int, default=1, help='rounds')
-    parser.add_argument('--threads', type=int, default=None,
-                        help="CPU threads; PyTorch's choice by default")
-    parser.add_argument('--clock', default='wall', choices=list(CLOCKS),
-                        help="cpu is the process's own time, for a machine "
-                        'that others load too; take --threads 1 with it')
     parser.add_argument('--modes', nargs='+', default=list(MODES),
                         choices=MODES)
     parser.add_argument('--settings', nargs='+', default=list(SETTINGS),
@@ -235,21 +206,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', default='propagation_benchmark.json',
                         help='JSON file')
     args = parser.parse_args()
-    if args.rounds < 2:
-        parser.error(f'--rounds must be at least 2 for a spread, got '
-                     f'{args.rounds}')
-    if args.clock == 'cpu' and args.device == 'cuda':
-        parser.error('--clock cpu does not see what runs on a GPU; use wall')
+    check_arguments(parser, args)
     return args
 
 
 def main() -> None:
     args = parse_args()
     set_threads(args)
-    device = (torch.cuda.get_device_name() if args.device == 'cuda' else
-              platform.processor() or platform.machine())
-    result = dict(vars(args), torch=torch.__version__, device=device,
-                  threads=torch.get_num_threads(), tables=[])
+    result = {**vars(args), **machine(args), 'tables': []}
     for setting in args.settings:
         for mode in args.modes:
             load = os.getloadavg()[0]
