@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .masks import check_mask
-from .sdpa import compute_dtype, propagate
+from .sdpa import compute_dtype, propagate, wide
 
 
 def metric_propagation(a: Tensor,
@@ -66,7 +66,7 @@ def metric_propagation(a: Tensor,
     dtype, mask = _check(a, b, v, mask, is_causal)
     if dense:
         distance = torch.cdist(
-            _wide(a), _wide(b), compute_mode='donot_use_mm_for_euclid_dist')
+            wide(a), wide(b), compute_mode='donot_use_mm_for_euclid_dist')
         scores = -distance.square() / eps
         return _dense(scores, v, mask, is_causal).to(dtype)
     if mask is not None and mask.is_sparse:
@@ -74,11 +74,7 @@ def metric_propagation(a: Tensor,
             mask, v, lambda i, j:
             -(_at(a, i) - _at(b, j)).square().sum(-1) / eps).to(dtype)
     centre = _centre(b.detach(), mask)
-    # Rounded to the dtype of the kernel before the norm is taken, which so
-    # belongs to the same points.
-    a, b = (a - centre).to(dtype), (b - centre).to(dtype)
-    norm = _wide(b).square().sum(-1)
-    return propagate(a, b, v.to(dtype), 2 / eps, -norm / 2, mask, is_causal)
+    return propagate(a, b, v.to(dtype), 2 / eps, centre, mask, is_causal)
 
 
 def dot_product_propagation(q: Tensor,
@@ -100,14 +96,13 @@ def dot_product_propagation(q: Tensor,
     scale = 1 / math.sqrt(q.shape[-1])
     if dense:
         with torch.autocast(q.device.type, enabled=False):
-            scores = _wide(q) @ _wide(k).transpose(-2, -1) * scale
+            scores = wide(q) @ wide(k).transpose(-2, -1) * scale
         return _dense(scores, v, mask, is_causal).to(dtype)
     if mask is not None and mask.is_sparse:
         return _over_edges(
             mask, v, lambda i, j:
             (_at(q, i) * _at(k, j)).sum(-1) * scale).to(dtype)
-    return propagate(
-        q.to(dtype), k.to(dtype), v.to(dtype), scale, None, mask, is_causal)
+    return propagate(q, k, v.to(dtype), scale, None, mask, is_causal)
 
 
 def check_eps(eps: float) -> None:
@@ -145,14 +140,9 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
                              a.shape[:-2])
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _centre(b: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of the sources, (..., 1, d), without those that are padding."""
-    b = _wide(b)
+    b = wide(b)
     if mask is None or mask.shape[-2] != 1:
         return b.mean(-2, keepdim=True)
     kept = mask.expand(*mask.shape[:-1], b.shape[-2]).to(b.dtype)
@@ -174,7 +164,7 @@ def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
     """Points at one end of the edges, (..., E, d), float32 or better."""
-    return _wide(x.index_select(-2, index))
+    return wide(x.index_select(-2, index))
 
 
 def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:

@@ -1,4 +1,4 @@
-"""Softmax propagation with a bias a source, over PyTorch's fused kernels.
+"""Softmax propagation over PyTorch's fused kernels, by distances too.
 
 Nothing here forms an N x M matrix where the kernels do not.
 """
@@ -32,17 +32,24 @@ def compute_dtype(like: Tensor) -> torch.dtype:
     return like.dtype
 
 
+def wide(x: Tensor) -> Tensor:
+    """Float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def propagate(q: Tensor,
               k: Tensor,
               v: Tensor,
               scale: float,
-              source_bias: Tensor | None = None,
+              centre: Tensor | None = None,
               mask: Tensor | None = None,
               is_causal: bool = False) -> Tensor:
-    r"""Compute softmax over j of ``scale * (q_i . k_j + bias_j)``, times v.
+    r"""Compute softmax over j of ``scale * q_i . k_j``, times v.
 
-    Two exact forms. Where the bias needs no gradient the kernel adds it to
-    the scores as an additive mask. Where it needs one, for which PyTorch's
+    With ``centre`` the softmax of ``-scale / 2 * |q_i - k_j|^2``: q and k are
+    shifted by it, and ``bias_j = -|k_j|^2 / 2`` joins the dot products. Two
+    exact forms. Where the bias needs no gradient the kernel adds it to the
+    scores as an additive mask. Where it needs one, for which PyTorch's
     kernels would form the N x M matrix, beside ``is_causal`` or another mask,
     and in half precision, to which the kernels would round it, the bias is
     one more coordinate of k that meets a constant in q; v is padded to the
@@ -51,9 +58,11 @@ def propagate(q: Tensor,
     Args:
         q (Tensor): Receivers (..., N, d).
         k (Tensor): Sources (..., M, d).
-        v (Tensor): What the sources send (..., M, e).
+        v (Tensor): What the sources send (..., M, e), of the dtype in which
+            to compute.
         scale (float): Factor of the scores.
-        source_bias (Tensor, optional): Float32 or better, (..., M).
+        centre (Tensor, optional): A point near the sources, (..., 1, d).
+            Defaults to None, dot products.
         mask (Tensor, optional): Dense, from :func:`check_mask`.
         is_causal (bool): Defaults to False.
 
@@ -67,13 +76,21 @@ def propagate(q: Tensor,
     width, lead = v.shape[-1], q.shape[:-2]
     columns = []
     of_sources = mask is not None and mask.shape[-2] == 1
-    if source_bias is not None and (
-            source_bias.requires_grad or is_causal or k.dtype in HALF
-            or not (mask is None or of_sources)):
-        columns = _columns(source_bias, k.dtype)
-    elif source_bias is not None:
-        bias = (scale * source_bias).unsqueeze(-2)
-        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    # Rebound as they change: what is no longer needed is freed before the
+    # kernel runs.
+    if centre is not None:
+        q, k = q - centre, k - centre
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if centre is not None:
+        # Of the points as the kernel will see them.
+        bias = wide(k).square().sum(-1) / -2
+        if (bias.requires_grad or is_causal or k.dtype in HALF
+                or not (mask is None or of_sources)):
+            columns = _columns(bias, k.dtype)
+        else:
+            bias = scale * bias.unsqueeze(-2)
+            mask = (bias if mask is None else
+                    bias.masked_fill(~mask, -torch.inf))
     # Kernels take no mask beside is_causal, and the fastest none at all.
     if of_sources and (columns or is_causal):
         columns = _shut(columns, mask, k, scale)
