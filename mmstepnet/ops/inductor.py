@@ -16,8 +16,9 @@ from torch import Tensor
 from . import aten
 from .aten import accumulation_dtype, coefficients, rows
 
-SMALLEST = 1 << 19
-"""Elements of the smallest maps that are worth a call of compiled code."""
+SMALLEST = 3 << 19
+"""Elements of the smallest maps whose passes are compiled. The compiler takes
+a quarter of a minute, which a job on small maps would not win back."""
 
 
 @cache
