@@ -5,10 +5,14 @@ Nothing here forms an N x M matrix where the kernels do not.
 
 import torch
 import torch.nn.functional as F
+from mmengine.utils import digit_version
 from torch import Tensor
 
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]
+
+CPU_TAKES_MASK = digit_version(torch.__version__) >= digit_version('2.3')
+"""Before, a mask beside PyTorch's kernel for CPUs costs the N x M matrix."""
 
 HALF = (torch.float16, torch.bfloat16)
 SHUT_SCORE = 1e30
@@ -51,9 +55,9 @@ def propagate(q: Tensor,
     exact forms. Where the bias needs no gradient the kernel adds it to the
     scores as an additive mask. Where it needs one, for which PyTorch's
     kernels would form the N x M matrix, beside ``is_causal`` or another mask,
-    and in half precision, to which the kernels would round it, the bias is
-    one more coordinate of k that meets a constant in q; v is padded to the
-    same width, because the kernels want equal ones.
+    in half precision, to which the kernels would round it, and on CPUs before
+    PyTorch 2.3, the bias is one more coordinate of k that meets a constant in
+    q; v is padded to the same width, because the kernels want equal ones.
 
     Args:
         q (Tensor): Receivers (..., N, d).
@@ -76,6 +80,7 @@ def propagate(q: Tensor,
     width, lead = v.shape[-1], q.shape[:-2]
     columns = []
     of_sources = mask is not None and mask.shape[-2] == 1
+    no_mask = is_causal or (q.device.type == 'cpu' and not CPU_TAKES_MASK)
     # Rebound as they change: what is no longer needed is freed before the
     # kernel runs.
     if centre is not None:
@@ -84,7 +89,7 @@ def propagate(q: Tensor,
     if centre is not None:
         # Of the points as the kernel will see them.
         bias = wide(k).square().sum(-1) / -2
-        if (bias.requires_grad or is_causal or k.dtype in HALF
+        if (bias.requires_grad or no_mask or k.dtype in HALF
                 or not (mask is None or of_sources)):
             columns = _columns(bias, k.dtype)
         else:
@@ -92,7 +97,7 @@ def propagate(q: Tensor,
             mask = (bias if mask is None else
                     bias.masked_fill(~mask, -torch.inf))
     # Kernels take no mask beside is_causal, and the fastest none at all.
-    if of_sources and (columns or is_causal):
+    if of_sources and (columns or no_mask):
         columns = _shut(columns, mask, k, scale)
         mask = None
     elif mask is not None and is_causal:

@@ -169,6 +169,26 @@ def test_far_from_the_origin(dtype, name):
         assert error(got, want) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('name', masks())
+def test_kernels_that_take_no_mask(form, name, monkeypatch):
+    """PyTorch 2.1 on a CPU: masks of sources must not reach the kernel."""
+    kwargs = masks()[name]
+    inputs = points(2, 3)
+    expected = by_numpy(form, *inputs, **kwargs)
+    monkeypatch.setattr(sdpa, 'CPU_TAKES_MASK', False)
+    kernel, seen = sdpa.F.scaled_dot_product_attention, []
+
+    def watch(*args, attn_mask, **kwargs):
+        seen.append(attn_mask)
+        return kernel(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(sdpa.F, 'scaled_dot_product_attention', watch)
+    assert error(FORMS[form](*inputs, **kwargs), expected) < 1e-10
+    (mask, ) = seen
+    assert (mask is None) == ('boolean' not in name)
+
+
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_padding_far_away(is_causal):
     """What stands in the padding costs the others no digits."""
