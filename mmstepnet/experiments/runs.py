@@ -353,6 +353,7 @@ def _say_commands(run: Run, say: Say) -> None:
     epoch, checkpoint = point or (0, None)
     say(f'{run}: {epoch} of {schedule.max_epochs} epochs are trained')
     if epoch < schedule.max_epochs:
+        checkpoint = run.interim_checkpoint(epoch) or checkpoint
         say('  ' + shlex.join(run.train_command(checkpoint)))
         checkpoint = run.folder / f'epoch_{schedule.max_epochs}.pth'
     say('  ' + shlex.join(run.test_command(checkpoint)))

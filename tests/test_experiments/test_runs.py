@@ -52,6 +52,20 @@ def test_a_checkpoint_cut_off_is_passed_over(run):
     assert run.last_checkpoint(EVERY_EPOCH)[0] == 2
 
 
+def test_a_checkpoint_from_within_an_epoch(run):
+    assert run.interim_checkpoint(0) is None
+    write(run, (1, 2), (1, 2))
+    path = run.folder / 'interim.pth'
+    # From the second epoch, which is done; then from the third.
+    for epoch, expected in ((1, None), (2, path)):
+        torch.save(dict(state_dict={}, meta=dict(epoch=epoch)), path)
+        assert run.interim_checkpoint(2) == expected
+    said = []
+    run_cells([CELL], 1, run.plan, dry_run=True, say=said.append)
+    train, = [line for line in said if 'train.py' in line]
+    assert f'--resume {path}' in train
+
+
 def test_schedule_follows_the_options():
     schedule = Schedule.read(CONFIG, ['train_cfg.max_epochs=7'])
     assert schedule == Schedule(7, 5, 1, True)
