@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from mmstepnet.experiments import save_result
+
 ROOT = Path(__file__).parents[2]
 SMALL = [
     'train_cfg.max_epochs=1', *(
@@ -107,3 +109,24 @@ def test_errors_name_what_there_is():
 def test_list_names_every_config():
     out = paper('list', '--markdown').stdout
     assert '94.26 ± 0.14' in out and 'resnet164_se_cifar10' in out
+
+
+def test_plot_writes_pictures(tmp_path):
+    for seed, accuracy in enumerate((90.5, 92.0, 91.0)):
+        last = dict(epoch=2, metrics={'accuracy/top1': accuracy})
+        save_result(
+            tmp_path / 'ipn_l2_moon' / f'seed_{seed}.json',
+            dict(config='ipn_l2_moon', seed=seed, cfg_options=[], last=last,
+                 best=last, curves={
+                     'loss': [[1, 0.7 - seed / 9], [2, 0.3]],
+                     'accuracy/top1': [[1, 80.0], [2, accuracy]]}))
+    out = tmp_path / 'out'
+    plot = paper('plot', 'moon', '--results', tmp_path, '--out', out)
+    assert plot.returncode == 0, plot.stderr
+    written = [str(path) for path in sorted(out.glob('*.png'))]
+    assert sorted(plot.stdout.splitlines()) == written
+    assert [Path(p).name for p in written] == [
+        'moon_Moon_Accuracy_violin.png', 'moon_Moon_curves.png']
+    nothing = paper('plot', 'mnist', '--results', tmp_path, '--out', out)
+    assert nothing.returncode != 0
+    assert 'tools/paper.py run mnist' in nothing.stderr

@@ -1,0 +1,106 @@
+"""Training over 1, 2 and 4 gloo processes, and with one that dies."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOBAL_BATCH = 64
+ITERATIONS = 20
+IMAGES = 37  # over 2 and 4 processes a remainder
+
+
+def write_config(folder, ranks, hook, **options):
+    """20 iterations without augmentation, BN in eval mode."""
+    path = folder / f'job{ranks}.py'
+    base = ROOT / 'configs/digits/resnet20_stepnet_digits.py'
+    loader = dict(num_workers=0, persistent_workers=False)
+    path.write_text(f'''
+_base_ = [{str(base)!r}]
+custom_imports = dict(imports=['tests.test_tools.rank_hooks'])
+custom_hooks = [{hook!r}, dict(type='mmstepnet.StiffnessHook', figures=False)]
+model = dict(backbone=dict(norm_eval=True))
+train_dataloader = dict(
+    batch_size={GLOBAL_BATCH // ranks}, dataset=dict(pipeline=[
+        dict(type='Resize', scale=32), dict(type='PackInputs')]),
+    **{loader!r})
+val_dataloader = dict(
+    batch_size=8, dataset=dict(indices={IMAGES}), **{loader!r})
+optim_wrapper = dict(optimizer=dict(lr=0.01))
+param_scheduler = None
+train_cfg = dict(by_epoch=False, max_iters={ITERATIONS},
+                 val_interval={ITERATIONS}, _delete_=True)
+log_processor = dict(by_epoch=False)
+default_hooks = dict(checkpoint=dict(
+    by_epoch=False, interval=3, max_keep_ckpts=1), logger=dict(interval=1))
+''')
+    return path
+
+
+def launch(config, ranks, work_dir, port):
+    env = dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
+               PORT=str(port), PYTHONPATH=str(ROOT))
+    return subprocess.run(
+        ['bash', 'tools/dist_train.sh', config, str(ranks), '--work-dir',
+         work_dir], cwd=ROOT, env=env, capture_output=True, text=True,
+        timeout=600)
+
+
+def plain(done):
+    """Output of a job, without colours."""
+    return re.sub(r'\x1b\[[0-9;]*m', '', done.stdout + done.stderr)
+
+
+def test_same_curve_and_evaluation(tmp_path):
+    found = {}
+    for ranks in (1, 2, 4):
+        out = tmp_path / f'losses{ranks}.json'
+        config = write_config(
+            tmp_path, ranks, dict(type='GlobalLossHook', path=str(out)))
+        done = launch(config, ranks, tmp_path / f'work{ranks}', 29630 + ranks)
+        assert done.returncode == 0, done.stderr[-4000:]
+        line = re.findall(r'Iter\(val\) .*accuracy/top1.*', plain(done))[-1]
+        scalars = dict(re.findall(r'(\S+): (-?\d[\d.e+-]*)', line))
+        scalars = {key: value for key, value in scalars.items()
+                   if 'time' not in key}
+        found[ranks] = json.loads(out.read_text()), scalars
+    alone, evaluated = found[1]
+    assert len(alone['losses']) == ITERATIONS
+    assert len(set(alone['losses'])) == ITERATIONS
+    assert any('tns' in key for key in evaluated), evaluated
+    for ranks in (2, 4):
+        curve, scalars = found[ranks]
+        assert curve['losses'] == pytest.approx(alone['losses'], abs=1e-4)
+        assert curve['norm'] == pytest.approx(alone['norm'], rel=1e-5)
+        assert scalars.keys() == evaluated.keys()
+        for key, value in evaluated.items():
+            assert float(scalars[key]) == pytest.approx(
+                float(value), rel=1e-3), key
+
+
+def test_dying_rank(tmp_path):
+    """The job ends within a minute and leaves whole checkpoints."""
+    config = write_config(
+        tmp_path, 2, dict(type='DyingRankHook', rank=1, iteration=8))
+    begun = time.monotonic()
+    done = launch(config, 2, tmp_path / 'work', 29640)
+    elapsed = time.monotonic() - begun
+    assert done.returncode != 0
+    text = plain(done)
+    assert 'SIGKILL' in text or 'Signal 9' in text
+    iterations = [
+        int(n) for n in re.findall(r'Iter\(train\) \[ *(\d+)/', text)]
+    assert max(iterations) == 8
+    files = list((tmp_path / 'work').glob('*.pth'))
+    assert [file.name for file in files] == ['iter_6.pth']
+    assert torch.load(files[0], weights_only=False)['meta']['iter'] == 6
+    last = files[0].stat().st_mtime
+    # From the last checkpoint on, so that start-up does not count.
+    assert time.time() - last < 60, elapsed
