@@ -20,11 +20,9 @@ from scipy.linalg import eigvalsh
 from torch import Tensor
 
 from mmstepnet.models.propagation import (
+    attention_limit_operator,
     dot_product_propagation,
     metric_propagation,
-)
-from mmstepnet.models.propagation.limit_operator import (
-    attention_limit_operator,
 )
 from mmstepnet.visualization.style import (
     COLORS,

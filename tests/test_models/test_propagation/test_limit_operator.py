@@ -3,9 +3,7 @@ import pytest
 import torch
 from scipy.special import ive
 
-from mmstepnet.models.propagation.limit_operator import (
-    attention_limit_operator,
-)
+from mmstepnet.models.propagation import attention_limit_operator
 
 MODES = np.arange(5)
 
