@@ -17,6 +17,6 @@ __all__ = [
     'DotProductAttention', 'FaceSegmentor', 'InformationPropagationNetwork',
     'L2Attention', 'MeshDataPreprocessor', 'MetricAttention',
     'PointClassifier', 'PropagationAttention', 'PseudoMetricAttention',
-    'attention_limit_operator', 'build_propagation', 'dot_product_propagation', 'metric_propagation',
-    'neighbourhood'
+    'attention_limit_operator', 'build_propagation',
+    'dot_product_propagation', 'metric_propagation', 'neighbourhood'
 ]
