@@ -10,9 +10,10 @@ model = dict(
         in_channels=784,
         embed_dims=100,
         out_channels=10,
-        depth=2,
+        depth=1,
         propagation=dict(type='MetricAttention')))
-train_cfg = dict(max_epochs=10)
+optim_wrapper = dict(optimizer=dict(lr=1e-3))
+train_cfg = dict(max_epochs=5)
 default_hooks = dict(
-    logger=dict(interval=1000), checkpoint=dict(interval=10))
+    logger=dict(interval=1000), checkpoint=dict(interval=5))
 randomness = dict(seed=0)

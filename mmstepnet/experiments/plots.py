@@ -54,8 +54,8 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
             ends = _ends(found, name)
             if ends:
                 path = Path(out) / f'{stem}_{_plain(name)}_violin.png'
-                saved.append(
-                    _save(draw_violins(f'{name} (last epoch)', ends), path))
+                title = f'{_with_unit(name)}, last epoch'
+                saved.append(_save(draw_violins(title, ends), path))
     if not saved:
         raise FileNotFoundError(
             f'there are no results of table {cells[0].table!r} in {results}; '
@@ -70,7 +70,7 @@ def _panels(found: dict[str, list[dict]], names: Sequence[str]) -> dict:
     split = 'test' if on_test else 'validation'
     panels = {}
     quantities = [('training loss', 'loss', 1)]
-    quantities += [(f'{name} ({split})', METRICS[name].key,
+    quantities += [(f'{_with_unit(name)}, {split}', METRICS[name].key,
                     METRICS[name].scale) for name in names]
     for title, key, scale in quantities:
         stacks = {row: stack_curves(r, key) for row, r in found.items()}
@@ -91,6 +91,11 @@ def _ends(found: dict[str, list[dict]], name: str) -> dict[str, np.ndarray]:
         if None not in values:
             ends[row] = np.array(values) * metric.scale
     return ends
+
+
+def _with_unit(name: str) -> str:
+    unit = METRICS[name].unit
+    return f'{name} ({unit})' if unit else name
 
 
 def _save(figure: Figure, path: Path) -> Path:

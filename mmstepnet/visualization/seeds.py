@@ -36,7 +36,14 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
                                 alpha=0.18, linewidth=0)
         ax.set_xlabel('epoch')
         ax.set_ylabel(quantity)
-    axes[0].legend(title='row (seeds), mean ± std')
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        frameon=False,
+        loc='outside upper center',
+        ncols=min(len(labels), 4),
+        title='mean ± std (seeds)')
     return figure
 
 
