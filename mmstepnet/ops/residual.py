@@ -79,7 +79,7 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
         norm (nn.Module, optional): The norm behind it.
         step (ResidualStep): The module that takes the step.
     """
-    if (_is_compiling() or not fused.enabled
+    if (is_compiling() or not fused.enabled
             or getattr(step.attention, 'pooled_inputs', None) is None):
         return False
     if (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
@@ -92,7 +92,7 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
             and not _is_hooked(step, norm))
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
     if hasattr(torch.compiler, 'is_compiling'):
         return torch.compiler.is_compiling()
     return torch._dynamo.is_compiling()  # torch < 2.3

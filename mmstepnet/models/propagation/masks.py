@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mmstepnet.ops.residual import _is_compiling
+from mmstepnet.ops.residual import is_compiling
 
 
 def check_mask(mask: Tensor | None,
@@ -56,7 +56,7 @@ def check_mask(mask: Tensor | None,
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
                          f'j may inform receiver i, got {tuple(mask.shape)}')
     # A compiled or exported graph cannot branch on values.
-    if not _is_compiling():
+    if not is_compiling():
         _check_rows(mask, is_causal)
     return mask
 
@@ -92,7 +92,7 @@ def _check_edges(mask: Tensor, receivers: int, sources: int,
     if not mask.values().all():
         raise ValueError('a sparse mask stores the edges alone, and this one '
                          'stores False too; build it from the True ones')
-    if not _is_compiling():
+    if not is_compiling():
         degree = torch.bincount(mask.indices()[0], minlength=receivers)
         if not degree.all():
             row = int((degree == 0).nonzero()[0])

@@ -1,0 +1,62 @@
+"""Same seed, same machine: the same bits."""
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from mmstepnet import ops
+from mmstepnet.models import residual
+from mmstepnet.ops import inductor
+
+CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
+ITERATIONS = 30
+
+
+def train(work_dir):
+    """Weights and buffers after some iterations, augmentation included."""
+    cfg = Config.fromfile(CONFIG)
+    cfg.merge_from_dict({
+        'work_dir': str(work_dir),
+        'experiment_name': work_dir.name,
+        'randomness': dict(seed=3, deterministic=True),
+        'train_dataloader': dict(batch_size=32, num_workers=2),
+        'default_hooks.checkpoint': None,
+    })
+    cfg.train_cfg = dict(by_epoch=False, max_iters=ITERATIONS)
+    cfg.param_scheduler = None
+    cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
+    cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
+    for name in ('collate_fn', 'pin_memory'):
+        cfg.train_dataloader.setdefault(
+            name, dict(type='default_collate')
+            if name == 'collate_fn' else False)
+    model = Runner.from_cfg(cfg).train()
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.fixture
+def settings():
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.mark.parametrize('passes', ['ATen', 'compiled', 'reference'])
+def test_bit_equal(tmp_path, settings, monkeypatch, passes):
+    if passes == 'compiled':
+        if not inductor.is_available():
+            pytest.skip('needs a C++ compiler and a PyTorch that compiles')
+        monkeypatch.setattr(inductor, 'SMALLEST', 0)
+    served = []
+    fused = residual.fused_residual_step
+    monkeypatch.setattr(residual, 'fused_residual_step',
+                        lambda *args, **kw: served.append(1) or fused(
+                            *args, **kw))
+    with ops.fused(passes != 'reference'):
+        first, second = (train(tmp_path / name) for name in 'ab')
+    assert bool(served) == (passes != 'reference')
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
