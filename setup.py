@@ -1,10 +1,11 @@
 """Packaging, with the ``.mim`` folder that OpenMMLab's ``mim`` looks into."""
 
 import shutil
-import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.develop import develop
 
 ROOT = Path(__file__).resolve().parent
 
@@ -29,21 +30,13 @@ def version() -> str:
     return scope['__version__']
 
 
-def make_mim_folder() -> None:
-    """Put configs, tools and the model index where ``mim`` finds them.
-
-    Links in an editable install, so that edits count; copies in a wheel.
-    """
-    editable = {'develop', 'editable_wheel'} & set(sys.argv)
-    if not editable and not {'bdist_wheel', 'sdist', 'install'} & set(
-            sys.argv):
-        return
-    mim = ROOT / 'mmstepnet' / '.mim'
+def fill_mim_folder(mim: Path, link: bool) -> None:
+    """Put configs, tools and the model index where ``mim`` finds them."""
     shutil.rmtree(mim, ignore_errors=True)
-    mim.mkdir()
+    mim.mkdir(parents=True)
     for name in ('configs', 'tools', 'model-index.yml'):
         source, target = ROOT / name, mim / name
-        if editable:
+        if link:
             target.symlink_to(source, target_is_directory=source.is_dir())
         elif source.is_dir():
             shutil.copytree(
@@ -53,8 +46,28 @@ def make_mim_folder() -> None:
             shutil.copy(source, target)
 
 
+class BuildPy(build_py):
+    """A wheel holds copies."""
+
+    def run(self) -> None:
+        super().run()
+        if not getattr(self, 'editable_mode', False):
+            fill_mim_folder(
+                Path(self.build_lib) / 'mmstepnet' / '.mim', link=False)
+
+
+class Develop(develop):
+    """The old editable install, of upstream's mim, holds links.
+
+    The newer one needs none: onedl-mim looks into the checkout.
+    """
+
+    def run(self) -> None:
+        fill_mim_folder(ROOT / 'mmstepnet' / '.mim', link=True)
+        super().run()
+
+
 if __name__ == '__main__':
-    make_mim_folder()
     setup(
         name='mmstepnet',
         version=version(),
@@ -64,9 +77,8 @@ if __name__ == '__main__':
         long_description_content_type='text/markdown',
         license='Apache-2.0',
         packages=find_packages(include=('mmstepnet', 'mmstepnet.*')),
-        package_data={
-            'mmstepnet': ['.mim/**/*', '.mim/*', 'visualization/*.jinja']
-        },
+        package_data={'mmstepnet': ['visualization/*.jinja']},
+        cmdclass=dict(build_py=BuildPy, develop=Develop),
         python_requires='>=3.10',
         install_requires=requirements('runtime'),
         extras_require=dict(

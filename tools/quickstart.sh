@@ -5,8 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 start=$SECONDS
+. tools/stack.sh
 bash tools/setup_env.sh
-export PATH="$PWD/${VENV:-.venv}/bin:$PATH"
+export PATH="$PWD/$venv/bin:$PATH"
 out=work_dirs/quickstart
 mkdir -p "$out"
 

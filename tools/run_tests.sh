@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes the environment if need be and runs the checks and tests in it.
-# Arguments go to pytest.
+# Makes the environment if need be and runs the checks and tests in it, on the
+# stack that STACK names (see setup_env.sh). Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/stack.sh
 bash tools/setup_env.sh
-export PATH="$PWD/${VENV:-.venv}/bin:$PATH"
+export PATH="$PWD/$venv/bin:$PATH"
 ruff check .
 # Two workers of one thread each are faster than one of two.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

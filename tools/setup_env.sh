@@ -1,54 +1,74 @@
 #!/usr/bin/env bash
-# Makes .venv with the default stack (requirements/onedl.txt) and this package.
-# A second call finds everything there and returns at once. PYTHON names the
-# interpreter, VENV the folder.
+# Makes the environment of one stack with this package in it: STACK=onedl (the
+# default, .venv) or STACK=openmmlab (.venv-openmmlab). A second call finds
+# everything there and returns at once. PYTHON names the interpreter, VENV the
+# folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3.11}
-venv=${VENV:-.venv}
+. tools/stack.sh
+case $stack in
+    onedl) version=3.11 mmcv=onedl-mmcv ;;
+    openmmlab) version=3.10 mmcv=mmcv ;;
+esac
 stamp="$venv/mmstepnet.stamp"
+hosts=requirements/$stack.txt
+tests=(requirements/runtime.txt requirements/tests.txt
+    "requirements/tests-$stack.txt")
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
-pinned() { grep "^$1==" requirements/onedl.txt; }
+pinned() { grep "^$1[=<]" "$hosts"; }
 has_ops() { "$venv/bin/python" -c 'import mmcv.ops' 2>/dev/null; }
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-python$version}" \
+        "$(pyenv root 2>/dev/null)/versions/$version".*/bin/python; do
+        # pyenv's shims are there for versions that are switched off, too.
+        if "$candidate" -c "import sys; sys.exit(
+                '%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null
+        then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "no Python $version here: install it, or name it with PYTHON=..." >&2
+    return 1
+}
 
-wanted=$(cat requirements/*.txt setup.py "$0" | sha256sum)
+wanted=$(cat "$hosts" "${tests[@]}" setup.py "$0" | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi
-if ! command -v "$python" >/dev/null; then
-    echo "no $python here: install Python 3.11, or name it with PYTHON=..." >&2
-    exit 1
-fi
-
 say "environment $venv"
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+if ! [ -x "$venv/bin/python" ]; then
+    python=$(find_python)
+    "$python" -m venv "$venv"
+fi
 pip() { "$venv/bin/python" -m pip "$@" --quiet --disable-pip-version-check; }
 pip install "$(pinned torch)" "$(pinned torchvision)" \
-    "$(grep '^setuptools' requirements/onedl.txt)" wheel ninja psutil
+    "$(pinned setuptools)" wheel ninja psutil
 
 say 'OpenMMLab packages'
 # In one call, so that nothing replaces the pinned torch and setuptools.
-grep -v onedl-mmcv requirements/onedl.txt > "$venv/hosts.txt"
-pip install -r "$venv/hosts.txt" -r requirements/runtime.txt \
-    -r requirements/tests.txt
+grep -v "^$mmcv=" "$hosts" > "$venv/hosts.txt"
+pip install -r "$venv/hosts.txt" "${tests[@]/#/--requirement=}"
 
 if ! has_ops; then
     say 'mmcv with its ops'
     # mim knows where prebuilt wheels for some torch versions lie.
     PATH="$venv/bin:$PATH" timeout 60 "$venv/bin/mim" install --quiet \
-        --no-deps --only-binary=:all: "$(pinned onedl-mmcv)" \
+        --no-deps --only-binary=:all: "$(pinned "$mmcv")" \
         >/dev/null 2>&1 || true
 fi
 build_mmcv() {
-    MAX_JOBS=${MAX_JOBS:-$(nproc)} pip install --no-build-isolation \
-        --no-deps --force-reinstall "$@" "$(pinned onedl-mmcv)" &
+    MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} pip install \
+        --no-build-isolation --no-deps --force-reinstall "$@" \
+        "$(pinned "$mmcv")" &
     local job=$! start=$SECONDS
     while kill -0 $job 2>/dev/null; do
         sleep 1
         if (((SECONDS - start) % 30 == 0)); then
             echo "building mmcv from source: $(((SECONDS - start) / 60)) min" \
-                "$(((SECONDS - start) % 60)) s (about 6 min on 2 cores)"
+                "$(((SECONDS - start) % 60)) s (about 8 min on 2 cores)"
         fi
     done
     wait $job
