@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from mmstepnet.models.translation import (
     TranslationTransformer,
+    beam_search,
     sinusoidal_positions,
 )
 from tests.utils import perturb
@@ -162,6 +163,33 @@ def test_greedy_search_equals_full_recomputation(attention):
         assert result['tokens'] == [i for i in ids[1:] if i != EOS]
         lengths.add(len(ids))
     assert len(lengths) > 1
+
+
+@pytest.mark.parametrize('attention', ATTENTIONS)
+@torch.no_grad()
+def test_beam_search_equals_full_recomputation(attention):
+    source = sentences(6, 3, 9, 1, 5)
+    limit = 2 * (source != PAD).sum(1) + 10
+    better = 0
+    for seed in range(3):
+        model = build(attention, seed, beam_size=4)
+        model.output.bias[EOS] += 1.0
+        prefix = torch.empty(20, 0, dtype=torch.long)
+
+        def step(tokens, parents):
+            nonlocal prefix
+            prefix = torch.cat([prefix[parents], tokens[:, None]], 1)
+            logits = model(source.repeat_interleave(4, 0), prefix)  # noqa: B023
+            return logits[:, -1].log_softmax(-1)
+
+        expected = beam_search(
+            step, 5, bos_idx=BOS, eos_idx=EOS, pad_idx=PAD, beam_size=4,
+            max_length=limit)
+        encoded = model.encode(source)
+        assert model.search(*encoded) == expected
+        model.beam_size = 1
+        better += model.search(*encoded) != expected
+    assert better
 
 
 @torch.no_grad()
