@@ -93,6 +93,7 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
 
 
 def is_compiling() -> bool:
+    """Whether a compiler or exporter is reading the code."""
     if hasattr(torch.compiler, 'is_compiling'):
         return torch.compiler.is_compiling()
     return torch._dynamo.is_compiling()  # torch < 2.3
