@@ -43,6 +43,7 @@ class WholeFileBackend(LocalBackend):
             os.chmod(temporary, 0o666 & ~umask)
             os.replace(temporary, path)
         except OSError as error:
+            Path(temporary).unlink(missing_ok=True)
             free = shutil.disk_usage(path.parent).free
             raise OSError(
                 error.errno,

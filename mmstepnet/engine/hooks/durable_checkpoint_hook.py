@@ -11,6 +11,7 @@ from mmengine.runner import Runner
 
 from mmstepnet.registry import HOOKS
 
+from ..checkpoint import find_resumable
 from ..fileio import remove_unfinished, write_whole_files
 
 
@@ -71,11 +72,12 @@ class DurableCheckpointHook(CheckpointHook):
         if isinstance(self.file_backend, _Postponed):  # the best is the last
             yield
             return
-        backend, last = self.file_backend, self.last_ckpt
+        backend = self.file_backend
         self.file_backend = postponed = _Postponed(backend)
         try:
             yield
         except OSError as error:
+            last = find_resumable(self.out_dir)
             raise OSError(
                 error.errno, f'{error.strerror}. Go on with --resume; the '
                 f'last whole checkpoint is {last or "none"}') from error
