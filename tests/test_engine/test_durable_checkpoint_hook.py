@@ -61,7 +61,8 @@ def runner(work_dir, epochs, hook='mmstepnet.DurableCheckpointHook',
 
 
 def files(work_dir):
-    return sorted(p.name for p in work_dir.iterdir() if p.is_file())
+    return sorted(p.name for p in work_dir.iterdir()
+                  if p.suffix in ('.pth', '') and p.is_file())
 
 
 @pytest.mark.parametrize('save_best', [None, 'score'])

@@ -21,9 +21,10 @@ from mmstepnet.engine.checkpoint import find_resumable
 from mmstepnet.engine.fileio import TEMPORARY
 
 KILLS = int(os.environ.get('KILLS', 2))
-EPOCHS = 2 * KILLS + 2
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
-LONGEST_WAIT = 4.0  # seconds into training, a few epochs of a quiet machine
+MOST_SAVED = 2  # checkpoints of a job before it is killed
+LONGEST_WAIT = 1.0  # seconds from there on
+EPOCHS = (MOST_SAVED + 1) * KILLS + 1
 
 
 def start(work_dir):
@@ -35,6 +36,7 @@ def start(work_dir):
          'train_dataloader.num_workers=0', 'val_dataloader.num_workers=0',
          'train_dataloader.persistent_workers=False',
          'val_dataloader.persistent_workers=False',
+         'train_dataloader.dataset.indices=384',
          'default_hooks.checkpoint.interval=1',
          'default_hooks.checkpoint.max_keep_ckpts=1',
          f'train_cfg.val_interval={EPOCHS}'],
@@ -43,10 +45,12 @@ def start(work_dir):
 
 def kill(job, work_dir, chance, while_saving):
     """Kill a job; gives the epochs that it said it had begun to save."""
-    saved, log = [], []
+    wanted, saved, log = chance.randint(0, MOST_SAVED), [], []
     for line in job.stdout:
         log.append(line)
-        if 'Checkpoints will be saved' in line:
+        saved += re.findall(r'Saving checkpoint at (\d+) epochs', line)
+        if 'Checkpoints will be saved' in line and not wanted or (
+                wanted and len(saved) == wanted):
             break
     else:
         raise AssertionError(''.join(log[-30:]))
@@ -58,7 +62,6 @@ def kill(job, work_dir, chance, while_saving):
         time.sleep(chance.uniform(0, LONGEST_WAIT))
     job.send_signal(signal.SIGKILL)
     for line in job.stdout:
-        log.append(line)
         saved += re.findall(r'Saving checkpoint at (\d+) epochs', line)
     job.wait()
     return [int(epoch) for epoch in saved]
