@@ -12,7 +12,8 @@ model = dict(
         out_channels=8,
         depth=4,
         propagation=dict(type='MetricAttention')))
-train_cfg = dict(max_epochs=20)
+optim_wrapper = dict(optimizer=dict(lr=3e-3))
+train_cfg = dict(max_epochs=8)
 default_hooks = dict(
-    logger=dict(interval=1000), checkpoint=dict(interval=20))
+    logger=dict(interval=1000), checkpoint=dict(interval=8))
 randomness = dict(seed=0)
