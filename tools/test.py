@@ -8,8 +8,9 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-from mmstepnet.engine.data_check import check_data
+from mmstepnet.engine.data_check import check_data, named_annotations
 from mmstepnet.engine.job import (
+    add_hooks,
     add_job_arguments,
     build_runner,
     load_config,
@@ -49,10 +50,12 @@ def main() -> None:
     if args.out and args.out.endswith('.pkl'):
         dump_predictions(cfg, args.out)
     check_data(cfg, 'test')
+    add_hooks(cfg, 'DataCheckHook')
     start_process_group(cfg)
-    runner = build_runner(cfg)
-    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
-    metrics = runner.test()
+    with named_annotations(cfg, 'test'):
+        runner = build_runner(cfg)
+        check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
+        metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
         mmengine.dump(metrics, args.out)

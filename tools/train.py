@@ -5,8 +5,9 @@ import argparse
 from mmengine.config import Config
 
 from mmstepnet.engine.checkpoint import check_checkpoint, find_resumable
-from mmstepnet.engine.data_check import check_data
+from mmstepnet.engine.data_check import check_data, named_annotations
 from mmstepnet.engine.job import (
+    add_hooks,
     add_job_arguments,
     build_runner,
     load_config,
@@ -64,8 +65,10 @@ def main() -> None:
         cfg.auto_scale_lr.enable = True
     prepare_checkpoints(cfg, args)
     check_data(cfg, 'train', 'val')
+    add_hooks(cfg, 'DataCheckHook', 'FiniteCheckHook')
     start_process_group(cfg)
-    build_runner(cfg).train()
+    with named_annotations(cfg, 'train', 'val'):
+        build_runner(cfg).train()
 
 
 if __name__ == '__main__':

@@ -99,7 +99,7 @@ def check_weights(model: nn.Module,
     """Refuse a checkpoint of another model.
 
     mmengine only warns about names that do not match, and would go on to
-    evaluate random weights.
+    evaluate random weights, or NaN.
 
     Args:
         model (nn.Module): The model that is to be evaluated, or its wrapper.
@@ -107,17 +107,18 @@ def check_weights(model: nn.Module,
         trusted (bool): See there. Defaults to False.
 
     Raises:
-        ValueError: Names or shapes differ from the model's.
+        ValueError: Names or shapes differ from the model's, or weights are
+            not finite.
     """
     if is_model_wrapper(model):
         model = model.module
     checkpoint = check_checkpoint(path, trusted)
     found = {
-        name.removeprefix('module.'): value.shape
+        name.removeprefix('module.'): value
         for name, value in checkpoint.get('state_dict', checkpoint).items()
         if isinstance(value, Tensor)
     }
-    wanted = {name: v.shape for name, v in model.state_dict().items()}
+    wanted = model.state_dict()
     differences = [
         f'{what} {len(names)} ({", ".join(sorted(names)[:3])}, ...)'
         for what, names in (
@@ -125,10 +126,34 @@ def check_weights(model: nn.Module,
             ('unexpected', found.keys() - wanted.keys()),
             ('of another shape', [
                 name for name in wanted.keys() & found.keys()
-                if wanted[name] != found[name]
+                if wanted[name].shape != found[name].shape
             ])) if names
     ]
     if differences:
         raise ValueError(
             f'{path!r} does not fit the model of this config; is it the '
             f'checkpoint of another one? Tensors: {"; ".join(differences)}')
+    if broken := not_finite(found, model):
+        raise ValueError(
+            f'{path!r} holds NaN or infinity in {len(broken)} tensors '
+            f'({", ".join(broken[:3])}, ...): its training has diverged; '
+            'take an earlier checkpoint')
+
+
+def not_finite(weights: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """Names of tensors that hold NaN, or of parameters that are infinite.
+
+    Buffers may hold infinity: masks do.
+
+    Args:
+        weights (dict[str, Tensor]): Parameters and buffers of the model.
+        model (nn.Module): The model, or its wrapper.
+    """
+    if is_model_wrapper(model):
+        model = model.module
+    parameters = dict(model.named_parameters())
+    return [
+        name for name, value in weights.items() if value.is_floating_point()
+        and not (value.isfinite() if name in parameters
+                 else ~value.isnan()).all()
+    ]

@@ -1,8 +1,10 @@
 """A look at a job's data before anything is built for it."""
 
 import inspect
+import json
 import os.path as osp
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
@@ -20,20 +22,56 @@ def check_data(cfg: Config, *loops: str) -> None:
             message names the field of the config and how to set it.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
+    for field, path in _paths(cfg, loops):
+        _check_path(field, path)
+
+
+@contextmanager
+def named_annotations(cfg: Config, *loops: str) -> Iterator[None]:
+    """Name the annotation file that is no JSON.
+
+    The hosts' error tells the column alone. Files are read a second time
+    only after it.
+
+    Args:
+        cfg (Config): The job's config.
+        *loops (str): Its loops, of ``'train'``, ``'val'`` and ``'test'``.
+
+    Raises:
+        ValueError: An annotation file is damaged.
+    """
+    try:
+        yield
+    except json.JSONDecodeError:
+        for field, path in _paths(cfg, loops):
+            if not osp.isfile(path):
+                continue
+            try:
+                with open(path, encoding='utf-8') as file:
+                    json.load(file)
+            except ValueError as error:
+                raise ValueError(
+                    f'{field}: {path!r} is no JSON file, or cut off '
+                    f'({error}); fetch or write it again') from error
+        raise
+
+
+def _paths(cfg: Config, loops: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield field and path of each data root and annotation file."""
     for loop in loops:
         loader = cfg.get(f'{loop}_dataloader')
         if loader is None:
             continue
         for field, dataset in _datasets(f'{loop}_dataloader.dataset',
                                         loader['dataset']):
-            _check_dataset(field, dataset)
+            yield from _dataset_paths(field, dataset)
         evaluators = cfg.get(f'{loop}_evaluator') or []
         if isinstance(evaluators, dict):
             evaluators = [evaluators]
         for evaluator in evaluators:
             path = evaluator.get('ann_file')
             if path and not evaluator.get('backend_args'):
-                _check_path(f'{loop}_evaluator.ann_file', path)
+                yield f'{loop}_evaluator.ann_file', path
 
 
 def _datasets(field: str, dataset: dict) -> Iterator[tuple[str, dict]]:
@@ -49,14 +87,14 @@ def _datasets(field: str, dataset: dict) -> Iterator[tuple[str, dict]]:
         yield field, dataset
 
 
-def _check_dataset(field: str, dataset: dict) -> None:
+def _dataset_paths(field: str, dataset: dict) -> Iterator[tuple[str, str]]:
     root, annotations = dataset.get('data_root'), dataset.get('ann_file')
     if dataset.get('backend_args') or _downloads(dataset):
         return
     if root:
-        _check_path(f'{field}.data_root', root)
+        yield f'{field}.data_root', root
     if annotations:
-        _check_path(f'{field}.ann_file', osp.join(root or '', annotations))
+        yield f'{field}.ann_file', osp.join(root or '', annotations)
 
 
 def _downloads(dataset: dict) -> bool:

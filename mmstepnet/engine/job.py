@@ -1,8 +1,10 @@
 """What the command-line tools share: arguments, config, process group."""
 
+import inspect
 import os
 import os.path as osp
 from argparse import ArgumentParser, Namespace
+from difflib import get_close_matches
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,12 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from .safe_load import TRUST_FLAG, guard_checkpoints
+
+RUNNER_KEYS = (*inspect.signature(Runner).parameters,
+               'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
+               'find_unused_parameters', 'model_wrapper_cfg', 'runner_type',
+               'strategy', 'sync_bn')
+"""What mmengine's runners read of a config."""
 
 
 def add_job_arguments(parser: ArgumentParser) -> None:
@@ -50,6 +58,9 @@ def load_config(args: Namespace) -> Config:
     From here on mmengine reads checkpoints as data, unless they are trusted.
     Data loaders of an MMPretrain config get that host's defaults, which its
     own tools set and its configs rely on.
+
+    Raises:
+        ValueError: An option of the command line has no effect.
     """
     if not args.trust_checkpoint:
         guard_checkpoints()
@@ -59,6 +70,7 @@ def load_config(args: Namespace) -> Config:
         for name in ('train', 'val', 'test'):
             _set_mmpretrain_defaults(cfg.get(f'{name}_dataloader'))
     if args.cfg_options is not None:
+        _check_options(cfg, args.cfg_options)
         cfg.merge_from_dict(args.cfg_options)
     cfg.launcher = args.launcher
     if args.work_dir is not None:
@@ -69,6 +81,21 @@ def load_config(args: Namespace) -> Config:
     return cfg
 
 
+def _check_options(cfg: Config, options: dict) -> None:
+    """Refuse names that neither config nor runner has.
+
+    A misspelt part further behind is an unknown argument of what is built.
+    """
+    for option in options:
+        name = option.partition('.')[0]
+        if name not in cfg and name not in RUNNER_KEYS:
+            close = get_close_matches(name, [*cfg, *RUNNER_KEYS], 1)
+            raise ValueError(
+                f'--cfg-options {option}: {cfg.filename} has no {name!r}, '
+                'and no runner reads it' +
+                (f'; did you mean {close[0]!r}?' if close else ''))
+
+
 def _set_mmpretrain_defaults(dataloader: ConfigDict | None) -> None:
     if dataloader is None:
         return
@@ -76,6 +103,21 @@ def _set_mmpretrain_defaults(dataloader: ConfigDict | None) -> None:
     dataloader.setdefault('pin_memory', torch.cuda.is_available())
     dataloader.setdefault('persistent_workers',
                           dataloader.get('num_workers', 0) > 0)
+
+
+def add_hooks(cfg: Config, *names: str) -> None:
+    """Add hooks of ours to the config, each once.
+
+    Args:
+        cfg (Config): The job's config.
+        *names (str): Names of their classes.
+    """
+    hooks = list(cfg.get('custom_hooks') or [])
+    present = [hook.get('type') for hook in hooks if isinstance(hook, dict)]
+    cfg.custom_hooks = hooks + [
+        dict(type=f'mmstepnet.{name}') for name in names
+        if f'mmstepnet.{name}' not in present
+    ]
 
 
 def start_process_group(cfg: Config) -> None:

@@ -123,6 +123,11 @@ class _Moments:
                 'AttentionBNCalibrationHook saw '
                 f'{int(count)} pooled vectors and needs at least 2: is the '
                 'training data set empty?')
+        if not sums.isfinite().all():
+            raise ValueError(
+                'AttentionBNCalibrationHook: an attention was given NaN or '
+                'infinite features by the training data; look at the '
+                'images and at the checkpoint that was loaded')
         mean = total / count
         variance = (squares - count * mean.square()) / (count - 1)
         norm.running_mean.copy_(mean)

@@ -48,8 +48,25 @@ class DurableCheckpointHook(CheckpointHook):
     ones deleted. ``tools/train.py`` puts it in the place of mmengine's.
 
     Args:
+        interval (int): Epochs or iterations from one to the next; -1 is
+            never. Defaults to -1.
+        max_keep_ckpts (int): How many are kept; -1 is all. Defaults to -1.
         **kwargs: See :class:`mmengine.hooks.CheckpointHook`.
+
+    Raises:
+        ValueError: A number is neither positive nor -1. mmengine's hook
+            would never save, or fail when it does.
     """
+
+    def __init__(self, interval: int = -1, *args, max_keep_ckpts: int = -1,
+                 **kwargs):
+        for name, value in (('interval', interval),
+                            ('max_keep_ckpts', max_keep_ckpts)):
+            if not isinstance(value, int) or (value < 1 and value != -1):
+                raise ValueError(f'DurableCheckpointHook: {name} must be a '
+                                 f'positive integer or -1, got {value!r}')
+        super().__init__(
+            interval, *args, max_keep_ckpts=max_keep_ckpts, **kwargs)
 
     def before_train(self, runner: Runner) -> None:
         """Clear away what a killed job left, prepare as the host does."""

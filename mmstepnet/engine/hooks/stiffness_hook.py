@@ -58,8 +58,8 @@ class StiffnessHook(Hook):
     measured as the network sees them, with the padding.
 
     Args:
-        interval (int): Measure every n-th validation of the run. A test is
-            always measured. Defaults to 1.
+        interval (int, optional): Measure every n-th validation of the run;
+            None measures none. A test is always measured. Defaults to 1.
         max_samples (int, optional): Measure the first so many samples of the
             data set. None is all. Defaults to None.
         step (str): Reading of NSI that scalars and figures are made of:
@@ -81,7 +81,7 @@ class StiffnessHook(Hook):
     priority = 'NORMAL'  # before LoggerHook, which writes the epoch's log
 
     def __init__(self,
-                 interval: int = 1,
+                 interval: int | None = 1,
                  max_samples: int | None = None,
                  step: str = DEFAULT_READING,
                  train_interval: int | None = None,
@@ -90,9 +90,8 @@ class StiffnessHook(Hook):
         for name, value in (('interval', interval),
                             ('max_samples', max_samples),
                             ('train_interval', train_interval)):
-            if value is None and name != 'interval':
-                continue
-            if not isinstance(value, int) or value < 1:
+            if value is not None and (not isinstance(value, int)
+                                      or value < 1):
                 raise ValueError(f'StiffnessHook: {name} must be a positive '
                                  f'integer, got {value!r}')
         if step not in READINGS:
@@ -114,7 +113,7 @@ class StiffnessHook(Hook):
         """Begin to measure, at every ``interval``-th validation."""
         self._validations += 1
         self._recorder = None
-        if self._validations % self.interval == 0:
+        if self.interval and self._validations % self.interval == 0:
             self._begin_epoch(runner, runner.val_dataloader)
         else:
             # LoggerHook would repeat the last values.

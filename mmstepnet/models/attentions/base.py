@@ -1,5 +1,7 @@
 """What all attentions share."""
 
+from numbers import Real
+
 import numpy as np
 import torch
 import torch.nn as nn
@@ -38,9 +40,7 @@ class Attention(BaseModule):
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__()
-        if not isinstance(channels, int) or channels < 1:
-            raise ValueError(f'{type(self).__name__}: channels must be a '
-                             f'positive integer, got {channels!r}')
+        check_positive(type(self).__name__, channels=channels)
         check_init_step(type(self).__name__, init_step)
         self.channels = channels
         self.init_step = init_step
@@ -184,6 +184,23 @@ def check_batch(bn: nn.Module, features: Tensor) -> None:
             "AttentionBNCalibrationHook, or sync_bn='torch'")
 
 
+def check_positive(owner: str, **arguments: int) -> None:
+    """Refuse what is not a positive integer.
+
+    Args:
+        owner (str): Name of the class that takes the arguments.
+        **arguments (int): Their values.
+
+    Raises:
+        ValueError: One is none.
+    """
+    for name, value in arguments.items():
+        if (isinstance(value, bool) or not isinstance(value, int)
+                or value < 1):
+            raise ValueError(f'{owner}: {name} must be a positive integer, '
+                             f'got {value!r}')
+
+
 def check_init_step(owner: str, init_step: float | None) -> None:
     """Refuse an ``init_step`` that no gate can start at.
 
@@ -194,8 +211,9 @@ def check_init_step(owner: str, init_step: float | None) -> None:
     Raises:
         ValueError: Neither None nor a positive finite number.
     """
-    if init_step is not None and not (np.isfinite(init_step)
-                                      and init_step > 0):
+    number = isinstance(init_step, Real) and not isinstance(init_step, bool)
+    # Its quotient by a gate of sigmoids must not leave float32.
+    if init_step is not None and not (number and 1e-30 < init_step < 1e30):
         raise ValueError(
             f'{owner}: init_step must be a positive number (1.0 keeps a '
             f"pretrained network's output) or None for the paper's form, got "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmstepnet.registry import ATTENTIONS
 
-from .base import full_precision, pool, pool_std
+from .base import check_positive, full_precision, pool, pool_std
 from .stepnet import Adaptor, StepNet
 
 
@@ -38,6 +38,7 @@ class OursSharedMLP(Adaptor):
                  reduction: int = 16,
                  init_step: float | None = None):
         super().__init__(channels, init_step)
+        check_positive(type(self).__name__, reduction=reduction)
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(2 * channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmstepnet.registry import ATTENTIONS
 
-from .base import ChannelGate, pool
+from .base import ChannelGate, check_positive, pool
 
 
 @ATTENTIONS.register_module()
@@ -29,6 +29,9 @@ class SE(ChannelGate):
         init_step (float, optional): See :class:`Attention`. The last layer
             starts at zero and the gate is scaled by ``init_step / 0.5``.
             Defaults to None.
+
+    Raises:
+        ValueError: ``reduction`` is not a positive integer.
     """
 
     pooled_inputs = ('f', )
@@ -38,6 +41,7 @@ class SE(ChannelGate):
                  reduction: int = 16,
                  init_step: float | None = None):
         super().__init__(channels, init_step)
+        check_positive(type(self).__name__, reduction=reduction)
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from mmstepnet.registry import ATTENTIONS
 
-from .base import Attention, full_precision, pool, warm_start_scale
+from .base import (
+    Attention,
+    check_positive,
+    full_precision,
+    pool,
+    warm_start_scale,
+)
 
 EPS = 1e-5
 
@@ -49,9 +55,7 @@ class SGE(Attention):
                  groups: int = 64,
                  init_step: float | None = None):
         super().__init__(channels, init_step)
-        if not isinstance(groups, int) or groups < 1:
-            raise ValueError('SGE: groups must be a positive integer, got '
-                             f'{groups!r}')
+        check_positive('SGE', groups=groups)
         self.groups = max(
             g for g in range(1, min(groups, channels) + 1) if channels % g == 0
         )

@@ -48,8 +48,9 @@ class StepResNet(ResNet):
         **kwargs: See :class:`mmpretrain.models.ResNet`.
 
     Raises:
-        ValueError: Depth or a name in ``blocks`` does not exist, or
-            ``zero_init_residual`` meets ``preact``.
+        ValueError: Depth, a stage or a name in ``blocks`` does not exist, a
+            switch is neither True nor False, or ``zero_init_residual`` meets
+            ``preact``.
         KeyError: The attention is not registered.
 
     Example:
@@ -83,9 +84,17 @@ class StepResNet(ResNet):
                  preact: bool = False,
                  zero_init_residual: bool = False,
                  **kwargs):
-        if depth not in self.arch_settings:
+        if depth not in tuple(self.arch_settings):
             raise ValueError(f'{type(self).__name__} has no depth {depth!r}; '
                              f'expected one of {sorted(self.arch_settings)}')
+        for switch, value in (('first_block', first_block),
+                              ('preact', preact),
+                              ('zero_init_residual', zero_init_residual)):
+            if value not in (True, False) and not (
+                    switch == 'first_block' and value is None):
+                raise ValueError(f'{type(self).__name__}: {switch} must be '
+                                 f'True or False, got {value!r}')
+        _check_stages(type(self).__name__, **kwargs)
         if preact and zero_init_residual:
             raise ValueError(
                 'zero_init_residual needs a norm behind the last convolution, '
@@ -122,7 +131,8 @@ class StepResNet(ResNet):
         found = dict(self.residual_blocks())
         if names is None:
             names = self.res_layers
-        elif isinstance(names, str) or not names:
+        elif (isinstance(names, str) or not isinstance(names, Sequence)
+              or not names):
             raise ValueError(
                 f"blocks must be a non-empty list of names such as 'layer1.2' "
                 f"or 'layer3', or None for all; got {names!r}")
@@ -211,3 +221,24 @@ class StepResNet(ResNet):
         """Set the mode; frozen stages and, on request, norms stay in eval."""
         super().train(mode)
         return self
+
+
+def _check_stages(owner: str,
+                  num_stages: int = 4,
+                  out_indices: Sequence[int] = (3, ),
+                  frozen_stages: int = -1,
+                  **kwargs) -> None:
+    """Refuse stages that are not there; the hosts return or freeze others."""
+    if num_stages not in (1, 2, 3, 4):
+        raise ValueError(f'{owner}: num_stages must be 1 to 4, got '
+                         f'{num_stages!r}')
+    stages = range(num_stages)
+    if (not isinstance(out_indices, Sequence) or not out_indices
+            or any(index not in stages for index in out_indices)):
+        raise ValueError(
+            f'{owner}: out_indices must be a non-empty list of stages, 0 to '
+            f'{num_stages - 1}, got {out_indices!r}')
+    if frozen_stages not in range(-1, num_stages + 1):
+        raise ValueError(
+            f'{owner}: frozen_stages must be -1 (none), 0 (the stem) or up '
+            f'to {num_stages}, the number of stages, got {frozen_stages!r}')
