@@ -8,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import mmengine
 import pytest
 import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOBAL_BATCH = 64
@@ -104,3 +107,45 @@ def test_dying_rank(tmp_path):
     last = files[0].stat().st_mtime
     # From the last checkpoint on, so that start-up does not count.
     assert time.time() - last < 60, elapsed
+
+
+def test_detections_over_ranks(tmp_path):
+    """At batch 1, because padding depends on the batch."""
+    data, job = tmp_path / 'digits', tmp_path / 'job'
+    subprocess.run(
+        [sys.executable, 'tools/dataset_converters/compose_digits.py',
+         '--out', data, '--train', '2', '--val', '5'],
+        cwd=ROOT, check=True, capture_output=True)
+    config = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
+    cfg = Config.fromfile(config)
+    init_default_scope('mmdet')
+    torch.manual_seed(0)
+    model = MODELS.build(cfg.model)
+    for name, p in model.named_parameters():
+        if 'backbone' not in name:
+            torch.nn.init.normal_(p, std=0.05)
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'random.pth')
+    found = []
+    for ranks in (1, 2):
+        out = job / f'{ranks}.pkl'
+        done = subprocess.run(
+            ['bash', 'tools/dist_test.sh', config, tmp_path / 'random.pth',
+             str(ranks), '--work-dir', job, '--out', out, '--cfg-options',
+             f'test_dataloader.dataset.data_root={data}/',
+             'test_dataloader.batch_size=1', 'test_dataloader.num_workers=0',
+             'test_dataloader.persistent_workers=False',
+             'test_evaluator.ann_file='
+             f'{data}/annotations/instances_val.json'],
+            cwd=ROOT, capture_output=True, text=True, timeout=600,
+            env=dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
+                     PORT=str(29650 + ranks)))
+        assert done.returncode == 0, done.stderr[-4000:]
+        found.append(mmengine.load(out))
+    assert len(found[0]) == len(found[1]) == 5
+    for alone, shared in zip(*found):
+        assert alone['img_id'] == shared['img_id']
+        boxes = alone['pred_instances']
+        assert len(boxes['scores']) > 0
+        for key, value in boxes.items():
+            torch.testing.assert_close(
+                shared['pred_instances'][key], value, rtol=1e-4, atol=1e-3)
