@@ -1,4 +1,13 @@
+import pytest
 import torch
+
+TORCH_21 = torch.__version__.startswith('2.1.')
+"""Whether this is the PyTorch of the upstream stack."""
+
+
+def not_on_torch_21(why):
+    """Skip what PyTorch 2.1 cannot do; ``why`` completes the sentence."""
+    return pytest.mark.skipif(TORCH_21, reason=f'PyTorch 2.1 {why}')
 
 
 def perturb(model, seed=0):

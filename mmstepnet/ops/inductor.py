@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 from mmengine.logging import print_log
+from mmengine.utils import digit_version
 from torch import Tensor
 
 from . import aten
@@ -23,11 +24,13 @@ a quarter of a minute, which a job on small maps would not win back."""
 
 @cache
 def is_available() -> bool:
-    """Whether this PyTorch can compile here."""
+    """Whether this PyTorch can compile here: 2.6 or later, a C++ compiler."""
+    if digit_version(torch.__version__) < digit_version('2.6'):
+        return False
     try:
         from torch._inductor.cpp_builder import get_cpp_compiler
         get_cpp_compiler()
-    except (ImportError, RuntimeError):  # an old PyTorch, or no compiler
+    except (ImportError, RuntimeError):  # no compiler, or an unknown PyTorch
         return False
     return True
 

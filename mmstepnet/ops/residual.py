@@ -8,6 +8,7 @@ from types import ModuleType
 
 import torch
 import torch.nn as nn
+from mmengine.utils import digit_version
 from torch import Tensor
 from torch.autograd import Function
 
@@ -356,7 +357,8 @@ def backend(maps: Tensor) -> ModuleType:
 
 @cache
 def _triton() -> ModuleType:
-    """Triton's kernels where Triton is installed, else ATen's operations."""
-    if find_spec('triton') is None:
+    """Triton's kernels where Triton 3 is installed, else ATen's operations."""
+    if find_spec('triton') is None or digit_version(
+            import_module('triton').__version__) < digit_version('3.0'):
         return aten
     return import_module('mmstepnet.ops.triton_kernels')
