@@ -8,7 +8,9 @@
 
 ``best`` is null where the validation data are not the test data. ``curves``
 holds pairs of epoch and value: the training loss, and the metrics of every
-validation.
+validation. ``stiffness`` is what
+:func:`~mmstepnet.experiments.stiffness.summarise_stiffness` gives for the
+test, null where the config has no StiffnessHook.
 """
 
 import json

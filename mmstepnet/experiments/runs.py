@@ -35,6 +35,7 @@ from mmstepnet.visualization.metric_log import (
 from .metafile import Cell
 from .metrics import METRICS
 from .results import load_result, result_path, save_result
+from .stiffness import summarise_stiffness
 
 CHECKPOINT = re.compile(r'epoch_(\d+)\.pth')
 SEED = 'randomness.seed'
@@ -222,8 +223,13 @@ class Run:
         """Command that tests a checkpoint."""
         return self.plan.command(
             'test', self.cell.config, str(checkpoint), '--work-dir',
-            str(self.folder / 'test'), '--out', str(self.test_metrics),
+            str(self.test_dir), '--out', str(self.test_metrics),
             '--cfg-options', *self.plan.cfg_options, f'{SEED}={self.seed}')
+
+    @property
+    def test_dir(self) -> Path:
+        """Work directory of its test."""
+        return self.folder / 'test'
 
     @property
     def test_metrics(self) -> Path:
@@ -274,6 +280,7 @@ class Run:
             'last': {'epoch': schedule.max_epochs, 'metrics': metrics},
             'best': self._best() if schedule.validates_on_test else None,
             'curves': self._curves(),
+            'stiffness': self._stiffness(),
             'launcher': self.plan.launcher,
             'gpus': self.plan.gpus,
             'machine': (torch.cuda.get_device_name() if cuda else
@@ -282,6 +289,11 @@ class Run:
             'mmstepnet': __version__,
             'commit': _commit(self.plan.root),
         }
+
+    def _stiffness(self) -> dict | None:
+        """What a StiffnessHook measured in the test, if the config has one."""
+        record = self.test_dir / 'stiffness' / 'stiffness_test.npz'
+        return summarise_stiffness(record) if record.is_file() else None
 
     def _curves(self) -> dict[str, list[tuple[int, float]]]:
         curves = {'loss': logged_losses(self.folder)}

@@ -32,17 +32,31 @@ def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
         runs (Sequence[Run]): Runs with an accuracy, all of one metric.
 
     Returns:
+        RankCorrelation | str: See :func:`correlate_ranks`.
+    """
+    return correlate_ranks([run.tns for run in runs],
+                           [run.accuracy.value for run in runs], 'runs')
+
+
+def correlate_ranks(tns: Sequence[float], accuracy: Sequence[float],
+                    what: str) -> RankCorrelation | str:
+    """Rank runs or models by TNS and by accuracy.
+
+    Args:
+        tns (Sequence[float]): TNS of each.
+        accuracy (Sequence[float]): Accuracy of each.
+        what (str): What they are, for the message.
+
+    Returns:
         RankCorrelation | str: Kendall's tau-b and Spearman's rho; where they
         are not defined, why.
     """
-    if len(runs) < 3:
-        return ('Kendall and Spearman need at least 3 runs with an accuracy, '
-                f'here {len(runs)}')
-    tns = [run.tns for run in runs]
-    accuracy = [run.accuracy.value for run in runs]
+    if len(tns) < 3:
+        return (f'Kendall and Spearman need at least 3 {what} with an '
+                f'accuracy, here {len(tns)}')
     for name, values in (('TNS', tns), ('accuracy', accuracy)):
         if len(set(values)) == 1:
-            return (f'Kendall and Spearman are not defined: all runs have '
+            return (f'Kendall and Spearman are not defined: all {what} have '
                     f'{name} {values[0]:.4g}')
     kendall, spearman = kendalltau(tns, accuracy), spearmanr(tns, accuracy)
     return RankCorrelation(kendall.statistic, kendall.pvalue,

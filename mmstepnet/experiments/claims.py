@@ -1,0 +1,254 @@
+"""The StepNet paper's claims, judged by the results of the table ``small``.
+
+Understanding Self-attention Mechanism via Dynamical System Perspective,
+ICCV 2023, https://arxiv.org/abs/2308.09939. Tests and their levels are ours.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from scipy.stats import binomtest
+
+from mmstepnet.visualization.ranking import RankCorrelation, correlate_ranks
+
+from .comparisons import (
+    HELD,
+    LEVEL,
+    NO_RESULTS,
+    NOT_HELD,
+    UNDECIDABLE,
+    Comparison,
+    judge,
+    pair,
+)
+from .metrics import METRICS
+
+TABLE = 'small'
+SHORT, LONG = '20 epochs', '60 epochs'
+"""Its columns."""
+
+PLAIN, STEPNET, SE = 'Plain', 'StepNet', 'SE'
+STEPNET_1, SE_1 = 'StepNet, init_step=1', 'SE, init_step=1'
+OTHERS = (SE, 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE', 'IEBN')
+"""The attentions that StepNet is compared with."""
+
+SINGLE_INPUTS = ('StepNet, F(x_t)', 'StepNet, F(x_{t+1})',
+                 'StepNet, F(x_{t+1} - x_t)')
+STIFF, REST = 'StepNet in the 3 stiffest', 'StepNet in the other 3'
+"""Blocks of the six that are measured."""
+
+MARGIN = 0.5
+"""Accuracy (%) by which a few blocks may fall behind all of them and still be
+called enough; ours."""
+
+Suite = dict[tuple[str, str], list[dict[str, Any]]]
+"""Results of the seeds by (column, row)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the results say of one claim.
+
+    Attributes:
+        claim (str): The claim, with its place in the paper.
+        verdict (str): Held, not held, not decidable, or no results.
+        test (str): The test.
+        evidence (tuple[str, ...]): Its numbers.
+    """
+
+    claim: str
+    verdict: str
+    test: str
+    evidence: tuple[str, ...]
+
+
+def judge_claims(suite: Suite, warm_starts: Sequence[dict]) -> list[Verdict]:
+    """Judge every claim.
+
+    Args:
+        suite (Suite): Results of the table ``small``; rows without any may
+            be missing.
+        warm_starts (Sequence[dict]): What ``warm_start.py`` wrote, one dict
+            a seed.
+    """
+    return [
+        *_better_than_others(suite),
+        _both_inputs(suite),
+        _accuracy_follows_stiffness(suite),
+        _attention_is_stiffer(suite),
+        _few_stiff_blocks(suite),
+        _attention_falls_with_stiffness(suite),
+        *_few_blocks_are_enough(suite),
+        _warm_start(warm_starts),
+    ]
+
+
+def accuracy(result: dict) -> float:
+    """Top-1 accuracy after the last epoch, in percent."""
+    return result['last']['metrics'][METRICS['Accuracy'].key]
+
+
+def stiffness(key: str) -> Callable[[dict], Any]:
+    """Look a key of a result's stiffness up; None where it has none."""
+    return lambda result: (result.get('stiffness') or {}).get(key)
+
+
+def model_means(suite: Suite) -> dict[str, tuple[float, float]]:
+    """TNS and accuracy of each model, the mean over its seeds, 20 epochs."""
+    means = {}
+    for row in (PLAIN, *OTHERS, STEPNET):
+        results = [r for r in suite.get((SHORT, row), [])
+                   if stiffness('tns')(r) is not None]
+        if results:
+            means[row] = (fmean(map(stiffness('tns'), results)),
+                          fmean(map(accuracy, results)))
+    return means
+
+
+def _by_seeds(claim: str, comparisons: Sequence[Comparison], test: str = '',
+              decimals: int = 2) -> Verdict:
+    return Verdict(
+        claim, judge(comparisons),
+        test or "paired t-test over seeds, Holm's correction",
+        tuple(c.format(decimals) for c in comparisons))
+
+
+def _pairs(suite: Suite, column: str, row: str, others: Sequence[str],
+           value: Callable = accuracy) -> list[Comparison]:
+    return [
+        pair(f'{row} − {other}', suite.get((column, row), []),
+             suite.get((column, other), []), value) for other in others
+    ]
+
+
+def _better_than_others(suite: Suite) -> Iterator[Verdict]:
+    claim = '1. StepNet is more accurate than '
+    yield _by_seeds(f'{claim}the plain network and every other attention '
+                    f'(Table 1); {SHORT}',
+                    _pairs(suite, SHORT, STEPNET, (PLAIN, *OTHERS)))
+    yield _by_seeds(f'{claim}the plain network and SE; {LONG}',
+                    _pairs(suite, LONG, STEPNET, (PLAIN, SE)))
+    claim += 'plain and SE, both gates starting at 1 (ours); '
+    yield _by_seeds(f'{claim}{SHORT}',
+                    _pairs(suite, SHORT, STEPNET_1, (PLAIN, SE_1)))
+    yield _by_seeds(f'1. StepNet with its gate starting at 1 is more accurate '
+                    f'than plain and SE (ours); {LONG}',
+                    _pairs(suite, LONG, STEPNET_1, (PLAIN, SE)))
+
+
+def _both_inputs(suite: Suite) -> Verdict:
+    return _by_seeds('2. Both inputs are better than one (Table 4)',
+                     _pairs(suite, SHORT, STEPNET, SINGLE_INPUTS))
+
+
+def _accuracy_follows_stiffness(suite: Suite) -> Verdict:
+    means = model_means(suite)
+    found = correlate_ranks([tns for tns, _ in means.values()],
+                            [top1 for _, top1 in means.values()], 'models')
+    verdict = UNDECIDABLE if means else NO_RESULTS
+    if isinstance(found, RankCorrelation):
+        tests = ((found.kendall, found.kendall_p),
+                 (found.spearman, found.spearman_p))
+        if all(r > 0 and p < LEVEL for r, p in tests):
+            verdict = HELD
+        elif any(r < 0 and p < LEVEL for r, p in tests):
+            verdict = NOT_HELD
+    return Verdict('3a. High accuracy goes with high TNS (Fig. 7)', verdict,
+                   f'rank correlations of {len(means)} models, means over '
+                   'seeds', (str(found), ))
+
+
+def _attention_is_stiffer(suite: Suite) -> Verdict:
+    rows = (*OTHERS, STEPNET)
+    return _by_seeds(
+        '3b. Attention networks have larger TNS than the plain one (Fig. 2)', [
+            pair(f'{row} − {PLAIN}', suite.get((SHORT, row), []),
+                 suite.get((SHORT, PLAIN), []), stiffness('tns'))
+            for row in rows
+        ], decimals=4)
+
+
+def _few_stiff_blocks(suite: Suite) -> Verdict:
+    shares = {}
+    for row in (PLAIN, *OTHERS, STEPNET):
+        found = [v for v in map(stiffness('few_stiff'),
+                                suite.get((SHORT, row), [])) if v is not None]
+        if found:
+            shares[row] = fmean(found)
+    most = sum(share > 0.5 for share in shares.values())
+    verdict = UNDECIDABLE if shares else NO_RESULTS
+    if shares and binomtest(most, len(shares)).pvalue < LEVEL:
+        verdict = HELD if most > len(shares) / 2 else NOT_HELD
+    return Verdict(
+        '3c. The stiffness proportion p̂ is mostly at most 10 % (Fig. 6)',
+        verdict, 'sign test over models: at most 10 % for more than half of '
+        'the degrees M that any image is stiff to', (
+            f'{most} of {len(shares)} models', *(
+                f'{row}: {share:.0%} of the degrees'
+                for row, share in shares.items())))
+
+
+def _attention_falls_with_stiffness(suite: Suite) -> Verdict:
+    differences = []
+    for result in suite.get((SHORT, SE), []):
+        found = result.get('stiffness')
+        if found is None:
+            continue
+        first = [r for r, stage in zip(found['correlation'], found['stages'])
+                 if stage == found['stages'][0] and r is not None]
+        if first:
+            differences.append(-fmean(first))
+    return _by_seeds(
+        "3d. NSI and attention values correlate negatively in SENet's first "
+        'stage (Fig. 9)', [
+            Comparison("−r, Pearson's over images, mean of the stage's blocks",
+                       tuple(differences))
+        ], 't-test over seeds')
+
+
+def _few_blocks_are_enough(suite: Suite) -> Iterator[Verdict]:
+    yield _by_seeds('4. Stiff blocks are the ones to choose: StepNet in the 3 '
+                    'stiffest of 6 blocks is better than in the other 3',
+                    _pairs(suite, SHORT, STIFF, (REST, )))
+    behind = pair(f'{STIFF} − {STEPNET} + {MARGIN}',
+                  suite.get((SHORT, STIFF), []),
+                  suite.get((SHORT, STEPNET), []), accuracy)
+    shifted = Comparison(behind.name,
+                         tuple(d + MARGIN for d in behind.differences))
+    yield _by_seeds(
+        '4. A few stiff blocks are enough (lottery ticket): no more than '
+        f'{MARGIN} points behind StepNet in all blocks, and better than plain',
+        [shifted, *_pairs(suite, SHORT, STIFF, (PLAIN, ))])
+
+
+def _warm_start(warm_starts: Sequence[dict]) -> Verdict:
+    kept, comparisons = [], []
+    attentions = dict.fromkeys(
+        row['attention'] for start in warm_starts for row in start['rows'])
+    for attention in attentions:
+        for when in ('before', 'after'):
+            differences = []
+            for start in warm_starts:
+                gates = {row['init_step']: row for row in start['rows']
+                         if row['attention'] == attention}
+                differences.append(gates[1.0][when] - gates[None][when])
+                if when == 'before':
+                    kept.append(gates[1.0][when] - start['plain'])
+            trained = ('at once' if when == 'before' else
+                       f'after {warm_starts[0]["epochs"]} epoch')
+            comparisons.append(Comparison(
+                f'{attention}, init_step=1 − plain insertion, {trained}',
+                tuple(differences)))
+    verdict = _by_seeds(
+        "5. A warm start keeps a pretrained network's accuracy where a plain "
+        'insertion loses it (ours)', comparisons)
+    if not kept:
+        return verdict
+    largest = max(map(abs, kept))
+    return Verdict(
+        verdict.claim, NOT_HELD if largest > 0 else verdict.verdict,
+        f'{verdict.test}; and not one image lost at once',
+        (f'init_step=1 − the plain network, largest change: {largest:.2f}',
+         *verdict.evidence))

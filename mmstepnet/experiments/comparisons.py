@@ -1,0 +1,114 @@
+"""Paired comparisons over seeds, and what a set of them says of a claim."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import ttest_1samp
+
+LEVEL = 0.05
+"""Level of every test, two-sided."""
+
+LEAST_SEEDS = 3
+"""Below it no test is made."""
+
+HELD = 'held'
+NOT_HELD = 'not held'
+UNDECIDABLE = 'not decidable at this scale'
+NO_RESULTS = 'no results yet'
+
+Value = Callable[[dict[str, Any]], float | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences that a claim says are positive, one a seed.
+
+    Attributes:
+        name (str): What is compared.
+        differences (tuple[float, ...]): In the quantity's unit.
+    """
+
+    name: str
+    differences: tuple[float, ...]
+
+    @property
+    def p(self) -> float | None:
+        """Student's paired t-test against 0; None below three seeds."""
+        if len(self.differences) < LEAST_SEEDS:
+            return None
+        if np.ptp(self.differences) == 0:
+            # No deviation: the statistic is 0 / 0 or infinite.
+            return 1.0 if self.differences[0] == 0 else 0.0
+        return float(ttest_1samp(self.differences, 0).pvalue)
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return float(np.mean(self.differences))
+
+    def format(self, decimals: int = 2) -> str:
+        """Write it as evidence."""
+        n = len(self.differences)
+        if not n:
+            return f'{self.name}: {NO_RESULTS}'
+        text = f'{self.name}: {self.mean:+.{decimals}f}'
+        if n > 1:
+            text += f' ± {np.std(self.differences, ddof=1):.{decimals}f}'
+        text += f' ({n} seed{"s" if n > 1 else ""}'
+        return text + (')' if self.p is None else f', p = {self.p:.2g})')
+
+
+def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
+         value: Value) -> Comparison:
+    """Subtract results of the same seeds.
+
+    Args:
+        name (str): What is compared.
+        ours (Sequence[dict]): Results that the claim says are larger.
+        others (Sequence[dict]): Results to compare with.
+        value (Callable): Takes the quantity from a result; where it gives
+            None the seed is left out.
+    """
+    left, right = ({
+        result['seed']: value(result)
+        for result in results if value(result) is not None
+    } for results in (ours, others))
+    seeds = sorted(left.keys() & right.keys())
+    return Comparison(name, tuple(left[s] - right[s] for s in seeds))
+
+
+def judge(comparisons: Sequence[Comparison]) -> str:
+    """Judge a claim that all differences are positive.
+
+    Held where all are, each at :data:`LEVEL` after Holm's correction; not
+    held where one is negative at that level; no results where none has a
+    seed; not decidable otherwise, which includes differences too small for
+    so few seeds.
+    """
+    if not any(c.differences for c in comparisons):
+        return NO_RESULTS
+    tested = {c.name: c.p for c in comparisons if c.p is not None}
+    corrected = holm(tested)
+    sure = {c.name: np.sign(c.mean) for c in comparisons
+            if corrected.get(c.name, 1) < LEVEL}
+    if -1 in sure.values():
+        return NOT_HELD
+    return HELD if len(sure) == len(comparisons) else UNDECIDABLE
+
+
+def holm(p: Mapping[str, float]) -> dict[str, float]:
+    """Correct p-values for their number (Holm, 1979).
+
+    Args:
+        p (Mapping): By name.
+
+    Returns:
+        dict: Corrected, by name.
+    """
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(p, key=p.get)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
+        corrected[name] = largest
+    return corrected
