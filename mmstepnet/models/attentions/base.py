@@ -195,8 +195,7 @@ def check_positive(owner: str, **arguments: int) -> None:
         ValueError: One is none.
     """
     for name, value in arguments.items():
-        if (isinstance(value, bool) or not isinstance(value, int)
-                or value < 1):
+        if not isinstance(value, int) or value < 1:
             raise ValueError(f'{owner}: {name} must be a positive integer, '
                              f'got {value!r}')
 

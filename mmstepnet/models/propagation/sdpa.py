@@ -15,6 +15,9 @@ CPU_TAKES_MASK = digit_version(torch.__version__) >= digit_version('2.3')
 """Before, a mask beside PyTorch's kernel for CPUs costs the N x M matrix."""
 
 HALF = (torch.float16, torch.bfloat16)
+CPU_VECTOR = 16
+"""With fewer sources PyTorch's kernel for CPUs makes 0 of NaN scores."""
+
 SHUT_SCORE = 1e30
 """No weight survives its negative; finite, for kernels that multiply it."""
 
@@ -118,7 +121,12 @@ def propagate(q: Tensor,
         attn_mask=mask,
         is_causal=is_causal,
         scale=scale)
-    return out[..., :width].reshape(*lead, q.shape[-2], width)
+    out = out[..., :width].reshape(*lead, q.shape[-2], width)
+    if q.device.type == 'cpu' and k.shape[-2] < CPU_VECTOR:
+        # Zeros, or NaN where there is something to be seen.
+        out = (out + (0 * q).sum(-1, keepdim=True)
+               + (0 * k).sum((-2, -1), keepdim=True))
+    return out
 
 
 def _four(x: Tensor, lead: torch.Size) -> Tensor:

@@ -1,0 +1,62 @@
+"""Bad values, and the count of what was tried."""
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRIED = Counter()
+"""Inputs by area, printed at the end of the run."""
+
+BOUNDED = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck))
+"""The same inputs in every run, and no limit to the time of one."""
+
+NO_NUMBERS = st.one_of(
+    st.text(max_size=4), st.just([]), st.just([2, 3]), st.just({}),
+    st.just(b'8'), st.just(1j))
+NO_POSITIVE_INTEGERS = st.one_of(
+    NO_NUMBERS, st.none(), st.integers(max_value=0), st.floats())
+NO_POSITIVE_NUMBERS = st.one_of(
+    NO_NUMBERS, st.booleans(), st.floats(max_value=0),
+    st.integers(max_value=0), st.just(float('nan')), st.just(float('inf')))
+NOT_FINITE = st.sampled_from([float('nan'), float('inf'), -float('inf')])
+
+
+def tried(area, count=1):
+    TRIED[area] += count
+
+
+def refused(named, build, *errors):
+    """Call what must raise an error that names the argument."""
+    with pytest.raises(errors or ValueError) as raised:
+        build()
+    assert named in str(raised.value), raised.value
+    return str(raised.value)
+
+
+def load_tool(name):
+    """A tool as a module."""
+    path = ROOT / 'tools' / name
+    if str(path.parent) not in sys.path:  # tools import their neighbours
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call_tool(module, *arguments):
+    """Call a tool's main() with a command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [module.__name__, *map(str, arguments)])
+        return module.main()
