@@ -272,7 +272,6 @@ class Run:
 
     def _collect(self, schedule: Schedule) -> dict:
         metrics = json.loads(self.test_metrics.read_text())
-        cuda = torch.cuda.is_available()
         return {
             'config': self.cell.name,
             'seed': self.seed,
@@ -283,11 +282,7 @@ class Run:
             'stiffness': self._stiffness(),
             'launcher': self.plan.launcher,
             'gpus': self.plan.gpus,
-            'machine': (torch.cuda.get_device_name() if cuda else
-                        f'{platform.machine()}, {os.cpu_count()} CPUs'),
-            'torch': torch.__version__,
-            'mmstepnet': __version__,
-            'commit': _commit(self.plan.root),
+            **provenance(self.plan.root),
         }
 
     def _stiffness(self) -> dict | None:
@@ -397,6 +392,26 @@ def _call(command: list[str], lock: IO) -> None:
             raise
     if code:
         raise RuntimeError(f'exit status {code} of: {shlex.join(command)}')
+
+
+def provenance(root: Path) -> dict[str, str | None]:
+    """What a result comes from, besides its config and seed.
+
+    Args:
+        root (Path): The checkout.
+
+    Returns:
+        dict: ``machine``, ``torch``, ``mmstepnet`` and ``commit``, the last
+        None where there is no repository.
+    """
+    cuda = torch.cuda.is_available()
+    return {
+        'machine': (torch.cuda.get_device_name() if cuda else
+                    f'{platform.machine()}, {os.cpu_count()} CPUs'),
+        'torch': torch.__version__,
+        'mmstepnet': __version__,
+        'commit': _commit(root),
+    }
 
 
 def _commit(root: Path) -> str | None:

@@ -8,7 +8,6 @@ training and after it.
 import argparse
 from pathlib import Path
 
-import mmengine
 from mmengine.config import Config
 from mmengine.runner import Runner
 from rich.console import Console
@@ -16,6 +15,10 @@ from rich.table import Table
 
 from mmstepnet.engine.checkpoint import check_checkpoint
 from mmstepnet.engine.data_check import check_data
+from mmstepnet.experiments import save_result
+from mmstepnet.experiments.runs import provenance
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse_args() -> argparse.Namespace:
@@ -29,43 +32,63 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--lr', type=float, default=0.01, help='their constant learning rate')
     parser.add_argument(
+        '--seed', type=int, default=0, help='of the further training')
+    parser.add_argument(
         '--work-dir', type=Path, default=Path('work_dirs/warm_start'))
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='FILE.json',
+        help='gets the results. Default: warm_start.json in --work-dir')
     return parser.parse_args()
 
 
-def insert(args: argparse.Namespace, attention: str,
+def insert(args: argparse.Namespace, attention: str | None,
            init_step: float | None) -> Config:
-    """Config of the plain network with an attention put into it."""
+    """Config of the plain network, or of it with an attention put in."""
     cfg = Config.fromfile(args.config)
-    cfg.model.backbone.attention = dict(type=attention, init_step=init_step)
+    if attention is not None:
+        cfg.model.backbone.attention = dict(
+            type=attention, init_step=init_step)
     cfg.load_from = args.checkpoint
     cfg.work_dir = str(args.work_dir / f'{attention}_{init_step}')
+    cfg.randomness = dict(seed=args.seed)
     cfg.optim_wrapper.optimizer.lr = args.lr
     cfg.param_scheduler = None
     cfg.train_cfg.update(max_epochs=args.epochs, val_interval=args.epochs)
     return cfg
 
 
+def measure(cfg: Config) -> tuple[str, float, float]:
+    """Name of the first metric, and its values before and after training."""
+    before = Runner.from_cfg(cfg).val()
+    name = next(iter(before))
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    after = runner.message_hub.get_scalar(f'val/{name}').current()
+    return name, before[name], after
+
+
 def main() -> None:
     args = parse_args()
     check_checkpoint(args.checkpoint)
     check_data(Config.fromfile(args.config), 'train', 'val')
+    plain = Runner.from_cfg(insert(args, None, None)).val()
     table = Table('attention', 'init_step', 'before', 'after')
-    results = []
+    rows = []
     for attention in args.attentions:
         for init_step in (None, 1.0):
-            cfg = insert(args, attention, init_step)
-            before = Runner.from_cfg(cfg).val()
-            after = Runner.from_cfg(cfg)
-            after.train()
-            name = next(iter(before))
-            last = after.message_hub.get_scalar(f'val/{name}').current()
-            results.append(dict(attention=attention, init_step=init_step,
-                                metric=name, before=before[name], after=last))
-            table.add_row(attention, str(init_step), f'{before[name]:.2f}',
-                          f'{last:.2f}')
-    mmengine.dump(results, args.work_dir / 'warm_start.json')
-    Console().print(table)
+            name, before, after = measure(insert(args, attention, init_step))
+            rows.append(dict(attention=attention, init_step=init_step,
+                             metric=name, before=before, after=after))
+            table.add_row(attention, str(init_step), f'{before:.2f}',
+                          f'{after:.2f}')
+    save_result(
+        args.out or args.work_dir / 'warm_start.json',
+        dict(config=Path(args.config).stem, seed=args.seed,
+             epochs=args.epochs, lr=args.lr, plain=plain[name], rows=rows,
+             **provenance(ROOT)))
+    Console().print(f'plain: {plain[name]:.2f}', table)
 
 
 if __name__ == '__main__':
