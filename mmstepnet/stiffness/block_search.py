@@ -120,7 +120,7 @@ def _select(modules: dict[str, nn.Module], selection: Selection) -> list[str]:
             path = item.replace('.', '/')
             found = [
                 n for n in modules
-                if n and PurePosixPath(n.replace('.', '/')).match(path)
+                if n and path and PurePosixPath(n.replace('.', '/')).match(path)
             ]
         else:
             raise TypeError("blocks must hold name patterns, such as "
