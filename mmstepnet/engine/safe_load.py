@@ -59,7 +59,11 @@ def _encode(text: str, encoding: str) -> bytes:
 
 def _allowlist() -> dict[str, Any]:
     """Names in a file to objects: what mmengine stores beside tensors."""
-    multiarray = (np._core if hasattr(np, '_core') else np.core).multiarray
+    # Where NumPy has these depends on its version.
+    numpy_functions = {
+        '_reconstruct': np.zeros(0).__reduce__()[0],
+        'scalar': np.float64(0).__reduce__()[0]
+    }
     allowed = {
         'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
         'builtins.getattr': _statistics_method,
@@ -69,8 +73,8 @@ def _allowlist() -> dict[str, Any]:
         'numpy.dtype': np.dtype,
     }
     for package in ('numpy._core', 'numpy.core'):  # numpy 2 and before
-        for name in ('_reconstruct', 'scalar'):
-            allowed[f'{package}.multiarray.{name}'] = getattr(multiarray, name)
+        for name, function in numpy_functions.items():
+            allowed[f'{package}.multiarray.{name}'] = function
     for kind in '?bhilqBHILQefdFD':
         # A class of its own from numpy 1.25 on.
         dtype = type(np.dtype(kind))
