@@ -4,6 +4,7 @@
     python tools/paper.py run 1 ResNet StepNet --seeds 5
     python tools/paper.py table 1
     python tools/paper.py plot 1
+    python tools/paper.py report
 
 Tables and the paper's figures stand in the metafiles of configs/.
 """
@@ -66,6 +67,17 @@ def parse_args() -> argparse.Namespace:
         default=Path('work_dirs/figures'),
         metavar='DIR',
         help='gets the PNG files. Default: work_dirs/figures')
+    report = commands.add_parser(
+        'report',
+        parents=[shared],
+        help='all tables that have results, figures, and a verdict on each '
+        'of the claims')
+    report.add_argument(
+        '--out',
+        type=Path,
+        default=Path('RESULTS.md'),
+        metavar='FILE.md',
+        help='figures go to docs/ beside it. Default: RESULTS.md')
     run = commands.add_parser(
         'run',
         parents=[chosen, shared],
@@ -174,9 +186,23 @@ def plot(args: argparse.Namespace) -> None:
         print(path)
 
 
+def report(args: argparse.Namespace) -> None:
+    tables = read_tables(ROOT)
+    from mmstepnet.engine.complexity import Complexity, measure_complexity
+    from mmstepnet.experiments.report import write_report
+
+    def measure(config: str) -> Complexity:
+        print(f'counting {Path(config).stem}', file=sys.stderr)
+        return measure_complexity(config)
+
+    for path in write_report(tables, args.results, args.out, measure):
+        print(path)
+
+
 def main() -> None:
     args = parse_args()
-    commands = dict(run=run, plot=plot, list=show, table=show)
+    commands = dict(run=run, plot=plot, list=show, table=show,
+                    report=report)
     try:
         commands[args.command](args)
     except (ValueError, FileNotFoundError, RuntimeError) as error:

@@ -26,7 +26,8 @@ from .comparisons import (
 from .metrics import METRICS
 
 TABLE = 'small'
-SHORT, LONG = '20 epochs', '60 epochs'
+SHORT = 'CIFAR-10 JPEG, 10k images, 20 epochs'
+LONG = 'CIFAR-10 JPEG, 10k images, 60 epochs'
 """Its columns."""
 
 PLAIN, STEPNET, SE = 'Plain', 'StepNet', 'SE'

@@ -114,6 +114,9 @@ def table_sheets(cells: Sequence[Cell], results: Path,
             robustness = _robustness_sheet(chosen, column, name, found)
             if robustness.rows:
                 sheets.append(robustness)
+        stiffness = _stiffness_sheet(chosen, column, found)
+        if stiffness.rows:
+            sheets.append(stiffness)
     return sheets
 
 
@@ -139,6 +142,36 @@ def _robustness_sheet(cells: Sequence[Cell], column: str, name: str,
             'Sample variances, in squared units of the table. Over the last '
             'epochs: of each seed, then the mean of the seeds.'
         ])
+
+
+def _stiffness_sheet(cells: Sequence[Cell], column: str,
+                     found: dict[Path, list[dict]]) -> Sheet:
+    """What the StiffnessHook measured in the tests."""
+    rows = []
+    for cell in cells:
+        measured = [r['stiffness'] for r in found.get(cell.config, [])
+                    if r.get('stiffness')]
+        if measured:
+            rows.append([
+                cell.row,
+                *(_mean([m[key] for m in measured], decimals)
+                  for key, decimals in (('tns', 4), ('p_hat', 4),
+                                        ('few_stiff', 2))),
+                str(len(measured))
+            ])
+    return Sheet(
+        f'Table {cells[0].table}, {column}: stiffness',
+        ['Row', 'TNS', '∬p̂', 'p̂ ≤ 10 %', 'seeds'], rows, [
+            'Of the trained networks on the test images, mean ± sample '
+            'standard deviation over the seeds. p̂ ≤ 10 %: share of the '
+            'degrees M that some image is stiff to.'
+        ])
+
+
+def _mean(values: Sequence[float | None], decimals: int) -> str:
+    if None in values:
+        return NONE
+    return summarise(values).format(decimals)
 
 
 def _sheet(cells: Sequence[Cell], column: str, name: str,

@@ -1,0 +1,3 @@
+_base_ = ['./resnet20_stepnet_digits.py']
+
+model = dict(backbone=dict(attention=dict(type='ECA')))

@@ -1,0 +1,184 @@
+"""RESULTS.md: tables, figures and verdicts, all of it from ``results/``."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mmstepnet.visualization.models import draw_rows, draw_stiffness
+from mmstepnet.visualization.ranking import correlate_ranks
+
+from .claims import (
+    LONG,
+    SHORT,
+    TABLE,
+    Suite,
+    Verdict,
+    accuracy,
+    judge_claims,
+    model_means,
+)
+from .comparisons import LEAST_SEEDS, LEVEL, NO_RESULTS
+from .metafile import Cell
+from .results import load_results, summarise
+from .tables import Sheet, table_sheets
+
+if TYPE_CHECKING:
+    from mmstepnet.engine.complexity import Complexity
+
+WARM_START = 'warm_start'
+"""Folder of what warm_start.py writes, beside those of the configs."""
+
+HEAD = f"""# Results
+
+Written by `python tools/paper.py report` from the JSON files of [`results/`](results), one a config and seed; not edited by
+hand. `python tools/paper.py table NAME --markdown` prints the same tables, `python tools/paper.py run NAME --seeds N`
+runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, not the original files.
+
+## Claims
+
+By the table `{TABLE}`, at level {LEVEL} two-sided; below {LEAST_SEEDS} seeds no test is made. "Not decidable at this scale" is what
+a difference gets that so few seeds cannot tell from 0.
+"""  # noqa: E501
+
+
+def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
+                 measure: Callable[[str], 'Complexity']) -> list[Path]:
+    """Write the report and its figures.
+
+    Args:
+        tables (dict[str, list[Cell]]): All tables.
+        results (Path): Folder of our results.
+        out (Path): The report; figures go to ``docs/`` beside it.
+        measure (Callable): Counts parameters and operations of a config.
+
+    Returns:
+        list[Path]: The files.
+
+    Raises:
+        ValueError: A result is damaged, see :func:`load_results`.
+    """
+    suite = read_suite(tables[TABLE], results)
+    warm_starts = read_warm_starts(results)
+    figures = {
+        out.parent / 'docs' / name: figure
+        for name, figure in _figures(suite).items()
+    }
+    for path, figure in figures.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    found = {
+        table: cells for table, cells in tables.items()
+        if any(load_results(results, c.name) for c in cells if c.config)
+    }
+    parts = [HEAD]
+    parts += [_bullets(v) for v in judge_claims(suite, warm_starts)]
+    parts.append('')
+    parts += [f'![{path.stem}](docs/{path.name})\n' for path in figures]
+    if warm_starts:
+        parts += ['## Warm start\n', warm_start_sheet(warm_starts)
+                  .to_markdown()]
+    parts.append('## Tables\n')
+    parts += [
+        sheet.to_markdown() for cells in found.values()
+        for sheet in table_sheets(_with_results(cells, results), results,
+                                  measure)
+    ]
+    parts += ['## Where they come from\n',
+              provenance_sheet(found, results).to_markdown()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text('\n'.join(parts), encoding='utf-8')
+    return [out, *figures]
+
+
+def read_suite(cells: list[Cell], results: Path) -> Suite:
+    """Results of a table's cells, by column and row."""
+    return {(cell.column, cell.row): load_results(results, cell.name)
+            for cell in cells if cell.config}
+
+
+def read_warm_starts(results: Path) -> list[dict]:
+    """What warm_start.py wrote, by seed."""
+    return [json.loads(path.read_text()) for path in
+            sorted((results / WARM_START).glob('*/seed_*.json'))]
+
+
+def warm_start_sheet(warm_starts: list[dict]) -> Sheet:
+    """Accuracy of a plain network after an attention was put in."""
+    groups = {}
+    for start in warm_starts:
+        for row in start['rows']:
+            groups.setdefault((row['attention'], row['init_step']),
+                              []).append((start['plain'], row))
+    rows = []
+    for (attention, init_step), members in groups.items():
+        gate = "paper's" if init_step is None else f'init_step={init_step:g}'
+        values = ([plain for plain, _ in members],
+                  [row['before'] for _, row in members],
+                  [row['after'] for _, row in members])
+        rows.append([attention, gate,
+                     *(summarise(v).format(2) for v in values),
+                     str(len(members))])
+    start = warm_starts[0]
+    return Sheet(
+        f'Attention put into the trained plain network of '
+        f'{start["config"]}, Accuracy (%)',
+        ['Attention', 'Gate', 'Plain', 'At once',
+         f'After {start["epochs"]} epoch', 'seeds'], rows, [
+             f'Further training at the constant rate {start["lr"]:g}. Mean ± '
+             'sample standard deviation over the seeds.'
+         ], labels=2)
+
+
+def provenance_sheet(tables: dict[str, list[Cell]], results: Path) -> Sheet:
+    """Machines, versions and commits of each table's results."""
+    rows = []
+    for table, cells in tables.items():
+        names = dict.fromkeys(cell.name for cell in cells if cell.config)
+        found = [r for name in names for r in load_results(results, name)]
+        values = [', '.join(sorted({str(r.get(key)) for r in found}))
+                  for key in ('machine', 'torch')]
+        commits = {str(r.get('commit'))[:9] for r in found}
+        seeds = max(r['seed'] for r in found) + 1
+        rows.append([
+            table, str(len(found)), *values, ', '.join(sorted(commits)),
+            f'`python tools/paper.py run {table} --seeds {seeds}`'
+        ])
+    return Sheet('Runs', [
+        'Table', 'Runs', 'Machine', 'PyTorch', 'Commits', 'Command'
+    ], rows, labels=6)
+
+
+def _with_results(cells: list[Cell], results: Path) -> list[Cell]:
+    """Whole columns, of those that have results."""
+    columns = {cell.column for cell in cells
+               if cell.config and load_results(results, cell.name)}
+    return [cell for cell in cells if cell.column in columns]
+
+
+def _bullets(verdict: Verdict) -> str:
+    head = f'- **{verdict.claim}: {verdict.verdict}.**'
+    if verdict.verdict == NO_RESULTS:
+        return head
+    return '\n'.join([f'{head} Test: {verdict.test}.',
+                      *(f'  - {line}' for line in verdict.evidence)])
+
+
+def _figures(suite: Suite) -> dict[str, Figure]:
+    figures = {}
+    for name, column in (('20', SHORT), ('60', LONG)):
+        rows = {row: np.array([accuracy(r) for r in found])
+                for (where, row), found in suite.items()
+                if where == column and found}
+        if rows:
+            figures[f'results_small_{name}.png'] = draw_rows(
+                f'Accuracy (%), last epoch; {column}', rows)
+    means = model_means(suite)
+    if len(means) > 1:
+        found = correlate_ranks(*zip(*means.values()), 'models')
+        figures['results_small_tns.png'] = draw_stiffness(
+            means, f'{SHORT}: {found}')
+    return figures
