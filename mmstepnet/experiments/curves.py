@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 LAST_EPOCHS = 10
-"""Epochs at the end of training over which a run's spread is taken."""
+"""Most epochs at the end of training over which a run's spread is taken."""
 
 
 def stack_curves(results: Sequence[dict[str, Any]],
@@ -30,12 +30,17 @@ def stack_curves(results: Sequence[dict[str, Any]],
     return np.array(epochs), np.array([[c[e] for e in epochs] for c in curves])
 
 
-def late_variance(values: np.ndarray, last: int = LAST_EPOCHS) -> float:
+def late_epochs(count: int) -> int:
+    """Number of last epochs: 10, of a short training its second half."""
+    return max(min(LAST_EPOCHS, count // 2), 2)
+
+
+def late_variance(values: np.ndarray, last: int) -> float:
     """Variance over the last epochs of a run, the mean of the seeds.
 
     Args:
         values (ndarray): (S, E).
-        last (int): Epochs from the end. Defaults to 10.
+        last (int): Epochs from the end, see :func:`late_epochs`.
 
     Returns:
         float: Mean of the sample variances (over E - 1); NaN where there is

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .curves import LAST_EPOCHS, late_variance, stack_curves
+from .curves import late_epochs, late_variance, stack_curves
 from .metafile import Cell
 from .metrics import METRICS
 from .results import load_results, summarise
@@ -132,12 +132,14 @@ def _robustness_sheet(cells: Sequence[Cell], column: str, name: str,
         ends = [r['last']['metrics'][metric.key] for r in results]
         over_seeds = (f'{variance(ends) * metric.scale**2:.3g}'
                       if len(ends) > 1 else NONE)
-        late = late_variance(curves[1]) * metric.scale**2
-        rows.append([cell.row, over_seeds, f'{late:.3g}', str(len(results))])
+        last = late_epochs(len(curves[0]))
+        late = late_variance(curves[1], last) * metric.scale**2
+        rows.append([cell.row, over_seeds, str(len(results)), f'{late:.3g}',
+                     str(last)])
     return Sheet(
         f'Table {cells[0].table}, {column}, {name}: variance', [
-            'Row', 'over seeds, last epoch',
-            f'over the last {LAST_EPOCHS} epochs', 'seeds'
+            'Row', 'over seeds, last epoch', 'seeds', 'over last epochs',
+            'epochs'
         ], rows, [
             'Sample variances, in squared units of the table. Over the last '
             'epochs: of each seed, then the mean of the seeds.'

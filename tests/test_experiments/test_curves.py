@@ -9,7 +9,11 @@ from matplotlib.image import imread
 
 from mmstepnet.engine.complexity import Complexity, measure_complexity
 from mmstepnet.experiments import Cell, save_result, table_sheets
-from mmstepnet.experiments.curves import late_variance, stack_curves
+from mmstepnet.experiments.curves import (
+    late_epochs,
+    late_variance,
+    stack_curves,
+)
 from mmstepnet.experiments.plots import save_plots
 from mmstepnet.visualization.metric_log import logged_losses
 from mmstepnet.visualization.seeds import draw_curves, draw_violins
@@ -33,8 +37,8 @@ def cell(tmp_path, row='Metric'):
 @pytest.fixture
 def runs(tmp_path):
     rng = np.random.default_rng(0)
-    found = [result(s, (80 + rng.normal(size=15)).tolist(),
-                    np.exp(-np.arange(15.) / 5 + s).tolist())
+    found = [result(s, (80 + rng.normal(size=25)).tolist(),
+                    np.exp(-np.arange(25.) / 5 + s).tolist())
              for s in range(3)]
     for r in found:
         save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json', r)
@@ -57,8 +61,8 @@ def test_robustness_sheet(tmp_path, runs):
     late = [statistics.variance([v for _, v in r['curves'][KEY][-10:]])
             for r in runs]
     assert sheet.rows == [[
-        'Metric', f'{statistics.variance(ends):.3g}',
-        f'{statistics.fmean(late):.3g}', '3'
+        'Metric', f'{statistics.variance(ends):.3g}', '3',
+        f'{statistics.fmean(late):.3g}', '10'
     ]]
 
 
@@ -96,7 +100,9 @@ def test_seeds_of_unequal_length():
 def test_variance_over_last_epochs():
     values = np.array([[0., 9., 1., 3.], [5., 5., 5., 5.]])
     assert late_variance(values, last=2) == pytest.approx((2 + 0) / 2)
-    assert np.isnan(late_variance(values[:, :1]))
+    assert np.isnan(late_variance(values[:, :1], last=2))
+    # The rise at the start of a short training is no unrest at its end.
+    assert [late_epochs(n) for n in (2, 5, 8, 100)] == [2, 2, 4, 10]
 
 
 def test_pictures(tmp_path, runs):
