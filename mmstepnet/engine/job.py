@@ -3,14 +3,17 @@
 import inspect
 import os
 import os.path as osp
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from mmengine.utils import is_installed
 
 from .safe_load import TRUST_FLAG, guard_checkpoints
 
@@ -30,7 +33,7 @@ def add_job_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=KeyValueAction,
         help='settings that override the config, as key=value pairs, for '
         'example train_dataloader.batch_size=4 optim_wrapper.optimizer.lr=0.1')
     parser.add_argument(
@@ -41,6 +44,25 @@ def add_job_arguments(parser: ArgumentParser) -> None:
     add_trust_argument(parser)
     # torch.distributed.launch passes the one or the other spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+class KeyValueAction(DictAction):
+    """mmengine's action, with argparse's error for what is no pair."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for pair in values:
+            if not pair.partition('=')[0] or '=' not in pair:
+                parser.error(f'argument {option_string}: expected key=value, '
+                             f'got {pair!r}')
+        super().__call__(parser, namespace, values, option_string)
+
+
+def positive_int(text: str) -> int:
+    """Type of an argument that counts something."""
+    value = int(text)
+    if value < 1:
+        raise ArgumentTypeError(f'must be a positive integer, got {text}')
+    return value
 
 
 def add_trust_argument(parser: ArgumentParser) -> None:
@@ -60,12 +82,20 @@ def load_config(args: Namespace) -> Config:
     own tools set and its configs rely on.
 
     Raises:
-        ValueError: An option of the command line has no effect.
+        ValueError: The config cannot be read, or an option of the command
+            line has no effect.
     """
     if not args.trust_checkpoint:
         guard_checkpoints()
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    cfg = Config.fromfile(args.config)
+    _find_mmsegmentation()
+    try:
+        cfg = Config.fromfile(args.config)
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f'config {args.config!r}, or one that it is based '
+                         f'on, cannot be read: {error}') from error
     if cfg.get('default_scope') == 'mmpretrain':
         for name in ('train', 'val', 'test'):
             _set_mmpretrain_defaults(cfg.get(f'{name}_dataloader'))
@@ -94,6 +124,15 @@ def _check_options(cfg: Config, options: dict) -> None:
                 f'--cfg-options {option}: {cfg.filename} has no {name!r}, '
                 'and no runner reads it' +
                 (f'; did you mean {close[0]!r}?' if close else ''))
+
+
+def _find_mmsegmentation() -> None:
+    """Let ``_base_='mmseg::...'`` find the fork's distribution.
+
+    onedl-mmengine looks for upstream's name of it alone.
+    """
+    if find_spec('mmseg') and not is_installed(MODULE2PACKAGE['mmseg']):
+        MODULE2PACKAGE['mmseg'] = 'mmseg'
 
 
 def _set_mmpretrain_defaults(dataloader: ConfigDict | None) -> None:

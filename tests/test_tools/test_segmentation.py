@@ -1,0 +1,185 @@
+"""A StepNet segmentor of MMSegmentation: the README's config, as users run it.
+
+The masks are rings and bars of three classes, drawn here.
+"""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from mmstepnet import ops
+from mmstepnet.models import StepResNet
+from mmstepnet.stiffness import load_record
+
+pytest.importorskip(
+    'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
+
+ROOT = Path(__file__).parents[2]
+CLASSES = ('ground', 'ring', 'bar')
+SMALL = """
+_base_ = ['./readme.py']
+norm = dict(type='BN')  # SyncBN needs a GPU
+head = dict(channels=16, num_classes=3, norm_cfg=norm)
+model = dict(
+    data_preprocessor=dict(size=(64, 64)),
+    backbone=dict(norm_cfg=norm, init_cfg=None),
+    decode_head=head,
+    auxiliary_head=head)
+pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations'),
+    dict(type='PackSegInputs')
+]
+dataset = dict(
+    _delete_=True,
+    type='BaseSegDataset',
+    data_root={data!r},
+    data_prefix=dict(img_path='images', seg_map_path='masks'),
+    img_suffix='.png',
+    seg_map_suffix='.png',
+    metainfo=dict(classes={classes!r}, palette=[[0] * 3, [1] * 3, [2] * 3]),
+    pipeline=pipeline)
+loader = dict(num_workers=0, persistent_workers=False, dataset=dataset)
+train_dataloader = dict(batch_size=2, **loader)
+val_dataloader = test_dataloader = loader
+train_cfg = dict(max_iters=3, val_interval=3)
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=1))
+randomness = dict(seed=0)
+"""
+
+
+def draw(folder):
+    """Six images with their masks."""
+    rng = np.random.default_rng(0)
+    for name in ('images', 'masks'):
+        (folder / name).mkdir(parents=True)
+    for i in range(6):
+        mask = np.zeros((64, 64), np.uint8)
+        x, y, z = map(int, rng.integers(16, 48, 3))
+        cv2.circle(mask, (x, y), 12, 1, 4)
+        cv2.rectangle(mask, (z, 4), (z + 6, 60), 2, -1)
+        image = rng.normal(60 + 70 * mask[..., None], 20, (64, 64, 3))
+        cv2.imwrite(str(folder / 'images' / f'{i}.png'), image.clip(0, 255))
+        cv2.imwrite(str(folder / 'masks' / f'{i}.png'), mask)
+
+
+def readme_config():
+    blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(
+        encoding='utf-8'), re.DOTALL)
+    config, = [block for block in blocks if 'mmseg::' in block]
+    return config
+
+
+def run_tool(*command):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True,
+        env=dict(os.environ, OMP_NUM_THREADS='1'), text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope='module')
+def job(tmp_path_factory):
+    """Folder of a job that was trained for three iterations and tested."""
+    folder = tmp_path_factory.mktemp('segmentation')
+    draw(folder / 'data')
+    (folder / 'readme.py').write_text(readme_config())
+    config = folder / 'small.py'
+    config.write_text(SMALL.format(
+        data=str(folder / 'data'), classes=CLASSES))
+    run_tool('tools/train.py', config, '--work-dir', folder / 'train')
+    run_tool('tools/test.py', config, folder / 'train' / 'iter_3.pth',
+             '--work-dir', folder / 'test',
+             '--out', folder / 'predictions.pkl')
+    return folder
+
+
+def logged(folder):
+    path, = folder.glob('*/vis_data/scalars.json')
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def metrics_of_test(folder):
+    path, = (folder / 'test').glob('*/*.json')
+    return json.loads(path.read_text())
+
+
+def test_every_parameter_of_the_backbone_learns(job):
+    weights = [
+        torch.load(job / 'train' / f'iter_{k}.pth', weights_only=False)[
+            'state_dict'] for k in (1, 3)
+    ]
+    gates = [key for key in weights[0] if '.step.attention.' in key]
+    assert gates
+    for key, value in weights[0].items():
+        if key.startswith('backbone.') and value.is_floating_point():
+            assert not torch.equal(value, weights[1][key]), key
+
+
+def test_evaluation_is_of_these_masks(job):
+    with open(job / 'predictions.pkl', 'rb') as file:
+        predictions = pickle.load(file)
+    assert len(predictions) == 6
+    both, either = np.zeros(3), np.zeros(3)
+    for sample in predictions:
+        got = sample['pred_sem_seg']['data'].numpy()[0]
+        mask = cv2.imread(sample['seg_map_path'], cv2.IMREAD_UNCHANGED)
+        for k in range(3):
+            both[k] += ((got == k) & (mask == k)).sum()
+            either[k] += ((got == k) | (mask == k)).sum()
+    expected = 100 * (both / either).mean()
+    trained = logged(job / 'train')
+    for metrics in trained[-1], metrics_of_test(job):
+        assert metrics['mIoU'] == pytest.approx(expected, abs=0.006)
+    losses = [record['loss'] for record in trained if 'loss' in record]
+    assert len(losses) == 3 and np.isfinite(losses).all()
+
+
+def test_stiffness_is_of_these_images(job):
+    """Against the definition, over the blocks of a model built here."""
+    path, = (job / 'test' / 'stiffness').glob('*.npz')
+    record = load_record(path)
+    weights = torch.load(job / 'train' / 'iter_3.pth', weights_only=False)
+    backbone = StepResNet(depth=50, attention=dict(
+        type='StepNet', init_step=1.0)).eval()
+    backbone.load_state_dict({
+        key.removeprefix('backbone.'): value
+        for key, value in weights['state_dict'].items()
+        if key.startswith('backbone.')
+    })
+    blocks = [
+        backbone.get_submodule(name.removeprefix('backbone.'))
+        for name in record['blocks']
+    ]
+    states, branches = [], []
+    for block in blocks:
+        block.register_forward_pre_hook(
+            lambda module, inputs: states.append(inputs[0]))
+        block.bn3.register_forward_hook(
+            lambda module, inputs, out: branches.append(out))
+    images = np.stack([
+        cv2.imread(str(job / 'data' / 'images' / f'{i}.png'))[..., ::-1]
+        for i in range(6)
+    ]).astype(np.float32)
+    mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+    images = torch.from_numpy((images - mean) / std).float()
+    with torch.no_grad(), ops.fused(False):
+        backbone(images.permute(0, 3, 1, 2))
+    assert len(states) == len(branches) == 12
+    nsi = torch.stack([
+        f.flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+        for x, f in zip(states, branches)
+    ], dim=1)
+    torch.testing.assert_close(
+        torch.from_numpy(record['adaptive']), nsi, rtol=1e-3, atol=1e-5)
+    for metrics in logged(job / 'train')[-1], metrics_of_test(job):
+        assert metrics['stiffness/nsi'] == pytest.approx(
+            nsi.mean().item(), rel=1e-3)
