@@ -1,0 +1,140 @@
+"""RESULTS.md: to the digit what paper.py table prints and results say."""
+
+import importlib.util
+import json
+import re
+import statistics
+import sys
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from mmstepnet.engine import complexity
+from mmstepnet.experiments import save_result
+from mmstepnet.experiments.report import read_warm_starts, warm_start_sheet
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCURACIES = {
+    'resnet20_plain_cifar10-10k': (75.41, 75.72, 75.03),
+    'resnet20_se_cifar10-10k': (75.94, 76.38, 75.5),
+    'resnet20_stepnet_cifar10-10k': (74.87, 74.53),
+    'resnet20_stepnet-60e_cifar10-10k': (80.25, ),
+}
+
+
+@pytest.fixture(scope='module')
+def paper():
+    """tools/paper.py, which counts the parameters of a config once."""
+    path = ROOT / 'tools' / 'paper.py'
+    spec = importlib.util.spec_from_file_location('paper', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(*args):
+        patch.setattr(sys, 'argv', ['paper.py', *map(str, args)])
+        with redirect_stdout(StringIO()) as printed:
+            module.main()
+        return printed.getvalue()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(complexity, 'measure_complexity',
+                      cache(complexity.measure_complexity))
+        yield call
+
+
+@pytest.fixture(scope='module')
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('results')
+    for place, (name, values) in enumerate(ACCURACIES.items()):
+        for seed, accuracy in enumerate(values):
+            epochs = 60 if '60e' in name else 20
+            evaluated = [dict(epoch=epoch, metrics={'accuracy/top1': value})
+                         for epoch, value in ((epochs, accuracy),
+                                              (epochs - 5, accuracy + 0.11))]
+            save_result(folder / name / f'seed_{seed}.json', dict(
+                config=name, seed=seed, cfg_options=[], last=evaluated[0],
+                best=evaluated[1], machine='m', torch='t', commit='c' * 40,
+                stiffness=dict(tns=0.1 + 0.02 * place + seed / 99,
+                               p_hat=0.05, few_stiff=0.7, stages=[0, 1],
+                               correlation=[-0.5, 0.5])))
+    for seed, plain in enumerate((75.41, 75.72)):
+        rows = [dict(attention='SE', init_step=step, before=before,
+                     after=before + 1)
+                for step, before in ((None, 12.5 + seed), (1.0, plain))]
+        save_result(
+            folder / 'warm_start' / 'net' / f'seed_{seed}.json',
+            dict(config='net', seed=seed, epochs=1, lr=0.01, plain=plain,
+                 rows=rows))
+    return folder
+
+
+@pytest.fixture(scope='module')
+def report(paper, results, tmp_path_factory):
+    out = tmp_path_factory.mktemp('report') / 'RESULTS.md'
+    printed = paper('report', '--results', results, '--out', out)
+    for path in map(Path, printed.splitlines()):
+        assert path.stat().st_size > 1000
+    assert len(printed.splitlines()) == 4
+    return out.read_text()
+
+
+def test_tables_are_those_of_the_results(paper, results, report):
+    table = paper('table', 'small', '--markdown', '--results', results)
+    assert table.strip() and table.strip() in report
+    for name, values in ACCURACIES.items():
+        column = '60 epochs' if '60e' in name else '20 epochs'
+        part = table.split(f'{column}, Accuracy (%)**')[1].split('**')[0]
+        row = {'plain': 'Plain', 'se': 'SE'}.get(name.split('_')[1],
+                                                 'StepNet')
+        *_, best, _, last, _, seeds = re.search(
+            rf'^\| {row} \|(.*)\|$', part, re.MULTILINE)[1].split('|')
+        mean, std = statistics.fmean(values), ''
+        if len(values) > 1:
+            std = f' ± {statistics.stdev(values):.2f}'
+        assert last.strip() == f'{mean:.2f}{std}'
+        assert best.strip() == f'{mean + 0.11:.2f}{std}'
+        assert int(seeds) == len(values)
+
+
+def test_verdicts_and_evidence(report):
+    claims = report.split('## Claims')[1].split('## ')[0]
+    # Two seeds of StepNet meet three of plain.
+    difference = [74.87 - 75.41, 74.53 - 75.72]
+    assert (f'StepNet − Plain: {statistics.fmean(difference):+.2f} ± '
+            f'{statistics.stdev(difference):.2f} (2 seeds)') in claims
+    assert '(Table 4): no results yet.**' in claims
+    assert 'not decidable at this scale' in claims
+    assert 'Kendall' in claims
+
+
+def test_origin(report):
+    origin = report.split('## Where they come from')[1]
+    assert '| small | 9 | m | t | ccccccccc |' in origin
+    assert 'python tools/paper.py run small --seeds 3' in origin
+
+
+def test_warm_starts(results):
+    sheet = warm_start_sheet(read_warm_starts(results))
+    plain = '75.56 ± 0.22'
+    assert sheet.rows == [
+        ['SE', "paper's", plain, '13.00 ± 0.71', '14.00 ± 0.71', '2'],
+        ['SE', 'init_step=1', plain, plain, '76.56 ± 0.22', '2']]
+
+
+def test_the_committed_report_is_up_to_date(paper):
+    """RESULTS.md's tables of the suite are those of results/."""
+    committed = (ROOT / 'RESULTS.md').read_text()
+    found = list((ROOT / 'results').glob('resnet20_*_cifar10-10k/*.json'))
+    if not found:
+        assert 'Table small' not in committed
+        return
+    table = paper('table', 'small', '--markdown', '--results',
+                  ROOT / 'results')
+    shown = [part for part in re.split(r'^(?=\*\*)', table, flags=re.M)
+             if any(json.loads(f.read_text())['last']['epoch'] == epochs
+                    and f'{epochs} epochs' in part
+                    for f in found for epochs in (20, 60))]
+    assert shown and all(part.strip() in committed for part in shown)
