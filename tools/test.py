@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-from mmstepnet.engine.data_check import check_data, named_annotations
+from mmstepnet.engine.data_check import check_data, named_data
 from mmstepnet.engine.job import (
     add_hooks,
     add_job_arguments,
@@ -52,7 +52,7 @@ def main() -> None:
     check_data(cfg, 'test')
     add_hooks(cfg, 'DataCheckHook')
     start_process_group(cfg)
-    with named_annotations(cfg, 'test'):
+    with named_data():
         runner = build_runner(cfg)
         check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
         metrics = runner.test()

@@ -5,7 +5,7 @@ import argparse
 from mmengine.config import Config
 
 from mmstepnet.engine.checkpoint import check_checkpoint, find_resumable
-from mmstepnet.engine.data_check import check_data, named_annotations
+from mmstepnet.engine.data_check import check_data, named_data
 from mmstepnet.engine.job import (
     add_hooks,
     add_job_arguments,
@@ -67,7 +67,7 @@ def main() -> None:
     check_data(cfg, 'train', 'val')
     add_hooks(cfg, 'DataCheckHook', 'FiniteCheckHook')
     start_process_group(cfg)
-    with named_annotations(cfg, 'train', 'val'):
+    with named_data():
         build_runner(cfg).train()
 
 

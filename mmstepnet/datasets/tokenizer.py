@@ -71,6 +71,10 @@ def load_tokenizer(texts: Sequence[str], vocab_size: int,
         texts (Sequence[str]): See :func:`train_tokenizer`.
         vocab_size (int): See :func:`train_tokenizer`.
         folder (Path): Where the file is kept.
+
+    Raises:
+        ValueError: The file is damaged, or see :func:`train_tokenizer`.
+        OSError: It cannot be kept there.
     """
     digest = hashlib.sha256()
     for part in (tokenizers.__version__, str(vocab_size),
@@ -78,7 +82,11 @@ def load_tokenizer(texts: Sequence[str], vocab_size: int,
         digest.update(part.encode() + b'\0')
     path = folder / f'bpe_{vocab_size}_{digest.hexdigest()[:16]}.json'
     if path.is_file():
-        return Tokenizer.from_file(str(path))
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no class of its own
+            raise ValueError(f'{path} is damaged ({error}); delete it, and '
+                             'it is learned anew') from error
     tokenizer = train_tokenizer(texts, vocab_size)
     # Whole or not at all; other processes may be at the same.
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')

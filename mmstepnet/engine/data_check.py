@@ -1,12 +1,15 @@
 """A look at a job's data before anything is built for it."""
 
 import inspect
-import json
 import os.path as osp
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
+from types import TracebackType
 
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.evaluator import BaseMetric
 from mmengine.registry import DATASETS, init_default_scope
 
 
@@ -27,33 +30,46 @@ def check_data(cfg: Config, *loops: str) -> None:
 
 
 @contextmanager
-def named_annotations(cfg: Config, *loops: str) -> Iterator[None]:
-    """Name the annotation file that is no JSON.
+def named_data() -> Iterator[None]:
+    """Say which data set or metric could not be loaded, and its file.
 
-    The hosts' error tells the column alone. Files are read a second time
-    only after it.
-
-    Args:
-        cfg (Config): The job's config.
-        *loops (str): Its loops, of ``'train'``, ``'val'`` and ``'test'``.
+    The hosts' errors of damaged or empty annotations name neither.
 
     Raises:
-        ValueError: An annotation file is damaged.
+        ValueError: One could not.
     """
     try:
         yield
-    except json.JSONDecodeError:
-        for field, path in _paths(cfg, loops):
-            if not osp.isfile(path):
-                continue
-            try:
-                with open(path, encoding='utf-8') as file:
-                    json.load(file)
-            except ValueError as error:
-                raise ValueError(
-                    f'{field}: {path!r} is no JSON file, or cut off '
-                    f'({error}); fetch or write it again') from error
-        raise
+    except Exception as error:
+        owner, path = _loading(error.__traceback__)
+        if owner is None:
+            raise
+        name = type(owner).__name__ + (f' of {path}' if path else '')
+        # Where mmengine joins the samples of an empty list.
+        if getattr(owner, 'data_list', None) == [] and any(
+                frame.f_code.co_name == '_serialize_data'
+                for frame, _ in walk_tb(error.__traceback__)):
+            raise ValueError(f'{name} has no samples, or indices or '
+                             'filter_cfg leave none of them') from error
+        if not path or path in str(error):
+            raise
+        raise ValueError(
+            f'{name} cannot be loaded ({type(error).__name__}: {error}); '
+            'look whether the file is whole and of that kind') from error
+
+
+def _loading(
+    traceback: TracebackType
+) -> tuple[BaseDataset | BaseMetric | None, str | None]:
+    """What was being loaded when an error was raised, and its file."""
+    for frame, _ in walk_tb(traceback):
+        owner = frame.f_locals.get('self')
+        if (frame.f_code.co_name in ('__init__', 'full_init')
+                and isinstance(owner, (BaseDataset, BaseMetric))):
+            path = getattr(owner, 'ann_file',
+                           None) or frame.f_locals.get('ann_file')
+            return owner, path
+    return None, None
 
 
 def _paths(cfg: Config, loops: tuple[str, ...]) -> Iterator[tuple[str, str]]:

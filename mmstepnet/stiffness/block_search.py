@@ -119,8 +119,8 @@ def _select(modules: dict[str, nn.Module], selection: Selection) -> list[str]:
         elif isinstance(item, str):
             path = item.replace('.', '/')
             found = [
-                n for n in modules
-                if n and path and PurePosixPath(n.replace('.', '/')).match(path)
+                n for n in modules if n and path
+                and PurePosixPath(n.replace('.', '/')).match(path)
             ]
         else:
             raise TypeError("blocks must hold name patterns, such as "

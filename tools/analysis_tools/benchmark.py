@@ -36,6 +36,7 @@ from torch import Tensor
 
 import mmstepnet
 from mmstepnet import ops
+from mmstepnet.engine.job import positive_int
 from mmstepnet.models import StepResNet
 from mmstepnet.ops import inductor
 
@@ -270,8 +271,8 @@ def parse_args() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add_arguments(parser, rounds=15, warmup=2)
-    parser.add_argument('--batch-size', type=int, default=8)
-    parser.add_argument('--size', type=int, default=224,
+    parser.add_argument('--batch-size', type=positive_int, default=8)
+    parser.add_argument('--size', type=positive_int, default=224,
                         help='side of the images in pixels')
     parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
                         choices=['train', 'inference', 'detection'],

@@ -32,6 +32,7 @@ from rounds import (
 )
 from torch import Tensor
 
+from mmstepnet.engine.job import positive_int
 from mmstepnet.models.propagation import (
     dot_product_propagation,
     metric_propagation,
@@ -192,10 +193,10 @@ def parse_args() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add_arguments(parser, rounds=5, warmup=1)
-    parser.add_argument('--batch-size', type=int, default=1)
-    parser.add_argument('--tokens', type=int, default=16384)
-    parser.add_argument('--heads', type=int, default=8)
-    parser.add_argument('--head-dims', type=int, default=64)
+    parser.add_argument('--batch-size', type=positive_int, default=1)
+    parser.add_argument('--tokens', type=positive_int, default=16384)
+    parser.add_argument('--heads', type=positive_int, default=8)
+    parser.add_argument('--head-dims', type=positive_int, default=64)
     parser.add_argument('--dtype', default='float32', choices=list(DTYPES))
     parser.add_argument('--modes', nargs='+', default=list(MODES),
                         choices=MODES)

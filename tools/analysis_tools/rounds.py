@@ -8,6 +8,8 @@ import time
 import torch
 from mmengine.utils import ProgressBar
 
+from mmstepnet.engine.job import positive_int
+
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
@@ -15,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int,
                   warmup: int) -> None:
     """Where, how often and by which clock to measure."""
     parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
-    parser.add_argument('--rounds', type=int, default=rounds)
+    parser.add_argument('--rounds', type=positive_int, default=rounds)
     parser.add_argument('--warmup', type=int, default=warmup, help='rounds')
-    parser.add_argument('--threads', type=int, default=None,
+    parser.add_argument('--threads', type=positive_int, default=None,
                         help="CPU threads; PyTorch's choice by default")
     parser.add_argument('--clock', default='wall', choices=list(CLOCKS),
                         help="cpu is the process's own time, for a machine "
@@ -30,6 +32,8 @@ def check_arguments(parser: argparse.ArgumentParser,
     if args.rounds < 2:
         parser.error(f'--rounds must be at least 2 for a spread, got '
                      f'{args.rounds}')
+    if args.warmup < 0:
+        parser.error(f'--warmup must be at least 0, got {args.warmup}')
     if args.clock == 'cpu' and args.device == 'cuda':
         parser.error('--clock cpu does not see what runs on a GPU; use wall')
 

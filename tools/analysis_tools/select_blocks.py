@@ -10,15 +10,19 @@ import math
 import os
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.device import get_device
 from rich.console import Console
 from rich.table import Table
 from stiffness import SPLITS, build_dataloader, build_runner, measure
-from stiffness import positive_int as positive
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-from mmstepnet.engine.job import add_trust_argument, load_config
+from mmstepnet.engine.job import (
+    KeyValueAction,
+    add_trust_argument,
+    load_config,
+    positive_int,
+)
 from mmstepnet.experiments.block_selection import (
     backbone_names,
     block_stiffness,
@@ -37,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('checkpoint', help='its trained checkpoint')
     parser.add_argument(
         '--count',
-        type=positive,
+        type=positive_int,
         metavar='K',
         help='how many blocks. Default: a tenth of those measured, the share '
         "of the paper's Fig. 6, and at least one")
@@ -49,7 +53,7 @@ def parse_args() -> argparse.Namespace:
         'a say in the architecture')
     parser.add_argument(
         '--max-samples',
-        type=positive,
+        type=positive_int,
         default=1000,
         metavar='N',
         help='measure N samples, evenly taken. Default: 1000')
@@ -60,7 +64,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=KeyValueAction,
         help='settings that override the config, as key=value pairs')
     add_trust_argument(parser)
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)

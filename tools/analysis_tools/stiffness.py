@@ -11,7 +11,7 @@ import os.path as osp
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
 from mmengine.registry import DATASETS
@@ -20,7 +20,12 @@ from mmengine.utils import track_iter_progress
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-from mmstepnet.engine.job import add_trust_argument, load_config
+from mmstepnet.engine.job import (
+    KeyValueAction,
+    add_trust_argument,
+    load_config,
+    positive_int,
+)
 from mmstepnet.stiffness import TrajectoryRecorder, save_record
 from mmstepnet.stiffness.trajectory import DEFAULT_READING
 from mmstepnet.visualization import load_run, save_stiffness_figures
@@ -64,20 +69,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=KeyValueAction,
         help='settings that override the config, as key=value pairs, for '
         'example test_dataloader.batch_size=4')
     add_trust_argument(parser)
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     return parser.parse_args()
-
-
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(
-            f'must be a positive integer, got {text}')
-    return value
 
 
 def build_runner(cfg: Config, out_dir: Path) -> Runner:

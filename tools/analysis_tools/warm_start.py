@@ -6,6 +6,7 @@ training and after it.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 from mmengine.config import Config
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from mmstepnet.engine.checkpoint import check_checkpoint
 from mmstepnet.engine.data_check import check_data
+from mmstepnet.engine.job import positive_int
 from mmstepnet.experiments import save_result
 from mmstepnet.experiments.runs import provenance
 
@@ -28,9 +30,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--attentions', nargs='+', default=['StepNet', 'SE'])
     parser.add_argument(
-        '--epochs', type=int, default=1, help='epochs of further training')
+        '--epochs',
+        type=positive_int,
+        default=1,
+        help='epochs of further training')
     parser.add_argument(
-        '--lr', type=float, default=0.01, help='their constant learning rate')
+        '--lr', type=rate, default=0.01, help='their constant learning rate')
     parser.add_argument(
         '--seed', type=int, default=0, help='of the further training')
     parser.add_argument(
@@ -41,6 +46,13 @@ def parse_args() -> argparse.Namespace:
         metavar='FILE.json',
         help='gets the results. Default: warm_start.json in --work-dir')
     return parser.parse_args()
+
+
+def rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f'must be above 0, got {text}')
+    return value
 
 
 def insert(args: argparse.Namespace, attention: str | None,

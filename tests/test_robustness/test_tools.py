@@ -1,0 +1,248 @@
+"""Bad command lines, checkpoints and jobs, in this process."""
+
+import io
+import math
+import zipfile
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+
+from .inputs import (
+    BOUNDED,
+    NOT_FINITE,
+    ROOT,
+    call_tool,
+    load_tool,
+    refused,
+    tried,
+)
+
+CONFIG = str(ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py')
+COUNTS = ['0', '-3', '1.5', 'two', '', 'nan', '1e3', '٣x']
+RATES = ['0', '-1', 'nan', 'inf', 'x', '']
+OPTIONS = ['novalue', '', '=3', 'a:3']
+# Tool: what comes before, then options and values that none may have.
+COMMANDS = {
+    'train.py': ([CONFIG], {'--launcher': ['mpirun', ''],
+                            '--local_rank': ['x', '1.5'],
+                            '--cfg-options': OPTIONS}),
+    'test.py': ([CONFIG, 'x.pth'], {'--launcher': ['gloo'],
+                                    '--out': ['x.txt', 'json', '.npz'],
+                                    '--cfg-options': OPTIONS}),
+    'paper.py': (['run', '1'], {'--seeds': COUNTS, '--gpus': COUNTS,
+                                '--launcher': ['none,pytorch']}),
+    'publish_model.py': (['x.pth', 'out'], {'--hash': ['8']}),
+    'analysis_tools/stiffness.py': (
+        [CONFIG, 'x.pth'], {'--max-samples': COUNTS,
+                            '--split': ['validation', ''],
+                            '--cfg-options': OPTIONS}),
+    'analysis_tools/stiffness_report.py': (
+        ['run'], {'--reading': ['adaptiv', ''], '--metrics': ['x']}),
+    'analysis_tools/select_blocks.py': (
+        [CONFIG, 'x.pth'], {'--count': COUNTS, '--max-samples': COUNTS,
+                            '--out': ['x.json', 'x'], '--split': ['all']}),
+    'analysis_tools/warm_start.py': (
+        [CONFIG, 'x.pth'], {'--epochs': COUNTS, '--lr': RATES}),
+    'analysis_tools/benchmark.py': (
+        [], {'--batch-size': COUNTS, '--size': COUNTS,
+             '--rounds': [*COUNTS, '1'], '--warmup': ['-1', 'x'],
+             '--threads': COUNTS, '--modes': ['training'],
+             '--dtypes': ['half'], '--compiled': ['2']}),
+    'analysis_tools/propagation_benchmark.py': (
+        [], {'--batch-size': COUNTS, '--tokens': COUNTS, '--heads': COUNTS,
+             '--head-dims': COUNTS, '--settings': ['mask'],
+             '--clock': ['cuda']}),
+    'analysis_tools/three_body.py': (
+        [], {'--end': RATES, '--interval': RATES, '--close': RATES}),
+    'dataset_converters/compose_digits.py': (
+        [], {'--train': COUNTS, '--val': COUNTS, '--seed': ['-1', 'x'],
+             '--size': ['128', '0x0', '64x', 'axb', '8x8']}),
+}
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_wrong_arguments(name, capsys, tmp_path, monkeypatch):
+    """The usage, the option and the value: what argparse promises."""
+    monkeypatch.chdir(tmp_path)
+    tool = load_tool(name)
+    before, options = COMMANDS[name]
+    for option, values in options.items():
+        for value in values:
+            tried('tools')
+            with pytest.raises(SystemExit) as stopped:
+                call_tool(tool, *before, option, value)
+            assert stopped.value.code == 2
+            told = capsys.readouterr().err
+            assert 'usage' in told and option.strip('-')[:5] in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('config, message', [
+    ('none.py', 'none.py'), ('', ''), ('x.txt', 'x.txt'),
+    ('syntax.py', 'syntax.py'), ('empty.py', 'model')])
+def test_wrong_configs(config, message, tmp_path, monkeypatch):
+    tried('tools')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'syntax.py').write_text('model = dict(')
+    (tmp_path / 'empty.py').write_text('')
+    (tmp_path / 'x.txt').write_text('model = 1')
+    with pytest.raises(Exception) as raised:
+        call_tool(load_tool('train.py'), config)
+    assert type(raised.value) in (FileNotFoundError, SyntaxError, OSError,
+                                  KeyError, ValueError)
+    assert message in str(raised.value)
+
+
+MISSPELT = {
+    'trian_dataloader.batch_size=4': 'train_dataloader',
+    'optim_wraper.optimizer.lr=0.1': 'optim_wrapper',
+    'max_epochs=3': 'max_epochs',
+    'lr=0.1': 'lr',
+    'model_backbone.depth=20': 'model_backbone',
+}
+
+
+@pytest.mark.parametrize('option', MISSPELT)
+def test_options_that_nobody_reads(option, tmp_path):
+    """mmengine adds the key and goes on."""
+    tried('tools')
+    message = refused(MISSPELT[option], lambda: call_tool(
+        load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
+        '--cfg-options', option))
+    assert option.partition('=')[0] in message
+
+
+@pytest.fixture(scope='module')
+def model():
+    cfg = Config.fromfile(CONFIG)
+    init_default_scope(cfg.default_scope)
+    cfg.model.data_preprocessor = cfg.data_preprocessor
+    return MODELS.build(cfg.model)
+
+
+def saved(state_dict):
+    buffer = io.BytesIO()
+    torch.save(dict(meta={}, state_dict=state_dict), buffer)
+    return buffer.getvalue()
+
+
+@settings(BOUNDED, max_examples=60)
+@given(data=st.data())
+def test_damaged_checkpoints(model, tmp_path_factory, data):
+    """Cut, overwritten or foreign files: refused by name, nothing written."""
+    tried('tools')
+    folder = tmp_path_factory.mktemp('damaged')
+    content = saved(model.state_dict())
+    kind = data.draw(st.sampled_from(['cut', 'zeros', 'foreign']))
+    if kind == 'cut':
+        content = content[:data.draw(st.integers(0, len(content) - 1))]
+    elif kind == 'zeros':
+        # The index at the end: a disk that lost its last block.
+        size = data.draw(st.integers(64, 4096))
+        content = content[:-size] + bytes(size)
+    else:
+        content = data.draw(st.binary(max_size=200))
+    path = folder / 'x.pth'
+    path.write_bytes(content)
+    for tool, *args in (('publish_model.py', path, folder / 'net'),
+                        ('test.py', CONFIG, path)):
+        message = refused('x.pth', lambda tool=tool, args=args: call_tool(
+            load_tool(tool), *args))
+        assert 'not a whole PyTorch checkpoint' in message
+    assert sorted(folder.iterdir()) == [path]
+
+
+@settings(BOUNDED, max_examples=25)
+@given(data=st.data())
+def test_flipped_bytes_are_seen(model, tmp_path_factory, data):
+    """By the checksum of each tensor, at which torch.load does not look."""
+    tried('tools')
+    path = tmp_path_factory.mktemp('flipped') / 'x.pth'
+    content = bytearray(saved(model.state_dict()))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        largest = max(archive.infolist(), key=lambda info: info.file_size)
+    # The data begin behind a header of less.
+    place = largest.header_offset + data.draw(
+        st.integers(200, largest.file_size - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    assert 'the checksum of' in refused(
+        'x.pth', lambda: check_checkpoint(str(path)))
+
+
+@settings(BOUNDED, max_examples=30)
+@given(data=st.data())
+def test_weights_that_are_not_finite(model, tmp_path_factory, data):
+    """Neither published nor evaluated."""
+    tried('tools')
+    folder = tmp_path_factory.mktemp('nan')
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    name = data.draw(st.sampled_from(sorted(
+        k for k, v in model.named_parameters())))
+    place = data.draw(st.integers(0, weights[name].numel() - 1))
+    weights[name].view(-1)[place] = data.draw(NOT_FINITE)
+    path = folder / 'x.pth'
+    path.write_bytes(saved(weights))
+    refused(name, lambda: call_tool(
+        load_tool('publish_model.py'), path, folder / 'net'))
+    refused(name, lambda: check_weights(model, str(path)))
+    assert sorted(folder.iterdir()) == [path]
+
+
+@settings(BOUNDED, max_examples=30)
+@given(content=st.one_of(
+    st.none(), st.integers(), st.text(max_size=3), st.just([]), st.just({}),
+    st.just(dict(state_dict={})), st.just(dict(state_dict=None)),
+    st.just(dict(state_dict=[1])), st.just(dict(state_dict=dict(a=1))),
+    st.just(torch.zeros(2))))
+def test_checkpoints_without_weights(model, tmp_path_factory, content):
+    tried('tools')
+    path = tmp_path_factory.mktemp('content') / 'x.pth'
+    torch.save(content, path)
+    with pytest.raises(ValueError) as raised:
+        call_tool(load_tool('publish_model.py'), path, path.parent / 'net')
+    assert 'state_dict' in str(raised.value) or 'no weights' in str(
+        raised.value)
+    refused('x.pth', lambda: check_weights(model, str(path)))
+
+
+SMALL = ['train_dataloader.dataset.indices=64',
+         'val_dataloader.dataset.indices=16',
+         'test_dataloader.dataset.indices=16',
+         *(f'{loop}_dataloader.{key}' for loop in ('train', 'val', 'test')
+           for key in ('num_workers=0', 'persistent_workers=False'))]
+
+
+@pytest.mark.parametrize('lr', [math.nan, math.inf, 1e30])
+def test_a_diverging_job_ends_at_once(lr, tmp_path):
+    tried('tools')
+    with pytest.raises(FloatingPointError, match='training has diverged'):
+        call_tool(
+            load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
+            '--cfg-options', *SMALL, f'optim_wrapper.optimizer.lr={lr}',
+            'train_dataloader.batch_size=8', 'log_level=ERROR',
+            'default_hooks.checkpoint.interval=1')
+    assert not list(tmp_path.glob('*.pth'))
+
+
+@pytest.mark.parametrize('option, message', [
+    ('train_dataloader.dataset.indices=0', 'Classification has no samples'),
+    ('val_dataloader.dataset.indices=0', 'Classification has no samples'),
+    ('model.head.num_classes=7', 'num_classes=7'),
+    ('train_dataloader.dataset.split=all', "got 'all'"),
+    ('default_hooks.checkpoint.interval=often', 'interval'),
+    ('default_hooks.checkpoint.max_keep_ckpts=0', 'max_keep_ckpts'),
+])
+def test_a_job_in_vain_ends_before_it_begins(option, message, tmp_path):
+    tried('tools')
+    with pytest.raises(ValueError) as raised:
+        call_tool(load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
+                  '--cfg-options', *SMALL, 'log_level=ERROR', option)
+    assert message in str(raised.value)
+    assert not list(tmp_path.glob('*.pth'))
