@@ -21,13 +21,9 @@ README = ROOT / 'README.md'
 
 MIMS = {'onedl': 'onedl-mim', 'openmmlab': 'openmim'}
 INSTALLS = ('mim install -e .', 'mim install .')
-COMMANDS = {
-    'mim search mmstepnet --config NAME':
-    'the NAME of a config without .py',
-    'mim train mmstepnet PATH': '',
-    'mim test mmstepnet PATH --checkpoint CKPT': '',
-    'mim test mmstepnet NAME.py --checkpoint CKPT': '',
-}
+COMMANDS = ('mim search mmstepnet --config NAME', 'mim train mmstepnet PATH',
+            'mim test mmstepnet PATH --checkpoint CKPT',
+            'mim test mmstepnet NAME.py --checkpoint CKPT')
 # What mim says where it fails, and what that is.
 FAILURES = {
     r'dist-info/.*is not found, please upgrade':
@@ -143,24 +139,24 @@ def table(record: dict) -> str:
            *(record[name][install][command] for name, install in columns)]
           for command in COMMANDS),
     ]
-    return ''.join('|' + '|'.join(
-        f' {cell} ' if cell.strip('-') else cell for cell in row) + '|\n'
-        for row in rows)
+    return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+
+
+def renew_readme(record: dict) -> None:
+    before, rest = README.read_text().split(BEGIN)
+    README.write_text(before + BEGIN + table(record) + END
+                      + rest.split(END)[1])
 
 
 def main() -> None:
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record = json.loads(RECORD.read_text())
     with tempfile.TemporaryDirectory() as folder:
         record[stack()] = {
             install: try_install(Path(folder) / str(index), install)
             for index, install in enumerate(INSTALLS)
         }
     RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + '\n')
-    print(json.dumps(record, indent=2))
-    if set(record) == set(MIMS):
-        before, rest = README.read_text().split(BEGIN)
-        README.write_text(before + BEGIN + table(record) + END
-                          + rest.split(END)[1])
+    renew_readme(record)
 
 
 if __name__ == '__main__':

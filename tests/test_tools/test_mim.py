@@ -1,0 +1,20 @@
+import json
+
+import pytest
+
+from tests.test_tools import mim_trials
+
+RECORD = json.loads(mim_trials.RECORD.read_text())
+HERE = mim_trials.stack()
+
+
+@pytest.mark.skipif(HERE is None, reason='no mim here')
+@pytest.mark.parametrize('install', mim_trials.INSTALLS)
+def test_mim_does_what_was_recorded(install, tmp_path):
+    assert mim_trials.try_install(tmp_path, install) == RECORD[HERE][install]
+
+
+def test_readme_shows_what_was_recorded():
+    readme = mim_trials.README.read_text()
+    shown = readme.split(mim_trials.BEGIN)[1].split(mim_trials.END)[0]
+    assert shown == mim_trials.table(RECORD)
