@@ -271,6 +271,14 @@ class Watch(Hook):
         self.clean.append(no_hooks(runner.model))
 
 
+def test_tests_only(tmp_path):
+    runner = digits_runner(tmp_path, hook=dict(interval=None))
+    runner.val()
+    assert not scalars(runner) and not list(tmp_path.rglob('*.npz'))
+    runner.test()
+    assert [p.name for p in tmp_path.rglob('*.npz')] == ['stiffness_test.npz']
+
+
 def test_training_with_ema_and_interval(tmp_path):
     """The EMA weights are measured; nothing of the hook is in their copy."""
     runner = digits_runner(
