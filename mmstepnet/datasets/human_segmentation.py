@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import track
+from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -54,10 +54,15 @@ class HumanSegmentation(Dataset):
                              f'{HUMAN_SPLITS}, got {split!r}')
         self.metainfo = dict(self.METAINFO)
         self.files = find_meshes(data_root, split)
-        self.samples = [
-            _sample(*files) for files in track(
-                self.files, f'Reading meshes ({split})', transient=True)
-        ]
+        self.samples = []
+        # Not rich's track(): where a mesh is refused its thread lives on
+        # until the generator is collected, and may then wait for ever.
+        with Progress(transient=True) as progress:
+            task = progress.add_task(f'Reading meshes ({split})',
+                                     total=len(self.files))
+            for files in self.files:
+                self.samples.append(_sample(*files))
+                progress.advance(task)
 
     def __len__(self) -> int:
         return len(self.samples)

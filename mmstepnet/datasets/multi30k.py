@@ -1,6 +1,7 @@
 """Multi30k, descriptions of images in several languages."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -143,7 +144,8 @@ def _lines(path: Path) -> list[str]:
         if path.suffix == '.gz':
             data = gzip.decompress(data)
         text = data.decode('utf-8')
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError,
+            UnicodeDecodeError) as error:
         raise ValueError(f'Multi30k: {path} is damaged ({error}); fetch it '
                          'again') from error
     # Only newlines: Unicode's other separators occur within sentences.

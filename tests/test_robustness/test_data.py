@@ -1,0 +1,378 @@
+"""Damaged data: images, annotations, and the files of every data set."""
+
+import copy
+import gzip
+import json
+import math
+import shutil
+import struct
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
+
+from mmstepnet.datasets import (
+    HumanSegmentation,
+    MNISTPoints,
+    Multi30k,
+    load_mesh,
+)
+from mmstepnet.engine.data_check import named_data
+from mmstepnet.engine.hooks.data_check_hook import (
+    check_categories,
+    check_not_empty,
+)
+from mmstepnet.stiffness import load_record, save_record
+from mmstepnet.stiffness.trajectory import FIELDS
+
+from .inputs import BOUNDED, ROOT, call_tool, load_tool, refused, tried
+
+
+def cut(path, data):
+    """Cut a file off, or overwrite some of it."""
+    content = path.read_bytes()
+    if data.draw(st.booleans()):
+        content = content[:data.draw(st.integers(0, len(content) - 1))]
+    else:
+        place = data.draw(st.integers(0, len(content) - 1))
+        other = data.draw(st.binary(min_size=1, max_size=8))
+        content = content[:place] + other + content[place + len(other):]
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope='module')
+def coco(tmp_path_factory):
+    """Composed pictures, their config and annotations."""
+    root = tmp_path_factory.mktemp('coco') / 'digits'
+    call_tool(load_tool('dataset_converters/compose_digits.py'), '--out',
+              root, '--train', 12, '--val', 1)
+    cfg = Config.fromfile(
+        ROOT / 'configs' / '_base_' / 'datasets' / 'digits_detection.py')
+    cfg = cfg.train_dataloader.dataset
+    cfg.data_root = str(root)
+    path = root / cfg.ann_file
+    return cfg, json.loads(path.read_text())
+
+
+@pytest.fixture(autouse=True)
+def mmdet_scope():
+    init_default_scope('mmdet')
+
+
+def load(cfg, annotations):
+    """The data set and all its samples, as the tools would load them."""
+    path = f'{cfg.data_root}/annotations/damaged.json'
+    with open(path, 'w') as file:
+        file.write(annotations if isinstance(annotations, str) else
+                   json.dumps(annotations))
+    with named_data():
+        # A garbage collection for each data set would take longer.
+        dataset = DATASETS.build(
+            dict(cfg, ann_file=path, serialize_data=False))
+    check_not_empty(dataset, 'train')
+    check_categories(dataset, 'train')
+    return [dataset[i] for i in range(len(dataset))]
+
+
+def boxes(samples):
+    for sample in samples:
+        gt = sample['data_samples'].gt_instances
+        yield from zip(gt.bboxes.tensor.tolist(), gt.labels.tolist())
+
+
+def check_boxes(samples):
+    """Each box is finite and in the image, each label a class."""
+    for (x1, y1, x2, y2), label in boxes(samples):
+        assert 0 <= x1 <= x2 <= 128 and 0 <= y1 <= y2 <= 128
+        assert 0 <= label < 10
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_annotations_cut_off(coco, data):
+    tried('data')
+    cfg, annotations = coco
+    text = json.dumps(annotations)
+    assert 'DigitsDetection of' in refused('damaged.json', lambda: load(
+        cfg, text[:data.draw(st.integers(0, len(text) - 1))]))
+
+
+# mmdet leaves out such annotations: its documented handling.
+LEFT_OUT = [
+    dict(bbox=[500, 10, 20, 20]), dict(bbox=[-50, -50, 20, 20]),
+    dict(bbox=[10, 10, 0, 20]), dict(bbox=[10, 10, 20, 0]),
+    dict(bbox=[10, 10, -5, 20]), dict(area=0), dict(area=-1),
+    dict(category_id=77), dict(category_id=-1), dict(iscrowd=1),
+    dict(ignore=True)
+]
+CLIPPED = [dict(bbox=[100, 100, 500, 500]), dict(bbox=[-10, -10, 40, 40])]
+
+
+@pytest.mark.parametrize('change', LEFT_OUT + CLIPPED)
+def test_boxes_outside_and_classes_unknown(coco, change):
+    tried('data')
+    cfg, annotations = coco
+    before = list(boxes(load(cfg, annotations)))
+    annotations = copy.deepcopy(annotations)
+    annotations['annotations'][0].update(change)
+    samples = load(cfg, annotations)
+    check_boxes(samples)
+    assert len(list(boxes(samples))) == len(before) - (change in LEFT_OUT)
+
+
+@settings(BOUNDED, max_examples=100)
+@given(data=st.data())
+def test_fields_of_annotations(coco, data):
+    """A wrong field is refused with the file's name, or does no harm."""
+    tried('data')
+    cfg, annotations = coco
+    annotations = copy.deepcopy(annotations)
+    part = data.draw(st.sampled_from(['images', 'annotations', 'categories']))
+    entry = data.draw(st.sampled_from(annotations[part][:3]))
+    key = data.draw(st.sampled_from(sorted(entry)))
+    wrong = data.draw(st.sampled_from([
+        None, 'x', '', [], {}, -1, 10**9, 1.5, math.nan, math.inf, [1, 2],
+        [math.nan] * 4, [0, 0, math.inf, 1], ['a'] * 4, True, 'gone']))
+    if wrong == 'gone':
+        del entry[key]
+    else:
+        entry[key] = wrong
+    try:
+        samples = load(cfg, annotations)
+    except (ValueError, AssertionError, OSError) as error:
+        # A name or size of an image shows when it is read.
+        assert 'damaged.json' in str(error) or (
+            part == 'images' and key in ('file_name', 'width', 'height'))
+    else:
+        check_boxes(samples)
+
+
+@pytest.mark.parametrize('spoil, message', [
+    (lambda a: a.update(categories=[]), 'has no samples|has 0 of the 10'),
+    (lambda a: a.update(categories=a['categories'][1:]), 'has 9 of the 10'),
+    (lambda a: a['categories'][3].update(name='three'), 'has 9 of the 10'),
+    (lambda a: a.update(images=[]), 'has no samples'),
+    (lambda a: a.update(annotations=[], images=[]), 'has no samples'),
+    (lambda a: a.pop('images'), 'images|no samples'),
+    (lambda a: a.pop('categories'), 'categories'),
+])
+def test_empty_annotations_and_missing_classes(coco, spoil, message):
+    """With a class missing mmdet takes each later one for the one before."""
+    tried('data')
+    cfg, annotations = coco
+    annotations = copy.deepcopy(annotations)
+    spoil(annotations)
+    with pytest.raises(ValueError, match=message) as raised:
+        load(cfg, annotations)
+    assert 'damaged.json' in str(raised.value)
+
+
+def test_pictures_without_annotations(coco):
+    """Are kept where the config says so, and else filtered out."""
+    tried('data')
+    cfg, annotations = coco
+    annotations = dict(annotations, annotations=[])
+    assert not list(boxes(load(cfg, annotations)))
+    cfg = copy.deepcopy(cfg)
+    cfg.filter_cfg.filter_empty_gt = True
+    refused('has no samples', lambda: load(cfg, annotations))
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+@settings(BOUNDED, max_examples=30)
+@given(data=st.data())
+def test_images_cut_off_or_of_another_kind(coco, tmp_path_factory, suffix,
+                                           data):
+    """mmcv's loader refuses them by name; of an empty file by OpenCV's."""
+    tried('data')
+    cfg, annotations = coco
+    folder = tmp_path_factory.mktemp('images')
+    name = annotations['images'][0]['file_name']
+    picture = cv2.imread(f'{cfg.data_root}/{cfg.data_prefix.img}/{name}')
+    _, content = cv2.imencode(suffix, picture)
+    content = data.draw(st.one_of(
+        st.integers(0, len(content) - 1).map(
+            lambda n: content.tobytes()[:n]), st.binary(max_size=99)))
+    (folder / name).write_bytes(content)
+    cfg = copy.deepcopy(cfg)
+    cfg.data_prefix.img = str(folder)
+    annotations = dict(annotations, images=annotations['images'][:1])
+    with pytest.raises((AssertionError, cv2.error)) as raised:
+        load(cfg, annotations)
+    assert name in str(raised.value) or not content
+
+
+def test_a_missing_image(coco):
+    tried('data')
+    cfg, annotations = coco
+    annotations = copy.deepcopy(annotations)
+    annotations['images'][0]['file_name'] = 'gone.png'
+    refused('gone.png', lambda: load(cfg, annotations), FileNotFoundError)
+
+
+@settings(BOUNDED, max_examples=40)
+@given(text=st.one_of(
+    st.text(alphabet='ab./1 \n', max_size=30),
+    st.just('1.png 3\n2.png'), st.just('1.png three'), st.just('\x00')))
+def test_lists_of_labels(tmp_path_factory, text):
+    """MMPretrain's CustomDataset: read, or refused by the file's name."""
+    tried('data')
+    init_default_scope('mmpretrain')
+    path = tmp_path_factory.mktemp('labels') / 'train.txt'
+    path.write_text(text)
+    cfg = dict(type='CustomDataset', data_root=str(path.parent),
+               ann_file=path.name, serialize_data=False)
+    try:
+        with named_data():
+            dataset = DATASETS.build(cfg)
+        check_not_empty(dataset, 'train')
+    except (ValueError, FileNotFoundError) as error:
+        assert str(path) in str(error)
+    else:
+        assert all(isinstance(label, int | np.integer)
+                   for label in dataset.get_gt_labels().tolist())
+
+
+def idx(array):
+    magic = struct.pack('>HBB', 0, 8, array.ndim)
+    return magic + struct.pack(f'>{array.ndim}i', *array.shape) + (
+        array.tobytes())
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_mnist(tmp_path_factory, data):
+    tried('data')
+    root = tmp_path_factory.mktemp('mnist')
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 5, 5), dtype=np.uint8)
+    files = {'train-images-idx3-ubyte': idx(images),
+             'train-labels-idx1-ubyte': idx(np.arange(6, dtype=np.uint8))}
+    suffix = data.draw(st.sampled_from(['', '.gz']))
+    for name, content in files.items():
+        (root / f'{name}{suffix}').write_bytes(
+            gzip.compress(content, mtime=0) if suffix else content)
+    path = root / f'{data.draw(st.sampled_from(sorted(files)))}{suffix}'
+    cut(path, data)
+    try:
+        points = MNISTPoints(str(root))
+    except ValueError as error:
+        assert path.name in str(error) or 'MNISTPoints: ' in str(error)
+    else:  # a pixel or label that may be
+        assert len(points) == 6 and points.features.shape == (6, 25)
+        assert points.labels.max() < 10
+
+
+@pytest.fixture(scope='module')
+def tetrahedron(tmp_path_factory):
+    root = tmp_path_factory.mktemp('mesh')
+    np.savez(root / 'a.npz', vertices=np.eye(4, 3),
+             faces=np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]]),
+             labels=np.array([1, 2, 3, 8]))
+    return (root / 'a.npz').read_bytes()
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_meshes(tmp_path_factory, tetrahedron, data):
+    tried('data')
+    path = tmp_path_factory.mktemp('mesh') / 'train' / 'a.npz'
+    path.parent.mkdir()
+    path.write_bytes(tetrahedron)
+    cut(path, data)
+    try:
+        mesh = load_mesh(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+        refused('', lambda: HumanSegmentation(str(path.parents[1])))
+    else:
+        assert np.isfinite(mesh.vertices).all()
+        assert mesh.labels.min() >= 0 and mesh.labels.max() < 8
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_labels_of_meshes(tmp_path_factory, tetrahedron, data):
+    tried('data')
+    folder = tmp_path_factory.mktemp('labels')
+    (folder / 'a.npz').write_bytes(tetrahedron)
+    labels = folder / 'a.txt'
+    labels.write_text('1\n2\n3\n8\n')
+    cut(labels, data)
+    try:
+        mesh = load_mesh(folder / 'a.npz', labels)
+    except ValueError as error:
+        assert str(labels) in str(error)
+    else:
+        assert mesh.labels.min() >= 0 and mesh.labels.max() < 8
+
+
+@pytest.fixture(scope='module')
+def multi30k(tmp_path_factory):
+    """Sentences, plain and compressed, with the tokenizer learned of them."""
+    root = tmp_path_factory.mktemp('multi30k')
+    for suffix in ('plain', 'gz'):
+        folder = root / suffix / 'data' / 'task1' / 'raw'
+        folder.mkdir(parents=True)
+        for language in ('en', 'de'):
+            text = ''.join(f'{language} a{i} b{i * i}\n' for i in range(9))
+            path = folder / f'train.{language}'
+            if suffix == 'gz':
+                path = path.with_name(f'{path.name}.gz')
+                path.write_bytes(gzip.compress(text.encode(), mtime=0))
+            else:
+                path.write_text(text)
+        Multi30k(data_root=str(root / suffix), vocab_size=270)
+    return root
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_multi30k(tmp_path_factory, multi30k, data):
+    tried('data')
+    source = multi30k / data.draw(st.sampled_from(['plain', 'gz']))
+    root = tmp_path_factory.mktemp('damaged') / 'root'
+    shutil.copytree(source, root)
+    path = data.draw(st.sampled_from(sorted(
+        path for path in root.rglob('*') if path.is_file())))
+    cut(path, data)
+    try:
+        dataset = Multi30k(data_root=str(root), vocab_size=270,
+                           serialize_data=False)
+    except ValueError as error:
+        # Other text may yield no such vocabulary, or fewer lines.
+        assert path.name in str(error) or 'vocab_size' in str(error)
+    else:
+        for sample in dataset:
+            assert max(map(max, (sample['source'], sample['target']))) < 270
+
+
+@pytest.fixture(scope='module')
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp('record') / 'a.npz'
+    save_record(
+        path, **{name: torch.ones(5, 3) for name in FIELDS},
+        stages=[0, 0, 1], blocks=['a', 'b', 'c'], excluded=['d'],
+        settings=dict(model='m', split='val', reading='unit',
+                      dataset_size=5))
+    return path.read_bytes()
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_records_of_stiffness(tmp_path_factory, recorded, data):
+    tried('data')
+    path = tmp_path_factory.mktemp('record') / 'stiffness_a.npz'
+    path.write_bytes(recorded)
+    cut(path, data)
+    try:
+        record = load_record(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+    else:
+        assert all(np.isfinite(record[name]).all() for name in FIELDS)
