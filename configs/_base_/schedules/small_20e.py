@@ -1,7 +1,7 @@
 # The paper's optimiser; after one epoch of warm-up, 79 iterations at batch
 # 128, the learning rate falls along a cosine.
-optim_wrapper = dict(
-    optimizer=dict(type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4))
+_base_ = ['./digits_20e.py']
+
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=79),
     dict(
@@ -12,7 +12,4 @@ param_scheduler = [
         T_max=19,
         convert_to_iter_based=True),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=20, val_interval=5)
-val_cfg = dict()
-test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=128)
