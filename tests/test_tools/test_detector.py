@@ -1,0 +1,84 @@
+"""A detector on composed digits: trained and evaluated as users do."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+ROOT = Path(__file__).parents[2]
+CONFIG = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
+
+
+def run_tool(*command):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True,
+        env=dict(os.environ, OMP_NUM_THREADS='1'), text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope='module')
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('detector')
+    data = folder / 'data'
+    run_tool('tools/dataset_converters/compose_digits.py', '--out', data,
+             '--train', 48, '--val', 9)
+    options = ['--cfg-options', 'train_cfg.val_interval=1',
+               'train_cfg.max_epochs=1']
+    for loop in ('train', 'val', 'test'):
+        options += [f'{loop}_dataloader.dataset.data_root={data}/',
+                    f'{loop}_dataloader.num_workers=0',
+                    f'{loop}_dataloader.persistent_workers=False']
+    # Recall of any class: a few iterations find no precise boxes.
+    for loop in ('val', 'test'):
+        options += [f'{loop}_evaluator.ann_file={annotations(folder)}',
+                    f'{loop}_evaluator.metric=proposal']
+    run_tool('tools/train.py', CONFIG, '--work-dir', folder / 'train',
+             *options)
+    run_tool('tools/test.py', CONFIG, folder / 'train' / 'epoch_1.pth',
+             '--work-dir', folder / 'test',
+             '--out', folder / 'predictions.pkl', *options)
+    return folder
+
+
+def annotations(folder):
+    return folder / 'data' / 'annotations' / 'instances_val.json'
+
+
+def test_evaluation_is_of_these_boxes(job):
+    with open(job / 'predictions.pkl', 'rb') as file:
+        predictions = pickle.load(file)
+    truth = COCO(str(annotations(job)))
+    assert sorted(p['img_id'] for p in predictions) == truth.getImgIds()
+    categories = truth.getCatIds()
+    boxes = []
+    for sample in predictions:
+        found = sample['pred_instances']
+        for box, score, label in zip(
+                found['bboxes'].numpy(), found['scores'].numpy(),
+                found['labels'].numpy()):
+            box[2:] -= box[:2]
+            boxes.append(dict(
+                image_id=sample['img_id'], category_id=categories[label],
+                bbox=box.tolist(), score=float(score)))
+    assert boxes
+    judge = COCOeval(truth, truth.loadRes(boxes), 'bbox')
+    judge.params.useCats = 0
+    judge.params.maxDets = [100]
+    judge.evaluate()
+    judge.accumulate()
+    expected = judge.eval['recall'][:, 0, 0, 0].mean()
+    assert expected > 0
+    trained, = (job / 'train').glob('*/vis_data/scalars.json')
+    tested, = (job / 'test').glob('*/*.json')
+    records = trained.read_text().splitlines()
+    for metrics in json.loads(records[-1]), json.loads(tested.read_text()):
+        assert metrics['coco/AR@100'] == pytest.approx(expected, abs=6e-4)
+    losses = [json.loads(line).get('loss') for line in records[:-1]]
+    assert all(map(np.isfinite, losses))
