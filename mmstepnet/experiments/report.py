@@ -13,6 +13,7 @@ from mmstepnet.visualization.ranking import correlate_ranks
 
 from .claims import (
     LONG,
+    PLAIN,
     SHORT,
     TABLE,
     Suite,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mmstepnet.engine.complexity import Complexity
 
 WARM_START = 'warm_start'
-"""Folder of what warm_start.py writes, beside those of the configs."""
+"""Folder of what warm_start.py writes, ``warm_start/CONFIG/seed_N.json``."""
 
 HEAD = f"""# Results
 
@@ -62,7 +63,9 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
         ValueError: A result is damaged, see :func:`load_results`.
     """
     suite = read_suite(tables[TABLE], results)
-    warm_starts = read_warm_starts(results)
+    plain, = (cell for cell in tables[TABLE]
+              if (cell.column, cell.row) == (SHORT, PLAIN))
+    warm_starts = read_warm_starts(results, plain.name)
     figures = {
         out.parent / 'docs' / name: figure
         for name, figure in _figures(suite).items()
@@ -100,10 +103,20 @@ def read_suite(cells: list[Cell], results: Path) -> Suite:
             for cell in cells if cell.config}
 
 
-def read_warm_starts(results: Path) -> list[dict]:
-    """What warm_start.py wrote, by seed."""
-    return [json.loads(path.read_text()) for path in
-            sorted((results / WARM_START).glob('*/seed_*.json'))]
+def read_warm_starts(results: Path, name: str) -> list[dict]:
+    """What warm_start.py wrote for a plain config, a dict a seed.
+
+    Raises:
+        ValueError: A file is damaged.
+    """
+    found = []
+    for path in sorted((results / WARM_START / name).glob('seed_*.json')):
+        try:
+            found.append(json.loads(path.read_text()))
+        except json.JSONDecodeError as error:
+            raise ValueError(f'{path} is no JSON: {error}; remove it and run '
+                             'warm_start.py again') from error
+    return found
 
 
 def warm_start_sheet(warm_starts: list[dict]) -> Sheet:

@@ -17,8 +17,9 @@ from mmstepnet.experiments import save_result
 from mmstepnet.experiments.report import read_warm_starts, warm_start_sheet
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAIN = 'resnet20_plain_cifar10-10k'
 ACCURACIES = {
-    'resnet20_plain_cifar10-10k': (75.41, 75.72, 75.03),
+    PLAIN: (75.41, 75.72, 75.03),
     'resnet20_se_cifar10-10k': (75.94, 76.38, 75.5),
     'resnet20_stepnet_cifar10-10k': (74.87, 74.53),
     'resnet20_stepnet-60e_cifar10-10k': (80.25, ),
@@ -65,8 +66,8 @@ def results(tmp_path_factory):
                      after=before + 1)
                 for step, before in ((None, 12.5 + seed), (1.0, plain))]
         save_result(
-            folder / 'warm_start' / 'net' / f'seed_{seed}.json',
-            dict(config='net', seed=seed, epochs=1, lr=0.01, plain=plain,
+            folder / 'warm_start' / PLAIN / f'seed_{seed}.json',
+            dict(config=PLAIN, seed=seed, epochs=1, lr=0.01, plain=plain,
                  rows=rows))
     return folder
 
@@ -116,12 +117,21 @@ def test_origin(report):
     assert 'python tools/paper.py run small --seeds 3' in origin
 
 
-def test_warm_starts(results):
-    sheet = warm_start_sheet(read_warm_starts(results))
+def test_warm_starts(results, report):
+    sheet = warm_start_sheet(read_warm_starts(results, PLAIN))
+    assert sheet.to_markdown().strip() in report
     plain = '75.56 ± 0.22'
     assert sheet.rows == [
         ['SE', "paper's", plain, '13.00 ± 0.71', '14.00 ± 0.71', '2'],
         ['SE', 'init_step=1', plain, plain, '76.56 ± 0.22', '2']]
+
+
+def test_a_damaged_warm_start_is_named(tmp_path):
+    path = tmp_path / 'warm_start' / PLAIN / 'seed_0.json'
+    path.parent.mkdir(parents=True)
+    path.write_text('{"rows": ')
+    with pytest.raises(ValueError, match='seed_0.json'):
+        read_warm_starts(tmp_path, PLAIN)
 
 
 def test_the_committed_report_is_up_to_date(paper):
