@@ -63,7 +63,7 @@ class Multi30k(BaseDataset):
                  sort: bool = False,
                  tokenizer_dir: str | None = None,
                  **kwargs):
-        if form not in FORMS:
+        if form not in tuple(FORMS):
             raise ValueError(f'Multi30k: form must be one of {list(FORMS)}, '
                              f'got {form!r}')
         self.split = split

@@ -1,5 +1,7 @@
 """Vector data: points with a class each."""
 
+import math
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -86,12 +88,14 @@ class Moon(Points):
                  split: str = 'train',
                  size: int = 1000,
                  noise: float = 0.2):
-        if split not in MOON_SPLITS:
+        if split not in tuple(MOON_SPLITS):
             raise ValueError(f'Moon has the splits {tuple(MOON_SPLITS)}, got '
                              f'{split!r}')
-        if size < 2 or not noise >= 0:
-            raise ValueError('Moon: size must be at least 2 and noise at '
-                             f'least 0, got {size} and {noise}')
+        if (not isinstance(size, int) or size < 2
+                or not isinstance(noise, Real) or not 0 <= noise < math.inf):
+            raise ValueError(
+                'Moon: size must be an integer of at least 2 and noise a '
+                f'number of at least 0, got {size!r} and {noise!r}')
         points, labels = make_moons(
             size, noise=noise, random_state=MOON_SPLITS[split])
         super().__init__(
@@ -118,7 +122,7 @@ class MNISTPoints(Points):
     """
 
     def __init__(self, data_root: str, split: str = 'train'):
-        if split not in MNIST_FILES:
+        if split not in tuple(MNIST_FILES):
             raise ValueError(f'MNIST has the splits {tuple(MNIST_FILES)}, '
                              f'got {split!r}')
         stem = Path(data_root) / MNIST_FILES[split]

@@ -1,5 +1,7 @@
 """Translation by a Transformer, for mmengine's runner."""
 
+from numbers import Real
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -80,7 +82,7 @@ class TranslationTransformer(BaseModel):
             raise ValueError('TranslationTransformer: embed_dims must be '
                              'even, for its pairs of sine and cosine, got '
                              f'{embed_dims}')
-        if not 0 <= dropout < 1:
+        if not isinstance(dropout, Real) or not 0 <= dropout < 1:
             raise ValueError('TranslationTransformer: dropout must be in '
                              f'[0, 1), got {dropout!r}')
         self.max_length = max_length
