@@ -28,7 +28,7 @@ from tests.test_engine.stiffness_job import (
     VAL_IMAGES,
     digits_runner,
 )
-from tests.utils import perturb
+from tests.utils import not_on_torch_21, perturb
 
 
 def no_hooks(model):
@@ -341,6 +341,7 @@ def test_ema_weights_are_measured(tmp_path):
     np.testing.assert_allclose(record['adaptive'], averaged.nsi, rtol=1e-5)
 
 
+@not_on_torch_21("does not compile mmengine's train_step")
 def test_training_with_checkpointing_amp_and_compile(tmp_path):
     """``with_cp`` and the compiled ``train_step`` yield one value a batch."""
     runner = digits_runner(
