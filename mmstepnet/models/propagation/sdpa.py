@@ -25,10 +25,10 @@ SHUT_SCORE = 1e30
 def compute_dtype(like: Tensor) -> torch.dtype:
     """The dtype in which autocast would run the kernel, else the tensor's."""
     kind = like.device.type
-    try:
+    if hasattr(torch, 'get_autocast_dtype'):
         enabled = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if enabled else None
-    except TypeError:  # torch < 2.4
+    else:  # torch < 2.4
         on_cpu = kind == 'cpu'
         enabled = (torch.is_autocast_cpu_enabled()
                    if on_cpu else torch.is_autocast_enabled())

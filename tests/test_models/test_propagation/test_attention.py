@@ -14,7 +14,7 @@ from mmstepnet.models.propagation import (
     neighbourhood,
 )
 from mmstepnet.registry import PROPAGATIONS
-from tests.utils import perturb
+from tests.utils import not_on_torch_21, perturb
 
 MODULES = (DotProductAttention, L2Attention, MetricAttention)
 
@@ -189,6 +189,7 @@ def test_bfloat16_module(cls):
     assert (half - exact).norm() < 0.02 * exact.norm()
 
 
+@not_on_torch_21("breaks the graph at autocast's dtype")
 @pytest.mark.parametrize('cls', MODULES)
 def test_compile(cls):
     torch.compiler.reset()
