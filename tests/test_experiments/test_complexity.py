@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from mmstepnet.engine.complexity import (
     FORMULAS,
@@ -74,6 +74,11 @@ def test_overhead_of_stepnet_on_resnet50():
     assert 0 < step.parameters / plain.parameters - 1 < 0.004
 
 
+# The second is the name in PyTorch 2.1.
+COUNTED = getattr(flop_counter, 'flop_registry', None) or (
+    flop_counter.flop_mapping)
+
+
 class Operators(TorchDispatchMode):
 
     def __init__(self):
@@ -82,7 +87,7 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         packet = func._overloadpacket
-        if packet not in flop_registry:
+        if packet not in COUNTED:
             self.names.add(str(packet).rpartition('.')[2])
         return func(*args, **(kwargs or {}))
 
