@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,10 +57,11 @@ def test_settings_differ(tool, args):
 
 @pytest.mark.skipif(
     not Path('/proc/self/clear_refs').exists(), reason='memory as Linux sees')
-def test_result_file(tool, args, monkeypatch, capsys):
-    # Not in fresh processes, which import everything anew.
-    monkeypatch.setattr(tool, 'measure_memory', tool.extra_bytes)
-    tool.main()
+def test_result_file(tool, args):
+    # A program, for it measures memory in fresh processes of its own.
+    shown = subprocess.run(
+        [sys.executable, TOOLS / sys.argv[0], *sys.argv[1:]],
+        capture_output=True, text=True, check=True).stdout
     result = json.loads(Path(args.out).read_text())
     (table, ) = result['tables']
     assert (table['mode'], table['setting']) == ('train', 'causal')
@@ -72,7 +74,7 @@ def test_result_file(tool, args, monkeypatch, capsys):
         assert row['share_of_matrices'] == row['extra_bytes'] / matrices
     assert rows['metric N x N']['extra_bytes'] > matrices
     assert rows['metric']['extra_bytes'] < matrices / 2
-    assert 'metric N x N' in capsys.readouterr().out
+    assert 'metric N x N' in shown
 
 
 def test_one_round_has_no_spread(tool, args, monkeypatch, capsys):
