@@ -19,7 +19,7 @@ from mmstepnet.models import (
 )
 from mmstepnet.stiffness import TrajectoryRecorder, neural_stiffness_index
 from mmstepnet.stiffness.trajectory import READINGS
-from tests.utils import perturb
+from tests.utils import not_on_torch_21, perturb
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
@@ -479,7 +479,12 @@ def test_recording_changes_neither_outputs_nor_gradients():
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('dtype', [
+    torch.bfloat16,
+    pytest.param(
+        torch.float16,
+        marks=not_on_torch_21('has no float16 autocast on CPU'))
+])
 @pytest.mark.parametrize(
     'build', [lambda: StepResNetCIFAR(20), small_torchvision])
 def test_amp_measures_in_float32(dtype, build):
