@@ -14,7 +14,7 @@ from mmstepnet.engine.job import (
     add_job_arguments,
     build_runner,
     load_config,
-    start_process_group,
+    process_group,
 )
 
 
@@ -42,6 +42,16 @@ def dump_predictions(cfg: Config, path: str) -> None:
     cfg.test_evaluator = [*evaluators, dict(type=name, out_file_path=path)]
 
 
+def test(cfg: Config, args: argparse.Namespace) -> None:
+    """Run the test loop and write what was asked for."""
+    runner = build_runner(cfg)
+    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
+    metrics = runner.test()
+    if args.out and args.out.endswith('.json') and is_main_process():
+        mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
+        mmengine.dump(metrics, args.out)
+
+
 def main() -> None:
     args = parse_args()
     check_checkpoint(args.checkpoint, args.trust_checkpoint)
@@ -51,14 +61,8 @@ def main() -> None:
         dump_predictions(cfg, args.out)
     check_data(cfg, 'test')
     add_hooks(cfg, 'DataCheckHook')
-    start_process_group(cfg)
-    with named_data():
-        runner = build_runner(cfg)
-        check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
-        metrics = runner.test()
-    if args.out and args.out.endswith('.json') and is_main_process():
-        mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
-        mmengine.dump(metrics, args.out)
+    with process_group(cfg), named_data():
+        test(cfg, args)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from mmstepnet.engine.job import (
     add_job_arguments,
     build_runner,
     load_config,
-    start_process_group,
+    process_group,
 )
 
 
@@ -66,8 +66,7 @@ def main() -> None:
     prepare_checkpoints(cfg, args)
     check_data(cfg, 'train', 'val')
     add_hooks(cfg, 'DataCheckHook', 'FiniteCheckHook')
-    start_process_group(cfg)
-    with named_data():
+    with process_group(cfg), named_data():
         build_runner(cfg).train()
 
 

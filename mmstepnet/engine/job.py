@@ -1,9 +1,12 @@
 """What the command-line tools share: arguments, config, process group."""
 
+import gc
 import inspect
 import os
 import os.path as osp
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 
@@ -159,20 +162,28 @@ def add_hooks(cfg: Config, *names: str) -> None:
     ]
 
 
-def start_process_group(cfg: Config) -> None:
-    """Start gloo where mmengine cannot: a ``pytorch`` job without a GPU.
+@contextmanager
+def process_group(cfg: Config) -> Iterator[None]:
+    """Start gloo where mmengine cannot, and end any process group in time.
 
-    mmengine calls ``torch.cuda.set_device`` for that launcher in any case,
-    and gives DistributedDataParallel a device list, which refuses it on CPU.
+    mmengine calls ``torch.cuda.set_device`` for the ``pytorch`` launcher in
+    any case, and gives DistributedDataParallel a device list, which refuses
+    it on CPU. Nor does it end a group: a thread of gloo's that still holds a
+    tensor when the interpreter goes aborts a job that has succeeded
+    (``terminate called without an active exception``, PyTorch issue 190489).
+    A job that fails leaves the group as it is: others may be waiting in it.
     """
-    if cfg.launcher != 'pytorch' or torch.cuda.is_available():
-        return
-    dist.init_process_group('gloo')
-    cfg.model_wrapper_cfg = dict(
-        type='MMDistributedDataParallel',
-        device_ids=None,
-        broadcast_buffers=False,
-        find_unused_parameters=cfg.get('find_unused_parameters', False))
+    if cfg.launcher == 'pytorch' and not torch.cuda.is_available():
+        dist.init_process_group('gloo')
+        cfg.model_wrapper_cfg = dict(
+            type='MMDistributedDataParallel',
+            device_ids=None,
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # of the runner, whose wrapped model holds the group
 
 
 def build_runner(cfg: Config) -> Runner:

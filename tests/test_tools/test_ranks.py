@@ -56,6 +56,46 @@ def launch(config, ranks, work_dir, port):
         timeout=600)
 
 
+GROUP = '''
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from mmstepnet.engine.job import process_group
+
+def threads():
+    tasks = Path('/proc/self/task').glob('*/comm')
+    return sum('gloo' in task.read_text() for task in tasks)
+
+def train():
+    model = DistributedDataParallel(torch.nn.Linear(3, 8))
+    model.itself = model  # a cycle, as in a runner
+    model(torch.randn(4, 3)).sum().backward()
+    return threads()
+
+class Job(dict):
+    launcher = 'pytorch'
+
+with process_group(Job()):
+    during = train()
+print('threads', during, threads(), dist.is_initialized())
+'''
+
+
+def test_group_ends_with_the_job():
+    """No thread of gloo's is left to meet the interpreter's end."""
+    env = dict(os.environ, RANK='0', WORLD_SIZE='1', MASTER_PORT='29620',
+               MASTER_ADDR='127.0.0.1', PYTHONPATH=str(ROOT))
+    done = subprocess.run([sys.executable, '-c', GROUP], env=env,
+                          capture_output=True, text=True, timeout=300)
+    found = re.search(r'threads (\d+) (\d+) (\w+)', done.stdout)
+    assert found, done.stderr
+    during, after, initialized = found.groups()
+    if during == '0':
+        pytest.skip('this PyTorch does not name gloo\'s threads')
+    assert (after, initialized) == ('0', 'False')
+
+
 def plain(done):
     """Output of a job, without colours."""
     return re.sub(r'\x1b\[[0-9;]*m', '', done.stdout + done.stderr)
