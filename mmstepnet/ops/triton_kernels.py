@@ -6,6 +6,9 @@ by strides, and Triton coalesces along the stride that is 1. Arithmetic is in
 float32 (float64 for float64 maps), rounded once on the way out.
 """
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 import triton
 import triton.language as tl
@@ -203,6 +206,18 @@ class _Launch:
                            device=like.device)
 
 
+def _on_device_of_maps(function: Callable) -> Callable:
+    """Launch where the first map lies: Triton takes the current device."""
+
+    @wraps(function)
+    def launch(maps: Tensor, *args, **kwargs):
+        with torch.cuda.device_of(maps):
+            return function(maps, *args, **kwargs)
+
+    return launch
+
+
+@_on_device_of_maps
 def mean(x: Tensor) -> Tensor:
     """Mean over the map, (N, C)."""
     launch = _Launch(x)
@@ -214,6 +229,7 @@ def mean(x: Tensor) -> Tensor:
     return _total(sums).div_(launch.pixels)
 
 
+@_on_device_of_maps
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population variance over the map, both (N, C)."""
     launch = _Launch(x)
@@ -232,6 +248,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return average, between.add_(squares.sum(0), alpha=1 / launch.pixels)
 
 
+@_on_device_of_maps
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
          shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
     """See :func:`mmstepnet.ops.aten.step`."""
@@ -244,6 +261,7 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
     return out
 
 
+@_on_device_of_maps
 def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
            centre: Tensor | None) -> tuple[Tensor, Tensor]:
     """See :func:`mmstepnet.ops.aten.reduce`."""
@@ -257,6 +275,7 @@ def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
     return _total(sums), _total(products)
 
 
+@_on_device_of_maps
 def gradients(
         grad: Tensor, out: Tensor | None, c: Tensor | None,
         centre: Tensor | None, scale: Tensor, slope: Tensor | None,

@@ -60,3 +60,11 @@ def test_large_means(kernels):
 
 def test_whole_step(kernels, monkeypatch):
     backends.check_whole_step(*kernels, monkeypatch)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two GPUs')
+def test_on_another_than_the_current_device(kernels):
+    module, _ = kernels
+    x = torch.randn(2, 3, 5, 4, device='cuda:1')
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(module.mean(x), x.mean((2, 3)))
