@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 start=$SECONDS
 . tools/stack.sh
 bash tools/setup_env.sh
-export PATH="$PWD/$venv/bin:$PATH"
+export PATH="$(realpath "$venv")/bin:$PATH"
 out=work_dirs/quickstart
 mkdir -p "$out"
 

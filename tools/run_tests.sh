@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
 bash tools/setup_env.sh
-export PATH="$PWD/$venv/bin:$PATH"
+export PATH="$(realpath "$venv")/bin:$PATH"
 ruff check .
 # Two workers of one thread each are faster than one of two.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
