@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 import os.path as osp
+import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ RUNNER_KEYS = (*inspect.signature(Runner).parameters,
                'find_unused_parameters', 'model_wrapper_cfg', 'runner_type',
                'strategy', 'sync_bn')
 """What mmengine's runners read of a config."""
+
+LET_GO = 1.0
+"""Seconds without the GIL for the threads of a process group."""
 
 
 def add_job_arguments(parser: ArgumentParser) -> None:
@@ -168,10 +172,8 @@ def process_group(cfg: Config) -> Iterator[None]:
 
     mmengine calls ``torch.cuda.set_device`` for the ``pytorch`` launcher in
     any case, and gives DistributedDataParallel a device list, which refuses
-    it on CPU. Nor does it end a group: a thread of gloo's that still holds a
-    tensor when the interpreter goes aborts a job that has succeeded
-    (``terminate called without an active exception``, PyTorch issue 190489).
-    A job that fails leaves the group as it is: others may be waiting in it.
+    it on CPU. It does not end a group. A job that fails leaves it as it is:
+    others may be waiting in it.
     """
     if cfg.launcher == 'pytorch' and not torch.cuda.is_available():
         dist.init_process_group('gloo')
@@ -182,8 +184,22 @@ def process_group(cfg: Config) -> Iterator[None]:
             find_unused_parameters=cfg.get('find_unused_parameters', False))
     yield
     if dist.is_initialized():
-        dist.destroy_process_group()
-        gc.collect()  # of the runner, whose wrapped model holds the group
+        end_process_group()
+
+
+def end_process_group() -> None:
+    """Destroy the process group, with its threads.
+
+    A thread of gloo's needs the GIL to let go of a tensor that it has sent.
+    If it still holds one when the interpreter goes, it aborts a job that has
+    succeeded (``terminate called without an active exception``, PyTorch issue
+    190489); if it does when the group is destroyed, PyTorch 2.1 waits for it
+    with the GIL held, for ever.
+    """
+    if 'gloo' in dist.get_backend():
+        time.sleep(LET_GO)
+    dist.destroy_process_group()
+    gc.collect()  # of the runner, whose wrapped model holds the group
 
 
 def build_runner(cfg: Config) -> Runner:

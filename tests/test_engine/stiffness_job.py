@@ -16,6 +16,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
+from mmstepnet.engine.job import end_process_group
 from tests.utils import perturb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ def main():
             k: float(v.current())
             for k, v in hub.items() if 'stiffness' in k
         }))
-    torch.distributed.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == '__main__':
