@@ -193,5 +193,5 @@ def _figures(suite: Suite) -> dict[str, Figure]:
     if len(means) > 1:
         found = correlate_ranks(*zip(*means.values()), 'models')
         figures['results_small_tns.png'] = draw_stiffness(
-            means, f'{SHORT}: {found}')
+            means, f'{SHORT}\n{found}')
     return figures

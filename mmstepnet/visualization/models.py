@@ -27,7 +27,7 @@ def draw_rows(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
     ax.set_yticks(range(len(rows)),
                   [f'{short(r, 40)} ({len(v)})' for r, v in rows.items()])
     ax.invert_yaxis()
-    ax.set_xlabel(f'{quantity}; points: seeds, bars: means')
+    ax.set_xlabel(f'{quantity}\npoints: seeds, bars: means')
     return figure
 
 
