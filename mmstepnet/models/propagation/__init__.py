@@ -2,6 +2,7 @@ from .attention import (
     DotProductAttention,
     L2Attention,
     MetricAttention,
+    ProjectedSources,
     PropagationAttention,
     PseudoMetricAttention,
 )
@@ -16,7 +17,7 @@ from .point_classifier import PointClassifier
 __all__ = [
     'DotProductAttention', 'FaceSegmentor', 'InformationPropagationNetwork',
     'L2Attention', 'MeshDataPreprocessor', 'MetricAttention',
-    'PointClassifier', 'PropagationAttention', 'PseudoMetricAttention',
-    'attention_limit_operator', 'build_propagation',
+    'PointClassifier', 'ProjectedSources', 'PropagationAttention',
+    'PseudoMetricAttention', 'attention_limit_operator', 'build_propagation',
     'dot_product_propagation', 'metric_propagation', 'neighbourhood'
 ]

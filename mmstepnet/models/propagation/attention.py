@@ -5,6 +5,7 @@ Towards understanding how attention mechanism works in deep learning, Section
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -18,6 +19,22 @@ from .functional import (
     dot_product_propagation,
     metric_propagation,
 )
+
+
+class ProjectedSources(NamedTuple):
+    """Points that inform others, as attention needs them.
+
+    What :meth:`PropagationAttention.project` makes, so that sources that
+    inform again and again are mapped once, as when a translation is decoded
+    token by token.
+
+    Attributes:
+        keys (Tensor): What the similarity compares, (..., H, M, C/H).
+        values (Tensor): What they send, (..., H, M, C/H).
+    """
+
+    keys: Tensor
+    values: Tensor
 
 
 class PropagationAttention(BaseModule):
@@ -38,6 +55,9 @@ class PropagationAttention(BaseModule):
             divide it.
     """
 
+    tied = False
+    """Whether receivers and sources are mapped alike."""
+
     def __init__(self, embed_dims: int, num_heads: int = 1, bias: bool = True):
         super().__init__()
         for name, value in (('embed_dims', embed_dims),
@@ -57,13 +77,20 @@ class PropagationAttention(BaseModule):
             embed_dims, embed_dims,
             bias=bias) if num_heads > 1 else nn.Identity()
 
-    def propagate(self, x: Tensor, sources: Tensor, v: Tensor,
-                  **kwargs) -> Tensor:
-        """Weigh v (..., H, M, C/H) by the similarity of x and sources.
+    def map_receivers(self, x: Tensor) -> Tensor:
+        """Map points to where they are compared, (..., N, C) both."""
+        raise NotImplementedError
+
+    def map_sources(self, x: Tensor) -> Tensor:
+        """Map points to where others are compared with them, as above."""
+        raise NotImplementedError
+
+    def propagate(self, q: Tensor, k: Tensor, v: Tensor, **kwargs) -> Tensor:
+        """Weigh v by the similarity of q and k.
 
         Args:
-            x (Tensor): (..., N, C).
-            sources (Tensor): (..., M, C).
+            q (Tensor): Mapped receivers, (..., H, N, C/H).
+            k (Tensor): Mapped sources, (..., H, M, C/H).
             v (Tensor): Values, (..., H, M, C/H).
             **kwargs: ``mask``, ``is_causal`` and ``dense``.
 
@@ -76,9 +103,23 @@ class PropagationAttention(BaseModule):
         """Take apart (..., N, C) into (..., H, N, C/H)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
+    def project(self, sources: Tensor) -> ProjectedSources:
+        """Map points that inform, once for all that they will inform.
+
+        Args:
+            sources (Tensor): (..., M, C).
+
+        Raises:
+            ValueError: They are of another width.
+        """
+        self._check_points('sources', sources)
+        return ProjectedSources(
+            self.split_heads(self.map_sources(sources)),
+            self.split_heads(self.value(sources)))
+
     def forward(self,
                 x: Tensor,
-                sources: Tensor | None = None,
+                sources: Tensor | ProjectedSources | None = None,
                 *,
                 mask: Tensor | None = None,
                 is_causal: bool = False,
@@ -87,8 +128,9 @@ class PropagationAttention(BaseModule):
 
         Args:
             x (Tensor): Points that are informed, (..., N, C).
-            sources (Tensor, optional): Points that inform, (..., M, C).
-                Defaults to None: x itself.
+            sources (Tensor | ProjectedSources, optional): Points that inform,
+                (..., M, C), or what :meth:`project` made of them. Defaults
+                to None: x itself.
             mask (Tensor, optional): Bool, True where j may inform i,
                 broadcastable to (..., N, M), the same for all heads; or
                 sparse COO (N, M). See :func:`metric_propagation`.
@@ -101,22 +143,27 @@ class PropagationAttention(BaseModule):
         Raises:
             ValueError: See :func:`metric_propagation`.
         """
+        self._check_points('x', x)
         sources = x if sources is None else sources
-        for name, points in (('x', x), ('sources', sources)):
-            if points.ndim < 2 or points.shape[-1] != self.embed_dims:
-                raise ValueError(
-                    f'{type(self).__name__}: {name} must be (..., points, '
-                    f'{self.embed_dims}), got {tuple(points.shape)}')
+        mapped = self.tied and sources is x
+        if not isinstance(sources, ProjectedSources):
+            sources = self.project(sources)
         if isinstance(mask, Tensor) and not mask.is_sparse and mask.ndim > 2:
             mask = mask.unsqueeze(-3)
         out = self.propagate(
-            x,
-            sources,
-            self.split_heads(self.value(sources)),
+            sources.keys if mapped else self.split_heads(
+                self.map_receivers(x)),
+            *sources,
             mask=mask,
             is_causal=is_causal,
             dense=dense)
         return self.proj(out.transpose(-2, -3).flatten(-2))
+
+    def _check_points(self, name: str, points: Tensor) -> None:
+        if points.ndim < 2 or points.shape[-1] != self.embed_dims:
+            raise ValueError(
+                f'{type(self).__name__}: {name} must be (..., points, '
+                f'{self.embed_dims}), got {tuple(points.shape)}')
 
 
 @PROPAGATIONS.register_module()
@@ -140,12 +187,17 @@ class DotProductAttention(PropagationAttention):
         self.query = nn.Linear(embed_dims, embed_dims, bias=bias)
         self.key = nn.Linear(embed_dims, embed_dims, bias=bias)
 
-    def propagate(self, x: Tensor, sources: Tensor, v: Tensor,
-                  **kwargs) -> Tensor:
+    def map_receivers(self, x: Tensor) -> Tensor:
+        """Map points to queries, (..., N, C) -> (..., N, C)."""
+        return self.query(x)
+
+    def map_sources(self, x: Tensor) -> Tensor:
+        """Map points to keys, (..., M, C) -> (..., M, C)."""
+        return self.key(x)
+
+    def propagate(self, q: Tensor, k: Tensor, v: Tensor, **kwargs) -> Tensor:
         """Propagate by :func:`dot_product_propagation`."""
-        return dot_product_propagation(
-            self.split_heads(self.query(x)),
-            self.split_heads(self.key(sources)), v, **kwargs)
+        return dot_product_propagation(q, k, v, **kwargs)
 
 
 class PseudoMetricAttention(PropagationAttention):
@@ -172,6 +224,8 @@ class PseudoMetricAttention(PropagationAttention):
             positive.
     """
 
+    tied = True
+
     def __init__(self,
                  embed_dims: int,
                  num_heads: int = 1,
@@ -187,12 +241,17 @@ class PseudoMetricAttention(PropagationAttention):
         """Map points (..., N, C) to where distances are taken, (..., N, C)."""
         raise NotImplementedError
 
-    def propagate(self, x: Tensor, sources: Tensor, v: Tensor,
-                  **kwargs) -> Tensor:
+    def map_receivers(self, x: Tensor) -> Tensor:
+        r"""Map points by :math:`\varphi`, (..., N, C) -> (..., N, C)."""
+        return self.phi(x)
+
+    def map_sources(self, x: Tensor) -> Tensor:
+        r"""Map points by :math:`\varphi`, (..., M, C) -> (..., M, C)."""
+        return self.phi(x)
+
+    def propagate(self, q: Tensor, k: Tensor, v: Tensor, **kwargs) -> Tensor:
         """Propagate by :func:`metric_propagation`."""
-        a = self.split_heads(self.phi(x))
-        b = a if sources is x else self.split_heads(self.phi(sources))
-        return metric_propagation(a, b, v, self.eps, **kwargs)
+        return metric_propagation(q, k, v, self.eps, **kwargs)
 
     def extra_repr(self) -> str:
         """The time scale, for ``print(model)``."""

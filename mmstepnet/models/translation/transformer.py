@@ -10,6 +10,7 @@ import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from ..propagation.attention import ProjectedSources
 from ..propagation.build import build_propagation
 
 
@@ -152,9 +153,9 @@ class DecoderLayer(BaseModule):
 
     def forward(self,
                 x: Tensor,
-                memory: Tensor,
+                memory: Tensor | ProjectedSources,
                 mask: Tensor,
-                past: Tensor | None = None) -> Tensor:
+                past: ProjectedSources | None = None) -> Tensor:
         """Compute the layer.
 
         Padding of the target needs no mask: it stands at the end, where no
@@ -162,12 +163,14 @@ class DecoderLayer(BaseModule):
 
         Args:
             x (Tensor): Target tokens, (N, T, C).
-            memory (Tensor): Encoded source, (N, S, C).
+            memory (Tensor | ProjectedSources): Encoded source, (N, S, C), or
+                what ``cross_attention.project`` made of it.
             mask (Tensor): Bool, True at tokens of the source that are no
                 padding, (N, 1, S).
-            past (Tensor, optional): What x was at all steps so far, x
-                included, (N, t, C), where one token is decoded at a time.
-                Defaults to None: x holds all tokens.
+            past (ProjectedSources, optional): What
+                ``self_attention.project`` made of all tokens so far, x
+                included, where one is decoded at a time. Defaults to None: x
+                holds all tokens.
 
         Returns:
             Tensor: (N, T, C).

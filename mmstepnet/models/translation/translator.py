@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmstepnet.registry import MODELS
 
+from ..propagation.attention import ProjectedSources
 from .search import beam_search
 from .transformer import DecoderLayer, EncoderLayer, TokenEmbedding
 
@@ -198,8 +199,9 @@ class TranslationTransformer(BaseModel):
     def search(self, memory: Tensor, mask: Tensor) -> list[list[int]]:
         """Translate, see :func:`beam_search`.
 
-        Each layer keeps what its tokens were, so that a token is computed
-        once. A translation has at most twice the source's tokens plus ten.
+        Each layer keeps what its attentions made of the source and of the
+        tokens so far, so that each is computed once. A translation has at
+        most twice the source's tokens plus ten.
 
         Args:
             memory (Tensor): (N, S, C).
@@ -212,16 +214,22 @@ class TranslationTransformer(BaseModel):
         longest = (2 * mask.sum((1, 2)) + 10).clamp(max=self.max_length)
         memory = memory.repeat_interleave(self.beam_size, 0)
         mask = mask.repeat_interleave(self.beam_size, 0)
-        past: list[Tensor | None] = [None] * len(self.decoder)
+        sources = [
+            layer.cross_attention.project(memory) for layer in self.decoder
+        ]
+        past: list[ProjectedSources | None] = [None] * len(self.decoder)
 
         def step(tokens: Tensor, parents: Tensor) -> Tensor:
-            seen = 0 if past[0] is None else past[0].shape[1]
+            seen = 0 if past[0] is None else past[0].keys.shape[-2]
             x = self.target_embedding(tokens[:, None], start=seen)
             for i, layer in enumerate(self.decoder):
-                before = past[i]
-                past[i] = x if before is None else torch.cat(
-                    [before[parents], x], 1)
-                x = layer(x, memory, mask, past[i])
+                now = layer.self_attention.project(x)
+                if past[i] is not None:
+                    now = ProjectedSources(*(
+                        torch.cat([old[parents], new], -2)
+                        for old, new in zip(past[i], now)))
+                past[i] = now
+                x = layer(x, sources[i], mask, now)
             return self.output(x[:, 0]).float().log_softmax(-1)
 
         return beam_search(

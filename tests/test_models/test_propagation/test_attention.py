@@ -11,6 +11,7 @@ from mmstepnet.models.propagation import (
     DotProductAttention,
     L2Attention,
     MetricAttention,
+    ProjectedSources,
     neighbourhood,
 )
 from mmstepnet.registry import PROPAGATIONS
@@ -69,6 +70,22 @@ def test_written_out(heads, eps, bias):
                     out = module(x, None if other is x else other)
                 torch.testing.assert_close(out, expected, rtol=1e-10,
                                            atol=1e-10)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_sources_projected_one_by_one(cls):
+    """As a decoder does, whose next token joins those before."""
+    module = build(cls, 12, 3)
+    x, sources = torch.randn(2, 7, 12).double(), torch.randn(2, 9, 12).double()
+    parts = [module.project(sources[:, i:i + 1]) for i in range(9)]
+    projected = ProjectedSources(*(torch.cat(p, -2) for p in zip(*parts)))
+    mask = torch.rand(2, 1, 9) < 0.7
+    mask[..., 0] = True
+    torch.testing.assert_close(
+        module(x, projected, mask=mask), module(x, sources, mask=mask),
+        rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r'sources must be .*12.*\(9, 11\)'):
+        module.project(sources[0, :, :11])
 
 
 def test_metric_that_is_linear_is_l2():
