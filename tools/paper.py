@@ -77,7 +77,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         default=Path('RESULTS.md'),
         metavar='FILE.md',
-        help='figures go to docs/ beside it. Default: RESULTS.md')
+        help='figures go to docs/results/ beside it. Default: RESULTS.md')
     run = commands.add_parser(
         'run',
         parents=[chosen, shared],

@@ -24,6 +24,7 @@ from .claims import (
 )
 from .comparisons import LEAST_SEEDS, LEVEL, NO_RESULTS
 from .metafile import Cell
+from .plots import save_plots
 from .results import load_results, summarise
 from .tables import Sheet, table_sheets
 
@@ -53,7 +54,7 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
     Args:
         tables (dict[str, list[Cell]]): All tables.
         results (Path): Folder of our results.
-        out (Path): The report; figures go to ``docs/`` beside it.
+        out (Path): The report; figures go to ``docs/results/`` beside it.
         measure (Callable): Counts parameters and operations of a config.
 
     Returns:
@@ -66,13 +67,12 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
     plain, = (cell for cell in tables[TABLE]
               if (cell.column, cell.row) == (SHORT, PLAIN))
     warm_starts = read_warm_starts(results, plain.name)
-    figures = {
-        out.parent / 'docs' / name: figure
-        for name, figure in _figures(suite).items()
-    }
-    for path, figure in figures.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+    folder = out.parent / 'docs' / 'results'
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = []
+    for name, figure in _figures(suite).items():
+        figures.append(folder / name)
+        figure.savefig(figures[-1])
     found = {
         table: cells for table, cells in tables.items()
         if any(load_results(results, c.name) for c in cells if c.config)
@@ -80,19 +80,21 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
     parts = [HEAD]
     parts += [_bullets(v) for v in judge_claims(suite, warm_starts)]
     parts.append('')
-    parts += [f'![{path.stem}](docs/{path.name})\n' for path in figures]
+    parts += map(_picture, figures)
     if warm_starts:
         parts += ['## Warm start\n', warm_start_sheet(warm_starts)
                   .to_markdown()]
     parts.append('## Tables\n')
-    parts += [
-        sheet.to_markdown() for cells in found.values()
-        for sheet in table_sheets(_with_results(cells, results), results,
-                                  measure)
-    ]
+    for table, cells in found.items():
+        cells = _with_results(cells, results)
+        parts += [sheet.to_markdown()
+                  for sheet in table_sheets(cells, results, measure)]
+        if table != TABLE:  # which has its figures above
+            plots = save_plots(cells, results, folder)
+            parts += map(_picture, plots)
+            figures += plots
     parts += ['## Where they come from\n',
               provenance_sheet(found, results).to_markdown()]
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text('\n'.join(parts), encoding='utf-8')
     return [out, *figures]
 
@@ -172,6 +174,10 @@ def _with_results(cells: list[Cell], results: Path) -> list[Cell]:
     return [cell for cell in cells if cell.column in columns]
 
 
+def _picture(path: Path) -> str:
+    return f'![{path.stem}](docs/results/{path.name})\n'
+
+
 def _bullets(verdict: Verdict) -> str:
     head = f'- **{verdict.claim}: {verdict.verdict}.**'
     if verdict.verdict == NO_RESULTS:
@@ -187,11 +193,11 @@ def _figures(suite: Suite) -> dict[str, Figure]:
                 for (where, row), found in suite.items()
                 if where == column and found}
         if rows:
-            figures[f'results_small_{name}.png'] = draw_rows(
+            figures[f'small_{name}.png'] = draw_rows(
                 f'Accuracy (%), last epoch; {column}', rows)
     means = model_means(suite)
     if len(means) > 1:
         found = correlate_ranks(*zip(*means.values()), 'models')
-        figures['results_small_tns.png'] = draw_stiffness(
+        figures['small_tns.png'] = draw_stiffness(
             means, f'{SHORT}\n{found}')
     return figures

@@ -66,8 +66,12 @@ def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
         ax.scatter(np.full(len(values), place), values, s=9, color=color)
         ax.hlines(np.mean(values), place - 0.25, place + 0.25, color=color,
                   linewidth=1.5)
-    ax.set_xticks(range(len(rows)),
-                  [f'{short(r)}\n({len(v)} seeds)' for r, v in rows.items()])
+    ax.set_xticks(
+        range(len(rows)), [
+            f'{short(row)}\n({len(values)} '
+            f'{"seed" if len(values) == 1 else "seeds"})'
+            for row, values in rows.items()
+        ])
     ax.grid(axis='x', visible=False)
     ax.set_ylabel(quantity)
     return figure

@@ -18,6 +18,7 @@ from mmstepnet.experiments.report import read_warm_starts, warm_start_sheet
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = 'resnet20_plain_cifar10-10k'
+MOON = 'ipn_metric_moon'
 ACCURACIES = {
     PLAIN: (75.41, 75.72, 75.03),
     'resnet20_se_cifar10-10k': (75.94, 76.38, 75.5),
@@ -61,6 +62,12 @@ def results(tmp_path_factory):
                 stiffness=dict(tns=0.1 + 0.02 * place + seed / 99,
                                p_hat=0.05, few_stiff=0.7, stages=[0, 1],
                                correlation=[-0.5, 0.5])))
+    for seed, value in enumerate((86.45, 87.1)):
+        evaluated = dict(epoch=100, metrics={'accuracy/top1': value})
+        save_result(folder / MOON / f'seed_{seed}.json', dict(
+            config=MOON, seed=seed, cfg_options=[], last=evaluated,
+            best=evaluated, machine='m', torch='t', commit='c' * 40,
+            curves={'loss': [(99, 0.4), (100, 0.3)]}))
     for seed, plain in enumerate((75.41, 75.72)):
         rows = [dict(attention='SE', init_step=step, before=before,
                      after=before + 1)
@@ -76,9 +83,13 @@ def results(tmp_path_factory):
 def report(paper, results, tmp_path_factory):
     out = tmp_path_factory.mktemp('report') / 'RESULTS.md'
     printed = paper('report', '--results', results, '--out', out)
-    for path in map(Path, printed.splitlines()):
+    text, *pictures = map(Path, printed.splitlines())
+    assert text == out
+    # Two columns of the suite, TNS, and of Moon curves and violins.
+    assert len(pictures) == 5
+    for path in pictures:
         assert path.stat().st_size > 1000
-    assert len(printed.splitlines()) == 4
+        assert f']({path.relative_to(out.parent)})' in out.read_text()
     return out.read_text()
 
 
