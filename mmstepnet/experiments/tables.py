@@ -185,8 +185,10 @@ def _sheet(cells: Sequence[Cell], column: str, name: str,
     header += ["#P (M), paper's"] if has_size else []
     header += ['#P (M), ours', 'GFLOPs']
     header += [f"{name}, paper's"] if has_paper else []
-    header += [f'{name}, ours, best', 'epoch', f'{name}, ours, last', 'epoch',
-               'seeds']
+    kinds = ['best', 'last'] if _has_best(found) else ['last']
+    for which in kinds:
+        header += [f'{name}, ours, {which}', 'epoch']
+    header.append('seeds')
     rows = []
     for cell in cells:
         size, results = sizes.get(cell.config), found.get(cell.config, [])
@@ -200,7 +202,7 @@ def _sheet(cells: Sequence[Cell], column: str, name: str,
         ]
         if has_paper:
             row.append(_paper(cell, name))
-        for which in ('best', 'last'):
+        for which in kinds:
             row += [_ours(results, which, name), _epochs(results, which)]
         rows.append(row + [str(len(results) or NONE)])
     unit = METRICS[name].unit
@@ -220,10 +222,11 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
             'multiplications and additions counted as two, pooling, products, '
             'norms and activations included.')
     if any(found.values()):
-        notes.append(
-            'Ours: mean ± sample standard deviation over the seeds. Best: the '
-            'epoch of each seed that is best on the test data, which flatters '
-            'every row alike; last: after all epochs.')
+        best = ('Best: the epoch of each seed that is best on the test data, '
+                'which flatters every row alike; last' if _has_best(found) else
+                'Last')
+        notes.append('Ours: mean ± sample standard deviation over the seeds. '
+                     f'{best}: after all epochs.')
     lost = [cell.row for cell in cells if cell.config is None]
     if lost:
         notes.append(f'{", ".join(lost)}: cannot be run, there is no config.')
@@ -233,6 +236,15 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
             notes.append(f'{cell.row}: ours with --cfg-options '
                          f'{" ".join(results[0]["cfg_options"])}')
     return notes
+
+
+def _has_best(found: dict[Path, list[dict]]) -> bool:
+    """Whether results may have a best epoch.
+
+    Those that are validated on other data than they are tested on have none.
+    """
+    results = [r for rows in found.values() for r in rows]
+    return not results or any(r['best'] is not None for r in results)
 
 
 def _millions(count: int) -> str:

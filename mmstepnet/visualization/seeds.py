@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .style import line_style, paper_figure, short
 
@@ -34,6 +35,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
                 std = values.std(0, ddof=1)
                 ax.fill_between(epochs, mean - std, mean + std, color=color,
                                 alpha=0.18, linewidth=0)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xlabel('epoch')
         ax.set_ylabel(quantity)
     lines = {line.get_label(): line for ax in axes for line in ax.lines}

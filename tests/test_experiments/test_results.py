@@ -64,6 +64,15 @@ def test_best_needs_every_seed(tmp_path, cells):
     assert table_sheets(cells, tmp_path, measure)[0].rows[0][5] == '–'
 
 
+def test_no_column_for_the_best_where_validation_is_not_on_the_test_data(
+        tmp_path, cells):
+    save(tmp_path, result(0, 90., None), result(1, 92., None))
+    sheet, = table_sheets(cells, tmp_path, measure)
+    assert sheet.header[5:] == ['Accuracy, ours, last', 'epoch', 'seeds']
+    assert sheet.rows[0][5:] == ['91.00 ± 1.41', '9', '2']
+    assert not any('Best' in note for note in sheet.notes)
+
+
 def test_listing(tmp_path, cells):
     save(tmp_path, result(4, 90., None))
     assert list_sheet({'1': cells}, tmp_path).rows == [
