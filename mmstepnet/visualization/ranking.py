@@ -5,7 +5,12 @@ from typing import NamedTuple
 
 import matplotlib.figure
 import plotly.graph_objects as go
-from scipy.stats import kendalltau, spearmanr
+from scipy.stats import (
+    kendalltau,
+    permutation_test,
+    rankdata,
+    spearmanr,
+)
 
 from .runs import Run
 from .style import PAGE_LAYOUT, line_style, paper_figure, plain, short
@@ -59,8 +64,18 @@ def correlate_ranks(tns: Sequence[float], accuracy: Sequence[float],
             return (f'Kendall and Spearman are not defined: all {what} have '
                     f'{name} {values[0]:.4g}')
     kendall, spearman = kendalltau(tns, accuracy), spearmanr(tns, accuracy)
+    # spearmanr takes a t distribution, whose p is 0 for three runs in order.
+    # All orders of up to 7 runs are tried, of more a fixed sample.
+    ranks = rankdata(accuracy)
+    test = permutation_test(
+        (rankdata(tns), ),
+        lambda order, axis: (order * ranks).sum(axis),  # rho grows with it
+        permutation_type='pairings',
+        vectorized=True,
+        n_resamples=9999,
+        random_state=0)
     return RankCorrelation(kendall.statistic, kendall.pvalue,
-                           spearman.statistic, spearman.pvalue)
+                           spearman.statistic, test.pvalue)
 
 
 def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:

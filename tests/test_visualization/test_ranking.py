@@ -1,10 +1,12 @@
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 from mmstepnet.visualization.ranking import (
+    correlate_ranks,
     draw_ranking,
     rank_correlation,
     ranking_figure,
@@ -30,6 +32,20 @@ def test_rank_correlations(runs):
     ranks = [np.argsort(np.argsort(v)) for v in (tns, accuracy)]
     assert found.spearman == pytest.approx(np.corrcoef(*ranks)[0, 1])
     assert f'Kendall τ = {found.kendall:.3f}' in str(found)
+
+
+@pytest.mark.parametrize(
+    'accuracy', [(3, 2, 1), (2, 1, 3, 5), (1, 3, 2, 2, 5)])
+def test_p_values_are_the_share_of_orders_as_extreme(accuracy):
+    """Three runs in order are no proof: p = 1/3, both ways."""
+    tns = list(range(len(accuracy)))
+    found = correlate_ranks(tns, accuracy, 'runs')
+    ranks = rankdata(accuracy)
+    rhos = [np.corrcoef(order, ranks)[0, 1]
+            for order in permutations(tns)]
+    upper = np.mean(np.array(rhos) >= found.spearman - 1e-9)
+    lower = np.mean(np.array(rhos) <= found.spearman + 1e-9)
+    assert found.spearman_p == pytest.approx(min(1, 2 * min(upper, lower)))
 
 
 def test_too_few_or_constant(runs, run):
