@@ -194,7 +194,7 @@ def _figures(suite: Suite) -> dict[str, Figure]:
                 if where == column and found}
         if rows:
             figures[f'small_{name}.png'] = draw_rows(
-                f'Accuracy (%), last epoch; {column}', rows)
+                f'Accuracy (%), last epoch\n{column}', rows)
     means = model_means(suite)
     if len(means) > 1:
         found = correlate_ranks(*zip(*means.values()), 'models')
