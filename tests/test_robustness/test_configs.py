@@ -156,7 +156,9 @@ def test_fields_of_data_sets(cfg, data):
     """What can be loaded has samples; all else is an error."""
     tried('configs')
     init_default_scope('mmpretrain')
-    name = data.draw(st.sampled_from(sorted(cfg.keys() - {'type'})))
+    # What is true enough to Python would fetch 2.5 GB.
+    names = sorted(cfg.keys() - {'type', 'download'})
+    name = data.draw(st.sampled_from(names))
     value = data.draw(st.sampled_from(WRONG))
     try:
         dataset = DATASETS.build(replace(cfg, (name, ), value))
