@@ -94,7 +94,8 @@ class Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize('attention', [
     'StepNet', 'SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE',
-    'OursSharedMLP', 'OursDepthwiseConv', 'OursNoNorm', 'OursMeanStd'
+    'OursSharedMLP', 'OursDepthwiseConv', 'OursNoNorm', 'OursNormFirst',
+    'OursMeanStd'
 ])
 def test_no_operator_is_forgotten(attention):
     model = StepResNetCIFAR(20, attention=dict(type=attention)).eval()

@@ -17,7 +17,8 @@ from tests.utils import not_on_torch_21
 CIFAR = Path(__file__).parents[2] / 'data/cifar10/train'
 CHANNELS = 64
 NAMES = ('CBAM', 'ECA', 'FCA', 'SE', 'SEM', 'SGE', 'SRM', 'StepNet',
-         'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursSharedMLP')
+         'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
+         'OursSharedMLP')
 TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 

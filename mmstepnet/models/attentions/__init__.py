@@ -3,7 +3,13 @@ from .cbam import CBAM
 from .eca import ECA
 from .fca import FCA
 from .iebn import IEBN
-from .ours import OursDepthwiseConv, OursMeanStd, OursNoNorm, OursSharedMLP
+from .ours import (
+    OursDepthwiseConv,
+    OursMeanStd,
+    OursNoNorm,
+    OursNormFirst,
+    OursSharedMLP,
+)
 from .se import SE
 from .sem import SEM
 from .sge import SGE
@@ -12,6 +18,6 @@ from .stepnet import StepNet
 
 __all__ = [
     'CBAM', 'ECA', 'FCA', 'IEBN', 'SE', 'SEM', 'SGE', 'SRM', 'Attention',
-    'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursSharedMLP',
-    'StepNet', 'build_attention'
+    'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
+    'OursSharedMLP', 'StepNet', 'build_attention'
 ]

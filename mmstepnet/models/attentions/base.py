@@ -175,8 +175,8 @@ def check_batch(bn: nn.Module, features: Tensor) -> None:
         ValueError: ``bn`` is an ordinary BN in training mode and a channel
             has one value in the batch.
     """
-    if (bn.training and features.numel() == features.shape[1]
-            and not isinstance(bn, nn.SyncBatchNorm)):
+    if (isinstance(bn, (nn.BatchNorm1d, nn.BatchNorm2d)) and bn.training
+            and features.numel() == features.shape[1]):
         raise ValueError(
             'the attention normalises pooled features over the batch and '
             'needs at least 2 images a process in training, got 1; use '

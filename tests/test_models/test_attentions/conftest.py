@@ -17,6 +17,7 @@ ATTENTIONS = {
     'OursSharedMLP': dict(type='OursSharedMLP'),
     'OursDepthwiseConv': dict(type='OursDepthwiseConv'),
     'OursNoNorm': dict(type='OursNoNorm'),
+    'OursNormFirst': dict(type='OursNormFirst'),
     'OursMeanStd': dict(type='OursMeanStd'),
 }
 

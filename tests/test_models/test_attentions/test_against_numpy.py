@@ -24,15 +24,16 @@ def mlp(w, z, prefix=''):
         + w[prefix + 'fc2.bias']
 
 
-def bn(w, z, training):
+def bn(w, z, training, name='bn'):
     axes = (0, *range(2, z.ndim))
-    mean, var = w['bn.running_mean'], w['bn.running_var']
+    mean, var, gamma, beta = (
+        w[f'{name}.{key}']
+        for key in ('running_mean', 'running_var', 'weight', 'bias'))
     if training:
         mean, var = z.mean(axes), z.var(axes)
     by_channel = (-1, *[1] * (z.ndim - 2))
     mean, var, gamma, beta = (
-        v.reshape(by_channel)
-        for v in (mean, var, w['bn.weight'], w['bn.bias']))
+        v.reshape(by_channel) for v in (mean, var, gamma, beta))
     return (z - mean) / np.sqrt(var + 1e-5) * gamma + beta
 
 
@@ -119,6 +120,13 @@ def both(w, x, x_next):
             w['pair_weight'][:, 1] * x_next.mean((2, 3)))
 
 
+def norm_first(w, x, f, training):
+    pair = np.concatenate([x.mean((2, 3)), (x + f).mean((2, 3))], 1)
+    p, q = np.split(bn(w, pair, training, 'pair_bn'), 2, 1)
+    z = w['pair_weight'][:, 0] * p + w['pair_weight'][:, 1] * q
+    return sigmoid(w['ie_weight'] * z + w['ie_bias'])
+
+
 def depthwise(w, x, x_next):
     z = np.empty(x.shape[:2])
     for n, c in np.ndindex(z.shape):
@@ -159,6 +167,7 @@ def mean_std(w, x, x_next):
          w, np.concatenate([x.mean((2, 3)), y.mean((2, 3))], 1)))),
     (dict(type='OursDepthwiseConv'), adaptor(depthwise)),
     (dict(type='OursNoNorm'), adaptor(both)),
+    (dict(type='OursNormFirst'), norm_first),
     (dict(type='OursMeanStd'), adaptor(mean_std)),
 ], ids=lambda value: '-'.join(map(str, value.values()))
                          if isinstance(value, dict) else '')

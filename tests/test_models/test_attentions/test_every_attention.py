@@ -137,14 +137,22 @@ def test_impossible_channels(cfg, channels):
         build_attention(cfg, channels, map_size=7)
 
 
-@pytest.mark.parametrize('kind', ['SRM', 'StepNet', 'OursMeanStd'])
-def test_batch_of_one_in_training(kind, maps):
+@pytest.mark.parametrize('kind, norm', [
+    ('SRM', 'bn'), ('StepNet', 'bn'), ('OursMeanStd', 'bn'),
+    ('OursNormFirst', 'pair_bn')
+])
+def test_batch_of_one_in_training(kind, norm, maps):
     attention = build_attention(dict(type=kind), 8)
     x, f = maps(1, 8, 4, 4)
     with pytest.raises(ValueError, match='at least 2 images'):
         attention(x, f)
-    attention.bn.eval()
+    getattr(attention, norm).eval()
     attention(x, f)
+
+
+def test_batch_of_one_where_nothing_is_normalised(maps):
+    attention = build_attention(dict(type='OursNoNorm'), 8)
+    assert attention(*maps(1, 8, 4, 4)).isfinite().all()
 
 
 def test_one_pixel_in_training(maps):
