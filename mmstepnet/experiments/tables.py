@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import variance
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -159,14 +159,16 @@ def _stiffness_sheet(cells: Sequence[Cell], column: str,
                 *(_mean([m[key] for m in measured], decimals)
                   for key, decimals in (('tns', 4), ('p_hat', 4),
                                         ('few_stiff', 2))),
+                _mean([fmean(m['step']) for m in measured], 2),
                 str(len(measured))
             ])
     return Sheet(
         f'Table {cells[0].table}, {column}: stiffness',
-        ['Row', 'TNS', '∬p̂', 'p̂ ≤ 10 %', 'seeds'], rows, [
+        ['Row', 'TNS', '∬p̂', 'p̂ ≤ 10 %', 'Δt', 'seeds'], rows, [
             'Of the trained networks on the test images, mean ± sample '
             'standard deviation over the seeds. p̂ ≤ 10 %: share of the '
-            'degrees M that some image is stiff to.'
+            'degrees M that some image is stiff to. Δt: mean step of the same '
+            'blocks, channels and images.'
         ])
 
 

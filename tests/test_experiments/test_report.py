@@ -61,6 +61,7 @@ def results(tmp_path_factory):
                 best=evaluated[1], machine='m', torch='t', commit='c' * 40,
                 stiffness=dict(tns=0.1 + 0.02 * place + seed / 99,
                                p_hat=0.05, few_stiff=0.7, stages=[0, 1],
+                               step=[0.25, 0.5 + seed / 10],
                                correlation=[-0.5, 0.5])))
     for seed, value in enumerate((86.45, 87.1)):
         evaluated = dict(epoch=100, metrics={'accuracy/top1': value})
@@ -109,6 +110,17 @@ def test_tables_are_those_of_the_results(paper, results, report):
         assert last.strip() == f'{mean:.2f}{std}'
         assert best.strip() == f'{mean + 0.11:.2f}{std}'
         assert int(seeds) == len(values)
+
+
+def test_stiffness_of_the_seeds(report):
+    part = report.split('20 epochs: stiffness**')[1].split('**')[0]
+    row = re.search(r'^\| Plain \|(.*)\|$', part, re.MULTILINE)[1]
+    tns, *_, step, seeds = map(str.strip, row.split('|'))
+    seed = list(range(int(seeds)))
+    mean = 0.1 + statistics.fmean(seed) / 99
+    assert tns == f'{mean:.4f} ± {statistics.stdev(seed) / 99:.4f}'
+    step_mean = 0.375 + statistics.fmean(seed) / 20
+    assert step == f'{step_mean:.2f} ± {statistics.stdev(seed) / 20:.2f}'
 
 
 def test_verdicts_and_evidence(report):
