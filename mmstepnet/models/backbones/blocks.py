@@ -82,12 +82,10 @@ class _PreActBlock(_StepBlock):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.step = ResidualStep(drop_path=self.drop_path)
-        last = len(self.convs)
         # Norm k stands before convolution k and has its input's width.
         for k, conv in enumerate(self.convs, 1):
             _, norm = build_norm_layer(self.norm_cfg, conv.in_channels)
             setattr(self, getattr(self, f'norm{k}_name'), norm)
-        assert last in (2, 3)
         if self.downsample is not None:
             del self.downsample[-1]
 
