@@ -1,3 +1,4 @@
 _base_ = ['./resnet20_stepnet_digits.py']
 
-model = dict(backbone=dict(attention=dict(type='SGE')))
+# 4, 8 and 16 channels a group, as in ResNet-50's first stages with 64 groups.
+model = dict(backbone=dict(attention=dict(type='SGE', groups=4)))

@@ -32,8 +32,9 @@ LONG = 'CIFAR-10 JPEG, 10k images, 60 epochs'
 
 PLAIN, STEPNET, SE = 'Plain', 'StepNet', 'SE'
 STEPNET_1, SE_1 = 'StepNet, init_step=1', 'SE, init_step=1'
-OTHERS = (SE, 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE', 'IEBN')
-"""The attentions that StepNet is compared with."""
+OTHERS = (SE, 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE, 4 groups', 'IEBN')
+"""The attentions that StepNet is compared with; SGE in the form that trains
+in so narrow a network."""
 
 SINGLE_INPUTS = ('StepNet, F(x_t)', 'StepNet, F(x_{t+1})',
                  'StepNet, F(x_{t+1} - x_t)')

@@ -37,6 +37,11 @@ class SGE(Attention):
     population's deviation, as in the paper), and :math:`\gamma = 0`,
     :math:`\beta = 1` at the start.
 
+    A group of one channel, 64 groups of 64, has a gate that jumps where
+    GAP(f) changes its sign, with a gradient of the order of 1/ε there. Narrow
+    networks need fewer groups: ResNet-20 breaks down with 64 and does not with
+    4 (``configs/small``).
+
     Args:
         channels (int): Channels C.
         groups (int): Wanted number of groups; G is the largest divisor of C
