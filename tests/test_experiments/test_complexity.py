@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 FREE = {
     'empty', 'view', 't', 'select', 'slice', 'unsqueeze', 'expand', 'clone',
     'transpose', 'permute', 'stack', 'cat', 'alias', '_unsafe_view', 'copy_',
-    'detach', '_to_copy', 'repeat_interleave'
+    'detach', '_to_copy', 'repeat_interleave', 'split'
 }
 
 
