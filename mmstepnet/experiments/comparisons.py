@@ -82,20 +82,23 @@ def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
 def judge(comparisons: Sequence[Comparison]) -> str:
     """Judge a claim that all differences are positive.
 
-    Held where all are, each at :data:`LEVEL` after Holm's correction; not
-    held where one is negative at that level; no results where none has a
-    seed; not decidable otherwise, which includes differences too small for
-    so few seeds.
+    Held where every one is, at :data:`LEVEL` each: that all must be is
+    itself the correction (intersection-union test; Berger, 1982). Not held
+    where one is negative at that level after Holm's correction for all of
+    them, those not tested yet included. No results where none has a seed;
+    not decidable otherwise, which includes differences too small for so few
+    seeds.
     """
     if not any(c.differences for c in comparisons):
         return NO_RESULTS
-    tested = {c.name: c.p for c in comparisons if c.p is not None}
-    corrected = holm(tested)
-    sure = {c.name: np.sign(c.mean) for c in comparisons
-            if corrected.get(c.name, 1) < LEVEL}
-    if -1 in sure.values():
+    p = {c.name: 1.0 if c.p is None else c.p for c in comparisons}
+    corrected = holm(p)
+    if any(c.mean < 0 and corrected[c.name] < LEVEL for c in comparisons
+           if c.differences):
         return NOT_HELD
-    return HELD if len(sure) == len(comparisons) else UNDECIDABLE
+    if all(p[c.name] < LEVEL and c.mean > 0 for c in comparisons):
+        return HELD
+    return UNDECIDABLE
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:

@@ -8,6 +8,9 @@ import numpy as np
 LAST_EPOCHS = 10
 """Most epochs at the end of training over which a run's spread is taken."""
 
+LEAST_VALIDATIONS = 3
+"""Fewer there show how fast a run rises, not how calm it is."""
+
 
 def stack_curves(results: Sequence[dict[str, Any]],
                  key: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -30,21 +33,23 @@ def stack_curves(results: Sequence[dict[str, Any]],
     return np.array(epochs), np.array([[c[e] for e in epochs] for c in curves])
 
 
-def late_epochs(count: int) -> int:
-    """Number of last epochs: 10, of a short training its second half."""
-    return max(min(LAST_EPOCHS, count // 2), 2)
+def late_validations(epochs: np.ndarray) -> np.ndarray:
+    """Which validations are of the end of training.
 
-
-def late_variance(values: np.ndarray, last: int) -> float:
-    """Variance over the last epochs of a run, the mean of the seeds.
+    Those of the last 10 epochs, of a short training of its second half.
 
     Args:
-        values (ndarray): (S, E).
-        last (int): Epochs from the end, see :func:`late_epochs`.
+        epochs (ndarray): Of the validations (E,).
 
     Returns:
-        float: Mean of the sample variances (over E - 1); NaN where there is
-        one epoch.
+        ndarray: Mask (E,), all False where they are fewer than
+        :data:`LEAST_VALIDATIONS`.
     """
-    late = values[:, -last:]
-    return float(late.var(1, ddof=1).mean()) if late.shape[1] > 1 else np.nan
+    end = epochs.max()
+    late = epochs > end - min(LAST_EPOCHS, end // 2)
+    return late & (late.sum() >= LEAST_VALIDATIONS)
+
+
+def mean_variance(values: np.ndarray) -> float:
+    """Sample variance (over E - 1) of each run (S, E), the mean of the S."""
+    return float(values.var(1, ddof=1).mean())

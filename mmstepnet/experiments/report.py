@@ -1,6 +1,7 @@
 """RESULTS.md: tables, figures and verdicts, all of it from ``results/``."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from .comparisons import LEAST_SEEDS, LEVEL, NO_RESULTS
 from .metafile import Cell
 from .plots import save_plots
 from .results import load_results, summarise
-from .tables import Sheet, table_sheets
+from .tables import NONE, Sheet, table_sheets
 
 if TYPE_CHECKING:
     from mmstepnet.engine.complexity import Complexity
@@ -94,7 +95,7 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
             parts += map(_picture, plots)
             figures += plots
     parts += ['## Where they come from\n',
-              provenance_sheet(found, results).to_markdown()]
+              provenance_sheet(found, results, warm_starts).to_markdown()]
     out.write_text('\n'.join(parts), encoding='utf-8')
     return [out, *figures]
 
@@ -109,16 +110,28 @@ def read_warm_starts(results: Path, name: str) -> list[dict]:
     """What warm_start.py wrote for a plain config, a dict a seed.
 
     Raises:
-        ValueError: A file is damaged.
+        ValueError: A file is damaged, or the seeds differ in their rows or
+            further training.
     """
-    found = []
+    found = {}
     for path in sorted((results / WARM_START / name).glob('seed_*.json')):
         try:
-            found.append(json.loads(path.read_text()))
+            found[path] = json.loads(path.read_text())
         except json.JSONDecodeError as error:
             raise ValueError(f'{path} is no JSON: {error}; remove it and run '
                              'warm_start.py again') from error
-    return found
+    settings = {
+        path: (start['epochs'], start['lr'], tuple(
+            (row['attention'], row['init_step']) for row in start['rows']))
+        for path, start in found.items()
+    }
+    for path, setting in settings.items():
+        first, expected = next(iter(settings.items()))
+        if setting != expected:
+            raise ValueError(
+                f'{path}: epochs, lr and rows {setting}, but {expected} in '
+                f'{first.name}; run warm_start.py again with the same options')
+    return list(found.values())
 
 
 def warm_start_sheet(warm_starts: list[dict]) -> Sheet:
@@ -127,44 +140,57 @@ def warm_start_sheet(warm_starts: list[dict]) -> Sheet:
     for start in warm_starts:
         for row in start['rows']:
             groups.setdefault((row['attention'], row['init_step']),
-                              []).append((start['plain'], row))
+                              []).append(row)
     rows = []
     for (attention, init_step), members in groups.items():
         gate = "paper's" if init_step is None else f'init_step={init_step:g}'
-        values = ([plain for plain, _ in members],
-                  [row['before'] for _, row in members],
-                  [row['after'] for _, row in members])
-        rows.append([attention, gate,
-                     *(summarise(v).format(2) for v in values),
-                     str(len(members))])
+        rows.append([
+            attention or 'none', gate if attention else NONE,
+            *(summarise([row[when] for row in members]).format(2)
+              for when in ('before', 'after')), str(len(members))
+        ])
     start = warm_starts[0]
     return Sheet(
         f'Attention put into the trained plain network of '
         f'{start["config"]}, Accuracy (%)',
-        ['Attention', 'Gate', 'Plain', 'At once',
-         f'After {start["epochs"]} epoch', 'seeds'], rows, [
+        ['Attention', 'Gate', 'At once', f'After {start["epochs"]} epoch',
+         'seeds'], rows, [
              f'Further training at the constant rate {start["lr"]:g}. Mean ± '
              'sample standard deviation over the seeds.'
          ], labels=2)
 
 
-def provenance_sheet(tables: dict[str, list[Cell]], results: Path) -> Sheet:
-    """Machines, versions and commits of each table's results."""
+def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
+                     warm_starts: list[dict]) -> Sheet:
+    """Machines, versions, commits and command of each table's results."""
     rows = []
     for table, cells in tables.items():
         names = dict.fromkeys(cell.name for cell in cells if cell.config)
-        found = [r for name in names for r in load_results(results, name)]
-        values = [', '.join(sorted({str(r.get(key)) for r in found}))
-                  for key in ('machine', 'torch')]
-        commits = {str(r.get('commit'))[:9] for r in found}
-        seeds = max(r['seed'] for r in found) + 1
-        rows.append([
-            table, str(len(found)), *values, ', '.join(sorted(commits)),
-            f'`python tools/paper.py run {table} --seeds {seeds}`'
-        ])
+        groups = {}
+        for result in (r for n in names for r in load_results(results, n)):
+            groups.setdefault(tuple(result['cfg_options']),
+                              []).append(result)
+        for options, found in groups.items():
+            command = ['python tools/paper.py run', table, '--seeds',
+                       str(max(r['seed'] for r in found) + 1)]
+            command += ['--cfg-options', *options] if options else []
+            rows.append([table, *_origin(found), f'`{" ".join(command)}`'])
+    if warm_starts:
+        rows.append(['warm start', *_origin(warm_starts),
+                     '`python tools/analysis_tools/warm_start.py`, see '
+                     '[the suite](configs/small/README.md)'])
     return Sheet('Runs', [
         'Table', 'Runs', 'Machine', 'PyTorch', 'Commits', 'Command'
     ], rows, labels=6)
+
+
+def _origin(results: list[dict]) -> list[str]:
+    starts = [start for result in results for start in result['starts']]
+    commits = {re.sub('(?<=^.{9})[0-9a-f]+', '', str(s['commit']))
+               for s in starts}
+    return [str(len(results)),
+            *(', '.join(sorted({s[key] for s in starts}))
+              for key in ('machine', 'torch')), ', '.join(sorted(commits))]
 
 
 def _with_results(cells: list[Cell], results: Path) -> list[Cell]:

@@ -10,7 +10,9 @@
 holds pairs of epoch and value: the training loss, and the metrics of every
 validation. ``stiffness`` is what
 :func:`~mmstepnet.experiments.stiffness.summarise_stiffness` gives for the
-test, null where the config has no StiffnessHook.
+test, null where the config has no StiffnessHook. ``starts`` holds what
+:func:`~mmstepnet.experiments.runs.provenance` gives, once for each machine,
+version and commit that the run was started or went on with.
 """
 
 import json
@@ -34,13 +36,17 @@ def result_path(results: Path, name: str, seed: int) -> Path:
 
 def save_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result: wholly, or not at all."""
+    # A line for each key: whole curves would take one for each epoch.
+    lines = (f'  {json.dumps(k)}: {json.dumps(v)}' for k, v in result.items())
+    write_whole(path, '{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file wholly, or not at all; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        # A line for each key: whole curves would take one for each epoch.
-        lines = (f'  {json.dumps(k)}: {json.dumps(v)}'
-                 for k, v in result.items())
-        temporary.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+        temporary.write_text(text)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -34,11 +34,12 @@ from mmstepnet.visualization.metric_log import (
 
 from .metafile import Cell
 from .metrics import METRICS
-from .results import load_result, result_path, save_result
+from .results import load_result, result_path, save_result, write_whole
 from .stiffness import summarise_stiffness
 
 CHECKPOINT = re.compile(r'epoch_(\d+)\.pth')
 SEED = 'randomness.seed'
+CODE = ('mmstepnet', 'configs', 'tools')
 # With one, mmengine deletes the old checkpoint before the new one is written.
 KEEP = 'default_hooks.checkpoint.max_keep_ckpts=2'
 Say = Callable[[str], None]
@@ -252,6 +253,7 @@ class Run:
             if self.is_done():
                 return True
             schedule = Schedule.read(self.cell.config, self.plan.cfg_options)
+            self._note_start()
             point = self.last_checkpoint(schedule)
             if point is None or point[0] < schedule.max_epochs:
                 done = 0 if point is None else point[0]
@@ -282,8 +284,23 @@ class Run:
             'stiffness': self._stiffness(),
             'launcher': self.plan.launcher,
             'gpus': self.plan.gpus,
-            **provenance(self.plan.root),
+            'starts': self._starts(),
         }
+
+    @property
+    def _starts_file(self) -> Path:
+        return self.folder / 'starts.json'
+
+    def _starts(self) -> list[dict]:
+        if not self._starts_file.is_file():
+            return []
+        return json.loads(self._starts_file.read_text())
+
+    def _note_start(self) -> None:
+        """The code may be another when the run ends, or goes on."""
+        starts, now = self._starts(), provenance(self.plan.root)
+        if now not in starts:
+            write_whole(self._starts_file, json.dumps([*starts, now]))
 
     def _stiffness(self) -> dict | None:
         """What a StiffnessHook measured in the test, if the config has one."""
@@ -330,7 +347,7 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
 
     Raises:
         ValueError: No cell has a config, or a result does not fit.
-        RuntimeError: A command failed; what was done before is kept.
+        RuntimeError: Commands failed; raised after the other runs.
     """
     for cell in cells:
         if cell.config is None:
@@ -346,11 +363,18 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
         for run in pending:
             _say_commands(run, say)
         return pending
-    left = []
+    left, failed = [], []
     for number, run in enumerate(pending, len(runs) - len(pending) + 1):
         say(f'run {number} of {len(runs)}: {run}')
-        if not run.execute(say):
-            left.append(run)
+        try:
+            if not run.execute(say):
+                left.append(run)
+        except RuntimeError as error:
+            failed.append(f'{run}: {error}')
+            say(f'failed: {failed[-1]}')
+    if failed:
+        raise RuntimeError('\n'.join(
+            [f'{len(failed)} of {len(runs)} runs failed:', *failed]))
     return left
 
 
@@ -402,7 +426,8 @@ def provenance(root: Path) -> dict[str, str | None]:
 
     Returns:
         dict: ``machine``, ``torch``, ``mmstepnet`` and ``commit``, the last
-        None where there is no repository.
+        None where ``root`` is no repository, and with ``-dirty`` where code
+        or configs differ from it.
     """
     cuda = torch.cuda.is_available()
     return {
@@ -415,6 +440,12 @@ def provenance(root: Path) -> dict[str, str | None]:
 
 
 def _commit(root: Path) -> str | None:
-    git = subprocess.run(['git', '-C', str(root), 'rev-parse', 'HEAD'],
-                         capture_output=True, text=True, check=False)
-    return git.stdout.strip() or None
+    def git(*args: str) -> str:
+        return subprocess.run(['git', '-C', str(root), *args],
+                              capture_output=True, text=True,
+                              check=False).stdout.strip()
+    # A copy inside somebody's repository is none of its commits.
+    if git('rev-parse', '--show-toplevel') != str(root.resolve()):
+        return None
+    changed = git('status', '--porcelain', '--', *CODE)
+    return git('rev-parse', 'HEAD') + ('-dirty' if changed else '')

@@ -11,7 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .curves import late_epochs, late_variance, stack_curves
+from .curves import (
+    LEAST_VALIDATIONS,
+    late_validations,
+    mean_variance,
+    stack_curves,
+)
 from .metafile import Cell
 from .metrics import METRICS
 from .results import load_results, summarise
@@ -127,22 +132,33 @@ def _robustness_sheet(cells: Sequence[Cell], column: str, name: str,
     for cell in cells:
         results = found.get(cell.config, [])
         curves = stack_curves(results, metric.key)
-        if curves is None or len(curves[0]) < 2:
+        if curves is None:
             continue
-        ends = [r['last']['metrics'][metric.key] for r in results]
-        over_seeds = (f'{variance(ends) * metric.scale**2:.3g}'
-                      if len(ends) > 1 else NONE)
-        last = late_epochs(len(curves[0]))
-        late = late_variance(curves[1], last) * metric.scale**2
-        rows.append([cell.row, over_seeds, str(len(results)), f'{late:.3g}',
-                     str(last)])
+        epochs, values = curves
+        late = late_validations(epochs)
+        if len(results) < 2 and not late.any():
+            continue
+        ends = [r['last']['metrics'][metric.key] * metric.scale
+                for r in results]
+        rows.append([
+            cell.row,
+            f'{variance(ends):.3g}' if len(ends) > 1 else NONE,
+            str(len(results)),
+            *((f'{mean_variance(values[:, late] * metric.scale):.3g}',
+               f'{epochs[late][0]}-{epochs[late][-1]}') if late.any() else
+              (NONE, NONE))
+        ])
+    on_test = all(r['best'] for results in found.values() for r in results)
+    split = 'test' if on_test else 'validation'
     return Sheet(
         f'Table {cells[0].table}, {column}, {name}: variance', [
             'Row', 'over seeds, last epoch', 'seeds', 'over last epochs',
             'epochs'
         ], rows, [
-            'Sample variances, in squared units of the table. Over the last '
-            'epochs: of each seed, then the mean of the seeds.'
+            'Sample variances, in squared units of the table. Over seeds: on '
+            'the test data. Over the last epochs: of each seed\'s validations '
+            f'on the {split} data after these epochs, then the mean of the '
+            f'seeds; not of fewer than {LEAST_VALIDATIONS} validations.'
         ])
 
 

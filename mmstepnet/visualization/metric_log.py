@@ -45,8 +45,9 @@ def logged_losses(work_dir: str | Path,
                   name: str = 'loss') -> dict[int, float]:
     """Read the training loss of each epoch.
 
-    Where it is logged several times in an epoch, the mean counts; where a
-    resumed run repeats an epoch, its own.
+    Where it is logged several times in an epoch, the mean counts. Where a
+    resumed run repeats iterations the later start counts, also for all that
+    an earlier one had logged beyond them.
 
     Args:
         work_dir (str | Path): Work directory of an mmengine runner.
@@ -55,15 +56,19 @@ def logged_losses(work_dir: str | Path,
     Raises:
         ValueError: A log holds the loss but no finite number for it.
     """
-    losses = {}
+    logged = {}
     for path in log_files(work_dir):
-        started = {}
-        for entry in _entries(path):
-            if name in entry and 'epoch' in entry:
-                value = _finite(path, name, entry[name])
-                started.setdefault(entry['epoch'], []).append(value)
-        losses.update((e, fmean(values)) for e, values in started.items())
-    return losses
+        entries = [e for e in _entries(path) if name in e and 'epoch' in e]
+        if entries:
+            first = min(e['step'] for e in entries)
+            logged = {s: found for s, found in logged.items() if s < first}
+        for entry in entries:
+            value = _finite(path, name, entry[name])
+            logged[entry['step']] = entry['epoch'], value
+    losses = {}
+    for epoch, value in logged.values():
+        losses.setdefault(epoch, []).append(value)
+    return {epoch: fmean(values) for epoch, values in losses.items()}
 
 
 def _finite(path: Path, name: str, value: object, fix: str = '') -> float:

@@ -68,13 +68,22 @@ def test_verdicts(comparisons, verdict):
     assert judge(comparisons) == verdict
 
 
-def test_more_comparisons_need_smaller_p():
-    borderline = Comparison('borderline', (1.0, 1.2, 0.55))
-    assert 0.025 < borderline.p < 0.05
-    assert judge([borderline]) == HELD
-    assert judge([borderline, UNSURE]) == UNDECIDABLE
-    assert judge([Comparison('a', borderline.differences),
-                  Comparison('b', borderline.differences)]) == UNDECIDABLE
+BORDERLINE = Comparison('borderline', (1.0, 1.2, 0.55))
+BELOW = Comparison('below', (-1.0, -1.2, -0.55))
+
+
+def test_every_difference_must_be_sure_but_no_surer_for_being_one_of_many():
+    assert 0.025 < BORDERLINE.p < 0.05
+    assert judge([BORDERLINE]) == HELD
+    assert judge([BORDERLINE, SURE]) == HELD
+    assert judge([BORDERLINE, UNSURE]) == UNDECIDABLE
+
+
+def test_one_of_many_that_falls_behind_needs_a_smaller_p():
+    assert judge([BELOW]) == NOT_HELD
+    # Also of those that have no p yet: a verdict does not go as they come.
+    for other in (UNSURE, FEW, EMPTY):
+        assert judge([BELOW, other]) == UNDECIDABLE
 
 
 def test_evidence():

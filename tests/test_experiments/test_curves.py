@@ -10,8 +10,8 @@ from matplotlib.image import imread
 from mmstepnet.engine.complexity import Complexity, measure_complexity
 from mmstepnet.experiments import Cell, save_result, table_sheets
 from mmstepnet.experiments.curves import (
-    late_epochs,
-    late_variance,
+    late_validations,
+    mean_variance,
     stack_curves,
 )
 from mmstepnet.experiments.plots import save_plots
@@ -62,8 +62,26 @@ def test_robustness_sheet(tmp_path, runs):
             for r in runs]
     assert sheet.rows == [[
         'Metric', f'{statistics.variance(ends):.3g}', '3',
-        f'{statistics.fmean(late):.3g}', '10'
+        f'{statistics.fmean(late):.3g}', '16-25'
     ]]
+    assert any('on the test data after' in note for note in sheet.notes)
+    for r in runs:  # best is None where validation data are not the test's
+        save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json',
+                    dict(r, best=None))
+    _, sheet = table_sheets([cell(tmp_path)], tmp_path, measure)
+    assert any('on the validation data after' in n for n in sheet.notes)
+
+
+def test_two_validations_are_no_end_of_training(tmp_path, runs):
+    for r in runs:
+        curves = {KEY: r['curves'][KEY][4::5]}  # epochs 5, 10, ..., 25
+        save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json',
+                    dict(r, curves=curves))
+    _, sheet = table_sheets([cell(tmp_path)], tmp_path, measure)
+    assert sheet.rows[0][1] != '–' and sheet.rows[0][3:] == ['–', '–']
+    for seed in (1, 2):
+        (tmp_path / 'net' / f'seed_{seed}.json').unlink()
+    assert len(table_sheets([cell(tmp_path)], tmp_path, measure)) == 1
 
 
 def test_networks_without_images_have_no_flops(tmp_path, runs):
@@ -98,11 +116,16 @@ def test_seeds_of_unequal_length():
 
 
 def test_variance_over_last_epochs():
-    values = np.array([[0., 9., 1., 3.], [5., 5., 5., 5.]])
-    assert late_variance(values, last=2) == pytest.approx((2 + 0) / 2)
-    assert np.isnan(late_variance(values[:, :1], last=2))
+    values = np.array([[1., 3.], [5., 5.]])
+    assert mean_variance(values) == pytest.approx((2 + 0) / 2)
+
+    def late(*epochs):
+        epochs = np.array(epochs)
+        return epochs[late_validations(epochs)].tolist()
+    assert late(*range(1, 101)) == list(range(91, 101))
     # The rise at the start of a short training is no unrest at its end.
-    assert [late_epochs(n) for n in (2, 5, 8, 100)] == [2, 2, 4, 10]
+    assert late(*range(1, 9)) == [5, 6, 7, 8]
+    assert late(1, 2, 3, 4) == late(5, 10, 15, 20) == late(7) == []
 
 
 def test_pictures(tmp_path, runs):
@@ -146,6 +169,12 @@ def test_losses_of_epochs(tmp_path):
         {KEY: 50., 'step': 1}, dict(epoch=2, loss=9., iter=15, step=15))
     log('20260102_000000', dict(epoch=2, loss=1., iter=15, step=15))
     assert logged_losses(tmp_path) == {1: 3., 2: 1.}
-    log('20260103_000000', dict(epoch=3, loss=float('nan')))
+    # One that goes on within an epoch adds to it; what the one before had
+    # logged beyond is of another course.
+    log('20260103_000000', *(dict(epoch=2, loss=v, iter=i, step=i)
+                             for i, v in ((20, 7.), (25, 90.), (30, 90.))))
+    log('20260104_000000', dict(epoch=2, loss=4., iter=25, step=25))
+    assert logged_losses(tmp_path) == {1: 3., 2: 4.}
+    log('20260105_000000', dict(epoch=3, loss=float('nan'), step=40))
     with pytest.raises(ValueError, match='loss is nan'):
         logged_losses(tmp_path)

@@ -25,6 +25,7 @@ ACCURACIES = {
     'resnet20_stepnet_cifar10-10k': (74.87, 74.53),
     'resnet20_stepnet-60e_cifar10-10k': (80.25, ),
 }
+STARTS = [dict(machine='m', torch='t', commit='c' * 40)]
 
 
 @pytest.fixture(scope='module')
@@ -58,7 +59,7 @@ def results(tmp_path_factory):
                                               (epochs - 5, accuracy + 0.11))]
             save_result(folder / name / f'seed_{seed}.json', dict(
                 config=name, seed=seed, cfg_options=[], last=evaluated[0],
-                best=evaluated[1], machine='m', torch='t', commit='c' * 40,
+                best=evaluated[1], starts=STARTS,
                 stiffness=dict(tns=0.1 + 0.02 * place + seed / 99,
                                p_hat=0.05, few_stiff=0.7, stages=[0, 1],
                                step=[0.25, 0.5 + seed / 10],
@@ -67,16 +68,19 @@ def results(tmp_path_factory):
         evaluated = dict(epoch=100, metrics={'accuracy/top1': value})
         save_result(folder / MOON / f'seed_{seed}.json', dict(
             config=MOON, seed=seed, cfg_options=[], last=evaluated,
-            best=evaluated, machine='m', torch='t', commit='c' * 40,
+            best=evaluated, starts=STARTS,
             curves={'loss': [(99, 0.4), (100, 0.3)]}))
     for seed, plain in enumerate((75.41, 75.72)):
-        rows = [dict(attention='SE', init_step=step, before=before,
+        rows = [dict(attention=attention, init_step=step, before=before,
                      after=before + 1)
-                for step, before in ((None, 12.5 + seed), (1.0, plain))]
+                for attention, step, before in (
+                    (None, None, plain), ('SE', None, 12.5 + seed),
+                    ('SE', 1.0, plain))]
         save_result(
             folder / 'warm_start' / PLAIN / f'seed_{seed}.json',
-            dict(config=PLAIN, seed=seed, epochs=1, lr=0.01, plain=plain,
-                 rows=rows))
+            dict(config=PLAIN, seed=seed, epochs=1, lr=0.01, rows=rows,
+                 starts=[dict(machine='m', torch='t', commit=c)
+                         for c in ('c' * 40, 'd' * 40 + '-dirty')]))
     return folder
 
 
@@ -138,6 +142,7 @@ def test_origin(report):
     origin = report.split('## Where they come from')[1]
     assert '| small | 9 | m | t | ccccccccc |' in origin
     assert 'python tools/paper.py run small --seeds 3' in origin
+    assert '| warm start | 2 | m | t | ccccccccc, ddddddddd-dirty |' in origin
 
 
 def test_warm_starts(results, report):
@@ -145,8 +150,20 @@ def test_warm_starts(results, report):
     assert sheet.to_markdown().strip() in report
     plain = '75.56 ± 0.22'
     assert sheet.rows == [
-        ['SE', "paper's", plain, '13.00 ± 0.71', '14.00 ± 0.71', '2'],
-        ['SE', 'init_step=1', plain, plain, '76.56 ± 0.22', '2']]
+        ['none', '–', plain, '76.56 ± 0.22', '2'],
+        ['SE', "paper's", '13.00 ± 0.71', '14.00 ± 0.71', '2'],
+        ['SE', 'init_step=1', plain, '76.56 ± 0.22', '2']]
+
+
+@pytest.mark.parametrize('changed', [
+    dict(epochs=5), dict(lr=0.1), dict(rows=[])])
+def test_warm_starts_of_other_settings_are_not_averaged(tmp_path, changed):
+    start = dict(epochs=1, lr=0.01, rows=[dict(attention='SE', init_step=1)])
+    for seed, found in enumerate((start, start | changed)):
+        save_result(tmp_path / 'warm_start' / PLAIN / f'seed_{seed}.json',
+                    found)
+    with pytest.raises(ValueError, match='seed_1.json: epochs, lr and rows'):
+        read_warm_starts(tmp_path, PLAIN)
 
 
 def test_a_damaged_warm_start_is_named(tmp_path):

@@ -1,13 +1,22 @@
 """Where a run stands, from the files that an interrupted one leaves."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from mmstepnet.experiments import Cell, save_result
-from mmstepnet.experiments.runs import Plan, Run, Schedule, run_cells
+from mmstepnet.experiments import Cell, runs, save_result
+from mmstepnet.experiments.results import load_result
+from mmstepnet.experiments.runs import (
+    Plan,
+    Run,
+    Schedule,
+    provenance,
+    run_cells,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_plain_digits.py'
@@ -86,6 +95,63 @@ def test_a_run_under_way_is_left_alone(run):
         fcntl.flock(lock, fcntl.LOCK_EX)
         left = run_cells([CELL], 1, run.plan, dry_run=False, say=said.append)
     assert left == [run] and 'another process' in said[-1]
+
+
+def test_a_run_that_fails_does_not_keep_the_others(run, monkeypatch):
+    done = []
+
+    def execute(run, say):
+        if run.seed == 1:
+            raise RuntimeError('the loss is nan')
+        done.append(run.seed)
+        return True
+    monkeypatch.setattr(Run, 'execute', execute)
+    with pytest.raises(RuntimeError, match='1 of 4 runs failed:\n'
+                       'resnet20_plain_digits, seed 1: the loss is nan'):
+        run_cells([CELL], 4, run.plan, dry_run=False, say=lambda line: None)
+    assert done == [0, 2, 3]
+
+
+def test_commit_is_that_of_the_code(tmp_path):
+    def git(*args):
+        subprocess.run(['git', '-C', tmp_path, '-c', 'user.name=n', '-c',
+                        'user.email=e', *args], check=True)
+
+    def commit(root=tmp_path):
+        return provenance(root)['commit']
+    assert commit() is None
+    code = tmp_path / 'mmstepnet' / 'code.py'
+    code.parent.mkdir()
+    code.write_text('1')
+    git('init', '-q')
+    git('add', '.')
+    git('commit', '-qm', 'first')
+    first = commit()
+    assert re.fullmatch('[0-9a-f]{40}', first)
+    (tmp_path / 'RESULTS.md').write_text('no code')
+    assert commit() == first
+    code.write_text('2')
+    assert commit() == f'{first}-dirty'
+    # A copy of the package within a repository is none of its commits.
+    assert commit(code.parent) is None
+    git('commit', '-qam', 'second')
+    assert commit() not in (first, None)
+
+
+def test_every_start_is_kept(run, monkeypatch):
+    def start(commit):
+        monkeypatch.setattr(runs, 'provenance',
+                            lambda root: dict(machine='m', commit=commit))
+        with pytest.raises(RuntimeError):
+            run.execute(lambda line: None)
+    monkeypatch.setattr(runs, '_call', lambda *args: None)
+    for commit in 'aab':
+        start(commit)
+    write(run, [20], [20])
+    run.test_metrics.write_text('{"accuracy/top1": 98}')
+    assert run.execute(lambda line: None)
+    result = load_result(run.result)
+    assert [s['commit'] for s in result['starts']] == ['a', 'b']
 
 
 def test_commands_of_the_launchers(tmp_path):

@@ -35,17 +35,24 @@ def test_rank_correlations(runs):
 
 
 @pytest.mark.parametrize(
-    'accuracy', [(3, 2, 1), (2, 1, 3, 5), (1, 3, 2, 2, 5)])
+    'accuracy', [(3, 2, 1), (2, 1, 3, 5), (1, 3, 2, 2, 5), (1, 1, 2, 3, 3)])
 def test_p_values_are_the_share_of_orders_as_extreme(accuracy):
     """Three runs in order are no proof: p = 1/3, both ways."""
     tns = list(range(len(accuracy)))
     found = correlate_ranks(tns, accuracy, 'runs')
+    pairs = list(combinations(tns, 2))
     ranks = rankdata(accuracy)
-    rhos = [np.corrcoef(order, ranks)[0, 1]
-            for order in permutations(tns)]
-    upper = np.mean(np.array(rhos) >= found.spearman - 1e-9)
-    lower = np.mean(np.array(rhos) <= found.spearman + 1e-9)
-    assert found.spearman_p == pytest.approx(min(1, 2 * min(upper, lower)))
+
+    def concordance(order):
+        return sum(np.sign((order[i] - order[j]) * (ranks[i] - ranks[j]))
+                   for i, j in pairs)
+    for statistic, p in (
+            (lambda order: np.corrcoef(order, ranks)[0, 1], found.spearman_p),
+            (concordance, found.kendall_p)):
+        values = np.array([statistic(order) for order in permutations(tns)])
+        upper = np.mean(values >= statistic(tns) - 1e-9)
+        lower = np.mean(values <= statistic(tns) + 1e-9)
+        assert p == pytest.approx(min(1, 2 * min(upper, lower)))
 
 
 def test_too_few_or_constant(runs, run):

@@ -2,11 +2,12 @@
 
 Inserts attentions into the trained plain model of an MMPretrain config, with
 the paper's gate and with init_step=1.0, and evaluates before any further
-training and after it.
+training and after it, the plain model too.
 """
 
 import argparse
 import math
+from itertools import product
 from pathlib import Path
 
 from mmengine.config import Config
@@ -85,22 +86,21 @@ def main() -> None:
     args = parse_args()
     check_checkpoint(args.checkpoint)
     check_data(Config.fromfile(args.config), 'train', 'val')
-    plain = Runner.from_cfg(insert(args, None, None)).val()
     table = Table('attention', 'init_step', 'before', 'after')
     rows = []
-    for attention in args.attentions:
-        for init_step in (None, 1.0):
-            name, before, after = measure(insert(args, attention, init_step))
-            rows.append(dict(attention=attention, init_step=init_step,
-                             metric=name, before=before, after=after))
-            table.add_row(attention, str(init_step), f'{before:.2f}',
-                          f'{after:.2f}')
+    for attention, init_step in [(None, None),
+                                 *product(args.attentions, (None, 1.0))]:
+        name, before, after = measure(insert(args, attention, init_step))
+        rows.append(dict(attention=attention, init_step=init_step,
+                         metric=name, before=before, after=after))
+        table.add_row(str(attention), str(init_step), f'{before:.2f}',
+                      f'{after:.2f}')
     save_result(
         args.out or args.work_dir / 'warm_start.json',
         dict(config=Path(args.config).stem, seed=args.seed,
-             epochs=args.epochs, lr=args.lr, plain=plain[name], rows=rows,
-             **provenance(ROOT)))
-    Console().print(f'plain: {plain[name]:.2f}', table)
+             checkpoint=Path(args.checkpoint).name, epochs=args.epochs,
+             lr=args.lr, rows=rows, starts=[provenance(ROOT)]))
+    Console().print(table)
 
 
 if __name__ == '__main__':
