@@ -49,6 +49,8 @@ def check_hosts(*names: str) -> None:
         try:
             version = import_module(name).__version__
         except ModuleNotFoundError as error:
+            if error.name != name:  # it is there, and lacks another
+                raise
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, which is not '
                 f'installed; {FIX}') from error

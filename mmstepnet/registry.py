@@ -76,3 +76,28 @@ PROPAGATIONS = Registry(
     locations=['mmstepnet.models.propagation'])
 """Attentions between tokens, points or nodes, see
 :class:`PropagationAttention`."""
+
+
+def find_registered(registry: Registry, name: str | type,
+                    what: str) -> type:
+    """Look a class up, whatever the default scope is.
+
+    Args:
+        registry (Registry): Where it is.
+        name (str | type): Its name, or the class, as in mmengine's new-style
+            configs.
+        what (str): What it is, for the message.
+
+    Raises:
+        KeyError: It is not registered; the message lists what is.
+    """
+    registry.import_from_location()
+    if isinstance(name, type):
+        found = name if name in registry.module_dict.values() else None
+    else:
+        found = registry.module_dict.get(
+            str(name).removeprefix('mmstepnet.'))
+    if found is None:
+        raise KeyError(f'{what} {name!r} is unknown; registered are '
+                       f'{sorted(registry.module_dict)}')
+    return found

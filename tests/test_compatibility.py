@@ -30,6 +30,14 @@ def test_missing_host_names_the_fix(monkeypatch):
         check_hosts('mmabsent')
 
 
+def test_what_a_host_lacks_is_not_the_host(monkeypatch, tmp_path):
+    (tmp_path / 'mmpresent.py').write_text('import absent_dependency')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(compatibility.VERSIONS, 'mmpresent', ('1.0', '2.0'))
+    with pytest.raises(ModuleNotFoundError, match="'absent_dependency'"):
+        check_hosts('mmpresent')
+
+
 def test_two_stacks_over_each_other(monkeypatch):
     installed = {STACKS['onedl'][1], STACKS['openmmlab'][2]}
 

@@ -4,8 +4,10 @@ import argparse
 import os
 
 import mmengine
+import torch.nn as nn
 from mmengine.config import Config
 from mmengine.dist import is_main_process
+from mmengine.registry import MODELS
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
 from mmstepnet.engine.data_check import check_data, named_data
@@ -45,16 +47,22 @@ def dump_predictions(cfg: Config, path: str) -> None:
 def test(cfg: Config, args: argparse.Namespace) -> None:
     """Run the test loop and write what was asked for."""
     runner = build_runner(cfg)
-    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
+    check_weights(built(runner.model), args.checkpoint, args.trust_checkpoint)
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
         mmengine.dump(metrics, args.out)
 
 
+def built(model: nn.Module | dict) -> nn.Module:
+    """Build a model that its runner builds but when it tests."""
+    return model if isinstance(model, nn.Module) else MODELS.build(model)
+
+
 def main() -> None:
     args = parse_args()
-    check_checkpoint(args.checkpoint, args.trust_checkpoint)
+    if '://' not in args.checkpoint:
+        check_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):

@@ -1,8 +1,11 @@
 """Train any config of an OpenMMLab host, ours among them."""
 
 import argparse
+import os.path as osp
 
 from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
+from mmengine.registry import HOOKS
 
 from mmstepnet.engine.checkpoint import check_checkpoint, find_resumable
 from mmstepnet.engine.data_check import check_data, named_data
@@ -31,25 +34,44 @@ def parse_args() -> argparse.Namespace:
         const='auto',
         metavar='CHECKPOINT',
         help='go on from a checkpoint; without a value from the last whole '
-        'one in the work directory, or from the start where there is none')
+        "one of the job, or from the config's load_from where there is none")
     return parser.parse_args()
 
 
 def prepare_checkpoints(cfg: Config, args: argparse.Namespace) -> None:
     """Choose what to go on from, and a hook that a kill cannot harm."""
-    if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
-    if cfg.get('resume') and cfg.get('load_from') is None:
-        cfg.load_from = find_resumable(cfg.work_dir, args.trust_checkpoint)
-        cfg.resume = cfg.load_from is not None
-    elif cfg.get('load_from') and '://' not in cfg.load_from:
-        check_checkpoint(cfg.load_from, args.trust_checkpoint)
     hooks = cfg.setdefault('default_hooks', {})
     saving = hooks.setdefault('checkpoint', dict(type='CheckpointHook'))
     # None is a job that shall keep nothing.
-    if saving is not None and saving['type'] == 'CheckpointHook':
+    if saving is not None and is_class(saving['type'], CheckpointHook):
         saving['type'] = 'mmstepnet.DurableCheckpointHook'
+    if args.resume not in (None, 'auto'):
+        cfg.load_from, cfg.resume = args.resume, True
+    elif args.resume or cfg.get('resume') and cfg.get('load_from') is None:
+        found = find_resumable(*checkpoint_folders(cfg),
+                               trusted=args.trust_checkpoint)
+        cfg.resume = found is not None
+        cfg.load_from = found or cfg.get('load_from')
+    if cfg.get('load_from') and '://' not in cfg.load_from:
+        check_checkpoint(cfg.load_from, args.trust_checkpoint)
+
+
+def is_class(kind: str | type, wanted: type) -> bool:
+    """Whether a config's type is a class itself, by whatever name."""
+    return (HOOKS.get(kind) if isinstance(kind, str) else kind) is wanted
+
+
+def checkpoint_folders(cfg: Config) -> list[str]:
+    """Where a job's checkpoints are: its own folder, and mmengine's other."""
+    saving = cfg.default_hooks.checkpoint or {}
+    out_dir = saving.get('out_dir')
+    if out_dir is None:
+        return [cfg.work_dir]
+    if '://' in out_dir:
+        raise ValueError(
+            f'--resume does not look for checkpoints in out_dir={out_dir!r}, '
+            'which is no folder; name one with --resume CHECKPOINT')
+    return [cfg.work_dir, osp.join(out_dir, osp.basename(cfg.work_dir))]
 
 
 def main() -> None:

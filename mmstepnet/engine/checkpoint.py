@@ -2,13 +2,17 @@
 
 import logging
 import os.path as osp
+import re
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile, is_zipfile
 
 import torch
 import torch.nn as nn
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
+from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
 from .safe_load import UnsafeCheckpointError, load_data
@@ -18,7 +22,8 @@ def check_checkpoint(path: str, trusted: bool = False) -> dict:
     """Refuse what is not a whole checkpoint, before a job is built for it.
 
     Args:
-        path (str): A file written by mmengine or ``torch.save``.
+        path (str): A file written by mmengine or ``torch.save``, or an
+            address that mmengine reads, which is fetched.
         trusted (bool): Whether to run what the file asks for. Defaults to
             False: it is read as data, see :func:`load_data`.
 
@@ -30,27 +35,36 @@ def check_checkpoint(path: str, trusted: bool = False) -> dict:
         UnsafeCheckpointError: It is more than data.
         ValueError: It is cut off, or is not a checkpoint at all.
     """
-    if not osp.isfile(path):
+    if '://' not in path and not osp.isfile(path):
         raise FileNotFoundError(f'checkpoint {path!r} does not exist')
     try:
-        if trusted:
-            checkpoint = torch.load(
-                path, map_location='cpu', weights_only=False)
+        if '://' in path:
+            checkpoint = CheckpointLoader.load_checkpoint(path, 'cpu')
         else:
-            checkpoint = load_data(path)
-        _check_sums(path)
+            checkpoint = _read(path, trusted)
+            _check_sums(path)
     except UnsafeCheckpointError:
         raise
     except Exception as error:  # whatever a reader makes of damaged bytes
-        raise ValueError(
-            f'{path!r} is not a whole PyTorch checkpoint ({error}); it was '
-            'cut off or damaged while it was written or copied, or is another '
-            'kind of file: take an earlier checkpoint') from error
+        raise _damaged(path, error) from error
     if not isinstance(checkpoint, dict) or not isinstance(
             checkpoint.get('state_dict', {}), dict):
         raise ValueError(f'{path!r} holds a {type(checkpoint).__name__}, not '
                          'a checkpoint with a state_dict of weights')
     return checkpoint
+
+
+def _damaged(path: str, error: Exception) -> ValueError:
+    return ValueError(
+        f'{path!r} is not a whole PyTorch checkpoint ({error}); it was '
+        'cut off or damaged while it was written or copied, or is another '
+        'kind of file: take an earlier checkpoint')
+
+
+def _read(path: str, trusted: bool, **kwargs) -> Any:
+    if trusted:
+        return torch.load(path, 'cpu', weights_only=False, **kwargs)
+    return load_data(path, **kwargs)
 
 
 def _check_sums(path: str) -> None:
@@ -66,45 +80,66 @@ def _check_sums(path: str) -> None:
             raise ValueError(f'the checksum of {damaged} differs')
 
 
-def find_resumable(work_dir: str, trusted: bool = False) -> str | None:
-    """Find the newest whole checkpoint that training can go on from.
+def find_resumable(*folders: str, trusted: bool = False) -> str | None:
+    """Find the whole checkpoint of most iterations, to go on from.
 
     Not the one that ``last_checkpoint`` names: a job that was killed while it
     saved may have left half of it.
 
     Args:
-        work_dir (str): Folder of a job.
+        *folders (str): Where a job keeps its checkpoints.
         trusted (bool): See :func:`check_checkpoint`. Defaults to False.
 
     Returns:
-        str, optional: Its path; None where the folder holds no checkpoint.
+        str, optional: Its path; None where there is no checkpoint.
 
     Raises:
-        UnsafeCheckpointError: The newest is more than data.
+        UnsafeCheckpointError: All that training could go on from are more
+            than data.
         ValueError: There are checkpoints, none of them whole.
     """
-    paths = sorted(
-        Path(work_dir).glob('*.pth'),
-        key=lambda path: path.stat().st_mtime_ns,
-        reverse=True)
-    broken = []
-    for path in map(str, paths):
+    found, broken = [], []
+    for path in sorted({p for f in folders for p in Path(f).glob('*.pth')}):
         try:
-            checkpoint = check_checkpoint(path, trusted)
-        except UnsafeCheckpointError:
-            raise
-        except ValueError as error:
-            broken.append(str(error))
+            iterations = _iterations(str(path), trusted)
+        except UnsafeCheckpointError as error:
+            broken.append(error)
+            continue
+        except Exception as error:
+            broken.append(_damaged(str(path), error))
             continue
         # Those of the best epochs, and published ones, hold weights alone.
-        if 'optimizer' in checkpoint:
-            for message in broken:
-                print_log(message, logger='current', level=logging.WARNING)
-            return path
+        if iterations is not None:
+            found.append((iterations, path.stat().st_mtime_ns, str(path)))
+    for *_, path in sorted(found, reverse=True):
+        try:
+            check_checkpoint(path, trusted)
+        except ValueError as error:
+            broken.append(error)
+            continue
+        for error in broken:
+            print_log(f'passed over: {error}', logger='current',
+                      level=logging.WARNING)
+        return path
+    for error in broken:
+        if isinstance(error, UnsafeCheckpointError):
+            raise error
     if broken:
-        raise ValueError(f'no checkpoint in {work_dir!r} can be resumed: '
-                         f'{broken[0]}')
+        raise ValueError(f'no checkpoint in {" or ".join(map(repr, folders))} '
+                         f'can be resumed: {broken[0]}') from broken[0]
     return None
+
+
+def _iterations(path: str, trusted: bool) -> int | None:
+    """Iterations that a checkpoint has seen; None if it is but weights.
+
+    Times of files are no order: those that were copied have others.
+    """
+    # Tensors of a zip file stay on the disk.
+    checkpoint = _read(path, trusted, mmap=is_zipfile(path) or None)
+    if not isinstance(checkpoint, dict) or 'optimizer' not in checkpoint:
+        return None
+    return checkpoint.get('meta', {}).get('iter', 0)
 
 
 def check_weights(model: nn.Module,
@@ -116,7 +151,8 @@ def check_weights(model: nn.Module,
     evaluate random weights, or NaN.
 
     Args:
-        model (nn.Module): The model that is to be evaluated, or its wrapper.
+        model (nn.Module): The model that is to be evaluated, or its wrapper;
+            gets the weights.
         path (str): Checkpoint, see :func:`check_checkpoint`.
         trusted (bool): See there. Defaults to False.
 
@@ -126,28 +162,37 @@ def check_weights(model: nn.Module,
     """
     if is_model_wrapper(model):
         model = model.module
-    checkpoint = check_checkpoint(path, trusted)
-    found = {
-        name.removeprefix('module.'): value
-        for name, value in checkpoint.get('state_dict', checkpoint).items()
-        if isinstance(value, Tensor)
-    }
-    wanted = model.state_dict()
+    weights = check_checkpoint(path, trusted)
+    weights = weights.get('state_dict', weights)
+    found = OrderedDict((name.removeprefix('module.'), value)
+                        for name, value in weights.items()
+                        if isinstance(name, str))
+    found._metadata = getattr(weights, '_metadata', None)
+    # The model's own reading, which renames what older versions wrote.
+    try:
+        names = model.load_state_dict(found, strict=False)
+    except RuntimeError as error:
+        shapes = re.findall(r'size mismatch for ([\w.]+)', str(error))
+        if not shapes:
+            raise ValueError(f'{path!r} does not fit the model: {error}'
+                             ) from error
+        problems = [('of another shape', shapes)]
+    else:
+        # Counts of batches, which evaluation does without, are not in files
+        # older than PyTorch 0.4.1.
+        missing = [name for name in names.missing_keys
+                   if not name.endswith('num_batches_tracked')]
+        problems = [('missing', missing), ('unexpected',
+                                           names.unexpected_keys)]
     differences = [
-        f'{what} {len(names)} ({", ".join(sorted(names)[:3])}, ...)'
-        for what, names in (
-            ('missing', wanted.keys() - found.keys()),
-            ('unexpected', found.keys() - wanted.keys()),
-            ('of another shape', [
-                name for name in wanted.keys() & found.keys()
-                if wanted[name].shape != found[name].shape
-            ])) if names
+        f'{what} {len(keys)} ({", ".join(sorted(keys)[:3])}, ...)'
+        for what, keys in problems if keys
     ]
     if differences:
         raise ValueError(
             f'{path!r} does not fit the model of this config; is it the '
             f'checkpoint of another one? Tensors: {"; ".join(differences)}')
-    if broken := not_finite(found, model):
+    if broken := not_finite(model.state_dict(), model):
         raise ValueError(
             f'{path!r} holds NaN or infinity in {len(broken)} tensors '
             f'({", ".join(broken[:3])}, ...): its training has diverged; '

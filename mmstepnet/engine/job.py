@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -119,18 +120,40 @@ def load_config(args: Namespace) -> Config:
 
 
 def _check_options(cfg: Config, options: dict) -> None:
-    """Refuse names that neither config nor runner has.
+    """Refuse names that no runner reads.
 
     A misspelt part further behind is an unknown argument of what is built.
     """
     for option in options:
         name = option.partition('.')[0]
-        if name not in cfg and name not in RUNNER_KEYS:
-            close = get_close_matches(name, [*cfg, *RUNNER_KEYS], 1)
+        if name in RUNNER_KEYS:
+            continue
+        if name in cfg:
+            # A variable: what was made of it is made already.
+            made = [key for part in RUNNER_KEYS if part in cfg
+                    for key in _places(cfg[part], cfg[name], part)][:5]
             raise ValueError(
-                f'--cfg-options {option}: {cfg.filename} has no {name!r}, '
-                'and no runner reads it' +
-                (f'; did you mean {close[0]!r}?' if close else ''))
+                f'--cfg-options {option}: no runner reads {name!r}, a '
+                f'variable of {cfg.filename}; ' +
+                (f'set what has its value: {", ".join(made)}' if made else
+                 'set what was made of it'))
+        close = get_close_matches(name, RUNNER_KEYS, 1)
+        raise ValueError(
+            f'--cfg-options {option}: {cfg.filename} has no {name!r}, '
+            'and no runner reads it' +
+            (f'; did you mean {close[0]!r}?' if close else ''))
+
+
+def _places(node: Any, value: Any, path: str) -> Iterator[str]:
+    """Paths of a value in a config."""
+    if type(node) is type(value) and node == value:
+        yield path
+    elif isinstance(node, dict):
+        for key, child in node.items():
+            yield from _places(child, value, f'{path}.{key}')
+    elif isinstance(node, list | tuple):
+        for i, child in enumerate(node):
+            yield from _places(child, value, f'{path}.{i}')
 
 
 def _find_mmsegmentation() -> None:

@@ -4,7 +4,7 @@ import os
 import os.path as osp
 import pickle
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,8 +13,9 @@ from urllib.parse import urlparse
 
 import numpy as np
 import torch
-from mmengine.dist import barrier, get_rank
+from mmengine.dist import barrier
 from mmengine.logging import HistoryBuffer
+from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import (
     get_external_models,
@@ -41,9 +42,22 @@ class UnsafeCheckpointError(ValueError):
     """A checkpoint asks for more than data when it is read."""
 
 
-def _statistics_method(owner: type, name: str) -> Callable:
-    """What mmengine's logs need of ``getattr``, and no more."""
-    if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
+class _Annealing:
+    """Stands for OneCycleParamScheduler, whose state names a function."""
+
+    _annealing_cos = OneCycleParamScheduler._annealing_cos
+    _annealing_linear = OneCycleParamScheduler._annealing_linear
+
+
+ATTRIBUTES = {
+    HistoryBuffer: ('min', 'max', 'mean', 'current'),
+    _Annealing: ('_annealing_cos', '_annealing_linear'),
+}
+
+
+def _attribute(owner: type, name: str) -> Callable:
+    """What mmengine's logs and schedules need of ``getattr``, no more."""
+    if name in ATTRIBUTES.get(owner, ()):
         return getattr(owner, name)
     raise pickle.UnpicklingError(
         f'Unsupported global: GLOBAL builtins.getattr of {owner!r}, {name!r}')
@@ -66,7 +80,9 @@ def _allowlist() -> dict[str, Any]:
     }
     allowed = {
         'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
-        'builtins.getattr': _statistics_method,
+        'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler':
+        _Annealing,
+        'builtins.getattr': _attribute,
         'builtins.slice': slice,
         'builtins.set': set,
         'numpy.ndarray': np.ndarray,
@@ -103,6 +119,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         module = 'builtins' if module == '__builtin__' else module
         full = f'{module}.{name}'
         allowed = {
+            'collections.Counter': Counter,
             'collections.OrderedDict': OrderedDict,
             '_codecs.encode': _encode,
             **self.tensors,
@@ -120,7 +137,8 @@ _restricted_pickle = SimpleNamespace(
     load=lambda file, **kwargs: _RestrictedUnpickler(file, **kwargs).load())
 
 
-def load_data(path: str, map_location: Any = 'cpu') -> Any:
+def load_data(path: str, map_location: Any = 'cpu',
+              mmap: bool | None = None) -> Any:
     """Read a file of ``torch.save`` without running anything in it.
 
     Tensors, containers, numbers, NumPy arrays and mmengine's records of
@@ -129,6 +147,7 @@ def load_data(path: str, map_location: Any = 'cpu') -> Any:
     Args:
         path (str): The file.
         map_location: See :func:`torch.load`. Defaults to 'cpu'.
+        mmap (bool, optional): See there. Defaults to None.
 
     Returns:
         What it holds.
@@ -145,7 +164,8 @@ def load_data(path: str, map_location: Any = 'cpu') -> Any:
         kwargs = dict(weights_only=False, pickle_module=_restricted_pickle)
     try:
         with context:
-            return torch.load(path, map_location=map_location, **kwargs)
+            return torch.load(
+                path, map_location=map_location, mmap=mmap, **kwargs)
     except pickle.UnpicklingError as error:
         named = re.search(
             r'(?:GLOBAL|Unsupported class) `?([\w.]+)', str(error))
@@ -188,8 +208,8 @@ def _load_local(filename: str, map_location: Any = 'cpu') -> Any:
 def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
     folder = osp.join(torch.hub.get_dir(), 'checkpoints')
     path = osp.join(folder, osp.basename(urlparse(filename).path))
-    # One process fetches, all read.
-    if get_rank() == 0 and not osp.isfile(path):
+    # One process of a node fetches, all read.
+    if int(os.environ.get('LOCAL_RANK', 0)) == 0 and not osp.isfile(path):
         os.makedirs(folder, exist_ok=True)
         torch.hub.download_url_to_file(filename, path)
     barrier()

@@ -39,6 +39,7 @@ from .stiffness import summarise_stiffness
 
 CHECKPOINT = re.compile(r'epoch_(\d+)\.pth')
 SEED = 'randomness.seed'
+BATCH_SIZE = 'train_dataloader.batch_size'
 CODE = ('mmstepnet', 'configs', 'tools')
 # With one, mmengine deletes the old checkpoint before the new one is written.
 KEEP = 'default_hooks.checkpoint.max_keep_ckpts=2'
@@ -103,13 +104,18 @@ class Schedule:
     val_interval: int
     val_begin: int
     validates_on_test: bool
+    batch_size: int | None = None
+    """Of a process, where the config's would not give a step the images that
+    its table is about."""
 
     @classmethod
-    def read(cls, config: Path, cfg_options: Sequence[str]) -> 'Schedule':
+    def read(cls, config: Path, cfg_options: Sequence[str],
+             gpus: int = 1) -> 'Schedule':
         """Read it from a config.
 
         Raises:
-            ValueError: The training loop does not count epochs.
+            ValueError: The training loop does not count epochs, or the images
+                of a step cannot be shared by the GPUs.
         """
         cfg = Config.fromfile(config)
         if cfg_options:
@@ -123,12 +129,30 @@ class Schedule:
                              'compare epochs')
         return cls(loop.max_epochs, loop.get('val_interval', 1),
                    loop.get('val_begin', 1),
-                   cfg.val_dataloader.dataset == cfg.test_dataloader.dataset)
+                   cfg.val_dataloader.dataset == cfg.test_dataloader.dataset,
+                   _batch_size(config, cfg, cfg_options, gpus))
 
     def validates(self, epoch: int) -> bool:
         """Whether the training loop validates after this epoch."""
         return epoch >= self.val_begin and (epoch % self.val_interval == 0
                                             or epoch == self.max_epochs)
+
+
+def _batch_size(config: Path, cfg: Config, cfg_options: Sequence[str],
+                gpus: int) -> int | None:
+    """Share the images of a step among the GPUs, unless told otherwise."""
+    scale = cfg.get('auto_scale_lr', {})
+    base = scale.get('base_batch_size')
+    chosen = any(o.startswith(f'{BATCH_SIZE}=') for o in cfg_options)
+    if base is None or chosen or scale.get('enable'):
+        return None
+    if base % gpus:
+        raise ValueError(
+            f'{config}: the {base} images of a step cannot be shared by '
+            f'{gpus} GPUs; take a number that divides {base}, or '
+            f'--cfg-options {BATCH_SIZE}=N auto_scale_lr.enable=True')
+    size = base // gpus
+    return None if size == cfg.train_dataloader.batch_size else size
 
 
 @dataclass(frozen=True)
@@ -212,12 +236,20 @@ class Run:
         meta = check_checkpoint(str(path))['meta']
         return path if meta['epoch'] >= done else None
 
-    def train_command(self, checkpoint: Path | None) -> list[str]:
+    def schedule(self) -> Schedule:
+        """Its schedule."""
+        return Schedule.read(self.cell.config, self.plan.cfg_options,
+                             self.plan.gpus)
+
+    def train_command(self, schedule: Schedule,
+                      checkpoint: Path | None) -> list[str]:
         """Command that trains, from a checkpoint where there is one."""
         resume = [] if checkpoint is None else ['--resume', str(checkpoint)]
+        size = ([] if schedule.batch_size is None else
+                [f'{BATCH_SIZE}={schedule.batch_size}'])
         return self.plan.command(
             'train', self.cell.config, '--work-dir', str(self.folder), *resume,
-            '--cfg-options', KEEP, *self.plan.cfg_options,
+            '--cfg-options', KEEP, *size, *self.plan.cfg_options,
             f'{SEED}={self.seed}')
 
     def test_command(self, checkpoint: Path) -> list[str]:
@@ -252,7 +284,7 @@ class Run:
                 return False
             if self.is_done():
                 return True
-            schedule = Schedule.read(self.cell.config, self.plan.cfg_options)
+            schedule = self.schedule()
             self._note_start()
             point = self.last_checkpoint(schedule)
             if point is None or point[0] < schedule.max_epochs:
@@ -261,7 +293,8 @@ class Run:
                 say(f'{self}: {done} of {schedule.max_epochs} epochs are '
                     'trained' + (', the next in part' if interim else ''))
                 _call(
-                    self.train_command(interim or (point and point[1])), lock)
+                    self.train_command(schedule, interim
+                                       or (point and point[1])), lock)
                 point = self.last_checkpoint(schedule)
             if point is None or point[0] < schedule.max_epochs:
                 raise RuntimeError(
@@ -379,13 +412,13 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
 
 
 def _say_commands(run: Run, say: Say) -> None:
-    schedule = Schedule.read(run.cell.config, run.plan.cfg_options)
+    schedule = run.schedule()
     point = run.last_checkpoint(schedule)
     epoch, checkpoint = point or (0, None)
     say(f'{run}: {epoch} of {schedule.max_epochs} epochs are trained')
     if epoch < schedule.max_epochs:
         checkpoint = run.interim_checkpoint(epoch) or checkpoint
-        say('  ' + shlex.join(run.train_command(checkpoint)))
+        say('  ' + shlex.join(run.train_command(schedule, checkpoint)))
         checkpoint = run.folder / f'epoch_{schedule.max_epochs}.pth'
     say('  ' + shlex.join(run.test_command(checkpoint)))
 

@@ -77,18 +77,20 @@ def fold(model: nn.Module) -> nn.Module:
     other attentions, a BN without running statistics) stays as it is.
 
     Args:
-        model (nn.Module): A :class:`StepResNet` or a model that has one, such
-            as a classifier or detector of a host. It is left as it was.
+        model (nn.Module): A backbone of this package or a model that has
+            one, such as a classifier or detector of a host. It is left as it
+            was.
 
     Returns:
         nn.Module: A folded copy, in eval mode.
 
     Raises:
-        TypeError: There is no backbone of this package in ``model``.
+        TypeError: There is neither a :class:`StepResNet` nor a StepNet
+            adaptor in ``model``.
     """
-    if not any(isinstance(m, StepResNet) for m in model.modules()):
+    if not any(isinstance(m, (StepResNet, StepNet)) for m in model.modules()):
         raise TypeError(
-            f'fold expects a StepResNet or a model that contains one, got '
+            f'fold expects a StepResNet or a model with StepNet, got '
             f'{type(model).__name__}; for other models see '
             f'mmcv.cnn.fuse_conv_bn')
     model = copy.deepcopy(model).eval()

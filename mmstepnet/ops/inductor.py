@@ -38,7 +38,8 @@ def is_available() -> bool:
 class _Kernel:
     """A function of tensors that is compiled when it is first called.
 
-    Where the compiler fails, it says so once and runs as it stands.
+    Where the compiler fails, it says so once and runs as it stands; so it
+    does for what would be one graph more than Dynamo allows.
     """
 
     broken = False
@@ -51,10 +52,14 @@ class _Kernel:
     def __call__(self, *args):
         if _Kernel.broken:
             return self.function(*args)
-        # One graph, whatever mode the caller is in.
-        with torch.no_grad():
+        # One graph, whatever mode the caller is in and whatever tensors these
+        # are views of.
+        args = [a.detach() if isinstance(a, Tensor) else a for a in args]
+        with torch.no_grad(), torch.autocast('cpu', enabled=False):
             try:
                 return self.compiled(*args)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                return self.function(*args)
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 _Kernel.broken = True
                 print_log(

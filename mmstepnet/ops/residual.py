@@ -240,7 +240,9 @@ class _Pool(Function):
     The gradient of c is ``scale * g`` plus what flows back through the pooled
     quantities. To write it once, :class:`_Step`'s backward, which comes first,
     gives the masked gradient g as that of x, which it is, none for c, and
-    leaves the rest in ``ctx.left``.
+    leaves the rest in ``ctx.left``. Where the gradient is itself
+    differentiated, it leaves c alone: a checkpoint lets saved tensors be
+    looked at once.
     """
 
     @staticmethod
@@ -260,13 +262,13 @@ class _Pool(Function):
     @staticmethod
     def backward(ctx, grad_x, grad_c, grad_p, grad_q, grad_v):
         left, ctx.left = ctx.left, None
-        fast = left is not None and grad_x is not None
-        c, centre = (left.branch, left.centre) if fast else ctx.saved_tensors
+        c, centre = (ctx.saved_tensors if left is None else
+                     (left.branch, left.centre))
         pixels = c.shape[2] * c.shape[3]
         x_offset = None if grad_p is None else grad_p / pixels
         offset = None if grad_q is None else grad_q / pixels
         slope = None if grad_v is None else grad_v * (2 / pixels)
-        if fast:
+        if left is not None and left.scale is not None:
             grads = backend(c).gradients(
                 grad_x, left.out, c, centre, left.scale, slope, offset,
                 x_offset, *ctx.needs_input_grad[:2])
@@ -276,18 +278,24 @@ class _Pool(Function):
         if offset is not None:
             grad_c = _add(grad_c, _as_map(offset), c)
         if slope is not None:
+            if centre is None:
+                centre = c.mean((2, 3), dtype=accumulation_dtype(c.dtype))
             grad_c = _add(grad_c, (c - _as_map(centre)) * _as_map(slope), c)
         return grad_x, grad_c, None, None, None
 
 
 @dataclass
 class _Left:
-    """What :class:`_Step`'s backward leaves for :class:`_Pool`'s."""
+    """What :class:`_Step`'s backward leaves for :class:`_Pool`'s.
+
+    Nothing that leads back to _Pool: it would never be freed where that does
+    not run, as when only the gate's gradient is wanted.
+    """
 
     branch: Tensor
-    out: Tensor | None
-    centre: Tensor | None
-    scale: Tensor
+    out: Tensor | None = None
+    centre: Tensor | None = None
+    scale: Tensor | None = None
 
 
 class _Step(Function):
@@ -309,7 +317,7 @@ class _Step(Function):
         row_mean = None
         if pool is not None:
             c, row_mean = pool.saved_tensors
-            pool.left = None
+            pool.left = _Left(c)
         if torch.is_grad_enabled():
             masked = grad if out is None else grad * (out > 0)
             wide = masked.to(scale.dtype)
@@ -324,7 +332,8 @@ class _Step(Function):
             masked = grad_c = None
             if pool is not None:
                 masked = grad
-                pool.left = _Left(c, out, row_mean, scale)
+                pool.left = _Left(*(t if t is None else t.detach()
+                                    for t in (c, out, row_mean, scale)))
         grad_centre = None
         if ctx.needs_input_grad[2]:
             grad_centre = (sums * scale).sum(0).neg()
@@ -350,7 +359,8 @@ def backend(maps: Tensor) -> ModuleType:
     """Module that holds the passes over memory for such maps."""
     if maps.is_cuda:
         return _triton()
-    if maps.numel() >= inductor.SMALLEST and inductor.is_available():
+    if (maps.device.type == 'cpu' and maps.numel() >= inductor.SMALLEST
+            and inductor.is_available()):
         return inductor
     return aten
 

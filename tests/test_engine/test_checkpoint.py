@@ -1,9 +1,17 @@
+import os
+
 import pytest
 import torch
 from mmengine.registry import init_default_scope
-from mmpretrain.models import ImageClassifier
+from mmengine.runner import CheckpointLoader
+from mmpretrain.models import ImageClassifier, SwinTransformer
 
-from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.checkpoint import (
+    check_checkpoint,
+    check_weights,
+    find_resumable,
+)
+from mmstepnet.engine.safe_load import UnsafeCheckpointError
 
 
 def classifier(depth=20, attention=None, **kwargs):
@@ -68,3 +76,69 @@ def test_foreign_checkpoint_is_refused(checkpoint, foreign, difference):
     with pytest.raises(
             ValueError, match=f'does not fit the model.*{difference}'):
         check_weights(classifier(**foreign), str(checkpoint))
+
+
+def test_names_of_older_versions_are_the_models_to_read(tmp_path):
+    """MMPretrain's first Swin had one norm, `norm`; its own reading knows."""
+    model = SwinTransformer('tiny', img_size=32, patch_size=4, window_size=4,
+                            stage_cfgs=dict(block_cfgs={}))
+    weights = model.state_dict()
+    old = {k.replace('norm3.', 'norm.'): v + 1 if v.is_floating_point() else v
+           for k, v in weights.items()}
+    assert old.keys() != weights.keys()
+    path = str(tmp_path / 'old.pth')
+    torch.save(dict(state_dict=old), path)
+    check_weights(model, path)
+    torch.testing.assert_close(model.norm3.weight, old['norm.weight'])
+    del old['norm.weight']
+    torch.save(dict(state_dict=old), path)
+    with pytest.raises(ValueError, match='missing 1 .*norm3.weight'):
+        check_weights(model, path)
+
+
+def test_addresses(checkpoint, monkeypatch):
+    monkeypatch.setattr(
+        CheckpointLoader, 'load_checkpoint',
+        lambda name, place: torch.load(checkpoint, place))
+    check_weights(classifier(), 'https://models.example/net-1.pth')
+
+
+def save(folder, name, iterations, time, **content):
+    path = folder / name
+    torch.save(dict(state_dict={}, optimizer={}, meta=dict(iter=iterations),
+                    **content), path)
+    os.utime(path, (time, time))
+    return str(path)
+
+
+class Foreign:
+    pass
+
+
+def test_the_one_of_most_iterations_goes_on(tmp_path, caplog):
+    """Copied files are as old as their copying."""
+    assert find_resumable(str(tmp_path)) is None
+    other = tmp_path / 'out_dir'
+    other.mkdir()
+    paths = [save(folder, name, iterations, time)
+             for folder, name, iterations, time in (
+                 (tmp_path, 'epoch_2.pth', 20, 300),
+                 (tmp_path, 'interim.pth', 95, 200),
+                 (other, 'epoch_10.pth', 100, 100))]
+    torch.save(dict(state_dict={}, meta=dict(iter=999)),
+               tmp_path / 'best.pth')  # weights alone
+    both = str(tmp_path), str(other)
+    assert find_resumable(*both) == paths[2]
+    assert find_resumable(both[0]) == paths[1]
+    # Cut off, or more than data, it is passed over, not silently.
+    size = os.path.getsize(paths[2])
+    os.truncate(paths[2], size - 40)
+    assert find_resumable(*both) == paths[1]
+    save(tmp_path, 'epoch_11.pth', 110, 400, message_hub=Foreign())
+    assert find_resumable(*both) == paths[1]
+    for name in ('interim.pth', 'epoch_2.pth'):
+        (tmp_path / name).unlink()
+    with pytest.raises(UnsafeCheckpointError, match='epoch_11.pth'):
+        find_resumable(*both)
+    with pytest.raises(ValueError, match='epoch_10.pth.*not a whole'):
+        find_resumable(both[1])

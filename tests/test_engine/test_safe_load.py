@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 import torch
 from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.optim.scheduler.param_scheduler import (
+    OneCycleParamScheduler as OneCycleLR,
+)
+from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner import CheckpointLoader
 
 from mmstepnet.engine import safe_load
@@ -82,6 +86,49 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
         info['palette'], np.arange(6).reshape(2, 3))
 
 
+SCHEDULES = {
+    'CosineAnnealingLR': dict(T_max=9),
+    'CosineRestartLR': dict(
+        periods=[4, 5], restart_weights=[1, 1], eta_min=0),
+    'LinearMomentum': dict(start_factor=0.1),
+    'MultiStepLR': dict(milestones=[2, 2, 5]),
+    'OneCycleLR': dict(eta_max=1, total_steps=9),
+    'OneCycleLR ': dict(eta_max=1, total_steps=9, anneal_strategy='linear'),
+    'PolyLR': dict(),
+    'ReduceOnPlateauLR': dict(monitor='loss'),
+}
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+@pytest.mark.parametrize('name', SCHEDULES)
+def test_schedules_go_on(tmp_path, reader, name, zipped):
+    """Their states hold counters and functions, which a job resumes from."""
+    def build():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1,
+                                    momentum=0.9)
+        return optimizer, PARAM_SCHEDULERS.build(
+            dict(type=name.strip(), **SCHEDULES[name]),
+            default_args=dict(optimizer=optimizer))
+
+    def step(optimizer, schedule):
+        optimizer.step()
+        schedule.step(*([dict(loss=1.)] if 'Plateau' in name else []))
+        group, = optimizer.param_groups
+        return group['lr'], group['momentum']
+    first, second = build(), build()
+    for _ in range(3):
+        step(*first)
+    path = str(tmp_path / 'schedule.pth')
+    torch.save(dict(optimizer=first[0].state_dict(),
+                    param_schedulers=[first[1].state_dict()]), path,
+               _use_new_zipfile_serialization=zipped)
+    found = load_data(path)
+    second[0].load_state_dict(found['optimizer'])
+    second[1].load_state_dict(found['param_schedulers'][0])
+    assert [step(*second) for _ in range(5)] == [
+        step(*first) for _ in range(5)]
+
+
 @pytest.mark.parametrize('zipped', [True, False])
 @pytest.mark.parametrize('payload,name', [
     (lambda path: Payload(os.system, f'touch {path}'), 'system'),
@@ -89,6 +136,7 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     (lambda path: Payload(eval, f"open({str(path)!r}, 'w')"), 'eval'),
     (lambda path: Payload(getattr, 'text', 'join'), 'getattr'),
     (lambda path: Payload(getattr, HistoryBuffer, '__init__'), 'getattr'),
+    (lambda path: Payload(getattr, OneCycleLR, 'step'), 'getattr'),
     (lambda path: Payload(torch.load, str(path)), 'load'),
     (lambda path: Payload(torch.hub.load, str(path)), 'load'),
     (lambda path: Payload(pickle.loads, b'cos\nsystem\n.'), 'loads'),
@@ -147,6 +195,23 @@ def test_other_sources(tmp_path, guarded, monkeypatch):
     for name in ('pavi://a/b', 's3://a/b', 'open-mmlab:s3://a/b'):
         with pytest.raises(UnsafeCheckpointError, match='Fetch the file'):
             CheckpointLoader.load_checkpoint(name)
+
+
+def test_each_node_fetches_for_its_own(tmp_path, guarded, monkeypatch):
+    """Nodes need not share a disk; the second's first rank is no rank 0."""
+    def fetch(url, path):
+        torch.save(dict(state_dict={}), path)
+
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', fetch)
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    monkeypatch.setenv('RANK', '8')
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    with pytest.raises(FileNotFoundError):
+        CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
 
 
 @pytest.mark.parametrize('command', [

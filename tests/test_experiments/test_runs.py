@@ -81,6 +81,33 @@ def test_schedule_follows_the_options():
     assert [e for e in range(1, 8) if schedule.validates(e)] == [5, 7]
 
 
+@pytest.mark.parametrize('name, gpus, size', [
+    ('faster_rcnn_r50_stepnet_coco', 1, 16),
+    ('faster_rcnn_r50_stepnet_coco', 8, None),
+    ('resnet50_stepnet_imagenet', 4, 64),
+    ('resnet164_stepnet_cifar10', 1, None),
+    ('resnet164_stepnet_cifar10', 8, 16),
+    ('resnet164_stepnet_stl10', 2, 64)])
+def test_steps_have_the_papers_images_on_any_number_of_gpus(name, gpus, size):
+    config, = (ROOT / 'configs').rglob(f'{name}.py')
+
+    def run(*options):
+        plan = Plan(ROOT, Path('w'), Path('r'), options, 'pytorch', gpus)
+        cell = Cell('1', 'StepNet', 'x', ('Accuracy', ), {}, config=config)
+        run = Run(cell, 0, plan)
+        return ' '.join(run.train_command(run.schedule(), None))
+    expected = [] if size is None else [str(size)]
+    assert re.findall('batch_size=([0-9]+)', run()) == expected
+    chosen = run('train_dataloader.batch_size=3')
+    assert re.findall('batch_size=([0-9]+)', chosen) == ['3']
+    assert 'batch_size' not in run('auto_scale_lr.enable=True')
+
+
+def test_images_that_gpus_cannot_share(run):
+    with pytest.raises(ValueError, match='64 images .* shared by 3 GPUs'):
+        Schedule.read(CONFIG, [], 3)
+
+
 def test_result_of_other_settings_is_not_taken(run):
     save_result(run.result, dict(config=CELL.name, seed=0,
                                  cfg_options=['a=1'], last=None, best=None))
@@ -158,7 +185,8 @@ def test_commands_of_the_launchers(tmp_path):
     def commands(**kwargs):
         plan = Plan(Path('root'), Path('w'), Path('r'), **kwargs)
         run = Run(CELL, 3, plan)
-        return run.train_command(Path('c.pth')), run.test_command(Path('d'))
+        return (run.train_command(EVERY_EPOCH, Path('c.pth')),
+                run.test_command(Path('d')))
     train, test = commands(launcher='pytorch', gpus=4)
     assert train[:4] == ['bash', 'root/tools/dist_train.sh', str(CONFIG), '4']
     assert train[train.index('--resume') + 1] == 'c.pth'

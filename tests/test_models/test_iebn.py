@@ -3,6 +3,7 @@ import mmpretrain.models
 import numpy as np
 import pytest
 import torch
+import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from mmengine.model import convert_sync_batchnorm
 from torch.autograd import gradcheck
@@ -163,6 +164,20 @@ def test_norm_eval_freezes_its_statistics():
 def test_conversion_to_sync_bn_is_refused(convert):
     with pytest.raises(RuntimeError, match='leave sync_bn out'):
         convert(torch.nn.Sequential(IEBN(4)))
+
+
+def test_tools_that_look_for_a_qconfig():
+    """Only the conversion to SyncBN is refused."""
+    model = perturb(StepResNetCIFAR(20, attention=None, norm_cfg=CFG)).eval()
+    assert not hasattr(IEBN(4), 'qconfig')
+    x = images(2, 3, 16, 16)
+    traced = torch.jit.trace(model, x)
+    torch.testing.assert_close(traced(x)[0], model(x)[0])
+    layer = IEBN(4)
+    layer.qconfig = 'set'
+    assert layer.qconfig == 'set'
+    with pytest.raises(RuntimeError, match='cannot be converted'):
+        convert_sync_batchnorm(nn.Sequential(layer))
 
 
 def test_wrong_arguments():

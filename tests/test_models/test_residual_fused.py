@@ -1,7 +1,9 @@
 """The fused residual step against the reference path, and when it is taken."""
 
 import copy
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -274,6 +276,53 @@ def test_derivatives_of_both_orders(attention, training, relu, calls):
     assert gradcheck(function, args)
     assert gradgradcheck(function, args)
     assert calls
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_second_order_through_a_checkpoint(training, calls):
+    """Which lets saved tensors be looked at once."""
+    found = []
+    for fused, with_cp in itertools.product([False, True], repeat=2):
+        torch.manual_seed(0)
+        block = StepBasicBlock(6, 6, with_cp=with_cp).double()
+        block.step.attention = SRM(6).double()  # means and deviations
+        randomise(block)
+        block.train(training)
+        x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+        with ops.fused(fused):
+            grad, = torch.autograd.grad(
+                block(x).square().sum(), x, create_graph=True)
+            grad.square().sum().backward()
+        found.append([x.grad, *(p.grad for p in block.parameters())])
+    assert calls
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_a_gradient_of_the_gate_alone_leaves_nothing_behind():
+    """No cycle of nodes, which nothing would ever collect."""
+    class Kept:
+
+        def __init__(self, tensor):
+            self.tensor = tensor
+    kept = []
+
+    def pack(tensor):
+        packed = Kept(tensor.detach())
+        kept.append(weakref.ref(packed))
+        return packed
+    step, norm = build(StepNet, 6)
+    x, c, _ = inputs((3, 6, 5, 4), torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(
+            pack, lambda packed: packed.tensor):
+        out = step(x.requires_grad_(), c.requires_grad_(), norm)
+    gates = list(step.attention.parameters())
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(
+        out.square().sum(), gates))
+    assert any(ref() for ref in kept)
+    del out
+    gc.collect()
+    assert not any(ref() for ref in kept)
 
 
 def test_no_reentrant_surprises():

@@ -1,8 +1,11 @@
 import pytest
 import torch
+import torch.nn as nn
+from mmengine.registry import MODELS
 from mmpretrain.models import ResNet as PretrainResNet
 
 from mmstepnet.models import StepResNet, StepResNetCIFAR
+from mmstepnet.models.attentions import SE
 from mmstepnet.ops import fused
 from tests.utils import perturb, run, same_tensors
 
@@ -155,6 +158,39 @@ def test_unknown_attention_lists_the_known():
         StepResNet(18, attention=dict(type='Nonsense'))
     with pytest.raises(TypeError, match="got 'SE'"):
         StepResNet(18, attention='SE')
+
+
+def test_classes_as_types():
+    """As mmengine's new-style configs write them."""
+    by_class, by_name = (
+        MODELS.build(dict(type=backbone, depth=20, attention=dict(type=rule)))
+        for backbone, rule in ((StepResNetCIFAR, SE),
+                               ('mmstepnet.StepResNetCIFAR', 'SE')))
+    assert isinstance(by_class.layer1[1].step.attention, SE)
+    assert by_class.state_dict().keys() == by_name.state_dict().keys()
+    with pytest.raises(KeyError, match='Conv2d.* is unknown; registered are'):
+        StepResNetCIFAR(20, attention=dict(type=nn.Conv2d))
+
+
+@pytest.mark.parametrize('argument', ['dcn', 'plugins'])
+def test_what_only_mmdetections_resnet_has(argument):
+    with pytest.raises(TypeError, match=f'StepResNet has no {argument}; .*'
+                       'neither DCN nor plugins'):
+        StepResNet(50, **{argument: None})
+
+
+@pytest.mark.parametrize('attention', ['StepNet', 'SE', 'CBAM', 'SRM'])
+def test_features_by_torch_fx(attention):
+    extraction = pytest.importorskip('torchvision.models.feature_extraction')
+    model = perturb(StepResNetCIFAR(20, attention=dict(type=attention)))
+    traced = extraction.create_feature_extractor(model, ['layer1', 'layer3'])
+    model.eval(), traced.eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(traced(x)['layer3'], model(x)[-1])
+    seen = []
+    model.layer1.register_forward_hook(lambda *args: seen.append(args[-1]))
+    model(x)
+    torch.testing.assert_close(traced(x)['layer1'], seen[0])
 
 
 def test_train_returns_the_model_and_keeps_frozen_stages():

@@ -7,6 +7,7 @@ import torch
 import torch.nn as nn
 
 import mmstepnet
+from mmstepnet.models import StepNet, StepVisionTransformer
 from mmstepnet.models.backbones import StepResNet, StepResNetCIFAR
 from mmstepnet.ops.fold import FoldedStepNet
 from tests.utils import TORCH_21, not_on_torch_21, perturb
@@ -78,6 +79,16 @@ def test_inside_a_larger_model():
     x = torch.randn(2, 3, 32, 32)
     folded = mmstepnet.fold(model)
     assert count(folded, nn.BatchNorm2d) == 0
+    torch.testing.assert_close(folded(x)[0], model(x)[0], rtol=1e-4,
+                               atol=1e-5)
+
+
+def test_vision_transformer():
+    model = perturb(StepVisionTransformer(
+        'deit-tiny', img_size=32, patch_size=8)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    folded = mmstepnet.fold(model)
+    assert count(folded, StepNet) == 0 < count(model, StepNet)
     torch.testing.assert_close(folded(x)[0], model(x)[0], rtol=1e-4,
                                atol=1e-5)
 

@@ -246,3 +246,81 @@ def test_a_job_in_vain_ends_before_it_begins(option, message, tmp_path):
                   '--cfg-options', *SMALL, 'log_level=ERROR', option)
     assert message in str(raised.value)
     assert not list(tmp_path.glob('*.pth'))
+
+
+@pytest.mark.parametrize('option, value, place', [
+    ('data_root', 'other/', 'train_dataloader.dataset.data_root'),
+    ('dataset_type', 'COCO', 'train_dataloader.dataset.type'),
+    ('maxepochs', '3', None)])
+def test_options_that_nothing_reads(option, value, place, tmp_path):
+    """A variable of the config file has been used when options come."""
+    tried('tools')
+    config = tmp_path / 'variables.py'
+    config.write_text(
+        "data_root = 'some/'\ndataset_type = 'CustomDataset'\n"
+        'train_dataloader = dict(dataset=dict(\n'
+        '    type=dataset_type, data_root=data_root))\n')
+    with pytest.raises(ValueError) as raised:
+        call_tool(load_tool('train.py'), config, '--cfg-options',
+                  f'{option}={value}')
+    assert f'--cfg-options {option}: ' in str(raised.value)
+    assert (place or 'no runner reads it') in str(raised.value)
+
+
+def prepared(tmp_path, *options, hooks=''):
+    config = tmp_path / 'job.py'
+    config.write_text(f'_base_ = {CONFIG!r}\n{hooks}\n')
+    train = load_tool('train.py')
+    arguments = [str(config), '--work-dir', str(tmp_path / 'job'), *options]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', ['train.py', *arguments])
+        args = train.parse_args()
+        cfg = train.load_config(args)
+        train.prepare_checkpoints(cfg, args)
+    return cfg
+
+
+@pytest.mark.parametrize('hook', [
+    'CheckpointHook', 'mmengine.CheckpointHook',
+    'mmengine.hooks.CheckpointHook'])
+def test_every_name_of_the_hosts_hook_is_replaced(hook, tmp_path):
+    cfg = prepared(tmp_path, hooks=(
+        f'default_hooks = dict(checkpoint=dict(type={hook!r}))'))
+    assert cfg.default_hooks.checkpoint.type == (
+        'mmstepnet.DurableCheckpointHook')
+
+
+def test_classes_as_types_are_replaced(tmp_path):
+    """Configs of mmengine's new style."""
+    config = tmp_path / 'new_style.py'
+    config.write_text(
+        'from mmengine.config import read_base\n'
+        'from mmengine.hooks import CheckpointHook\n'
+        'default_hooks = dict(checkpoint=dict(type=CheckpointHook))\n'
+        "model = dict(type='Any')\n")
+    train = load_tool('train.py')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', ['train.py', str(config)])
+        args = train.parse_args()
+        cfg = train.load_config(args)
+        train.prepare_checkpoints(cfg, args)
+    assert cfg.default_hooks.checkpoint.type == (
+        'mmstepnet.DurableCheckpointHook')
+
+
+def test_resuming_looks_where_checkpoints_go(tmp_path):
+    start = tmp_path / 'pretrained.pth'
+    torch.save(dict(state_dict={}), start)
+    hooks = (f'load_from = {str(start)!r}\ndefault_hooks = dict('
+             f'checkpoint=dict(out_dir={str(tmp_path / "out")!r}))')
+    cfg = prepared(tmp_path, '--resume', hooks=hooks)
+    assert (cfg.load_from, cfg.resume) == (str(start), False)
+    saved_there = tmp_path / 'out' / 'job' / 'epoch_1.pth'
+    saved_there.parent.mkdir(parents=True)
+    torch.save(dict(state_dict={}, optimizer={}, meta=dict(iter=1)),
+               saved_there)
+    cfg = prepared(tmp_path, '--resume', hooks=hooks)
+    assert (cfg.load_from, cfg.resume) == (str(saved_there), True)
+    with pytest.raises(ValueError, match="out_dir='s3://x'"):
+        prepared(tmp_path, '--resume', hooks=(
+            "default_hooks = dict(checkpoint=dict(out_dir='s3://x'))"))

@@ -64,6 +64,24 @@ def test_testing_writes_metrics(trained):
     assert 0 <= metrics['accuracy/top1'] <= 100
 
 
+def test_the_flexible_runner_is_tested_too(trained, tmp_path):
+    """It builds its model late; weights that do not fit are refused."""
+    flexible = ['runner_type=FlexibleRunner',
+                'strategy.type=SingleDeviceStrategy']
+    succeed(sys.executable, 'tools/test.py', CONFIG, trained / 'epoch_2.pth',
+            '--work-dir', tmp_path, '--out', tmp_path / 'metrics.json',
+            options=flexible)
+    plain = trained / 'results' / 'flexible.json'
+    succeed(sys.executable, 'tools/test.py', CONFIG, trained / 'epoch_2.pth',
+            '--work-dir', tmp_path, '--out', plain)
+    assert (json.loads((tmp_path / 'metrics.json').read_text())
+            == json.loads(plain.read_text()))
+    done = call(sys.executable, 'tools/test.py', CONFIG,
+                trained / 'epoch_2.pth', '--work-dir', tmp_path,
+                options=[*flexible, 'model.backbone.depth=56'])
+    assert done.returncode and 'does not fit the model' in done.stderr
+
+
 def test_a_checkpoint_of_another_model_is_refused(trained):
     done = call(sys.executable, 'tools/test.py',
                 'configs/digits/resnet20_plain_digits.py',

@@ -1,5 +1,7 @@
 """What all attentions share."""
 
+from collections.abc import Callable
+from functools import wraps
 from numbers import Real
 
 import numpy as np
@@ -7,9 +9,10 @@ import torch
 import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
+from torch.fx import Proxy
 
 from mmstepnet.ops import PooledMap
-from mmstepnet.registry import ATTENTIONS
+from mmstepnet.registry import ATTENTIONS, find_registered
 
 
 class Attention(BaseModule):
@@ -101,8 +104,8 @@ def build_attention(cfg: dict,
     """Build an attention from its config, whatever the default scope is.
 
     Args:
-        cfg (dict): ``type`` (a name registered in ``ATTENTIONS``) and the
-            arguments beside ``channels``.
+        cfg (dict): ``type`` (a name registered in ``ATTENTIONS``, or the
+            class) and the arguments beside ``channels``.
         channels (int): Channels of the residual branch's output.
         map_size (int, optional): Side of its map at the backbone's standard
             input, for attentions that need it and whose config does not
@@ -116,22 +119,35 @@ def build_attention(cfg: dict,
                         f"dict(type='StepNet'), or None; got {cfg!r}")
     kwargs = dict(cfg)
     name = kwargs.pop('type')
-    ATTENTIONS.import_from_location()
-    bare_name = str(name).removeprefix('mmstepnet.')
-    if bare_name not in ATTENTIONS.module_dict:
-        raise KeyError(f'attention {name!r} is unknown; registered are '
-                       f'{sorted(ATTENTIONS.module_dict)}')
-    attention = ATTENTIONS.module_dict[bare_name]
+    attention = find_registered(ATTENTIONS, name, 'attention')
     if attention.needs_map_size:
         kwargs.setdefault('map_size', map_size)
     return attention(channels, **kwargs)
 
 
+def leaf(function: Callable) -> Callable:
+    """Make a function one node of graphs that torch.fx traces.
+
+    It looks at what a trace does not know.
+    """
+    @wraps(function)
+    def call(*args, **kwargs):
+        for arg in args:
+            if isinstance(arg, Proxy):
+                return arg.tracer.create_proxy('call_function', call, args,
+                                               kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+@leaf
 def full_precision(x: Tensor) -> Tensor:
     """Bring half precision to float32; leave float32 and float64 alone."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+@leaf
 def pool(x: Tensor | PooledMap) -> Tensor:
     """Global average pooling, (N, C, H, W) -> (N, C).
 
@@ -143,6 +159,7 @@ def pool(x: Tensor | PooledMap) -> Tensor:
     return x.mean((2, 3), dtype=torch.float32 if half else None)
 
 
+@leaf
 def pool_std(x: Tensor | PooledMap, eps: float = 1e-5) -> Tensor:
     """Global standard deviation pooling, (N, C, H, W) -> (N, C).
 
@@ -175,7 +192,9 @@ def check_batch(bn: nn.Module, features: Tensor) -> None:
         ValueError: ``bn`` is an ordinary BN in training mode and a channel
             has one value in the batch.
     """
-    if (isinstance(bn, (nn.BatchNorm1d, nn.BatchNorm2d)) and bn.training
+    # A trace by torch.fx does not know the batch.
+    if (isinstance(features, Tensor) and bn.training
+            and isinstance(bn, (nn.BatchNorm1d, nn.BatchNorm2d))
             and features.numel() == features.shape[1]):
         raise ValueError(
             'the attention normalises pooled features over the batch and '
@@ -233,7 +252,9 @@ def warm_start_scale(init_step: float | None, *logits: float) -> float:
     """
     if init_step is None:
         return 1.0
-    gate = torch.tensor(logits, dtype=torch.float32).sigmoid().prod().numpy()
+    # Not on the default device, which may be any.
+    gate = torch.tensor(logits, dtype=torch.float32, device='cpu')
+    gate = gate.sigmoid().prod().numpy()
     scale = np.float32(init_step) / gate
     for candidate in (scale, np.nextafter(scale, np.float32(0)),
                       np.nextafter(scale, np.float32(np.inf))):

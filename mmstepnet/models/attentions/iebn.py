@@ -4,6 +4,9 @@ Instance Enhancement Batch Normalization: An Adaptive Regulator of Batch
 Noise, AAAI 2020, https://arxiv.org/abs/1908.04008
 """
 
+import sys
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -67,15 +70,26 @@ class IEBN(nn.BatchNorm2d):
         return torch.addcmul(shift.to(out.dtype), out, gate.to(out.dtype))
 
     @property
-    def qconfig(self) -> None:
-        """Refuse the conversion to SyncBN, which would drop the gate.
+    def qconfig(self) -> Any:
+        """Setting of PyTorch's quantisation, absent until it is set.
 
-        PyTorch's and MMEngine's converters replace every subclass of BN and
-        take its parts one by one; this is the only one that they alone read.
+        The conversion to SyncBN, which would drop the gate, is refused here:
+        PyTorch's and MMEngine's converters replace every subclass of BN, and
+        this is a part that they ask it for.
         """
-        raise RuntimeError(
-            'IEBN cannot be converted to SyncBN: the conversion would drop '
-            'its instance enhancement; leave sync_bn out of the config')
+        caller = sys._getframe(1).f_code.co_name
+        if caller == 'convert_sync_batchnorm':
+            raise RuntimeError(
+                'IEBN cannot be converted to SyncBN: the conversion would '
+                'drop its instance enhancement; leave sync_bn out of the '
+                'config')
+        if 'qconfig' not in self.__dict__:
+            raise AttributeError('qconfig')
+        return self.__dict__['qconfig']
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        self.__dict__['qconfig'] = value
 
     def extra_repr(self) -> str:
         """BN's arguments and the warm start, for ``print(model)``."""

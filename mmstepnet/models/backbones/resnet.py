@@ -1,6 +1,7 @@
 """ResNet whose residual step is chosen by an attention."""
 
 from collections.abc import Iterator, Sequence
+from inspect import signature
 
 import torch.nn as nn
 from mmcv.cnn import build_norm_layer
@@ -41,7 +42,8 @@ class StepResNet(ResNet):
             of the paper), True for the others. Defaults to None.
         preact (bool): Pre-activation: norms stand before the convolutions,
             the stem has none, and one more follows the last stage
-            (https://arxiv.org/abs/1603.05027). Defaults to False.
+            (https://arxiv.org/abs/1603.05027). :func:`mmstepnet.fold` knows
+            it, MMCV's ``fuse_conv_bn`` does not. Defaults to False.
         zero_init_residual (bool): The hosts' default, True, starts with
             f = 0, hence NSI 0 and no gradient for any gate. Defaults to
             False, as in the papers' training code.
@@ -52,6 +54,7 @@ class StepResNet(ResNet):
             switch is neither True nor False, or ``zero_init_residual`` meets
             ``preact``.
         KeyError: The attention is not registered.
+        TypeError: MMPretrain's ResNet has no such argument.
 
     Example:
         >>> import torch
@@ -95,6 +98,11 @@ class StepResNet(ResNet):
                 raise ValueError(f'{type(self).__name__}: {switch} must be '
                                  f'True or False, got {value!r}')
         _check_stages(type(self).__name__, **kwargs)
+        if unknown := kwargs.keys() - signature(ResNet).parameters.keys():
+            raise TypeError(
+                f'{type(self).__name__} has no {", ".join(sorted(unknown))}; '
+                "of MMDetection's ResNet it knows neither DCN nor plugins: "
+                'take them out of the config, by _delete_=True if need be')
         if preact and zero_init_residual:
             raise ValueError(
                 'zero_init_residual needs a norm behind the last convolution, '

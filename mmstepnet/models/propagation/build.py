@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmstepnet.registry import PROPAGATIONS
+from mmstepnet.registry import PROPAGATIONS, find_registered
 
 from .attention import PropagationAttention
 
@@ -12,8 +12,8 @@ def build_propagation(cfg: dict, embed_dims: int,
     """Build a propagation module, whatever the default scope is.
 
     Args:
-        cfg (dict): ``type`` (a name registered in ``PROPAGATIONS``) and the
-            arguments that are not the network's.
+        cfg (dict): ``type`` (a name registered in ``PROPAGATIONS``, or the
+            class) and the arguments that are not the network's.
         embed_dims (int): Width of the tokens, points or nodes.
         **kwargs: Further arguments that the network sets, such as
             ``num_heads``.
@@ -32,9 +32,5 @@ def build_propagation(cfg: dict, embed_dims: int,
         raise TypeError(f'{", ".join(twice)} of the propagation {name!r} is '
                         "set by the network; leave it out of the "
                         "propagation's config")
-    PROPAGATIONS.import_from_location()
-    bare_name = str(name).removeprefix('mmstepnet.')
-    if bare_name not in PROPAGATIONS.module_dict:
-        raise KeyError(f'propagation {name!r} is unknown; registered are '
-                       f'{sorted(PROPAGATIONS.module_dict)}')
-    return PROPAGATIONS.module_dict[bare_name](**own, **kwargs)
+    module = find_registered(PROPAGATIONS, name, 'propagation')
+    return module(**own, **kwargs)
