@@ -21,6 +21,9 @@ SMALLEST = 3 << 19
 """Elements of the smallest maps whose passes are compiled. The compiler takes
 a quarter of a minute, which a job on small maps would not win back."""
 
+LIMIT_HIT = getattr(torch._dynamo.exc, 'FailOnRecompileLimitHit', ())
+"""What Dynamo raises for one graph too many; by no name on PyTorch 2.1."""
+
 
 @cache
 def is_available() -> bool:
@@ -58,7 +61,7 @@ class _Kernel:
         with torch.no_grad(), torch.autocast('cpu', enabled=False):
             try:
                 return self.compiled(*args)
-            except torch._dynamo.exc.FailOnRecompileLimitHit:
+            except LIMIT_HIT:
                 return self.function(*args)
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 _Kernel.broken = True
