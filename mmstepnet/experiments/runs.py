@@ -392,6 +392,9 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
     runs = [Run(c, s, plan) for s in range(seeds) for c in configs.values()]
     pending = [run for run in runs if not run.is_done()]
     say(f'{len(runs) - len(pending)} of {len(runs)} runs are done')
+    for config in dict.fromkeys(run.cell.config for run in pending):
+        # An error of the last one is due before the first is trained.
+        Schedule.read(config, plan.cfg_options, plan.gpus)
     if dry_run:
         for run in pending:
             _say_commands(run, say)

@@ -104,8 +104,9 @@ def test_steps_have_the_papers_images_on_any_number_of_gpus(name, gpus, size):
 
 
 def test_images_that_gpus_cannot_share(run):
+    plan = Plan(ROOT, run.plan.work_dir, run.plan.results, (), 'pytorch', 3)
     with pytest.raises(ValueError, match='64 images .* shared by 3 GPUs'):
-        Schedule.read(CONFIG, [], 3)
+        run_cells([CELL], 1, plan, dry_run=False, say=lambda line: None)
 
 
 def test_result_of_other_settings_is_not_taken(run):
