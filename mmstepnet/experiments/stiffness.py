@@ -28,7 +28,8 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         - ``p_hat``: mean over samples of the integral of p̂ over all degrees
         - ``few_stiff``: share of the degrees M, of those that some sample is
           stiff to, with p̂(M) at most 10 %. Degrees are the cells of the
-          grid of the figures, 40 x 40.
+          grid of the figures, 40 x 40, on which it depends: each axis ends
+          where one sample in a hundred is still stiff.
         - ``nsi``, ``step``: means over samples, (L,)
         - ``correlation``: Pearson's, over samples, between NSI and mean
           attention value, (L,); None where one of them is constant.

@@ -183,8 +183,9 @@ def _stiffness_sheet(cells: Sequence[Cell], column: str,
         ['Row', 'TNS', '∬p̂', 'p̂ ≤ 10 %', 'Δt', 'seeds'], rows, [
             'Of the trained networks on the test images, mean ± sample '
             'standard deviation over the seeds. p̂ ≤ 10 %: share of the '
-            'degrees M that some image is stiff to. Δt: mean step of the same '
-            'blocks, channels and images.'
+            'degrees M that some image is stiff to, M1 and M2 each up to '
+            'where one image in a hundred still is; it depends on that end. '
+            'Δt: mean step of the same blocks, channels and images.'
         ])
 
 
