@@ -54,7 +54,7 @@ class StepResNet(ResNet):
             switch is neither True nor False, or ``zero_init_residual`` meets
             ``preact``.
         KeyError: The attention is not registered.
-        TypeError: MMPretrain's ResNet has no such argument.
+        TypeError: There is no such argument.
 
     Example:
         >>> import torch
@@ -98,7 +98,9 @@ class StepResNet(ResNet):
                 raise ValueError(f'{type(self).__name__}: {switch} must be '
                                  f'True or False, got {value!r}')
         _check_stages(type(self).__name__, **kwargs)
-        if unknown := kwargs.keys() - signature(ResNet).parameters.keys():
+        known = {name for cls in type(self).__mro__
+                 for name in signature(cls.__init__).parameters}
+        if unknown := kwargs.keys() - known:
             raise TypeError(
                 f'{type(self).__name__} has no {", ".join(sorted(unknown))}; '
                 "of MMDetection's ResNet it knows neither DCN nor plugins: "
