@@ -179,7 +179,7 @@ def test_what_only_mmdetections_resnet_has(argument):
         StepResNet(50, **{argument: None})
 
 
-@pytest.mark.parametrize('attention', ['StepNet', 'SE', 'CBAM', 'SRM'])
+@pytest.mark.parametrize('attention', ['StepNet', 'SE', 'CBAM', 'FCA'])
 def test_features_by_torch_fx(attention):
     extraction = pytest.importorskip('torchvision.models.feature_extraction')
     model = perturb(StepResNetCIFAR(20, attention=dict(type=attention)))

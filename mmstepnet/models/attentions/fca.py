@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmstepnet.registry import ATTENTIONS
 
-from .base import full_precision
+from .base import full_precision, leaf
 from .se import SE
 
 # The 16 best frequencies (vertical, horizontal) of the paper's search on a
@@ -68,14 +68,20 @@ class FCA(SE):
 
     def logits(self, x: Tensor, f: Tensor) -> Tensor:
         """Compute what the sigmoid sees, (N, C)."""
-        f = full_precision(f)
-        if f.shape[2:] != self.basis.shape[1:]:
-            f = F.adaptive_avg_pool2d(f, self.map_size)
+        f = resize(full_precision(f), self.map_size)
         return self.excite((f * self.basis).sum((2, 3)))
 
     def extra_repr(self) -> str:
         """Channels, warm start and map size, for ``print(model)``."""
         return f'{super().extra_repr()}, map_size={self.map_size}'
+
+
+@leaf
+def resize(f: Tensor, size: int) -> Tensor:
+    """Average into (N, C, size, size), where the map is none already."""
+    if f.shape[2:] == (size, size):
+        return f
+    return F.adaptive_avg_pool2d(f, size)
 
 
 def dct_basis(channels: int, size: int) -> Tensor:
