@@ -51,7 +51,9 @@ def prepare_checkpoints(cfg: Config, args: argparse.Namespace) -> None:
         found = find_resumable(*checkpoint_folders(cfg),
                                trusted=args.trust_checkpoint)
         cfg.resume = found is not None
-        cfg.load_from = found or cfg.get('load_from')
+        if cfg.resume:  # and has been checked
+            cfg.load_from = found
+            return
     if cfg.get('load_from') and '://' not in cfg.load_from:
         check_checkpoint(cfg.load_from, args.trust_checkpoint)
 
@@ -71,7 +73,8 @@ def checkpoint_folders(cfg: Config) -> list[str]:
         raise ValueError(
             f'--resume does not look for checkpoints in out_dir={out_dir!r}, '
             'which is no folder; name one with --resume CHECKPOINT')
-    return [cfg.work_dir, osp.join(out_dir, osp.basename(cfg.work_dir))]
+    name = osp.basename(osp.abspath(cfg.work_dir))
+    return [cfg.work_dir, osp.join(out_dir, name)]
 
 
 def main() -> None:

@@ -182,7 +182,7 @@ def _attention_is_stiffer(suite: Suite) -> Iterator[Verdict]:
 
 
 def _few_stiff_blocks(suite: Suite) -> Verdict:
-    """Described, not tested: a proportion has no values this side of 10 %."""
+    """Described, not tested, for the reasons that stand as the test."""
     shares, blocks = {}, set()
     for row in MODELS:
         results = [r for r in suite.get((SHORT, row), [])
@@ -193,9 +193,10 @@ def _few_stiff_blocks(suite: Suite) -> Verdict:
     return Verdict(
         '3c. The stiffness proportion p̂ is mostly at most 10 % (Fig. 6)',
         UNDECIDABLE if shares else NO_RESULTS,
-        'none. One stiff block of '
-        f'{" or ".join(map(str, sorted(blocks)))} is more than 10 % already, '
-        'and the share of degrees M below it, of those that an image is '
+        'none. ' + ''.join(
+            f'One stiff block of {count} is {1 / count:.0%} of them. '
+            for count in sorted(blocks)) +
+        'The share of degrees M with at most 10 %, of those that an image is '
         'stiff to, depends on where M ends: here where one image in a '
         'hundred is', tuple(
             f'{row}: {share:.0%} of the degrees'

@@ -6,6 +6,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import CheckpointLoader
 from mmpretrain.models import ImageClassifier, SwinTransformer
 
+from mmstepnet.engine import checkpoint as checkpoint_module
 from mmstepnet.engine.checkpoint import (
     check_checkpoint,
     check_weights,
@@ -115,8 +116,11 @@ class Foreign:
     pass
 
 
-def test_the_one_of_most_iterations_goes_on(tmp_path, caplog):
+def test_the_one_of_most_iterations_goes_on(tmp_path, monkeypatch):
     """Copied files are as old as their copying."""
+    said = []
+    monkeypatch.setattr(checkpoint_module, 'print_log',
+                        lambda message, **kwargs: said.append(message))
     assert find_resumable(str(tmp_path)) is None
     other = tmp_path / 'out_dir'
     other.mkdir()
@@ -132,8 +136,11 @@ def test_the_one_of_most_iterations_goes_on(tmp_path, caplog):
     assert find_resumable(both[0]) == paths[1]
     # Cut off, or more than data, it is passed over, not silently.
     size = os.path.getsize(paths[2])
+    assert not said
     os.truncate(paths[2], size - 40)
     assert find_resumable(*both) == paths[1]
+    message, = said
+    assert 'passed over' in message and 'epoch_10.pth' in message
     save(tmp_path, 'epoch_11.pth', 110, 400, message_hub=Foreign())
     assert find_resumable(*both) == paths[1]
     for name in ('interim.pth', 'epoch_2.pth'):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau, spearmanr
 
 from mmstepnet.experiments import read_tables
 from mmstepnet.experiments.claims import (
@@ -127,12 +128,13 @@ def test_accuracy_against_stiffness():
 @pytest.mark.parametrize('sign', [1, -1])
 def test_one_correlation_of_the_two_decides_neither_way(sign):
     rows = suite()
-    for row, place in zip(MODELS, (0, 2, 4, 1, 3, 9, 8, 6, 7, 5)):
+    order = (0, 2, 4, 1, 3, 9, 8, 6, 7, 5)
+    assert kendalltau(range(10), order).pvalue > 0.05
+    assert spearmanr(range(10), order).pvalue < 0.05
+    for row, place in zip(MODELS, order):
         for result in rows[SHORT, row]:
             result['stiffness']['tns'] = sign * place
     found, = [v for v in judge_claims(rows, []) if v.claim[:2] == '3a']
-    assert '(p = 0.07)' in found.evidence[0]
-    assert '(p = 0.027)' in found.evidence[0]
     assert found.verdict == 'not decidable at this scale'
 
 
@@ -145,7 +147,7 @@ def test_correlation_with_attention():
 def test_proportions_are_described_only():
     found, = [v for v in judge_claims(suite(), []) if v.claim[:2] == '3c']
     assert found.verdict == 'not decidable at this scale'
-    assert 'One stiff block of 3 is more than 10 %' in found.test
+    assert 'One stiff block of 3 is 33%' in found.test
     assert len(found.evidence) == len(MODELS)
 
 

@@ -320,8 +320,10 @@ def test_resuming_looks_where_checkpoints_go(tmp_path):
     saved_there.parent.mkdir(parents=True)
     torch.save(dict(state_dict={}, optimizer={}, meta=dict(iter=1)),
                saved_there)
-    cfg = prepared(tmp_path, '--resume', hooks=hooks)
-    assert (cfg.load_from, cfg.resume) == (str(saved_there), True)
+    for slash in ('', '/'):
+        cfg = prepared(tmp_path, '--resume', '--work-dir',
+                       f'{tmp_path / "job"}{slash}', hooks=hooks)
+        assert (cfg.load_from, cfg.resume) == (str(saved_there), True)
     with pytest.raises(ValueError, match="out_dir='s3://x'"):
         prepared(tmp_path, '--resume', hooks=(
             "default_hooks = dict(checkpoint=dict(out_dir='s3://x'))"))
