@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 import torch
 
@@ -8,6 +10,13 @@ TORCH_21 = torch.__version__.startswith('2.1.')
 def not_on_torch_21(why):
     """Skip what PyTorch 2.1 cannot do; ``why`` completes the sentence."""
     return pytest.mark.skipif(TORCH_21, reason=f'PyTorch 2.1 {why}')
+
+
+def free_port():
+    """A port that no job of this machine listens at, as a string."""
+    with socket.socket() as server:
+        server.bind(('127.0.0.1', 0))
+        return str(server.getsockname()[1])
 
 
 def perturb(model, seed=0):

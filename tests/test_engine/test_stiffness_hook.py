@@ -1,6 +1,5 @@
 import json
 import re
-import socket
 import subprocess
 import sys
 
@@ -28,7 +27,7 @@ from tests.test_engine.stiffness_job import (
     VAL_IMAGES,
     digits_runner,
 )
-from tests.utils import not_on_torch_21, perturb
+from tests.utils import free_port, not_on_torch_21, perturb
 
 
 def no_hooks(model):
@@ -185,13 +184,11 @@ def test_detection(tmp_path):
 
 
 def run_ranks(world, work_dir):
-    with socket.socket() as server:
-        server.bind(('127.0.0.1', 0))
-        port = server.getsockname()[1]
+    port = free_port()
     jobs = [
         subprocess.Popen(
             [sys.executable, '-m', 'tests.test_engine.stiffness_job',
-             str(rank), str(world), str(port), str(work_dir)],
+             str(rank), str(world), port, str(work_dir)],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True) for rank in range(world)
     ]

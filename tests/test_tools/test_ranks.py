@@ -14,6 +14,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.utils import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 GLOBAL_BATCH = 64
 ITERATIONS = 20
@@ -47,9 +49,9 @@ default_hooks = dict(checkpoint=dict(
     return path
 
 
-def launch(config, ranks, work_dir, port):
+def launch(config, ranks, work_dir):
     env = dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
-               PORT=str(port), PYTHONPATH=str(ROOT))
+               PORT=free_port(), PYTHONPATH=str(ROOT))
     return subprocess.run(
         ['bash', 'tools/dist_train.sh', config, str(ranks), '--work-dir',
          work_dir], cwd=ROOT, env=env, capture_output=True, text=True,
@@ -84,7 +86,7 @@ print('threads', during, threads(), dist.is_initialized())
 
 def test_group_ends_with_the_job():
     """No thread of gloo's is left to meet the interpreter's end."""
-    env = dict(os.environ, RANK='0', WORLD_SIZE='1', MASTER_PORT='29620',
+    env = dict(os.environ, RANK='0', WORLD_SIZE='1', MASTER_PORT=free_port(),
                MASTER_ADDR='127.0.0.1', PYTHONPATH=str(ROOT))
     done = subprocess.run([sys.executable, '-c', GROUP], env=env,
                           capture_output=True, text=True, timeout=300)
@@ -107,7 +109,7 @@ def test_same_curve_and_evaluation(tmp_path):
         out = tmp_path / f'losses{ranks}.json'
         config = write_config(
             tmp_path, ranks, dict(type='GlobalLossHook', path=str(out)))
-        done = launch(config, ranks, tmp_path / f'work{ranks}', 29630 + ranks)
+        done = launch(config, ranks, tmp_path / f'work{ranks}')
         assert done.returncode == 0, done.stderr[-4000:]
         line = re.findall(r'Iter\(val\) .*accuracy/top1.*', plain(done))[-1]
         scalars = dict(re.findall(r'(\S+): (-?\d[\d.e+-]*)', line))
@@ -133,7 +135,7 @@ def test_dying_rank(tmp_path):
     config = write_config(
         tmp_path, 2, dict(type='DyingRankHook', rank=1, iteration=8))
     begun = time.monotonic()
-    done = launch(config, 2, tmp_path / 'work', 29640)
+    done = launch(config, 2, tmp_path / 'work')
     elapsed = time.monotonic() - begun
     assert done.returncode != 0
     text = plain(done)
@@ -178,7 +180,7 @@ def test_detections_over_ranks(tmp_path):
              f'{data}/annotations/instances_val.json'],
             cwd=ROOT, capture_output=True, text=True, timeout=600,
             env=dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
-                     PORT=str(29650 + ranks)))
+                     PORT=free_port()))
         assert done.returncode == 0, done.stderr[-4000:]
         found.append(mmengine.load(out))
     assert len(found[0]) == len(found[1]) == 5

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.utils import free_port
+
 ROOT = Path(__file__).parents[2]
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 SMALL = ('train_dataloader.dataset.indices=256',
@@ -21,7 +23,7 @@ SMALL = ('train_dataloader.dataset.indices=256',
 
 def call(*command, options=()):
     env = dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
-               PORT='29617')
+               PORT=free_port())
     return subprocess.run(
         [*map(str, command), '--cfg-options', *SMALL, *options],
         cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
