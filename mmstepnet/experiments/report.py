@@ -13,6 +13,7 @@ from mmstepnet.visualization.models import draw_rows, draw_stiffness
 from mmstepnet.visualization.ranking import correlate_ranks
 
 from .claims import (
+    FURTHER_TABLES,
     LONG,
     PLAIN,
     SHORT,
@@ -43,7 +44,7 @@ runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, no
 
 ## Claims
 
-By the table `{TABLE}`, at level {LEVEL} two-sided; below {LEAST_SEEDS} seeds no test is made. "Not decidable at this scale" is what
+By the tables {', '.join(map('`{}`'.format, (TABLE, *FURTHER_TABLES)))}, at level {LEVEL} two-sided; below {LEAST_SEEDS} seeds no test is made. "Not decidable at this scale" is what
 a difference gets that so few seeds cannot tell from 0.
 """  # noqa: E501
 
@@ -64,7 +65,9 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
     Raises:
         ValueError: A result is damaged, see :func:`load_results`.
     """
-    suite = read_suite(tables[TABLE], results)
+    suite = read_suite([
+        cell for table in (TABLE, *FURTHER_TABLES) for cell in tables[table]
+    ], results)
     plain, = (cell for cell in tables[TABLE]
               if (cell.column, cell.row) == (SHORT, PLAIN))
     warm_starts = read_warm_starts(results, plain.name)
@@ -101,7 +104,7 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
 
 
 def read_suite(cells: list[Cell], results: Path) -> Suite:
-    """Results of a table's cells, by column and row."""
+    """Results of tables' cells, by column and row."""
     return {(cell.column, cell.row): load_results(results, cell.name)
             for cell in cells if cell.config}
 
