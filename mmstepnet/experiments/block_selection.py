@@ -1,12 +1,22 @@
 """Which few blocks should carry the attention."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn as nn
 from torch import Tensor
 
 BLOCK = re.compile(r'(?:.*\.)?(layer\d+\.\d+)')
+
+COUNTERPARTS = {
+    'ResNet': dict(type='mmstepnet.StepResNet'),
+    'ResNetV1c': dict(type='mmstepnet.StepResNet', deep_stem=True),
+    'ResNetV1d': dict(
+        type='mmstepnet.StepResNet', deep_stem=True, avg_down=True),
+    'ResNeXt': dict(type='mmstepnet.StepResNeXt'),
+}
+"""Our backbones by the hosts' of the same structure."""
 
 
 def block_stiffness(nsi: Tensor, stages: Tensor) -> Tensor:
@@ -72,3 +82,49 @@ def backbone_names(blocks: Sequence[str]) -> list[str]:
                          "are named as in 'layer1.2'; StepResNet and its "
                          'relatives can carry attentions in chosen blocks')
     return [match[1] for match in matches]
+
+
+def with_stepnet(backbone: Mapping, blocks: Sequence[str]) -> dict:
+    """What to change in a plain backbone's config to put StepNet into blocks.
+
+    Args:
+        backbone (Mapping): Its config, of ours or of a host's.
+        blocks (Sequence[str]): Names of the blocks.
+
+    Raises:
+        ValueError: None of our backbones has this one's structure.
+    """
+    name = backbone['type']
+    name = name if isinstance(name, str) else name.__name__
+    changes = {}
+    if not name.startswith('mmstepnet.'):
+        changes = COUNTERPARTS.get(name.rpartition('.')[2])
+        if changes is None:
+            raise ValueError(
+                f'backbone {name!r} has no counterpart here; expected one of '
+                f'{", ".join(COUNTERPARTS)} or of mmstepnet')
+    attention = dict(type='StepNet')
+    if 'attention' in backbone:  # None, which takes no part of a dict
+        attention['_delete_'] = True
+    return dict(**changes, attention=attention, blocks=list(blocks))
+
+
+def check_structure(plain: nn.Module, ours: nn.Module) -> None:
+    """Refuse a backbone that is not the plain one with attentions.
+
+    Args:
+        plain (nn.Module): The plain backbone.
+        ours (nn.Module): The backbone in its place.
+
+    Raises:
+        ValueError: A weight of the plain backbone has another shape or is
+            missing.
+    """
+    shapes = {name: value.shape for name, value in ours.state_dict().items()}
+    for name, value in plain.state_dict().items():
+        if shapes.get(name) != value.shape:
+            raise ValueError(
+                f'{type(ours).__name__} cannot take the place of '
+                f'{type(plain).__name__}: {name} is {tuple(value.shape)} '
+                f'there and {tuple(shapes.get(name) or ()) or "missing"} '
+                'here; write the config by hand')

@@ -49,10 +49,16 @@ class ResidualStep(BaseModule):
         self.drop_path = drop_path or nn.Identity()
         self._observers = OrderedDict()
 
+    @property
+    def observed(self) -> bool:
+        """Whether anybody observes this step."""
+        return bool(self._observers)
+
     def forward(self,
                 identity: Tensor,
                 branch: Tensor,
-                norm: nn.Module | None = None) -> Tensor:
+                norm: nn.Module | None = None,
+                observed: bool | None = None) -> Tensor:
         """Take the step.
 
         Args:
@@ -61,11 +67,16 @@ class ResidualStep(BaseModule):
                 (N, C, H, W).
             norm (nn.Module, optional): The block's last norm, with
                 f = norm(branch). None in pre-activation, where f = branch.
+            observed (bool, optional): Whether to take the path of an observed
+                step. The second run of a checkpointed block must take that
+                of the first. Defaults to None: :attr:`observed`.
 
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
-        if not self._observers and serves(identity, branch, norm, self):
+        if observed is None:
+            observed = self.observed
+        if not observed and serves(identity, branch, norm, self):
             return fused_residual_step(
                 identity, branch, norm, self.attention,
                 relu=isinstance(self.activation, nn.ReLU))

@@ -13,7 +13,9 @@ from functools import partial
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.models.residual import ResidualStep
@@ -21,9 +23,17 @@ from mmstepnet.models.residual import ResidualStep
 from .residual_blocks import Branch, States
 from .sample_norms import norm, norm_and_distance, residual_norms
 
-ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU,
-               nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardtanh,
-               nn.Hardswish, nn.Sigmoid, nn.Hardsigmoid, nn.Tanh)
+ACTIVATIONS = {
+    F.relu, F.relu6, F.leaky_relu, F.prelu, F.elu, F.celu, F.selu, F.gelu,
+    F.silu, F.mish, F.softplus, F.hardtanh, F.hardswish, F.hardsigmoid,
+    torch.relu, torch.relu_, torch.sigmoid, torch.sigmoid_, torch.tanh,
+    torch.tanh_, Tensor.relu, Tensor.relu_, Tensor.sigmoid, Tensor.sigmoid_,
+    Tensor.tanh, Tensor.tanh_
+}
+"""Activations as functions, which their modules call."""
+
+DROP_PATHS = ('DropPath', 'StochasticDepth')
+"""Classes of stochastic depth in mmcv, mmpretrain, timm and torchvision."""
 
 
 @dataclass
@@ -74,6 +84,8 @@ class Probe:
             self.block.register_forward_pre_hook(self._begin),
             *self.attach_inside(),
             self.block.register_forward_hook(self._end, prepend=True),
+            # Runs where the block raises, too.
+            self.block.register_forward_hook(self._leave, always_call=True),
         ]
 
     def attach_inside(self) -> list[RemovableHandle]:
@@ -114,6 +126,10 @@ class Probe:
         with torch.no_grad():
             self.end(out)
         self.reset()
+
+    def _leave(self, block: nn.Module, inputs: tuple, out: object) -> None:
+        if block is self.block and self.active:
+            self.reset()
 
     def check_state(self, what: str, value: Tensor, x: Tensor) -> None:
         """Refuse to compare states of different shapes."""
@@ -229,7 +245,10 @@ class BranchProbe(Probe):
 
 
 class StatesProbe(Probe):
-    """Measures a block of plain steps by the states between them."""
+    """Measures a block of plain steps by the states between them.
+
+    Where stochastic depth is active, a step is what goes into it.
+    """
 
     def __init__(self, name: str, block: nn.Module, report: Report,
                  described: States):
@@ -245,18 +264,23 @@ class StatesProbe(Probe):
 
     def attach_inside(self) -> list[RemovableHandle]:
         """See :class:`Probe`."""
-        if self.norm is None:
-            return []
-        return [self.norm.register_forward_pre_hook(self._between)]
+        handles = [
+            module.register_forward_pre_hook(self._drop_path)
+            for module in self.block.modules() if _is_drop_path(module)
+        ]
+        if self.norm is not None:
+            handles.append(
+                self.norm.register_forward_pre_hook(self._between))
+        return handles
 
     def reset(self) -> None:
         """See :class:`Probe`."""
         super().reset()
-        self.x = None
+        self.x = self.proposed = None
 
     def begin(self, x: Tensor) -> None:
         """See :class:`Probe`."""
-        self.x = x
+        self.x, self.proposed = x, None
         self.pending = self.steps
 
     def end(self, out: Tensor) -> None:
@@ -272,14 +296,20 @@ class StatesProbe(Probe):
         if self.active:
             self._step_to(inputs[0])
 
+    @torch.no_grad()
+    def _drop_path(self, module: nn.Module, inputs: tuple) -> None:
+        if self.active and _drops(module):
+            self.proposed = norm(inputs[0])
+
     def _step_to(self, x_next: Tensor) -> None:
         self.check_state('next state', x_next, self.x)
-        x_norm, change = norm_and_distance(self.x, x_next)
+        x_norm, returned = norm_and_distance(self.x, x_next)
+        change = returned if self.proposed is None else self.proposed
         self.report(
             self.pending.pop(0),
-            StepNorms(x_norm, change, change, change,
+            StepNorms(x_norm, change, change, returned,
                       torch.ones_like(change)))
-        self.x = x_next
+        self.x, self.proposed = x_next, None
 
 
 class UnknownBlockProbe(Probe):
@@ -287,50 +317,94 @@ class UnknownBlockProbe(Probe):
 
     x_t is the block's first argument, x_{t+1} the input of the activation
     that returns the block's output (the output itself where none does), and
-    Δt = 1.
+    Δt = 1. Activations are seen as modules and as functions.
     """
 
-    def attach_inside(self) -> list[RemovableHandle]:
-        """See :class:`Probe`."""
-        handles = []
-        for module in self.block.modules():
-            if isinstance(module, ACTIVATIONS):
-                handles += [
-                    module.register_forward_pre_hook(self._before),
-                    module.register_forward_hook(self._after)
-                ]
-        return handles
+    def __init__(self, name: str, block: nn.Module, report: Report):
+        super().__init__(name, block, report)
+        self.mode = None
+        self.reset()
 
     def reset(self) -> None:
         """See :class:`Probe`."""
         super().reset()
-        self.x = self.before = self.after = None
+        if self.mode is not None:
+            self.mode.__exit__(None, None, None)
+        self.x = self.before = self.after = self.stamp = self.mode = None
 
     def begin(self, x: Tensor) -> None:
         """See :class:`Probe`."""
-        self.x, self.before, self.after = x, None, None
+        for name, module in self.block.named_modules():
+            if _is_drop_path(module) and _drops(module):
+                raise ValueError(
+                    f'block {self.name} ({type(self.block).__name__}) drops '
+                    f'paths at random by its {name}; what step it proposes '
+                    'cannot be told from what it returns. Record it in eval '
+                    'mode')
+        self.x = x
+        self.mode = _SeeActivations(self._before, self._after)
+        self.mode.__enter__()
 
     def end(self, out: Tensor) -> None:
         """See :class:`Probe`."""
         self.check_state('output', out, self.x)
         x_norm, returned = norm_and_distance(self.x, out)
-        change = self.before if self.after is out else returned
+        # Something may have been added to the activation's result in place.
+        last = self.after is out and bool((self.stamp == _stamp(out)).all())
+        change = self.before if last else returned
         self.report(
             self.name,
             StepNorms(x_norm, change, change, returned,
                       torch.ones_like(change)))
 
-    @torch.no_grad()
-    def _before(self, module: nn.Module, inputs: tuple) -> None:
-        if self.active:
-            # The activation may work in place: now or never.
-            self.before = (
-                norm_and_distance(self.x, inputs[0])[1]
-                if inputs[0].shape == self.x.shape else None)
+    def _before(self, value: Tensor) -> None:
+        # The activation may work in place: now or never.
+        self.before = (
+            norm_and_distance(self.x, value)[1]
+            if value.shape == self.x.shape else None)
 
-    def _after(self, module: nn.Module, inputs: tuple, out: Tensor) -> None:
-        if self.active:
-            self.after = out
+    def _after(self, out: Tensor) -> None:
+        self.after, self.stamp = out, _stamp(out)
+
+
+class _SeeActivations(TorchFunctionMode):
+    """Shows what goes into every activation and what comes out."""
+
+    def __init__(self, before: Callable[[Tensor], None],
+                 after: Callable[[Tensor], None]):
+        super().__init__()
+        self.before, self.after = before, after
+
+    def __torch_function__(self,
+                           func: Callable,
+                           types: tuple,
+                           args: tuple = (),
+                           kwargs: dict | None = None) -> object:
+        kwargs = kwargs or {}
+        if func not in ACTIVATIONS:
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            self.before(args[0] if args else kwargs['input'])
+        out = func(*args, **kwargs)
+        with torch.no_grad():
+            self.after(out)
+        return out
+
+
+def _stamp(value: Tensor) -> Tensor:
+    """Differs after a change in place."""
+    if value.is_inference():  # has no version
+        return norm(value)
+    return torch.tensor(value._version)
+
+
+def _is_drop_path(module: nn.Module) -> bool:
+    return type(module).__name__ in DROP_PATHS
+
+
+def _drops(module: nn.Module) -> bool:
+    share = getattr(module, 'drop_prob', getattr(module, 'p', 0))
+    return module.training and bool(share)
 
 
 def _measure_branch(f: Tensor,

@@ -1,7 +1,6 @@
 """Recording the feature trajectory of a residual model."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn as nn
@@ -36,7 +35,8 @@ class TrajectoryRecorder:
       attention value, 1 in a plain block.
 
     Stochastic depth is no part of the first two: they measure the step that
-    the block proposes. A state of norm 0 that stays where it is has index 0.
+    the block proposes. Of a block that is not known this cannot be told, and
+    it is an error while paths are dropped. A state of norm 0 that stays where it is has index 0.
 
     The blocks of this package are measured at their :class:`ResidualStep`;
     those of MMPretrain, MMDetection, torchvision and timm that
@@ -102,7 +102,6 @@ class TrajectoryRecorder:
             for _ in probe.steps
         ])
         self._handles = []
-        self._eager = nullcontext()
         self.clear()
 
     def __enter__(self) -> 'TrajectoryRecorder':
@@ -121,14 +120,15 @@ class TrajectoryRecorder:
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._reset_pass()
-        self._eager = _run_eagerly()
-        self._eager.__enter__()
+        self._handles = [
+            self.model.register_forward_pre_hook(self._begin_pass),
+            self.model.register_forward_hook(self._end_pass),
+            # Runs where the model raises, too.
+            self.model.register_forward_hook(
+                self._leave_pass, always_call=True),
+        ]
+        _EAGER.enter()
         try:
-            self._handles = [
-                self.model.register_forward_pre_hook(self._begin_pass),
-                self.model.register_forward_hook(
-                    self._end_pass, always_call=True),
-            ]
             for probe in self._probes:
                 self._handles += probe.attach()
         except BaseException:
@@ -137,11 +137,11 @@ class TrajectoryRecorder:
 
     def stop(self) -> None:
         """Remove all hooks; what was recorded stays. May be called twice."""
+        if self._handles:
+            _EAGER.leave()
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._eager.__exit__(None, None, None)
-        self._eager = nullcontext()
         self._reset_pass()
 
     def clear(self) -> None:
@@ -180,26 +180,35 @@ class TrajectoryRecorder:
 
     def _reset_pass(self) -> None:
         self._pass: dict[str, StepNorms] = {}
+        # Rows of the model's pass; None where the blocks run by themselves.
+        self._pending: list[Tensor] | None = None
         for probe in self._probes:
             probe.reset()
 
     def _begin_pass(self, model: nn.Module, inputs: tuple) -> None:
         if model is self.model:
             self._reset_pass()
-            self._samples_before = self._samples
+            self._pending = []
 
     def _end_pass(self, model: nn.Module, inputs: tuple, out: object) -> None:
         if model is not self.model:
             return
-        if out is None:  # an exception is on its way
-            self._reset_pass()
-        elif self._pass or self._samples == self._samples_before:
-            missing = _partly(self._pass, self.blocks)
-            self._reset_pass()
+        if self._pass or not self._pending:
             raise RuntimeError(
-                'a forward pass of the model did not run all blocks' + missing
-                + '. Name those that run by blocks=; if torch.compile made '
-                'the model, record the original one')
+                'a forward pass of the model did not run all blocks'
+                + _partly(self._pass, self.blocks) + '. Name those that run '
+                'by blocks=; if torch.compile made the model, record the '
+                'original one')
+        self._commit(*self._pending)
+
+    def _leave_pass(self, model: nn.Module, inputs: tuple,
+                    out: object) -> None:
+        if model is self.model:
+            self._reset_pass()
+
+    def _commit(self, *parts: Tensor) -> None:
+        self._parts += parts
+        self._samples += sum(map(len, parts))
 
     def _report(self, step: str, norms: StepNorms) -> None:
         if step in self._pass:
@@ -232,8 +241,10 @@ class TrajectoryRecorder:
         nsi = torch.where(changes == 0, changes, changes / x[:, None])
         rows = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
         self._check_range(rows)
-        self._parts.append(rows)
-        self._samples += len(rows)
+        if self._pending is None:
+            self._commit(rows)
+        else:
+            self._pending.append(rows)
 
     def _check(self, x: Tensor, changes: Tensor, step: Tensor) -> None:
         finite = (x + changes.sum(1) + step).isfinite()
@@ -273,12 +284,30 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _run_eagerly() -> AbstractContextManager:
-    # Nothing was compiled where dynamo was never imported (it is slow to).
-    if 'torch._dynamo' not in sys.modules:
-        return nullcontext()
-    set_stance = getattr(torch.compiler, 'set_stance', None)
-    return nullcontext() if set_stance is None else set_stance('force_eager')
+class _Eager:
+    """Keeps compiled code uncompiled from the first recorder to the last."""
+
+    def __init__(self):
+        self.recorders = 0
+        self.stance = None
+
+    def enter(self) -> None:
+        self.recorders += 1
+        # Nothing was compiled where dynamo was never imported (it is slow
+        # to), and PyTorch before 2.6 has no stance.
+        if (self.stance is None and 'torch._dynamo' in sys.modules
+                and hasattr(torch.compiler, 'set_stance')):
+            self.stance = torch.compiler.set_stance('force_eager')
+            self.stance.__enter__()
+
+    def leave(self) -> None:
+        self.recorders -= 1
+        if self.recorders == 0 and self.stance is not None:
+            self.stance.__exit__(None, None, None)
+            self.stance = None
+
+
+_EAGER = _Eager()
 
 
 def _partly(seen: dict, blocks: list[str]) -> str:

@@ -346,14 +346,14 @@ def test_our_vision_transformer_records_both_steps():
 
 
 class Residual(nn.Module):
-    """A block of no known class; also one without activation behind it."""
+    """A block of no known class, with or without activation behind it."""
 
-    def __init__(self, activation):
+    def __init__(self, last):
         super().__init__()
         self.first = nn.Conv2d(8, 8, 3, padding=1)
         self.middle = nn.ReLU(inplace=True)
         self.second = nn.Conv2d(8, 8, 3, padding=1)
-        self.last = nn.ReLU(inplace=True) if activation else None
+        self.last = last
 
     def branch(self, x):
         return self.second(relu(self.first(x)))
@@ -364,19 +364,65 @@ class Residual(nn.Module):
         return f if self.last is None else self.last(f)
 
 
-@pytest.mark.parametrize('activation', [True, False])
-@pytest.mark.parametrize('blocks', ['body.*', Residual, ['body.1', 'body.2']])
-def test_unknown_blocks_by_pattern_or_class(activation, blocks):
+class AddedInPlace(Residual):
+    """Its last activation is part of f, and the sum is the same tensor."""
+
+    def branch(self, x):
+        return relu(super().branch(x))
+
+    def forward(self, x):
+        out = nn.functional.relu(self.second(self.middle(self.first(x))))
+        out += x
+        return out
+
+
+def unknown_blocks(block):
     model = nn.Sequential()
     model.add_module('stem', nn.Conv2d(3, 8, 3))
-    model.add_module('body', nn.Sequential(
-        *[Residual(activation) for _ in range(3)]))
-    ready(model)
+    model.add_module('body', nn.Sequential(*[block() for _ in range(3)]))
+    return ready(model)
+
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize('last, same', [
+    (None, lambda x: x),
+    (nn.ReLU(inplace=True), relu),
+    (nn.functional.relu, relu),
+    (torch.relu, relu),
+    (torch.Tensor.relu_, relu),
+    (nn.GELU(), lambda x: x * (1 + (x / 2**0.5).erf()) / 2),
+    (nn.functional.gelu, lambda x: x * (1 + (x / 2**0.5).erf()) / 2),
+    (nn.functional.silu, lambda x: x / (1 + (-x).exp())),
+    (nn.LeakyReLU(0.25), lambda x: torch.maximum(x, 0.25 * x)),
+    (lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
+     lambda x: torch.maximum(x, 0.25 * x)),
+    (torch.Tensor.tanh, lambda x: 1 - 2 / ((2 * x).exp() + 1)),
+    (nn.ReLU6(), lambda x: x.clamp(0, 6)),
+    ('added', lambda x: x),
+])
+def test_unknown_blocks(mode, last, same):
+    model = unknown_blocks(
+        (lambda: AddedInPlace(None)) if last == 'added' else
+        lambda: Residual(last))
+    def steps(block, x):
+        f = block.branch(x)
+        return [(x, f, torch.ones(()), x + f, same(x + f))]
+
+    with TrajectoryRecorder(model, 'body.*') as recorder, mode():
+        model(IMAGES)
+    expected = keep_features(model, recorder.blocks, steps, IMAGES)
+    for name, value in recorder.record.items():
+        torch.testing.assert_close(
+            value.double(), expected[name], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize('blocks', ['body.*', Residual, ['body.1', 'body.2']])
+def test_unknown_blocks_by_pattern_or_class(blocks):
+    model = unknown_blocks(lambda: Residual(nn.ReLU()))
 
     def steps(block, x):
         f = block.branch(x)
-        out = relu(x + f) if activation else x + f
-        return [(x, f, torch.ones(()), x + f, out)]
+        return [(x, f, torch.ones(()), x + f, relu(x + f))]
 
     with TrajectoryRecorder(model, blocks) as recorder, torch.no_grad():
         model(IMAGES)
@@ -461,6 +507,27 @@ def test_with_cp_counts_each_sample_once(build):
         recorder.nsi, plain.nsi.repeat(2, 1), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize('recorded', [(True, False), (False, True)])
+def test_a_checkpointed_pass_goes_back_the_way_it_came(recorded):
+    """Whoever observes, or no longer does, at the time of backward."""
+    model = ready(StepResNetCIFAR(20, with_cp=True))
+    gradients = []
+    for forward, backward in ((False, False), recorded):
+        images = IMAGES.clone().requires_grad_()
+        recorder = TrajectoryRecorder(model)
+        if forward:
+            recorder.start()
+        out = model(images)[0].square().sum()
+        recorder.stop()
+        if backward:
+            recorder.start()
+        out.backward()
+        recorder.stop()
+        gradients.append(images.grad)
+        assert len(recorder) == len(IMAGES) * forward
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
 def test_recording_changes_neither_outputs_nor_gradients():
     model = ready(StepResNetCIFAR(20)).double()
     results = []
@@ -528,8 +595,8 @@ def test_channels_last_and_double():
 
 def test_large_maps_keep_their_digits():
     """Millions of values a sample, their number odd."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), Residual(True), Residual(True))
-    ready(model)
+    model = ready(nn.Sequential(
+        nn.Conv2d(3, 8, 1), Residual(nn.ReLU()), Residual(nn.ReLU())))
     images = 1 + torch.rand(1, 3, 723, 517)
 
     def steps(block, x):
@@ -554,14 +621,15 @@ class Failing(nn.Module):
     def forward(self, x):
         x = self.net.conv1(x)
         for k, stage in enumerate(
-                (self.net.layer1, self.net.layer2, self.net.layer3)):
+                (self.net.layer1, self.net.layer2, self.net.layer3,
+                 lambda x: x)):
             if self.fail_at == k:
                 raise KeyError('lost')
             x = stage(x)
         return x
 
 
-@pytest.mark.parametrize('fail_at', [0, 1, 2])
+@pytest.mark.parametrize('fail_at', [0, 1, 2, 3])
 def test_an_interrupted_pass_adds_nothing(fail_at):
     model = Failing(perturb(StepResNetCIFAR(20))).eval()
     with TrajectoryRecorder(model) as clean, torch.no_grad():
@@ -659,12 +727,36 @@ def test_compiled_models_are_recorded_uncompiled(compile_first, in_place):
     torch._dynamo.reset()
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6')
+@pytest.mark.parametrize('order', [(0, 1), (1, 0)])
+def test_compiled_code_returns_with_the_last_of_two_recorders(order):
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    models = [ready(StepResNetCIFAR(20)) for _ in range(2)]
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    recorders = [TrajectoryRecorder(model) for model in models]
+    for recorder in recorders:
+        recorder.start()
+    recorders[order[0]].stop()
+    compiled(IMAGES)
+    assert not calls
+    recorders[order[1]].stop()
+    compiled(IMAGES)
+    assert calls
+    torch._dynamo.reset()
+
+
 class Skipping(nn.Module):
     """Stochastic depth that skips whole blocks, or repeats one."""
 
     def __init__(self, order):
         super().__init__()
-        self.blocks = nn.ModuleList([Residual(False) for _ in range(4)])
+        self.blocks = nn.ModuleList([Residual(None) for _ in range(4)])
         self.order = order
 
     def forward(self, x):
@@ -692,8 +784,8 @@ class Regions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.image = nn.Sequential(Residual(True), Residual(True))
-        self.region = nn.Sequential(Residual(True), Residual(True))
+        self.image = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
+        self.region = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
 
     def forward(self, x):
         x = self.image(x)
@@ -719,7 +811,7 @@ def test_nan_features_and_states_of_norm_zero():
             model(images)
     assert len(recorder) == 1
 
-    model = nn.Sequential(Residual(True), Residual(True))
+    model = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
     with TrajectoryRecorder(model, Residual) as recorder, torch.no_grad():
         for block in model:
             block.first.bias.zero_()
@@ -774,6 +866,64 @@ def test_training_mode_with_stochastic_depth_measures_the_proposed_step():
     record = recorder.record
     assert (record['adaptive'] > 0).all()
     assert torch.equal(record['adaptive'], record['unit'])
+
+
+@pytest.mark.parametrize('build', [
+    lambda: mmpretrain_backbones.SwinTransformer(
+        arch=dict(embed_dims=12, depths=[1, 3, 1, 1], num_heads=[1, 2, 2, 2]),
+        img_size=32, patch_size=2, window_size=4, pad_small_map=True,
+        drop_path_rate=0.5),
+    lambda: mmpretrain_backbones.ConvNeXt(
+        arch=dict(depths=[3, 1, 1, 1], channels=[8] * 4),
+        drop_path_rate=0.5),
+    lambda: mmpretrain_backbones.VisionTransformer(
+        arch=dict(embed_dims=12, num_layers=3, num_heads=2,
+                  feedforward_channels=24), img_size=32, patch_size=8,
+        drop_path_rate=0.5),
+])
+def test_transformers_propose_steps_that_are_dropped(build):
+    """What survives is scaled by one over the share that is kept."""
+    model = perturb(build())
+    model.train()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES.repeat(6, 1, 1, 1))
+    proposed = recorder.record['adaptive'].double()
+    returned = recorder.record['returned'].double()
+    assert (proposed > 0).all() and (returned == 0).any()
+    shares = {
+        name: next((m.drop_prob for m in model.get_submodule(name).modules()
+                    if type(m).__name__ == 'DropPath'), 0)
+        for name in {b.removesuffix('.attn').removesuffix('.ffn')
+                     for b in recorder.blocks}
+    }
+    kept = 1 - torch.tensor([
+        shares[b.removesuffix('.attn').removesuffix('.ffn')]
+        for b in recorder.blocks
+    ], dtype=torch.float64)
+    survived = returned > 0
+    assert survived.any(0).all()
+    torch.testing.assert_close(
+        returned[survived], (proposed / kept)[survived], rtol=1e-4, atol=0)
+
+
+def test_unknown_blocks_that_drop_paths_are_refused():
+    class Dropping(Residual):
+
+        def __init__(self):
+            super().__init__(None)
+            self.drop = torchvision.ops.StochasticDepth(0.5, 'row')
+
+        def forward(self, x):
+            return x + self.drop(self.branch(x))
+
+    model = unknown_blocks(Dropping)
+    with TrajectoryRecorder(model, 'body.*') as recorder, torch.no_grad():
+        model(IMAGES)
+        model.train()
+        with pytest.raises(ValueError, match='by its drop.*eval mode'):
+            model(IMAGES)
+        model.eval()(IMAGES)
+    assert len(recorder) == 6 and no_hooks(model)
 
 
 def test_threads_do_not_disturb_other_models():

@@ -10,8 +10,10 @@ import math
 import os
 from pathlib import Path
 
+import torch.nn as nn
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
 from stiffness import SPLITS, build_dataloader, build_runner, measure
@@ -26,7 +28,9 @@ from mmstepnet.engine.job import (
 from mmstepnet.experiments.block_selection import (
     backbone_names,
     block_stiffness,
+    check_structure,
     stiffest_blocks,
+    with_stepnet,
 )
 
 STIFF_SHARE = 0.1
@@ -74,17 +78,12 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def fragment(cfg: Config, blocks: list[str], over_plain: bool) -> str:
-    """The choice as Python source."""
-    lines = ['model = dict(', '    backbone=dict(']
-    if not cfg.model.backbone.type.startswith('mmstepnet.'):
-        lines.append("        type='mmstepnet.StepResNet',")
-    # A base may hold attention=None, which takes no part of a dict.
-    delete = '_delete_=True, ' if over_plain else ''
-    lines.append(f"        attention=dict({delete}type='StepNet'),")
-    lines += ['        blocks=[']
-    lines += [f'            {block!r},' for block in blocks]
-    return '\n'.join([*lines, '        ]))', ''])
+def check_counterpart(cfg: Config, model: nn.Module) -> None:
+    """Build what will be proposed, before anything is measured."""
+    proposed = Config(dict(backbone=cfg.model.backbone))
+    proposed.merge_from_dict(
+        dict(backbone=with_stepnet(cfg.model.backbone, ())))
+    check_structure(model.backbone, MODELS.build(proposed.backbone))
 
 
 def main() -> None:
@@ -93,6 +92,7 @@ def main() -> None:
     cfg = load_config(args)
     runner = build_runner(cfg, Path(cfg.work_dir) / 'select_blocks')
     dataloader = build_dataloader(cfg, args.split, args.max_samples)
+    check_counterpart(cfg, runner.model)
     check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
     runner.load_checkpoint(args.checkpoint, map_location='cpu')
     model = runner.model.to(args.device or get_device()).eval()
@@ -112,15 +112,17 @@ def main() -> None:
     Console().print(table)
     print(f'{count} of {len(names)} measured blocks have '
           f'{stiffness.sort().values[-count:].sum() / stiffness.sum():.0%} '
-          'of the stiffness. For a config with StepNet:\n')
-    print(fragment(cfg, chosen, over_plain=False))
+          'of the stiffness. Over this config, for StepNet in them:\n')
+    model = dict(backbone=with_stepnet(cfg.model.backbone, chosen))
+    source = Config(dict(model=model)).pretty_text
+    print(source)
     if args.out is not None:
         base = os.path.relpath(args.config, args.out.parent)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(
             f'# The {count} stiffest blocks of {Path(args.checkpoint).name}, '
             f'{len(recorder)} images of {args.split}.\n'
-            f'_base_ = [{base!r}]\n\n{fragment(cfg, chosen, True)}')
+            f'_base_ = [{base!r}]\n\n{source}')
         print(f'written: {args.out}')
 
 

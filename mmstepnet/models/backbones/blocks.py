@@ -26,13 +26,15 @@ class _StepBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.with_cp and x.requires_grad:
-            return cp.checkpoint(self._forward, x, use_reentrant=False)
+            # Told, because an observer may come or go before backward.
+            return cp.checkpoint(
+                self._forward, x, self.step.observed, use_reentrant=False)
         return self._forward(x)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, observed: bool | None = None) -> Tensor:
         branch = self.branch(x)
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, branch, self.last_norm)
+        return self.step(identity, branch, self.last_norm, observed)
 
 
 class StepBasicBlock(_StepBlock, BasicBlock):
@@ -89,13 +91,13 @@ class _PreActBlock(_StepBlock):
         if self.downsample is not None:
             del self.downsample[-1]
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, observed: bool | None = None) -> Tensor:
         out = self.relu(self.norm1(x))
         identity = x if self.downsample is None else self.downsample(out)
         out = self.conv1(out)
         for norm, conv in zip(self.norms[1:], self.convs[1:]):
             out = conv(self.relu(norm(out)))
-        return self.step(identity, out)
+        return self.step(identity, out, observed=observed)
 
 
 class PreActStepBasicBlock(_PreActBlock, BasicBlock):
