@@ -92,12 +92,19 @@ def with_stepnet(backbone: Mapping, blocks: Sequence[str]) -> dict:
         blocks (Sequence[str]): Names of the blocks.
 
     Raises:
-        ValueError: None of our backbones has this one's structure.
+        ValueError: The backbone has an attention, or none of ours has its
+            structure.
     """
     name = backbone['type']
     name = name if isinstance(name, str) else name.__name__
     changes = {}
-    if not name.startswith('mmstepnet.'):
+    if name.startswith('mmstepnet.'):
+        # Left out, it is StepNet.
+        if backbone.get('attention', name) is not None:
+            raise ValueError(
+                'the backbone has an attention; give the config and '
+                'checkpoint of a plain network, with attention=None')
+    else:
         changes = COUNTERPARTS.get(name.rpartition('.')[2])
         if changes is None:
             raise ValueError(

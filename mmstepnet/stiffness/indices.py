@@ -8,6 +8,7 @@ back float64: a tensor if any argument was one, else a NumPy array.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -126,7 +127,7 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
     Args:
         rhs (Callable): Right-hand side, from a tensor shaped as ``u`` to one
             of the same shape. Custom autograd functions in it need a
-            ``jvp``.
+            ``jvp``. PyTorch's scaled dot product runs as its N x N formula.
         u (Tensor | ndarray): State, any shape; for networks one sample with
             its batch dimension. A float32 or float64 tensor is kept in its
             dtype, which the parameters of ``rhs`` must share; anything else
@@ -155,7 +156,10 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
     @torch.no_grad()
     def product(vector: np.ndarray) -> np.ndarray:
         tangent = torch.from_numpy(np.ascontiguousarray(vector)).to(u)
-        value, change = torch.func.jvp(rhs, (u, ), (tangent.view_as(u), ))
+        # The fused kernels of attention have no forward-mode derivative.
+        with _attention_by_formula():
+            value, change = torch.func.jvp(
+                rhs, (u, ), (tangent.view_as(u), ))
         for name, tensor in (('rhs(u)', value),
                              ("the derivative of rhs at u", change)):
             if tensor.shape != u.shape:
@@ -228,3 +232,12 @@ def _finite_difference(u: Tensor, t: Tensor) -> Tensor:
             f't[{where + 1}] = {t[where + 1].item():g}; sort the '
             f'observations and drop duplicates')
     return u.diff(dim=0) / interval[:, None]
+
+
+def _attention_by_formula() -> AbstractContextManager:
+    try:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ImportError:  # PyTorch before 2.3
+        return torch.backends.cuda.sdp_kernel(
+            enable_flash=False, enable_mem_efficient=False)
+    return sdpa_kernel(SDPBackend.MATH)

@@ -1,6 +1,5 @@
 """NSI against attention value, Figure 9 of the paper."""
 
-from collections.abc import Sequence
 
 import matplotlib.figure
 import numpy as np
@@ -64,8 +63,7 @@ def trajectory_correlations(run: Run) -> dict[str, np.ndarray]:
         one. A name without any is left out.
     """
     parts = {
-        f'stage {n}': run.stages == stage
-        for n, stage in enumerate(_in_order(run.stages), 1)
+        name: run.stages == stage for stage, name in run.stage_names.items()
     }
     parts['all stages'] = np.ones(len(run.stages), bool)
     found = {}
@@ -190,9 +188,6 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
         legend=dict(y=1, yanchor='top', maxheight=0.5),
         legend2=dict(y=0.38, yanchor='top'))
 
-
-def _in_order(stages: np.ndarray) -> Sequence[int]:
-    return list(dict.fromkeys(stages.tolist()))
 
 
 def _coefficient(value: float) -> str:

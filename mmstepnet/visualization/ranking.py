@@ -94,7 +94,7 @@ def _permuted(values: Sequence[float], statistic: Callable) -> float:
 
 
 def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs whose accuracies may be compared: one metric, one split.
+    """Runs whose accuracies may be compared: one metric, one data.
 
     Runs without an accuracy are left out.
     """

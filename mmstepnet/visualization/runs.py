@@ -41,6 +41,7 @@ class Accuracy:
         value (float): Its value for the weights that were measured, or the
             next best thing that ``where`` tells.
         where (str): Which evaluation it is from.
+        split (str): The data of that evaluation, such as ``'val'``.
         highest (float, optional): Highest value of all evaluations in
             training, chosen with knowledge of the evaluation set.
         highest_step (int, optional): Its epoch or iteration.
@@ -49,6 +50,7 @@ class Accuracy:
     metric: str
     value: float
     where: str
+    split: str
     highest: float | None = None
     highest_step: int | None = None
 
@@ -102,10 +104,34 @@ class Run:
             for stage in dict.fromkeys(self.stages.tolist())
         ]
 
+    @cached_property
+    def stage_names(self) -> dict[int, str]:
+        """Name of each stage in the network, in the order of the blocks.
+
+        A stage of one block is left out and counts nevertheless.
+        """
+        firsts = [name.rpartition('.')[0] for name in self.excluded]
+        containers = list(dict.fromkeys(firsts))
+        names = {}
+        for block, stage in zip(self.blocks, self.stages.tolist()):
+            inside = [c for c in containers if block.startswith(f'{c}.')]
+            if not inside and '' not in containers:
+                # Blocks were chosen one by one, without their stages' first.
+                return {s: f'stage {n}' for n, s in enumerate(
+                    dict.fromkeys(self.stages.tolist()), 1)}
+            container = max(inside, key=len, default='')
+            names.setdefault(
+                stage, f'stage {containers.index(container) + 1}')
+        return names
+
     @property
     def comparison(self) -> str:
-        """Metric and split: runs that differ in it are not ranked."""
-        return f'{self.accuracy.metric}, {self.settings.get("split")} split'
+        """Metric and data: runs that differ in it are not ranked."""
+        metric, split = self.accuracy.metric, self.accuracy.split
+        measured = self.settings.get('split')
+        if split == measured:
+            return f'{metric}, {split} split'
+        return f'{metric}, {split} split; TNS, {measured} split'
 
     @property
     def structure(self) -> tuple:
@@ -243,16 +269,18 @@ def find_accuracy(path: Path,
         last = max(logged, default=None)
         if name in settings.get('metrics', {}):
             value, where = settings['metrics'][name], 'measured with the NSI'
+            split = settings.get('split')
         elif settings.get('split') == 'test' and test is not None:
-            value, where = test, 'test'
+            value, where, split = test, 'test', 'test'
         elif own is not None:
-            value, where = logged[own], f'validation at {own}'
+            value, where, split = logged[own], f'validation at {own}', 'val'
         elif last is not None:
             value, where = logged[last], f'last validation, at {last}'
+            split = 'val'
         else:
             continue
         best = max(logged, key=logged.get, default=None)
-        return Accuracy(name, value, where, logged.get(best), best)
+        return Accuracy(name, value, where, split, logged.get(best), best)
     return None
 
 

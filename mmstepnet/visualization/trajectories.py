@@ -45,7 +45,7 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
     for ax, run in zip(axes, runs):
         at = np.arange(1, run.nsi.shape[1] + 1)
         mean, low, high = trajectory_band(run.nsi)
-        _mark_stages(ax, run.stages)
+        _mark_stages(ax, run)
         ax.fill_between(at, low, high, color='#2f5fd0', alpha=0.18, lw=0,
                         label='10–90 % of samples')
         for i in spread_indices(len(run.nsi), SAMPLES):
@@ -67,7 +67,7 @@ def draw_overlay(runs: Sequence[Run],
                  title: str) -> matplotlib.figure.Figure:
     """Draw Figure 10 for a paper: runs of the same blocks in one panel."""
     figure, (ax, ) = paper_figure(1, 1, 6.0, 3.0 + 0.06 * len(runs))
-    _mark_stages(ax, runs[0].stages)
+    _mark_stages(ax, runs[0])
     for i, run in enumerate(runs):
         color, dash = line_style(i)
         ax.plot(
@@ -111,7 +111,7 @@ def trajectory_figure(run: Run) -> go.Figure:
             width=2.5, color='#2f5fd0'), marker_size=6, name='mean',
         text=run.blocks,
         hovertemplate='%{text}<br>mean NSI %{y:.4f}<extra></extra>')
-    return _finish(figure, run.stages, 'NSI')
+    return _finish(figure, run, 'NSI')
 
 
 def overlay_figure(runs: Sequence[Run]) -> go.Figure:
@@ -128,22 +128,23 @@ def overlay_figure(runs: Sequence[Run]) -> go.Figure:
             name=plain(short(run.label, 40)),
             text=run.blocks,
             hovertemplate='%{text}<br>mean NSI %{y:.4f}')
-    return _finish(figure, runs[0].stages, 'NSI, mean over samples')
+    return _finish(figure, runs[0], 'NSI, mean over samples')
 
 
-def _mark_stages(ax: Axes, stages: np.ndarray) -> None:
-    for number, (first, last) in enumerate(stage_spans(stages), 1):
+def _mark_stages(ax: Axes, run: Run) -> None:
+    for number, (first, last) in enumerate(stage_spans(run.stages), 1):
         ax.axvspan(first - 0.5, last + 0.5, lw=0,
                    color='#f1f4f9' if number % 2 else 'white')
-        ax.text((first + last) / 2, 1.01, f'stage {number}', ha='center',
+        ax.text((first + last) / 2, 1.01,
+                run.stage_names[run.stages[first - 1]], ha='center',
                 va='bottom', fontsize=7, color='#5b6b7b',
                 transform=ax.get_xaxis_transform())
-    ax.set_xlim(0.5, len(stages) + 0.5)
+    ax.set_xlim(0.5, len(run.blocks) + 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _finish(figure: go.Figure, stages: np.ndarray, title: str) -> go.Figure:
-    for number, (first, last) in enumerate(stage_spans(stages), 1):
+def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
+    for number, (first, last) in enumerate(stage_spans(run.stages), 1):
         figure.add_vrect(
             x0=first - 0.5,
             x1=last + 0.5,
@@ -151,14 +152,14 @@ def _finish(figure: go.Figure, stages: np.ndarray, title: str) -> go.Figure:
             line_width=0,
             fillcolor='#f1f4f9' if number % 2 else 'white',
             annotation=dict(
-                text=f'stage {number}',
+                text=run.stage_names[run.stages[first - 1]],
                 y=1,
                 yanchor='bottom',
                 font_color='#5b6b7b'),
             annotation_position='top')
     figure.update_xaxes(
-        title='recorded block', range=(0.5, len(stages) + 0.5), tickmode=(
-            'linear' if len(stages) <= 30 else 'auto'), dtick=1,
+        title='recorded block', range=(0.5, len(run.blocks) + 0.5), tickmode=(
+            'linear' if len(run.blocks) <= 30 else 'auto'), dtick=1,
         showgrid=False)
     figure.update_yaxes(title=title, rangemode='tozero')
     return figure.update_layout(

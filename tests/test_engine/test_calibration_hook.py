@@ -28,12 +28,12 @@ class Images(Dataset):
 
 class Detector(BaseModel):
 
-    def __init__(self, **kwargs):
+    def __init__(self, type='StepNet', init_step=1.):
         super().__init__()
         self.backbone = perturb(StepResNet(
             18,
             norm_eval=True,
-            attention=dict(type='StepNet', init_step=1.),
+            attention=dict(type=type, init_step=init_step),
             init_cfg=None))
 
     def extract_feat(self, inputs):
@@ -130,6 +130,23 @@ def test_statistics_that_are_there_are_kept(tmp_path):
              if isinstance(m, nn.BatchNorm1d)]
     assert means and all(torch.equal(m, torch.full_like(m, 7.))
                          for m in means)
+
+
+def test_what_has_no_spread(tmp_path):
+    """SRM starts by looking at nothing; one channel may be dead."""
+    model = Detector('SRM', None)
+    with pytest.raises(ValueError, match='init_step=1.0'):
+        train(tmp_path / 'srm', model)
+    model = Detector()
+    model.init_weights()
+    attention = model.backbone.layer1[0].step.attention
+    with torch.no_grad():
+        attention.pair_weight[3] = 0
+    before = attention.bn.running_var.clone()
+    train(tmp_path / 'dead', model)
+    after = attention.bn.running_var
+    assert after[3] == before[3]
+    assert (after != before).sum() == len(after) - 1
 
 
 @pytest.mark.parametrize('num_batches', [0, -1, 1.5, None])

@@ -442,6 +442,13 @@ def test_samples_that_pass_twice_are_refused(tmp_path):
     assert no_hooks(runner.model)
 
 
+def test_a_loader_that_drops_samples_is_refused(tmp_path):
+    runner = digits_runner(
+        tmp_path, options={'val_dataloader.drop_last': True})
+    with pytest.raises(ValueError, match='drop_last=False'):
+        runner.val()
+
+
 def test_empty_data_set_and_models_without_blocks(tmp_path):
     runner = digits_runner(tmp_path)
     runner.val_loop.dataloader = torch.utils.data.DataLoader([])

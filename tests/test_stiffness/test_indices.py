@@ -4,13 +4,19 @@ import torch
 import torch.nn as nn
 from scipy.linalg import expm
 
-from mmstepnet.models import StepResNetCIFAR
+from mmstepnet.models import (
+    DotProductAttention,
+    L2Attention,
+    MetricAttention,
+    StepResNetCIFAR,
+)
 from mmstepnet.stiffness import (
     neural_stiffness_index,
     simplified_stiffness,
     stiffness_aware_index,
     stiffness_index,
 )
+from tests.utils import perturb
 
 
 def test_nsi_equals_numpy():
@@ -199,6 +205,22 @@ def test_si_of_a_real_block(attention):
     dense = torch.func.jacrev(rhs)(x).reshape(256, 256)
     expected = torch.linalg.eigvals(dense).real.abs().max().item()
     assert stiffness_index(rhs, x) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize('attention', [
+    MetricAttention, L2Attention, DotProductAttention])
+def test_si_of_attention_over_points(attention):
+    """Whose fused kernels know no forward-mode derivative."""
+    layer = perturb(attention(8, num_heads=2)).double()
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    rows = []
+    for i in range(x.numel()):
+        u = x.clone().requires_grad_()
+        layer(u).flatten()[i].backward()
+        rows.append(u.grad.flatten())
+    values = np.linalg.eigvals(torch.stack(rows).numpy())
+    assert stiffness_index(layer, x) == pytest.approx(
+        np.abs(values.real).max(), rel=1e-9)
 
 
 def test_theorem_2_on_a_linear_symmetric_system():

@@ -14,11 +14,11 @@ from mmstepnet.visualization.ranking import (
 )
 
 
-def with_metric(run, metric, split='val'):
+def with_metric(run, metric, split='val', measured='val'):
     return replace(
         run,
-        accuracy=replace(run.accuracy, metric=metric),
-        settings={**run.settings, 'split': split})
+        accuracy=replace(run.accuracy, metric=metric, split=split),
+        settings={**run.settings, 'split': measured})
 
 
 def test_rank_correlations(runs):
@@ -62,13 +62,15 @@ def test_too_few_or_constant(runs, run):
 
 def test_metrics_are_not_mixed(runs):
     mixed = [with_metric(runs[0], 'coco/bbox_mAP'),
-             with_metric(runs[1], 'accuracy/top1', 'test'), *runs[2:5],
+             with_metric(runs[1], 'accuracy/top1', 'test', 'test'),
+             with_metric(runs[2], 'accuracy/top1', 'val', 'test'), *runs[3:5],
              replace(runs[5], accuracy=None)]
     groups = runs_by_metric(mixed)
     assert groups == {
         'coco/bbox_mAP, val split': mixed[:1],
         'accuracy/top1, test split': mixed[1:2],
-        'accuracy/top1, val split': mixed[2:5],
+        'accuracy/top1, val split; TNS, test split': mixed[2:3],
+        'accuracy/top1, val split': mixed[3:5],
     }
     titles = [ax.get_ylabel() for ax in draw_ranking(groups).axes]
     assert titles == list(groups)

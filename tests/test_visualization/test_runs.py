@@ -80,12 +80,14 @@ class TestAccuracy:
     def test_without_epoch_the_last(self, work_dirs):
         found = find_accuracy(find_record(work_dirs[0]), {'split': 'test'})
         assert found.where == 'last validation, at 2'
+        assert found.split == 'val'
 
     def test_measured_in_the_same_pass(self, work_dirs):
         found = find_accuracy(
             find_record(work_dirs[0]),
             {'split': 'val', 'epoch': 1, 'metrics': {'accuracy/top1': 12.5}})
         assert (found.value, found.where) == (12.5, 'measured with the NSI')
+        assert found.split == 'val'
 
     def test_named_metric(self, tmp_path):
         record = tmp_path / 'stiffness' / 'stiffness_val.npz'

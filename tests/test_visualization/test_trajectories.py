@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,22 @@ def test_figure_3(run):
                                              (4.5, 6.5)]
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     np.testing.assert_allclose(lines['mean'].get_ydata(), run.nsi.mean(0))
+
+
+@pytest.mark.parametrize('excluded, expected', [
+    (['a.0', 'b.0', 'c.0', 'd.0'], ['stage 2', 'stage 3', 'stage 4']),
+    (['b.0', 'c.0', 'd.0'], ['stage 1', 'stage 2', 'stage 3']),
+    # The blocks were chosen one by one.
+    ([], ['stage 1', 'stage 2', 'stage 3']),
+])
+def test_stages_count_that_hold_one_block(run, excluded, expected):
+    run = replace(run, excluded=excluded, blocks=[
+        f'{stage}.{block}' for stage in 'bcd' for block in (1, 2)])
+    assert list(run.stage_names.values()) == expected
+    texts = [a.text for a in trajectory_figure(run).layout.annotations]
+    assert texts == expected
+    ax, = draw_trajectories([run]).axes
+    assert [t.get_text() for t in ax.texts] == expected
 
 
 def test_figure_10(runs):

@@ -195,8 +195,8 @@ def main() -> None:
         ' by definition: one block a stage is recorded'
         if run.single_block_stages else ''))
     print(f'∬p̂   {run.proportion:.6g}')
-    for number, value in enumerate(run.stage_nsi, 1):
-        print(f'mean NSI of stage {number}  {value:.6g}')
+    for name, value in zip(run.stage_names.values(), run.stage_nsi):
+        print(f'mean NSI of {name}  {value:.6g}')
     for key, value in run.settings['metrics'].items():
         print(f'{key}  {value:.6g}')
     if evaluator is None:

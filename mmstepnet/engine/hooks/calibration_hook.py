@@ -25,8 +25,12 @@ class AttentionBNCalibrationHook(Hook):
     first iteration this hook runs some training batches without gradients
     and sets the statistics of every attention BN that has not seen data yet
     (``num_batches_tracked == 0``) to those of all pooled vectors together,
-    over all ranks. That is exact: at that moment the gate is constant, so it
-    does not change the features that it will see.
+    over all ranks. That is exact where the gate is constant at that moment,
+    so that it does not change the features that it will see: StepNet's is,
+    and with ``init_step`` every attention's. Where the BN would be given
+    features without any spread (SRM's without ``init_step``), its variance
+    would be 0 and the first step of training enlarged without bound: that is
+    an error. A single channel without spread keeps its variance.
 
     A BN that comes with statistics, from a resumed job or an ImageNet
     checkpoint trained with the attention, is left alone.
@@ -130,6 +134,15 @@ class _Moments:
                 'images and at the checkpoint that was loaded')
         mean = total / count
         variance = (squares - count * mean.square()) / (count - 1)
+        # Below this it is rounding.
+        spread = variance > torch.finfo(torch.float32).eps * mean.square()
+        if not spread.any():
+            raise ValueError(
+                'AttentionBNCalibrationHook: an attention gives its BN the '
+                'same value for every image, from which no variance can be '
+                'set; give the attention init_step=1.0, with which it starts '
+                'from what it sees')
         norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance.clamp(min=0))
+        norm.running_var.copy_(
+            torch.where(spread, variance, norm.running_var))
         norm.num_batches_tracked.fill_(batches)

@@ -193,6 +193,12 @@ class StiffnessHook(Hook):
         size = len(dataloader.dataset)
         if size == 0:
             raise ValueError('StiffnessHook: the data set is empty')
+        if dataloader.drop_last or getattr(
+                dataloader.batch_sampler, 'drop_last', False):
+            raise ValueError(
+                'StiffnessHook: the dataloader leaves samples out of its '
+                'last batch; set drop_last=False in it, as an evaluation '
+                'needs')
         self._size = min(size, self.max_samples or size)
         self._recorder = TrajectoryRecorder(model, self.blocks)
         self._measured = 0

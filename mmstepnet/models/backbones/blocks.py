@@ -34,7 +34,8 @@ class _StepBlock(nn.Module):
     def _forward(self, x: Tensor, observed: bool | None = None) -> Tensor:
         branch = self.branch(x)
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, branch, self.last_norm, observed)
+        return self.step(
+            identity, branch, self.last_norm, observed=observed)
 
 
 class StepBasicBlock(_StepBlock, BasicBlock):
