@@ -4,3 +4,5 @@ _base_ = [
     '../_base_/schedules/cifar_164e.py',
     'mmpretrain::_base_/default_runtime.py',
 ]
+
+auto_scale_lr = dict(base_batch_size=16)

@@ -33,7 +33,7 @@ class FolderInMemory(CustomDataset):
 
     Raises:
         ValueError: ``per_class`` is not a positive integer, or a class has
-            fewer images.
+            fewer images, or none.
         TypeError: ``ann_file`` is given.
         OSError: A file is no image.
     """
@@ -59,20 +59,21 @@ class FolderInMemory(CustomDataset):
         classes = defaultdict(list)
         for sample in super().load_data_list():
             classes[sample['gt_label']].append(sample)
-        chosen = [sample for label in sorted(classes)
+        chosen = [sample for label in range(len(self.CLASSES))
                   for sample in self._share(label, classes[label])]
         for sample in chosen:
             sample['img'] = _decode(sample['img_path'])
         return chosen
 
     def _share(self, label: int, samples: list[dict]) -> list[dict]:
-        if self.per_class is None:
-            return samples
-        if len(samples) < self.per_class:
+        if len(samples) < (self.per_class or 1):
             raise ValueError(
                 f'FolderInMemory: class {self.CLASSES[label]!r} of '
-                f'{self.data_root!r} has {len(samples)} images, fewer than '
-                f'per_class={self.per_class}')
+                f'{self.data_root!r} has {len(samples)} images, expected at '
+                f'least {self.per_class or 1}; unpack its archive again, or '
+                'choose per_class accordingly')
+        if self.per_class is None:
+            return samples
         samples = sorted(samples, key=lambda sample: sample['img_path'])
         order = np.random.RandomState(self.seed).permutation(len(samples))
         return [samples[i] for i in sorted(order[:self.per_class])]

@@ -75,6 +75,13 @@ def test_bad_shares(folder, kwargs, match):
         build(folder, **kwargs)
 
 
+@pytest.mark.parametrize('kwargs', [{}, dict(per_class=3)])
+def test_an_empty_class_is_refused(folder, kwargs):
+    (folder / 'cow').mkdir()
+    with pytest.raises(ValueError, match="'cow'.* has 0 images"):
+        build(folder, **kwargs)
+
+
 def test_annotations_are_refused(folder):
     with pytest.raises(TypeError, match='ann_file'):
         build(folder, ann_file='list.txt')

@@ -58,6 +58,13 @@ def test_bleu_without_tokenizer():
         metric.evaluate(size=1)
 
 
+def test_perplexity_beyond_all_numbers():
+    scores = feed(Perplexity(), [dict(nll=8e3, num_tokens=10)],
+                  reference=[''])
+    assert scores['translation/loss'] == 800
+    assert scores['translation/perplexity'] == math.inf
+
+
 def test_perplexity_weighs_tokens_not_sentences():
     chances = [[0.5, 0.25], [0.1], [1.0, 0.125, 0.5, 0.5], [0.2, 0.2]]
     samples = [

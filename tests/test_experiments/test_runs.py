@@ -87,7 +87,7 @@ def test_schedule_follows_the_options():
     ('resnet50_stepnet_imagenet', 4, 64),
     ('resnet164_stepnet_cifar10', 1, None),
     ('resnet164_stepnet_cifar10', 8, 16),
-    ('resnet164_stepnet_stl10', 2, 64)])
+    ('resnet164_stepnet_stl10', 2, 8)])
 def test_steps_have_the_papers_images_on_any_number_of_gpus(name, gpus, size):
     config, = (ROOT / 'configs').rglob(f'{name}.py')
 

@@ -1,8 +1,12 @@
 import mmpretrain.models
 import pytest
 import torch
+from mmengine.runner.checkpoint import load_state_dict as mmengine_load
 
-from mmstepnet.models import PropagationVisionTransformer
+from mmstepnet.models import (
+    PropagationVisionTransformer,
+    StepVisionTransformer,
+)
 from tests.utils import perturb, run, same_tensors
 
 ARCH = dict(
@@ -46,7 +50,7 @@ def test_dot_product_is_the_host(kwargs):
         **{**SETTINGS, **kwargs}))
     host.eval()
     model = build('DotProductAttention', **kwargs).eval()
-    model.load_state_dict(from_host(host.state_dict()))
+    model.load_state_dict(host.state_dict())
     out, grads, inputs = run(model, images())
     host_out, host_grads, host_inputs = run(host, images())
     same_tensors(out, host_out)
@@ -58,6 +62,36 @@ def test_dot_product_is_the_host(kwargs):
     for key in [k for k in grads if k.endswith('key.bias')]:
         grads.pop(key), host_grads.pop(key)
     same_tensors(grads, host_grads)
+
+
+@pytest.mark.parametrize('load', [
+    lambda model, state: model.load_state_dict(state, strict=False),
+    lambda model, state: mmengine_load(model, state, strict=False),
+])
+@pytest.mark.parametrize('build_model', [
+    lambda: build('MetricAttention'), lambda: build('L2Attention'),
+    lambda: StepVisionTransformer(**SETTINGS)])
+def test_what_a_host_has_saved_is_taken_over(build_model, load):
+    host = perturb(mmpretrain.models.VisionTransformer(**SETTINGS))
+    model, state = build_model(), host.state_dict()
+    load(model, state)
+    assert list(state) == list(host.state_dict())
+    taken = model.state_dict()
+    for k, layer in enumerate(host.layers):
+        attn = model.layers[k].attn
+        attn = getattr(attn, 'propagation', attn)
+        for kind in ('weight', 'bias'):
+            value = getattr(layer.attn.qkv, kind)[2 * 24:]
+            assert torch.equal(getattr(attn.value, kind), value)
+            assert torch.equal(getattr(attn.proj, kind),
+                               getattr(layer.attn.proj, kind))
+    for name, value in state.items():
+        assert '.attn.' in name or torch.equal(taken[name], value)
+    # Its own are read as they were written.
+    again = build_model()
+    again.load_state_dict(taken)
+    assert all(torch.equal(value, taken[name])
+               for name, value in again.state_dict().items())
 
 
 @pytest.mark.parametrize('similarity', ['L2Attention', 'MetricAttention'])
@@ -82,3 +116,6 @@ def test_frozen_stages_freeze_the_propagation():
 def test_dropout_of_attention_weights_is_refused():
     with pytest.raises(ValueError, match='attn_drop 0.1.*drop_rate'):
         build('MetricAttention', layer_cfgs=dict(attn_drop_rate=0.1))
+    with pytest.raises(ValueError, match='attn_drop 0.1.*drop_rate'):
+        StepVisionTransformer(
+            **SETTINGS, layer_cfgs=dict(attn_drop_rate=0.1))

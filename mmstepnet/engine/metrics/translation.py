@@ -1,8 +1,8 @@
 """BLEU and perplexity of translations."""
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 import sacrebleu
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
@@ -69,4 +69,7 @@ class Perplexity(BaseMetric):
     def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
         """Average over all tokens."""
         nll, count = map(sum, zip(*results))
-        return dict(loss=nll / count, perplexity=math.exp(nll / count))
+        # NumPy's goes to infinity where math's raises.
+        with np.errstate(over='ignore'):
+            perplexity = float(np.exp(nll / count))
+        return dict(loss=nll / count, perplexity=perplexity)

@@ -9,6 +9,7 @@ from mmstepnet.registry import MODELS
 
 from ..propagation import build_propagation
 from ..propagation.ipn import METRIC_ATTENTION
+from .host_attention import take_over
 
 
 class PropagationSelfAttention(BaseModule):
@@ -47,6 +48,13 @@ class PropagationSelfAttention(BaseModule):
         x = self.proj_drop(self.propagation(x))
         return self.out_drop(self.gamma1(x))
 
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        take_over(state_dict, prefix, {
+            layer: f'propagation.{layer}'
+            for layer, _ in self.propagation.named_children()
+        })
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
 
 @MODELS.register_module()
 class PropagationVisionTransformer(VisionTransformer):
@@ -61,6 +69,9 @@ class PropagationVisionTransformer(VisionTransformer):
 
     A bias of queries and keys has no effect on distances: of ``qkv_bias``
     only that of the values is left in metric-attention.
+
+    Checkpoints of the host load. Where there are no queries and keys, theirs
+    are left out, and the metric is to be learnt.
 
     Args:
         arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.

@@ -13,6 +13,7 @@ from mmstepnet.registry import MODELS
 
 from ..attentions import build_attention
 from ..residual import ResidualStep
+from .host_attention import take_over
 from .resnet import STEPNET
 
 
@@ -25,10 +26,18 @@ class ValueProjection(BaseModule):
     Args:
         host (MultiheadAttention): The module to take the place of. Its output
             projection, dropout and layer scale are taken over.
+
+    Raises:
+        ValueError: The host drops attention weights, of which there are none.
     """
 
     def __init__(self, host: MultiheadAttention):
         super().__init__()
+        if host.attn_drop:
+            raise ValueError(
+                'StepNet has no attention weights to drop, got attn_drop '
+                f'{host.attn_drop}: leave attn_drop_rate out of layer_cfgs '
+                'and use drop_rate')
         self.value = nn.Linear(
             host.input_dims, host.embed_dims, bias=host.qkv.bias is not None)
         self.proj = host.proj
@@ -38,6 +47,10 @@ class ValueProjection(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         """Project tokens, (N, L, C) -> (N, L, C)."""
         return self.gamma1(self.proj_drop(self.proj(self.value(x))))
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        take_over(state_dict, prefix, dict(value='value', proj='proj'))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class StepTransformerEncoderLayer(TransformerEncoderLayer):
@@ -106,7 +119,8 @@ class StepVisionTransformer(VisionTransformer):
     ``out_type='avg_featmap'`` pools all patch tokens instead.
 
     Both residual sums of a layer, ``step`` and ``ffn_step``, are a
-    :class:`ResidualStep`, so that stiffness is measured there.
+    :class:`ResidualStep`, so that stiffness is measured there. Checkpoints of
+    the host load, their queries and keys left out.
 
     Args:
         arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.
@@ -119,6 +133,8 @@ class StepVisionTransformer(VisionTransformer):
 
     Raises:
         KeyError: The attention is not registered.
+        ValueError: ``layer_cfgs`` asks for dropout of attention weights, or
+            the attention needs ``map_size``, as FCA does.
 
     Example:
         >>> import torch

@@ -11,8 +11,13 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from mmstepnet.ops.residual import is_compiling
+
 from .masks import check_mask
 from .sdpa import compute_dtype, propagate, wide
+
+LARGEST_ERROR = 1e-4
+"""Of a score, which is as much of a weight."""
 
 
 def metric_propagation(a: Tensor,
@@ -33,10 +38,13 @@ def metric_propagation(a: Tensor,
     :math:`\|a_i - b_j\|^2 = \|a_i\|^2 - 2 a_i \cdot b_j + \|b_j\|^2` and the
     softmax drops :math:`\|a_i\|^2`, this is a scaled dot product with a bias
     a source, which PyTorch's fused kernels compute. Both sides are centred by
-    the mean of b first (of what a key padding mask leaves of it), for which
-    distances do not change, so that points far from the origin lose no
-    digits; sources that are far from each other lose theirs, in proportion to
-    their squared spread over eps. A sparse mask costs its edges alone.
+    the mean of b first (of what the mask leaves of it), for which distances
+    do not change, so that points far from the origin lose no digits. Points
+    that are far from each other would: a score's error is their squared
+    spread over eps, times float32's. Where that exceeds
+    :data:`LARGEST_ERROR`, CPUs compute in float64; on other devices and in
+    compiled code nothing is checked, and ``dense=True`` loses nothing. A
+    sparse mask costs its edges alone.
 
     Args:
         a (Tensor): Points that are informed, :math:`\varphi(x_i)`,
@@ -51,8 +59,10 @@ def metric_propagation(a: Tensor,
             :func:`neighbourhood`. Defaults to None, all.
         is_causal (bool): Point i is informed by j <= i only.
             Defaults to False.
-        dense (bool): Take the N x M form, the readable reference.
-            Defaults to False.
+        dense (bool): Take the N x M form, the readable reference. It has
+            first derivatives by backward alone; for others leave it False,
+            under :func:`torch.nn.attention.sdpa_kernel` with the backend
+            MATH. Defaults to False.
 
     Returns:
         Tensor: (..., N, e).
@@ -73,8 +83,14 @@ def metric_propagation(a: Tensor,
         return _over_edges(
             mask, v, lambda i, j:
             -(_at(a, i) - _at(b, j)).square().sum(-1) / eps).to(dtype)
-    centre = _centre(b.detach(), mask)
-    return propagate(a, b, v.to(dtype), 2 / eps, centre, mask, is_causal)
+    seen = None if mask is None else mask.any(-2, keepdim=True)
+    centre = _centre(b.detach(), seen)
+    values = v.to(dtype)
+    if dtype == torch.float32 and _loses_digits(
+            a.detach(), b.detach(), centre, seen, eps):
+        a, b, values, centre = (t.double() for t in (a, b, values, centre))
+    return propagate(
+        a, b, values, 2 / eps, centre, mask, is_causal).to(dtype)
 
 
 def dot_product_propagation(q: Tensor,
@@ -140,14 +156,32 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
                              a.shape[:-2])
 
 
-def _centre(b: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of the sources, (..., 1, d), without those that are padding."""
+def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
+    """Mean of the sources, (..., 1, d), that somebody sees, (..., 1, M)."""
     b = wide(b)
-    if mask is None or mask.shape[-2] != 1:
+    if seen is None:
         return b.mean(-2, keepdim=True)
-    kept = mask.expand(*mask.shape[:-1], b.shape[-2]).to(b.dtype)
+    kept = seen.expand(*seen.shape[:-1], b.shape[-2]).to(b.dtype)
     with torch.autocast(b.device.type, enabled=False):
         return (kept / kept.sum(-1, keepdim=True)) @ b
+
+
+def _loses_digits(a: Tensor, b: Tensor, centre: Tensor, seen: Tensor | None,
+                  eps: float) -> bool:
+    """Whether float32's dot product is too coarse for these distances."""
+    # Elsewhere a look at values would wait for the device, or is impossible.
+    if (a.device.type != 'cpu' or is_compiling() or torch.jit.is_tracing()
+            or torch._C._are_functorch_transforms_active()):
+        return False
+    sources = (wide(b) - centre).square().sum(-1, keepdim=True)
+    if seen is not None:
+        sources = sources.masked_fill(~seen.transpose(-2, -1), 0)
+    receivers = (wide(a) - centre).square().sum(-1)
+    largest = sources.amax().item()
+    # |a . b| and |b|² / 2, the terms of a score.
+    term = math.sqrt(largest) * max(
+        math.sqrt(receivers.amax().item()), math.sqrt(largest) / 2)
+    return 2 / eps * term * torch.finfo(torch.float32).eps > LARGEST_ERROR
 
 
 def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,

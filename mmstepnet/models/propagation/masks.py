@@ -5,6 +5,9 @@ from torch import Tensor
 
 from mmstepnet.ops.residual import is_compiling
 
+REMEDY = ('its softmax is not defined. Let an isolated point inform itself '
+          '(set the diagonal), or drop it')
+
 
 def check_mask(mask: Tensor | None,
                receivers: int,
@@ -30,7 +33,8 @@ def check_mask(mask: Tensor | None,
     Raises:
         TypeError: The mask is not a bool tensor.
         ValueError: It does not broadcast, is sparse beside ``is_causal``,
-            or some row has no source.
+            or some row has no source. Compiled code does not look into
+            sparse masks and raises a RuntimeError for a row of a dense one.
     """
     if is_causal and receivers != sources:
         raise ValueError(
@@ -55,28 +59,30 @@ def check_mask(mask: Tensor | None,
     if not fits or mask.ndim < 2:
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
                          f'j may inform receiver i, got {tuple(mask.shape)}')
-    # A compiled or exported graph cannot branch on values.
-    if not is_compiling():
-        _check_rows(mask, is_causal)
+    informed = _informed(mask, is_causal)
+    if is_compiling():
+        # A compiled or exported graph cannot branch on values.
+        torch._assert_async(
+            informed.all(), f'a row of the mask leaves no source: {REMEDY}')
+    elif not informed.all():
+        _name_row(mask, informed, is_causal)
     return mask
 
 
-def _check_rows(mask: Tensor, is_causal: bool) -> None:
+def _informed(mask: Tensor, is_causal: bool) -> Tensor:
     if not is_causal:
-        informed = mask.any(-1)
-    elif mask.shape[-2] == 1:
-        informed = mask.cummax(-1).values
-    else:
-        informed = mask.tril().any(-1)
-    if informed.all():
-        return
+        return mask.any(-1)
+    if mask.shape[-2] == 1:
+        return mask.cummax(-1).values
+    return mask.tril().any(-1)
+
+
+def _name_row(mask: Tensor, informed: Tensor, is_causal: bool) -> None:
     *where, row = (~informed).nonzero()[0].tolist()
     place = f' of {tuple(where)}' if where else ''
     raise ValueError(
         f'row {row}{place} of the mask, of shape {tuple(mask.shape)}, leaves '
-        f"no source{' at or before it' if is_causal else ''}: its softmax "
-        'is not defined. Let an isolated point inform itself (set the '
-        'diagonal), or drop it')
+        f"no source{' at or before it' if is_causal else ''}: {REMEDY}")
 
 
 def _check_edges(mask: Tensor, receivers: int, sources: int,

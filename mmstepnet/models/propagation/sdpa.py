@@ -154,7 +154,7 @@ def _columns(bias: Tensor, dtype: torch.dtype) -> Columns:
         return [(bias, 1.0)]
     unit = bias.new_ones(())
     if dtype == torch.float16:
-        largest = bias.detach().abs().amax() / 2**15
+        largest = bias.detach().abs().amax(-1, keepdim=True) / 2**15
         unit = largest.log2().ceil().clamp(0, 15).exp2()
     bias = bias / unit
     high = bias.to(dtype)
@@ -181,7 +181,6 @@ def _shut(columns: Columns, mask: Tensor, k: Tensor,
 def _append(q: Tensor, k: Tensor,
             columns: Columns) -> tuple[Tensor, Tensor]:
     sources = torch.stack([column.to(k.dtype) for column, _ in columns], -1)
-    meets = torch.stack(
-        [(q.new_ones(()) * value).to(q.dtype) for _, value in columns])
-    meets = meets.expand(*q.shape[:-1], len(columns))
+    meets = torch.stack([(q.new_ones(()) * value).to(q.dtype).expand(
+        q.shape[:-1]) for _, value in columns], -1)
     return torch.cat([q, meets], -1), torch.cat([k, sources], -1)

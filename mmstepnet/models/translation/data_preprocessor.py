@@ -28,15 +28,16 @@ class TranslationDataPreprocessor(BaseDataPreprocessor):
         """Collate a batch.
 
         Args:
-            data (dict): ``source`` and ``target``, lists of N arrays of ids.
+            data (dict): ``source`` and, but for prediction, ``target``,
+                lists of N arrays of ids.
             training (bool): No difference. Defaults to False.
 
         Returns:
-            dict: ``source`` (N, S) and ``target`` (N, T), int64.
+            dict: ``source`` (N, S) and, if given, ``target`` (N, T), int64.
         """
         return {
             name: self.cast_data(self.pad(data[name]))
-            for name in ('source', 'target')
+            for name in ('source', 'target') if name in data
         }
 
     def pad(self, sentences: Sequence[np.ndarray]) -> Tensor:

@@ -244,6 +244,50 @@ def test_norms_that_half_precision_cannot_hold(dtype):
         assert error(out, expected) < 2e-2
 
 
+@pytest.mark.parametrize('kwargs', [{}, dict(is_causal=True), dict(
+    mask=torch.rand(N, N, generator=torch.Generator().manual_seed(1))
+    > torch.full((N, N), 0.5).fill_diagonal_(-1))])
+@pytest.mark.parametrize('width', [10, 100, 1000, 1e4])
+def test_clumps_far_from_each_other(width, kwargs):
+    """Whose distances to their own clump are small beside the others'."""
+    _, noise, v = points(2, n=N, d=3, dtype=torch.float32)
+    x = noise[..., :3] + width * torch.rand(
+        2, 5, 3)[:, torch.arange(N) % 5]
+    expected = by_numpy('metric', x, x, v, **kwargs)
+    x = x.requires_grad_()
+    out = metric_propagation(x, x, v, EPS, **kwargs)
+    assert out.dtype == torch.float32
+    assert error(out, expected) < 2e-4
+    matrix = gradients(FORMS['metric'], (x.double(), x.double(), v.double()),
+                       dense=True, **kwargs)
+    fused = gradients(FORMS['metric'], (x, x, v), **kwargs)
+    for got, want in zip(fused, matrix):
+        assert error(got, want) < 2e-3
+
+
+def test_masks_that_say_the_same_give_the_same():
+    """However far away the padding is."""
+    a, b, v = points(2, dtype=torch.float32)
+    mask = torch.ones(2, 1, N, dtype=torch.bool)
+    mask[..., 20:] = False
+    expected = metric_propagation(a, b, v, EPS, mask)
+    b[:, 20:] = 1e4
+    for form in (mask, mask.expand(2, N, N), mask.expand(2, N, N).clone()):
+        assert error(metric_propagation(a, b, v, EPS, form),
+                     expected) < 1e-5
+
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+@pytest.mark.parametrize('dtype', [*HALF, torch.float32])
+def test_one_broken_sample_leaves_the_others(dtype, bad):
+    a, b, v = points(3, dtype=dtype)
+    expected = metric_propagation(a, b, v, EPS)
+    b[0, 2, 1] = bad
+    out = metric_propagation(a, b, v, EPS)
+    assert out[0].isnan().any()
+    assert torch.equal(out[1:], expected[1:])
+
+
 @pytest.mark.parametrize('scale', [1e-3, 1e3])
 @pytest.mark.parametrize('dtype', TOLERANCE)
 def test_scaling_points_and_eps_together(scale, dtype):
@@ -497,3 +541,20 @@ class TestBadInput:
     def test_dtypes(self, form, dtypes):
         with pytest.raises(ValueError, match='one floating dtype, got'):
             FORMS[form](*(torch.ones(2, 2, dtype=t) for t in dtypes))
+
+
+@not_on_torch_21('cannot compile on Python 3.11')
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager'])
+@pytest.mark.parametrize('form', FORMS)
+def test_compiled_code_refuses_a_row_without_a_source(form, backend):
+    """Padding on the left leaves the first rows nothing to see."""
+    torch.compiler.reset()
+    compiled = torch.compile(FORMS[form], backend=backend, fullgraph=True)
+    a, b, v = points(2)
+    mask = torch.ones(2, 1, N, dtype=torch.bool)
+    mask[..., :5] = False
+    for kwargs in (dict(mask=mask), dict(mask=mask.expand(2, N, N))):
+        out = compiled(a, b, v, **kwargs)
+        assert error(out, by_numpy(form, a, b, v, **kwargs)) < 1e-10
+        with pytest.raises(RuntimeError, match='leaves no source'):
+            compiled(a, b, v, is_causal=True, **kwargs)

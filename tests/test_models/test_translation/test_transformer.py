@@ -208,6 +208,17 @@ def test_positions_are_a_rotation():
         atol=0)
 
 
+def test_a_sentence_without_reference_is_translated():
+    model = build()
+    source = sentences(3, 6)
+    rows = [row[row != PAD].numpy() for row in source]
+    found = model.test_step(dict(source=rows))
+    with torch.no_grad():
+        expected = model(source, mode='predict')
+    assert ([result['tokens'] for result in found]
+            == [result['tokens'] for result in expected])
+
+
 def test_learns_to_reverse():
     """Which needs positions, attention to the source, and the end."""
     torch.manual_seed(0)

@@ -1,0 +1,126 @@
+"""The papers' training settings, spelled out, against the resolved configs.
+
+Most settings come from the hosts' files by inheritance, whose defaults may
+change under us.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+ROOT = Path(__file__).parents[1] / 'configs'
+CONFIGS = [path for path in ROOT.rglob('*.py') if '_base_' not in path.parts]
+GPUS_OF_THE_HOSTS = {'imagenet': 8, 'coco': 8}
+"""Their batch sizes are those of one of eight GPUs."""
+
+
+def resnets(folder):
+    return [path for path in sorted((ROOT / folder).glob('resnet*.py'))
+            if 'cosine' not in path.stem]
+
+
+@cache
+def load(path):
+    return Config.fromfile(path)
+
+
+def check_sgd(cfg, lr):
+    assert {
+        name: value for name, value in cfg.optim_wrapper.optimizer.items()
+        if name != '_scope_'
+    } == dict(type='SGD', lr=lr, momentum=0.9, weight_decay=1e-4)
+    assert not cfg.optim_wrapper.get('paramwise_cfg')
+
+
+def check_steps(cfg, epochs, milestones):
+    schedulers = cfg.param_scheduler
+    schedulers = [schedulers] if isinstance(schedulers, dict) else schedulers
+    assert schedulers[-1].type == 'MultiStepLR'
+    assert schedulers[-1].by_epoch
+    assert schedulers[-1].milestones == milestones
+    assert schedulers[-1].gamma == 0.1
+    assert cfg.train_cfg.max_epochs == epochs
+    return schedulers[:-1]
+
+
+def transforms(cfg):
+    return {t.type: t for t in cfg.train_dataloader.dataset.pipeline}
+
+
+@pytest.mark.parametrize(
+    'path', [p for f in ('cifar10', 'cifar100', 'stl10') for p in resnets(f)],
+    ids=lambda path: path.stem)
+def test_table_6_cifar(path):
+    """Batch 128 (STL-10: 16, a reading), 164 epochs, steps at 81 and 122."""
+    cfg = load(path)
+    stl10 = path.parent.name == 'stl10'
+    check_sgd(cfg, 0.1)
+    assert not check_steps(cfg, 164, [81, 122])
+    assert cfg.train_dataloader.batch_size == (16 if stl10 else 128)
+    assert cfg.model.backbone.depth == 164
+    assert cfg.data_preprocessor.mean == pytest.approx(
+        [255 * value for value in (0.4914, 0.4822, 0.4465)])
+    assert cfg.data_preprocessor.std == pytest.approx(
+        [255 * value for value in (0.2023, 0.1994, 0.2010)])
+    found = transforms(cfg)
+    assert found['RandomCrop'].crop_size == (96 if stl10 else 32)
+    assert found['RandomCrop'].padding == (12 if stl10 else 4)
+    assert found['RandomFlip'].prob == 0.5
+    assert set(found) <= {
+        'LoadImageFromFile', 'RandomCrop', 'RandomFlip', 'PackInputs'}
+
+
+@pytest.mark.parametrize(
+    'path', resnets('imagenet'), ids=lambda path: path.stem)
+def test_table_6_imagenet(path):
+    """Batch 256, 120 epochs, steps at 30, 60 and 90, crops of 224."""
+    cfg = load(path)
+    check_sgd(cfg, 0.1)
+    assert not check_steps(cfg, 120, [30, 60, 90])
+    assert cfg.auto_scale_lr.base_batch_size == 256
+    found = transforms(cfg)
+    assert found['RandomResizedCrop'].scale == 224
+    assert found['RandomFlip'].prob == 0.5
+
+
+@pytest.mark.parametrize(
+    'path', [ROOT / 'faster_rcnn_r50_stepnet_coco.py',
+             *sorted((ROOT / 'coco').glob('faster_rcnn*.py'))],
+    ids=lambda path: path.stem)
+def test_the_schedule_of_coco(path):
+    """MMDetection's 1x schedule, to which the paper's text leads."""
+    cfg = load(path)
+    check_sgd(cfg, 0.02)
+    warm_up, = check_steps(cfg, 12, [8, 11])
+    assert (warm_up.type, warm_up.by_epoch, warm_up.end) == (
+        'LinearLR', False, 500)
+    assert cfg.auto_scale_lr.base_batch_size == 16
+    assert tuple(transforms(cfg)['Resize'].scale) == (1333, 800)
+    assert cfg.model.backbone.frozen_stages == 1
+    assert cfg.model.backbone.norm_eval
+
+
+@pytest.mark.parametrize(
+    'path', sorted((ROOT / 'multi30k').glob('*_paper_*.py')),
+    ids=lambda path: path.stem)
+def test_multi30k(path):
+    """Adam, ReduceLROnPlateau, eight heads and six layers."""
+    cfg = load(path)
+    assert cfg.optim_wrapper.optimizer.type == 'Adam'
+    assert cfg.param_scheduler.type == 'ReduceOnPlateauLR'
+    assert cfg.model.num_heads == 8
+    assert cfg.model.num_layers == 6
+
+
+@pytest.mark.parametrize(
+    'path', [p for p in CONFIGS if load(p).get('auto_scale_lr')],
+    ids=lambda path: path.stem)
+def test_the_images_of_a_step_are_the_config_s(path):
+    """paper.py and train.py take as many."""
+    cfg = load(path)
+    gpus = (8 if path.parent == ROOT else
+            GPUS_OF_THE_HOSTS.get(path.parent.name, 1))
+    assert (cfg.train_dataloader.batch_size * gpus
+            == cfg.auto_scale_lr.base_batch_size)
