@@ -134,8 +134,8 @@ class _Moments:
                 'images and at the checkpoint that was loaded')
         mean = total / count
         variance = (squares - count * mean.square()) / (count - 1)
-        # Below this it is rounding.
-        spread = variance > torch.finfo(torch.float32).eps * mean.square()
+        # Below it is what rounding to float32 makes of one value.
+        spread = variance > torch.finfo(torch.float32).eps**2 * mean.square()
         if not spread.any():
             raise ValueError(
                 'AttentionBNCalibrationHook: an attention gives its BN the '
