@@ -44,7 +44,7 @@ SGE = 'SGE, 4 groups'
 """Of its Tables 2 and 3, in the form that trains in so narrow a network."""
 
 SGE_DIGITS = 'SGE'
-"""The same of the digits, in the form of its authors."""
+"""The digits' row of it, whose default makes one group a channel."""
 
 MODELS = (PLAIN, *TABLE_1, SGE, STEPNET)
 

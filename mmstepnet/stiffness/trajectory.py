@@ -36,7 +36,8 @@ class TrajectoryRecorder:
 
     Stochastic depth is no part of the first two: they measure the step that
     the block proposes. Of a block that is not known this cannot be told, and
-    it is an error while paths are dropped. A state of norm 0 that stays where it is has index 0.
+    it is an error while paths are dropped. A state of norm 0 that stays where
+    it is has index 0.
 
     The blocks of this package are measured at their :class:`ResidualStep`;
     those of MMPretrain, MMDetection, torchvision and timm that
@@ -268,7 +269,8 @@ class TrajectoryRecorder:
 
     def _where(self, mask: Tensor) -> str:
         sample, block = mask.nonzero()[0].tolist()
-        return (f'sample {self._samples + sample} at block '
+        sample += self._samples + sum(map(len, self._pending or ()))
+        return (f'sample {sample} at block '
                 f'{self.blocks[block]}')
 
 
