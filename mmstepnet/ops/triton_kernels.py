@@ -19,23 +19,31 @@ from .aten import accumulation_dtype
 TILE = 4096
 """Elements of a tile."""
 
+WARPS = 8
+"""Warps of a program: with 4, a tile of scalar loads spills registers."""
+
 PROGRAMS = 1024
 """Programs that keep a large GPU busy; reductions split maps to get there."""
 
 
 @triton.jit
-def _tile(C, HW, n_stride, c_stride, p_stride, start, BC: tl.constexpr,
-          BP: tl.constexpr):
-    """Offsets into maps and into (N, C), and which of them exist."""
+def _channels(C, n_stride, BC: tl.constexpr):
+    """This program's image, as an offset, and channels: numbers, place in
+    (N, C) and which of them exist."""
     c_blocks = tl.cdiv(C, BC)
     n = tl.program_id(0) // c_blocks
     c = (tl.program_id(0) % c_blocks) * BC + tl.arange(0, BC)
+    # A batch may pass 2^31 elements; inside an image 32 bits are enough and
+    # cost half the registers.
+    return n.to(tl.int64) * n_stride, c, n * C + c, c < C
+
+
+@triton.jit
+def _tile(c, row_mask, last, c_stride, p_stride, start, BP: tl.constexpr):
+    """Offsets into an image from a pixel on, and which of them exist."""
     p = start + tl.arange(0, BP)
-    # An image is small, a batch may pass 2^31 elements.
-    base = n.to(tl.int64) * n_stride
-    offsets = base + c[:, None] * c_stride + p[None, :] * p_stride
-    mask = (c < C)[:, None] & (p < HW)[None, :]
-    return offsets, mask, n * C + c, c < C
+    offsets = c[:, None] * c_stride + p[None, :] * p_stride
+    return offsets, row_mask[:, None] & (p < last)[None, :]
 
 
 @triton.jit
@@ -44,12 +52,11 @@ def _mean_kernel(x_ptr, sum_ptr, C, HW, NC, n_stride, c_stride, p_stride,
     first = tl.program_id(1) * span
     last = tl.minimum(first + span, HW)
     total = tl.zeros([BC], ACC)
-    _, _, row, row_mask = _tile(C, last, n_stride, c_stride, p_stride, first,
-                                BC, BP)
+    image, c, row, row_mask = _channels(C, n_stride, BC)
     for start in range(first, last, BP):
-        offsets, mask, _, _ = _tile(C, last, n_stride, c_stride, p_stride,
-                                    start, BC, BP)
-        total += tl.sum(tl.load(x_ptr + offsets, mask, 0.0).to(ACC), 1)
+        offsets, mask = _tile(c, row_mask, last, c_stride, p_stride, start,
+                              BP)
+        total += tl.sum(tl.load(x_ptr + image + offsets, mask, 0.0).to(ACC), 1)
     tl.store(sum_ptr + tl.program_id(1) * NC + row, total, row_mask)
 
 
@@ -61,12 +68,11 @@ def _moments_kernel(x_ptr, mean_ptr, square_ptr, C, HW, NC, n_stride,
     last = tl.minimum(first + span, HW)
     mean = tl.zeros([BC], ACC)
     square = tl.zeros([BC], ACC)
-    _, _, row, row_mask = _tile(C, last, n_stride, c_stride, p_stride, first,
-                                BC, BP)
+    image, c, row, row_mask = _channels(C, n_stride, BC)
     for start in range(first, last, BP):
-        offsets, mask, _, _ = _tile(C, last, n_stride, c_stride, p_stride,
-                                    start, BC, BP)
-        x = tl.load(x_ptr + offsets, mask, 0.0).to(ACC)
+        offsets, mask = _tile(c, row_mask, last, c_stride, p_stride, start,
+                              BP)
+        x = tl.load(x_ptr + image + offsets, mask, 0.0).to(ACC)
         # Chan et al.: join the moments so far and those of this tile.
         before = (start - first).to(ACC)
         here = tl.minimum(last - start, BP).to(ACC)
@@ -86,19 +92,21 @@ def _step_kernel(x_ptr, c_ptr, centre_ptr, scale_ptr, shift_ptr, out_ptr, C,
                  HW, n_stride, c_stride, p_stride, CENTRE: tl.constexpr,
                  SHIFT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
                  BC: tl.constexpr, BP: tl.constexpr):
-    offsets, mask, row, row_mask = _tile(C, HW, n_stride, c_stride, p_stride,
-                                         tl.program_id(1) * BP, BC, BP)
-    total = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
+    image, c, row, row_mask = _channels(C, n_stride, BC)
+    offsets, mask = _tile(c, row_mask, HW, c_stride, p_stride,
+                          tl.program_id(1) * BP, BP)
+    total = tl.load(c_ptr + image + offsets, mask, 0.0).to(ACC)
     if CENTRE:
         total -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
     total *= tl.load(scale_ptr + row, row_mask, 0.0)[:, None]
     if SHIFT:
         total += tl.load(shift_ptr + row, row_mask, 0.0)[:, None]
-    total += tl.load(x_ptr + offsets, mask, 0.0).to(ACC)
+    total += tl.load(x_ptr + image + offsets, mask, 0.0).to(ACC)
     if RELU:
         # Not a maximum, which may lose a NaN.
         total = tl.where(total < 0, 0.0, total)
-    tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask)
+    tl.store(out_ptr + image + offsets, total.to(out_ptr.dtype.element_ty),
+             mask)
 
 
 @triton.jit
@@ -110,21 +118,20 @@ def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, sum_ptr,
     last = tl.minimum(first + span, HW)
     total = tl.zeros([BC], ACC)
     product = tl.zeros([BC], ACC)
-    _, _, row, row_mask = _tile(C, last, n_stride, c_stride, p_stride, first,
-                                BC, BP)
+    image, c, row, row_mask = _channels(C, n_stride, BC)
     for start in range(first, last, BP):
-        offsets, mask, _, _ = _tile(C, last, n_stride, c_stride, p_stride,
-                                    start, BC, BP)
-        grad = tl.load(grad_ptr + offsets, mask, 0.0)
+        offsets, mask = _tile(c, row_mask, last, c_stride, p_stride, start,
+                              BP)
+        grad = tl.load(grad_ptr + image + offsets, mask, 0.0)
         if RELU:
-            out = tl.load(out_ptr + offsets, mask, 0.0)
+            out = tl.load(out_ptr + image + offsets, mask, 0.0)
             grad = tl.where(out <= 0, 0.0, grad)
         grad = grad.to(ACC)
-        c = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
+        deviation = tl.load(c_ptr + image + offsets, mask, 0.0).to(ACC)
         if CENTRE:
-            c -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+            deviation -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
         total += tl.sum(grad, 1)
-        product += tl.sum(grad * c, 1)
+        product += tl.sum(grad * deviation, 1)
     tl.store(sum_ptr + tl.program_id(1) * NC + row, total, row_mask)
     tl.store(product_ptr + tl.program_id(1) * NC + row, product, row_mask)
 
@@ -138,28 +145,30 @@ def _gradients_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, scale_ptr,
                       NEEDS_X: tl.constexpr, NEEDS_C: tl.constexpr,
                       ACC: tl.constexpr, BC: tl.constexpr,
                       BP: tl.constexpr):
-    offsets, mask, row, row_mask = _tile(C, HW, n_stride, c_stride, p_stride,
-                                         tl.program_id(1) * BP, BC, BP)
-    grad = tl.load(grad_ptr + offsets, mask, 0.0)
+    image, c, row, row_mask = _channels(C, n_stride, BC)
+    offsets, mask = _tile(c, row_mask, HW, c_stride, p_stride,
+                          tl.program_id(1) * BP, BP)
+    grad = tl.load(grad_ptr + image + offsets, mask, 0.0)
     if RELU:
-        out = tl.load(out_ptr + offsets, mask, 0.0)
+        out = tl.load(out_ptr + image + offsets, mask, 0.0)
         grad = tl.where(out <= 0, 0.0, grad)
     grad = grad.to(ACC)
     if NEEDS_C:
         total = grad * tl.load(scale_ptr + row, row_mask, 0.0)[:, None]
         if SLOPE:
-            c = tl.load(c_ptr + offsets, mask, 0.0).to(ACC)
-            c -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
-            total += c * tl.load(slope_ptr + row, row_mask, 0.0)[:, None]
+            deviation = tl.load(c_ptr + image + offsets, mask, 0.0).to(ACC)
+            deviation -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+            deviation *= tl.load(slope_ptr + row, row_mask, 0.0)[:, None]
+            total += deviation
         if OFFSET:
             total += tl.load(offset_ptr + row, row_mask, 0.0)[:, None]
-        tl.store(grad_c_ptr + offsets,
+        tl.store(grad_c_ptr + image + offsets,
                  total.to(grad_c_ptr.dtype.element_ty), mask)
     if NEEDS_X:
         if X_OFFSET:
             grad += tl.load(x_offset_ptr + row, row_mask, 0.0)[:, None]
-        tl.store(grad_x_ptr + offsets, grad.to(grad_x_ptr.dtype.element_ty),
-                 mask)
+        tl.store(grad_x_ptr + image + offsets,
+                 grad.to(grad_x_ptr.dtype.element_ty), mask)
 
 
 class _Launch:
@@ -183,7 +192,8 @@ class _Launch:
         self.meta = dict(
             ACC=tl.float64 if dtype == torch.float64 else tl.float32,
             BC=self.bc,
-            BP=self.bp)
+            BP=self.bp,
+            num_warps=WARPS)
         self.rows = n * triton.cdiv(c, self.bc)
 
     @property

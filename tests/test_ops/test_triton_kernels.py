@@ -2,6 +2,8 @@
 
 On a GPU where there is one, else in Triton's interpreter, which has to be
 chosen before Triton is imported: a process of its own runs this file again.
+The interpreter takes what the compiler refuses, so that they are compiled, too,
+which needs no GPU.
 """
 
 import os
@@ -18,10 +20,28 @@ triton = pytest.importorskip('triton', reason='needs triton')
 INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
 
 
-@pytest.mark.skipif(INTERPRETED, reason='this is the interpreter')
-@pytest.mark.skipif(
+triton_3 = pytest.mark.skipif(
     int(triton.__version__.split('.')[0]) < 3,
-    reason=f'Triton {triton.__version__} interprets no kernels')
+    reason=f'the kernels need Triton 3, this is {triton.__version__}')
+
+
+@triton_3
+@pytest.mark.skipif(INTERPRETED, reason='the interpreter compiles nothing')
+def test_compile(tmp_path):
+    result = subprocess.run(
+        [sys.executable, '-m', f'{__package__}.compile_kernels'],
+        env={**os.environ, 'TRITON_CACHE_DIR': str(tmp_path)},
+        capture_output=True,
+        text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    from mmstepnet.ops import triton_kernels
+    kernels = [n for n in vars(triton_kernels) if n.endswith('_kernel')]
+    compiled = result.stdout.split()
+    assert len(kernels) == 5 and set(compiled) == set(kernels)
+
+
+@triton_3
+@pytest.mark.skipif(INTERPRETED, reason='this is the interpreter')
 def test_in_the_interpreter():
     result = subprocess.run(
         [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', __file__],
