@@ -28,8 +28,7 @@ PROGRAMS = 1024
 
 @triton.jit
 def _channels(C, n_stride, BC: tl.constexpr):
-    """This program's image, as an offset, and channels: numbers, place in
-    (N, C) and which of them exist."""
+    """This program's image and channels, their place in (N, C) and mask."""
     c_blocks = tl.cdiv(C, BC)
     n = tl.program_id(0) // c_blocks
     c = (tl.program_id(0) % c_blocks) * BC + tl.arange(0, BC)

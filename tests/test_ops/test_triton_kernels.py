@@ -2,7 +2,7 @@
 
 On a GPU where there is one, else in Triton's interpreter, which has to be
 chosen before Triton is imported: a process of its own runs this file again.
-The interpreter takes what the compiler refuses, so that they are compiled, too,
+The interpreter takes what the compiler refuses, so they are compiled as well,
 which needs no GPU.
 """
 
