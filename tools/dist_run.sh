@@ -3,6 +3,10 @@
 # Without a GPU the tools take gloo. NNODES, NODE_RANK, MASTER_ADDR and PORT
 # span several nodes.
 set -euo pipefail
+if [ $# -lt 2 ]; then
+    echo "usage: $0 SCRIPT GPUS [ARGUMENTS...]" >&2
+    exit 2
+fi
 script=$1 processes=$2
 shift 2
 if ! [[ $processes =~ ^[1-9][0-9]*$ ]]; then

@@ -18,6 +18,8 @@ from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import (
+    _process_mmcls_checkpoint,
+    get_deprecated_model_names,
     get_external_models,
     get_mmcls_models,
     get_torchvision_models,
@@ -219,10 +221,15 @@ def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
 def _load_named(filename: str, map_location: Any = 'cpu') -> Any:
     scheme, name = filename.split('://', 1)
     urls = INDICES[scheme]()
+    if INDICES[scheme] is get_external_models:
+        name = get_deprecated_model_names().get(name, name)
     if name not in urls:
         raise ValueError(f'{scheme}:// has no model {name!r}; it has '
                          f'{", ".join(sorted(urls))}')
-    return _load_url(urls[name], map_location)
+    checkpoint = _load_url(urls[name], map_location)
+    # Those are classifiers, of which a config wants the backbone.
+    return (_process_mmcls_checkpoint(checkpoint)
+            if scheme == 'mmcls' else checkpoint)
 
 
 def _refuse(filename: str, map_location: Any = 'cpu') -> Any:

@@ -13,6 +13,9 @@ LEVEL = 0.05
 LEAST_SEEDS = 3
 """Below it no test is made."""
 
+EQUAL = 1e-9
+"""Differences that vary by less are equal, but for rounding."""
+
 HELD = 'held'
 NOT_HELD = 'not held'
 UNDECIDABLE = 'not decidable at this scale'
@@ -28,19 +31,34 @@ class Comparison:
     Attributes:
         name (str): What is compared.
         differences (tuple[float, ...]): In the quantity's unit.
+        least (int): Seeds below which no test is made: those that were
+            planned, for a test after every seed would find something sooner
+            or later. Defaults to :data:`LEAST_SEEDS`.
+
+    Raises:
+        ValueError: A difference is not finite.
     """
 
     name: str
     differences: tuple[float, ...]
+    least: int = LEAST_SEEDS
+
+    def __post_init__(self):
+        if not np.isfinite(self.differences).all():
+            raise ValueError(f'{self.name}: differences must be finite, got '
+                             f'{self.differences}')
 
     @property
     def p(self) -> float | None:
-        """Student's paired t-test against 0; None below three seeds."""
-        if len(self.differences) < LEAST_SEEDS:
+        """Student's paired t-test against 0; None where none is made.
+
+        That is below :attr:`least` seeds, and where all differences are
+        equal: metrics come in steps, and seeds that happen to take the same
+        one are no certainty.
+        """
+        if len(self.differences) < self.least or np.ptp(
+                self.differences) < EQUAL:
             return None
-        if np.ptp(self.differences) == 0:
-            # No deviation: the statistic is 0 / 0 or infinite.
-            return 1.0 if self.differences[0] == 0 else 0.0
         return float(ttest_1samp(self.differences, 0).pvalue)
 
     @property
@@ -61,7 +79,7 @@ class Comparison:
 
 
 def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
-         value: Value) -> Comparison:
+         value: Value, least: int = LEAST_SEEDS) -> Comparison:
     """Subtract results of the same seeds.
 
     Args:
@@ -70,13 +88,15 @@ def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
         others (Sequence[dict]): Results to compare with.
         value (Callable): Takes the quantity from a result; where it gives
             None the seed is left out.
+        least (int): See :class:`Comparison`. Defaults to
+            :data:`LEAST_SEEDS`.
     """
     left, right = ({
         result['seed']: value(result)
         for result in results if value(result) is not None
     } for results in (ours, others))
     seeds = sorted(left.keys() & right.keys())
-    return Comparison(name, tuple(left[s] - right[s] for s in seeds))
+    return Comparison(name, tuple(left[s] - right[s] for s in seeds), least)
 
 
 def judge(comparisons: Sequence[Comparison]) -> str:

@@ -1,6 +1,5 @@
 """RESULTS.md: tables, figures and verdicts, all of it from ``results/``."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,11 @@ from mmstepnet.visualization.models import draw_rows, draw_stiffness
 from mmstepnet.visualization.ranking import correlate_ranks
 
 from .claims import (
+    DIGITS,
     FURTHER_TABLES,
     LONG,
     PLAIN,
+    PLANNED_SEEDS,
     SHORT,
     TABLE,
     Suite,
@@ -27,7 +28,7 @@ from .claims import (
 from .comparisons import LEAST_SEEDS, LEVEL, NO_RESULTS
 from .metafile import Cell
 from .plots import save_plots
-from .results import load_results, summarise
+from .results import load_results, read_json, summarise
 from .tables import NONE, Sheet, table_sheets
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, no
 
 ## Claims
 
-By the tables {', '.join(map('`{}`'.format, (TABLE, *FURTHER_TABLES)))}, at level {LEVEL} two-sided; below {LEAST_SEEDS} seeds no test is made. "Not decidable at this scale" is what
-a difference gets that so few seeds cannot tell from 0.
+By the tables {', '.join(map('`{}`'.format, (TABLE, *FURTHER_TABLES)))}, at level {LEVEL} two-sided; below the planned number of seeds ({LEAST_SEEDS}, on the digits {PLANNED_SEEDS[DIGITS]}) no test is
+made, nor where all seeds differ by the same. "Not decidable at this scale" is what a difference gets that so few seeds cannot tell from 0.
 """  # noqa: E501
 
 
@@ -63,7 +64,8 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
         list[Path]: The files.
 
     Raises:
-        ValueError: A result is damaged, see :func:`load_results`.
+        ValueError: A result is damaged, see :func:`load_results`, does not
+            fit the others, or there is none.
     """
     suite = read_suite([
         cell for table in (TABLE, *FURTHER_TABLES) for cell in tables[table]
@@ -71,6 +73,10 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
     plain, = (cell for cell in tables[TABLE]
               if (cell.column, cell.row) == (SHORT, PLAIN))
     warm_starts = read_warm_starts(results, plain.name)
+    if not (warm_starts or any(suite.values())):
+        raise ValueError(f'{results.resolve()} has no results of the tables '
+                         f'{", ".join((TABLE, *FURTHER_TABLES))}; give their '
+                         'folder as --results')
     folder = out.parent / 'docs' / 'results'
     folder.mkdir(parents=True, exist_ok=True)
     figures = []
@@ -82,7 +88,7 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
         if any(load_results(results, c.name) for c in cells if c.config)
     }
     parts = [HEAD]
-    parts += [_bullets(v) for v in judge_claims(suite, warm_starts)]
+    parts += [verdict_text(v) for v in judge_claims(suite, warm_starts)]
     parts.append('')
     parts += map(_picture, figures)
     if warm_starts:
@@ -104,9 +110,26 @@ def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
 
 
 def read_suite(cells: list[Cell], results: Path) -> Suite:
-    """Results of tables' cells, by column and row."""
-    return {(cell.column, cell.row): load_results(results, cell.name)
-            for cell in cells if cell.config}
+    """Results of tables' cells, by column and row.
+
+    Raises:
+        ValueError: Rows of a column are of different options or epochs.
+    """
+    suite = {(cell.column, cell.row): load_results(results, cell.name)
+             for cell in cells if cell.config}
+    settings = {}
+    for (column, row), found in suite.items():
+        for result in found:
+            setting = (f'--cfg-options '
+                       f'{" ".join(result["cfg_options"]) or "(none)"}, '
+                       f'{result["last"]["epoch"]} epochs')
+            first, expected = settings.setdefault(column, (row, setting))
+            if setting != expected:
+                raise ValueError(
+                    f'{column}: {row} has {setting}, but {first} {expected}; '
+                    'claims compare rows of one setting. Keep each in its own '
+                    '--results folder')
+    return suite
 
 
 def read_warm_starts(results: Path, name: str) -> list[dict]:
@@ -118,11 +141,15 @@ def read_warm_starts(results: Path, name: str) -> list[dict]:
     """
     found = {}
     for path in sorted((results / WARM_START / name).glob('seed_*.json')):
-        try:
-            found[path] = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f'{path} is no JSON: {error}; remove it and run '
-                             'warm_start.py again') from error
+        found[path] = start = read_json(path)
+        missing = [k for k in ('config', 'seed', 'epochs', 'lr', 'rows')
+                   if k not in start]
+        if missing:
+            raise ValueError(f'{path} is not of warm_start.py: it lacks '
+                             f'{", ".join(missing)}; remove it')
+        if path.name != f'seed_{start["seed"]}.json':
+            raise ValueError(f'{path} is of seed {start["seed"]}; copies do '
+                             'not count, remove it')
     settings = {
         path: (start['epochs'], start['lr'], tuple(
             (row['attention'], row['init_step']) for row in start['rows']))
@@ -188,7 +215,8 @@ def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
 
 
 def _origin(results: list[dict]) -> list[str]:
-    starts = [start for result in results for start in result['starts']]
+    starts = [start for result in results
+              for start in result.get('starts', ())]
     commits = {re.sub('(?<=^.{9})[0-9a-f]+', '', str(s['commit']))
                for s in starts}
     return [str(len(results)),
@@ -207,7 +235,8 @@ def _picture(path: Path) -> str:
     return f'![{path.stem}](docs/results/{path.name})\n'
 
 
-def _bullets(verdict: Verdict) -> str:
+def verdict_text(verdict: Verdict) -> str:
+    """Write a verdict with its test and evidence, in Markdown."""
     head = f'- **{verdict.claim}: {verdict.verdict}.**'
     if verdict.verdict == NO_RESULTS:
         return head

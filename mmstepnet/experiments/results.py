@@ -35,9 +35,20 @@ def result_path(results: Path, name: str, seed: int) -> Path:
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:
-    """Write a result: wholly, or not at all."""
-    # A line for each key: whole curves would take one for each epoch.
-    lines = (f'  {json.dumps(k)}: {json.dumps(v)}' for k, v in result.items())
+    """Write a result: wholly, or not at all.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    lines = []
+    for key, value in result.items():
+        try:
+            # A line a key: whole curves would take one for each epoch.
+            lines.append(f'  {json.dumps(key)}: '
+                         f'{json.dumps(value, allow_nan=False)}')
+        except ValueError as error:
+            raise ValueError(f'{path}: {key} must hold finite numbers, got '
+                             f'{value}') from error
     write_whole(path, '{\n' + ',\n'.join(lines) + '\n}\n')
 
 
@@ -52,21 +63,39 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file of finite numbers.
+
+    Raises:
+        ValueError: It is none.
+    """
+    def refuse(number: str) -> None:
+        raise ValueError(f'{number} is no finite number')
+    try:
+        return json.loads(path.read_text(), parse_constant=refuse)
+    except ValueError as error:
+        raise ValueError(f'{path} is no JSON: {error}; remove it to run it '
+                         'again') from error
+
+
 def load_result(path: Path) -> dict[str, Any]:
     """Read a result.
 
     Raises:
-        ValueError: The file is no result.
+        ValueError: The file is no result, or that of another config or seed.
     """
-    try:
-        result = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f'{path} is no JSON: {error}; remove it to run it '
-                         'again') from error
-    missing = [k for k in REQUIRED if k not in result]
+    result = read_json(path)
+    missing = [k for k in REQUIRED
+               if not isinstance(result, dict) or k not in result]
     if missing:
         raise ValueError(f'{path} is no result of a run: it lacks '
                          f'{", ".join(missing)}; remove it to run it again')
+    seed = FILE.fullmatch(path.name)
+    if (result['config'], str(result['seed'])) != (
+            path.parent.name, seed and seed[1]):
+        raise ValueError(
+            f'{path} holds the result of {result["config"]}, seed '
+            f'{result["seed"]}; copies do not count, remove it')
     return result
 
 

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from mmstepnet.engine.checkpoint import check_checkpoint
 from mmstepnet.engine.hooks.interim_checkpoint_hook import INTERIM
+from mmstepnet.engine.job import KeyValueAction
 from mmstepnet.version import __version__
 from mmstepnet.visualization.metric_log import (
     TEST,
@@ -34,7 +36,13 @@ from mmstepnet.visualization.metric_log import (
 
 from .metafile import Cell
 from .metrics import METRICS
-from .results import load_result, result_path, save_result, write_whole
+from .results import (
+    load_result,
+    read_json,
+    result_path,
+    save_result,
+    write_whole,
+)
 from .stiffness import summarise_stiffness
 
 CHECKPOINT = re.compile(r'epoch_(\d+)\.pth')
@@ -120,13 +128,17 @@ class Schedule:
         cfg = Config.fromfile(config)
         if cfg_options:
             parser = ArgumentParser()
-            parser.add_argument('--cfg-options', nargs='+', action=DictAction)
+            parser.add_argument(
+                '--cfg-options', nargs='+', action=KeyValueAction)
             cfg.merge_from_dict(parser.parse_args(
                 ['--cfg-options', *cfg_options]).cfg_options)
         loop = cfg.train_cfg
         if 'max_epochs' not in loop:
             raise ValueError(f'{config}: train_cfg has no max_epochs; tables '
                              'compare epochs')
+        if not isinstance(loop.max_epochs, int):
+            raise ValueError(f'{config}: train_cfg.max_epochs must be an '
+                             f'integer, got {loop.max_epochs!r}')
         return cls(loop.max_epochs, loop.get('val_interval', 1),
                    loop.get('val_begin', 1),
                    cfg.val_dataloader.dataset == cfg.test_dataloader.dataset,
@@ -189,14 +201,26 @@ class Run:
         """
         if not self.result.is_file():
             return False
-        options = load_result(self.result)['cfg_options']
+        self._check_options(self.result,
+                            load_result(self.result)['cfg_options'])
+        return True
+
+    def check_folder(self) -> None:
+        """Refuse to go on with a training of other ``--cfg-options``.
+
+        Raises:
+            ValueError: The work directory has one.
+        """
+        if self._options_file.is_file():
+            self._check_options(self.folder, read_json(self._options_file))
+
+    def _check_options(self, place: Path, options: list[str]) -> None:
         if options != list(self.plan.cfg_options):
             raise ValueError(
-                f'{self.result} comes from --cfg-options '
+                f'{place} comes from --cfg-options '
                 f'{" ".join(options) or "(none)"}, not from '
                 f'{" ".join(self.plan.cfg_options) or "(none)"}; give another '
                 '--results and --work-dir, or remove it')
-        return True
 
     def last_checkpoint(self, schedule: Schedule) -> tuple[int, Path] | None:
         """The newest checkpoint that training can go on from.
@@ -204,6 +228,9 @@ class Run:
         One that is cut off does not count, nor one whose validation was due
         and is not in the logs: mmengine saves first, and a resumed run would
         leave that validation out.
+
+        Raises:
+            ValueError: One is of an epoch that the schedule does not have.
         """
         if not self.folder.is_dir():
             return None
@@ -212,6 +239,11 @@ class Run:
             for path in self.folder.iterdir()
             if (match := CHECKPOINT.fullmatch(path.name))
         }
+        if (last := max(found, default=0)) > schedule.max_epochs:
+            raise ValueError(
+                f'{found[last]} is beyond the {schedule.max_epochs} epochs of '
+                f'{self.cell.config}; give another --work-dir, or remove '
+                f'{self.folder}')
         validated = logged_metric(self.folder, self.key)
         for epoch in sorted(found, reverse=True):
             if schedule.validates(epoch) and epoch not in validated:
@@ -277,6 +309,8 @@ class Run:
 
         Raises:
             RuntimeError: A command failed.
+            ValueError: What stands in the folders does not fit, or a metric
+                is no finite number.
         """
         with _locked(self.folder / '.lock') as lock:
             if lock is None:
@@ -284,6 +318,7 @@ class Run:
                 return False
             if self.is_done():
                 return True
+            self.check_folder()
             schedule = self.schedule()
             self._note_start()
             point = self.last_checkpoint(schedule)
@@ -306,7 +341,7 @@ class Run:
             return True
 
     def _collect(self, schedule: Schedule) -> dict:
-        metrics = json.loads(self.test_metrics.read_text())
+        metrics = read_json(self.test_metrics)
         return {
             'config': self.cell.name,
             'seed': self.seed,
@@ -324,16 +359,22 @@ class Run:
     def _starts_file(self) -> Path:
         return self.folder / 'starts.json'
 
+    @property
+    def _options_file(self) -> Path:
+        return self.folder / 'cfg_options.json'
+
     def _starts(self) -> list[dict]:
         if not self._starts_file.is_file():
             return []
-        return json.loads(self._starts_file.read_text())
+        return read_json(self._starts_file)
 
     def _note_start(self) -> None:
         """The code may be another when the run ends, or goes on."""
         starts, now = self._starts(), provenance(self.plan.root)
         if now not in starts:
             write_whole(self._starts_file, json.dumps([*starts, now]))
+        write_whole(self._options_file,
+                    json.dumps(list(self.plan.cfg_options)))
 
     def _stiffness(self) -> dict | None:
         """What a StiffnessHook measured in the test, if the config has one."""
@@ -343,7 +384,8 @@ class Run:
     def _curves(self) -> dict[str, list[tuple[int, float]]]:
         curves = {'loss': logged_losses(self.folder)}
         for metric in METRICS.values():
-            curves[metric.key] = logged_metric(self.folder, metric.key)
+            curves[metric.key] = logged_metric(
+                self.folder, metric.key, finite_only=True)
         return {
             key: [(step, float(f'{values[step]:.6g}'))
                   for step in sorted(values.keys() - {TEST})]
@@ -354,7 +396,8 @@ class Run:
         values = logged_metric(self.folder, self.key)
         best = max(values, key=values.get)
         logged = {
-            metric.key: logged_metric(self.folder, metric.key)
+            metric.key: logged_metric(
+                self.folder, metric.key, finite_only=True)
             for metric in METRICS.values()
         }
         return {
@@ -380,7 +423,7 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
 
     Raises:
         ValueError: No cell has a config, or a result does not fit.
-        RuntimeError: Commands failed; raised after the other runs.
+        RuntimeError: Runs failed; raised after the others.
     """
     for cell in cells:
         if cell.config is None:
@@ -405,7 +448,7 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
         try:
             if not run.execute(say):
                 left.append(run)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, OSError) as error:
             failed.append(f'{run}: {error}')
             say(f'failed: {failed[-1]}')
     if failed:
@@ -415,6 +458,7 @@ def run_cells(cells: Sequence[Cell], seeds: int, plan: Plan, *,
 
 
 def _say_commands(run: Run, say: Say) -> None:
+    run.check_folder()
     schedule = run.schedule()
     point = run.last_checkpoint(schedule)
     epoch, checkpoint = point or (0, None)
@@ -480,6 +524,8 @@ def _commit(root: Path) -> str | None:
         return subprocess.run(['git', '-C', str(root), *args],
                               capture_output=True, text=True,
                               check=False).stdout.strip()
+    if shutil.which('git') is None:
+        return None
     # A copy inside somebody's repository is none of its commits.
     if git('rev-parse', '--show-toplevel') != str(root.resolve()):
         return None

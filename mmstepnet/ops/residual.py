@@ -83,8 +83,7 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
     if (is_compiling() or not fused.enabled
             or getattr(step.attention, 'pooled_inputs', None) is None):
         return False
-    if (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-            or torch.autograd.forward_ad._current_level >= 0):
+    if is_transformed() or torch.autograd.forward_ad._current_level >= 0:
         return False
     return (_are_plain_maps(x, branch) and _is_plain_norm(norm, branch)
             and type(step.activation) in (nn.ReLU, nn.Identity)
@@ -98,6 +97,22 @@ def is_compiling() -> bool:
     if hasattr(torch.compiler, 'is_compiling'):
         return torch.compiler.is_compiling()
     return torch._dynamo.is_compiling()  # torch < 2.3
+
+
+def is_exporting() -> bool:
+    """Whether the code is read for a graph that other programs will run."""
+    exporting = getattr(torch.compiler, 'is_exporting', None)  # torch >= 2.7
+    return torch.jit.is_tracing() or bool(exporting and exporting())
+
+
+def is_transformed() -> bool:
+    """Whether torch.jit traces or functorch transforms the code.
+
+    Not where a compiler reads it, which cannot ask.
+    """
+    return not is_compiling() and (
+        torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active())
 
 
 def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:

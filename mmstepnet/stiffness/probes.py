@@ -81,7 +81,8 @@ class Probe:
     def attach(self) -> list[RemovableHandle]:
         """Register all hooks."""
         return [
-            self.block.register_forward_pre_hook(self._begin),
+            self.block.register_forward_pre_hook(
+                self._begin, with_kwargs=True),
             *self.attach_inside(),
             self.block.register_forward_hook(self._end, prepend=True),
             # Runs where the block raises, too.
@@ -106,23 +107,27 @@ class Probe:
         """Stay one: hooks in a copy of the model (EMA) lead here in vain."""
         return self
 
-    def _begin(self, block: nn.Module, inputs: tuple) -> None:
+    def _begin(self, block: nn.Module, inputs: tuple, named: dict) -> None:
         if block is not self.block:
             return
-        if not inputs or not isinstance(inputs[0], Tensor):
+        x = next(iter((*inputs, *named.values())), None)
+        if not isinstance(x, Tensor):
             raise TypeError(f'block {self.name} ({type(block).__name__}) '
-                            f'takes no tensor as first positional argument, '
-                            f'hence has no state x_t to measure')
+                            f'takes no tensor as first argument, hence has no '
+                            f'state x_t to measure')
         self.active = True
         with torch.no_grad():
-            self.begin(inputs[0])
+            self.begin(x)
 
     def _end(self, block: nn.Module, inputs: tuple, out: Tensor) -> None:
         if block is not self.block or not self.active:
             return
+        if isinstance(out, tuple) and out:  # the state, then what else
+            out = out[0]
         if not isinstance(out, Tensor):
             raise TypeError(f'block {self.name} ({type(block).__name__}) '
-                            f'returns {type(out).__name__}; expected a tensor')
+                            f'returns {type(out).__name__}; expected a tensor '
+                            f'or a tuple that begins with one')
         with torch.no_grad():
             self.end(out)
         self.reset()

@@ -12,7 +12,9 @@ TEST = 'test'
 """Step under which :func:`logged_metric` files the result of a test run."""
 
 
-def logged_metric(work_dir: str | Path, name: str) -> dict[int | str, float]:
+def logged_metric(work_dir: str | Path,
+                  name: str,
+                  finite_only: bool = False) -> dict[int | str, float]:
     """Read one metric from all logs of a work directory.
 
     Validation results stand in ``TIMESTAMP/vis_data/*.json``, one JSON object
@@ -23,6 +25,8 @@ def logged_metric(work_dir: str | Path, name: str) -> dict[int | str, float]:
     Args:
         work_dir (str | Path): Work directory of an mmengine runner.
         name (str): Key of the metric, such as ``'accuracy/top1'``.
+        finite_only (bool): Leave out what is no finite number, such as the
+            perplexity of a model that hardly began. Defaults to False.
 
     Returns:
         dict: Value at each step; the step is :data:`TEST` for a test run.
@@ -34,11 +38,13 @@ def logged_metric(work_dir: str | Path, name: str) -> dict[int | str, float]:
     values = {}
     for path in log_files(work_dir):
         for entry in _entries(path):
-            if name not in entry:
-                continue
-            values[entry.get('step', TEST)] = _finite(
-                path, name, entry[name], '; choose another with --metric')
-    return values
+            if name in entry:
+                values[entry.get('step', TEST)] = path, entry[name]
+    return {
+        step: _finite(path, name, value, '; choose another with --metric')
+        for step, (path, value) in values.items()
+        if not finite_only or _is_finite(value)
+    }
 
 
 def logged_losses(work_dir: str | Path,
@@ -72,10 +78,14 @@ def logged_losses(work_dir: str | Path,
 
 
 def _finite(path: Path, name: str, value: object, fix: str = '') -> float:
-    if not (isinstance(value, int | float) and math.isfinite(value)):
+    if not _is_finite(value):
         raise ValueError(
             f'{path}: {name} is {value!r}, not a finite number{fix}')
     return value
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def logged_names(work_dir: str | Path) -> list[str]:

@@ -197,6 +197,32 @@ def test_other_sources(tmp_path, guarded, monkeypatch):
             CheckpointLoader.load_checkpoint(name)
 
 
+@pytest.mark.parametrize('name', [
+    'mmcls://vgg11', 'torchvision://resnet18', 'modelzoo://resnet18',
+    'open-mmlab://resnet50_caffe', 'openmmlab://detectron2/resnet50_caffe'])
+def test_named_models_are_read_as_mmengine_does(tmp_path, monkeypatch, name):
+    """Classifiers stripped to their backbone, deprecated names known."""
+    def fetch(url, path, *args, **kwargs):
+        torch.save(dict(state_dict={
+            'backbone.conv1.weight': torch.full((2, ), float(len(url))),
+            'head.fc.bias': torch.ones(3)}), path)
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', fetch)
+    monkeypatch.setattr(CheckpointLoader, '_schemes',
+                        CheckpointLoader._schemes.copy())
+    read = []
+    for guard, folder in ((lambda: None, 'theirs'),
+                          (guard_checkpoints, 'ours')):
+        monkeypatch.setattr(torch.hub, 'get_dir',
+                            lambda folder=folder: str(tmp_path / folder))
+        monkeypatch.setenv('TORCH_HOME', str(tmp_path / folder))
+        guard()
+        read.append(CheckpointLoader.load_checkpoint(name)['state_dict'])
+    theirs, ours = read
+    assert theirs.keys() == ours.keys() and len(ours) == (
+        1 if name.startswith('mmcls') else 2)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
 def test_each_node_fetches_for_its_own(tmp_path, guarded, monkeypatch):
     """Nodes need not share a disk; the second's first rank is no rank 0."""
     def fetch(url, path):

@@ -315,6 +315,23 @@ def test_training_with_ema_and_interval(tmp_path):
     assert len(values) == 9 // 2 and (values > 0).all()
 
 
+def test_a_resumed_run_counts_on(tmp_path):
+    """Every second validation of the run, not of the process."""
+    for epochs in (1, 2, 3, 4):
+        digits_runner(
+            tmp_path,
+            images=5,
+            hook=dict(interval=2),
+            options={
+                'train_cfg.max_epochs': epochs,
+                'train_cfg.val_interval': 1,
+                'param_scheduler': [],
+                'resume': True,
+            }).train()
+    files = sorted(p.name for p in (tmp_path / 'stiffness').glob('*.npz'))
+    assert files == ['stiffness_val_epoch_2.npz', 'stiffness_val_epoch_4.npz']
+
+
 def test_ema_weights_are_measured(tmp_path):
     runner = digits_runner(
         tmp_path,

@@ -35,8 +35,23 @@ def test_t_test_is_the_area_of_the_tails():
 
 
 def test_equal_differences():
-    assert Comparison('', (0.0, 0.0, 0.0)).p == 1
-    assert Comparison('', (0.2, 0.2, 0.2)).p == 0
+    """Accuracies come in steps; the same three times is no certainty."""
+    for same in (0.0, 0.2):
+        found = Comparison('', (same, same + 1e-14, same))
+        assert found.p is None
+        assert judge([found]) == judge([found, SURE]) == UNDECIDABLE
+
+
+def test_no_test_before_all_planned_seeds():
+    assert SURE.p is not None
+    few = len(SURE.differences)
+    assert Comparison('', SURE.differences, least=few + 1).p is None
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_differences_are_finite(value):
+    with pytest.raises(ValueError, match='a: differences must be finite'):
+        Comparison('a', (1.0, value))
 
 
 def test_seeds_are_paired():

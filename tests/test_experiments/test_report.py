@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 
 from mmstepnet.engine import complexity
-from mmstepnet.experiments import save_result
-from mmstepnet.experiments.report import read_warm_starts, warm_start_sheet
+from mmstepnet.experiments import Cell, read_tables, save_result
+from mmstepnet.experiments.claims import (
+    FURTHER_TABLES,
+    TABLE,
+    judge_claims,
+)
+from mmstepnet.experiments.report import (
+    read_suite,
+    read_warm_starts,
+    verdict_text,
+    warm_start_sheet,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = 'resnet20_plain_cifar10-10k'
@@ -158,12 +168,42 @@ def test_warm_starts(results, report):
 @pytest.mark.parametrize('changed', [
     dict(epochs=5), dict(lr=0.1), dict(rows=[])])
 def test_warm_starts_of_other_settings_are_not_averaged(tmp_path, changed):
-    start = dict(epochs=1, lr=0.01, rows=[dict(attention='SE', init_step=1)])
+    start = dict(config=PLAIN, epochs=1, lr=0.01,
+                 rows=[dict(attention='SE', init_step=1)])
     for seed, found in enumerate((start, start | changed)):
         save_result(tmp_path / 'warm_start' / PLAIN / f'seed_{seed}.json',
-                    found)
+                    found | dict(seed=seed))
     with pytest.raises(ValueError, match='seed_1.json: epochs, lr and rows'):
         read_warm_starts(tmp_path, PLAIN)
+
+
+def test_a_copied_warm_start_is_no_further_seed(tmp_path):
+    save_result(tmp_path / 'warm_start' / PLAIN / 'seed_1.json',
+                dict(config=PLAIN, seed=0, epochs=1, lr=0.01, rows=[]))
+    with pytest.raises(ValueError, match='seed_1.json is of seed 0'):
+        read_warm_starts(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize('change', [
+    dict(cfg_options=['train_cfg.max_epochs=60']),
+    dict(last=dict(epoch=60, metrics={'accuracy/top1': 77.0}))])
+def test_rows_of_different_settings_are_not_compared(tmp_path, change):
+    cells = [Cell('small', row, 'X', ('Accuracy', ), {},
+                  config=Path(f'{row}.py')) for row in ('a', 'b')]
+    for cell, changed in zip(cells, ({}, change)):
+        save_result(tmp_path / cell.name / 'seed_0.json', dict(
+            config=cell.name, seed=0, cfg_options=[], best=None,
+            last=dict(epoch=20, metrics={'accuracy/top1': 71.0})) | changed)
+    with pytest.raises(ValueError, match='X: b has .*60.*claims compare'):
+        read_suite(cells, tmp_path)
+
+
+def test_no_report_of_nothing(paper, tmp_path):
+    out = tmp_path / 'RESULTS.md'
+    out.write_text('results of weeks')
+    with pytest.raises(SystemExit):
+        paper('report', '--results', tmp_path / 'typo', '--out', out)
+    assert out.read_text() == 'results of weeks'
 
 
 def test_a_damaged_warm_start_is_named(tmp_path):
@@ -175,8 +215,13 @@ def test_a_damaged_warm_start_is_named(tmp_path):
 
 
 def test_the_committed_report_is_up_to_date(paper):
-    """RESULTS.md's tables of the suite are those of results/."""
+    """RESULTS.md's verdicts and tables of the suite are those of results/."""
     committed = (ROOT / 'RESULTS.md').read_text()
+    tables = read_tables(ROOT)
+    suite = read_suite([cell for table in (TABLE, *FURTHER_TABLES)
+                        for cell in tables[table]], ROOT / 'results')
+    verdicts = judge_claims(suite, read_warm_starts(ROOT / 'results', PLAIN))
+    assert all(verdict_text(verdict) in committed for verdict in verdicts)
     found = list((ROOT / 'results').glob('resnet20_*_cifar10-10k/*.json'))
     if not found:
         assert 'Table small' not in committed

@@ -88,13 +88,24 @@ def test_seeds_of_different_settings_are_not_averaged(tmp_path):
 
 
 @pytest.mark.parametrize('text, match', [
-    ('{"config": ', 'no JSON'), (json.dumps(dict(config='net')), 'seed')])
+    ('{"config": ', 'no JSON'), (json.dumps(dict(config='net')), 'seed'),
+    ('null', 'lacks config'),
+    (json.dumps(result(0, float('nan'), None)), 'NaN is no finite number'),
+    (json.dumps(result(1, 90., None)), 'net, seed 1; copies'),
+    (json.dumps({**result(0, 90., None), 'config': 'other'}), 'of other')])
 def test_damaged_results(tmp_path, text, match):
     path = tmp_path / 'net' / 'seed_0.json'
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(ValueError, match=match):
         load_results(tmp_path, 'net')
+
+
+def test_results_are_finite(tmp_path):
+    path = tmp_path / 'net' / 'seed_0.json'
+    with pytest.raises(ValueError, match='finite'):
+        save_result(path, result(0, float('inf'), None))
+    assert not path.exists()
 
 
 def test_one_seed_has_no_deviation():

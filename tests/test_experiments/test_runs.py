@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from mmstepnet.experiments.runs import (
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_plain_digits.py'
 CELL = Cell('digits', 'Plain', 'Digits', ('Accuracy', ), {}, config=CONFIG)
-EVERY_EPOCH = Schedule(4, 1, 1, True)
+EVERY_EPOCH = Schedule(12, 1, 1, True)
 
 
 @pytest.fixture
@@ -116,6 +117,55 @@ def test_result_of_other_settings_is_not_taken(run):
         run.is_done()
 
 
+def test_training_of_other_settings_does_not_go_on(run, monkeypatch):
+    """Stopped before it had a result; its checkpoint is not ours."""
+    def stop(*args):
+        write(run, [10], [5, 10])
+        raise KeyboardInterrupt
+    monkeypatch.setattr(runs, '_call', stop)
+    other = replace(run, plan=replace(run.plan, cfg_options=('a=1', )))
+    monkeypatch.setattr(Run, 'schedule', lambda run: EVERY_EPOCH)
+    with pytest.raises(KeyboardInterrupt):
+        other.execute(lambda line: None)
+    for start in (lambda: run.execute(lambda line: None),
+                  lambda: run_cells([CELL], 1, run.plan, dry_run=True,
+                                    say=lambda line: None)):
+        with pytest.raises(ValueError, match=r'a=1, not from \(none\)'):
+            start()
+
+
+def test_checkpoints_beyond_the_schedule_are_not_taken(run):
+    write(run, (4, 30), (4, 30))
+    with pytest.raises(ValueError, match='epoch_30.pth is beyond the 12 ep'):
+        run.last_checkpoint(EVERY_EPOCH)
+
+
+@pytest.mark.parametrize('options, match', [
+    ('train_cfg.max_epochs=abc', "integer, got 'abc'")])
+def test_bad_options(options, match):
+    with pytest.raises(ValueError, match=match):
+        Schedule.read(CONFIG, [options])
+
+
+def test_the_best_epoch_and_what_is_no_number(run):
+    write(run, [], [5, 10, 15, 20])
+    log, = run.folder.rglob('scalars.json')
+    with log.open('a') as file:
+        for step, value in ((5, 'Infinity'), (10, '40.0')):
+            file.write(f'{{"translation/perplexity": {value}, '
+                       f'"step": {step}}}\n')
+        file.write('{"accuracy/top1": 112.5, "step": 10}\n')
+    run.test_metrics.write_text('{"accuracy/top1": 98}')
+    result = run._collect(Schedule(20, 5, 1, True))
+    assert result['best'] == dict(epoch=10, metrics={
+        'accuracy/top1': 112.5, 'translation/perplexity': 40.0})
+    assert result['curves']['translation/perplexity'] == [(10, 40.0)]
+    assert len(result['curves']['accuracy/top1']) == 4
+    run.test_metrics.write_text('{"accuracy/top1": NaN}')
+    with pytest.raises(ValueError, match='test_metrics.json.*NaN'):
+        run._collect(Schedule(20, 5, 1, True))
+
+
 def test_a_run_under_way_is_left_alone(run):
     import fcntl
     said = []
@@ -125,12 +175,14 @@ def test_a_run_under_way_is_left_alone(run):
     assert left == [run] and 'another process' in said[-1]
 
 
-def test_a_run_that_fails_does_not_keep_the_others(run, monkeypatch):
+@pytest.mark.parametrize('error', [
+    RuntimeError('the loss is nan'), ValueError('the loss is nan')])
+def test_a_run_that_fails_does_not_keep_the_others(run, monkeypatch, error):
     done = []
 
     def execute(run, say):
         if run.seed == 1:
-            raise RuntimeError('the loss is nan')
+            raise error
         done.append(run.seed)
         return True
     monkeypatch.setattr(Run, 'execute', execute)
@@ -140,7 +192,7 @@ def test_a_run_that_fails_does_not_keep_the_others(run, monkeypatch):
     assert done == [0, 2, 3]
 
 
-def test_commit_is_that_of_the_code(tmp_path):
+def test_commit_is_that_of_the_code(tmp_path, monkeypatch):
     def git(*args):
         subprocess.run(['git', '-C', tmp_path, '-c', 'user.name=n', '-c',
                         'user.email=e', *args], check=True)
@@ -148,6 +200,9 @@ def test_commit_is_that_of_the_code(tmp_path):
     def commit(root=tmp_path):
         return provenance(root)['commit']
     assert commit() is None
+    with monkeypatch.context() as patch:
+        patch.setenv('PATH', '')
+        assert commit(ROOT) is None
     code = tmp_path / 'mmstepnet' / 'code.py'
     code.parent.mkdir()
     code.write_text('1')

@@ -179,6 +179,31 @@ def test_what_only_mmdetections_resnet_has(argument):
         StepResNet(50, **{argument: None})
 
 
+def test_what_only_resnext_has():
+    with pytest.raises(TypeError, match="type='mmstepnet.StepResNeXt'"):
+        StepResNet(50, groups=32, width_per_group=4)
+
+
+@pytest.mark.parametrize('depth', [18, 50])
+@pytest.mark.parametrize('contract', [False, True])
+def test_dilated_as_in_mmsegmentation(depth, contract):
+    """At an output stride of 8, as under DeepLabV3 and PSPNet."""
+    backbones = pytest.importorskip('mmseg.models.backbones')
+    setting = dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4),
+                   contract_dilation=contract)
+    theirs = backbones.ResNet(
+        depth=depth, norm_cfg=dict(type='BN'), norm_eval=False, **setting)
+    perturb(theirs)
+    ours = StepResNet(depth, attention=None, out_indices=(0, 1, 2, 3),
+                      **setting)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 33, 48)
+    results = [run(model.train() or model, x) for model in (ours, theirs)]
+    assert results[0][0][3].shape[2:] == (5, 6)
+    for got, expected in zip(*results):
+        same_tensors(got, expected, exact=True)
+
+
 @pytest.mark.parametrize('attention', ['StepNet', 'SE', 'CBAM', 'FCA'])
 def test_features_by_torch_fx(attention):
     extraction = pytest.importorskip('torchvision.models.feature_extraction')

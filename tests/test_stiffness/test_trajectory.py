@@ -376,6 +376,22 @@ class AddedInPlace(Residual):
         return out
 
 
+class AsInTransformers(Residual):
+    """Called by keyword; returns its state among other things."""
+
+    def forward(self, state, mask=None):
+        return super().forward(state), mask
+
+
+class Calls(nn.Sequential):
+    """Calls its blocks so."""
+
+    def forward(self, x):
+        for block in self:
+            x, _ = block(state=x, mask=None)
+        return x
+
+
 def unknown_blocks(block):
     model = nn.Sequential()
     model.add_module('stem', nn.Conv2d(3, 8, 3))
@@ -414,6 +430,20 @@ def test_unknown_blocks(mode, last, same):
     for name, value in recorder.record.items():
         torch.testing.assert_close(
             value.double(), expected[name], rtol=1e-5, atol=0)
+
+
+def test_states_by_keyword_and_in_tuples():
+    plain = unknown_blocks(lambda: Residual(nn.ReLU()))
+    model = unknown_blocks(lambda: AsInTransformers(nn.ReLU()))
+    model.body = Calls(*model.body)
+    records = []
+    for net in (plain, model):
+        with TrajectoryRecorder(net, 'body.*') as recorder, torch.no_grad():
+            net(IMAGES)
+        records.append(recorder.record)
+    assert records[0]['adaptive'].numel()
+    for name, value in records[0].items():
+        assert torch.equal(records[1][name], value)
 
 
 @pytest.mark.parametrize('blocks', ['body.*', Residual, ['body.1', 'body.2']])

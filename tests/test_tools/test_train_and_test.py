@@ -96,7 +96,12 @@ def test_bad_command_lines():
     for command in (['tools/dist_train.sh', CONFIG],
                     ['tools/dist_train.sh', CONFIG, 'two'],
                     ['tools/dist_test.sh', CONFIG, 'x.pth'],
-                    ['tools/slurm_train.sh', 'partition']):
+                    ['tools/slurm_train.sh', 'partition'],
+                    ['tools/dist_run.sh'],
+                    ['tools/slurm_run.sh', 'tools/train.py', 'partition'],
+                    *(['-c', f'{gpus} bash tools/slurm_train.sh p j {CONFIG}']
+                      for gpus in ('GPUS=two', 'GPUS=0', 'CPUS_PER_TASK=-1',
+                                   'GPUS=8 GPUS_PER_NODE=x'))):
         done = subprocess.run(['bash', *command], cwd=ROOT,
                               capture_output=True, text=True)
         assert done.returncode == 2

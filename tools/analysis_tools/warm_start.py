@@ -15,11 +15,12 @@ from mmengine.runner import Runner
 from rich.console import Console
 from rich.table import Table
 
-from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
 from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import positive_int
 from mmstepnet.experiments import save_result
 from mmstepnet.experiments.runs import provenance
+from mmstepnet.registry import ATTENTIONS, find_registered
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,9 +73,27 @@ def insert(args: argparse.Namespace, attention: str | None,
     return cfg
 
 
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what would be found out only after the first training.
+
+    Raises:
+        ValueError: The config is not plain.
+        KeyError: An attention is not registered.
+    """
+    backbone = Config.fromfile(args.config).model.backbone
+    if backbone.get('attention', True) is not None:
+        raise ValueError(f'{args.config}: the backbone must be a plain one of '
+                         'this package, attention=None')
+    for attention in args.attentions:
+        find_registered(ATTENTIONS, attention, 'attention')
+
+
 def measure(cfg: Config) -> tuple[str, float, float]:
     """Name of the first metric, and its values before and after training."""
-    before = Runner.from_cfg(cfg).val()
+    runner = Runner.from_cfg(cfg)
+    if cfg.model.backbone.attention is None:
+        check_weights(runner.model, cfg.load_from)
+    before = runner.val()
     name = next(iter(before))
     runner = Runner.from_cfg(cfg)
     runner.train()
@@ -84,6 +103,7 @@ def measure(cfg: Config) -> tuple[str, float, float]:
 
 def main() -> None:
     args = parse_args()
+    check_arguments(args)
     check_checkpoint(args.checkpoint)
     check_data(Config.fromfile(args.config), 'train', 'val')
     table = Table('attention', 'init_step', 'before', 'after')

@@ -13,7 +13,7 @@ from mmengine.dist import (
 )
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -108,6 +108,19 @@ class StiffnessHook(Hook):
         self._train_recorder = None
 
     # Validation and test
+
+    def before_train(self, runner: Runner) -> None:
+        """Count the validations of a run that was resumed."""
+        loop = runner.train_loop
+        if isinstance(loop, EpochBasedTrainLoop):
+            done = runner.epoch
+        elif isinstance(loop, IterBasedTrainLoop):
+            done = runner.iter
+        else:
+            return
+        every = loop.val_interval
+        self._validations = max(0, done // every - (loop.val_begin - 1)
+                                // every)
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Begin to measure, at every ``interval``-th validation."""

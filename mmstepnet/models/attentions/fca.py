@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmstepnet.ops.residual import is_exporting
 from mmstepnet.registry import ATTENTIONS
 
 from .base import full_precision, leaf
@@ -78,10 +79,27 @@ class FCA(SE):
 
 @leaf
 def resize(f: Tensor, size: int) -> Tensor:
-    """Average into (N, C, size, size), where the map is none already."""
+    """Average into (N, C, size, size), where the map is none already.
+
+    Graphs for other programs get the same average as two matrix products:
+    theirs must serve every size, and ONNX has no other form.
+    """
+    if is_exporting():
+        height, width = (_averages(f, n, size) for n in f.shape[2:])
+        return height @ f @ width.mT
     if f.shape[2:] == (size, size):
         return f
     return F.adaptive_avg_pool2d(f, size)
+
+
+def _averages(f: Tensor, length: int, size: int) -> Tensor:
+    """Adaptive average pooling of a line as a matrix, (size, length)."""
+    at = torch.arange(length, device=f.device)
+    row = torch.arange(size, device=f.device)[:, None]
+    first = row * length // size
+    behind = ((row + 1) * length + size - 1) // size
+    inside = (at >= first) & (at < behind)
+    return inside.to(f.dtype) / (behind - first)
 
 
 def dct_basis(channels: int, size: int) -> Tensor:

@@ -47,6 +47,9 @@ class StepResNet(ResNet):
         zero_init_residual (bool): The hosts' default, True, starts with
             f = 0, hence NSI 0 and no gradient for any gate. Defaults to
             False, as in the papers' training code.
+        contract_dilation (bool): As in MMSegmentation's ResNet: the first
+            block of a stage with ``dilations`` d > 1 takes d / 2. Defaults to
+            False.
         **kwargs: See :class:`mmpretrain.models.ResNet`.
 
     Raises:
@@ -86,13 +89,15 @@ class StepResNet(ResNet):
                  first_block: bool | None = None,
                  preact: bool = False,
                  zero_init_residual: bool = False,
+                 contract_dilation: bool = False,
                  **kwargs):
         if depth not in tuple(self.arch_settings):
             raise ValueError(f'{type(self).__name__} has no depth {depth!r}; '
                              f'expected one of {sorted(self.arch_settings)}')
         for switch, value in (('first_block', first_block),
                               ('preact', preact),
-                              ('zero_init_residual', zero_init_residual)):
+                              ('zero_init_residual', zero_init_residual),
+                              ('contract_dilation', contract_dilation)):
             if value not in (True, False) and not (
                     switch == 'first_block' and value is None):
                 raise ValueError(f'{type(self).__name__}: {switch} must be '
@@ -103,13 +108,16 @@ class StepResNet(ResNet):
         if unknown := kwargs.keys() - known:
             raise TypeError(
                 f'{type(self).__name__} has no {", ".join(sorted(unknown))}; '
-                "of MMDetection's ResNet it knows neither DCN nor plugins: "
-                'take them out of the config, by _delete_=True if need be')
+                + ("they are ResNeXt's: take type='mmstepnet.StepResNeXt'"
+                   if 'groups' in unknown else
+                   "of MMDetection's ResNet it knows neither DCN nor plugins: "
+                   'take them out of the config, by _delete_=True if need be'))
         if preact and zero_init_residual:
             raise ValueError(
                 'zero_init_residual needs a norm behind the last convolution, '
                 'which preact=True has not; set one of them to False')
         self.preact = preact
+        self.contract_dilation = contract_dilation
         if preact:
             block, stage_blocks = self.arch_settings[depth]
             self.arch_settings = {
@@ -128,7 +136,13 @@ class StepResNet(ResNet):
 
     def make_res_layer(self, **kwargs) -> StepResLayer:
         """Build a stage."""
-        return StepResLayer(**kwargs)
+        stage = StepResLayer(**kwargs)
+        if self.contract_dilation:
+            for module in stage[0].modules():
+                if isinstance(module, nn.Conv2d) and max(module.dilation) > 1:
+                    module.dilation = module.padding = tuple(
+                        d // 2 for d in module.dilation)
+        return stage
 
     def residual_blocks(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of every residual block."""

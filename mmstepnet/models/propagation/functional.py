@@ -11,7 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from mmstepnet.ops.residual import is_compiling
+from mmstepnet.ops.residual import is_compiling, is_transformed
 
 from .masks import check_mask
 from .sdpa import compute_dtype, propagate, wide
@@ -144,7 +144,7 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
             and a.shape[-1] == b.shape[-1] and b.shape[-2] == v.shape[-2]):
         raise ValueError('receivers (..., N, d), sources (..., M, d) and '
                          f'values (..., M, e) do not fit: {shapes}')
-    if 0 in (*a.shape, *b.shape, *v.shape):
+    if 0 in (*a.shape[-2:], *b.shape[-2:], *v.shape[-2:]):
         raise ValueError(f'nothing to propagate, a dimension is 0: {shapes}')
     dtype = compute_dtype(a)
     if not (dtype == compute_dtype(b) == compute_dtype(v)
@@ -170,8 +170,9 @@ def _loses_digits(a: Tensor, b: Tensor, centre: Tensor, seen: Tensor | None,
                   eps: float) -> bool:
     """Whether float32's dot product is too coarse for these distances."""
     # Elsewhere a look at values would wait for the device, or is impossible.
-    if (a.device.type != 'cpu' or is_compiling() or torch.jit.is_tracing()
-            or torch._C._are_functorch_transforms_active()):
+    if a.device.type != 'cpu' or is_compiling() or is_transformed():
+        return False
+    if a.numel() == 0:  # an empty batch has no largest
         return False
     sources = (wide(b) - centre).square().sum(-1, keepdim=True)
     if seen is not None:

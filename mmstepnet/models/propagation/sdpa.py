@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from mmengine.utils import digit_version
 from torch import Tensor
 
+from mmstepnet.ops.residual import is_transformed
+
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]
 
@@ -58,8 +60,9 @@ def propagate(q: Tensor,
     exact forms. Where the bias needs no gradient the kernel adds it to the
     scores as an additive mask. Where it needs one, for which PyTorch's
     kernels would form the N x M matrix, beside ``is_causal`` or another mask,
-    in half precision, to which the kernels would round it, and on CPUs before
-    PyTorch 2.3, the bias is one more coordinate of k that meets a constant in
+    in half precision, to which the kernels would round it, on CPUs before
+    PyTorch 2.3, and under functorch and torch.jit, which ask in vain whether
+    it does, the bias is one more coordinate of k that meets a constant in
     q; v is padded to the same width, because the kernels want equal ones.
 
     Args:
@@ -93,7 +96,7 @@ def propagate(q: Tensor,
         # Of the points as the kernel will see them.
         bias = wide(k).square().sum(-1) / -2
         if (bias.requires_grad or no_mask or k.dtype in HALF
-                or not (mask is None or of_sources)):
+                or is_transformed() or not (mask is None or of_sources)):
             columns = _columns(bias, k.dtype)
         else:
             bias = scale * bias.unsqueeze(-2)

@@ -6,13 +6,19 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from mmstepnet.models.attentions import build_attention
-from tests.utils import perturb
+from tests.utils import not_on_torch_21, perturb
 
 
 def assert_finite_gradients(*tensors):
     gradients = [t.grad for t in tensors if t.grad is not None]
     assert gradients
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def export(attention, inputs):
+    sides = {2: torch.export.Dim('height'), 3: torch.export.Dim('width')}
+    return torch.export.export(
+        attention, inputs, dynamic_shapes=(sides, sides)).module()
 
 
 def test_gradients(cfg, maps):
@@ -102,6 +108,18 @@ def test_compiles_without_a_break(cfg, maps):
     torch._dynamo.reset()
     compiled = torch.compile(attention, backend='eager', fullgraph=True)
     torch.testing.assert_close(compiled(x, f), attention(x, f))
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('trace', [
+    torch.jit.trace,
+    pytest.param(export, marks=not_on_torch_21('exports no dynamic shapes'))])
+def test_graphs_serve_every_size(cfg, trace, maps):
+    attention = perturb(build_attention(cfg, 16, map_size=9)).eval()
+    graph = trace(attention, maps(2, 16, 9, 9))
+    for size in ((9, 9), (13, 20), (5, 7)):
+        x, f = maps(2, 16, *size)
+        torch.testing.assert_close(graph(x, f), attention(x, f))
 
 
 @pytest.mark.parametrize('init_step', [1.0, 0.37])

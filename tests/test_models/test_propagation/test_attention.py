@@ -160,6 +160,31 @@ def test_leading_dimensions(cls):
 
 
 @pytest.mark.parametrize('cls', MODULES)
+def test_empty_batch(cls):
+    module = build(cls, 8, 2)
+    x = torch.randn(0, 5, 8).double().requires_grad_()
+    kept = torch.ones(0, 1, 5, dtype=torch.bool)
+    for kwargs in ({}, dict(mask=kept), dict(is_causal=True),
+                   dict(dense=True)):
+        out = module(x, **kwargs)
+        assert out.shape == x.shape
+        out.sum().backward()
+    assert all((p.grad == 0).all() for p in module.parameters())
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('cls', MODULES)
+def test_vmap_and_trace(cls):
+    """Neither knows which tensors will need a gradient."""
+    module = build(cls, 8, 2)
+    x = torch.randn(3, 5, 8).double()
+    torch.testing.assert_close(torch.vmap(module)(x), module(x))
+    graph = torch.jit.trace(module, x)
+    other = torch.randn(3, 5, 8).double()
+    torch.testing.assert_close(graph(other), module(other))
+
+
+@pytest.mark.parametrize('cls', MODULES)
 @pytest.mark.parametrize('heads', [1, 2])
 def test_gradcheck(cls, heads):
     module = build(cls, 4, heads)
@@ -216,6 +241,9 @@ def test_compile(cls):
     kept = torch.arange(6) < torch.tensor([[[6]], [[3]]])
     for kwargs in ({}, dict(mask=kept), dict(is_causal=True)):
         torch.testing.assert_close(compiled(x, **kwargs), module(x, **kwargs))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, **kwargs),
+                                       module(x, **kwargs))
 
 
 @pytest.mark.parametrize('cls', MODULES)
@@ -259,7 +287,7 @@ class TestBadInput:
             ((x, x[..., :6]), ValueError, r'sources must be'),
             ((x[0, 0], ), ValueError, 'x must be'),
             ((x, x[0]), ValueError, 'do not fit'),
-            ((x[:0], ), ValueError, 'a dimension is 0'),
+            ((x[:, :0], ), ValueError, 'a dimension is 0'),
         ):
             with pytest.raises(error, match=message):
                 module(*args)
