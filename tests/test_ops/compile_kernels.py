@@ -48,6 +48,7 @@ def main():
         setattr(triton_kernels, name, Compiled(name))
     for dtype, shape in ((torch.float64, (2, 3, 5, 4)),
                          (torch.float32, (2, 3, 5, 4)),
+                         (torch.float16, (1, 1, 1, 1)),
                          (torch.bfloat16, (2, 64, 8, 8))):
         for memory_format in FORMATS:
             beside_aten(triton_kernels, 'cpu', dtype, memory_format, shape)
