@@ -46,7 +46,8 @@ runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, no
 ## Claims
 
 By the tables {', '.join(map('`{}`'.format, (TABLE, *FURTHER_TABLES)))}, at level {LEVEL} two-sided; below the planned number of seeds ({LEAST_SEEDS}, on the digits {PLANNED_SEEDS[DIGITS]}) no test is
-made, nor where all seeds differ by the same. "Not decidable at this scale" is what a difference gets that so few seeds cannot tell from 0.
+made, nor where all seeds differ by the same. "Not decidable at this scale" is what a difference gets that so few seeds cannot tell from 0. Tests are
+corrected for the comparisons of their claim, not for the number of claims.
 """  # noqa: E501
 
 
