@@ -77,7 +77,7 @@ if __name__ == '__main__':
         long_description_content_type='text/markdown',
         license='Apache-2.0',
         packages=find_packages(include=('mmstepnet', 'mmstepnet.*')),
-        package_data={'mmstepnet': ['visualization/*.jinja']},
+        package_data={'mmstepnet': ['figures/*.jinja']},
         cmdclass=dict(build_py=BuildPy, develop=Develop),
         python_requires='>=3.10',
         install_requires=requirements('runtime'),

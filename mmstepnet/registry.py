@@ -67,13 +67,13 @@ METRICS = Registry(
 ATTENTIONS = Registry(
     'attention',
     scope='mmstepnet',
-    locations=['mmstepnet.models.attentions'])
+    locations=['mmstepnet.attentions'])
 """Rules that choose the residual step, see :class:`Attention`."""
 
 PROPAGATIONS = Registry(
     'propagation',
     scope='mmstepnet',
-    locations=['mmstepnet.models.propagation'])
+    locations=['mmstepnet.propagation'])
 """Attentions between tokens, points or nodes, see
 :class:`PropagationAttention`."""
 

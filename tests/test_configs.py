@@ -9,9 +9,11 @@ from mmengine.registry import MODELS, init_default_scope
 
 from tests.utils import perturb
 
-ROOT = Path(__file__).parents[1] / 'configs'
+ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(
-    str(path.relative_to(ROOT)) for path in ROOT.rglob('*.py')
+    str(path.relative_to(ROOT))
+    for folder in (ROOT / 'configs', *ROOT.glob('projects/*/configs'))
+    for path in folder.rglob('*.py')
     if '_base_' not in path.parts)
 
 

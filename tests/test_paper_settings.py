@@ -11,7 +11,9 @@ import pytest
 from mmengine.config import Config
 
 ROOT = Path(__file__).parents[1] / 'configs'
-CONFIGS = [path for path in ROOT.rglob('*.py') if '_base_' not in path.parts]
+SECOND_PAPER = ROOT.parent / 'projects' / 'metric_attention' / 'configs'
+CONFIGS = [path for folder in (ROOT, SECOND_PAPER)
+           for path in folder.rglob('*.py') if '_base_' not in path.parts]
 GPUS_OF_THE_HOSTS = {'imagenet': 8, 'coco': 8}
 """Their batch sizes are those of one of eight GPUs."""
 
@@ -103,7 +105,7 @@ def test_the_schedule_of_coco(path):
 
 
 @pytest.mark.parametrize(
-    'path', sorted((ROOT / 'multi30k').glob('*_paper_*.py')),
+    'path', sorted((SECOND_PAPER / 'multi30k').glob('*_paper_*.py')),
     ids=lambda path: path.stem)
 def test_multi30k(path):
     """Adam, ReduceLROnPlateau, eight heads and six layers."""

@@ -6,19 +6,12 @@ check_hosts('mmpretrain')
 
 from mmstepnet.registry import DATASETS  # noqa: E402
 
-from .bucket_sampler import BucketBatchSampler  # noqa: E402
 from .digits import DigitsClassification, load_digit_split  # noqa: E402
 from .folder_in_memory import FolderInMemory  # noqa: E402
-from .human_segmentation import HumanSegmentation  # noqa: E402
-from .mesh_files import Mesh, load_mesh  # noqa: E402
-from .multi30k import Multi30k  # noqa: E402
-from .points import MNISTPoints, Moon  # noqa: E402
 from .stl10 import STL10  # noqa: E402
 
 __all__ = [
-    'STL10', 'BucketBatchSampler', 'DigitsClassification', 'FolderInMemory',
-    'HumanSegmentation', 'MNISTPoints', 'Mesh', 'Moon', 'Multi30k',
-    'load_digit_split', 'load_mesh'
+    'STL10', 'DigitsClassification', 'FolderInMemory', 'load_digit_split'
 ]
 
 

@@ -19,7 +19,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmstepnet.ops import fused
+from mmstepnet.steps import fused
 
 ELEMENTWISE = ('add', 'add_', 'sub', 'rsub', 'mul', 'mul_', 'div', 'neg',
                'pow', 'sqrt', 'exp', 'sigmoid', 'tanh', 'relu', 'relu_',

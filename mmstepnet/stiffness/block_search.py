@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import torch.nn as nn
 
-from mmstepnet.models.residual import ResidualStep
+from mmstepnet.steps.residual import ResidualStep
 
 from .probes import (
     BranchProbe,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from mmstepnet.models.residual import ResidualStep
+from mmstepnet.steps.residual import ResidualStep
 
 from .residual_blocks import Branch, States
 from .sample_norms import norm, norm_and_distance, residual_norms

@@ -5,9 +5,9 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmstepnet import ops
+from mmstepnet import steps
 from mmstepnet.models import residual
-from mmstepnet.ops import inductor
+from mmstepnet.steps import inductor
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 ITERATIONS = 30
@@ -54,7 +54,7 @@ def test_bit_equal(tmp_path, settings, monkeypatch, passes):
     monkeypatch.setattr(residual, 'fused_residual_step',
                         lambda *args, **kw: served.append(1) or fused(
                             *args, **kw))
-    with ops.fused(passes != 'reference'):
+    with steps.fused(passes != 'reference'):
         first, second = (train(tmp_path / name) for name in 'ab')
     assert bool(served) == (passes != 'reference')
     assert first.keys() == second.keys()

@@ -8,9 +8,9 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from mmstepnet import ops
+from mmstepnet import steps
+from mmstepnet.attentions import build_attention
 from mmstepnet.models import ResidualStep, StepResNetCIFAR
-from mmstepnet.models.attentions import build_attention
 from mmstepnet.registry import ATTENTIONS
 from tests.utils import not_on_torch_21
 
@@ -54,11 +54,11 @@ def test_large_and_tiny_activations(name, dtype, scale, fused):
     x, f = x.to(dtype), f.to(dtype)
     step = ResidualStep(attention(name), nn.ReLU())
     exact = ResidualStep(attention(name), nn.ReLU()).double()
-    with ops.fused(fused), torch.autocast('cpu', dtype=dtype):
+    with steps.fused(fused), torch.autocast('cpu', dtype=dtype):
         out = step(x, f, None)
         grad = torch.autograd.grad(out.float().mean(), step.parameters(),
                                    allow_unused=True)
-    with ops.fused(False):
+    with steps.fused(False):
         expected = exact(x.double(), f.double(), None)
     assert out.isfinite().all()
     assert all(g is None or g.isfinite().all() for g in grad)

@@ -4,9 +4,9 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 from mmpretrain.models import ResNet as PretrainResNet
 
+from mmstepnet.attentions import SE
 from mmstepnet.models import StepResNet, StepResNetCIFAR
-from mmstepnet.models.attentions import SE
-from mmstepnet.ops import fused
+from mmstepnet.steps import fused
 from tests.utils import perturb, run, same_tensors
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy.special import erf
 
+from mmstepnet.attentions import StepNet
 from mmstepnet.models import ResidualStep, StepVisionTransformer
-from mmstepnet.models.attentions import StepNet
 from tests.utils import perturb
 
 ARCH = dict(

@@ -1,6 +1,6 @@
 """Counts the inputs that the tests of this folder try."""
 
-from .inputs import TRIED
+from tests.test_robustness.inputs import TRIED
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -8,14 +8,12 @@ import torch.nn as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstepnet.models.attentions import build_attention
-from mmstepnet.models.propagation import build_propagation, metric_propagation
-from mmstepnet.models.residual import ResidualStep
-from mmstepnet.ops import fused
+from mmstepnet.attentions import build_attention
+from mmstepnet.propagation import build_propagation, metric_propagation
 from mmstepnet.registry import ATTENTIONS, PROPAGATIONS
-from tests.utils import perturb
-
-from .inputs import (
+from mmstepnet.steps import fused
+from mmstepnet.steps.residual import ResidualStep
+from tests.test_robustness.inputs import (
     BOUNDED,
     NO_NUMBERS,
     NO_POSITIVE_INTEGERS,
@@ -24,6 +22,7 @@ from .inputs import (
     refused,
     tried,
 )
+from tests.utils import perturb
 
 ATTENTIONS.import_from_location()
 PROPAGATIONS.import_from_location()

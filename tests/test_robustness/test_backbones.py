@@ -13,15 +13,14 @@ from mmstepnet.models import (
     StepVisionTransformer,
 )
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import perturb
-
-from .inputs import (
+from tests.test_robustness.inputs import (
     BOUNDED,
     NO_NUMBERS,
     NOT_FINITE,
     refused,
     tried,
 )
+from tests.utils import perturb
 
 TINY_VIT = dict(embed_dims=16, num_layers=3, num_heads=2,
                 feedforward_channels=24)

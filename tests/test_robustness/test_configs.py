@@ -10,7 +10,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
-from .inputs import BOUNDED, ROOT, tried
+import projects.metric_attention  # noqa: F401, registers its classes
+from tests.test_robustness.inputs import BOUNDED, ROOT, tried
 
 WRONG = [None, 'x', '', [], {}, -1, 0, 2.5, float('nan'), True, [-1], b'x',
          'mmstepnet.Nothing', dict(type='mmstepnet.Nothing'), 1j]
@@ -40,23 +41,23 @@ def sentences():
 
 
 CASES = {
-    'digits/resnet20_stepnet_digits.py': (
+    'configs/digits/resnet20_stepnet_digits.py': (
         images, dict(backbone=dict(
             attention=dict(type='SE', reduction=16, init_step=1.0),
             blocks=['layer2'], first_block=True, preact=False,
             frozen_stages=0))),
-    'cifar10/vit_stepnet_cifar10.py': (
+    'configs/cifar10/vit_stepnet_cifar10.py': (
         images, dict(backbone=dict(arch=dict(
             embed_dims=16, num_layers=2, num_heads=2,
             feedforward_channels=16)), head=dict(in_channels=16))),
-    'cifar10/vit_metric_cifar10.py': (
+    'configs/cifar10/vit_metric_cifar10.py': (
         images, dict(backbone=dict(arch=dict(
             embed_dims=16, num_layers=2, num_heads=2,
             feedforward_channels=16)), head=dict(in_channels=16))),
-    'moon/ipn_metric_moon.py': (
+    'projects/metric_attention/configs/moon/ipn_metric_moon.py': (
         points, dict(network=dict(propagation=dict(
             type='MetricAttention', eps=1.0, hidden_dims=4)))),
-    'multi30k/transformer_metric_multi30k.py': (
+    'projects/metric_attention/configs/multi30k/transformer_metric_multi30k.py': (
         sentences, dict(vocab_size=9, embed_dims=8, num_heads=2,
                         num_layers=1, feedforward_dims=8, max_length=9,
                         dropout=0.1, beam_size=1)),
@@ -64,7 +65,7 @@ CASES = {
 
 
 def prepare(name):
-    cfg = Config.fromfile(ROOT / 'configs' / name)
+    cfg = Config.fromfile(ROOT / name)
     make, changes = CASES[name]
     cfg.merge_from_dict(dict(model=changes))
     model = cfg.model.to_dict()

@@ -16,12 +16,6 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
-from mmstepnet.datasets import (
-    HumanSegmentation,
-    MNISTPoints,
-    Multi30k,
-    load_mesh,
-)
 from mmstepnet.engine.data_check import named_data
 from mmstepnet.engine.hooks.data_check_hook import (
     check_categories,
@@ -29,8 +23,20 @@ from mmstepnet.engine.hooks.data_check_hook import (
 )
 from mmstepnet.stiffness import load_record, save_record
 from mmstepnet.stiffness.trajectory import FIELDS
-
-from .inputs import BOUNDED, ROOT, call_tool, load_tool, refused, tried
+from projects.metric_attention.datasets import (
+    HumanSegmentation,
+    MNISTPoints,
+    Multi30k,
+    load_mesh,
+)
+from tests.test_robustness.inputs import (
+    BOUNDED,
+    ROOT,
+    call_tool,
+    load_tool,
+    refused,
+    tried,
+)
 
 
 def cut(path, data):

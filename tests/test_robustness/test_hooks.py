@@ -25,8 +25,7 @@ from mmstepnet.engine.hooks.data_check_hook import (
 )
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import TrajectoryRecorder
-
-from .inputs import (
+from tests.test_robustness.inputs import (
     BOUNDED,
     NO_NUMBERS,
     NO_POSITIVE_INTEGERS,

@@ -13,8 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
-
-from .inputs import (
+from tests.test_robustness.inputs import (
     BOUNDED,
     NOT_FINITE,
     ROOT,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmstepnet import ops
+from mmstepnet import steps
 from mmstepnet.models import StepResNet
 from mmstepnet.stiffness import load_record
 
@@ -171,7 +171,7 @@ def test_stiffness_is_of_these_images(job):
     ]).astype(np.float32)
     mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
     images = torch.from_numpy((images - mean) / std).float()
-    with torch.no_grad(), ops.fused(False):
+    with torch.no_grad(), steps.fused(False):
         backbone(images.permute(0, 3, 1, 2))
     assert len(states) == len(branches) == 12
     nsi = torch.stack([

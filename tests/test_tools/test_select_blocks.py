@@ -11,9 +11,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 
-from mmstepnet.models.attentions import StepNet
+from mmstepnet.attentions import StepNet
+from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.stiffness import TrajectoryRecorder
-from mmstepnet.visualization.trajectories import spread_indices
 from tests.utils import perturb
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -35,10 +35,10 @@ from rounds import (
 from torch import Tensor
 
 import mmstepnet
-from mmstepnet import ops
+from mmstepnet import steps
 from mmstepnet.engine.job import positive_int
 from mmstepnet.models import StepResNet
-from mmstepnet.ops import inductor
+from mmstepnet.steps import inductor
 
 BASELINE = 'mmpretrain ResNet-50'
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -182,7 +182,7 @@ class Contestant(Timed):
 
     def loss(self) -> Tensor:
         """Forward pass."""
-        with ops.fused(self.fused), torch.autocast(
+        with steps.fused(self.fused), torch.autocast(
                 self.device, self.dtype, enabled=self.dtype is not None):
             return self.forward(self.images, self.labels)
 

@@ -33,7 +33,7 @@ from rounds import (
 from torch import Tensor
 
 from mmstepnet.engine.job import positive_int
-from mmstepnet.models.propagation import (
+from mmstepnet.propagation import (
     dot_product_propagation,
     metric_propagation,
 )

@@ -25,7 +25,7 @@ from mmstepnet.engine.job import (
     load_config,
     positive_int,
 )
-from mmstepnet.experiments.block_selection import (
+from mmstepnet.stiffness.block_selection import (
     backbone_names,
     block_stiffness,
     check_structure,

@@ -26,10 +26,10 @@ from mmstepnet.engine.job import (
     load_config,
     positive_int,
 )
+from mmstepnet.figures import load_run, save_stiffness_figures
+from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.stiffness import TrajectoryRecorder, save_record
 from mmstepnet.stiffness.trajectory import DEFAULT_READING
-from mmstepnet.visualization import load_run, save_stiffness_figures
-from mmstepnet.visualization.trajectories import spread_indices
 
 SPLITS = ('train', 'val', 'test')
 

@@ -7,8 +7,8 @@ tools/analysis_tools/stiffness.py write them.
 
 import argparse
 
+from mmstepnet.figures import load_runs, save_report
 from mmstepnet.stiffness.trajectory import DEFAULT_READING, READINGS
-from mmstepnet.visualization import load_runs, save_report
 
 
 def parse_args() -> argparse.Namespace:

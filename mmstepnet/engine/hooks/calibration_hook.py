@@ -12,7 +12,7 @@ from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mmstepnet.models.attentions import Attention
+from mmstepnet.attentions import Attention
 from mmstepnet.registry import HOOKS
 
 

@@ -9,10 +9,9 @@ from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
+from mmstepnet.engine.checkpoint import find_resumable
+from mmstepnet.engine.fileio import remove_unfinished, write_whole_files
 from mmstepnet.registry import HOOKS
-
-from ..checkpoint import find_resumable
-from ..fileio import remove_unfinished, write_whole_files
 
 
 class _Postponed:

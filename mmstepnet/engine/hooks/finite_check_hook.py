@@ -4,9 +4,8 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmstepnet.engine.checkpoint import not_finite
 from mmstepnet.registry import HOOKS
-
-from ..checkpoint import not_finite
 
 ADVICE = ('lower the learning rate or lengthen its warm-up, clip the '
           'gradients (optim_wrapper.clip_grad.max_norm=1), train in float32 '

@@ -5,9 +5,8 @@ from mmengine.fileio import join_path, put_text
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmstepnet.engine.fileio import write_whole_files
 from mmstepnet.registry import HOOKS
-
-from ..fileio import write_whole_files
 
 INTERIM = 'interim.pth'
 """File of the newest one in the work directory."""

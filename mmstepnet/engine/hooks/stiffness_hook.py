@@ -331,7 +331,7 @@ class StiffnessHook(Hook):
             })
         if self.figures:
             # Drawing libraries are slow to import.
-            from mmstepnet.visualization import save_stiffness_figures
+            from mmstepnet.figures import save_stiffness_figures
             save_stiffness_figures(path, path.parent, self.step)
         runner.logger.info(f'Stiffness of {self._size} samples: {path}')
 

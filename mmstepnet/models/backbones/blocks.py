@@ -8,8 +8,8 @@ from mmpretrain.models.backbones.resnet import BasicBlock, Bottleneck, ResLayer
 from mmpretrain.models.backbones.resnext import Bottleneck as ResNeXtBottleneck
 from torch import Tensor
 
-from ..attentions.iebn import IEBN
-from ..residual import ResidualStep
+from mmstepnet.attentions.iebn import IEBN
+from mmstepnet.steps.residual import ResidualStep
 
 
 class _StepBlock(nn.Module):

@@ -5,10 +5,9 @@ from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
+from mmstepnet.propagation import METRIC_ATTENTION, build_propagation
 from mmstepnet.registry import MODELS
 
-from ..propagation import build_propagation
-from ..propagation.ipn import METRIC_ATTENTION
 from .host_attention import take_over
 
 

@@ -8,9 +8,9 @@ from mmcv.cnn import build_norm_layer
 from mmpretrain.models.backbones import ResNet
 from torch import Tensor
 
+from mmstepnet.attentions import build_attention
 from mmstepnet.registry import MODELS
 
-from ..attentions import build_attention
 from .blocks import (
     PreActStepBasicBlock,
     PreActStepBottleneck,

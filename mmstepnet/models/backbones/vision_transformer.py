@@ -9,10 +9,10 @@ from mmpretrain.models.backbones.vision_transformer import (
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
+from mmstepnet.attentions import build_attention
 from mmstepnet.registry import MODELS
+from mmstepnet.steps.residual import ResidualStep
 
-from ..attentions import build_attention
-from ..residual import ResidualStep
 from .host_attention import take_over
 from .resnet import STEPNET
 

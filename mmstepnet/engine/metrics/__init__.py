@@ -1,3 +1,0 @@
-from .translation import BLEU, Perplexity
-
-__all__ = ['BLEU', 'Perplexity']

@@ -1,0 +1,217 @@
+"""Information propagation by similarity, as functions.
+
+Towards understanding how attention mechanism works in deep learning; its
+Section 3 reads attention as ``S v`` with a similarity matrix S whose rows are
+softmaxes.
+"""
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from mmstepnet.steps.fused import is_compiling, is_transformed
+
+from .masks import check_mask
+from .sdpa import compute_dtype, propagate, wide
+
+LARGEST_ERROR = 1e-4
+"""Of a score, which is as much of a weight."""
+
+
+def metric_propagation(a: Tensor,
+                       b: Tensor,
+                       v: Tensor,
+                       eps: float,
+                       mask: Tensor | None = None,
+                       *,
+                       is_causal: bool = False,
+                       dense: bool = False) -> Tensor:
+    r"""Propagate v by closeness.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j(-\|a_i - b_j\|^2 / \varepsilon), \qquad
+        \mathrm{out} = S v
+
+    Exact, without the N x M matrix: as
+    :math:`\|a_i - b_j\|^2 = \|a_i\|^2 - 2 a_i \cdot b_j + \|b_j\|^2` and the
+    softmax drops :math:`\|a_i\|^2`, this is a scaled dot product with a bias
+    a source, which PyTorch's fused kernels compute. Both sides are centred by
+    the mean of b first (of what the mask leaves of it), for which distances
+    do not change, so that points far from the origin lose no digits. Points
+    that are far from each other would: a score's error is their squared
+    spread over eps, times float32's. Where that exceeds
+    :data:`LARGEST_ERROR`, CPUs compute in float64; on other devices and in
+    compiled code nothing is checked, and ``dense=True`` loses nothing. A
+    sparse mask costs its edges alone.
+
+    Args:
+        a (Tensor): Points that are informed, :math:`\varphi(x_i)`,
+            (..., N, d).
+        b (Tensor): Points that inform, (..., M, d).
+        v (Tensor): What they send, (..., M, e).
+        eps (float): Time scale :math:`\varepsilon > 0` of the paper's heat
+            kernel, in squared units of distance: points further than about
+            :math:`\sqrt\varepsilon` from the nearest have little say.
+        mask (Tensor, optional): Bool, True where j may inform i,
+            broadcastable to (..., N, M); or sparse COO (N, M), see
+            :func:`neighbourhood`. Defaults to None, all.
+        is_causal (bool): Point i is informed by j <= i only.
+            Defaults to False.
+        dense (bool): Take the N x M form, the readable reference. It has
+            first derivatives by backward alone; for others leave it False,
+            under :func:`torch.nn.attention.sdpa_kernel` with the backend
+            MATH. Defaults to False.
+
+    Returns:
+        Tensor: (..., N, e).
+
+    Raises:
+        ValueError: Shapes do not fit, there is no point, ``eps`` is not a
+            positive number, or a row of the mask is empty.
+        TypeError: The mask is not bool.
+    """
+    check_eps(eps)
+    dtype, mask = _check(a, b, v, mask, is_causal)
+    if dense:
+        distance = torch.cdist(
+            wide(a), wide(b), compute_mode='donot_use_mm_for_euclid_dist')
+        scores = -distance.square() / eps
+        return _dense(scores, v, mask, is_causal).to(dtype)
+    if mask is not None and mask.is_sparse:
+        return _over_edges(
+            mask, v, lambda i, j:
+            -(_at(a, i) - _at(b, j)).square().sum(-1) / eps).to(dtype)
+    seen = None if mask is None else mask.any(-2, keepdim=True)
+    centre = _centre(b.detach(), seen)
+    values = v.to(dtype)
+    if dtype == torch.float32 and _loses_digits(
+            a.detach(), b.detach(), centre, seen, eps):
+        a, b, values, centre = (t.double() for t in (a, b, values, centre))
+    return propagate(
+        a, b, values, 2 / eps, centre, mask, is_causal).to(dtype)
+
+
+def dot_product_propagation(q: Tensor,
+                            k: Tensor,
+                            v: Tensor,
+                            mask: Tensor | None = None,
+                            *,
+                            is_causal: bool = False,
+                            dense: bool = False) -> Tensor:
+    r"""Propagate v by the scaled dot product, the usual self-attention.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d), \qquad
+        \mathrm{out} = S v
+
+    Arguments, result and errors as in :func:`metric_propagation`.
+    """
+    dtype, mask = _check(q, k, v, mask, is_causal)
+    scale = 1 / math.sqrt(q.shape[-1])
+    if dense:
+        with torch.autocast(q.device.type, enabled=False):
+            scores = wide(q) @ wide(k).transpose(-2, -1) * scale
+        return _dense(scores, v, mask, is_causal).to(dtype)
+    if mask is not None and mask.is_sparse:
+        return _over_edges(
+            mask, v, lambda i, j:
+            (_at(q, i) * _at(k, j)).sum(-1) * scale).to(dtype)
+    return propagate(q, k, v.to(dtype), scale, None, mask, is_causal)
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what is not a positive finite number.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(eps, bool) or not isinstance(
+            eps, Real) or not 0 < eps < math.inf:
+        raise ValueError('eps, the time scale of the similarity, must be a '
+                         f'positive number, got {eps!r}')
+
+
+def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
+           is_causal: bool) -> tuple[torch.dtype, Tensor | None]:
+    """Refuse what does not fit; the result's dtype, and the mask."""
+    shapes = ', '.join(str(tuple(t.shape)) for t in (a, b, v))
+    if min(a.ndim, b.ndim, v.ndim) < 2:
+        raise ValueError('receivers (..., N, d), sources (..., M, d) and '
+                         f'values (..., M, e) are needed, got {shapes}')
+    if not (a.shape[:-2] == b.shape[:-2] == v.shape[:-2]
+            and a.shape[-1] == b.shape[-1] and b.shape[-2] == v.shape[-2]):
+        raise ValueError('receivers (..., N, d), sources (..., M, d) and '
+                         f'values (..., M, e) do not fit: {shapes}')
+    if 0 in (*a.shape[-2:], *b.shape[-2:], *v.shape[-2:]):
+        raise ValueError(f'nothing to propagate, a dimension is 0: {shapes}')
+    dtype = compute_dtype(a)
+    if not (dtype == compute_dtype(b) == compute_dtype(v)
+            and all(t.is_floating_point() for t in (a, b, v))):
+        raise ValueError('receivers, sources and values must be of one '
+                         f'floating dtype, got {a.dtype}, {b.dtype} and '
+                         f'{v.dtype}')
+    return dtype, check_mask(mask, a.shape[-2], b.shape[-2], is_causal,
+                             a.shape[:-2])
+
+
+def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
+    """Mean of the sources, (..., 1, d), that somebody sees, (..., 1, M)."""
+    b = wide(b)
+    if seen is None:
+        return b.mean(-2, keepdim=True)
+    kept = seen.expand(*seen.shape[:-1], b.shape[-2]).to(b.dtype)
+    with torch.autocast(b.device.type, enabled=False):
+        return (kept / kept.sum(-1, keepdim=True)) @ b
+
+
+def _loses_digits(a: Tensor, b: Tensor, centre: Tensor, seen: Tensor | None,
+                  eps: float) -> bool:
+    """Whether float32's dot product is too coarse for these distances."""
+    # Elsewhere a look at values would wait for the device, or is impossible.
+    if a.device.type != 'cpu' or is_compiling() or is_transformed():
+        return False
+    if a.numel() == 0:  # an empty batch has no largest
+        return False
+    sources = (wide(b) - centre).square().sum(-1, keepdim=True)
+    if seen is not None:
+        sources = sources.masked_fill(~seen.transpose(-2, -1), 0)
+    receivers = (wide(a) - centre).square().sum(-1)
+    largest = sources.amax().item()
+    # |a . b| and |b|² / 2, the terms of a score.
+    term = math.sqrt(largest) * max(
+        math.sqrt(receivers.amax().item()), math.sqrt(largest) / 2)
+    return 2 / eps * term * torch.finfo(torch.float32).eps > LARGEST_ERROR
+
+
+def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
+           is_causal: bool) -> Tensor:
+    if mask is not None:
+        mask = mask.to_dense() if mask.is_sparse else mask
+        scores = scores.masked_fill(~mask, -math.inf)
+    if is_causal:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    with torch.autocast(v.device.type, enabled=False):
+        return scores.softmax(-1) @ v.to(scores.dtype)
+
+
+def _at(x: Tensor, index: Tensor) -> Tensor:
+    """Points at one end of the edges, (..., E, d), float32 or better."""
+    return wide(x.index_select(-2, index))
+
+
+def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:
+    """Propagate along the edges of a sparse mask (N, M)."""
+    i, j = mask.indices()
+    scores = score_edges(i, j)
+    shape = (*scores.shape[:-1], mask.shape[0])
+    # Weights do not depend on the shift; a row's largest keeps them finite.
+    highest = scores.new_full(shape, -math.inf).scatter_reduce(
+        -1, i.expand_as(scores), scores.detach(), 'amax')
+    weights = (scores - highest.index_select(-1, i)).exp()
+    total = weights.new_zeros(shape).index_add(-1, i, weights)
+    sent = weights.unsqueeze(-1) * _at(v, j)
+    out = sent.new_zeros(*shape, v.shape[-1]).index_add(-2, i, sent)
+    return out / total.unsqueeze(-1)

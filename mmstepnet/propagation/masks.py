@@ -1,0 +1,140 @@
+"""Who may inform whom: the masks of information propagation."""
+
+import torch
+from torch import Tensor
+
+from mmstepnet.steps.fused import is_compiling
+
+REMEDY = ('its softmax is not defined. Let an isolated point inform itself '
+          '(set the diagonal), or drop it')
+
+
+def check_mask(mask: Tensor | None,
+               receivers: int,
+               sources: int,
+               is_causal: bool = False,
+               lead: tuple[int, ...] = ()) -> Tensor | None:
+    r"""Refuse a mask that does not fit or leaves a row without a source.
+
+    Args:
+        mask (Tensor, optional): Bool, True where point j may inform point i.
+            Dense, broadcastable to (\*lead, N, M): a key padding mask is
+            (..., 1, M). Or sparse COO (N, M), the neighbourhood of a mesh or
+            graph, whose stored entries are its edges.
+        receivers (int): Number N of points that are informed.
+        sources (int): Number M of points that inform.
+        is_causal (bool): Point i is informed by points j <= i only.
+            Defaults to False.
+        lead (tuple[int]): Leading dimensions, as of batch and heads.
+
+    Returns:
+        Tensor, optional: The mask; a sparse one is coalesced.
+
+    Raises:
+        TypeError: The mask is not a bool tensor.
+        ValueError: It does not broadcast, is sparse beside ``is_causal``,
+            or some row has no source. Compiled code does not look into
+            sparse masks and raises a RuntimeError for a row of a dense one.
+    """
+    if is_causal and receivers != sources:
+        raise ValueError(
+            'is_causal compares positions of one sequence and needs as many '
+            f'receivers as sources, got {receivers} and {sources}')
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError('mask must be a bool tensor, True where j may inform '
+                        f'i, got {got}; an additive one becomes mask == 0')
+    if mask.is_sparse:
+        return _check_edges(mask, receivers, sources, is_causal)
+    if mask.layout != torch.strided:
+        raise ValueError(f'mask must be dense or sparse COO, got '
+                         f'{mask.layout}; call mask.to_sparse_coo()')
+    wanted = (*lead, receivers, sources)
+    try:
+        fits = torch.broadcast_shapes(mask.shape, wanted) == wanted
+    except RuntimeError:
+        fits = False
+    if not fits or mask.ndim < 2:
+        raise ValueError(f'mask must broadcast to {wanted}, True where source '
+                         f'j may inform receiver i, got {tuple(mask.shape)}')
+    informed = _informed(mask, is_causal)
+    if is_compiling():
+        # A compiled or exported graph cannot branch on values.
+        torch._assert_async(
+            informed.all(), f'a row of the mask leaves no source: {REMEDY}')
+    elif not informed.all():
+        _name_row(mask, informed, is_causal)
+    return mask
+
+
+def _informed(mask: Tensor, is_causal: bool) -> Tensor:
+    if not is_causal:
+        return mask.any(-1)
+    if mask.shape[-2] == 1:
+        return mask.cummax(-1).values
+    return mask.tril().any(-1)
+
+
+def _name_row(mask: Tensor, informed: Tensor, is_causal: bool) -> None:
+    *where, row = (~informed).nonzero()[0].tolist()
+    place = f' of {tuple(where)}' if where else ''
+    raise ValueError(
+        f'row {row}{place} of the mask, of shape {tuple(mask.shape)}, leaves '
+        f"no source{' at or before it' if is_causal else ''}: {REMEDY}")
+
+
+def _check_edges(mask: Tensor, receivers: int, sources: int,
+                 is_causal: bool) -> Tensor:
+    if tuple(mask.shape) != (receivers, sources):
+        raise ValueError(f'a sparse mask must be of shape '
+                         f'{(receivers, sources)}, got {tuple(mask.shape)}; '
+                         'a batch of graphs is one graph of several parts')
+    if is_causal:
+        raise ValueError('is_causal beside a sparse mask: leave the edges '
+                         'with j > i out of the mask')
+    mask = mask.coalesce()
+    if not mask.values().all():
+        raise ValueError('a sparse mask stores the edges alone, and this one '
+                         'stores False too; build it from the True ones')
+    if not is_compiling():
+        degree = torch.bincount(mask.indices()[0], minlength=receivers)
+        if not degree.all():
+            row = int((degree == 0).nonzero()[0])
+            raise ValueError(
+                f'node {row} has no neighbour in the sparse mask: its '
+                'softmax is not defined. Add self-loops, or drop it')
+    return mask
+
+
+def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
+    """Build the sparse mask of an undirected graph, each node included.
+
+    Args:
+        edges (Tensor): Pairs of nodes (E, 2), int64, each edge once or in
+            both directions.
+        nodes (int): Number N of nodes.
+
+    Returns:
+        Tensor: Sparse COO bool mask (N, N): neighbours and the node itself.
+
+    Raises:
+        ValueError: ``edges`` is not (E, 2) int64, or names a node outside.
+    """
+    if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
+        raise ValueError('edges must be (E, 2), int64, got '
+                         f'{tuple(edges.shape)}, {edges.dtype}')
+    if len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < nodes:
+        raise ValueError(f'edges name nodes {int(edges.min())} to '
+                         f'{int(edges.max())}; there are {nodes}, from 0')
+    loops = torch.arange(nodes, device=edges.device)
+    pairs = torch.cat([edges.t(), edges.t().flip(0), loops.expand(2, -1)], 1)
+    pairs = torch.unique(pairs, dim=1)
+    # The constructor's own argument check_invariants warns, whatever it says.
+    with torch.sparse.check_sparse_tensor_invariants():
+        return torch.sparse_coo_tensor(
+            pairs,
+            torch.ones(pairs.shape[1], dtype=torch.bool, device=edges.device),
+            (nodes, nodes),
+            is_coalesced=True)

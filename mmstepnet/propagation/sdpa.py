@@ -1,0 +1,189 @@
+"""Softmax propagation over PyTorch's fused kernels, by distances too.
+
+Nothing here forms an N x M matrix where the kernels do not.
+"""
+
+import torch
+import torch.nn.functional as F
+from mmengine.utils import digit_version
+from torch import Tensor
+
+from mmstepnet.steps.fused import is_transformed
+
+# Coordinates of k, (..., M), and the constants that they meet in q.
+Columns = list[tuple[Tensor, Tensor | float]]
+
+CPU_TAKES_MASK = digit_version(torch.__version__) >= digit_version('2.3')
+"""Before, a mask beside PyTorch's kernel for CPUs costs the N x M matrix."""
+
+HALF = (torch.float16, torch.bfloat16)
+CPU_VECTOR = 16
+"""With fewer sources PyTorch's kernel for CPUs makes 0 of NaN scores."""
+
+SHUT_SCORE = 1e30
+"""No weight survives its negative; finite, for kernels that multiply it."""
+
+
+def compute_dtype(like: Tensor) -> torch.dtype:
+    """The dtype in which autocast would run the kernel, else the tensor's."""
+    kind = like.device.type
+    if hasattr(torch, 'get_autocast_dtype'):
+        enabled = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if enabled else None
+    else:  # torch < 2.4
+        on_cpu = kind == 'cpu'
+        enabled = (torch.is_autocast_cpu_enabled()
+                   if on_cpu else torch.is_autocast_enabled())
+        dtype = (torch.get_autocast_cpu_dtype()
+                 if on_cpu else torch.get_autocast_gpu_dtype())
+    if enabled and like.dtype != torch.float64:
+        return dtype
+    return like.dtype
+
+
+def wide(x: Tensor) -> Tensor:
+    """Float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def propagate(q: Tensor,
+              k: Tensor,
+              v: Tensor,
+              scale: float,
+              centre: Tensor | None = None,
+              mask: Tensor | None = None,
+              is_causal: bool = False) -> Tensor:
+    r"""Compute softmax over j of ``scale * q_i . k_j``, times v.
+
+    With ``centre`` the softmax of ``-scale / 2 * |q_i - k_j|^2``: q and k are
+    shifted by it, and ``bias_j = -|k_j|^2 / 2`` joins the dot products. Two
+    exact forms. Where the bias needs no gradient the kernel adds it to the
+    scores as an additive mask. Where it needs one, for which PyTorch's
+    kernels would form the N x M matrix, beside ``is_causal`` or another mask,
+    in half precision, to which the kernels would round it, on CPUs before
+    PyTorch 2.3, and under functorch and torch.jit, which ask in vain whether
+    it does, the bias is one more coordinate of k that meets a constant in
+    q; v is padded to the same width, because the kernels want equal ones.
+
+    Args:
+        q (Tensor): Receivers (..., N, d).
+        k (Tensor): Sources (..., M, d).
+        v (Tensor): What the sources send (..., M, e), of the dtype in which
+            to compute.
+        scale (float): Factor of the scores.
+        centre (Tensor, optional): A point near the sources, (..., 1, d).
+            Defaults to None, dot products.
+        mask (Tensor, optional): Dense, from :func:`check_mask`.
+        is_causal (bool): Defaults to False.
+
+    Returns:
+        Tensor: (..., N, e).
+
+    Raises:
+        ValueError: In float16 ``scale`` is too small for a key padding mask
+            to close.
+    """
+    width, lead = v.shape[-1], q.shape[:-2]
+    columns = []
+    of_sources = mask is not None and mask.shape[-2] == 1
+    no_mask = is_causal or (q.device.type == 'cpu' and not CPU_TAKES_MASK)
+    # Rebound as they change: what is no longer needed is freed before the
+    # kernel runs.
+    if centre is not None:
+        q, k = q - centre, k - centre
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if centre is not None:
+        # Of the points as the kernel will see them.
+        bias = wide(k).square().sum(-1) / -2
+        if (bias.requires_grad or no_mask or k.dtype in HALF
+                or is_transformed() or not (mask is None or of_sources)):
+            columns = _columns(bias, k.dtype)
+        else:
+            bias = scale * bias.unsqueeze(-2)
+            mask = (bias if mask is None else
+                    bias.masked_fill(~mask, -torch.inf))
+    # Kernels take no mask beside is_causal, and the fastest none at all.
+    if of_sources and (columns or no_mask):
+        columns = _shut(columns, mask, k, scale)
+        mask = None
+    elif mask is not None and is_causal:
+        mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2]).tril()
+        is_causal = False
+    if columns:
+        q, k = _append(q, k, columns)
+    widest = max(q.shape[-1], width)
+    if q.device.type != 'cpu' and columns:
+        widest = -(-widest // 8) * 8  # others' kernels want aligned rows
+    q, k, v = (_pad(t, widest) for t in (q, k, v))
+    if mask is not None:
+        mask = _four(mask.expand(*lead, *mask.shape[-2:]), lead)
+    out = F.scaled_dot_product_attention(
+        _four(q, lead),
+        _four(k, lead),
+        _four(v, lead),
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=scale)
+    out = out[..., :width].reshape(*lead, q.shape[-2], width)
+    if q.device.type == 'cpu' and k.shape[-2] < CPU_VECTOR:
+        # Zeros, or NaN where there is something to be seen.
+        out = (out + (0 * q).sum(-1, keepdim=True)
+               + (0 * k).sum((-2, -1), keepdim=True))
+    return out
+
+
+def _four(x: Tensor, lead: torch.Size) -> Tensor:
+    """The kernels take four dimensions and fall back on others."""
+    shape = x.shape[-2:]
+    if len(lead) == 2:
+        return x
+    if len(lead) > 2:
+        return x.reshape(-1, lead[-1], *shape)
+    return x.reshape(*(1, 1, *lead)[-2:], *shape)
+
+
+def _pad(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+
+
+def _columns(bias: Tensor, dtype: torch.dtype) -> Columns:
+    """Take the bias apart into coordinates of k and what they meet in q.
+
+    Half precision takes two, a high and a low part. Float16, whose range is
+    small, keeps them in units of a power of two in which the largest fits;
+    beyond squared norms of 2e9 none does.
+    """
+    if dtype not in HALF:
+        return [(bias, 1.0)]
+    unit = bias.new_ones(())
+    if dtype == torch.float16:
+        largest = bias.detach().abs().amax(-1, keepdim=True) / 2**15
+        unit = largest.log2().ceil().clamp(0, 15).exp2()
+    bias = bias / unit
+    high = bias.to(dtype)
+    return [(high, unit), (bias - high, unit)]
+
+
+def _shut(columns: Columns, mask: Tensor, k: Tensor,
+          scale: float) -> Columns:
+    """Give sources that the mask shuts out a bias no weight survives."""
+    shut = ~mask.expand(*k.shape[:-2], 1, k.shape[-2]).squeeze(-2)
+    meets = 2.0**15 if k.dtype in HALF else 1.0
+    lowest = -min(SHUT_SCORE / scale / meets, torch.finfo(k.dtype).max / 4)
+    if -lowest * meets * scale < 100:
+        raise ValueError(
+            f'{k.dtype} cannot close a key padding mask at a factor of the '
+            f'scores of {scale:g}; take a smaller eps, bfloat16 or float32')
+    if columns and k.dtype not in HALF:
+        (bias, one), = columns
+        return [(bias.masked_fill(shut, lowest), one)]
+    closed = k.new_zeros(()).masked_fill(shut, lowest)
+    return [*columns, (closed, meets)]
+
+
+def _append(q: Tensor, k: Tensor,
+            columns: Columns) -> tuple[Tensor, Tensor]:
+    sources = torch.stack([column.to(k.dtype) for column, _ in columns], -1)
+    meets = torch.stack([(q.new_ones(()) * value).to(q.dtype).expand(
+        q.shape[:-1]) for _, value in columns], -1)
+    return torch.cat([q, meets], -1), torch.cat([k, sources], -1)

@@ -1,0 +1,136 @@
+"""The residual step, where every feature trajectory passes."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+import torch.nn as nn
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from mmstepnet.steps import fused_residual_step, serves
+
+Observer = Callable[[
+    'ResidualStep', Tensor, Tensor, Tensor | None, Tensor | None, Tensor
+], None]
+
+
+class ResidualStep(BaseModule):
+    r"""One forward-Euler step of a residual block.
+
+    .. math::
+        x_{t+1} = x_t + f(x_t) \otimes \Delta t, \qquad
+        \Delta t = \mathrm{attention}(x_t, f(x_t))
+
+    A plain ResNet has :math:`\Delta t = 1`; a channel attention is a rule
+    that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
+    of this package ends in this module, so stiffness is measured here too.
+    Where nobody observes it and :func:`mmstepnet.steps.serves` allows, the
+    step is fused with the norm; the lines of the reference path say what it
+    is.
+
+    Args:
+        attention (nn.Module, optional): Called as ``attention(x, f)``;
+            returns a step that broadcasts to ``f``. None is
+            :math:`\Delta t = 1`. Defaults to None.
+        activation (nn.Module, optional): Applied to the sum. None in
+            pre-activation blocks. Defaults to None.
+        drop_path (nn.Module, optional): Stochastic depth, applied to
+            :math:`f \otimes \Delta t`. Defaults to None.
+    """
+
+    def __init__(self,
+                 attention: nn.Module | None = None,
+                 activation: nn.Module | None = None,
+                 drop_path: nn.Module | None = None):
+        super().__init__()
+        self.attention = attention
+        self.activation = activation or nn.Identity()
+        self.drop_path = drop_path or nn.Identity()
+        self._observers = OrderedDict()
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody observes this step."""
+        return bool(self._observers)
+
+    def forward(self,
+                identity: Tensor,
+                branch: Tensor,
+                norm: nn.Module | None = None,
+                observed: bool | None = None) -> Tensor:
+        """Take the step.
+
+        Args:
+            identity (Tensor): State x_t, (N, C, H, W).
+            branch (Tensor): Output of the branch's last convolution,
+                (N, C, H, W).
+            norm (nn.Module, optional): The block's last norm, with
+                f = norm(branch). None in pre-activation, where f = branch.
+            observed (bool, optional): Whether to take the path of an observed
+                step. The second run of a checkpointed block must take that
+                of the first. Defaults to None: :attr:`observed`.
+
+        Returns:
+            Tensor: State x_{t+1} after the activation, (N, C, H, W).
+        """
+        if observed is None:
+            observed = self.observed
+        if not observed and serves(identity, branch, norm, self):
+            return fused_residual_step(
+                identity, branch, norm, self.attention,
+                relu=isinstance(self.activation, nn.ReLU))
+        f = branch if norm is None else norm(branch)
+        if self.attention is None:
+            step, residual = None, f
+        else:
+            step = self.attention(identity, f)
+            residual = f * step
+        residual = self.drop_path(residual)
+        if (self._observers and step is not None
+                and residual.dtype == identity.dtype
+                and not torch.is_grad_enabled()):
+            # f ⊗ Δt is nobody's: a new map costs more than the sum itself.
+            total = residual.add_(identity)
+        else:
+            total = identity + residual
+        if not self._observers:
+            return self.activation(total)
+        # The hosts' ReLU works in place and would overwrite the sum.
+        if getattr(self.activation, 'inplace', False):
+            wanted = any(w for _, w in self._observers.values())
+            x_next = total.clone() if wanted else None
+        else:
+            x_next = total
+        out = self.activation(total)
+        for observer, _ in tuple(self._observers.values()):
+            observer(self, identity, f, step, x_next, out)
+        return out
+
+    def observe(self,
+                observer: Observer,
+                want_x_next: bool = True) -> RemovableHandle:
+        """Register ``observer(self, x, f, step, x_next, out)``.
+
+        It is called in every forward pass with x_t, f(x_t), the attention
+        value (None for a plain block), x_{t+1} before the activation, and
+        what the block returns. Tensors are overwritten by later layers:
+        reduce them inside the observer.
+
+        Args:
+            observer (Callable): What to call.
+            want_x_next (bool): Whether it needs x_{t+1}, which costs a copy
+                where the activation works in place. False may give it None.
+                Defaults to True.
+
+        Returns:
+            RemovableHandle: Its ``remove()`` ends the observation.
+        """
+        handle = RemovableHandle(self._observers)
+        self._observers[handle.id] = observer, want_x_next
+        return handle
+
+    def __getstate__(self) -> dict:
+        """Leave observers out of copies: an EMA model is not observed."""
+        return {**self.__dict__, '_observers': OrderedDict()}

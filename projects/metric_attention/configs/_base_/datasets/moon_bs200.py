@@ -1,0 +1,19 @@
+# Two half circles. The points of a batch are the nodes of the network, in
+# testing too: its batches are as large as in training and always the same.
+custom_imports = dict(
+    imports=['projects.metric_attention'], allow_failed_imports=False)
+
+train_dataloader = dict(
+    batch_size=200,
+    num_workers=0,
+    dataset=dict(type='mmstepnet.Moon', split='train'),
+    sampler=dict(type='DefaultSampler', shuffle=True))
+val_dataloader = dict(
+    batch_size=200,
+    num_workers=0,
+    dataset=dict(type='mmstepnet.Moon', split='test'),
+    sampler=dict(type='DefaultSampler', shuffle=False))
+test_dataloader = val_dataloader
+
+val_evaluator = dict(type='Accuracy', topk=(1, ))
+test_evaluator = val_evaluator

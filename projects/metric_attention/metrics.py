@@ -1,0 +1,76 @@
+"""BLEU and perplexity of translations."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import sacrebleu
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import MMLogger
+from tokenizers import Tokenizer
+
+from mmstepnet.registry import METRICS
+
+from .datasets.tokenizer import decode
+
+
+@METRICS.register_module()
+class BLEU(BaseMetric):
+    """BLEU of the translated text, by sacrebleu.
+
+    A Call for Clarity in Reporting BLEU Scores,
+    https://arxiv.org/abs/1804.08771. Tokens are decoded to plain text by the
+    data set's tokenizer, and sacrebleu's own tokenisation (``13a``, in cases
+    as written) applies. Its signature is logged beside the score.
+    """
+
+    default_prefix = 'translation'
+
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        """Keep a batch's translations and references."""
+        self.results += [
+            (sample['tokens'], reference)
+            for sample, reference in zip(data_samples, data_batch['reference'])
+        ]
+
+    def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
+        """Score all sentences together.
+
+        Raises:
+            ValueError: The data set gives no tokenizer.
+        """
+        if 'tokenizer' not in (self.dataset_meta or {}):
+            raise ValueError("BLEU needs the data set's tokenizer, as JSON in "
+                             "metainfo['tokenizer']")
+        tokenizer = Tokenizer.from_str(self.dataset_meta['tokenizer'])
+        tokens, references = zip(*results)
+        translations = [decode(tokenizer, ids) for ids in tokens]
+        bleu = sacrebleu.BLEU()
+        score = bleu.corpus_score(translations, [list(references)])
+        logger = MMLogger.get_current_instance()
+        logger.info(f'{score}, {bleu.get_signature()}; for example '
+                    f'{translations[0]!r} for {references[0]!r}')
+        return dict(BLEU=score.score)
+
+
+@METRICS.register_module()
+class Perplexity(BaseMetric):
+    """Mean cross-entropy of the tokens, ``loss``, and its exponential.
+
+    Over the tokens of all sentences that are no padding, the end included,
+    each given those before it.
+    """
+
+    default_prefix = 'translation'
+
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        """Keep a batch's sums."""
+        self.results += [(sample['nll'], sample['num_tokens'])
+                         for sample in data_samples]
+
+    def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
+        """Average over all tokens."""
+        nll, count = map(sum, zip(*results))
+        # NumPy's goes to infinity where math's raises.
+        with np.errstate(over='ignore'):
+            perplexity = float(np.exp(nll / count))
+        return dict(loss=nll / count, perplexity=perplexity)

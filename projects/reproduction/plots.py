@@ -1,0 +1,108 @@
+"""Pictures of a table's results."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from .curves import stack_curves
+from .metafile import Cell
+from .metrics import METRICS
+from .results import load_results
+from .seed_figures import draw_curves, draw_violins
+
+
+def save_plots(cells: Sequence[Cell], results: str | Path,
+               out: str | Path) -> list[Path]:
+    """Draw curves over the epochs and violins over the seeds.
+
+    Args:
+        cells (Sequence[Cell]): Cells of one table.
+        results (str | Path): Folder of our results.
+        out (str | Path): Gets ``TABLE_COLUMN_curves.png``, a panel for the
+            training loss and one for each metric, and for each metric
+            ``TABLE_COLUMN_METRIC_violin.png``, that of the last epoch.
+
+    Returns:
+        list[Path]: The files.
+
+    Raises:
+        FileNotFoundError: There is no result of any of the cells.
+        ValueError: A result is damaged, see :func:`load_results`.
+    """
+    saved = []
+    for column in dict.fromkeys(cell.column for cell in cells):
+        chosen = [cell for cell in cells if cell.column == column]
+        found = {
+            cell.row: rows
+            for cell in chosen
+            if cell.config and (rows := load_results(
+                Path(results), cell.name))
+        }
+        if not found:
+            continue
+        names = dict.fromkeys(m for cell in chosen for m in cell.metrics)
+        stem = _plain(f'{chosen[0].table}_{column}')
+        panels = _panels(found, names)
+        if panels:
+            path = Path(out) / f'{stem}_curves.png'
+            saved.append(_save(draw_curves(panels), path))
+        for name in names:
+            ends = _ends(found, name)
+            if ends:
+                path = Path(out) / f'{stem}_{_plain(name)}_violin.png'
+                title = f'{_with_unit(name)}, last epoch'
+                saved.append(_save(draw_violins(title, ends), path))
+    if not saved:
+        raise FileNotFoundError(
+            f'there are no results of table {cells[0].table!r} in {results}; '
+            f'run it with projects.reproduction.paper run {cells[0].table}')
+    return saved
+
+
+def _panels(found: dict[str, list[dict]], names: Sequence[str]) -> dict:
+    """Curves by panel and row; a panel without any curve is left out."""
+    on_test = all(r['best'] is not None for rows in found.values()
+                  for r in rows)
+    split = 'test' if on_test else 'validation'
+    panels = {}
+    quantities = [('training loss', 'loss', 1)]
+    quantities += [(f'{_with_unit(name)}, {split}', METRICS[name].key,
+                    METRICS[name].scale) for name in names]
+    for title, key, scale in quantities:
+        stacks = {row: stack_curves(r, key) for row, r in found.items()}
+        curves = {
+            row: (stack[0], stack[1] * scale)
+            for row, stack in stacks.items() if stack is not None
+        }
+        if curves:
+            panels[title] = curves
+    return panels
+
+
+def _ends(found: dict[str, list[dict]], name: str) -> dict[str, np.ndarray]:
+    metric = METRICS[name]
+    ends = {}
+    for row, results in found.items():
+        values = [r['last']['metrics'].get(metric.key) for r in results]
+        if None not in values:
+            ends[row] = np.array(values) * metric.scale
+    return ends
+
+
+def _with_unit(name: str) -> str:
+    unit = METRICS[name].unit
+    return f'{name} ({unit})' if unit else name
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def _plain(text: str) -> str:
+    """A name of letters, digits, dashes and underscores."""
+    return re.sub(r'[^\w-]+', '_', text).strip('_')

@@ -1,0 +1,84 @@
+"""Curves over the epochs and violins over the seeds, for tables of runs.
+
+Figures 3 to 5 of "Towards understanding how attention mechanism works in deep
+learning".
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mmstepnet.figures.style import line_style, paper_figure, short
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Epochs (E,) and values (S, E) of S seeds."""
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
+    """Draw the mean over the seeds, with a band of a standard deviation.
+
+    Args:
+        panels (Mapping): For each quantity, a panel, the curves of the rows
+            by their labels.
+    """
+    figure, axes = paper_figure(len(panels), 1, 3.4, 2.6)
+    labels = list(dict.fromkeys(r for rows in panels.values() for r in rows))
+    for ax, (quantity, rows) in zip(axes, panels.items()):
+        for label, (epochs, values) in rows.items():
+            color, dash = _line(labels.index(label))
+            mean = values.mean(0)
+            ax.plot(epochs, mean, color=color, linestyle=dash,
+                    linewidth=1.2, label=f'{short(label)} ({len(values)})')
+            if len(values) > 1:
+                std = values.std(0, ddof=1)
+                ax.fill_between(epochs, mean - std, mean + std, color=color,
+                                alpha=0.18, linewidth=0)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_xlabel('epoch')
+        ax.set_ylabel(quantity)
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        frameon=False,
+        loc='outside upper center',
+        ncols=min(len(labels), 4),
+        title='mean ± std (seeds)')
+    return figure
+
+
+def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
+    """Draw the distribution over the seeds, each seed a point.
+
+    Args:
+        quantity (str): What is drawn.
+        rows (Mapping): Values (S,) of the rows by their labels.
+    """
+    figure, (ax, ) = paper_figure(1, 1, max(2.4, 0.9 * len(rows) + 1), 2.8)
+    for place, values in enumerate(rows.values()):
+        color, _ = _line(place)
+        # A single value has no density.
+        if len(values) > 1:
+            violin = ax.violinplot(
+                values, [place], widths=0.8, showextrema=False)
+            for body in violin['bodies']:
+                body.set(facecolor=color, edgecolor=color, alpha=0.3)
+        ax.scatter(np.full(len(values), place), values, s=9, color=color)
+        ax.hlines(np.mean(values), place - 0.25, place + 0.25, color=color,
+                  linewidth=1.5)
+    ax.set_xticks(
+        range(len(rows)), [
+            f'{short(row)}\n({len(values)} '
+            f'{"seed" if len(values) == 1 else "seeds"})'
+            for row, values in rows.items()
+        ])
+    ax.grid(axis='x', visible=False)
+    ax.set_ylabel(quantity)
+    return figure
+
+
+def _line(index: int) -> tuple[str, str]:
+    color, dash = line_style(index)
+    return color, {'solid': '-', 'dash': '--', 'dot': ':'}[dash]

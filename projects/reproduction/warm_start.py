@@ -1,0 +1,127 @@
+"""What a pretrained plain network loses when an attention is put into it.
+
+Inserts attentions into the trained plain model of an MMPretrain config, with
+the paper's gate and with init_step=1.0, and evaluates before any further
+training and after it, the plain model too.
+"""
+
+import argparse
+import math
+from itertools import product
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+from rich.console import Console
+from rich.table import Table
+
+from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.data_check import check_data
+from mmstepnet.engine.job import positive_int
+from mmstepnet.registry import ATTENTIONS, find_registered
+from projects.reproduction import save_result
+from projects.reproduction.runs import provenance
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config of the plain network')
+    parser.add_argument('checkpoint', help='its trained checkpoint')
+    parser.add_argument(
+        '--attentions', nargs='+', default=['StepNet', 'SE'])
+    parser.add_argument(
+        '--epochs',
+        type=positive_int,
+        default=1,
+        help='epochs of further training')
+    parser.add_argument(
+        '--lr', type=rate, default=0.01, help='their constant learning rate')
+    parser.add_argument(
+        '--seed', type=int, default=0, help='of the further training')
+    parser.add_argument(
+        '--work-dir', type=Path, default=Path('work_dirs/warm_start'))
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='FILE.json',
+        help='gets the results. Default: warm_start.json in --work-dir')
+    return parser.parse_args()
+
+
+def rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f'must be above 0, got {text}')
+    return value
+
+
+def insert(args: argparse.Namespace, attention: str | None,
+           init_step: float | None) -> Config:
+    """Config of the plain network, or of it with an attention put in."""
+    cfg = Config.fromfile(args.config)
+    if attention is not None:
+        cfg.model.backbone.attention = dict(
+            type=attention, init_step=init_step)
+    cfg.load_from = args.checkpoint
+    cfg.work_dir = str(args.work_dir / f'{attention}_{init_step}')
+    cfg.randomness = dict(seed=args.seed)
+    cfg.optim_wrapper.optimizer.lr = args.lr
+    cfg.param_scheduler = None
+    cfg.train_cfg.update(max_epochs=args.epochs, val_interval=args.epochs)
+    return cfg
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what would be found out only after the first training.
+
+    Raises:
+        ValueError: The config is not plain.
+        KeyError: An attention is not registered.
+    """
+    backbone = Config.fromfile(args.config).model.backbone
+    if backbone.get('attention', True) is not None:
+        raise ValueError(f'{args.config}: the backbone must be a plain one of '
+                         'this package, attention=None')
+    for attention in args.attentions:
+        find_registered(ATTENTIONS, attention, 'attention')
+
+
+def measure(cfg: Config) -> tuple[str, float, float]:
+    """Name of the first metric, and its values before and after training."""
+    runner = Runner.from_cfg(cfg)
+    if cfg.model.backbone.attention is None:
+        check_weights(runner.model, cfg.load_from)
+    before = runner.val()
+    name = next(iter(before))
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    after = runner.message_hub.get_scalar(f'val/{name}').current()
+    return name, before[name], after
+
+
+def main() -> None:
+    args = parse_args()
+    check_arguments(args)
+    check_checkpoint(args.checkpoint)
+    check_data(Config.fromfile(args.config), 'train', 'val')
+    table = Table('attention', 'init_step', 'before', 'after')
+    rows = []
+    for attention, init_step in [(None, None),
+                                 *product(args.attentions, (None, 1.0))]:
+        name, before, after = measure(insert(args, attention, init_step))
+        rows.append(dict(attention=attention, init_step=init_step,
+                         metric=name, before=before, after=after))
+        table.add_row(str(attention), str(init_step), f'{before:.2f}',
+                      f'{after:.2f}')
+    save_result(
+        args.out or args.work_dir / 'warm_start.json',
+        dict(config=Path(args.config).stem, seed=args.seed,
+             checkpoint=Path(args.checkpoint).name, epochs=args.epochs,
+             lr=args.lr, rows=rows, starts=[provenance(ROOT)]))
+    Console().print(table)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,203 @@
+"""What holds for every attention."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+from mmstepnet.attentions import build_attention
+from tests.utils import not_on_torch_21, perturb
+
+
+def assert_finite_gradients(*tensors):
+    gradients = [t.grad for t in tensors if t.grad is not None]
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def export(attention, inputs):
+    sides = {2: torch.export.Dim('height'), 3: torch.export.Dim('width')}
+    return torch.export.export(
+        attention, inputs, dynamic_shapes=(sides, sides)).module()
+
+
+def test_gradients(cfg, maps):
+    C = 4
+    attention = perturb(build_attention(cfg, C, map_size=7)).double().train()
+    x, f = maps(3, C, 3, 5, dtype=torch.float64)
+    names, parameters = zip(*attention.named_parameters())
+    inputs = tuple(
+        t.detach().double().requires_grad_() for t in (x, f, *parameters))
+
+    def step(x, f, *parameters):
+        return functional_call(attention, dict(zip(names, parameters)), (x, f))
+
+    assert gradcheck(step, inputs)
+
+
+@pytest.mark.parametrize('channels', [1, 10, 24, 96])
+@pytest.mark.parametrize('size', [(1, 1), (5, 7), (14, 3)])
+def test_one_image_of_any_size(cfg, channels, size, maps):
+    attention = perturb(build_attention(cfg, channels, map_size=7)).eval()
+    x, f = maps(3, channels, *size)
+    x.requires_grad_()
+    f.requires_grad_()
+    step = attention(x[:1], f[:1])
+    assert step.shape[:2] == (1, channels)
+    assert step.broadcast_to(f[:1].shape).shape == f[:1].shape
+    assert step.min() > 0
+    assert step.max() < 1
+    # In eval mode an image does not see its batch.
+    torch.testing.assert_close(step, attention(x, f)[:1])
+    step.sum().backward()
+    assert_finite_gradients(x, f, *attention.parameters())
+
+
+def test_any_default_device(cfg):
+    """Built without memory, then given it, as large models are."""
+    with torch.device('meta'):
+        attention = build_attention({**cfg, 'init_step': 1.0}, 8, map_size=7)
+    assert {p.device.type for p in attention.parameters()} == {'meta'}
+    attention.to_empty(device='cpu').init_weights()
+
+
+def test_constant_maps_have_finite_gradients(cfg):
+    attention = perturb(build_attention(cfg, 8, map_size=7)).eval()
+    x = torch.ones(2, 8, 4, 4, requires_grad=True)
+    f = torch.full((2, 8, 4, 4), 2.0, requires_grad=True)
+    attention(x, f).sum().backward()
+    assert_finite_gradients(x, f, *attention.parameters())
+
+
+@pytest.mark.parametrize('dtype, atol', [(torch.float16, 2e-3),
+                                         (torch.bfloat16, 2e-2)])
+def test_half_precision(cfg, dtype, atol, maps):
+    """Half inputs with float32 weights, as under AMP, and all in half."""
+    attention = perturb(build_attention(cfg, 32, map_size=16)).eval()
+    # The sum over a map is beyond float16.
+    x, f = (4 * m.to(dtype) for m in maps(2, 32, 160, 160))
+    assert x.float().sum((2, 3)).max() > torch.finfo(torch.float16).max
+    expected = attention(x.float(), f.float())
+
+    step = attention(x, f)
+    assert step.dtype == dtype
+    torch.testing.assert_close(step.float(), expected, rtol=0, atol=atol)
+
+    try:
+        step = attention.to(dtype)(x, f)
+    except RuntimeError as error:
+        # Half kernels on the CPU came with PyTorch 2.2.
+        assert 'not implemented for' in str(error)
+        pytest.skip(str(error))
+    assert step.dtype == dtype
+    torch.testing.assert_close(
+        step.float(), expected, rtol=0, atol=20 * atol)
+
+
+def test_channels_last(cfg, maps):
+    attention = perturb(build_attention(cfg, 32, map_size=7)).eval()
+    x, f = maps(2, 32, 7, 9)
+    torch.testing.assert_close(
+        attention(*(m.contiguous(memory_format=torch.channels_last)
+                    for m in (x, f))), attention(x, f))
+
+
+def test_compiles_without_a_break(cfg, maps):
+    attention = perturb(build_attention(cfg, 16, map_size=7)).eval()
+    x, f = maps(2, 16, 7, 7)
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend='eager', fullgraph=True)
+    torch.testing.assert_close(compiled(x, f), attention(x, f))
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('trace', [
+    torch.jit.trace,
+    pytest.param(export, marks=not_on_torch_21('exports no dynamic shapes'))])
+def test_graphs_serve_every_size(cfg, trace, maps):
+    attention = perturb(build_attention(cfg, 16, map_size=9)).eval()
+    graph = trace(attention, maps(2, 16, 9, 9))
+    for size in ((9, 9), (13, 20), (5, 7)):
+        x, f = maps(2, 16, *size)
+        torch.testing.assert_close(graph(x, f), attention(x, f))
+
+
+@pytest.mark.parametrize('init_step', [1.0, 0.37])
+@pytest.mark.parametrize('training', [False, True])
+def test_init_step_is_the_first_step(cfg, init_step, training, maps):
+    attention = build_attention(
+        dict(cfg, init_step=init_step), 48, map_size=7).train(training)
+    step = attention(*maps(3, 48, 6, 5))
+    torch.testing.assert_close(
+        step, torch.full_like(step, init_step), rtol=0, atol=1e-7)
+
+
+def test_init_step_survives_the_first_update(cfg, maps):
+    """A warm start must not be lost at once, see SRM."""
+    attention = build_attention(dict(cfg, init_step=1.0), 48, map_size=7)
+    x, f = maps(8, 48, 6, 5)
+    torch.manual_seed(0)
+    (f * attention(x, f) * torch.randn_like(f)).mean().backward()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    # With the weights that the paper starts SRM from, it moves by 0.8.
+    assert (attention(x, f) - 1).abs().max() < 0.25
+
+
+@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
+def test_impossible_init_step(cfg, value):
+    with pytest.raises(ValueError, match=f'init_step.*{value}'):
+        build_attention(dict(cfg, init_step=value), 16, map_size=7)
+
+
+def test_unknown_argument(cfg):
+    with pytest.raises(TypeError, match='ratio'):
+        build_attention(dict(cfg, ratio=4), 16, map_size=7)
+
+
+@pytest.mark.parametrize('channels', [0, -4, 2.5, None])
+def test_impossible_channels(cfg, channels):
+    with pytest.raises(ValueError, match=f'positive integer, got {channels}'):
+        build_attention(cfg, channels, map_size=7)
+
+
+@pytest.mark.parametrize('kind, norm', [
+    ('SRM', 'bn'), ('StepNet', 'bn'), ('OursMeanStd', 'bn'),
+    ('OursNormFirst', 'pair_bn')
+])
+def test_batch_of_one_in_training(kind, norm, maps):
+    attention = build_attention(dict(type=kind), 8)
+    x, f = maps(1, 8, 4, 4)
+    with pytest.raises(ValueError, match='at least 2 images'):
+        attention(x, f)
+    getattr(attention, norm).eval()
+    attention(x, f)
+
+
+def test_batch_of_one_where_nothing_is_normalised(maps):
+    attention = build_attention(dict(type='OursNoNorm'), 8)
+    assert attention(*maps(1, 8, 4, 4)).isfinite().all()
+
+
+def test_one_pixel_in_training(maps):
+    with pytest.raises(ValueError, match='at least 2 images'):
+        build_attention(dict(type='CBAM'), 8)(*maps(1, 8, 1, 1))
+
+
+@pytest.mark.parametrize('channels, groups', [(64, 64), (256, 64), (96, 48),
+                                              (16, 16), (130, 26), (7, 7)])
+def test_sge_takes_the_largest_divisor(channels, groups):
+    assert build_attention(dict(type='SGE'), channels).groups == groups
+
+
+@pytest.mark.parametrize('cfg, message', [
+    (dict(type='StepNet', inputs='f'), "inputs must be one of .*got 'f'"),
+    (dict(type='SGE', groups=0), 'groups must be a positive integer, got 0'),
+    (dict(type='FCA'), 'map_size.* got None'),
+    (dict(type='FCA', map_size=6), 'map_size.* at least 7, got 6'),
+])
+def test_impossible_argument(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        build_attention(cfg, 64)

@@ -1,0 +1,201 @@
+"""Attentions inside StepResNet and StepResNetCIFAR."""
+
+import pytest
+import torch
+
+from mmstepnet import steps
+from mmstepnet.attentions import FCA, Attention
+from mmstepnet.models import StepResNet, StepResNetCIFAR
+from tests.utils import perturb
+
+# What makes the gate constant at a warm start.
+GATE_START = {
+    'SE': ('fc2.weight', 'fc2.bias'),
+    'CBAM': ('fc2.weight', 'fc2.bias', 'attention.bn.weight',
+             'attention.bn.bias'),
+    'ECA': ('conv.weight', ),
+    'SEM': ('fc2.weight', 'fc2.bias', 'eca.conv.weight', 'ie_weight',
+            'ie_bias'),
+    'SRM': ('attention.bn.weight', 'attention.bn.bias'),
+    'FCA': ('fc2.weight', 'fc2.bias'),
+    'SGE': ('attention.weight', 'attention.bias'),
+    'StepNet': ('ie_weight', 'ie_bias'),
+}
+
+WITH_HIDDEN_LAYER = ('SE', 'CBAM', 'SEM', 'FCA', 'OursSharedMLP')
+
+BACKBONES = {
+    'resnet18': lambda **kwargs: StepResNet(18, **kwargs),
+    'resnet50': lambda **kwargs: StepResNet(50, **kwargs),
+    'cifar20': lambda **kwargs: StepResNetCIFAR(20, **kwargs),
+}
+
+
+@pytest.fixture(params=BACKBONES)
+def build(request):
+    return BACKBONES[request.param]
+
+
+def key_of_attention(name):
+    return name.partition('.step.attention.')[2]
+
+
+def test_every_parameter_learns(cfg, build):
+    if cfg['type'] in WITH_HIDDEN_LAYER:
+        # One hidden unit for 16 channels can be dead for a whole batch.
+        cfg = dict(cfg, reduction=2)
+    model = perturb(build(attention=cfg)).train()
+    torch.manual_seed(0)
+    out, = model(torch.randn(4, 3, 64, 64))
+    (out * torch.randn_like(out)).sum().backward()
+    without = [
+        name for name, parameter in model.named_parameters()
+        if not parameter.grad.isfinite().all() or not parameter.grad.any()
+    ]
+    assert not without
+    carriers = [m for m in model.modules() if isinstance(m, Attention)]
+    projecting = sum(block.downsample is not None
+                     for _, block in model.residual_blocks())
+    blocks = len(list(model.residual_blocks()))
+    if not carriers[0].first_block:
+        blocks -= projecting
+    # CBAM holds an SE of its own, SEM an ECA too.
+    assert len(carriers) == blocks * dict(CBAM=2, SEM=3).get(cfg['type'], 1)
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_warm_start_keeps_the_plain_network(cfg, build, training):
+    kind = cfg['type']
+    keep = GATE_START[kind if kind in GATE_START else 'StepNet']
+    plain = perturb(build(attention=None), seed=1).train(training)
+    model = build(attention=dict(cfg, init_step=1.0))
+    start = {
+        key: value.clone()
+        for key, value in model.state_dict().items() if key.endswith(keep)
+    }
+    perturb(model).load_state_dict(start, strict=False)
+    keys = model.load_state_dict(plain.state_dict(), strict=False)
+    assert not keys.unexpected_keys
+    assert keys.missing_keys
+    assert all(key_of_attention(key) for key in keys.missing_keys)
+
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 64, 64)
+    # The fused path rounds a batch's statistics in its own way.
+    with steps.fused(not training):
+        expected, = plain(images)
+        out, = model.train(training)(images)
+    scale = expected.detach().abs().max()
+    torch.testing.assert_close(
+        out / scale, expected / scale, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_fused_step_is_the_reference(cfg, training):
+    """What an attention declares as its pooled inputs is what it reads."""
+    model = perturb(StepResNetCIFAR(20, attention=cfg)).double()
+    model.train(training)
+    torch.manual_seed(0)
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    weight = torch.randn(3, 64, 8, 8, dtype=torch.float64)
+    results = []
+    for fused in (False, True):
+        with steps.fused(fused):
+            out, = model(images)
+            gradients = torch.autograd.grad((out * weight).sum(),
+                                            model.parameters())
+        results.append((out, *gradients))
+    for reference, fused in zip(*results):
+        torch.testing.assert_close(fused, reference, rtol=1e-6, atol=1e-6)
+
+
+def test_init_weights_brings_back_the_start(cfg):
+    """Whatever the backbone's own ``init_cfg`` does to linear layers."""
+    model = StepResNetCIFAR(
+        20,
+        attention=dict(cfg, init_step=1.0),
+        init_cfg=dict(type='Constant', val=0.5, layer=['Linear', 'Conv1d']))
+    perturb(model)
+    model.init_weights()
+    model.eval()
+    steps = []
+    for _, block in model.residual_blocks():
+        block.step.observe(
+            lambda module, x, f, step, *rest: steps.append(step))
+    model(torch.randn(2, 3, 32, 32))
+    steps = [step for step in steps if step is not None]
+    assert steps
+    for step in steps:
+        torch.testing.assert_close(
+            step, torch.ones_like(step), rtol=0, atol=1e-6)
+
+
+# Table 1 of the StepNet paper, parameters in millions on CIFAR-10 and
+# CIFAR-100. CBAM is what the reference form gives; the paper has 1.92, 1.94.
+TABLE_1 = {
+    'none': ('1.70', '1.73'),
+    'SE': ('1.91', '1.93'),
+    'CBAM': ('1.91', '1.93'),
+    'ECA': ('1.70', '1.73'),
+    'SEM': ('1.95', '1.97'),
+    'SRM': ('1.74', '1.76'),
+    'FCA': ('1.91', '1.93'),
+    'IEBN': ('1.73', '1.75'),
+    'StepNet': ('1.75', '1.77'),
+}
+
+
+@pytest.mark.parametrize('name', TABLE_1)
+def test_parameters_of_resnet164(name):
+    kwargs = dict(attention=dict(type=name))
+    if name in ('none', 'IEBN'):
+        kwargs = dict(attention=None)
+    if name == 'IEBN':
+        kwargs['norm_cfg'] = dict(type='mmstepnet.IEBN')
+    count = sum(p.numel() for p in StepResNetCIFAR(164, **kwargs).parameters())
+    counts = [count + 256 * classes + classes for classes in (10, 100)]
+    assert tuple(f'{n / 1e6:.2f}' for n in counts) == TABLE_1[name]
+
+
+@pytest.mark.parametrize('model, side', [
+    (lambda: StepResNet(18, attention=dict(type='FCA')), 224),
+    (lambda: StepResNet(
+        18, attention=dict(type='FCA'), strides=(1, 2, 2, 1)), 224),
+    (lambda: StepResNetCIFAR(20, attention=dict(type='FCA')), 32),
+])
+def test_backbones_know_their_map_sizes(model, side):
+    model = model().eval()
+    seen = []
+
+    def compare(attention, inputs):
+        seen.append(tuple(inputs[1].shape[2:]) == (attention.map_size, ) * 2)
+
+    for module in model.modules():
+        if isinstance(module, FCA):
+            module.register_forward_pre_hook(compare)
+    with torch.no_grad():
+        model(torch.rand(1, 3, side, side))
+    assert seen
+    assert all(seen)
+
+
+def test_map_size_of_the_config_wins():
+    model = StepResNet(18, attention=dict(type='FCA', map_size=20))
+    sizes = {m.map_size for m in model.modules() if isinstance(m, FCA)}
+    assert sizes == {20}
+
+
+def test_unknown_attention_lists_what_exists():
+    with pytest.raises(KeyError, match="'SEE' is unknown.*'CBAM'.*'StepNet'"):
+        StepResNetCIFAR(20, attention=dict(type='SEE'))
+
+
+def test_frozen_batch_norm_trains_on_one_image():
+    """As in detection: SRM's own BN is frozen with the backbone's."""
+    model = StepResNet(18, attention=dict(type='SRM'), norm_eval=True)
+    perturb(model).train()
+    out, = model(torch.randn(1, 3, 64, 64))
+    out.sum().backward()
+    model.norm_eval = False
+    with pytest.raises(ValueError, match='norm_eval=True'):
+        model.train()(torch.randn(1, 3, 64, 64))

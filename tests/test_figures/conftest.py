@@ -1,0 +1,89 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.visualization import LocalVisBackend, Visualizer
+
+from mmstepnet.figures import load_runs
+from mmstepnet.models import StepResNetCIFAR
+from mmstepnet.stiffness import TrajectoryRecorder, save_record
+from tests.utils import perturb
+
+ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
+              'stepnet': dict(type='StepNet')}
+
+
+def write_record(path, attention, seed, samples=40, depth=20, **settings):
+    """Measure a randomly perturbed ResNet on random images."""
+    model = perturb(StepResNetCIFAR(depth, attention=attention), seed).eval()
+    images = torch.randn(
+        samples, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad(), TrajectoryRecorder(model) as recorder:
+        model(images)
+    save_record(
+        path,
+        **recorder.record,
+        stages=recorder.stages,
+        blocks=recorder.blocks,
+        excluded=recorder.excluded,
+        settings=dict(
+            model=Path(path).parent.name, split='val', reading='adaptive',
+            dataset_size=samples, **settings))
+
+
+def write_log(work_dir, values, start='20260101_000000'):
+    """Log scalars as mmengine's LoggerHook does, step -> dict."""
+    log_dir = Path(work_dir, start)
+    visualizer = Visualizer(
+        vis_backends=[dict(type='LocalVisBackend')], save_dir=str(log_dir))
+    assert isinstance(
+        visualizer._vis_backends['LocalVisBackend'], LocalVisBackend)
+    for step, scalars in values.items():
+        visualizer.add_scalars(scalars, step=step, file_path=f'{start}.json')
+
+
+@pytest.fixture(scope='session')
+def work_dirs(tmp_path_factory):
+    """Work directories of three models, two seeds each, with records."""
+    root = tmp_path_factory.mktemp('work_dirs')
+    paths = []
+    for name, attention in ATTENTIONS.items():
+        for seed in (0, 1):
+            path = root / f'{name}_{seed}'
+            write_record(
+                path / 'stiffness' / 'stiffness_val_epoch_2.npz', attention,
+                seed, epoch=2, iter=20)
+            best = 90 + len(paths)
+            write_log(
+                path, {
+                    1: {'accuracy/top1': best},
+                    2: {'accuracy/top1': best - len(name) / 8},
+                })
+            paths.append(path)
+    return paths
+
+
+@pytest.fixture(scope='session')
+def runs(work_dirs):
+    return load_runs(work_dirs, [path.name[:-2] for path in work_dirs])
+
+
+@pytest.fixture
+def run(runs):
+    """A run with an attention."""
+    return next(run for run in runs if run.model == 'se')
+
+
+def flat_run(run):
+    """The run as a net of two blocks a stage would give it."""
+    keep = [0, 2, 4]
+    assert len(set(run.stages[keep])) == 3
+    return replace(
+        run,
+        label='resnet18',
+        model='resnet18',
+        nsi=run.nsi[:, keep],
+        step=run.step[:, keep],
+        stages=run.stages[keep],
+        blocks=[run.blocks[i] for i in keep])

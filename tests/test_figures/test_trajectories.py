@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mmstepnet.figures.trajectories import (
+    draw_overlay,
+    draw_trajectories,
+    overlay_figure,
+    spread_indices,
+    stage_spans,
+    trajectory_band,
+    trajectory_figure,
+)
+
+
+def test_stage_spans():
+    assert stage_spans(np.array([0, 0, 1, 2, 2, 2])) == [
+        (1, 2), (3, 3), (4, 6)]
+    assert stage_spans(np.array([4])) == [(1, 1)]
+
+
+def test_band():
+    nsi = np.random.default_rng(0).random((101, 4))
+    ordered = np.sort(nsi, axis=0)
+    mean, low, high = trajectory_band(nsi)
+    np.testing.assert_allclose(mean, nsi.sum(0) / 101)
+    np.testing.assert_allclose(low, ordered[10])
+    np.testing.assert_allclose(high, ordered[90])
+
+
+@pytest.mark.parametrize('count, most', [(1, 6), (5, 6), (6, 6), (1000, 7)])
+def test_spread_indices(count, most):
+    indices = spread_indices(count, most)
+    assert len(indices) == min(count, most)
+    assert (np.diff(indices) > 0).all()
+    assert indices[0] == 0 and indices[-1] in (count - 1, 0)
+
+
+def test_figure_3(run):
+    traces = {t.name: t for t in trajectory_figure(run).data}
+    np.testing.assert_allclose(traces['mean'].y, run.nsi.mean(0))
+    assert list(traces['mean'].text) == run.blocks
+    figure = draw_trajectories([run])
+    spans = trajectory_figure(run).layout.shapes
+    assert [(s.x0, s.x1) for s in spans] == [(0.5, 2.5), (2.5, 4.5),
+                                             (4.5, 6.5)]
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    np.testing.assert_allclose(lines['mean'].get_ydata(), run.nsi.mean(0))
+
+
+@pytest.mark.parametrize('excluded, expected', [
+    (['a.0', 'b.0', 'c.0', 'd.0'], ['stage 2', 'stage 3', 'stage 4']),
+    (['b.0', 'c.0', 'd.0'], ['stage 1', 'stage 2', 'stage 3']),
+    # The blocks were chosen one by one.
+    ([], ['stage 1', 'stage 2', 'stage 3']),
+])
+def test_stages_count_that_hold_one_block(run, excluded, expected):
+    run = replace(run, excluded=excluded, blocks=[
+        f'{stage}.{block}' for stage in 'bcd' for block in (1, 2)])
+    assert list(run.stage_names.values()) == expected
+    texts = [a.text for a in trajectory_figure(run).layout.annotations]
+    assert texts == expected
+    ax, = draw_trajectories([run]).axes
+    assert [t.get_text() for t in ax.texts] == expected
+
+
+def test_figure_10(runs):
+    figure = overlay_figure(runs)
+    assert [t.name for t in figure.data] == [run.label for run in runs]
+    styles = {(t.line.color, t.line.dash) for t in figure.data}
+    assert len(styles) == len(runs)
+    lines = draw_overlay(runs, 'title').axes[0].lines
+    for run, trace, line in zip(runs, figure.data, lines):
+        np.testing.assert_allclose(trace.y, run.nsi.mean(0))
+        np.testing.assert_allclose(line.get_ydata(), run.nsi.mean(0))

@@ -1,0 +1,286 @@
+"""The Transformer against PyTorch's, and what must not inform what."""
+
+import math
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from projects.metric_attention.models import (
+    TranslationTransformer,
+    beam_search,
+    sinusoidal_positions,
+)
+from tests.utils import perturb
+
+PAD, BOS, EOS = 0, 1, 2
+ATTENTIONS = ('DotProductAttention', 'L2Attention', 'MetricAttention')
+
+
+def build(attention='MetricAttention', seed=0, **kwargs):
+    sizes = dict(
+        vocab_size=30, embed_dims=16, num_heads=4, num_layers=2,
+        feedforward_dims=24, max_length=40)
+    model = TranslationTransformer(
+        attention=dict(type=attention), **{**sizes, **kwargs})
+    return perturb(model, seed).double().eval()
+
+
+def sentences(*lengths, seed=0):
+    """Random sentences of so many words, padded at the end."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = torch.full((len(lengths), max(lengths) + 2), PAD)
+    for row, length in zip(batch, lengths):
+        row[0] = BOS
+        row[1:length + 1] = torch.randint(3, 30, (length,),
+                                          generator=generator)
+        row[length + 1] = EOS
+    return batch
+
+
+def copy_attention(host, ours):
+    """Weights of nn.MultiheadAttention from a DotProductAttention."""
+    parts = (ours.query, ours.key, ours.value)
+    host.in_proj_weight.copy_(torch.cat([p.weight for p in parts]))
+    host.in_proj_bias.copy_(torch.cat([p.bias for p in parts]))
+    host.out_proj.load_state_dict(ours.proj.state_dict())
+
+
+def copy_layer(host, ours):
+    copy_attention(host.self_attn, ours.self_attention)
+    if hasattr(ours, 'cross_attention'):
+        copy_attention(host.multihead_attn, ours.cross_attention)
+        host.norm3.load_state_dict(ours.norm3.state_dict())
+    for name in ('norm1', 'norm2'):
+        getattr(host, name).load_state_dict(getattr(ours, name).state_dict())
+    host.linear1.load_state_dict(ours.ffn[0].state_dict())
+    host.linear2.load_state_dict(ours.ffn[-1].state_dict())
+
+
+@torch.no_grad()
+def test_dot_product_equals_pytorchs_transformer():
+    model = build('DotProductAttention')
+    sizes = dict(d_model=16, nhead=4, dim_feedforward=24, batch_first=True)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**sizes), 2,
+        enable_nested_tensor=False).double().eval()
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(**sizes), 2).double().eval()
+    for host, ours in ((encoder, model.encoder), (decoder, model.decoder)):
+        for pair in zip(host.layers, ours):
+            copy_layer(*pair)
+    source, target = sentences(9, 4, 6), sentences(3, 8, 5, seed=1)
+
+    def embed(embedding, ids):
+        places = torch.tensor([[
+            math.sin(t / 10000**(c / 16)) if c % 2 == 0 else
+            math.cos(t / 10000**((c - 1) / 16)) for c in range(16)
+        ] for t in range(ids.shape[1])], dtype=torch.float32)
+        return F.embedding(ids, embedding.tokens.weight) * 4 + places
+
+    padding = source == PAD
+    memory = encoder(
+        embed(model.source_embedding, source), src_key_padding_mask=padding)
+    length = target.shape[1]
+    expected = model.output(
+        decoder(
+            embed(model.target_embedding, target), memory,
+            tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
+            memory_key_padding_mask=padding))
+    real = target != PAD
+    got = model(source, target)
+    torch.testing.assert_close(got[real], expected[real])
+
+
+@pytest.mark.parametrize('attention', ATTENTIONS)
+def test_loss_is_the_mean_over_real_tokens(attention):
+    model = build(attention)
+    source, target = sentences(9, 4, 6), sentences(3, 8, 5, seed=1)
+    terms = []
+    for source_ids, ids in zip(source, target):
+        ids = ids[ids != PAD]
+        logits = model(source_ids[source_ids != PAD][None], ids[None, :-1])[0]
+        probabilities = logits.exp() / logits.exp().sum(-1, keepdim=True)
+        terms += [-probabilities[t, ids[t + 1]].log()
+                  for t in range(len(ids) - 1)]
+    expected = torch.stack(terms).mean()
+    loss = model(source, target, mode='loss')['loss']
+    assert len(terms) == 3 + 8 + 5 + 3
+    torch.testing.assert_close(loss, expected.to(loss), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize('attention', ATTENTIONS)
+@torch.no_grad()
+def test_batch_mates_change_nothing(attention):
+    model = build(attention)
+    source, target = sentences(4, 12, 9), sentences(3, 11, 5, seed=1)
+    together = model(source, target, mode='predict')
+    for i in range(3):
+        alone = model(
+            source[i][source[i] != PAD][None],
+            target[i][target[i] != PAD][None],
+            mode='predict')[0]
+        assert together[i]['tokens'] == alone['tokens']
+        assert together[i]['num_tokens'] == alone['num_tokens']
+        assert math.isclose(
+            together[i]['nll'], alone['nll'], rel_tol=1e-5)
+
+
+@pytest.mark.parametrize('attention', ATTENTIONS)
+@torch.no_grad()
+def test_no_token_sees_a_later_one(attention):
+    model = build(attention)
+    source, target = sentences(7), sentences(9, seed=1)
+    logits = model(source, target)
+    for place in range(1, target.shape[1]):
+        other = target.clone()
+        other[0, place] = 3 + (other[0, place] - 2) % 27
+        changed = model(source, other)
+        torch.testing.assert_close(
+            changed[:, :place], logits[:, :place], rtol=0, atol=1e-10)
+        assert not torch.allclose(changed[:, place], logits[:, place])
+
+
+@pytest.mark.parametrize('attention', ATTENTIONS)
+@torch.no_grad()
+def test_greedy_search_equals_full_recomputation(attention):
+    model = build(attention)
+    # Short and long translations alike.
+    model.output.bias[EOS] += 1.5
+    source = sentences(6, 3, 9, 1, 5)
+    found = model(source, mode='predict')
+    lengths = set()
+    for row, result in zip(source, found):
+        row = row[row != PAD][None]
+        ids = [BOS]
+        while len(ids) <= 2 * row.shape[1] + 10:
+            scores = model(row, torch.tensor([ids]))[0, -1]
+            scores[[PAD, BOS]] = -math.inf
+            ids.append(int(scores.argmax()))
+            if ids[-1] == EOS:
+                break
+        assert result['tokens'] == [i for i in ids[1:] if i != EOS]
+        lengths.add(len(ids))
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize('attention', ATTENTIONS)
+@torch.no_grad()
+def test_beam_search_equals_full_recomputation(attention):
+    source = sentences(6, 3, 9, 1, 5)
+    limit = 2 * (source != PAD).sum(1) + 10
+    better = 0
+    for seed in range(3):
+        model = build(attention, seed, beam_size=4)
+        model.output.bias[EOS] += 1.0
+        prefix = torch.empty(20, 0, dtype=torch.long)
+
+        def step(tokens, parents):
+            nonlocal prefix
+            prefix = torch.cat([prefix[parents], tokens[:, None]], 1)
+            logits = model(source.repeat_interleave(4, 0), prefix)  # noqa: B023
+            return logits[:, -1].log_softmax(-1)
+
+        expected = beam_search(
+            step, 5, bos_idx=BOS, eos_idx=EOS, pad_idx=PAD, beam_size=4,
+            max_length=limit)
+        encoded = model.encode(source)
+        assert model.search(*encoded) == expected
+        model.beam_size = 1
+        better += model.search(*encoded) != expected
+    assert better
+
+
+@torch.no_grad()
+def test_positions_are_a_rotation():
+    """P(t + s) follows from P(t) alone, by angles that only s sets."""
+    positions = sinusoidal_positions(50, 8).double()
+    assert positions[0].tolist() == [0, 1] * 4
+    pairs = positions.unflatten(-1, (4, 2))
+    turns = torch.view_as_complex(pairs)
+    turns = turns[7:] * turns[:-7].conj()
+    torch.testing.assert_close(
+        turns, turns[:1].expand_as(turns), rtol=0, atol=1e-5)
+    angles = turns[0].angle().abs()
+    torch.testing.assert_close(
+        angles[1], torch.tensor(7 / 10, dtype=torch.float64), rtol=1e-5,
+        atol=0)
+
+
+def test_a_sentence_without_reference_is_translated():
+    model = build()
+    source = sentences(3, 6)
+    rows = [row[row != PAD].numpy() for row in source]
+    found = model.test_step(dict(source=rows))
+    with torch.no_grad():
+        expected = model(source, mode='predict')
+    assert ([result['tokens'] for result in found]
+            == [result['tokens'] for result in expected])
+
+
+def test_learns_to_reverse():
+    """Which needs positions, attention to the source, and the end."""
+    torch.manual_seed(0)
+    model = TranslationTransformer(
+        vocab_size=12, attention=dict(type='MetricAttention'), embed_dims=32,
+        num_heads=4, num_layers=1, feedforward_dims=64, dropout=0.0,
+        max_length=24)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def batch(size):
+        lengths = torch.randint(2, 6, (size,))
+        source = torch.full((size, 7), PAD)
+        target = source.clone()
+        for i, length in enumerate(lengths):
+            words = torch.randint(3, 12, (int(length),))
+            ends = torch.tensor([BOS]), torch.tensor([EOS])
+            source[i, :length + 2] = torch.cat([ends[0], words, ends[1]])
+            target[i, :length + 2] = torch.cat(
+                [ends[0], words.flip(0), ends[1]])
+        return source, target
+
+    for _ in range(300):
+        optimizer.zero_grad()
+        model(*batch(32), mode='loss')['loss'].backward()
+        optimizer.step()
+    model.eval()
+    source, target = batch(50)
+    with torch.no_grad():
+        found = model(source, mode='predict')
+    right = [result['tokens'] == row[row > EOS].tolist()
+             for result, row in zip(found, target)]
+    assert sum(right) >= 45
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(embed_dims=15, num_heads=3), 'even.*got 15'),
+    (dict(embed_dims=16, num_heads=3), '3 heads for 16'),
+    (dict(num_layers=0), 'num_layers must be a positive integer, got 0'),
+    (dict(vocab_size=2.5), 'vocab_size must be a positive integer, got 2.5'),
+    (dict(beam_size=0), 'beam_size'),
+    (dict(dropout=1.0), r'dropout must be in \[0, 1\), got 1.0'),
+])
+def test_bad_sizes(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+def test_unknown_attention():
+    with pytest.raises(KeyError, match='FlashAttention.*MetricAttention'):
+        build('FlashAttention')
+
+
+def test_too_long():
+    model = build(max_length=10)
+    source = sentences(20)
+    with pytest.raises(ValueError, match='22 tokens.*max_length 10'):
+        model(source, source, mode='loss')
+
+
+def test_bad_mode_and_missing_target():
+    model = build()
+    with pytest.raises(ValueError, match="got 'train'"):
+        model(sentences(3), sentences(3), mode='train')
+    with pytest.raises(ValueError, match="'loss' needs a target"):
+        model(sentences(3), mode='loss')

@@ -1,0 +1,237 @@
+"""RESULTS.md: to the digit what paper.py table prints and results say."""
+
+import importlib.util
+import json
+import re
+import statistics
+import sys
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from mmstepnet.engine import complexity
+from projects.reproduction import Cell, read_tables, save_result
+from projects.reproduction.claims import (
+    FURTHER_TABLES,
+    TABLE,
+    judge_claims,
+)
+from projects.reproduction.report import (
+    read_suite,
+    read_warm_starts,
+    verdict_text,
+    warm_start_sheet,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / 'projects' / 'reproduction' / 'results'
+PLAIN = 'resnet20_plain_cifar10-10k'
+MOON = 'ipn_metric_moon'
+ACCURACIES = {
+    PLAIN: (75.41, 75.72, 75.03),
+    'resnet20_se_cifar10-10k': (75.94, 76.38, 75.5),
+    'resnet20_stepnet_cifar10-10k': (74.87, 74.53),
+    'resnet20_stepnet-60e_cifar10-10k': (80.25, ),
+}
+STARTS = [dict(machine='m', torch='t', commit='c' * 40)]
+
+
+@pytest.fixture(scope='module')
+def paper():
+    """paper.py, which counts the parameters of a config once."""
+    path = ROOT / 'projects' / 'reproduction' / 'paper.py'
+    spec = importlib.util.spec_from_file_location('paper', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(*args):
+        patch.setattr(sys, 'argv', ['paper.py', *map(str, args)])
+        with redirect_stdout(StringIO()) as printed:
+            module.main()
+        return printed.getvalue()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(complexity, 'measure_complexity',
+                      cache(complexity.measure_complexity))
+        yield call
+
+
+@pytest.fixture(scope='module')
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('results')
+    for place, (name, values) in enumerate(ACCURACIES.items()):
+        for seed, accuracy in enumerate(values):
+            epochs = 60 if '60e' in name else 20
+            evaluated = [dict(epoch=epoch, metrics={'accuracy/top1': value})
+                         for epoch, value in ((epochs, accuracy),
+                                              (epochs - 5, accuracy + 0.11))]
+            save_result(folder / name / f'seed_{seed}.json', dict(
+                config=name, seed=seed, cfg_options=[], last=evaluated[0],
+                best=evaluated[1], starts=STARTS,
+                stiffness=dict(tns=0.1 + 0.02 * place + seed / 99,
+                               p_hat=0.05, few_stiff=0.7, stages=[0, 1],
+                               step=[0.25, 0.5 + seed / 10],
+                               correlation=[-0.5, 0.5])))
+    for seed, value in enumerate((86.45, 87.1)):
+        evaluated = dict(epoch=100, metrics={'accuracy/top1': value})
+        save_result(folder / MOON / f'seed_{seed}.json', dict(
+            config=MOON, seed=seed, cfg_options=[], last=evaluated,
+            best=evaluated, starts=STARTS,
+            curves={'loss': [(99, 0.4), (100, 0.3)]}))
+    for seed, plain in enumerate((75.41, 75.72)):
+        rows = [dict(attention=attention, init_step=step, before=before,
+                     after=before + 1)
+                for attention, step, before in (
+                    (None, None, plain), ('SE', None, 12.5 + seed),
+                    ('SE', 1.0, plain))]
+        save_result(
+            folder / 'warm_start' / PLAIN / f'seed_{seed}.json',
+            dict(config=PLAIN, seed=seed, epochs=1, lr=0.01, rows=rows,
+                 starts=[dict(machine='m', torch='t', commit=c)
+                         for c in ('c' * 40, 'd' * 40 + '-dirty')]))
+    return folder
+
+
+@pytest.fixture(scope='module')
+def report(paper, results, tmp_path_factory):
+    out = tmp_path_factory.mktemp('report') / 'RESULTS.md'
+    printed = paper('report', '--results', results, '--out', out)
+    text, *pictures = map(Path, printed.splitlines())
+    assert text == out
+    # Two columns of the suite, TNS, and of Moon curves and violins.
+    assert len(pictures) == 5
+    for path in pictures:
+        assert path.stat().st_size > 1000
+        assert f']({path.relative_to(out.parent)})' in out.read_text()
+    return out.read_text()
+
+
+def test_tables_are_those_of_the_results(paper, results, report):
+    table = paper('table', 'small', '--markdown', '--results', results)
+    assert table.strip() and table.strip() in report
+    for name, values in ACCURACIES.items():
+        column = '60 epochs' if '60e' in name else '20 epochs'
+        part = table.split(f'{column}, Accuracy (%)**')[1].split('**')[0]
+        row = {'plain': 'Plain', 'se': 'SE'}.get(name.split('_')[1],
+                                                 'StepNet')
+        *_, best, _, last, _, seeds = re.search(
+            rf'^\| {row} \|(.*)\|$', part, re.MULTILINE)[1].split('|')
+        mean, std = statistics.fmean(values), ''
+        if len(values) > 1:
+            std = f' ± {statistics.stdev(values):.2f}'
+        assert last.strip() == f'{mean:.2f}{std}'
+        assert best.strip() == f'{mean + 0.11:.2f}{std}'
+        assert int(seeds) == len(values)
+
+
+def test_stiffness_of_the_seeds(report):
+    part = report.split('20 epochs: stiffness**')[1].split('**')[0]
+    row = re.search(r'^\| Plain \|(.*)\|$', part, re.MULTILINE)[1]
+    tns, *_, step, seeds = map(str.strip, row.split('|'))
+    seed = list(range(int(seeds)))
+    mean = 0.1 + statistics.fmean(seed) / 99
+    assert tns == f'{mean:.4f} ± {statistics.stdev(seed) / 99:.4f}'
+    step_mean = 0.375 + statistics.fmean(seed) / 20
+    assert step == f'{step_mean:.2f} ± {statistics.stdev(seed) / 20:.2f}'
+
+
+def test_verdicts_and_evidence(report):
+    claims = report.split('## Claims')[1].split('## ')[0]
+    # Two seeds of StepNet meet three of plain.
+    difference = [74.87 - 75.41, 74.53 - 75.72]
+    assert (f'StepNet − Plain: {statistics.fmean(difference):+.2f} ± '
+            f'{statistics.stdev(difference):.2f} (2 seeds)') in claims
+    assert '(Table 4): no results yet.**' in claims
+    assert 'not decidable at this scale' in claims
+    assert 'Kendall' in claims
+
+
+def test_origin(report):
+    origin = report.split('## Where they come from')[1]
+    assert '| small | 9 | m | t | ccccccccc |' in origin
+    assert ('python -m projects.reproduction.paper run small --seeds 3'
+            in origin)
+    assert '| warm start | 2 | m | t | ccccccccc, ddddddddd-dirty |' in origin
+
+
+def test_warm_starts(results, report):
+    sheet = warm_start_sheet(read_warm_starts(results, PLAIN))
+    assert sheet.to_markdown().strip() in report
+    plain = '75.56 ± 0.22'
+    assert sheet.rows == [
+        ['none', '–', plain, '76.56 ± 0.22', '2'],
+        ['SE', "paper's", '13.00 ± 0.71', '14.00 ± 0.71', '2'],
+        ['SE', 'init_step=1', plain, '76.56 ± 0.22', '2']]
+
+
+@pytest.mark.parametrize('changed', [
+    dict(epochs=5), dict(lr=0.1), dict(rows=[])])
+def test_warm_starts_of_other_settings_are_not_averaged(tmp_path, changed):
+    start = dict(config=PLAIN, epochs=1, lr=0.01,
+                 rows=[dict(attention='SE', init_step=1)])
+    for seed, found in enumerate((start, start | changed)):
+        save_result(tmp_path / 'warm_start' / PLAIN / f'seed_{seed}.json',
+                    found | dict(seed=seed))
+    with pytest.raises(ValueError, match='seed_1.json: epochs, lr and rows'):
+        read_warm_starts(tmp_path, PLAIN)
+
+
+def test_a_copied_warm_start_is_no_further_seed(tmp_path):
+    save_result(tmp_path / 'warm_start' / PLAIN / 'seed_1.json',
+                dict(config=PLAIN, seed=0, epochs=1, lr=0.01, rows=[]))
+    with pytest.raises(ValueError, match='seed_1.json is of seed 0'):
+        read_warm_starts(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize('change', [
+    dict(cfg_options=['train_cfg.max_epochs=60']),
+    dict(last=dict(epoch=60, metrics={'accuracy/top1': 77.0}))])
+def test_rows_of_different_settings_are_not_compared(tmp_path, change):
+    cells = [Cell('small', row, 'X', ('Accuracy', ), {},
+                  config=Path(f'{row}.py')) for row in ('a', 'b')]
+    for cell, changed in zip(cells, ({}, change)):
+        save_result(tmp_path / cell.name / 'seed_0.json', dict(
+            config=cell.name, seed=0, cfg_options=[], best=None,
+            last=dict(epoch=20, metrics={'accuracy/top1': 71.0})) | changed)
+    with pytest.raises(ValueError, match='X: b has .*60.*claims compare'):
+        read_suite(cells, tmp_path)
+
+
+def test_no_report_of_nothing(paper, tmp_path):
+    out = tmp_path / 'RESULTS.md'
+    out.write_text('results of weeks')
+    with pytest.raises(SystemExit):
+        paper('report', '--results', tmp_path / 'typo', '--out', out)
+    assert out.read_text() == 'results of weeks'
+
+
+def test_a_damaged_warm_start_is_named(tmp_path):
+    path = tmp_path / 'warm_start' / PLAIN / 'seed_0.json'
+    path.parent.mkdir(parents=True)
+    path.write_text('{"rows": ')
+    with pytest.raises(ValueError, match='seed_0.json'):
+        read_warm_starts(tmp_path, PLAIN)
+
+
+def test_the_committed_report_is_up_to_date(paper):
+    """RESULTS.md's verdicts and tables of the suite are those of results/."""
+    committed = (ROOT / 'projects' / 'reproduction' / 'RESULTS.md').read_text()
+    tables = read_tables(ROOT)
+    suite = read_suite([cell for table in (TABLE, *FURTHER_TABLES)
+                        for cell in tables[table]], RESULTS)
+    verdicts = judge_claims(suite, read_warm_starts(RESULTS, PLAIN))
+    assert all(verdict_text(verdict) in committed for verdict in verdicts)
+    found = list(RESULTS.glob('resnet20_*_cifar10-10k/*.json'))
+    if not found:
+        assert 'Table small' not in committed
+        return
+    table = paper('table', 'small', '--markdown', '--results',
+                  RESULTS)
+    shown = [part for part in re.split(r'^(?=\*\*)', table, flags=re.M)
+             if any(json.loads(f.read_text())['last']['epoch'] == epochs
+                    and f'{epochs} epochs' in part
+                    for f in found for epochs in (20, 60))]
+    assert shown and all(part.strip() in committed for part in shown)

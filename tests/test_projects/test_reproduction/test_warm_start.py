@@ -1,0 +1,72 @@
+"""warm_start.py on a plain ResNet-20 with random weights."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+
+from mmstepnet.engine.metric_log import logged_metric
+from tests.utils import perturb
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOL = ROOT / 'projects' / 'reproduction' / 'warm_start.py'
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / 'tiny.py'
+    path.write_text(
+        f'_base_ = {str(ROOT / "configs/digits/resnet20_plain_digits.py")!r}\n'
+        'in_process = dict(num_workers=0, persistent_workers=False)\n'
+        'train_dataloader = dict(dataset=dict(indices=128), **in_process)\n'
+        'val_dataloader = dict(dataset=dict(indices=50), **in_process)\n'
+        'custom_hooks = []\n')
+    return path
+
+
+def save_model(cfg, path):
+    """Random weights, and their accuracy on the validation images."""
+    init_default_scope(cfg.default_scope)
+    cfg.model.data_preprocessor = cfg.data_preprocessor
+    model = perturb(MODELS.build(cfg.model)).eval()
+    torch.save(dict(state_dict=model.state_dict(), meta={}), path)
+    data = DATASETS.build(cfg.val_dataloader.dataset)
+    right = 0
+    with torch.no_grad():
+        for sample in data:
+            batch = model.data_preprocessor(dict(
+                inputs=[sample['inputs']],
+                data_samples=[sample['data_samples']]))
+            scores = model(batch['inputs'], mode='tensor')
+            right += (scores.argmax()
+                      == sample['data_samples'].gt_label).item()
+    return 100 * right / len(data)
+
+
+def test_a_warm_start_begins_where_the_plain_network_is(
+        config, tmp_path, monkeypatch):
+    accuracy = save_model(Config.fromfile(config), tmp_path / 'plain.pth')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', [
+        str(TOOL), str(config), 'plain.pth', '--attentions', 'SE', '--lr',
+        '0.05', '--seed', '3'
+    ])
+    spec = importlib.util.spec_from_file_location('warm_start', TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+    found = json.loads(Path('work_dirs/warm_start/warm_start.json')
+                       .read_text())
+    assert (found['config'], found['checkpoint']) == ('tiny', 'plain.pth')
+    assert (found['seed'], found['epochs'], found['lr']) == (3, 1, 0.05)
+    rows = {(r['attention'], r['init_step']): r for r in found['rows']}
+    assert list(rows) == [(None, None), ('SE', None), ('SE', 1.0)]
+    assert rows[None, None]['before'] == pytest.approx(accuracy)
+    assert rows['SE', 1.0]['before'] == pytest.approx(accuracy)
+    logged = logged_metric('work_dirs/warm_start/SE_1.0', 'accuracy/top1')
+    assert rows['SE', 1.0]['after'] == pytest.approx(logged[1])

@@ -1,0 +1,311 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+
+from mmstepnet.propagation import (
+    DotProductAttention,
+    L2Attention,
+    MetricAttention,
+    ProjectedSources,
+    neighbourhood,
+)
+from mmstepnet.registry import PROPAGATIONS
+from tests.utils import not_on_torch_21, perturb
+
+MODULES = (DotProductAttention, L2Attention, MetricAttention)
+
+
+def build(cls, *args, dtype=torch.float64, **kwargs):
+    return perturb(cls(*args, **kwargs)).to(dtype)
+
+
+def linear(layer, x):
+    out = x @ layer.weight.detach().numpy().T
+    return out if layer.bias is None else out + layer.bias.detach().numpy()
+
+
+def written_out(module, phi, x, sources):
+    """Algorithm 1 in numpy, one head after the other."""
+    x, sources = x.numpy(), sources.numpy()
+    a, b, values = phi(x), phi(sources), linear(module.value, sources)
+    heads = []
+    for h in range(module.num_heads):
+        own = slice(h * module.head_dims, (h + 1) * module.head_dims)
+        apart = a[:, None, own] - b[None, :, own]
+        score = -(apart**2).sum(-1) / module.eps
+        weight = np.exp(score - score.max(1, keepdims=True))
+        heads.append(weight / weight.sum(1, keepdims=True) @ values[:, own])
+    out = np.concatenate(heads, -1)
+    if module.num_heads > 1:
+        out = linear(module.proj, out)
+    return torch.from_numpy(out)
+
+
+@pytest.mark.parametrize('heads', [1, 3])
+@pytest.mark.parametrize('eps', [None, 0.7])
+@pytest.mark.parametrize('bias', [False, True])
+def test_written_out(heads, eps, bias):
+    x, sources = torch.randn(7, 12).double(), torch.randn(9, 12).double()
+    l2 = build(L2Attention, 12, heads, eps=eps, bias=bias)
+    metric = build(MetricAttention, 12, heads, eps=eps, bias=bias,
+                   hidden_dims=5)
+    assert l2.eps == metric.eps == (eps or math.sqrt(12 / heads))
+
+    def by_layer(x):
+        return linear(l2.metric, x)
+
+    def by_perceptron(x):
+        return x + linear(metric.metric, np.tanh(linear(metric.hidden, x)))
+
+    for module, phi in ((l2, by_layer), (metric, by_perceptron)):
+        for other in (x, sources):
+            expected = written_out(module, phi, x, other)
+            for grad in (False, True):
+                with torch.set_grad_enabled(grad):
+                    out = module(x, None if other is x else other)
+                torch.testing.assert_close(out, expected, rtol=1e-10,
+                                           atol=1e-10)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_sources_projected_one_by_one(cls):
+    """As a decoder does, whose next token joins those before."""
+    module = build(cls, 12, 3)
+    x, sources = torch.randn(2, 7, 12).double(), torch.randn(2, 9, 12).double()
+    parts = [module.project(sources[:, i:i + 1]) for i in range(9)]
+    projected = ProjectedSources(*(torch.cat(p, -2) for p in zip(*parts)))
+    mask = torch.rand(2, 1, 9) < 0.7
+    mask[..., 0] = True
+    torch.testing.assert_close(
+        module(x, projected, mask=mask), module(x, sources, mask=mask),
+        rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r'sources must be .*12.*\(9, 11\)'):
+        module.project(sources[0, :, :11])
+
+
+def test_metric_that_is_linear_is_l2():
+    """Metric-attention without the perceptron has the identity for phi."""
+    x = torch.randn(2, 9, 8).double()
+    metric, l2 = build(MetricAttention, 8, 2), build(L2Attention, 8, 2)
+    with torch.no_grad():
+        metric.metric.weight.zero_()
+        l2.metric.weight.copy_(torch.eye(8))
+    l2.load_state_dict(
+        {k: v for k, v in metric.state_dict().items() if 'metric' not in k
+         and 'hidden' not in k}, strict=False)
+    torch.testing.assert_close(metric(x), l2(x))
+
+
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_dot_product_is_torch_attention(is_causal):
+    """PyTorch's own module, given the same weights."""
+    ours = build(DotProductAttention, 12, 3)
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    with torch.no_grad():
+        layers = (ours.query, ours.key, ours.value)
+        theirs.in_proj_weight.copy_(torch.cat([m.weight for m in layers]))
+        theirs.in_proj_bias.copy_(torch.cat([m.bias for m in layers]))
+    theirs.out_proj.load_state_dict(ours.proj.state_dict())
+    x = torch.randn(2, 7, 12).double()
+    kept = torch.arange(7) < torch.tensor([[7], [4]])
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    expected, _ = theirs(x, x, x, key_padding_mask=~kept,
+                         attn_mask=later if is_causal else None)
+    for dense in (False, True):
+        out = ours(x, mask=kept.unsqueeze(1), is_causal=is_causal,
+                   dense=dense)
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+@pytest.mark.parametrize('heads', [1, 2])
+def test_forms_agree(cls, heads):
+    module = build(cls, 8, heads)
+    x, sources = torch.randn(2, 6, 8).double(), torch.randn(2, 6, 8).double()
+    own = torch.rand(2, 6, 6) < 0.5
+    own[:, :, 0] = True
+    graph = neighbourhood(torch.randint(6, (6, 2)), 6)
+    for kwargs in ({}, dict(mask=own), dict(mask=own[:1]), dict(mask=own[0]),
+                   dict(mask=own[:, :1]), dict(is_causal=True),
+                   dict(mask=own[:, :1], is_causal=True), dict(mask=graph)):
+        results = []
+        for dense in (False, True):
+            module.zero_grad()
+            out = module(x, sources, dense=dense, **kwargs)
+            out.square().sum().backward()
+            grads = [p.grad.clone() for p in module.parameters()]
+            results.append([out.detach(), *grads])
+            with torch.no_grad():
+                results.append(
+                    [module(x, sources, dense=dense, **kwargs), *grads])
+        for other in results[1:]:
+            for got, expected in zip(other, results[0]):
+                torch.testing.assert_close(got, expected, rtol=1e-10,
+                                           atol=1e-10)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_leading_dimensions(cls):
+    module = build(cls, 8, 2)
+    x = torch.randn(2, 3, 5, 8).double()
+    expected = torch.stack(
+        [torch.stack([module(group) for group in row]) for row in x])
+    for points in (x, x.flatten(0, 1)):
+        torch.testing.assert_close(module(points).reshape(x.shape), expected)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_empty_batch(cls):
+    module = build(cls, 8, 2)
+    x = torch.randn(0, 5, 8).double().requires_grad_()
+    kept = torch.ones(0, 1, 5, dtype=torch.bool)
+    for kwargs in ({}, dict(mask=kept), dict(is_causal=True),
+                   dict(dense=True)):
+        out = module(x, **kwargs)
+        assert out.shape == x.shape
+        out.sum().backward()
+    assert all((p.grad == 0).all() for p in module.parameters())
+
+
+@not_on_torch_21('has no vmap of its own attention')
+@pytest.mark.parametrize('cls', MODULES)
+def test_vmap(cls):
+    module = build(cls, 8, 2)
+    x = torch.randn(3, 5, 8).double()
+    torch.testing.assert_close(torch.vmap(module)(x), module(x))
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('cls', MODULES)
+def test_trace(cls):
+    """Which checks the graph against a second one, made without gradients."""
+    module = build(cls, 8, 2)
+    x = torch.randn(3, 5, 8).double()
+    graph = torch.jit.trace(module, x)
+    other = torch.randn(3, 5, 8).double()
+    torch.testing.assert_close(graph(other), module(other))
+
+
+@pytest.mark.parametrize('cls', MODULES)
+@pytest.mark.parametrize('heads', [1, 2])
+def test_gradcheck(cls, heads):
+    module = build(cls, 4, heads)
+    names = [name for name, _ in module.named_parameters()]
+    kept = torch.tensor([True, True, False, True])
+
+    def function(x, sources, *parameters):
+        return torch.func.functional_call(
+            module, dict(zip(names, parameters)), (x, sources),
+            dict(mask=kept[None]))
+
+    inputs = [torch.randn(2, n, 4).double().requires_grad_() for n in (3, 4)]
+    assert gradcheck(function, [*inputs, *module.parameters()])
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_autocast_training_step(cls):
+    module = build(cls, 32, 4, dtype=torch.float32)
+    x = torch.randn(2, 20, 32)
+    kept = torch.arange(20) < torch.tensor([[[20]], [[11]]])
+    grads = []
+    for enabled in (True, False):
+        module.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
+            out = module(x, mask=kept, is_causal=True)
+        assert out.dtype == (torch.bfloat16 if enabled else torch.float32)
+        out.float().square().sum().backward()
+        grads.append({n: p.grad for n, p in module.named_parameters()})
+    for name, exact in grads[1].items():
+        got = grads[0][name]
+        assert got.dtype == torch.float32
+        # A key's bias shifts a row's scores alike: no gradient but noise.
+        if name != 'key.bias':
+            assert (got - exact).norm() < 0.05 * exact.norm(), name
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_bfloat16_module(cls):
+    module = build(cls, 32, 4, dtype=torch.float32)
+    x = torch.randn(2, 20, 32)
+    half = copy.deepcopy(module).bfloat16()(x.bfloat16())
+    exact = module(x, dense=True)
+    assert half.dtype == torch.bfloat16
+    assert (half - exact).norm() < 0.02 * exact.norm()
+
+
+@not_on_torch_21("breaks the graph at autocast's dtype")
+@pytest.mark.parametrize('cls', MODULES)
+def test_compile(cls):
+    torch.compiler.reset()
+    module = build(cls, 8, 2, dtype=torch.float32)
+    compiled = torch.compile(module, backend='eager', fullgraph=True)
+    x = torch.randn(2, 6, 8)
+    kept = torch.arange(6) < torch.tensor([[[6]], [[3]]])
+    for kwargs in ({}, dict(mask=kept), dict(is_causal=True)):
+        torch.testing.assert_close(compiled(x, **kwargs), module(x, **kwargs))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, **kwargs),
+                                       module(x, **kwargs))
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_registry(cls):
+    module = PROPAGATIONS.build(
+        dict(type=cls.__name__, embed_dims=8, num_heads=2))
+    assert type(module) is cls
+    assert f'eps={2:g}' in repr(module) or cls is DotProductAttention
+
+
+class TestBadInput:
+
+    @pytest.mark.parametrize('cls', MODULES)
+    def test_heads(self, cls):
+        with pytest.raises(ValueError, match='divide.*5 heads for 12'):
+            cls(12, 5)
+        for name in ('embed_dims', 'num_heads'):
+            for value in (0, -4, 2.0, None, '4'):
+                args = dict(embed_dims=4, num_heads=2) | {name: value}
+                with pytest.raises(ValueError, match=f'{name} must be a '
+                                   'positive integer, got'):
+                    cls(**args)
+
+    @pytest.mark.parametrize('cls', MODULES[1:])
+    def test_eps(self, cls):
+        for eps in (0, -1.0, math.nan, math.inf, True, 'auto'):
+            with pytest.raises(ValueError, match='eps'):
+                cls(4, eps=eps)
+
+    def test_hidden_dims(self):
+        for value in (0, 1.5, '4'):
+            with pytest.raises(ValueError, match='hidden_dims'):
+                MetricAttention(4, hidden_dims=value)
+
+    @pytest.mark.parametrize('cls', MODULES)
+    def test_forward(self, cls):
+        module = cls(8, 2)
+        x = torch.randn(2, 5, 8)
+        for args, error, message in (
+            ((x[..., :6], ), ValueError, r'x must be \(..., points, 8\)'),
+            ((x, x[..., :6]), ValueError, r'sources must be'),
+            ((x[0, 0], ), ValueError, 'x must be'),
+            ((x, x[0]), ValueError, 'do not fit'),
+            ((x[:, :0], ), ValueError, 'a dimension is 0'),
+        ):
+            with pytest.raises(error, match=message):
+                module(*args)
+        for mask, error, message in (
+            (torch.ones(2, 5), TypeError, 'must be a bool tensor'),
+            ([[True]], TypeError, 'got list'),
+            (torch.ones(2, 5, dtype=torch.bool), ValueError, 'broadcast'),
+            (torch.ones(2, 4, 5, dtype=torch.bool), ValueError, 'broadcast'),
+            (torch.zeros(2, 1, 5, dtype=torch.bool), ValueError,
+             'no source'),
+        ):
+            for dense in (False, True):
+                with pytest.raises(error, match=message):
+                    module(x, mask=mask, dense=dense)

@@ -1,0 +1,90 @@
+"""Triton's kernels against ATen's operations.
+
+On a GPU where there is one, else in Triton's interpreter, which has to be
+chosen before Triton is imported: a process of its own runs this file again.
+The interpreter takes what the compiler refuses, so they are compiled as well,
+which needs no GPU.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.test_ops import backends
+
+triton = pytest.importorskip('triton', reason='needs triton')
+
+INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
+
+
+triton_3 = pytest.mark.skipif(
+    int(triton.__version__.split('.')[0]) < 3,
+    reason=f'the kernels need Triton 3, this is {triton.__version__}')
+
+
+@triton_3
+@pytest.mark.skipif(INTERPRETED, reason='the interpreter compiles nothing')
+def test_compile(tmp_path):
+    result = subprocess.run(
+        [sys.executable, '-m', f'{__package__}.compile_kernels'],
+        env={**os.environ, 'TRITON_CACHE_DIR': str(tmp_path)},
+        capture_output=True,
+        text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    from mmstepnet.steps import triton_kernels
+    kernels = [n for n in vars(triton_kernels) if n.endswith('_kernel')]
+    compiled = result.stdout.split()
+    assert len(kernels) == 5 and set(compiled) == set(kernels)
+
+
+@triton_3
+@pytest.mark.skipif(INTERPRETED, reason='this is the interpreter')
+def test_in_the_interpreter():
+    result = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', __file__],
+        env={**os.environ, 'TRITON_INTERPRET': '1'},
+        capture_output=True,
+        text=True)
+    assert result.returncode == 0, result.stdout[-4000:]
+    assert ' passed' in result.stdout
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels' module and the device it runs on."""
+    if not (INTERPRETED or torch.cuda.is_available()):
+        pytest.skip('no GPU; test_in_the_interpreter runs it')
+    from mmstepnet.steps import triton_kernels
+    if INTERPRETED:
+        # Several tiles a map, several splits a reduction, in a few elements.
+        monkeypatch.setattr(triton_kernels, 'TILE', 16)
+        monkeypatch.setattr(triton_kernels, 'PROGRAMS', 16)
+    return triton_kernels, 'cpu' if INTERPRETED else 'cuda'
+
+
+@pytest.mark.parametrize('memory_format', backends.FORMATS)
+@pytest.mark.parametrize('dtype,shape', [
+    *((dtype, (2, 3, 5, 4)) for dtype in backends.TOLERANCES),
+    (torch.float32, (2, 5, 1, 1)),
+])
+def test_equal_aten(kernels, dtype, memory_format, shape):
+    backends.check_equal_aten(*kernels, dtype, memory_format, shape)
+
+
+def test_large_means(kernels):
+    backends.check_large_means(*kernels)
+
+
+def test_whole_step(kernels, monkeypatch):
+    backends.check_whole_step(*kernels, monkeypatch)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two GPUs')
+def test_on_another_than_the_current_device(kernels):
+    module, _ = kernels
+    x = torch.randn(2, 3, 5, 4, device='cuda:1')
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(module.mean(x), x.mean((2, 3)))
