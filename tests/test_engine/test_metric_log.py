@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mmstepnet.engine.metric_log import logged_metric, logged_names
-from tests.test_visualization.conftest import write_log
+from tests.test_figures.conftest import write_log
 
 
 def test_values_by_step(tmp_path):

@@ -8,7 +8,7 @@ from mmstepnet.figures.degrees import (
     degrees_figure,
     draw_degrees,
 )
-from tests.test_visualization.conftest import flat_run
+from tests.test_figures.conftest import flat_run
 
 
 def is_stiff(run, m1, m2):

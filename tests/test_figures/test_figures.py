@@ -6,7 +6,7 @@ from mmstepnet.figures import (
     save_report_figures,
     save_stiffness_figures,
 )
-from tests.test_visualization.conftest import write_record
+from tests.test_figures.conftest import write_record
 
 
 def is_drawn(path):

@@ -12,7 +12,7 @@ from mmstepnet.figures.report import (
     report_panels,
 )
 from mmstepnet.figures.runs import READING_TEXTS
-from tests.test_visualization.conftest import flat_run
+from tests.test_figures.conftest import flat_run
 
 
 class Page(HTMLParser):

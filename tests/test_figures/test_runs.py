@@ -12,7 +12,7 @@ from mmstepnet.figures.runs import (
     same_blocks,
 )
 from mmstepnet.stiffness import load_record
-from tests.test_visualization.conftest import write_log, write_record
+from tests.test_figures.conftest import write_log, write_record
 
 
 def test_run_is_its_record(work_dirs):

@@ -40,6 +40,7 @@ def sentences():
     return {name: [[1, 5, 6, 2], [1, 7, 2]] for name in ('source', 'target')}
 
 
+SECOND_PAPER = 'projects/metric_attention/configs'
 CASES = {
     'configs/digits/resnet20_stepnet_digits.py': (
         images, dict(backbone=dict(
@@ -54,10 +55,10 @@ CASES = {
         images, dict(backbone=dict(arch=dict(
             embed_dims=16, num_layers=2, num_heads=2,
             feedforward_channels=16)), head=dict(in_channels=16))),
-    'projects/metric_attention/configs/moon/ipn_metric_moon.py': (
+    f'{SECOND_PAPER}/moon/ipn_metric_moon.py': (
         points, dict(network=dict(propagation=dict(
             type='MetricAttention', eps=1.0, hidden_dims=4)))),
-    'projects/metric_attention/configs/multi30k/transformer_metric_multi30k.py': (
+    f'{SECOND_PAPER}/multi30k/transformer_metric_multi30k.py': (
         sentences, dict(vocab_size=9, embed_dims=8, num_heads=2,
                         num_layers=1, feedforward_dims=8, max_length=9,
                         dropout=0.1, beam_size=1)),

@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from mmstepnet.steps import triton_kernels
-from tests.test_ops.backends import FORMATS, beside_aten
+from tests.test_steps.backends import FORMATS, beside_aten
 
 
 class AbsentGPU:

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from mmstepnet.steps import aten, inductor, residual
-from tests.test_ops import backends
+from tests.test_steps import backends
 
 
 @pytest.fixture

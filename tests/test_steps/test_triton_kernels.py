@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from tests.test_ops import backends
+from tests.test_steps import backends
 
 triton = pytest.importorskip('triton', reason='needs triton')
 

@@ -15,7 +15,7 @@ from mmstepnet.stiffness import (
     load_record,
     total_neural_stiffness,
 )
-from tests.test_visualization.conftest import write_log, write_record
+from tests.test_figures.conftest import write_log, write_record
 from tests.utils import perturb
 
 ROOT = Path(__file__).resolve().parents[2]
