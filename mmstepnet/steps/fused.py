@@ -12,8 +12,7 @@ from mmengine.utils import digit_version
 from torch import Tensor
 from torch.autograd import Function
 
-from mmstepnet.steps import aten, inductor
-
+from .kernels import aten, inductor
 from .kernels.aten import accumulation_dtype
 
 

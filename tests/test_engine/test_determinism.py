@@ -7,7 +7,7 @@ from mmengine.runner import Runner
 
 from mmstepnet import steps
 from mmstepnet.models import residual
-from mmstepnet.steps import inductor
+from mmstepnet.steps.kernels import inductor
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 ITERATIONS = 30

@@ -15,7 +15,7 @@ from mmstepnet.attentions import CBAM, IEBN, SE, SEM, SRM, StepNet
 from mmstepnet.models import ResidualStep
 from mmstepnet.models import residual as residual_module
 from mmstepnet.models.backbones.blocks import StepBasicBlock, StepBottleneck
-from mmstepnet.steps import aten
+from mmstepnet.steps.kernels import aten
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -196,16 +196,16 @@ def test_large_channel_means(memory_format):
 def test_running_statistics(momentum):
     torch.manual_seed(0)
     step, norm = build(SE, 4, momentum=momentum)
-    steps, norms = {}, {}
+    ends, norms = {}, {}
     for fused in (True, False):
-        steps[fused], norms[fused] = copy.deepcopy((step, norm))
+        ends[fused], norms[fused] = copy.deepcopy((step, norm))
         norms[fused].double()
-        steps[fused].double()
+        ends[fused].double()
     for _ in range(3):
         x, c, _ = inputs((2, 4, 3, 5))
         for fused in (True, False):
             with steps.fused(fused):
-                steps[fused](x, c, norms[fused])
+                ends[fused](x, c, norms[fused])
     for a, b in zip(norms[True].buffers(), norms[False].buffers()):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert norms[True].num_batches_tracked == 3

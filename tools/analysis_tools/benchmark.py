@@ -38,7 +38,7 @@ import mmstepnet
 from mmstepnet import steps
 from mmstepnet.engine.job import positive_int
 from mmstepnet.models import StepResNet
-from mmstepnet.steps import inductor
+from mmstepnet.steps.kernels import inductor
 
 BASELINE = 'mmpretrain ResNet-50'
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)

@@ -14,7 +14,7 @@ from mmengine.logging import print_log
 from mmengine.utils import digit_version
 from torch import Tensor
 
-from mmstepnet.steps import aten
+from mmstepnet.steps.kernels import aten
 
 from .aten import accumulation_dtype, coefficients, rows
 
