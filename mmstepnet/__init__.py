@@ -1,14 +1,31 @@
-from .compatibility import check_hosts
+"""Residual networks whose step an attention chooses, on PyTorch alone.
+
+``mmstepnet.models``, ``engine``, ``datasets`` and ``registry`` bring it into
+OpenMMLab and need that; nothing else here does.
+"""
+
+from importlib import import_module
+
+from . import torch_version  # noqa: F401, it refuses what cannot work
+from .attentions import ECA, SE, StepNet
+from .steps import ResidualStep
 from .version import __version__
 
-check_hosts('mmengine', 'mmcv')
+LATER = {
+    'MetricAttention': 'mmstepnet.propagation',
+    'TrajectoryRecorder': 'mmstepnet.stiffness',
+    'fold': 'mmstepnet.steps.fold',
+}
+"""What is imported when it is first asked for, and from where."""
 
-__all__ = ['__version__', 'fold']
+__all__ = [
+    'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
+    'TrajectoryRecorder', '__version__', 'fold'
+]
 
 
 def __getattr__(name: str):
-    """Import ``fold`` where it is used: it needs the models, hence hosts."""
-    if name == 'fold':
-        from .steps.fold import fold
-        return fold
+    """Import what takes time to import where it is used."""
+    if name in LATER:
+        return getattr(import_module(LATER[name]), name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

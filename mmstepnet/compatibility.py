@@ -2,7 +2,7 @@
 
 from importlib import import_module, metadata
 
-from mmengine.utils import digit_version
+from torch.torch_version import TorchVersion
 
 # Both stacks share their import names, so only one of a row can be installed.
 STACKS = {
@@ -54,8 +54,7 @@ def check_hosts(*names: str) -> None:
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, which is not '
                 f'installed; {FIX}') from error
-        if not (digit_version(lowest) <= digit_version(version) <
-                digit_version(too_new)):
+        if not lowest <= TorchVersion(version) < too_new:
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, but {version} '
                 f'is installed; {FIX}')

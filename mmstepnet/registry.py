@@ -6,14 +6,24 @@ MMPretrain or MMDetection config with neither ``custom_imports`` nor a
 registration call.
 """
 
-from mmengine.registry import DATA_SAMPLERS as MMENGINE_DATA_SAMPLERS
-from mmengine.registry import DATASETS as MMENGINE_DATASETS
-from mmengine.registry import HOOKS as MMENGINE_HOOKS
-from mmengine.registry import LOOPS as MMENGINE_LOOPS
-from mmengine.registry import METRICS as MMENGINE_METRICS
-from mmengine.registry import MODELS as MMENGINE_MODELS
-from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
-from mmengine.registry import Registry
+from .compatibility import check_hosts
+
+check_hosts('mmengine', 'mmcv')
+
+from mmengine.registry import (  # noqa: E402
+    DATA_SAMPLERS as MMENGINE_DATA_SAMPLERS,
+)
+from mmengine.registry import DATASETS as MMENGINE_DATASETS  # noqa: E402
+from mmengine.registry import HOOKS as MMENGINE_HOOKS  # noqa: E402
+from mmengine.registry import LOOPS as MMENGINE_LOOPS  # noqa: E402
+from mmengine.registry import METRICS as MMENGINE_METRICS  # noqa: E402
+from mmengine.registry import MODELS as MMENGINE_MODELS  # noqa: E402
+from mmengine.registry import (  # noqa: E402
+    OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS,
+)
+from mmengine.registry import Registry  # noqa: E402
+
+from . import attentions  # noqa: E402
 
 MODELS = Registry(
     'model',
@@ -68,6 +78,8 @@ ATTENTIONS = Registry(
     'attention',
     scope='mmstepnet',
     locations=['mmstepnet.attentions'])
+# One dict for both: what is registered in either is found in the other.
+ATTENTIONS._module_dict = attentions.ATTENTIONS
 """Rules that choose the residual step, see :class:`Attention`."""
 
 PROPAGATIONS = Registry(

@@ -1,4 +1,11 @@
-from .base import Attention, build_attention
+from .base import (
+    ATTENTIONS,
+    Attention,
+    ChannelGate,
+    MapAttention,
+    build_attention,
+    choose_step,
+)
 from .cbam import CBAM
 from .eca import ECA
 from .fca import FCA
@@ -10,6 +17,7 @@ from .ours import (
     OursNormFirst,
     OursSharedMLP,
 )
+from .plain import Plain
 from .se import SE
 from .sem import SEM
 from .sge import SGE
@@ -17,7 +25,8 @@ from .srm import SRM
 from .stepnet import StepNet
 
 __all__ = [
-    'CBAM', 'ECA', 'FCA', 'IEBN', 'SE', 'SEM', 'SGE', 'SRM', 'Attention',
-    'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
-    'OursSharedMLP', 'StepNet', 'build_attention'
+    'ATTENTIONS', 'CBAM', 'ECA', 'FCA', 'IEBN', 'SE', 'SEM', 'SGE', 'SRM',
+    'Attention', 'ChannelGate', 'MapAttention', 'OursDepthwiseConv',
+    'OursMeanStd', 'OursNoNorm', 'OursNormFirst', 'OursSharedMLP', 'Plain',
+    'StepNet', 'build_attention', 'choose_step'
 ]

@@ -1,29 +1,29 @@
 """What all attentions share."""
 
-from collections.abc import Callable
-from functools import wraps
 from numbers import Real
 
 import numpy as np
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModule
 from torch import Tensor
-from torch.fx import Proxy
 
-from mmstepnet.registry import ATTENTIONS, find_registered
-from mmstepnet.steps import PooledMap
+from mmstepnet.names import NameTable
+
+from .pooling import STATISTICS
+
+ATTENTIONS = NameTable('attention')
+"""Rules that choose the residual step, by name."""
 
 
-class Attention(BaseModule):
+class Attention(nn.Module):
     r"""Rule that chooses the step :math:`\Delta t` of a residual block.
 
-    Subclasses implement ``forward(x, f) -> step`` and ``init_weights()``,
-    which brings every parameter to its starting value, whatever an
-    ``init_cfg`` of the backbone did to it.
+    Its two kinds are :class:`ChannelGate` and :class:`MapAttention`. Each
+    attention implements ``init_weights()``, which brings every parameter to
+    its starting value, whatever the initialisation of a backbone did to it.
 
     Args:
-        channels (int): Channels of x and f.
+        channels (int): Channels C of x and f.
         init_step (float, optional): Warm start: the step starts at exactly
             this value, so that with 1.0 a pretrained plain network computes
             what it did before. None is the paper's form. Defaults to None.
@@ -35,11 +35,9 @@ class Attention(BaseModule):
     needs_map_size = False
     """Whether the constructor takes ``map_size``, the side of the maps."""
 
-    pooled_inputs = None
-    """What ``forward`` reads, where that is no more than pooled maps: some of
-    ``'x'`` and ``'f'``, :func:`pool` of them, and ``'f_std'``,
-    :func:`pool_std` of f. ``forward`` then takes :class:`PooledMap` too, and
-    the fused residual step serves it. None: it reads the maps themselves."""
+    initial_logits = (0.0, )
+    """What the sigmoids whose product the gate is see at the start, where
+    ``init_step`` is set."""
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__()
@@ -47,18 +45,10 @@ class Attention(BaseModule):
         check_init_step(type(self).__name__, init_step)
         self.channels = channels
         self.init_step = init_step
+        self.scale = warm_start_scale(init_step, *self.initial_logits)
 
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step.
-
-        Args:
-            x (Tensor): State x_t, (N, C, H, W).
-            f (Tensor): Residual f(x_t), (N, C, H, W).
-
-        Returns:
-            Tensor: Step, broadcastable to ``f``, in its dtype.
-        """
-        raise NotImplementedError
+    def init_weights(self) -> None:
+        """Bring every parameter to its starting value."""
 
     def extra_repr(self) -> str:
         """Channels and warm start, for ``print(model)``."""
@@ -66,36 +56,49 @@ class Attention(BaseModule):
 
 
 class ChannelGate(Attention):
-    r"""Attention of one number a channel, a scaled sigmoid.
+    """Attention of one number a channel, chosen from pooled statistics.
 
-    .. math::
-        \Delta t = s\, \sigma(\mathrm{logits}(x_t, f(x_t)))
+    Subclasses implement ``forward(*vectors) -> step``: it takes the
+    statistics that :attr:`pooled` names, in that order, (N, C) each and in
+    float32 or better, and returns the step, (N, C). It sees nothing else, so
+    that the fused residual step, which never forms f, calls it as the
+    reference path does.
 
-    Subclasses implement ``logits(x, f)``; s is 1 unless ``init_step`` is set.
-
-    Args:
-        channels (int): Channels C.
-        init_step (float, optional): See :class:`Attention`. Defaults to None.
+    Arguments are those of :class:`Attention`.
     """
 
-    initial_logit = 0.0
-    """Every logit at the start, where ``init_step`` is set."""
+    pooled: tuple[str, ...] = ()
+    """Statistics that ``forward`` takes: ``'x_mean'`` and ``'f_mean'``, see
+    :func:`pool`, ``'x_std'`` and ``'f_std'``, see :func:`pool_std`."""
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
-        self.scale = warm_start_scale(init_step, self.initial_logit)
 
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C).
+class MapAttention(Attention):
+    """Attention that looks at the maps themselves.
 
-        Arguments are those of :meth:`Attention.forward`.
-        """
-        raise NotImplementedError
+    Subclasses implement ``forward(x, f) -> step`` with the state x_t and the
+    residual f(x_t), both (N, C, H, W), and a step that broadcasts to f, in
+    its dtype.
 
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`."""
-        gate = torch.sigmoid(self.logits(x, f))
-        return (gate * self.scale).to(f.dtype)[..., None, None]
+    Arguments are those of :class:`Attention`.
+    """
+
+
+def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
+    """Choose the step by an attention of either kind.
+
+    Args:
+        attention (nn.Module): A channel gate, or what is called as
+            ``attention(x, f)``.
+        x (Tensor): State x_t, (N, C, H, W).
+        f (Tensor): Residual f(x_t), (N, C, H, W).
+
+    Returns:
+        Tensor: Step, broadcastable to f, in its dtype.
+    """
+    if not isinstance(attention, ChannelGate):
+        return attention(x, f)
+    vectors = (STATISTICS[name](x, f) for name in attention.pooled)
+    return attention(*vectors).to(f.dtype)[..., None, None]
 
 
 def build_attention(cfg: dict,
@@ -113,72 +116,16 @@ def build_attention(cfg: dict,
 
     Raises:
         KeyError: The name is not registered; the message lists what is.
+        TypeError: ``cfg`` is no such dict.
     """
     if not isinstance(cfg, dict) or 'type' not in cfg:
         raise TypeError("attention must be a dict with 'type', such as "
                         f"dict(type='StepNet'), or None; got {cfg!r}")
     kwargs = dict(cfg)
-    name = kwargs.pop('type')
-    attention = find_registered(ATTENTIONS, name, 'attention')
+    attention = ATTENTIONS.find(kwargs.pop('type'))
     if attention.needs_map_size:
         kwargs.setdefault('map_size', map_size)
     return attention(channels, **kwargs)
-
-
-def leaf(function: Callable) -> Callable:
-    """Make a function one node of graphs that torch.fx traces.
-
-    It looks at what a trace does not know.
-    """
-    @wraps(function)
-    def call(*args, **kwargs):
-        for arg in args:
-            if isinstance(arg, Proxy):
-                return arg.tracer.create_proxy('call_function', call, args,
-                                               kwargs)
-        return function(*args, **kwargs)
-
-    return call
-
-
-@leaf
-def full_precision(x: Tensor) -> Tensor:
-    """Bring half precision to float32; leave float32 and float64 alone."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-@leaf
-def pool(x: Tensor | PooledMap) -> Tensor:
-    """Global average pooling, (N, C, H, W) -> (N, C).
-
-    In float32 or better: half precision cannot hold a large map's sum.
-    """
-    if isinstance(x, PooledMap):
-        return _given(x.mean, 'pool')
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.mean((2, 3), dtype=torch.float32 if half else None)
-
-
-@leaf
-def pool_std(x: Tensor | PooledMap, eps: float = 1e-5) -> Tensor:
-    """Global standard deviation pooling, (N, C, H, W) -> (N, C).
-
-    The deviation of the population, hence defined for a map of one pixel;
-    ``eps`` is added to the variance, so that a constant map has a gradient.
-    In float32 or better.
-    """
-    if isinstance(x, PooledMap):
-        var = _given(x.var, 'pool_std')
-    else:
-        var = full_precision(x).var((2, 3), correction=0)
-    return (var + eps).sqrt()
-
-
-def _given(pooled: Tensor | None, function: str) -> Tensor:
-    if pooled is None:
-        raise RuntimeError(f'the attention calls {function} on a map that its '
-                           f'pooled_inputs do not name; add it there')
-    return pooled
 
 
 def check_batch(bn: nn.Module, features: Tensor) -> None:

@@ -8,20 +8,13 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import (
-    Attention,
-    check_batch,
-    full_precision,
-    pool,
-    warm_start_scale,
-)
+from .base import ATTENTIONS, MapAttention, check_batch
+from .pooling import full_precision, pool
 from .se import SE
 
 
-@ATTENTIONS.register_module()
-class CBAM(Attention):
+@ATTENTIONS.register
+class CBAM(MapAttention):
     r"""Product of a channel gate and a spatial gate.
 
     .. math::
@@ -43,6 +36,8 @@ class CBAM(Attention):
             scaled by ``init_step / 0.25``. Defaults to None.
     """
 
+    initial_logits = (0.0, 0.0)
+
     def __init__(self,
                  channels: int,
                  reduction: int = 16,
@@ -51,7 +46,6 @@ class CBAM(Attention):
         self.mlp = SE(channels, reduction, init_step)
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
         self.bn = nn.BatchNorm2d(1, momentum=0.01)
-        self.scale = warm_start_scale(init_step, 0.0, 0.0)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -81,7 +75,7 @@ class CBAM(Attention):
         return torch.sigmoid(self.bn(logit))
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, H, W). See :meth:`Attention.forward`."""
+        """Choose the step, (N, C, H, W)."""
         channel = self.channel_gate(f)
         spatial = self.spatial_gate(full_precision(f) * channel)
         return (channel * (spatial * self.scale)).to(f.dtype)

@@ -6,15 +6,14 @@ CVPR 2020, https://arxiv.org/abs/1910.03151
 
 import math
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import ChannelGate, pool
+from .base import ATTENTIONS, ChannelGate
 
 
-@ATTENTIONS.register_module()
+@ATTENTIONS.register
 class ECA(ChannelGate):
     r"""Gate from a convolution across neighbouring pooled channels.
 
@@ -31,7 +30,7 @@ class ECA(ChannelGate):
             Defaults to None.
     """
 
-    pooled_inputs = ('f', )
+    pooled = ('f_mean', )
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
@@ -51,6 +50,6 @@ class ECA(ChannelGate):
         pooled = pooled.to(self.conv.weight.dtype)
         return self.conv(pooled[:, None])[:, 0]
 
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C)."""
-        return self.excite(pool(f))
+    def forward(self, f_mean: Tensor) -> Tensor:
+        """Choose the step, (N, C), from the mean of f."""
+        return torch.sigmoid(self.excite(f_mean)) * self.scale

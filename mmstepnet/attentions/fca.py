@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-from mmstepnet.steps.fused import is_exporting
+from mmstepnet.torch_version import is_exporting
 
-from .base import full_precision, leaf
-from .se import SE
+from .base import ATTENTIONS, MapAttention
+from .pooling import full_precision, leaf
+from .se import Excitation
 
 # The 16 best frequencies (vertical, horizontal) of the paper's search on a
 # 7x7 grid ("top16" of FCA-TS).
@@ -21,8 +21,8 @@ TOP_16 = ((0, 0), (0, 1), (6, 0), (0, 5), (0, 2), (1, 0), (1, 2), (4, 0),
 GRID = 7
 
 
-@ATTENTIONS.register_module()
-class FCA(SE):
+@ATTENTIONS.register
+class FCA(Excitation, MapAttention):
     r"""Squeeze-and-excitation whose squeeze is a cosine transform.
 
     Channels are cut into 16 consecutive groups; group k is pooled with the
@@ -41,8 +41,9 @@ class FCA(SE):
         map_size (int): Side S of the stage's map, at least 7. Backbones of
             this package give it: 56, 28, 14 and 7 on ImageNet, 32, 16 and 8
             on CIFAR.
-        reduction (int): See :class:`SE`. Defaults to 16.
-        init_step (float, optional): See :class:`SE`. Defaults to None.
+        reduction (int): See :class:`Excitation`. Defaults to 16.
+        init_step (float, optional): See :class:`Excitation`. Defaults to
+            None.
 
     Raises:
         ValueError: ``map_size`` is missing or below 7, where the frequencies
@@ -50,7 +51,6 @@ class FCA(SE):
     """
 
     needs_map_size = True
-    pooled_inputs = None
 
     def __init__(self,
                  channels: int,
@@ -67,10 +67,12 @@ class FCA(SE):
         # Not persistent: it follows from the arguments.
         self.register_buffer('basis', dct_basis(channels, map_size), False)
 
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C)."""
-        f = resize(full_precision(f), self.map_size)
-        return self.excite((f * self.basis).sum((2, 3)))
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, 1, 1), from the transform of f."""
+        maps = resize(full_precision(f), self.map_size)
+        logits = self.excite((maps * self.basis).sum((2, 3)))
+        gate = torch.sigmoid(logits) * self.scale
+        return gate.to(f.dtype)[..., None, None]
 
     def extra_repr(self) -> str:
         """Channels, warm start and map size, for ``print(model)``."""

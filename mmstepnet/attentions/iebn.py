@@ -11,14 +11,12 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import MODELS
-
-from .base import check_init_step, pool, warm_start_scale
+from .base import check_init_step, warm_start_scale
+from .pooling import pool
 
 INITIAL_LOGIT = -1.0
 
 
-@MODELS.register_module()
 class IEBN(nn.BatchNorm2d):
     r"""BN whose weight each image scales by a gate of its own.
 

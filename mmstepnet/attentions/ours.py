@@ -11,20 +11,19 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
 from .base import (
+    ATTENTIONS,
+    ChannelGate,
+    MapAttention,
     check_batch,
     check_positive,
-    full_precision,
-    pool,
-    pool_std,
 )
+from .pooling import full_precision, pool, pool_std
 from .stepnet import Adaptor, StepNet
 
 
-@ATTENTIONS.register_module()
-class OursSharedMLP(Adaptor):
+@ATTENTIONS.register
+class OursSharedMLP(Adaptor, ChannelGate):
     """Pooled states meet in one perceptron that all channels share.
 
     z = W_2 ReLU(W_1 [p; q] + b_1) + b_2, in place of StepNet's two weights a
@@ -37,7 +36,7 @@ class OursSharedMLP(Adaptor):
         init_step (float, optional): See :class:`Adaptor`. Defaults to None.
     """
 
-    pooled_inputs = ('x', 'f')
+    pooled = ('x_mean', 'f_mean')
 
     def __init__(self,
                  channels: int,
@@ -51,19 +50,19 @@ class OursSharedMLP(Adaptor):
         self.init_weights()
 
     def init_mix(self) -> None:
-        """Bring the parameters of ``mix`` to their starting values."""
+        """Bring the parameters of the mix to their starting values."""
         self.fc1.reset_parameters()
         self.fc2.reset_parameters()
 
-    def mix(self, x: Tensor, f: Tensor) -> Tensor:
-        """Mix the pooled states of all channels, (N, C)."""
-        p = pool(x)
-        pair = torch.cat((p, p + pool(f)), 1).to(self.fc1.weight.dtype)
-        return self.fc2(torch.relu(self.fc1(pair)))
+    def forward(self, x_mean: Tensor, f_mean: Tensor) -> Tensor:
+        """Choose the step, (N, C), from the means of x and f."""
+        pair = torch.cat((x_mean, x_mean + f_mean), 1)
+        pair = pair.to(self.fc1.weight.dtype)
+        return self.gate(self.fc2(torch.relu(self.fc1(pair))))
 
 
-@ATTENTIONS.register_module()
-class OursDepthwiseConv(Adaptor):
+@ATTENTIONS.register
+class OursDepthwiseConv(Adaptor, MapAttention):
     """States meet in a 3x3 convolution before they are pooled.
 
     z = GAP(ReLU(conv([x_t, x_t + f]))): a group convolution over the pair of
@@ -82,17 +81,18 @@ class OursDepthwiseConv(Adaptor):
         self.init_weights()
 
     def init_mix(self) -> None:
-        """Bring the parameters of ``mix`` to their starting values."""
+        """Bring the parameters of the mix to their starting values."""
         self.conv.reset_parameters()
 
-    def mix(self, x: Tensor, f: Tensor) -> Tensor:
-        """Convolve each channel's pair of maps and pool, (N, C)."""
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, 1, 1), from each channel's pair of maps."""
         pair = torch.stack((x, x + f), 2).flatten(1, 2)
         maps = F.relu(self.conv(pair.to(self.conv.weight.dtype)))
-        return pool(maps).to(self.conv.weight.dtype)
+        step = self.gate(pool(maps).to(self.conv.weight.dtype))
+        return step.to(f.dtype)[..., None, None]
 
 
-@ATTENTIONS.register_module()
+@ATTENTIONS.register
 class OursNoNorm(StepNet):
     """StepNet's adaptor without its BN: W_IE meets z as it is.
 
@@ -104,8 +104,8 @@ class OursNoNorm(StepNet):
         self.bn = nn.Identity()
 
 
-@ATTENTIONS.register_module()
-class OursNormFirst(Adaptor):
+@ATTENTIONS.register
+class OursNormFirst(Adaptor, ChannelGate):
     """StepNet's adaptor with its BN before the convolution.
 
     z = w_0 BN(p) + w_1 BN(q), each state normalised on its own: 8 parameters
@@ -116,7 +116,7 @@ class OursNormFirst(Adaptor):
         init_step (float, optional): See :class:`Adaptor`. Defaults to None.
     """
 
-    pooled_inputs = ('x', 'f')
+    pooled = ('x_mean', 'f_mean')
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
@@ -126,22 +126,23 @@ class OursNormFirst(Adaptor):
         self.init_weights()
 
     def init_mix(self) -> None:
-        """Bring the parameters of ``mix`` to their starting values."""
+        """Bring the parameters of the mix to their starting values."""
         self.pair_bn.reset_parameters()
         # PyTorch's default for a convolution of fan-in 2.
         nn.init.uniform_(self.pair_weight, -0.5**0.5, 0.5**0.5)
 
-    def mix(self, x: Tensor, f: Tensor) -> Tensor:
-        """Normalise the pooled states and join each channel's, (N, C)."""
-        p = pool(x)
-        pair = torch.cat((p, p + pool(f)), 1).to(self.pair_weight.dtype)
+    def forward(self, x_mean: Tensor, f_mean: Tensor) -> Tensor:
+        """Choose the step, (N, C), from the means of x and f."""
+        pair = torch.cat((x_mean, x_mean + f_mean), 1)
+        pair = pair.to(self.pair_weight.dtype)
         check_batch(self.pair_bn, pair)
         p, q = self.pair_bn(pair).chunk(2, 1)
-        return self.pair_weight[:, 0] * p + self.pair_weight[:, 1] * q
+        weight = self.pair_weight
+        return self.gate(weight[:, 0] * p + weight[:, 1] * q)
 
 
-@ATTENTIONS.register_module()
-class OursMeanStd(Adaptor):
+@ATTENTIONS.register
+class OursMeanStd(Adaptor, MapAttention):
     """States are pooled by mean and standard deviation.
 
     z joins mean and deviation of x_t and of x_t + f, as StepNet joins the
@@ -158,14 +159,15 @@ class OursMeanStd(Adaptor):
         self.init_weights()
 
     def init_mix(self) -> None:
-        """Bring the parameters of ``mix`` to their starting values."""
+        """Bring the parameters of the mix to their starting values."""
         # PyTorch's default for a convolution of fan-in 4.
         nn.init.uniform_(self.style_weight, -0.5, 0.5)
 
-    def mix(self, x: Tensor, f: Tensor) -> Tensor:
-        """Join each channel's pooled statistics, (N, C)."""
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, 1, 1), from both states' statistics."""
         x_next = full_precision(x) + f
         statistics = (pool(x), pool_std(x), pool(x_next), pool_std(x_next))
         weight = self.style_weight
-        return sum(weight[:, k] * statistic.to(weight.dtype)
-                   for k, statistic in enumerate(statistics))
+        step = self.gate(sum(weight[:, k] * statistic.to(weight.dtype)
+                             for k, statistic in enumerate(statistics)))
+        return step.to(f.dtype)[..., None, None]

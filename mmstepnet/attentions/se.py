@@ -4,23 +4,15 @@ Squeeze-and-Excitation Networks, CVPR 2018,
 https://arxiv.org/abs/1709.01507
 """
 
-
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import ChannelGate, check_positive, pool
+from .base import ATTENTIONS, Attention, ChannelGate, check_positive
 
 
-@ATTENTIONS.register_module()
-class SE(ChannelGate):
-    r"""Gate from the pooled residual through a two-layer perceptron.
-
-    .. math::
-        \Delta t = \sigma(W_2\, \mathrm{ReLU}(W_1\, \mathrm{GAP}(f) + b_1)
-        + b_2)
+class Excitation(Attention):
+    r"""Perceptron of two layers whose logits a sigmoid turns into the step.
 
     Args:
         channels (int): Channels C.
@@ -33,8 +25,6 @@ class SE(ChannelGate):
     Raises:
         ValueError: ``reduction`` is not a positive integer.
     """
-
-    pooled_inputs = ('f', )
 
     def __init__(self,
                  channels: int,
@@ -60,6 +50,20 @@ class SE(ChannelGate):
         pooled = pooled.to(self.fc1.weight.dtype)
         return self.fc2(torch.relu(self.fc1(pooled)))
 
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C)."""
-        return self.excite(pool(f))
+
+@ATTENTIONS.register
+class SE(Excitation, ChannelGate):
+    r"""Gate from the pooled residual through a two-layer perceptron.
+
+    .. math::
+        \Delta t = \sigma(W_2\, \mathrm{ReLU}(W_1\, \mathrm{GAP}(f) + b_1)
+        + b_2)
+
+    Arguments are those of :class:`Excitation`.
+    """
+
+    pooled = ('f_mean', )
+
+    def forward(self, f_mean: Tensor) -> Tensor:
+        """Choose the step, (N, C), from the mean of f."""
+        return torch.sigmoid(self.excite(f_mean)) * self.scale

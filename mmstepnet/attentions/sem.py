@@ -7,15 +7,13 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import Attention, pool, warm_start_scale
+from .base import ATTENTIONS, ChannelGate
 from .eca import ECA
 from .se import SE
 
 
-@ATTENTIONS.register_module()
-class SEM(Attention):
+@ATTENTIONS.register
+class SEM(ChannelGate):
     r"""Product of three gates, each turned up or down by a learned switch.
 
     .. math::
@@ -35,7 +33,8 @@ class SEM(Attention):
             Defaults to None.
     """
 
-    pooled_inputs = ('f', )
+    pooled = ('f_mean', )
+    initial_logits = (0.0, 0.0, 0.0)
 
     def __init__(self,
                  channels: int,
@@ -47,7 +46,6 @@ class SEM(Attention):
         self.eca = ECA(channels, init_step)
         self.ie_weight = nn.Parameter(torch.empty(channels))
         self.ie_bias = nn.Parameter(torch.empty(channels))
-        self.scale = warm_start_scale(init_step, 0.0, 0.0, 0.0)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -58,13 +56,13 @@ class SEM(Attention):
         nn.init.zeros_(self.ie_weight)
         nn.init.constant_(self.ie_bias, -1.0 if self.init_step is None else 0)
 
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, 1, 1). See :meth:`Attention.forward`."""
-        pooled = pool(f).to(self.ie_weight.dtype)
+    def forward(self, f_mean: Tensor) -> Tensor:
+        """Choose the step, (N, C), from the mean of f."""
+        pooled = f_mean.to(self.ie_weight.dtype)
         switch = torch.sigmoid(self.switch(pooled))
         logits = (self.se.excite(pooled), self.eca.excite(pooled),
                   self.ie_weight * pooled + self.ie_bias)
         gate = self.scale
         for k, logit in enumerate(logits):
             gate = gate * torch.sigmoid(switch[:, k:k + 1] * logit)
-        return gate.to(f.dtype)[..., None, None]
+        return gate

@@ -8,21 +8,14 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import (
-    Attention,
-    check_positive,
-    full_precision,
-    pool,
-    warm_start_scale,
-)
+from .base import ATTENTIONS, MapAttention, check_positive
+from .pooling import full_precision, pool
 
 EPS = 1e-5
 
 
-@ATTENTIONS.register_module()
-class SGE(Attention):
+@ATTENTIONS.register
+class SGE(MapAttention):
     r"""Gate from each position's similarity to its group's mean vector.
 
     Channels are cut into G consecutive groups. With :math:`f_{gi}` the
@@ -55,6 +48,8 @@ class SGE(Attention):
         ValueError: ``groups`` is not a positive integer.
     """
 
+    initial_logits = (1.0, )
+
     def __init__(self,
                  channels: int,
                  groups: int = 64,
@@ -66,7 +61,6 @@ class SGE(Attention):
         )
         self.weight = nn.Parameter(torch.empty(self.groups))
         self.bias = nn.Parameter(torch.empty(self.groups))
-        self.scale = warm_start_scale(init_step, 1.0)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -75,7 +69,7 @@ class SGE(Attention):
         nn.init.ones_(self.bias)
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, H, W). See :meth:`Attention.forward`."""
+        """Choose the step, (N, C, H, W)."""
         split = (self.groups, self.channels // self.groups)
         vectors = full_precision(f).unflatten(1, split)
         mean_vector = pool(f).unflatten(1, split)[..., None, None]

@@ -8,12 +8,10 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import ChannelGate, check_batch, pool, pool_std
+from .base import ATTENTIONS, ChannelGate, check_batch
 
 
-@ATTENTIONS.register_module()
+@ATTENTIONS.register
 class SRM(ChannelGate):
     r"""Gate from each channel's mean and standard deviation.
 
@@ -33,7 +31,7 @@ class SRM(ChannelGate):
             by ``1 / sqrt(eps)``. Defaults to None.
     """
 
-    pooled_inputs = ('f', 'f_std')
+    pooled = ('f_mean', 'f_std')
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
@@ -51,14 +49,13 @@ class SRM(ChannelGate):
             nn.init.uniform_(self.style_weight, -0.5**0.5, 0.5**0.5)
             nn.init.zeros_(self.bn.weight)
 
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C).
+    def forward(self, f_mean: Tensor, f_std: Tensor) -> Tensor:
+        """Choose the step, (N, C), from mean and deviation of f.
 
         Raises:
             ValueError: Training with one image, of which BN has no variance.
         """
-        mean, std = pool(f), pool_std(f)
-        check_batch(self.bn, mean)
+        check_batch(self.bn, f_mean)
         weight = self.style_weight
-        z = weight[:, 0] * mean + weight[:, 1] * std
-        return self.bn(z.to(weight.dtype))
+        z = weight[:, 0] * f_mean + weight[:, 1] * f_std
+        return torch.sigmoid(self.bn(z.to(weight.dtype))) * self.scale

@@ -4,28 +4,26 @@ Understanding Self-attention Mechanism via Dynamical System Perspective,
 ICCV 2023, https://arxiv.org/abs/2308.09939
 """
 
-
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.registry import ATTENTIONS
-
-from .base import ChannelGate, check_batch, pool
+from .base import ATTENTIONS, Attention, ChannelGate, check_batch
 
 INPUTS = ('both', 'x', 'x_next', 'difference')
 
 
-class Adaptor(ChannelGate):
-    r"""Gate that ends in IEBN (Appendix F), behind some mix of the states.
+class Adaptor(Attention):
+    r"""Attention that ends in IEBN (Appendix F), behind a mix of the states.
 
     .. math::
         \Delta t = \sigma(W_{IE} \otimes \mathrm{BN}(z(x_t, f(x_t)))
         + b_{IE})
 
     with :math:`W_{IE} = 0` and :math:`b_{IE} = -1` at the start, hence
-    :math:`\Delta t = \sigma(-1) = 0.2689` everywhere. Subclasses implement
-    ``mix(x, f)``, which gives z, and ``init_mix()``, its starting weights.
+    :math:`\Delta t = \sigma(-1) = 0.2689` everywhere. Subclasses, of either
+    kind of attention, mix the states to z and implement ``init_mix()``, the
+    starting weights of that.
 
     Args:
         channels (int): Channels C.
@@ -35,7 +33,7 @@ class Adaptor(ChannelGate):
     """
 
     first_block = False
-    initial_logit = -1.0
+    initial_logits = (-1.0, )
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
@@ -49,29 +47,25 @@ class Adaptor(ChannelGate):
         if not isinstance(self.bn, nn.Identity):
             self.bn.reset_parameters()
         nn.init.zeros_(self.ie_weight)
-        nn.init.constant_(self.ie_bias, self.initial_logit)
+        nn.init.constant_(self.ie_bias, self.initial_logits[0])
 
     def init_mix(self) -> None:
-        """Bring the parameters of ``mix`` to their starting values."""
+        """Bring the parameters of the mix to their starting values."""
         raise NotImplementedError
 
-    def mix(self, x: Tensor, f: Tensor) -> Tensor:
-        """Mix the states x_t and x_t + f, (N, C, H, W), to z, (N, C)."""
-        raise NotImplementedError
-
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C).
+    def gate(self, z: Tensor) -> Tensor:
+        """Turn the mixed states z into the step, both (N, C).
 
         Raises:
             ValueError: Training with one image, of which BN has no variance.
         """
-        z = self.mix(x, f)
         check_batch(self.bn, z)
-        return self.ie_weight * self.bn(z) + self.ie_bias
+        logits = self.ie_weight * self.bn(z) + self.ie_bias
+        return torch.sigmoid(logits) * self.scale
 
 
-@ATTENTIONS.register_module()
-class StepNet(Adaptor):
+@ATTENTIONS.register
+class StepNet(Adaptor, ChannelGate):
     r"""Step chosen from two neighbouring states (§2.5, Fig. 4, Appendix F).
 
     .. math::
@@ -118,33 +112,26 @@ class StepNet(Adaptor):
         self.init_weights()
 
     @property
-    def pooled_inputs(self) -> tuple[str, ...]:
-        """Pooled maps that ``inputs`` needs, see :class:`Attention`."""
-        return {'x': ('x', ), 'difference': ('f', )}.get(
-            self.inputs, ('x', 'f'))
+    def pooled(self) -> tuple[str, ...]:
+        """Statistics that ``inputs`` needs, see :class:`ChannelGate`."""
+        return {'x': ('x_mean', ), 'difference': ('f_mean', )}.get(
+            self.inputs, ('x_mean', 'f_mean'))
 
     def init_mix(self) -> None:
-        """Bring the parameters of ``mix`` to their starting values."""
+        """Bring the parameters of the mix to their starting values."""
         # PyTorch's default for a convolution of this fan-in.
         bound = self.pair_weight.shape[1]**-0.5
         nn.init.uniform_(self.pair_weight, -bound, bound)
 
-    def pooled_states(self, x: Tensor, f: Tensor) -> tuple[Tensor, ...]:
-        """Pool what ``inputs`` names, one (N, C) or two."""
-        if self.inputs == 'difference':
-            return (pool(f), )
-        p = pool(x)
-        if self.inputs == 'x':
-            return (p, )
-        q = p + pool(f)
-        return (q, ) if self.inputs == 'x_next' else (p, q)
-
-    def mix(self, x: Tensor, f: Tensor) -> Tensor:
-        """Join each channel's pooled states, (N, C)."""
+    def forward(self, *means: Tensor) -> Tensor:
+        """Choose the step, (N, C), from what :attr:`pooled` names."""
+        if len(means) == 2:
+            p, f_mean = means
+            q = p + f_mean
+            means = (p, q) if self.inputs == 'both' else (q, )
         weight = self.pair_weight
-        states = self.pooled_states(x, f)
-        return sum(weight[:, k] * state.to(weight.dtype)
-                   for k, state in enumerate(states))
+        return self.gate(sum(weight[:, k] * mean.to(weight.dtype)
+                             for k, mean in enumerate(means)))
 
     def extra_repr(self) -> str:
         """Channels, warm start and inputs, for ``print(model)``."""

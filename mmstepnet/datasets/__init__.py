@@ -2,7 +2,7 @@ from typing import Any
 
 from mmstepnet.compatibility import FIX, check_hosts
 
-check_hosts('mmpretrain')
+check_hosts('mmengine', 'mmcv', 'mmpretrain')
 
 from mmstepnet.registry import DATASETS  # noqa: E402
 

@@ -1,14 +1,17 @@
 from mmstepnet.compatibility import check_hosts
 
-check_hosts('mmpretrain')
+check_hosts('mmengine', 'mmcv', 'mmpretrain')
 
 from mmstepnet import attentions, propagation  # noqa: E402
 from mmstepnet.attentions import *  # noqa: E402, F403
 from mmstepnet.propagation import *  # noqa: E402, F403
-from mmstepnet.steps.residual import ResidualStep  # noqa: E402
+from mmstepnet.registry import MODELS  # noqa: E402
+from mmstepnet.steps import ResidualStep  # noqa: E402
 
 from . import backbones  # noqa: E402
 from .backbones import *  # noqa: E402, F403
+
+MODELS.register_module(module=attentions.IEBN)
 
 __all__ = [
     'ResidualStep', *attentions.__all__, *backbones.__all__,

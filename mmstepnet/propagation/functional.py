@@ -11,7 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from mmstepnet.steps.fused import is_compiling, is_transformed
+from mmstepnet.torch_version import is_compiling, is_transformed
 
 from .masks import check_mask
 from .sdpa import compute_dtype, propagate, wide

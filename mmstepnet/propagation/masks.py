@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mmstepnet.steps.fused import is_compiling
+from mmstepnet.torch_version import is_compiling
 
 REMEDY = ('its softmax is not defined. Let an isolated point inform itself '
           '(set the diagonal), or drop it')

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.utils import digit_version
 from torch import Tensor
 
-from mmstepnet.steps.fused import is_transformed
+from mmstepnet.torch_version import is_transformed
 
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]

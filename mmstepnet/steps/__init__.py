@@ -1,9 +1,4 @@
-from .fused import (
-    PooledMap,
-    fused,
-    fused_residual_step,
-    is_fused,
-    serves,
-)
+from .fused import fused, is_fused
+from .residual import ResidualStep
 
-__all__ = ['PooledMap', 'fused', 'fused_residual_step', 'is_fused', 'serves']
+__all__ = ['ResidualStep', 'fused', 'is_fused']

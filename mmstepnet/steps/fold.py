@@ -4,14 +4,12 @@ import copy
 
 import torch
 import torch.nn as nn
-from mmcv.cnn import ConvModule
 from torch import Tensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mmstepnet.attentions.base import ChannelGate, pool
-from mmstepnet.attentions.stepnet import StepNet
-from mmstepnet.models.backbones import StepResNet
-from mmstepnet.models.backbones.blocks import _PreActBlock, _StepBlock
+from mmstepnet.attentions import ChannelGate, StepNet
+
+from .residual import ResidualStep
 
 # Exactly these: a subclass may do more, as IEBN and weight standardisation.
 CONVS = (nn.Conv2d, )
@@ -39,7 +37,7 @@ class FoldedStepNet(ChannelGate):
 
     def __init__(self, adaptor: StepNet):
         super().__init__(adaptor.channels, adaptor.init_step)
-        self.pooled_inputs = adaptor.pooled_inputs
+        self.pooled = adaptor.pooled
         self.scale = adaptor.scale
         with torch.no_grad():
             slope, offset = adaptor.ie_weight, adaptor.ie_bias
@@ -59,13 +57,13 @@ class FoldedStepNet(ChannelGate):
     def init_weights(self) -> None:
         """Keep the weights: a folded model is not initialised."""
 
-    def logits(self, x: Tensor, f: Tensor) -> Tensor:
-        """Compute what the sigmoid sees, (N, C)."""
+    def forward(self, *means: Tensor) -> Tensor:
+        """Choose the step, (N, C), from what :attr:`pooled` names."""
+        weights = [w for w in (self.x_weight, self.f_weight) if w is not None]
         total = self.offset
-        for weight, maps in ((self.x_weight, x), (self.f_weight, f)):
-            if weight is not None:
-                total = total + weight * pool(maps).to(weight.dtype)
-        return total
+        for weight, mean in zip(weights, means):
+            total = total + weight * mean.to(weight.dtype)
+        return torch.sigmoid(total) * self.scale
 
 
 def fold(model: nn.Module) -> nn.Module:
@@ -76,23 +74,27 @@ def fold(model: nn.Module) -> nn.Module:
     it cannot be trained on. What cannot be folded exactly (IEBN, GroupNorm,
     other attentions, a BN without running statistics) stays as it is.
 
+    Which BN stands right behind which convolution is known of an
+    ``nn.Sequential``, of MMCV's ``ConvModule``, and of a module that says it:
+    its ``conv_norm_pairs()`` returns their names in pairs, as the blocks and
+    the backbones of this package do.
+
     Args:
-        model (nn.Module): A backbone of this package or a model that has
-            one, such as a classifier or detector of a host. It is left as it
-            was.
+        model (nn.Module): A model with residual steps, such as a backbone of
+            this package or a classifier or detector that has one. It is left
+            as it was.
 
     Returns:
         nn.Module: A folded copy, in eval mode.
 
     Raises:
-        TypeError: There is neither a :class:`StepResNet` nor a StepNet
-            adaptor in ``model``.
+        TypeError: There is no :class:`ResidualStep` in ``model``.
     """
-    if not any(isinstance(m, (StepResNet, StepNet)) for m in model.modules()):
+    if not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise TypeError(
-            f'fold expects a StepResNet or a model with StepNet, got '
-            f'{type(model).__name__}; for other models see '
-            f'mmcv.cnn.fuse_conv_bn')
+            'fold expects a model with residual steps, such as StepResNet, '
+            f'got {type(model).__name__}; for other models see '
+            'torch.nn.utils.fuse_conv_bn_eval')
     model = copy.deepcopy(model).eval()
     for module in list(model.modules()):
         for conv, norm in _pairs(module):
@@ -105,18 +107,10 @@ def fold(model: nn.Module) -> nn.Module:
 
 def _pairs(module: nn.Module) -> list[tuple[str, str]]:
     """Names of the convolutions and of the norms right behind them."""
-    if isinstance(module, _StepBlock):
-        count = 3 if hasattr(module, 'conv3') else 2
-        norms = [getattr(module, f'norm{k + 1}_name') for k in range(count)]
-        if isinstance(module, _PreActBlock):
-            norms = norms[1:]
-        return list(zip(('conv1', 'conv2', 'conv3'), norms))
-    if isinstance(module, StepResNet):
-        stem = not module.deep_stem and module.norm1_name is not None
-        return [('conv1', module.norm1_name)] if stem else []
-    if isinstance(module, ConvModule):
-        direct = module.with_norm and module.order[:2] == ('conv', 'norm')
-        return [('conv', module.norm_name)] if direct else []
+    if hasattr(module, 'conv_norm_pairs'):
+        return module.conv_norm_pairs()
+    if getattr(module, 'order', ())[:2] == ('conv', 'norm'):  # ConvModule
+        return [('conv', module.norm_name)] if module.with_norm else []
     if isinstance(module, nn.Sequential):
         names = list(module._modules)
         return list(zip(names, names[1:]))

@@ -8,27 +8,17 @@ from types import ModuleType
 
 import torch
 import torch.nn as nn
-from mmengine.utils import digit_version
 from torch import Tensor
 from torch.autograd import Function
 
+from mmstepnet.attentions import ChannelGate, pooling
+from mmstepnet.precision import accumulation_dtype
+from mmstepnet.torch_version import is_compiling, is_transformed
+
 from .kernels import aten, inductor
-from .kernels.aten import accumulation_dtype
 
-
-@dataclass
-class PooledMap:
-    """What is known of a map, handed to an attention in the map's place.
-
-    Args:
-        dtype (torch.dtype): Dtype of what is known.
-        mean (Tensor, optional): Mean over the map, (N, C).
-        var (Tensor, optional): Population variance over the map, (N, C).
-    """
-
-    dtype: torch.dtype
-    mean: Tensor | None = None
-    var: Tensor | None = None
+SERVED = {'x_mean', 'f_mean', 'f_std'}
+"""Statistics that the fused path knows how to pass on."""
 
 
 class fused:
@@ -71,8 +61,8 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
 
     It does not where somebody looks at, transforms or replaces a part of it:
     compilers, tracers and exporters, functorch and forward-mode derivatives,
-    module hooks, another norm or activation, an active stochastic depth, an
-    attention that reads more than pooled maps.
+    module hooks, another norm or activation, an active stochastic depth, a
+    map attention, a gate whose norm synchronises over ranks.
 
     Args:
         x (Tensor): State x_t, (N, C, H, W).
@@ -81,7 +71,8 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
         step (ResidualStep): The module that takes the step.
     """
     if (is_compiling() or not fused.enabled
-            or getattr(step.attention, 'pooled_inputs', None) is None):
+            or not isinstance(step.attention, ChannelGate)
+            or not SERVED.issuperset(step.attention.pooled)):
         return False
     if is_transformed() or torch.autograd.forward_ad._current_level >= 0:
         return False
@@ -89,30 +80,9 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
             and type(step.activation) in (nn.ReLU, nn.Identity)
             and (type(step.drop_path) is nn.Identity
                  or not step.drop_path.training)
-            and not _is_hooked(step, norm))
-
-
-def is_compiling() -> bool:
-    """Whether a compiler or exporter is reading the code."""
-    if hasattr(torch.compiler, 'is_compiling'):
-        return torch.compiler.is_compiling()
-    return torch._dynamo.is_compiling()  # torch < 2.3
-
-
-def is_exporting() -> bool:
-    """Whether the code is read for a graph that other programs will run."""
-    exporting = getattr(torch.compiler, 'is_exporting', None)  # torch >= 2.7
-    return torch.jit.is_tracing() or bool(exporting and exporting())
-
-
-def is_transformed() -> bool:
-    """Whether torch.jit traces or functorch transforms the code.
-
-    Not where a compiler reads it, which cannot ask.
-    """
-    return not is_compiling() and (
-        torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active())
+            and not _is_hooked(step, norm)
+            and not any('Sync' in type(m).__name__  # PyTorch's and MMCV's
+                        for m in step.attention.modules()))
 
 
 def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:
@@ -174,7 +144,7 @@ def fused_residual_step(x: Tensor, branch: Tensor,
             (N, C, H, W).
         norm (nn.BatchNorm2d, optional): Norm behind it, which keeps its
             running statistics as ever. None is f = branch.
-        attention (Attention): One with ``pooled_inputs``.
+        attention (ChannelGate): What chooses the step.
         relu (bool): Whether to rectify the result.
 
     Returns:
@@ -184,14 +154,14 @@ def fused_residual_step(x: Tensor, branch: Tensor,
     x = x.contiguous(memory_format=memory_format)
     branch = branch.contiguous(memory_format=memory_format)
     dtype = accumulation_dtype(branch.dtype)
-    inputs = attention.pooled_inputs
+    pooled = attention.pooled
     if _is_identity(norm):  # an Identity is what `fold` leaves of a norm
         norm = None
     normalises = norm is not None and (norm.training
                                        or norm.running_mean is None)
     x, branch, x_mean, c_mean, c_var = _Pool.apply(
-        x, branch, 'x' in inputs, 'f' in inputs,
-        normalises or 'f_std' in inputs)
+        x, branch, 'x_mean' in pooled, 'f_mean' in pooled,
+        normalises or 'f_std' in pooled)
     if norm is None:
         alpha, beta, mean = 1.0, None, None
         f_mean, f_var = c_mean, c_var
@@ -202,12 +172,13 @@ def fused_residual_step(x: Tensor, branch: Tensor,
         f_mean = f_var = None
         if c_mean is not None:
             f_mean = torch.addcmul(beta, c_mean - mean, alpha)
-        if 'f_std' in inputs:
+        if 'f_std' in pooled:
             f_var = c_var * alpha.square()
-    # The dtype of coefficients is f's here: they are not rounded to half.
-    delta = attention(PooledMap(dtype, x_mean),
-                      PooledMap(dtype, f_mean, f_var))
-    delta = delta.to(dtype).flatten(1).expand(branch.shape[:2])
+    known = {'x_mean': x_mean, 'f_mean': f_mean}
+    if f_var is not None:
+        known['f_std'] = (f_var + pooling.EPS).sqrt()
+    # Not rounded to half precision, as the reference path's step is.
+    delta = attention(*(known[name] for name in pooled)).to(dtype)
     if norm is None and not torch.is_grad_enabled():
         # The hosts, too, add into what comes out of the last layer.
         return backend(branch).step(
@@ -383,7 +354,7 @@ def backend(maps: Tensor) -> ModuleType:
 @cache
 def _triton() -> ModuleType:
     """Triton's kernels where Triton 3 is installed, else ATen's operations."""
-    if find_spec('triton') is None or digit_version(
-            import_module('triton').__version__) < digit_version('3.0'):
+    if find_spec('triton') is None or int(
+            import_module('triton').__version__.split('.')[0]) < 3:
         return aten
     return import_module('mmstepnet.steps.kernels.triton_kernels')

@@ -5,18 +5,19 @@ from collections.abc import Callable
 
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from mmstepnet.steps import fused_residual_step, serves
+from mmstepnet.attentions import Plain, choose_step
+
+from .fused import fused_residual_step, serves
 
 Observer = Callable[[
     'ResidualStep', Tensor, Tensor, Tensor | None, Tensor | None, Tensor
 ], None]
 
 
-class ResidualStep(BaseModule):
+class ResidualStep(nn.Module):
     r"""One forward-Euler step of a residual block.
 
     .. math::
@@ -26,13 +27,13 @@ class ResidualStep(BaseModule):
     A plain ResNet has :math:`\Delta t = 1`; a channel attention is a rule
     that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
     of this package ends in this module, so stiffness is measured here too.
-    Where nobody observes it and :func:`mmstepnet.steps.serves` allows, the
-    step is fused with the norm; the lines of the reference path say what it
-    is.
+    Where nobody observes it and :func:`serves` allows, the step is fused with
+    the norm; the lines of the reference path say what it is.
 
     Args:
-        attention (nn.Module, optional): Called as ``attention(x, f)``;
-            returns a step that broadcasts to ``f``. None is
+        attention (nn.Module, optional): A :class:`ChannelGate`, or what is
+            called as ``attention(x, f)`` and returns a step that broadcasts
+            to ``f``. None, short for :class:`Plain`, is
             :math:`\Delta t = 1`. Defaults to None.
         activation (nn.Module, optional): Applied to the sum. None in
             pre-activation blocks. Defaults to None.
@@ -49,6 +50,11 @@ class ResidualStep(BaseModule):
         self.activation = activation or nn.Identity()
         self.drop_path = drop_path or nn.Identity()
         self._observers = OrderedDict()
+
+    def init_weights(self) -> None:
+        """Bring the attention to its start: mmengine's recursion asks it."""
+        if hasattr(self.attention, 'init_weights'):
+            self.attention.init_weights()
 
     @property
     def observed(self) -> bool:
@@ -82,10 +88,10 @@ class ResidualStep(BaseModule):
                 identity, branch, norm, self.attention,
                 relu=isinstance(self.activation, nn.ReLU))
         f = branch if norm is None else norm(branch)
-        if self.attention is None:
+        if self.attention is None or isinstance(self.attention, Plain):
             step, residual = None, f
         else:
-            step = self.attention(identity, f)
+            step = choose_step(self.attention, identity, f)
             residual = f * step
         residual = self.drop_path(residual)
         if (self._observers and step is not None

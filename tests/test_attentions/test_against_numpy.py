@@ -6,7 +6,7 @@ import torch
 from scipy.fft import dctn
 from scipy.signal import correlate2d
 
-from mmstepnet.attentions import build_attention
+from mmstepnet.attentions import build_attention, choose_step
 from tests.utils import perturb
 
 # As the paper's search ranked them: vertical and horizontal frequency.
@@ -183,7 +183,7 @@ def test_step_is_the_formula(cfg, reference, training, maps):
     expected = reference(weights, x.double().numpy(),
                          f.double().numpy(), training)
 
-    step = attention(x, f).detach()
+    step = choose_step(attention, x, f).detach()
 
     step = step.expand(3, C, *step.shape[2:]).double().numpy()
     if expected.ndim == 2:
@@ -208,5 +208,6 @@ def test_fca_pools_other_sizes_to_its_own(maps):
         dict(type='FCA', map_size=8, reduction=2), 16))
     x, f = maps(2, 16, 16, 24)
     pooled = f.unflatten(2, (8, 2)).unflatten(4, (8, 3)).mean((3, 5))
-    torch.testing.assert_close(attention(x, f), attention(x, pooled))
-    assert not attention(x, f).allclose(attention(x, f.flip(3)), atol=1e-3)
+    step = attention(x, f)
+    torch.testing.assert_close(step, attention(x, pooled))
+    assert not step.allclose(attention(x, f.flip(3)), atol=1e-3)

@@ -2,11 +2,23 @@
 
 import pytest
 import torch
+import torch.nn as nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from mmstepnet.attentions import build_attention
+from mmstepnet.attentions import build_attention, choose_step
 from tests.utils import not_on_torch_21, perturb
+
+
+class Chooser(nn.Module):
+    """An attention of either kind, called with the maps."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, f):
+        return choose_step(self.attention, x, f)
 
 
 def assert_finite_gradients(*tensors):
@@ -30,7 +42,8 @@ def test_gradients(cfg, maps):
         t.detach().double().requires_grad_() for t in (x, f, *parameters))
 
     def step(x, f, *parameters):
-        return functional_call(attention, dict(zip(names, parameters)), (x, f))
+        values = {f'attention.{n}': p for n, p in zip(names, parameters)}
+        return functional_call(Chooser(attention), values, (x, f))
 
     assert gradcheck(step, inputs)
 
@@ -42,13 +55,13 @@ def test_one_image_of_any_size(cfg, channels, size, maps):
     x, f = maps(3, channels, *size)
     x.requires_grad_()
     f.requires_grad_()
-    step = attention(x[:1], f[:1])
+    step = choose_step(attention, x[:1], f[:1])
     assert step.shape[:2] == (1, channels)
     assert step.broadcast_to(f[:1].shape).shape == f[:1].shape
     assert step.min() > 0
     assert step.max() < 1
     # In eval mode an image does not see its batch.
-    torch.testing.assert_close(step, attention(x, f)[:1])
+    torch.testing.assert_close(step, choose_step(attention, x, f)[:1])
     step.sum().backward()
     assert_finite_gradients(x, f, *attention.parameters())
 
@@ -65,7 +78,7 @@ def test_constant_maps_have_finite_gradients(cfg):
     attention = perturb(build_attention(cfg, 8, map_size=7)).eval()
     x = torch.ones(2, 8, 4, 4, requires_grad=True)
     f = torch.full((2, 8, 4, 4), 2.0, requires_grad=True)
-    attention(x, f).sum().backward()
+    choose_step(attention, x, f).sum().backward()
     assert_finite_gradients(x, f, *attention.parameters())
 
 
@@ -77,14 +90,14 @@ def test_half_precision(cfg, dtype, atol, maps):
     # The sum over a map is beyond float16.
     x, f = (4 * m.to(dtype) for m in maps(2, 32, 160, 160))
     assert x.float().sum((2, 3)).max() > torch.finfo(torch.float16).max
-    expected = attention(x.float(), f.float())
+    expected = choose_step(attention, x.float(), f.float())
 
-    step = attention(x, f)
+    step = choose_step(attention, x, f)
     assert step.dtype == dtype
     torch.testing.assert_close(step.float(), expected, rtol=0, atol=atol)
 
     try:
-        step = attention.to(dtype)(x, f)
+        step = choose_step(attention.to(dtype), x, f)
     except RuntimeError as error:
         # Half kernels on the CPU came with PyTorch 2.2.
         assert 'not implemented for' in str(error)
@@ -97,17 +110,18 @@ def test_half_precision(cfg, dtype, atol, maps):
 def test_channels_last(cfg, maps):
     attention = perturb(build_attention(cfg, 32, map_size=7)).eval()
     x, f = maps(2, 32, 7, 9)
+    last = [m.contiguous(memory_format=torch.channels_last) for m in (x, f)]
     torch.testing.assert_close(
-        attention(*(m.contiguous(memory_format=torch.channels_last)
-                    for m in (x, f))), attention(x, f))
+        choose_step(attention, *last), choose_step(attention, x, f))
 
 
 def test_compiles_without_a_break(cfg, maps):
     attention = perturb(build_attention(cfg, 16, map_size=7)).eval()
     x, f = maps(2, 16, 7, 7)
     torch._dynamo.reset()
-    compiled = torch.compile(attention, backend='eager', fullgraph=True)
-    torch.testing.assert_close(compiled(x, f), attention(x, f))
+    compiled = torch.compile(
+        Chooser(attention), backend='eager', fullgraph=True)
+    torch.testing.assert_close(compiled(x, f), choose_step(attention, x, f))
 
 
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
@@ -116,10 +130,10 @@ def test_compiles_without_a_break(cfg, maps):
     pytest.param(export, marks=not_on_torch_21('exports no dynamic shapes'))])
 def test_graphs_serve_every_size(cfg, trace, maps):
     attention = perturb(build_attention(cfg, 16, map_size=9)).eval()
-    graph = trace(attention, maps(2, 16, 9, 9))
+    graph = trace(Chooser(attention), maps(2, 16, 9, 9))
     for size in ((9, 9), (13, 20), (5, 7)):
         x, f = maps(2, 16, *size)
-        torch.testing.assert_close(graph(x, f), attention(x, f))
+        torch.testing.assert_close(graph(x, f), choose_step(attention, x, f))
 
 
 @pytest.mark.parametrize('init_step', [1.0, 0.37])
@@ -127,7 +141,7 @@ def test_graphs_serve_every_size(cfg, trace, maps):
 def test_init_step_is_the_first_step(cfg, init_step, training, maps):
     attention = build_attention(
         dict(cfg, init_step=init_step), 48, map_size=7).train(training)
-    step = attention(*maps(3, 48, 6, 5))
+    step = choose_step(attention, *maps(3, 48, 6, 5))
     torch.testing.assert_close(
         step, torch.full_like(step, init_step), rtol=0, atol=1e-7)
 
@@ -137,13 +151,13 @@ def test_init_step_survives_the_first_update(cfg, maps):
     attention = build_attention(dict(cfg, init_step=1.0), 48, map_size=7)
     x, f = maps(8, 48, 6, 5)
     torch.manual_seed(0)
-    (f * attention(x, f) * torch.randn_like(f)).mean().backward()
+    (f * choose_step(attention, x, f) * torch.randn_like(f)).mean().backward()
     with torch.no_grad():
         for parameter in attention.parameters():
             if parameter.grad is not None:
                 parameter -= 0.1 * parameter.grad
     # With the weights that the paper starts SRM from, it moves by 0.8.
-    assert (attention(x, f) - 1).abs().max() < 0.25
+    assert (choose_step(attention, x, f) - 1).abs().max() < 0.25
 
 
 @pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
@@ -171,19 +185,19 @@ def test_batch_of_one_in_training(kind, norm, maps):
     attention = build_attention(dict(type=kind), 8)
     x, f = maps(1, 8, 4, 4)
     with pytest.raises(ValueError, match='at least 2 images'):
-        attention(x, f)
+        choose_step(attention, x, f)
     getattr(attention, norm).eval()
-    attention(x, f)
+    choose_step(attention, x, f)
 
 
 def test_batch_of_one_where_nothing_is_normalised(maps):
     attention = build_attention(dict(type='OursNoNorm'), 8)
-    assert attention(*maps(1, 8, 4, 4)).isfinite().all()
+    assert choose_step(attention, *maps(1, 8, 4, 4)).isfinite().all()
 
 
 def test_one_pixel_in_training(maps):
     with pytest.raises(ValueError, match='at least 2 images'):
-        build_attention(dict(type='CBAM'), 8)(*maps(1, 8, 1, 1))
+        choose_step(build_attention(dict(type='CBAM'), 8), *maps(1, 8, 1, 1))
 
 
 @pytest.mark.parametrize('channels, groups', [(64, 64), (256, 64), (96, 48),

@@ -6,6 +6,7 @@ import torch
 from mmstepnet import steps
 from mmstepnet.attentions import FCA, Attention
 from mmstepnet.models import StepResNet, StepResNetCIFAR
+from mmstepnet.registry import MODELS
 from tests.utils import perturb
 
 # What makes the gate constant at a warm start.
@@ -128,6 +129,31 @@ def test_init_weights_brings_back_the_start(cfg):
     for step in steps:
         torch.testing.assert_close(
             step, torch.ones_like(step), rtol=0, atol=1e-6)
+
+
+def test_a_runners_initialisation_keeps_a_warm_start_exact(cfg):
+    """mmengine's recursion passes through what is no module of its own."""
+    def classifier(attention):
+        return MODELS.build(dict(
+            type='mmpretrain.ImageClassifier',
+            backbone=dict(
+                type='mmstepnet.StepResNetCIFAR', depth=20,
+                attention=attention),
+            neck=dict(type='mmpretrain.GlobalAveragePooling'),
+            head=dict(
+                type='mmpretrain.LinearClsHead', num_classes=3,
+                in_channels=64),
+            init_cfg=dict(
+                type='Constant', val=0.5,
+                layer=['Linear', 'Conv1d', 'BatchNorm1d'])))
+
+    plain, model = classifier(None), classifier(dict(cfg, init_step=1.0))
+    perturb(plain)
+    perturb(model).init_weights()
+    model.load_state_dict(plain.state_dict(), strict=False)
+    images = torch.randn(2, 3, 32, 32)
+    with steps.fused(False):
+        assert torch.equal(model.eval()(images)[0], plain.eval()(images)[0])
 
 
 # Table 1 of the StepNet paper, parameters in millions on CIFAR-10 and

@@ -8,11 +8,10 @@ import torch.nn as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstepnet.attentions import build_attention
+from mmstepnet.attentions import ATTENTIONS, build_attention, choose_step
 from mmstepnet.propagation import build_propagation, metric_propagation
-from mmstepnet.registry import ATTENTIONS, PROPAGATIONS
-from mmstepnet.steps import fused
-from mmstepnet.steps.residual import ResidualStep
+from mmstepnet.registry import PROPAGATIONS
+from mmstepnet.steps import ResidualStep, fused
 from tests.test_robustness.inputs import (
     BOUNDED,
     NO_NUMBERS,
@@ -24,9 +23,8 @@ from tests.test_robustness.inputs import (
 )
 from tests.utils import perturb
 
-ATTENTIONS.import_from_location()
 PROPAGATIONS.import_from_location()
-KINDS = sorted(ATTENTIONS.module_dict)
+KINDS = sorted(ATTENTIONS)
 
 # What no value of this argument may be; every argument must have an entry.
 WRONG = {
@@ -56,7 +54,7 @@ def arguments(cls):
 @BOUNDED
 @given(data=st.data())
 def test_wrong_arguments_of_attentions(kind, data):
-    name = data.draw(st.sampled_from(arguments(ATTENTIONS.get(kind))))
+    name = data.draw(st.sampled_from(arguments(ATTENTIONS.find(kind))))
     value = data.draw(WRONG[name])
     kwargs = dict(type=kind)
     channels = 16
@@ -109,7 +107,7 @@ def test_any_shape_and_type(kind, shape, dtype, training, scale, layout):
     x, f = (scale * torch.randn(2, *shape)).to(dtype).unbind(0)
     x, f = (t.contiguous(memory_format=layout) for t in (x, f))
     try:
-        step = attention(x, f)
+        step = choose_step(attention, x, f)
     except ValueError as error:
         # A channel's only value has no variance.
         assert 'at least 2 images' in str(error)

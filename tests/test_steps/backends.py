@@ -8,7 +8,8 @@ import torch
 
 from mmstepnet import steps
 from mmstepnet.attentions import StepNet
-from mmstepnet.models import ResidualStep
+from mmstepnet.precision import accumulation_dtype
+from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.kernels import aten
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -39,7 +40,7 @@ def data(shape, dtype, memory_format, device):
     ]
     rows = [
         torch.randn(shape[:2], dtype=torch.float64).to(
-            device, aten.accumulation_dtype(dtype)) for _ in range(5)
+            device, accumulation_dtype(dtype)) for _ in range(5)
     ]
     return maps, rows
 

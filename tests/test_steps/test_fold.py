@@ -94,7 +94,7 @@ def test_vision_transformer():
 
 
 def test_refuses_models_of_others():
-    with pytest.raises(TypeError, match='expects a StepResNet.*Conv2d'):
+    with pytest.raises(TypeError, match='with residual steps.*got Conv2d'):
         mmstepnet.fold(nn.Conv2d(3, 3, 1))
 
 

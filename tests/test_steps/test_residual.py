@@ -5,8 +5,9 @@ import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet.attentions import SE, StepNet
-from mmstepnet.models import ResidualStep, StepResNetCIFAR
+from mmstepnet.attentions import SE, Plain, StepNet, choose_step
+from mmstepnet.models import StepResNetCIFAR
+from mmstepnet.steps import ResidualStep
 from tests.utils import perturb
 
 
@@ -42,7 +43,7 @@ def test_adaptor_against_a_written_out_one(training, init_step):
     expected = written_out_adaptor(attention, x, f)
     if init_step is not None:
         expected = expected * init_step * (1 + torch.e)  # / sigmoid(-1)
-    got = attention(x, f)
+    got = choose_step(attention, x, f)
     assert got.shape == (5, 8, 1, 1)
     torch.testing.assert_close(got[:, :, 0, 0], expected, rtol=1e-6, atol=0)
 
@@ -50,10 +51,11 @@ def test_adaptor_against_a_written_out_one(training, init_step):
 def test_adaptor_gradients():
     attention = perturb(StepNet(3).double()).train()
     x, f = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(attention, (x, f))
+    assert torch.autograd.gradcheck(
+        lambda x, f: choose_step(attention, x, f), (x, f))
 
 
-@pytest.mark.parametrize('attention', [None, SE(8), StepNet(8)])
+@pytest.mark.parametrize('attention', [None, Plain(8), SE(8), StepNet(8)])
 @pytest.mark.parametrize('activation', [None, nn.ReLU(inplace=True)])
 def test_step_is_the_equation(attention, activation):
     x, c = states()
@@ -62,7 +64,8 @@ def test_step_is_the_equation(attention, activation):
     if attention is not None:
         perturb(attention).eval()
     f = norm(c)
-    expected = x + f * (1 if attention is None else attention(x, f))
+    expected = x + f * (
+        1 if attention is None else choose_step(attention, x, f))
     if activation is not None:
         expected = expected.clamp(min=0)
     torch.testing.assert_close(step(x, c, norm), expected)
@@ -128,7 +131,7 @@ def test_pooling_does_not_overflow_in_half_precision(dtype):
     """The sum over this map is beyond float16's 65504."""
     attention = perturb(StepNet(8)).eval()
     x, f = (torch.full((2, 8, 64, 64), v, dtype=dtype) for v in (60., -20.))
-    got = attention(x, f)
+    got = choose_step(attention, x, f)
     assert got.dtype == dtype and got.isfinite().all()
-    expected = attention(x.float(), f.float())
+    expected = choose_step(attention, x.float(), f.float())
     torch.testing.assert_close(got.float(), expected, rtol=1e-2, atol=1e-3)

@@ -8,8 +8,8 @@ from mmpretrain.models.backbones.resnet import BasicBlock, Bottleneck, ResLayer
 from mmpretrain.models.backbones.resnext import Bottleneck as ResNeXtBottleneck
 from torch import Tensor
 
-from mmstepnet.attentions.iebn import IEBN
-from mmstepnet.steps.residual import ResidualStep
+from mmstepnet.attentions import IEBN
+from mmstepnet.steps import ResidualStep
 
 
 class _StepBlock(nn.Module):
@@ -23,6 +23,12 @@ class _StepBlock(nn.Module):
         super().__init__(*args, **kwargs)
         self.step = ResidualStep(
             activation=self.relu, drop_path=self.drop_path)
+
+    def conv_norm_pairs(self) -> list[tuple[str, str]]:
+        """Names of convolutions and of the norms behind them, to fold."""
+        count = 3 if hasattr(self, 'conv3') else 2
+        return [(f'conv{k}', getattr(self, f'norm{k}_name'))
+                for k in range(1, count + 1)]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.with_cp and x.requires_grad:
@@ -91,6 +97,10 @@ class _PreActBlock(_StepBlock):
             setattr(self, getattr(self, f'norm{k}_name'), norm)
         if self.downsample is not None:
             del self.downsample[-1]
+
+    def conv_norm_pairs(self) -> list[tuple[str, str]]:
+        pairs = super().conv_norm_pairs()
+        return [(conv, norm) for (conv, _), (_, norm) in zip(pairs, pairs[1:])]
 
     def _forward(self, x: Tensor, observed: bool | None = None) -> Tensor:
         out = self.relu(self.norm1(x))

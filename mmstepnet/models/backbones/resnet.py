@@ -150,6 +150,11 @@ class StepResNet(ResNet):
             for index, block in enumerate(getattr(self, stage)):
                 yield f'{stage}.{index}', block
 
+    def conv_norm_pairs(self) -> list[tuple[str, str]]:
+        """Name the stem's convolution and the norm behind it, to fold."""
+        stem = not self.deep_stem and self.norm1_name is not None
+        return [('conv1', self.norm1_name)] if stem else []
+
     def _add_attention(self, cfg: dict, names: Sequence[str] | None,
                        first_block: bool | None) -> None:
         found = dict(self.residual_blocks())

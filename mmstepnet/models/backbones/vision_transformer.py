@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmstepnet.attentions import build_attention
 from mmstepnet.registry import MODELS
-from mmstepnet.steps.residual import ResidualStep
+from mmstepnet.steps import ResidualStep
 
 from .host_attention import take_over
 from .resnet import STEPNET

@@ -10,15 +10,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from mmstepnet.precision import accumulation_dtype
+
 BLOCK = 1 << 18
 """Elements of a block; the few blocks of a pass fit a core's L2 cache."""
 
 Block = tuple[slice, slice]
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of sums and coefficients: float32 or better."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rows(t: Tensor) -> Tensor:

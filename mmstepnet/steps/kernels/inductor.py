@@ -6,30 +6,26 @@ backward masks the gradient where it reads it, so that the masked one is never
 stored.
 """
 
-import logging
-from functools import cache
+import warnings
+from functools import cache, cached_property
 
 import torch
-from mmengine.logging import print_log
-from mmengine.utils import digit_version
 from torch import Tensor
 
-from mmstepnet.steps.kernels import aten
+from mmstepnet.precision import accumulation_dtype
 
-from .aten import accumulation_dtype, coefficients, rows
+from . import aten
+from .aten import coefficients, rows
 
 SMALLEST = 3 << 19
 """Elements of the smallest maps whose passes are compiled. The compiler takes
 a quarter of a minute, which a job on small maps would not win back."""
 
-LIMIT_HIT = getattr(torch._dynamo.exc, 'FailOnRecompileLimitHit', ())
-"""What Dynamo raises for one graph too many; by no name on PyTorch 2.1."""
-
 
 @cache
 def is_available() -> bool:
     """Whether this PyTorch can compile here: 2.6 or later, a C++ compiler."""
-    if digit_version(torch.__version__) < digit_version('2.6'):
+    if torch.__version__ < (2, 6):
         return False
     try:
         from torch._inductor.cpp_builder import get_cpp_compiler
@@ -50,8 +46,12 @@ class _Kernel:
 
     def __init__(self, function):
         self.function = function
-        # Not a graph a size: R50 alone has four sizes of maps.
-        self.compiled = torch.compile(function, dynamic=True, fullgraph=True)
+
+    @cached_property
+    def compiled(self):
+        # Not a graph a size: R50 alone has four sizes of maps. Dynamo takes
+        # as long to import as PyTorch, so not before it is wanted.
+        return torch.compile(self.function, dynamic=True, fullgraph=True)
 
     def __call__(self, *args):
         if _Kernel.broken:
@@ -62,15 +62,14 @@ class _Kernel:
         with torch.no_grad(), torch.autocast('cpu', enabled=False):
             try:
                 return self.compiled(*args)
-            except LIMIT_HIT:
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
                 return self.function(*args)
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 _Kernel.broken = True
-                print_log(
+                warnings.warn(
                     'the residual step runs uncompiled, because the C++ '
                     f'compiler that PyTorch uses failed: {error}',
-                    logger='current',
-                    level=logging.WARNING)
+                    stacklevel=2)
                 return self.function(*args)
 
 

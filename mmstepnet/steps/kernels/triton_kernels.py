@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .aten import accumulation_dtype
+from mmstepnet.precision import accumulation_dtype
 
 TILE = 4096
 """Elements of a tile."""

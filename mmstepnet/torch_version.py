@@ -1,0 +1,36 @@
+"""What differs between versions of PyTorch; the only place that asks.
+
+Versions compare as ``torch.__version__ >= (2, 6)``.
+"""
+
+import numpy as np
+import torch
+
+if torch.__version__ < (2, 3) and not np.__version__.startswith('1.'):
+    raise ImportError(
+        f'PyTorch {torch.__version__} was built for NumPy 1 and cannot '
+        f"exchange arrays with NumPy {np.__version__}: install 'numpy<2' or "
+        'PyTorch 2.3 or later')
+
+
+def is_compiling() -> bool:
+    """Whether a compiler or exporter is reading the code."""
+    if hasattr(torch.compiler, 'is_compiling'):
+        return torch.compiler.is_compiling()
+    return torch._dynamo.is_compiling()  # torch < 2.3
+
+
+def is_exporting() -> bool:
+    """Whether the code is read for a graph that other programs will run."""
+    exporting = getattr(torch.compiler, 'is_exporting', None)  # torch >= 2.7
+    return torch.jit.is_tracing() or bool(exporting and exporting())
+
+
+def is_transformed() -> bool:
+    """Whether torch.jit traces or functorch transforms the code.
+
+    Not where a compiler reads it, which cannot ask.
+    """
+    return not is_compiling() and (
+        torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active())

@@ -1,0 +1,184 @@
+"""Graphs, derivatives and memory of the fused residual step."""
+
+import copy
+import gc
+import itertools
+import weakref
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.autograd import gradcheck, gradgradcheck
+
+from mmstepnet import steps
+from mmstepnet.attentions import SE, SRM, StepNet
+from mmstepnet.models.backbones.blocks import StepBasicBlock, StepBottleneck
+from tests.test_steps.cases import (
+    FORMATS,
+    build,
+    inputs,
+    randomise,
+    worst,
+)
+
+
+@pytest.mark.parametrize('block', [StepBasicBlock, StepBottleneck])
+@pytest.mark.parametrize('memory_format', FORMATS)
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_three_optimizer_steps(block, memory_format, with_cp, calls):
+    torch.manual_seed(0)
+    template = block(16, 16, with_cp=with_cp)
+    template.step.attention = StepNet(16)
+    randomise(template)
+    template.double().to(memory_format=memory_format)
+    data = [
+        inputs((3, 16, 9, 9), memory_format=memory_format)
+        for _ in range(3)
+    ]
+    states = {}
+    for fused in (True, False):
+        model = copy.deepcopy(template).train()
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+        with steps.fused(fused):
+            for x, target, _ in data:
+                loss = (model(x.requires_grad_()) - target).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        states[fused] = model.state_dict()
+    error, name = worst(states[True], states[False])
+    assert error < 1e-10, name
+    assert calls
+    assert worst(states[True], template.state_dict())[0] > 1e-3  # it learned
+
+
+@pytest.mark.parametrize('attention', [StepNet, SE, SRM])
+@pytest.mark.parametrize('training,relu', [(True, True), (True, False),
+                                           (False, True)])
+def test_derivatives_of_both_orders(attention, training, relu, calls):
+    torch.manual_seed(0)
+    step, norm = build(attention, 2, relu)
+    modules = nn.ModuleList([step, norm]).double().train(training)
+    names = [name for name, _ in modules.named_parameters()]
+    for name, buffer in modules.named_buffers():
+        if 'running' in name and training:
+            buffer.requires_grad_(False)
+
+    def function(x, c, *parameters):
+        values = dict(zip(names, parameters))
+        with torch.nn.utils.stateless._reparametrize_module(modules, values):
+            return step(x, c, norm)
+
+    args = [t.requires_grad_() for t in inputs((3, 2, 2, 2))[:2]]
+    args += list(modules.parameters())
+    assert gradcheck(function, args)
+    assert gradgradcheck(function, args)
+    assert calls
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_second_order_through_a_checkpoint(training, calls):
+    """Which lets saved tensors be looked at once."""
+    found = []
+    for fused, with_cp in itertools.product([False, True], repeat=2):
+        torch.manual_seed(0)
+        block = StepBasicBlock(6, 6, with_cp=with_cp).double()
+        block.step.attention = SRM(6).double()  # means and deviations
+        randomise(block)
+        block.train(training)
+        x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+        with steps.fused(fused):
+            grad, = torch.autograd.grad(
+                block(x).square().sum(), x, create_graph=True)
+            grad.square().sum().backward()
+        found.append([x.grad, *(p.grad for p in block.parameters())])
+    assert calls
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_a_gradient_of_the_gate_alone_leaves_nothing_behind():
+    """No cycle of nodes, which nothing would ever collect."""
+    class Kept:
+
+        def __init__(self, tensor):
+            self.tensor = tensor
+    kept = []
+
+    def pack(tensor):
+        packed = Kept(tensor.detach())
+        kept.append(weakref.ref(packed))
+        return packed
+    step, norm = build(StepNet, 6)
+    x, c, _ = inputs((3, 6, 5, 4), torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(
+            pack, lambda packed: packed.tensor):
+        out = step(x.requires_grad_(), c.requires_grad_(), norm)
+    gates = list(step.attention.parameters())
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(
+        out.square().sum(), gates))
+    assert any(ref() for ref in kept)
+    del out
+    gc.collect()
+    assert not any(ref() for ref in kept)
+
+
+def test_no_reentrant_surprises():
+    """Retained graphs, partial gradients, a state that needs no gradient."""
+    torch.manual_seed(0)
+    step, norm = build(StepNet, 4)
+    step.double()
+    norm.double()
+    x, c, grad = inputs((2, 4, 3, 3))
+    for needs_x, needs_c in ((True, True), (False, True), (True, False),
+                             (False, False)):
+        results = []
+        for fused in (True, False):
+            a = x.clone().requires_grad_(needs_x)
+            b = c.clone().requires_grad_(needs_c)
+            with steps.fused(fused):
+                out = step(a, b, norm)
+            wanted = [t for t in (a, b) if t.requires_grad]
+            wanted += [norm.weight, step.attention.pair_weight]
+            first = torch.autograd.grad(out, wanted[-1:], grad,
+                                        retain_graph=True)
+            again = [torch.autograd.grad(out, wanted, grad, retain_graph=True)
+                     for _ in range(2)]
+            for u, v in zip(*again):
+                assert torch.equal(u, v)
+            torch.testing.assert_close(first[0], again[0][-1])
+            results.append(again[0])
+        for u, v in zip(*results):
+            torch.testing.assert_close(u, v, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_of_the_result_is_left_alone():
+    step, norm = build(SE, 4, relu=False)
+    x, c, grad = inputs((2, 4, 3, 3), torch.float32)
+    before = grad.clone()
+    step(x.requires_grad_(), c.requires_grad_(), norm).backward(grad)
+    assert torch.equal(grad, before)
+
+
+def test_saves_one_map_and_the_result():
+    step, norm = build(StepNet, 8)
+    x, c, _ = inputs((4, 8, 32, 32), torch.float32)
+
+    def saved(function):
+        total = []
+
+        def pack(t):
+            if not isinstance(t, nn.Parameter):
+                total.append(t.numel() * t.element_size())
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            function(x.clone().requires_grad_() * 1,
+                     c.clone().requires_grad_() * 1)
+        return sum(total)
+
+    plain = saved(lambda x, c: torch.relu_(norm(c).add_(x)))
+    fused = saved(lambda x, c: step(x, c, norm))
+    coefficients = 40 * 4 * 8 * 4  # 40 tensors of (N, C)
+    assert plain <= fused <= plain + coefficients
