@@ -9,11 +9,16 @@ cd "$(dirname "$0")/.."
 case $stack in
     onedl) version=3.11 mmcv=onedl-mmcv ;;
     openmmlab) version=3.10 mmcv=mmcv ;;
+    core) version=3.11 mmcv= ;;
 esac
 stamp="$venv/mmstepnet.stamp"
 hosts=requirements/$stack.txt
-tests=(requirements/runtime.txt requirements/tests.txt
-    "requirements/tests-$stack.txt")
+if [ "$stack" = core ]; then
+    tests=(requirements/tests-core.txt)
+else
+    tests=(requirements/runtime.txt requirements/tests.txt
+        projects/*/requirements.txt "requirements/tests-$stack.txt")
+fi
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 pinned() { grep "^$1[=<]" "$hosts"; }
@@ -34,7 +39,7 @@ find_python() {
     return 1
 }
 
-wanted=$(cat "$hosts" "${tests[@]}" setup.py "$0" | sha256sum)
+wanted=$(cat "$hosts" "${tests[@]}" pyproject.toml setup.py "$0" | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi
@@ -46,6 +51,17 @@ fi
 pip() { "$venv/bin/python" -m pip "$@" --quiet --disable-pip-version-check; }
 pip install "$(pinned torch)" "$(pinned torchvision)" \
     "$(pinned setuptools)" wheel ninja psutil
+
+finish() {
+    say 'mmstepnet'
+    pip install --no-build-isolation --no-deps -e .
+    echo "$wanted" > "$stamp"
+    exit
+}
+if [ "$stack" = core ]; then
+    pip install "${tests[@]/#/--requirement=}"
+    finish
+fi
 
 say 'OpenMMLab packages'
 # In one call, so that nothing replaces the pinned torch and setuptools.
@@ -85,6 +101,9 @@ if ! has_ops; then
     exit 1
 fi
 
-say 'mmstepnet'
-pip install --no-build-isolation --no-deps -e .
-echo "$wanted" > "$stamp"
+if [ "$stack" = openmmlab ]; then
+    # openmim pins one that does not read pyproject.toml's metadata; newer ones
+    # than this no longer make the editable layout that it looks for.
+    pip install --no-deps 'setuptools==63.4.3'
+fi
+finish
