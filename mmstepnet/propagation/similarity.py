@@ -1,9 +1,8 @@
 """The operators that compute similarity, as functions of matrices.
 
 Towards understanding how attention mechanism works in deep learning, Section
-2.1: a similarity is initialised, strengthened (by an inflation) and
-normalised. Attention is the row normalisation of the exponential inflation of
-a QK-dot product.
+2.1: a similarity is initialised, strengthened and normalised. Attention is
+N_r of the exponential inflation of a QK-dot product.
 """
 
 from collections.abc import Callable
@@ -210,9 +209,8 @@ def exponential_inflation(m: Tensor, sigma: float | Tensor) -> Tensor:
         raise ValueError('sigma must be positive and finite, got '
                          f'{sigma if scale.numel() == 1 else scale.min()}')
     strong = (m / scale).exp()
-    _refuse(m, ~strong.isfinite(), 'm',
-            'its exponential is not a finite number; subtract the largest of '
-            'each row, which a row normalisation does not see')
+    _refuse(m, ~strong.isfinite(), 'm', 'its exponential is not finite; '
+            'subtract the largest of each row, which N_r does not see')
     return strong
 
 
