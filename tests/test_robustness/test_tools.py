@@ -58,8 +58,6 @@ COMMANDS = {
         [], {'--batch-size': COUNTS, '--tokens': COUNTS, '--heads': COUNTS,
              '--head-dims': COUNTS, '--settings': ['mask'],
              '--clock': ['cuda']}),
-    'analysis_tools/three_body.py': (
-        [], {'--end': RATES, '--interval': RATES, '--close': RATES}),
     'dataset_converters/compose_digits.py': (
         [], {'--train': COUNTS, '--val': COUNTS, '--seed': ['-1', 'x'],
              '--size': ['128', '0x0', '64x', 'axb', '8x8']}),
