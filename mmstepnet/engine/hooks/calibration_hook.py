@@ -33,7 +33,8 @@ class AttentionBNCalibrationHook(Hook):
     an error. A single channel without spread keeps its variance.
 
     A BN that comes with statistics, from a resumed job or an ImageNet
-    checkpoint trained with the attention, is left alone.
+    checkpoint trained with the attention, is left alone, and so is that of an
+    attention whose parameters are all frozen.
 
     Args:
         num_batches (int): Training batches to run. Defaults to 50.
@@ -53,6 +54,7 @@ class AttentionBNCalibrationHook(Hook):
         norms = [
             norm for attention in model.modules()
             if isinstance(attention, Attention)
+            and any(p.requires_grad for p in attention.parameters())
             for norm in attention.modules() if isinstance(norm, _BatchNorm)
             and norm.num_batches_tracked == 0
         ]
