@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmstepnet.attentions import Attention
+from mmstepnet.attentions.base import check_positive
 from mmstepnet.registry import HOOKS
 
 
@@ -41,9 +42,7 @@ class AttentionBNCalibrationHook(Hook):
     """
 
     def __init__(self, num_batches: int = 50):
-        if not isinstance(num_batches, int) or num_batches < 1:
-            raise ValueError('num_batches must be a positive integer, got '
-                             f'{num_batches!r}')
+        check_positive('AttentionBNCalibrationHook', num_batches=num_batches)
         self.num_batches = num_batches
 
     def before_train(self, runner: Runner) -> None:
