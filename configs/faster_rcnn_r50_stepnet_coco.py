@@ -3,16 +3,15 @@
 # No StepNet weights are public, so this starts from torchvision's ResNet-50:
 # with init_step=1.0 the network computes what the plain one does, and the
 # hook gives the adaptors' BNs, which norm_eval freezes, their statistics.
+# The host freezes layer1, where a gate would stay at 1 for ever.
 #
-# The paper's own route, after training
-# configs/imagenet/resnet50_stepnet_imagenet.py:
-#   model.backbone.attention.init_step=None
-#   model.backbone.init_cfg.checkpoint=work_dirs/resnet50_stepnet_imagenet/\
-#     epoch_120.pth model.backbone.init_cfg.prefix=backbone.
+# From ImageNet training with StepNet, and with the paper's gate:
+# coco/faster_rcnn_r50_stepnet-imagenet_coco.py.
 _base_ = ['mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py']
 
 model = dict(
     backbone=dict(
         type='mmstepnet.StepResNet',
-        attention=dict(type='StepNet', init_step=1.0)))
+        attention=dict(type='StepNet', init_step=1.0),
+        blocks=['layer2', 'layer3', 'layer4']))
 custom_hooks = [dict(type='mmstepnet.AttentionBNCalibrationHook')]

@@ -14,13 +14,13 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
-from mmstepnet.engine.checkpoint import check_checkpoint
-from mmstepnet.engine.fileio import WholeFileBackend
+from mmstepnet.engine.checkpoint import read_checkpoint
 from mmstepnet.engine.job import add_trust_argument
-from mmstepnet.engine.safe_load import load_data
+from mmstepnet.engine.patches import patch_mmengine
+from mmstepnet.files import write_whole
 
 META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'mmengine_version')
 """What loading and inference read; the rest tells of the training run."""
@@ -48,7 +48,7 @@ def strip(checkpoint: dict) -> tuple[dict[str, Tensor], dict]:
     """
     weights = {
         name.removeprefix('module.'): value.detach().clone().contiguous()
-        for name, value in checkpoint.get('state_dict', checkpoint).items()
+        for name, value in checkpoint['state_dict'].items()
         if isinstance(value, Tensor)
     }
     if not weights:
@@ -58,7 +58,7 @@ def strip(checkpoint: dict) -> tuple[dict[str, Tensor], dict]:
     if broken:
         raise ValueError('not published, because these weights are not '
                          f'finite: {", ".join(broken)}')
-    meta = checkpoint.get('meta', {})
+    meta = checkpoint['meta']
     return weights, {key: meta[key] for key in META if key in meta}
 
 
@@ -66,17 +66,17 @@ def write(content: bytes, out: Path, ending: str) -> Path:
     """Write bytes under a name that ends in their hash."""
     digest = hashlib.sha256(content).hexdigest()[:DIGITS]
     path = out.with_name(f'{out.name}-{digest}{ending}')
-    WholeFileBackend().put(content, path)
+    write_whole(path, content)
     return path
 
 
-def check_equal(path: Path, weights: dict[str, Tensor],
-                expected: dict[str, Tensor]) -> None:
-    """Compare what was read again with what was to be written.
+def check_equal(path: Path, expected: dict[str, Tensor]) -> None:
+    """Read a file again, and compare it with what was to be written.
 
     Raises:
         RuntimeError: They differ.
     """
+    weights = read_checkpoint(str(path))['state_dict']
     same = weights.keys() == expected.keys() and all(
         torch.equal(value, weights[name]) for name, value in expected.items())
     if not same:
@@ -85,17 +85,18 @@ def check_equal(path: Path, weights: dict[str, Tensor],
 
 def main() -> None:
     args = parse_args()
-    checkpoint = check_checkpoint(args.checkpoint, args.trust_checkpoint)
+    patch_mmengine(args.trust_checkpoint)
+    checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
     weights, meta = strip(checkpoint)
     buffer = io.BytesIO()
     torch.save(dict(meta=meta, state_dict=weights), buffer)
     path = write(buffer.getvalue(), args.out, '.pth')
-    check_equal(path, load_data(str(path))['state_dict'], weights)
+    check_equal(path, weights)
     print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB, '
           f'{len(weights)} tensors')
     described = {key: json.dumps(value) for key, value in meta.items()}
     path = write(save(weights, described), args.out, '.safetensors')
-    check_equal(path, load_file(path), weights)
+    check_equal(path, weights)
     print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB')
 
 

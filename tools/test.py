@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.registry import MODELS
 
-from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.data_check import check_data, named_data
 from mmstepnet.engine.job import (
     add_hooks,
@@ -18,6 +18,7 @@ from mmstepnet.engine.job import (
     load_config,
     process_group,
 )
+from mmstepnet.engine.patches import hand_over, patch_mmengine
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,10 +45,14 @@ def dump_predictions(cfg: Config, path: str) -> None:
     cfg.test_evaluator = [*evaluators, dict(type=name, out_file_path=path)]
 
 
-def test(cfg: Config, args: argparse.Namespace) -> None:
+def test(cfg: Config, args: argparse.Namespace,
+         checkpoint: dict | None) -> None:
     """Run the test loop and write what was asked for."""
     runner = build_runner(cfg)
-    check_weights(built(runner.model), args.checkpoint, args.trust_checkpoint)
+    if checkpoint is None:
+        checkpoint = read_checkpoint(args.checkpoint)
+    load_weights(built(runner.model), checkpoint, args.checkpoint)
+    hand_over(args.checkpoint, checkpoint)
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
@@ -61,8 +66,10 @@ def built(model: nn.Module | dict) -> nn.Module:
 
 def main() -> None:
     args = parse_args()
-    if '://' not in args.checkpoint:
-        check_checkpoint(args.checkpoint, args.trust_checkpoint)
+    patch_mmengine(args.trust_checkpoint)
+    # Of an address the processes of a node wait for one, once there are any.
+    checkpoint = None if '://' in args.checkpoint else read_checkpoint(
+        args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):
@@ -70,7 +77,7 @@ def main() -> None:
     check_data(cfg, 'test')
     add_hooks(cfg, 'DataCheckHook')
     with process_group(cfg), named_data():
-        test(cfg, args)
+        test(cfg, args, checkpoint)
 
 
 if __name__ == '__main__':

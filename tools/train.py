@@ -7,7 +7,7 @@ from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from mmstepnet.engine.checkpoint import check_checkpoint, find_resumable
+from mmstepnet.engine.checkpoint import find_resumable, read_checkpoint
 from mmstepnet.engine.data_check import check_data, named_data
 from mmstepnet.engine.job import (
     add_hooks,
@@ -16,6 +16,7 @@ from mmstepnet.engine.job import (
     load_config,
     process_group,
 )
+from mmstepnet.engine.patches import hand_over, patch_mmengine
 
 
 def parse_args() -> argparse.Namespace:
@@ -51,11 +52,13 @@ def prepare_checkpoints(cfg: Config, args: argparse.Namespace) -> None:
         found = find_resumable(*checkpoint_folders(cfg),
                                trusted=args.trust_checkpoint)
         cfg.resume = found is not None
-        if cfg.resume:  # and has been checked
-            cfg.load_from = found
+        if found is not None:
+            cfg.load_from, checkpoint = found
+            hand_over(cfg.load_from, checkpoint)
             return
     if cfg.get('load_from') and '://' not in cfg.load_from:
-        check_checkpoint(cfg.load_from, args.trust_checkpoint)
+        hand_over(cfg.load_from,
+                  read_checkpoint(cfg.load_from, args.trust_checkpoint))
 
 
 def is_class(kind: str | type, wanted: type) -> bool:
@@ -79,6 +82,7 @@ def checkpoint_folders(cfg: Config) -> list[str]:
 
 def main() -> None:
     args = parse_args()
+    patch_mmengine(args.trust_checkpoint)
     cfg = load_config(args)
     if args.amp:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'

@@ -5,5 +5,6 @@ _base_ = ['mmdet::retinanet/retinanet_r50_fpn_1x_coco.py']
 model = dict(
     backbone=dict(
         type='mmstepnet.StepResNet',
-        attention=dict(type='StepNet', init_step=1.0)))
+        attention=dict(type='StepNet', init_step=1.0),
+        blocks=['layer2', 'layer3', 'layer4']))
 custom_hooks = [dict(type='mmstepnet.AttentionBNCalibrationHook')]

@@ -75,6 +75,8 @@ class IEBN(nn.BatchNorm2d):
         PyTorch's and MMEngine's converters replace every subclass of BN, and
         this is a part that they ask it for.
         """
+        # The converters look for subclasses of BN alone and call nothing of
+        # theirs: who asks for this part is all that a subclass can know.
         caller = sys._getframe(1).f_code.co_name
         if caller == 'convert_sync_batchnorm':
             raise RuntimeError(

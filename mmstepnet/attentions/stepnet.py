@@ -78,10 +78,13 @@ class StepNet(Adaptor, ChannelGate):
     :math:`\Delta t = \sigma(-1) = 0.2689` everywhere. 6 parameters a channel.
 
     Readings, not facts; no code of the authors is public and the figures of
-    our copy are lost. That "group convolution with kernel size 1" joins the
-    pair :math:`(p_c, q_c)` of each channel without a bias, and that a block
-    whose identity is projected carries no adaptor (``first_block``), is what
-    reproduces the paper's parameter counts (Table 1).
+    our copy are lost. The paper's parameter counts (Table 1) ask for 6 a
+    channel, which leaves the "group convolution with kernel size 1" 2 weights
+    a channel and no bias. They do not say which pooled values it joins; that
+    it is the pair :math:`(p_c, q_c)` of a channel is a reading. So is that a
+    block whose identity is projected carries no adaptor (``first_block``):
+    in the post-activation form, which we take, the count for CIFAR-100 asks
+    for it, while in pre-activation the counts fit with and without.
 
     Args:
         channels (int): Channels C.

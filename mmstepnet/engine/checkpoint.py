@@ -1,34 +1,32 @@
-"""Reading checkpoints with errors that a user can act on."""
+"""Checkpoints, each opened once, with errors that a user can act on."""
 
 import logging
 import os.path as osp
 import re
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile, is_zipfile
 
-import torch
 import torch.nn as nn
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
-from .safe_load import UnsafeCheckpointError, load_data
+from .safe_load import UnsafeCheckpointError, load_file, peek
 
 
-def check_checkpoint(path: str, trusted: bool = False) -> dict:
-    """Refuse what is not a whole checkpoint, before a job is built for it.
+def read_checkpoint(path: str, trusted: bool = False) -> dict:
+    """Read a checkpoint; refuse what is not a whole one.
 
     Args:
-        path (str): A file written by mmengine or ``torch.save``, or an
-            address that mmengine reads, which is fetched.
+        path (str): A file written by mmengine, ``torch.save`` or
+            safetensors, or an address that mmengine reads, which is fetched.
         trusted (bool): Whether to run what the file asks for. Defaults to
-            False: it is read as data, see :func:`load_data`.
+            False: it is read as data, see :func:`load_file`.
 
     Returns:
-        dict: What it holds.
+        dict: What it holds, with ``state_dict`` and ``meta``, also where
+        the file is but a dict of weights.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -39,19 +37,21 @@ def check_checkpoint(path: str, trusted: bool = False) -> dict:
         raise FileNotFoundError(f'checkpoint {path!r} does not exist')
     try:
         if '://' in path:
-            checkpoint = CheckpointLoader.load_checkpoint(path, 'cpu')
+            content = CheckpointLoader.load_checkpoint(path, 'cpu')
         else:
-            checkpoint = _read(path, trusted)
-            _check_sums(path)
+            content = load_file(path, trusted=trusted)
     except UnsafeCheckpointError:
         raise
     except Exception as error:  # whatever a reader makes of damaged bytes
         raise _damaged(path, error) from error
-    if not isinstance(checkpoint, dict) or not isinstance(
-            checkpoint.get('state_dict', {}), dict):
-        raise ValueError(f'{path!r} holds a {type(checkpoint).__name__}, not '
+    if not isinstance(content, dict) or not isinstance(
+            content.get('state_dict', {}), dict):
+        raise ValueError(f'{path!r} holds a {type(content).__name__}, not '
                          'a checkpoint with a state_dict of weights')
-    return checkpoint
+    if 'state_dict' not in content:
+        content = dict(state_dict=content)
+    content.setdefault('meta', {})
+    return content
 
 
 def _damaged(path: str, error: Exception) -> ValueError:
@@ -61,26 +61,8 @@ def _damaged(path: str, error: Exception) -> ValueError:
         'kind of file: take an earlier checkpoint')
 
 
-def _read(path: str, trusted: bool, **kwargs) -> Any:
-    if trusted:
-        return torch.load(path, 'cpu', weights_only=False, **kwargs)
-    return load_data(path, **kwargs)
-
-
-def _check_sums(path: str) -> None:
-    """Compare the parts of a file with their checksums; torch.load does not.
-
-    Raises:
-        ValueError: One differs.
-    """
-    if is_zipfile(path):
-        with ZipFile(path) as file:
-            damaged = file.testzip()
-        if damaged is not None:
-            raise ValueError(f'the checksum of {damaged} differs')
-
-
-def find_resumable(*folders: str, trusted: bool = False) -> str | None:
+def find_resumable(*folders: str,
+                   trusted: bool = False) -> tuple[str, dict] | None:
     """Find the whole checkpoint of most iterations, to go on from.
 
     Not the one that ``last_checkpoint`` names: a job that was killed while it
@@ -88,10 +70,11 @@ def find_resumable(*folders: str, trusted: bool = False) -> str | None:
 
     Args:
         *folders (str): Where a job keeps its checkpoints.
-        trusted (bool): See :func:`check_checkpoint`. Defaults to False.
+        trusted (bool): See :func:`read_checkpoint`. Defaults to False.
 
     Returns:
-        str, optional: Its path; None where there is no checkpoint.
+        tuple, optional: Its path and what it holds; None where there is no
+        checkpoint.
 
     Raises:
         UnsafeCheckpointError: All that training could go on from are more
@@ -113,14 +96,14 @@ def find_resumable(*folders: str, trusted: bool = False) -> str | None:
             found.append((iterations, path.stat().st_mtime_ns, str(path)))
     for *_, path in sorted(found, reverse=True):
         try:
-            check_checkpoint(path, trusted)
+            checkpoint = read_checkpoint(path, trusted)
         except ValueError as error:
             broken.append(error)
             continue
         for error in broken:
             print_log(f'passed over: {error}', logger='current',
                       level=logging.WARNING)
-        return path
+        return path, checkpoint
     for error in broken:
         if isinstance(error, UnsafeCheckpointError):
             raise error
@@ -135,26 +118,22 @@ def _iterations(path: str, trusted: bool) -> int | None:
 
     Times of files are no order: those that were copied have others.
     """
-    # Tensors of a zip file stay on the disk.
-    checkpoint = _read(path, trusted, mmap=is_zipfile(path) or None)
+    checkpoint = peek(path, trusted)
     if not isinstance(checkpoint, dict) or 'optimizer' not in checkpoint:
         return None
     return checkpoint.get('meta', {}).get('iter', 0)
 
 
-def check_weights(model: nn.Module,
-                  path: str,
-                  trusted: bool = False) -> None:
-    """Refuse a checkpoint of another model.
+def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
+    """Load a checkpoint's weights; refuse those of another model.
 
     mmengine only warns about names that do not match, and would go on to
     evaluate random weights, or NaN.
 
     Args:
-        model (nn.Module): The model that is to be evaluated, or its wrapper;
-            gets the weights.
-        path (str): Checkpoint, see :func:`check_checkpoint`.
-        trusted (bool): See there. Defaults to False.
+        model (nn.Module): The model that is to be evaluated, or its wrapper.
+        checkpoint (dict): What :func:`read_checkpoint` returned.
+        path (str): Where it was read, for messages.
 
     Raises:
         ValueError: Names or shapes differ from the model's, or weights are
@@ -162,8 +141,7 @@ def check_weights(model: nn.Module,
     """
     if is_model_wrapper(model):
         model = model.module
-    weights = check_checkpoint(path, trusted)
-    weights = weights.get('state_dict', weights)
+    weights = checkpoint['state_dict']
     found = OrderedDict((name.removeprefix('module.'), value)
                         for name, value in weights.items()
                         if isinstance(name, str))

@@ -61,7 +61,11 @@ def named_data() -> Iterator[None]:
 def _loading(
     traceback: TracebackType
 ) -> tuple[BaseDataset | BaseMetric | None, str | None]:
-    """What was being loaded when an error was raised, and its file."""
+    """What was being loaded when an error was raised, and its file.
+
+    The hosts build data sets and metrics deep in the runner. One whose
+    constructor failed was given to nobody: the traceback alone has it.
+    """
     for frame, _ in walk_tb(traceback):
         owner = frame.f_locals.get('self')
         if (frame.f_code.co_name in ('__init__', 'full_init')

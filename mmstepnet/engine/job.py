@@ -9,18 +9,15 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict, DictAction
-from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
-from mmengine.utils import is_installed
 
-from .safe_load import TRUST_FLAG, guard_checkpoints
+from .safe_load import TRUST_FLAG
 
 RUNNER_KEYS = (*inspect.signature(Runner).parameters,
                'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
@@ -85,7 +82,6 @@ def add_trust_argument(parser: ArgumentParser) -> None:
 def load_config(args: Namespace) -> Config:
     """Read the config and apply the command line to it.
 
-    From here on mmengine reads checkpoints as data, unless they are trusted.
     Data loaders of an MMPretrain config get that host's defaults, which its
     own tools set and its configs rely on.
 
@@ -93,10 +89,7 @@ def load_config(args: Namespace) -> Config:
         ValueError: The config cannot be read, or an option of the command
             line has no effect.
     """
-    if not args.trust_checkpoint:
-        guard_checkpoints()
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    _find_mmsegmentation()
     try:
         cfg = Config.fromfile(args.config)
     except FileNotFoundError:
@@ -154,15 +147,6 @@ def _places(node: Any, value: Any, path: str) -> Iterator[str]:
     elif isinstance(node, list | tuple):
         for i, child in enumerate(node):
             yield from _places(child, value, f'{path}.{i}')
-
-
-def _find_mmsegmentation() -> None:
-    """Let ``_base_='mmseg::...'`` find the fork's distribution.
-
-    onedl-mmengine looks for upstream's name of it alone.
-    """
-    if find_spec('mmseg') and not is_installed(MODULE2PACKAGE['mmseg']):
-        MODULE2PACKAGE['mmseg'] = 'mmseg'
 
 
 def _set_mmpretrain_defaults(dataloader: ConfigDict | None) -> None:

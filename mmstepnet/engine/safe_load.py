@@ -1,40 +1,20 @@
 """Checkpoints are data: reading them runs nothing that is in them."""
 
-import os
-import os.path as osp
+import json
 import pickle
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
-from urllib.parse import urlparse
+from typing import Any, BinaryIO
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import torch
-from mmengine.dist import barrier
 from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
-from mmengine.runner import CheckpointLoader
-from mmengine.runner.checkpoint import (
-    _process_mmcls_checkpoint,
-    get_deprecated_model_names,
-    get_external_models,
-    get_mmcls_models,
-    get_torchvision_models,
-)
 
 TRUST_FLAG = '--trust-checkpoint'
-
-# By the name of a scheme: mmengine's own index of names and addresses.
-INDICES = {
-    'torchvision': get_torchvision_models,
-    'modelzoo': get_torchvision_models,
-    'open-mmlab': get_external_models,
-    'openmmlab': get_external_models,
-    'mmcls': get_mmcls_models,
-}
 
 HAS_ALLOWLIST = hasattr(torch.serialization, 'safe_globals')
 """Whether ``weights_only`` can be told of further types: PyTorch 2.5."""
@@ -139,35 +119,55 @@ _restricted_pickle = SimpleNamespace(
     load=lambda file, **kwargs: _RestrictedUnpickler(file, **kwargs).load())
 
 
-def load_data(path: str, map_location: Any = 'cpu',
-              mmap: bool | None = None) -> Any:
-    """Read a file of ``torch.save`` without running anything in it.
+def load_file(path: str,
+              map_location: Any = 'cpu',
+              trusted: bool = False) -> Any:
+    """Read a file of ``torch.save`` or of safetensors, opened once.
 
-    Tensors, containers, numbers, NumPy arrays and mmengine's records of
-    scalars are read; a name of any other function or class ends it.
+    The parts of a zip file are compared with their checksums, which
+    ``torch.load`` does not do.
 
     Args:
-        path (str): The file.
+        path (str): The file; ``*.safetensors`` gives a ``state_dict``, and
+            as ``meta`` what its metadata hold in JSON.
         map_location: See :func:`torch.load`. Defaults to 'cpu'.
-        mmap (bool, optional): See there. Defaults to None.
+        trusted (bool): Whether to run what the file asks for. Defaults to
+            False: nothing in it is run. Tensors, containers, numbers, NumPy
+            arrays and mmengine's records of scalars are read; a name of any
+            other function or class ends it.
 
     Returns:
         What it holds.
 
     Raises:
         UnsafeCheckpointError: It names other functions or classes.
+        ValueError: A checksum differs.
     """
-    if HAS_ALLOWLIST:
-        allowed = [(value, name) for name, value in _allowlist().items()]
-        context = torch.serialization.safe_globals(allowed)
-        kwargs = dict(weights_only=True)
-    else:
-        context = nullcontext()
-        kwargs = dict(weights_only=False, pickle_module=_restricted_pickle)
+    if str(path).endswith('.safetensors'):
+        return _load_safetensors(path, map_location)
+    with open(path, 'rb') as file:
+        if is_zipfile(file):
+            damaged = ZipFile(file).testzip()
+            if damaged is not None:
+                raise ValueError(f'the checksum of {damaged} differs')
+        file.seek(0)
+        return _load(file, path, trusted, map_location=map_location)
+
+
+def peek(path: str, trusted: bool = False) -> Any:
+    """Read a file of ``torch.save``; a zip file's tensors stay on the disk.
+
+    See :func:`load_file`; no checksums are compared.
+    """
+    return _load(path, path, trusted, map_location='cpu',
+                 mmap=is_zipfile(path) or None)
+
+
+def _load(file: BinaryIO | str, path: str, trusted: bool, **kwargs) -> Any:
+    if trusted:
+        return torch.load(file, weights_only=False, **kwargs)
     try:
-        with context:
-            return torch.load(
-                path, map_location=map_location, mmap=mmap, **kwargs)
+        return _load_restricted(file, **kwargs)
     except pickle.UnpicklingError as error:
         named = re.search(
             r'(?:GLOBAL|Unsupported class) `?([\w.]+)', str(error))
@@ -180,59 +180,32 @@ def load_data(path: str, map_location: Any = 'cpu',
             f'pass {TRUST_FLAG}, which runs what it asks for') from error
 
 
-def guard_checkpoints() -> None:
-    """Make mmengine read every checkpoint of this process as data.
-
-    Wherever it comes from: ``load_from``, resumption, ``init_cfg`` of
-    pretrained weights; local files, web addresses and the hosts' names of
-    published models. Addresses of other kinds are refused.
-    """
-    register = CheckpointLoader.register_scheme
-    register('', _load_local, force=True)
-    register(('http://', 'https://'), _load_url, force=True)
-    register(
-        tuple(f'{scheme}://' for scheme in INDICES), _load_named, force=True)
-    register(
-        tuple(prefix for prefix in CheckpointLoader._schemes
-              if prefix and prefix.rstrip(':/') not in (
-                  'http', 'https', *INDICES)),
-        _refuse,
-        force=True)
+def _load_restricted(file: BinaryIO | str, **kwargs) -> Any:
+    if not HAS_ALLOWLIST:
+        return torch.load(file, weights_only=False,
+                          pickle_module=_restricted_pickle, **kwargs)
+    allowed = [(value, name) for name, value in _allowlist().items()]
+    with torch.serialization.safe_globals(allowed):
+        return torch.load(file, weights_only=True, **kwargs)
 
 
-def _load_local(filename: str, map_location: Any = 'cpu') -> Any:
-    filename = osp.expanduser(filename)
-    if not osp.isfile(filename):
-        raise FileNotFoundError(f'checkpoint {filename!r} does not exist')
-    return load_data(filename, map_location)
+def _load_safetensors(path: str, map_location: Any) -> dict:
+    from safetensors import safe_open
+
+    # Where torch.load takes functions and None, this takes devices alone.
+    device = (map_location if isinstance(map_location, str | torch.device)
+              else 'cpu')
+    with safe_open(path, 'pt', device=str(device)) as file:
+        weights = OrderedDict((key, file.get_tensor(key))
+                              for key in file.keys())
+        meta = file.metadata() or {}
+    return dict(meta={key: _from_json(text) for key, text in meta.items()},
+                state_dict=weights)
 
 
-def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
-    folder = osp.join(torch.hub.get_dir(), 'checkpoints')
-    path = osp.join(folder, osp.basename(urlparse(filename).path))
-    # One process of a node fetches, all read.
-    if int(os.environ.get('LOCAL_RANK', 0)) == 0 and not osp.isfile(path):
-        os.makedirs(folder, exist_ok=True)
-        torch.hub.download_url_to_file(filename, path)
-    barrier()
-    return load_data(path, map_location)
-
-
-def _load_named(filename: str, map_location: Any = 'cpu') -> Any:
-    scheme, name = filename.split('://', 1)
-    urls = INDICES[scheme]()
-    if INDICES[scheme] is get_external_models:
-        name = get_deprecated_model_names().get(name, name)
-    if name not in urls:
-        raise ValueError(f'{scheme}:// has no model {name!r}; it has '
-                         f'{", ".join(sorted(urls))}')
-    checkpoint = _load_url(urls[name], map_location)
-    # Those are classifiers, of which a config wants the backbone.
-    return (_process_mmcls_checkpoint(checkpoint)
-            if scheme == 'mmcls' else checkpoint)
-
-
-def _refuse(filename: str, map_location: Any = 'cpu') -> Any:
-    raise UnsafeCheckpointError(
-        f'{filename!r}: from there mmengine reads pickles that can run code. '
-        f'Fetch the file and name it by its path, or pass {TRUST_FLAG}')
+def _from_json(text: str) -> Any:
+    """What metadata of ours hold; those of others are text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

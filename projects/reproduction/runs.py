@@ -24,7 +24,7 @@ from typing import IO
 import torch
 from mmengine.config import Config
 
-from mmstepnet.engine.checkpoint import check_checkpoint
+from mmstepnet.engine.checkpoint import read_checkpoint
 from mmstepnet.engine.hooks.interim_checkpoint_hook import INTERIM
 from mmstepnet.engine.job import KeyValueAction
 from mmstepnet.engine.metric_log import (
@@ -249,7 +249,7 @@ class Run:
             if schedule.validates(epoch) and epoch not in validated:
                 continue
             try:
-                check_checkpoint(str(found[epoch]))
+                read_checkpoint(str(found[epoch]))
             except ValueError:
                 continue
             return epoch, found[epoch]
@@ -265,7 +265,7 @@ class Run:
         if not path.is_file():
             return None
         # Written whole: one that cannot be read is worth an error.
-        meta = check_checkpoint(str(path))['meta']
+        meta = read_checkpoint(str(path))['meta']
         return path if meta['epoch'] >= done else None
 
     def schedule(self) -> Schedule:

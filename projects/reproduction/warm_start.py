@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from rich.console import Console
 from rich.table import Table
 
-from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import positive_int
 from mmstepnet.registry import ATTENTIONS, find_registered
@@ -88,11 +88,11 @@ def check_arguments(args: argparse.Namespace) -> None:
         find_registered(ATTENTIONS, attention, 'attention')
 
 
-def measure(cfg: Config) -> tuple[str, float, float]:
+def measure(cfg: Config, checkpoint: dict) -> tuple[str, float, float]:
     """Name of the first metric, and its values before and after training."""
     runner = Runner.from_cfg(cfg)
     if cfg.model.backbone.attention is None:
-        check_weights(runner.model, cfg.load_from)
+        load_weights(runner.model, checkpoint, cfg.load_from)
     before = runner.val()
     name = next(iter(before))
     runner = Runner.from_cfg(cfg)
@@ -104,13 +104,14 @@ def measure(cfg: Config) -> tuple[str, float, float]:
 def main() -> None:
     args = parse_args()
     check_arguments(args)
-    check_checkpoint(args.checkpoint)
+    checkpoint = read_checkpoint(args.checkpoint)
     check_data(Config.fromfile(args.config), 'train', 'val')
     table = Table('attention', 'init_step', 'before', 'after')
     rows = []
     for attention, init_step in [(None, None),
                                  *product(args.attentions, (None, 1.0))]:
-        name, before, after = measure(insert(args, attention, init_step))
+        name, before, after = measure(insert(args, attention, init_step),
+                                      checkpoint)
         rows.append(dict(attention=attention, init_step=init_step,
                          metric=name, before=before, after=after))
         table.add_row(str(attention), str(init_step), f'{before:.2f}',

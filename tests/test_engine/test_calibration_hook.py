@@ -28,13 +28,14 @@ class Images(Dataset):
 
 class Detector(BaseModel):
 
-    def __init__(self, type='StepNet', init_step=1.):
+    def __init__(self, type='StepNet', init_step=1., **kwargs):
         super().__init__()
         self.backbone = perturb(StepResNet(
             18,
             norm_eval=True,
             attention=dict(type=type, init_step=init_step),
-            init_cfg=None))
+            init_cfg=None,
+            **kwargs))
 
     def extract_feat(self, inputs):
         return self.backbone(torch.stack(list(inputs)))
@@ -130,6 +131,19 @@ def test_statistics_that_are_there_are_kept(tmp_path):
              if isinstance(m, nn.BatchNorm1d)]
     assert means and all(torch.equal(m, torch.full_like(m, 7.))
                          for m in means)
+
+
+@pytest.mark.filterwarnings('ignore:StepResNet. frozen_stages=1')
+def test_frozen_attentions_are_left_alone(tmp_path):
+    model = Detector(frozen_stages=1)
+    train(tmp_path, model)
+    norms = {name: module for name, module in model.named_modules()
+             if isinstance(module, nn.BatchNorm1d)}
+    left = {name for name, norm in norms.items()
+            if norm.num_batches_tracked == 0}
+    assert left == {f'backbone.layer1.{i}.step.attention.bn' for i in (0, 1)}
+    assert all((norms[name].running_mean == 0).all() for name in left)
+    assert len(norms) == 5
 
 
 def test_what_has_no_spread(tmp_path):

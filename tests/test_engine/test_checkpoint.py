@@ -8,9 +8,9 @@ from mmpretrain.models import ImageClassifier, SwinTransformer
 
 from mmstepnet.engine import checkpoint as checkpoint_module
 from mmstepnet.engine.checkpoint import (
-    check_checkpoint,
-    check_weights,
     find_resumable,
+    load_weights,
+    read_checkpoint,
 )
 from mmstepnet.engine.safe_load import UnsafeCheckpointError
 
@@ -25,6 +25,10 @@ def classifier(depth=20, attention=None, **kwargs):
         head=dict(type='LinearClsHead', num_classes=10, in_channels=64))
 
 
+def load(model, path):
+    load_weights(model, read_checkpoint(str(path)), str(path))
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     path = tmp_path / 'whole.pth'
@@ -33,10 +37,10 @@ def checkpoint(tmp_path):
 
 
 def test_whole_checkpoint_passes(checkpoint):
-    state_dict = check_checkpoint(str(checkpoint))['state_dict']
+    state_dict = read_checkpoint(str(checkpoint))['state_dict']
     expected = torch.load(checkpoint)['state_dict']
     assert all(torch.equal(v, expected[k]) for k, v in state_dict.items())
-    check_weights(classifier(), str(checkpoint))
+    load(classifier(), str(checkpoint))
 
 
 def test_bare_and_wrapped_state_dicts_pass(tmp_path):
@@ -44,7 +48,7 @@ def test_bare_and_wrapped_state_dicts_pass(tmp_path):
     weights = classifier().state_dict()
     for prefix in ('', 'module.'):
         torch.save({prefix + k: v for k, v in weights.items()}, path)
-        check_weights(classifier(), path)
+        load(classifier(), path)
 
 
 @pytest.mark.parametrize('share', [0, 0.3, 0.99])
@@ -52,19 +56,19 @@ def test_truncated_checkpoint(checkpoint, share):
     whole = checkpoint.read_bytes()
     checkpoint.write_bytes(whole[:int(len(whole) * share)])
     with pytest.raises(ValueError, match='whole.pth.*not a whole.*cut off'):
-        check_checkpoint(str(checkpoint))
+        read_checkpoint(str(checkpoint))
 
 
 def test_other_files(tmp_path):
     with pytest.raises(FileNotFoundError, match='missing.pth'):
-        check_checkpoint(str(tmp_path / 'missing.pth'))
+        read_checkpoint(str(tmp_path / 'missing.pth'))
     text = tmp_path / 'notes.pth'
     text.write_text('no checkpoint')
     with pytest.raises(ValueError, match='another kind of file'):
-        check_checkpoint(str(text))
+        read_checkpoint(str(text))
     torch.save(torch.ones(3), text)
     with pytest.raises(ValueError, match='holds a Tensor'):
-        check_checkpoint(str(text))
+        read_checkpoint(str(text))
 
 
 @pytest.mark.parametrize('foreign, difference', [
@@ -76,7 +80,7 @@ def test_foreign_checkpoint_is_refused(checkpoint, foreign, difference):
     """Mmengine would warn and go on with random weights."""
     with pytest.raises(
             ValueError, match=f'does not fit the model.*{difference}'):
-        check_weights(classifier(**foreign), str(checkpoint))
+        load(classifier(**foreign), str(checkpoint))
 
 
 def test_names_of_older_versions_are_the_models_to_read(tmp_path):
@@ -89,19 +93,19 @@ def test_names_of_older_versions_are_the_models_to_read(tmp_path):
     assert old.keys() != weights.keys()
     path = str(tmp_path / 'old.pth')
     torch.save(dict(state_dict=old), path)
-    check_weights(model, path)
+    load(model, path)
     torch.testing.assert_close(model.norm3.weight, old['norm.weight'])
     del old['norm.weight']
     torch.save(dict(state_dict=old), path)
     with pytest.raises(ValueError, match='missing 1 .*norm3.weight'):
-        check_weights(model, path)
+        load(model, path)
 
 
 def test_addresses(checkpoint, monkeypatch):
     monkeypatch.setattr(
         CheckpointLoader, 'load_checkpoint',
         lambda name, place: torch.load(checkpoint, place))
-    check_weights(classifier(), 'https://models.example/net-1.pth')
+    load(classifier(), 'https://models.example/net-1.pth')
 
 
 def save(folder, name, iterations, time, **content):
@@ -132,17 +136,18 @@ def test_the_one_of_most_iterations_goes_on(tmp_path, monkeypatch):
     torch.save(dict(state_dict={}, meta=dict(iter=999)),
                tmp_path / 'best.pth')  # weights alone
     both = str(tmp_path), str(other)
-    assert find_resumable(*both) == paths[2]
-    assert find_resumable(both[0]) == paths[1]
+    path, checkpoint = find_resumable(*both)
+    assert path == paths[2] and checkpoint['meta']['iter'] == 100
+    assert find_resumable(both[0])[0] == paths[1]
     # Cut off, or more than data, it is passed over, not silently.
     size = os.path.getsize(paths[2])
     assert not said
     os.truncate(paths[2], size - 40)
-    assert find_resumable(*both) == paths[1]
+    assert find_resumable(*both)[0] == paths[1]
     message, = said
     assert 'passed over' in message and 'epoch_10.pth' in message
     save(tmp_path, 'epoch_11.pth', 110, 400, message_hub=Foreign())
-    assert find_resumable(*both) == paths[1]
+    assert find_resumable(*both)[0] == paths[1]
     for name in ('interim.pth', 'epoch_2.pth'):
         (tmp_path / name).unlink()
     with pytest.raises(UnsafeCheckpointError, match='epoch_11.pth'):

@@ -5,13 +5,13 @@ import pytest
 import torch
 import torch.nn as nn
 from mmengine.evaluator import BaseMetric, Evaluator
-from mmengine.fileio import LocalBackend, get_file_backend
+from mmengine.fileio import LocalBackend
 from mmengine.fileio.backends import registry_utils
 from mmengine.model import BaseModel
-from mmengine.runner import Runner
+from mmengine.runner import CheckpointLoader, Runner
 from torch.utils.data import DataLoader
 
-from mmstepnet.engine.fileio import WholeFileBackend
+from mmstepnet.engine.patches import patch_mmengine
 
 
 class Toy(BaseModel):
@@ -40,10 +40,13 @@ class Rising(BaseMetric):
 
 @pytest.fixture(autouse=True)
 def backends(monkeypatch):
-    """Registration of file backends lasts for a process."""
+    """What the tools do, which lasts for a process."""
     monkeypatch.setattr(registry_utils, 'backends',
                         dict(registry_utils.backends))
     monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+    monkeypatch.setattr(CheckpointLoader, '_schemes',
+                        CheckpointLoader._schemes.copy())
+    patch_mmengine()
 
 
 def runner(work_dir, epochs, hook='mmstepnet.DurableCheckpointHook',
@@ -76,8 +79,6 @@ def test_same_files_as_the_host(tmp_path, save_best):
         # Resumed, it goes on to prune what the first job kept.
         runner(folder, 5, hook, resume=True, **kwargs).train()
         found.append(files(folder))
-        assert isinstance(get_file_backend('x'), WholeFileBackend) == (
-            hook != 'CheckpointHook')
     assert found[0] == found[1]
     assert 'epoch_5.pth' in found[0]
     assert sum(name.startswith('best_') for name in found[0]) == bool(
@@ -109,6 +110,13 @@ def test_a_failed_save_leaves_whole_checkpoints(tmp_path, monkeypatch,
             torch.load(tmp_path / name, weights_only=False)
     assert any(n.startswith('best_') for n in files(tmp_path))
     assert os.path.isfile(named)
+
+
+def test_a_main_without_the_patch_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+    runner(tmp_path, 1).train()
+    log, = tmp_path.glob('*/*.log')
+    assert 'written in place' in log.read_text()
 
 
 def test_clears_away_unfinished_files(tmp_path):

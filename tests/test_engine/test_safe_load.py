@@ -2,34 +2,20 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
-from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler.param_scheduler import (
     OneCycleParamScheduler as OneCycleLR,
 )
 from mmengine.registry import PARAM_SCHEDULERS
-from mmengine.runner import CheckpointLoader
+from safetensors.torch import save_file
 
 from mmstepnet.engine import safe_load
-from mmstepnet.engine.safe_load import (
-    UnsafeCheckpointError,
-    guard_checkpoints,
-    load_data,
-)
-
-
-class Payload:
-    """What an attacker puts into a checkpoint."""
-
-    def __init__(self, function, *args):
-        self.call = function, args
-
-    def __reduce__(self):
-        return self.call
+from mmstepnet.engine.safe_load import UnsafeCheckpointError, load_file
+from tests.checkpoints import Payload, mmengine_content
 
 
 class Foreign:
@@ -45,34 +31,12 @@ def reader(request, monkeypatch):
         safe_load, 'HAS_ALLOWLIST', request.param == 'allowlist')
 
 
-@pytest.fixture
-def guarded(monkeypatch):
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
-    guard_checkpoints()
-
-
-def mmengine_content():
-    hub = MessageHub('safe_load')
-    hub.update_scalar('train/loss', torch.tensor(0.5))
-    hub.update_scalar('train/lr', np.float32(0.1))
-    hub.update_info('epoch', 3)
-    hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
-    return dict(
-        meta=dict(classes=('a', 'b'), where=slice(1, 2), seen={1, 2}),
-        state_dict=OrderedDict(
-            half=torch.ones(2, dtype=torch.bfloat16),
-            parameter=torch.nn.Parameter(torch.arange(3.)),
-            view=torch.arange(6).view(2, 3).t()),
-        message_hub=hub.state_dict())
-
-
 @pytest.mark.parametrize('zipped', [True, False])
 def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     content = mmengine_content()
     path = str(tmp_path / 'whole.pth')
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    got = load_data(path)
+    got = load_file(path)
     assert got['meta'] == content['meta']
     for name, value in content['state_dict'].items():
         assert torch.equal(got['state_dict'][name], value)
@@ -122,7 +86,7 @@ def test_schedules_go_on(tmp_path, reader, name, zipped):
     torch.save(dict(optimizer=first[0].state_dict(),
                     param_schedulers=[first[1].state_dict()]), path,
                _use_new_zipfile_serialization=zipped)
-    found = load_data(path)
+    found = load_file(path)
     second[0].load_state_dict(found['optimizer'])
     second[1].load_state_dict(found['param_schedulers'][0])
     assert [step(*second) for _ in range(5)] == [
@@ -149,7 +113,7 @@ def test_runs_nothing(tmp_path, reader, payload, name, zipped):
                _use_new_zipfile_serialization=zipped)
     with pytest.raises(UnsafeCheckpointError,
                        match=f'(?s)evil.pth.*{name}.*--trust-checkpoint'):
-        load_data(path)
+        load_file(path)
     assert not written.exists()
 
 
@@ -161,83 +125,19 @@ def test_payload_is_real(tmp_path):
     assert written.exists()
 
 
-def test_mmengine_reads_through_it(tmp_path, guarded):
-    path, written = tmp_path / 'evil.pth', tmp_path / 'written'
-    torch.save(dict(meta=Payload(os.system, f'touch {written}')), path)
-    with pytest.raises(UnsafeCheckpointError):
-        CheckpointLoader.load_checkpoint(str(path))
-    torch.save(mmengine_content(), path)
-    assert CheckpointLoader.load_checkpoint(str(path))['message_hub']
-    with pytest.raises(FileNotFoundError, match='nowhere.pth'):
-        CheckpointLoader.load_checkpoint(str(tmp_path / 'nowhere.pth'))
-    assert not written.exists()
-
-
-def test_other_sources(tmp_path, guarded, monkeypatch):
-    """Addresses are fetched once and read as data; odd ones are refused."""
-    fetched = []
-
-    def fetch(url, path):
-        fetched.append(url)
-        torch.save(dict(state_dict={}), path)
-
-    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', fetch)
-    for _ in range(2):
-        for name in ('https://models.example/net-1.pth',
-                     'torchvision://resnet18', 'open-mmlab://darknet53'):
-            assert CheckpointLoader.load_checkpoint(name) == dict(
-                state_dict={})
-    assert len(fetched) == 3
-    assert all(url.startswith('http') for url in fetched)
-    with pytest.raises(ValueError, match='no model .resnet1.'):
-        CheckpointLoader.load_checkpoint('torchvision://resnet1')
-    for name in ('pavi://a/b', 's3://a/b', 'open-mmlab:s3://a/b'):
-        with pytest.raises(UnsafeCheckpointError, match='Fetch the file'):
-            CheckpointLoader.load_checkpoint(name)
-
-
-@pytest.mark.parametrize('name', [
-    'mmcls://vgg11', 'torchvision://resnet18', 'modelzoo://resnet18',
-    'open-mmlab://resnet50_caffe', 'openmmlab://detectron2/resnet50_caffe'])
-def test_named_models_are_read_as_mmengine_does(tmp_path, monkeypatch, name):
-    """Classifiers stripped to their backbone, deprecated names known."""
-    def fetch(url, path, *args, **kwargs):
-        torch.save(dict(state_dict={
-            'backbone.conv1.weight': torch.full((2, ), float(len(url))),
-            'head.fc.bias': torch.ones(3)}), path)
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', fetch)
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
-    read = []
-    for guard, folder in ((lambda: None, 'theirs'),
-                          (guard_checkpoints, 'ours')):
-        monkeypatch.setattr(torch.hub, 'get_dir',
-                            lambda folder=folder: str(tmp_path / folder))
-        monkeypatch.setenv('TORCH_HOME', str(tmp_path / folder))
-        guard()
-        read.append(CheckpointLoader.load_checkpoint(name)['state_dict'])
-    theirs, ours = read
-    assert theirs.keys() == ours.keys() and len(ours) == (
-        1 if name.startswith('mmcls') else 2)
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-
-
-def test_each_node_fetches_for_its_own(tmp_path, guarded, monkeypatch):
-    """Nodes need not share a disk; the second's first rank is no rank 0."""
-    def fetch(url, path):
-        torch.save(dict(state_dict={}), path)
-
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', fetch)
-    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
-    monkeypatch.setenv('RANK', '8')
-    monkeypatch.setenv('LOCAL_RANK', '1')
-    with pytest.raises(FileNotFoundError):
-        CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
-    monkeypatch.setenv('LOCAL_RANK', '0')
-    CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
-    monkeypatch.setenv('LOCAL_RANK', '1')
-    CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
+def test_safetensors(tmp_path):
+    """Metadata are JSON where they are ours, and text where they are not."""
+    path = tmp_path / 'weights.safetensors'
+    weights = dict(a=torch.arange(6.).view(2, 3), b=torch.ones(2).half())
+    save_file(weights, path, dict(epoch='12', dataset_meta='{"classes": []}',
+                                  format='pt'))
+    found = load_file(str(path))
+    assert found['meta'] == dict(
+        epoch=12, dataset_meta=dict(classes=[]), format='pt')
+    assert found['state_dict'].keys() == weights.keys()
+    for key, value in weights.items():
+        assert torch.equal(found['state_dict'][key], value)
+        assert found['state_dict'][key].dtype == value.dtype
 
 
 @pytest.mark.parametrize('command', [

@@ -297,3 +297,17 @@ def test_default_init_leaves_the_residual_alive():
     model = StepResNet(18)
     model.init_weights()
     assert model.layer1[0].bn2.weight.abs().min() > 0
+
+
+def test_gates_that_cannot_leave_their_start_are_named(recwarn):
+    """A frozen stage freezes its attentions too."""
+    warm = dict(type='StepNet', init_step=1.0)
+    with pytest.warns(UserWarning, match='frozen_stages=2 .*layer1.0, '
+                      'layer1.1, layer2.1, whose step.*blocks='):
+        StepResNet(18, attention=warm, frozen_stages=2)
+    recwarn.clear()
+    StepResNet(18, attention=warm, frozen_stages=1,
+               blocks=['layer2', 'layer3', 'layer4'])
+    StepResNet(18, attention=warm, frozen_stages=0)
+    StepResNet(18, frozen_stages=2)  # a trained gate acts, frozen or not
+    assert not recwarn.list

@@ -17,6 +17,22 @@ def test_plain_form_is_the_hosts():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+def test_mmdetections_arguments_give_its_network():
+    """Its zoo writes base_width for width_per_group."""
+    ResNeXt = pytest.importorskip('mmdet.models').ResNeXt
+    arguments = dict(depth=50, groups=8, base_width=6, num_stages=4,
+                     out_indices=(0, 1, 2, 3), frozen_stages=1,
+                     norm_cfg=dict(type='BN', requires_grad=True),
+                     norm_eval=True, style='pytorch')
+    host = perturb(ResNeXt(**arguments))
+    host.eval()  # which returns None
+    model = StepResNeXt(attention=None, **arguments).eval()
+    model.load_state_dict(host.state_dict())
+    images = torch.rand(2, 3, 70, 54)
+    for ours, theirs in zip(model(images), host(images)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 def test_torchvision_checkpoint_lacks_the_attention_only():
     theirs = perturb(torchvision.models.resnext50_32x4d()).eval()
     model = StepResNeXt(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from tests.test_robustness.inputs import (
     BOUNDED,
     NOT_FINITE,
@@ -171,7 +171,7 @@ def test_flipped_bytes_are_seen(model, tmp_path_factory, data):
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     assert 'the checksum of' in refused(
-        'x.pth', lambda: check_checkpoint(str(path)))
+        'x.pth', lambda: read_checkpoint(str(path)))
 
 
 @settings(BOUNDED, max_examples=30)
@@ -189,7 +189,8 @@ def test_weights_that_are_not_finite(model, tmp_path_factory, data):
     path.write_bytes(saved(weights))
     refused(name, lambda: call_tool(
         load_tool('publish_model.py'), path, folder / 'net'))
-    refused(name, lambda: check_weights(deepcopy(model), str(path)))
+    refused(name, lambda: load_weights(
+        deepcopy(model), read_checkpoint(str(path)), str(path)))
     assert sorted(folder.iterdir()) == [path]
 
 
@@ -207,7 +208,8 @@ def test_checkpoints_without_weights(model, tmp_path_factory, content):
         call_tool(load_tool('publish_model.py'), path, path.parent / 'net')
     assert 'state_dict' in str(raised.value) or 'no weights' in str(
         raised.value)
-    refused('x.pth', lambda: check_weights(model, str(path)))
+    refused('x.pth', lambda: load_weights(
+        model, read_checkpoint(str(path)), str(path)))
 
 
 SMALL = ['train_dataloader.dataset.indices=64',

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mmstepnet.engine.checkpoint import find_resumable
-from mmstepnet.engine.fileio import TEMPORARY
+from mmstepnet.files import TEMPORARY
 
 KILLS = int(os.environ.get('KILLS', 2))
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
@@ -80,7 +80,7 @@ def test_kills(tmp_path, seed):
         files = list(work_dir.glob('*.pth'))
         for file in files:
             assert torch.load(file, weights_only=False)['state_dict'], file
-        path = find_resumable(str(work_dir))
+        path, _ = find_resumable(str(work_dir))
         epoch = 0
         if path is not None:
             epoch = torch.load(path, weights_only=False)['meta']['epoch']
@@ -98,7 +98,7 @@ def test_kills(tmp_path, seed):
         # Nothing half-written stays, and one checkpoint is kept.
         assert not list(folder.glob(f'.*{TEMPORARY}'))
         assert len(list(folder.glob('*.pth'))) == 1
-        path = find_resumable(str(folder))
+        path, _ = find_resumable(str(folder))
         outcomes.append(torch.load(path, weights_only=False)['state_dict'])
         print(re.findall(r'accuracy/top1: [\d.]+', output)[-1], flush=True)
     # The order of the images follows from seed and epoch alone.

@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from stiffness import SPLITS, build_dataloader, build_runner, measure
 
-from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.job import (
     KeyValueAction,
     add_trust_argument,
     load_config,
     positive_int,
 )
+from mmstepnet.engine.patches import patch_mmengine
 from mmstepnet.stiffness.block_selection import (
     backbone_names,
     block_stiffness,
@@ -88,13 +89,13 @@ def check_counterpart(cfg: Config, model: nn.Module) -> None:
 
 def main() -> None:
     args = parse_args()
-    check_checkpoint(args.checkpoint, args.trust_checkpoint)
+    patch_mmengine(args.trust_checkpoint)
+    checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     runner = build_runner(cfg, Path(cfg.work_dir) / 'select_blocks')
     dataloader = build_dataloader(cfg, args.split, args.max_samples)
     check_counterpart(cfg, runner.model)
-    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
-    runner.load_checkpoint(args.checkpoint, map_location='cpu')
+    load_weights(runner.model, checkpoint, args.checkpoint)
     model = runner.model.to(args.device or get_device()).eval()
     recorder, _ = measure(model, dataloader, None, None)
 

@@ -15,17 +15,18 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
 from mmengine.registry import DATASETS
-from mmengine.runner import CheckpointLoader, Runner
+from mmengine.runner import Runner
 from mmengine.utils import track_iter_progress
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from mmstepnet.engine.checkpoint import check_checkpoint, check_weights
+from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.job import (
     KeyValueAction,
     add_trust_argument,
     load_config,
     positive_int,
 )
+from mmstepnet.engine.patches import patch_mmengine
 from mmstepnet.figures import load_run, save_stiffness_figures
 from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.stiffness import TrajectoryRecorder, save_record
@@ -154,20 +155,19 @@ def measure(
 
 def main() -> None:
     args = parse_args()
-    check_checkpoint(args.checkpoint, args.trust_checkpoint)
+    patch_mmengine(args.trust_checkpoint)
+    checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
     out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
     runner = build_runner(cfg, out_dir)
     dataloader = build_dataloader(cfg, args.split, args.max_samples)
     evaluator = build_evaluator(runner, cfg, args.split,
                                 dataloader.dataset)
-    check_weights(runner.model, args.checkpoint, args.trust_checkpoint)
-    runner.load_checkpoint(args.checkpoint, map_location='cpu')
+    load_weights(runner.model, checkpoint, args.checkpoint)
     model = runner.model.to(args.device or get_device()).eval()
     recorder, metrics = measure(model, dataloader, evaluator, args.blocks)
 
-    meta = CheckpointLoader.load_checkpoint(
-        args.checkpoint, map_location='cpu').get('meta', {})
+    meta = checkpoint['meta']
     name = f'stiffness_{args.split}_{Path(args.checkpoint).stem}'
     path = out_dir / f'{name}.npz'
     save_record(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmstepnet.attentions import Attention
+from mmstepnet.attentions.base import check_positive
 from mmstepnet.registry import HOOKS
 
 
@@ -33,16 +34,15 @@ class AttentionBNCalibrationHook(Hook):
     an error. A single channel without spread keeps its variance.
 
     A BN that comes with statistics, from a resumed job or an ImageNet
-    checkpoint trained with the attention, is left alone.
+    checkpoint trained with the attention, is left alone, and so is that of an
+    attention whose parameters are all frozen.
 
     Args:
         num_batches (int): Training batches to run. Defaults to 50.
     """
 
     def __init__(self, num_batches: int = 50):
-        if not isinstance(num_batches, int) or num_batches < 1:
-            raise ValueError('num_batches must be a positive integer, got '
-                             f'{num_batches!r}')
+        check_positive('AttentionBNCalibrationHook', num_batches=num_batches)
         self.num_batches = num_batches
 
     def before_train(self, runner: Runner) -> None:
@@ -53,6 +53,7 @@ class AttentionBNCalibrationHook(Hook):
         norms = [
             norm for attention in model.modules()
             if isinstance(attention, Attention)
+            and any(p.requires_grad for p in attention.parameters())
             for norm in attention.modules() if isinstance(norm, _BatchNorm)
             and norm.num_batches_tracked == 0
         ]

@@ -10,7 +10,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from mmstepnet.engine.checkpoint import find_resumable
-from mmstepnet.engine.fileio import remove_unfinished, write_whole_files
+from mmstepnet.engine.patches import warn_of_files_in_place
+from mmstepnet.files import remove_unfinished
 from mmstepnet.registry import HOOKS
 
 
@@ -43,8 +44,10 @@ class DurableCheckpointHook(CheckpointHook):
 
     mmengine's hook deletes the old checkpoint, then writes the new one in
     place: killed in between, a job with ``max_keep_ckpts=1`` has none left.
-    Here each is written under another name, renamed, and only then are old
-    ones deleted. ``tools/train.py`` puts it in the place of mmengine's.
+    Here each is written under another name, renamed (where
+    :func:`~mmstepnet.engine.patches.patch_mmengine` was called, else a
+    warning says so), and only then are old ones deleted. ``tools/train.py``
+    calls it, and puts this hook in the place of mmengine's.
 
     Args:
         interval (int): Epochs or iterations from one to the next; -1 is
@@ -69,8 +72,8 @@ class DurableCheckpointHook(CheckpointHook):
 
     def before_train(self, runner: Runner) -> None:
         """Clear away what a killed job left, prepare as the host does."""
-        write_whole_files()
         super().before_train(runner)
+        warn_of_files_in_place(runner, self.out_dir)
         if is_main_process() and isinstance(self.file_backend, LocalBackend):
             remove_unfinished(self.out_dir)
             remove_unfinished(runner.work_dir)
@@ -93,10 +96,10 @@ class DurableCheckpointHook(CheckpointHook):
         try:
             yield
         except OSError as error:
-            last = find_resumable(self.out_dir)
+            last, _ = find_resumable(self.out_dir) or ('none', None)
             raise OSError(
                 error.errno, f'{error.strerror}. Go on with --resume; the '
-                f'last whole checkpoint is {last or "none"}') from error
+                f'last whole checkpoint is {last}') from error
         finally:
             self.file_backend = backend
         # A name may have been written anew.

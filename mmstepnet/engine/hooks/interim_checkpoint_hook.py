@@ -5,7 +5,8 @@ from mmengine.fileio import join_path, put_text
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmstepnet.engine.fileio import write_whole_files
+from mmstepnet.attentions.base import check_positive
+from mmstepnet.engine.patches import warn_of_files_in_place
 from mmstepnet.registry import HOOKS
 
 INTERIM = 'interim.pth'
@@ -14,7 +15,11 @@ INTERIM = 'interim.pth'
 
 @HOOKS.register_module()
 class InterimCheckpointHook(Hook):
-    """Keep one checkpoint of the last iterations, whole at every moment.
+    """Keep one checkpoint of the last iterations.
+
+    It is whole at every moment where
+    :func:`~mmstepnet.engine.patches.patch_mmengine` was called, as by
+    ``tools/train.py``; elsewhere a warning says that it is not.
 
     For epochs so long that losing one matters. ``--resume`` finds the newest
     of these and of those of the epochs; the loop must be
@@ -28,14 +33,12 @@ class InterimCheckpointHook(Hook):
     priority = 'VERY_LOW'
 
     def __init__(self, interval: int):
-        if not isinstance(interval, int) or interval < 1:
-            raise ValueError('InterimCheckpointHook: interval must be a '
-                             f'positive integer, got {interval!r}')
+        check_positive('InterimCheckpointHook', interval=interval)
         self.interval = interval
 
     def before_train(self, runner: Runner) -> None:
-        """Let no file be written in place."""
-        write_whole_files()
+        """Look whether files are written in place."""
+        warn_of_files_in_place(runner, runner.work_dir)
 
     def after_train_iter(self,
                          runner: Runner,

@@ -1,5 +1,7 @@
 """Residual blocks that end in a :class:`ResidualStep`."""
 
+import warnings
+
 import torch.nn as nn
 import torch.utils.checkpoint as cp
 from mmcv.cnn import build_norm_layer
@@ -153,3 +155,25 @@ class StepResLayer(ResLayer, BaseModule):
             plain_cfg.pop('init_step', None)
             _, downsample[-1] = build_norm_layer(plain_cfg,
                                                  self[0].out_channels)
+
+
+def warn_of_frozen_starts(backbone: nn.Module) -> None:
+    """Warn of attentions with ``init_step`` whose parameters are frozen.
+
+    Args:
+        backbone (nn.Module): A backbone whose stages are frozen already.
+    """
+    names = [
+        name.rpartition('.')[0] for name, module in backbone.named_modules()
+        if isinstance(module, ResidualStep)
+        and getattr(module.attention, 'init_step', None) is not None
+        and not any(p.requires_grad for p in module.attention.parameters())
+    ]
+    if names:
+        warnings.warn(
+            f'{type(backbone).__name__}: frozen_stages='
+            f'{backbone.frozen_stages} freezes the attentions of '
+            f'{", ".join(names)}, whose step then stays at their init_step '
+            'for ever; leave these blocks out with blocks=, or freeze fewer '
+            'stages',
+            stacklevel=3)

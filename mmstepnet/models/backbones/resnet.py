@@ -17,6 +17,7 @@ from .blocks import (
     StepBasicBlock,
     StepBottleneck,
     StepResLayer,
+    warn_of_frozen_starts,
 )
 
 STEPNET = dict(type='StepNet')
@@ -35,7 +36,9 @@ class StepResNet(ResNet):
             ResNet. Defaults to ``dict(type='StepNet')``.
         blocks (Sequence[str], optional): The blocks that carry the attention,
             as ``'layer1.2'`` (stage and index, as in the parameter names) or
-            ``'layer3'`` (a whole stage). None is all. Defaults to None.
+            ``'layer3'`` (a whole stage). None is all. A gate that starts at
+            ``init_step`` in a frozen stage never leaves it, of which a
+            warning names the blocks. Defaults to None.
         first_block (bool, optional): Whether blocks that project their
             identity carry the attention, unless ``blocks`` names them one by
             one. None leaves it to the attention: False for StepNet (a reading
@@ -133,6 +136,7 @@ class StepResNet(ResNet):
             raise ValueError(f'blocks={blocks!r} selects blocks for an '
                              'attention, but attention is None')
         self._freeze_stages()
+        warn_of_frozen_starts(self)
 
     def make_res_layer(self, **kwargs) -> StepResLayer:
         """Build a stage."""

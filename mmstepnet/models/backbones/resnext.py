@@ -21,6 +21,8 @@ class StepResNeXt(StepResNet, ResNeXt):
         groups (int): Groups of the 3x3 convolutions. Defaults to 32.
         width_per_group (int): Their channels a group, in the first stage.
             Defaults to 4.
+        base_width (int, optional): The same by MMDetection's name, where a
+            config gives that. Defaults to None.
         **kwargs: See :class:`StepResNet`; ``preact`` is not available.
 
     Raises:
@@ -38,12 +40,17 @@ class StepResNeXt(StepResNet, ResNeXt):
                  *,
                  groups: int = 32,
                  width_per_group: int = 4,
+                 base_width: int | None = None,
                  **kwargs):
         if kwargs.get('preact'):
             raise ValueError('StepResNeXt has no pre-activation form; leave '
                              'preact out, or use StepResNet')
         super().__init__(
-            depth, groups=groups, width_per_group=width_per_group, **kwargs)
+            depth,
+            groups=groups,
+            width_per_group=(
+                width_per_group if base_width is None else base_width),
+            **kwargs)
 
     def make_res_layer(self, **kwargs) -> StepResLayer:
         """Build a stage."""

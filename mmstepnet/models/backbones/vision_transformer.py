@@ -13,6 +13,7 @@ from mmstepnet.attentions import build_attention
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep
 
+from .blocks import warn_of_frozen_starts
 from .host_attention import take_over
 from .resnet import STEPNET
 
@@ -155,6 +156,7 @@ class StepVisionTransformer(VisionTransformer):
             self.layers[index] = StepTransformerEncoderLayer(layer, attention)
         if self.frozen_stages > 0:
             self._freeze_stages()
+            warn_of_frozen_starts(self)
 
     def train(self, mode: bool = True) -> 'StepVisionTransformer':
         """Set the mode; frozen layers stay in eval.

@@ -5,7 +5,6 @@ https://arxiv.org/abs/1508.07909, as the library tokenizers does it.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
+
+from mmstepnet.files import write_whole
 
 SPECIAL_TOKENS = ('<pad>', '<s>', '</s>')
 """Padding, begin and end, ids 0, 1 and 2."""
@@ -88,17 +89,13 @@ def load_tokenizer(texts: Sequence[str], vocab_size: int,
             raise ValueError(f'{path} is damaged ({error}); delete it, and '
                              'it is learned anew') from error
     tokenizer = train_tokenizer(texts, vocab_size)
-    # Whole or not at all; other processes may be at the same.
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        temporary.write_text(tokenizer.to_str(), encoding='utf-8')
-        os.replace(temporary, path)
+        # Whole or not at all; other processes may be at the same.
+        write_whole(path, tokenizer.to_str())
     except OSError as error:
         raise OSError(f'the tokenizer cannot be kept in {str(folder)!r} '
                       f'({error}); set tokenizer_dir to a folder that can be '
                       'written') from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return tokenizer
 
 

@@ -4,17 +4,16 @@ import stat
 
 import pytest
 
-from mmstepnet.engine.fileio import WholeFileBackend, remove_unfinished
+from mmstepnet.files import remove_unfinished, write_whole
 
 
 def test_writes(tmp_path):
     path = tmp_path / 'new' / 'file'
-    backend = WholeFileBackend()
-    backend.put(b'first', path)
-    backend.put(b'second', str(path))
+    write_whole(path, b'first')
+    write_whole(str(path), b'second')
     assert path.read_bytes() == b'second'
-    backend.put_text('drittes', path)
-    assert backend.get_text(path) == 'drittes'
+    write_whole(path, 'dritter \u00e4\n')
+    assert path.read_text(encoding='utf-8') == 'dritter \u00e4\n'
     assert os.listdir(path.parent) == ['file']
     plain = tmp_path / 'plain'
     plain.touch()
@@ -32,7 +31,7 @@ def test_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(OSError, match='No space left.*file of 1.0 MiB') as e:
-        WholeFileBackend().put(bytes(1 << 20), path)
+        write_whole(path, bytes(1 << 20))
     assert e.value.errno == errno.ENOSPC
     assert path.read_bytes() == b'old'
     assert os.listdir(tmp_path) == ['file']

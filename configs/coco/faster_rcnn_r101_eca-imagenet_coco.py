@@ -1,0 +1,7 @@
+_base_ = ['./faster_rcnn_r101_stepnet-imagenet_coco.py']
+
+model = dict(
+    backbone=dict(
+        attention=dict(type='ECA'),
+        init_cfg=dict(
+            checkpoint='work_dirs/resnet101_eca_imagenet/epoch_120.pth')))

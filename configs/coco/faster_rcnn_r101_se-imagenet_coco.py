@@ -1,0 +1,7 @@
+_base_ = ['./faster_rcnn_r101_stepnet-imagenet_coco.py']
+
+model = dict(
+    backbone=dict(
+        attention=dict(type='SE'),
+        init_cfg=dict(
+            checkpoint='work_dirs/resnet101_se_imagenet/epoch_120.pth')))

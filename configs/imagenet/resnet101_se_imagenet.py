@@ -1,0 +1,3 @@
+_base_ = ['./resnet101_stepnet_imagenet.py']
+
+model = dict(backbone=dict(attention=dict(type='SE')))

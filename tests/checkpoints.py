@@ -1,0 +1,32 @@
+"""Contents of checkpoints, good and evil."""
+
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from mmengine.logging import MessageHub
+
+
+class Payload:
+    """What an attacker puts into a checkpoint."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def mmengine_content():
+    hub = MessageHub('safe_load')
+    hub.update_scalar('train/loss', torch.tensor(0.5))
+    hub.update_scalar('train/lr', np.float32(0.1))
+    hub.update_info('epoch', 3)
+    hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
+    return dict(
+        meta=dict(classes=('a', 'b'), where=slice(1, 2), seen={1, 2}),
+        state_dict=OrderedDict(
+            half=torch.ones(2, dtype=torch.bfloat16),
+            parameter=torch.nn.Parameter(torch.arange(3.)),
+            view=torch.arange(6).view(2, 3).t()),
+        message_hub=hub.state_dict())
