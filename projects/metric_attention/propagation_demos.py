@@ -1,12 +1,12 @@
 """What propagation by similarity does, shown on points of known geometry.
 
 Six short demonstrations of Section 3 of "Towards understanding how attention
-mechanism works in deep learning": the attention limit operator on a circle
-(Theorems 2 and 3), the rate that a scaled metric gives (Section 3.2), the
-clustering of deep pure propagation and the spectrum that foretells it
-(Stationary function), and a general pseudo-metric, which takes a point to its
-nearest points (Theorem 5, Example 3). All run in float64, through the same
-functions as the attention modules.
+mechanism works in deep learning", https://arxiv.org/abs/2412.18288: the
+attention limit operator on a circle (Theorems 2 and 3), the rate that a
+scaled metric gives (Section 3.2), the clustering of deep pure propagation and
+the spectrum that foretells it (Stationary function), and a general
+pseudo-metric, which takes a point to its nearest points (Theorem 5, Example
+3). All run in float64, through the same functions as the attention modules.
 """
 
 import argparse
@@ -59,10 +59,14 @@ def on_circle(angle: np.ndarray) -> Tensor:
 
 
 def limit_on_circle(angle: np.ndarray, mode: int, eps: float) -> np.ndarray:
-    """The limit operator's estimate for cos(mode t), (N,)."""
+    """The limit operator's estimate for cos(mode t), (N,).
+
+    Here and below ``eps`` divides squared distances and dot products: it is
+    twice the paper's.
+    """
     u = torch.from_numpy(np.cos(mode * angle))
     return attention_limit_operator(on_circle(angle), u[:, None],
-                                    eps)[:, 0].numpy()
+                                    eps / 2)[:, 0].numpy()
 
 
 def exact_limit(angle: np.ndarray, mode: int, wave: float) -> np.ndarray:
@@ -192,8 +196,7 @@ def nearest_on_sphere(weight: Tensor, eps: float, receivers: int = 50,
     """
     x, y = on_sphere(receivers), on_sphere(sources)
     wanted = x @ weight
-    # The function divides by sqrt(d).
-    out = dot_product_propagation(wanted * (3**0.5 / eps), y, y)
+    out = dot_product_propagation(wanted, y, y, eps)
     pull = wanted.norm(dim=1)
     return dict(out=out, nearest=wanted / pull[:, None], pull=pull)
 
