@@ -23,7 +23,7 @@ from mmengine.registry import (  # noqa: E402
 )
 from mmengine.registry import Registry  # noqa: E402
 
-from . import attentions  # noqa: E402
+from . import attentions, propagation  # noqa: E402
 
 MODELS = Registry(
     'model',
@@ -82,12 +82,22 @@ ATTENTIONS = Registry(
 ATTENTIONS._module_dict = attentions.ATTENTIONS
 """Rules that choose the residual step, see :class:`Attention`."""
 
+PSEUDO_METRICS = Registry(
+    'pseudo-metric',
+    scope='mmstepnet',
+    locations=['mmstepnet.propagation'])
+# As above.
+PSEUDO_METRICS._module_dict = propagation.PSEUDO_METRICS
+"""What attention compares points by, see :class:`PseudoMetric`."""
+
 PROPAGATIONS = Registry(
     'propagation',
     scope='mmstepnet',
     locations=['mmstepnet.propagation'])
-"""Attentions between tokens, points or nodes, see
-:class:`PropagationAttention`."""
+# As above.
+PROPAGATIONS._module_dict = propagation.PROPAGATIONS
+"""Modules that inform tokens, points or nodes by each other, see
+:class:`Propagation` and :class:`AttentionBlock`."""
 
 
 def find_registered(registry: Registry, name: str | type,

@@ -3,4 +3,5 @@ _base_ = ['./vit_stepnet_cifar10.py']
 model = dict(
     backbone=dict(
         type='mmstepnet.PropagationVisionTransformer',
-        propagation=dict(type='MetricAttention')))
+        # Ours: the square root of a head's width, where the paper has 1.
+        propagation=dict(type='MetricAttention', eps=64**0.5)))

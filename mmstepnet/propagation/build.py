@@ -1,16 +1,39 @@
-"""Building a propagation module from a config."""
+"""Building pseudo-metrics and propagation modules from configs."""
 
 from typing import Any
 
-from mmstepnet.registry import PROPAGATIONS, find_registered
+import torch.nn as nn
 
-from .attention import PropagationAttention
+from mmstepnet.names import NameTable
 
+from .pseudo_metric import PseudoMetric
+from .tables import PROPAGATIONS, PSEUDO_METRICS
+
+METRIC = dict(type='Metric')
 METRIC_ATTENTION = dict(type='MetricAttention')
+METRIC_PROPAGATION = dict(type='Propagation', pseudo_metric=METRIC)
+
+
+def build_pseudo_metric(cfg: dict, embed_dims: int,
+                        **kwargs: Any) -> PseudoMetric:
+    """Build a pseudo-metric.
+
+    Args:
+        cfg (dict): ``type`` (a name registered in ``PSEUDO_METRICS``, or the
+            class) and the arguments that are not the module's.
+        embed_dims (int): Width of the tokens, points or nodes.
+        **kwargs: Further arguments that the module sets, ``num_heads``.
+
+    Raises:
+        TypeError: ``cfg`` is no config, or gives what the module sets.
+        KeyError: The name is not registered; the message lists what is.
+    """
+    return _build(PSEUDO_METRICS, 'pseudo_metric', METRIC, cfg,
+                  dict(kwargs, embed_dims=embed_dims))
 
 
 def build_propagation(cfg: dict, embed_dims: int,
-                      **kwargs: Any) -> PropagationAttention:
+                      **kwargs: Any) -> nn.Module:
     """Build a propagation module, whatever the default scope is.
 
     Args:
@@ -24,15 +47,25 @@ def build_propagation(cfg: dict, embed_dims: int,
         TypeError: ``cfg`` is no config, or gives what the network sets.
         KeyError: The name is not registered; the message lists what is.
     """
+    return _build(PROPAGATIONS, 'propagation', METRIC_ATTENTION, cfg,
+                  dict(kwargs, embed_dims=embed_dims))
+
+
+def _build(table: NameTable, what: str, example: dict, cfg: dict,
+           given: dict) -> Any:
     if not isinstance(cfg, dict) or 'type' not in cfg:
-        raise TypeError("propagation must be a dict with 'type', such as "
-                        f"dict(type='MetricAttention'), got {cfg!r}")
+        raise TypeError(f"{what} must be a dict with 'type', such as "
+                        f'{example}, got {cfg!r}')
     own = dict(cfg)
     name = own.pop('type')
-    kwargs['embed_dims'] = embed_dims
-    if twice := sorted(own.keys() & kwargs.keys()):
-        raise TypeError(f'{", ".join(twice)} of the propagation {name!r} is '
-                        "set by the network; leave it out of the "
-                        "propagation's config")
-    module = find_registered(PROPAGATIONS, name, 'propagation')
-    return module(**own, **kwargs)
+    cls = table.find(name)
+    if twice := sorted(own.keys() & given.keys()):
+        raise TypeError(f'{", ".join(twice)} of the {table.what} {name!r} is '
+                        'set by the network; leave it out of the '
+                        f"{table.what}'s config")
+    if 'num_heads' in given and cls is table.get('Propagation'):
+        raise TypeError(
+            'the propagation alone has no heads, and this network needs an '
+            'attention block: such as dict(type=\'AttentionBlock\', '
+            f'pseudo_metric={cfg.get("pseudo_metric", METRIC)})')
+    return cls(**own, **given)

@@ -1,34 +1,88 @@
-"""Information propagation by similarity, as functions.
+r"""Information propagation by similarity, as functions.
 
-Towards understanding how attention mechanism works in deep learning; its
-Section 3 reads attention as ``S v`` with a similarity matrix S whose rows are
-softmaxes.
+Towards understanding how attention mechanism works in deep learning,
+https://arxiv.org/abs/2412.18288, Section 3, which reads attention as ``S v``
+with a similarity matrix S whose rows are softmaxes of a pseudo-metric f:
+
+.. math::
+    S_{ij} = \mathrm{softmax}_j(-f(a_i, b_j) / \varepsilon), \qquad
+    \mathrm{out} = S v
+
+The paper has :math:`\varepsilon = 1` here. Another ``eps`` is ours. (The
+paper's own time scale, Section 3.1, divides by :math:`2 \varepsilon`: see
+:func:`attention_limit_operator`.)
 """
 
 import math
+from collections.abc import Callable
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from mmstepnet.precision import full_precision
 from mmstepnet.torch_version import is_compiling, is_transformed
 
 from .masks import check_mask
-from .sdpa import compute_dtype, propagate, wide
+from .sdpa import compute_dtype, propagate
 
 LARGEST_ERROR = 1e-4
 """Of a score, which is as much of a weight."""
 
 
+def pseudo_metric_propagation(f: Callable[[Tensor, Tensor], Tensor],
+                              a: Tensor,
+                              b: Tensor,
+                              v: Tensor,
+                              eps: float = 1.0,
+                              mask: Tensor | None = None,
+                              *,
+                              is_causal: bool = False) -> Tensor:
+    r"""Propagate v by any pseudo-metric, pair by pair.
+
+    The definition itself, with the N x M matrix; a sparse mask costs its
+    edges alone.
+
+    Args:
+        f (Callable): Maps points side by side, (..., d) each and
+            broadcastable, to :math:`f(a, b)`, (...).
+        a (Tensor): Points that are informed, (..., N, d).
+        b (Tensor): Points that inform, (..., M, d).
+        v (Tensor): What they send, (..., M, e).
+        eps (float): What f is divided by, positive. Defaults to 1.0, the
+            paper's.
+        mask (Tensor, optional): See :func:`metric_propagation`.
+        is_causal (bool): Point i is informed by j <= i only.
+            Defaults to False.
+
+    Returns:
+        Tensor: (..., N, e).
+
+    Raises:
+        ValueError: See :func:`metric_propagation`.
+        TypeError: The mask is not bool.
+    """
+    check_eps(eps)
+    dtype, mask = _check(a, b, v, mask, is_causal)
+    if mask is not None and mask.is_sparse:
+        return _over_edges(
+            mask, v,
+            lambda i, j: -f(_at(a, i), _at(b, j)) / eps).to(dtype)
+    with torch.autocast(a.device.type, enabled=False):
+        scores = -f(full_precision(a).unsqueeze(-2),
+                    full_precision(b).unsqueeze(-3)) / eps
+    return _dense(scores, v, mask, is_causal).to(dtype)
+
+
 def metric_propagation(a: Tensor,
                        b: Tensor,
                        v: Tensor,
-                       eps: float,
+                       eps: float = 1.0,
                        mask: Tensor | None = None,
                        *,
                        is_causal: bool = False,
                        dense: bool = False) -> Tensor:
-    r"""Propagate v by closeness.
+    r"""Propagate v by closeness, :math:`f(a, b) = \|a - b\|^2`.
 
     .. math::
         S_{ij} = \mathrm{softmax}_j(-\|a_i - b_j\|^2 / \varepsilon), \qquad
@@ -47,13 +101,13 @@ def metric_propagation(a: Tensor,
     sparse mask costs its edges alone.
 
     Args:
-        a (Tensor): Points that are informed, :math:`\varphi(x_i)`,
+        a (Tensor): Points that are informed, :math:`\tilde f(x_i)`,
             (..., N, d).
         b (Tensor): Points that inform, (..., M, d).
         v (Tensor): What they send, (..., M, e).
-        eps (float): Time scale :math:`\varepsilon > 0` of the paper's heat
-            kernel, in squared units of distance: points further than about
-            :math:`\sqrt\varepsilon` from the nearest have little say.
+        eps (float): What squared distances are divided by, positive, in
+            their units: points further than about :math:`\sqrt\varepsilon`
+            from the nearest have little say. Defaults to 1.0, the paper's.
         mask (Tensor, optional): Bool, True where j may inform i,
             broadcastable to (..., N, M); or sparse COO (N, M), see
             :func:`neighbourhood`. Defaults to None, all.
@@ -73,16 +127,17 @@ def metric_propagation(a: Tensor,
         TypeError: The mask is not bool.
     """
     check_eps(eps)
+    if _is_sparse(mask) and not dense:
+        return pseudo_metric_propagation(
+            squared_distance, a, b, v, eps, mask, is_causal=is_causal)
     dtype, mask = _check(a, b, v, mask, is_causal)
     if dense:
         distance = torch.cdist(
-            wide(a), wide(b), compute_mode='donot_use_mm_for_euclid_dist')
+            full_precision(a),
+            full_precision(b),
+            compute_mode='donot_use_mm_for_euclid_dist')
         scores = -distance.square() / eps
         return _dense(scores, v, mask, is_causal).to(dtype)
-    if mask is not None and mask.is_sparse:
-        return _over_edges(
-            mask, v, lambda i, j:
-            -(_at(a, i) - _at(b, j)).square().sum(-1) / eps).to(dtype)
     seen = None if mask is None else mask.any(-2, keepdim=True)
     centre = _centre(b.detach(), seen)
     values = v.to(dtype)
@@ -96,29 +151,41 @@ def metric_propagation(a: Tensor,
 def dot_product_propagation(q: Tensor,
                             k: Tensor,
                             v: Tensor,
+                            eps: float = 1.0,
                             mask: Tensor | None = None,
                             *,
                             is_causal: bool = False,
                             dense: bool = False) -> Tensor:
-    r"""Propagate v by the scaled dot product, the usual self-attention.
+    r"""Propagate v by the dot product, :math:`f(q, k) = -q \cdot k`.
 
     .. math::
-        S_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d), \qquad
+        S_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \varepsilon), \qquad
         \mathrm{out} = S v
 
-    Arguments, result and errors as in :func:`metric_propagation`.
+    The paper has no :math:`1/\sqrt d`; the usual scaled dot product is
+    ``eps=math.sqrt(d)``. Arguments, result and errors as in
+    :func:`metric_propagation`.
     """
+    check_eps(eps)
+    if _is_sparse(mask) and not dense:
+        return pseudo_metric_propagation(
+            minus_dot_product, q, k, v, eps, mask, is_causal=is_causal)
     dtype, mask = _check(q, k, v, mask, is_causal)
-    scale = 1 / math.sqrt(q.shape[-1])
     if dense:
         with torch.autocast(q.device.type, enabled=False):
-            scores = wide(q) @ wide(k).transpose(-2, -1) * scale
+            scores = full_precision(q) @ full_precision(k).mT / eps
         return _dense(scores, v, mask, is_causal).to(dtype)
-    if mask is not None and mask.is_sparse:
-        return _over_edges(
-            mask, v, lambda i, j:
-            (_at(q, i) * _at(k, j)).sum(-1) * scale).to(dtype)
-    return propagate(q, k, v.to(dtype), scale, None, mask, is_causal)
+    return propagate(q, k, v.to(dtype), 1 / eps, None, mask, is_causal)
+
+
+def squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    r"""Evaluate :math:`\|a - b\|^2`, (..., d) and (..., d) -> (...)."""
+    return (a - b).square().sum(-1)
+
+
+def minus_dot_product(q: Tensor, k: Tensor) -> Tensor:
+    r"""Evaluate :math:`-q \cdot k`, (..., d) and (..., d) -> (...)."""
+    return -(q * k).sum(-1)
 
 
 def check_eps(eps: float) -> None:
@@ -131,6 +198,10 @@ def check_eps(eps: float) -> None:
             eps, Real) or not 0 < eps < math.inf:
         raise ValueError('eps, the time scale of the similarity, must be a '
                          f'positive number, got {eps!r}')
+
+
+def _is_sparse(mask: Tensor | None) -> bool:
+    return isinstance(mask, Tensor) and mask.is_sparse
 
 
 def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
@@ -158,7 +229,7 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
 
 def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
     """Mean of the sources, (..., 1, d), that somebody sees, (..., 1, M)."""
-    b = wide(b)
+    b = full_precision(b)
     if seen is None:
         return b.mean(-2, keepdim=True)
     kept = seen.expand(*seen.shape[:-1], b.shape[-2]).to(b.dtype)
@@ -174,10 +245,10 @@ def _loses_digits(a: Tensor, b: Tensor, centre: Tensor, seen: Tensor | None,
         return False
     if a.numel() == 0:  # an empty batch has no largest
         return False
-    sources = (wide(b) - centre).square().sum(-1, keepdim=True)
+    sources = (full_precision(b) - centre).square().sum(-1, keepdim=True)
     if seen is not None:
         sources = sources.masked_fill(~seen.transpose(-2, -1), 0)
-    receivers = (wide(a) - centre).square().sum(-1)
+    receivers = (full_precision(a) - centre).square().sum(-1)
     largest = sources.amax().item()
     # |a . b| and |b|² / 2, the terms of a score.
     term = math.sqrt(largest) * max(
@@ -199,7 +270,7 @@ def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
     """Points at one end of the edges, (..., E, d), float32 or better."""
-    return wide(x.index_select(-2, index))
+    return full_precision(x.index_select(-2, index))
 
 
 def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:

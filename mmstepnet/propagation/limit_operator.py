@@ -1,46 +1,45 @@
 """What attention does to features in the limit of a small time scale.
 
-Towards understanding how attention mechanism works in deep learning, Section
-3.2, Theorems 2 and 3.
+Towards understanding how attention mechanism works in deep learning,
+https://arxiv.org/abs/2412.18288, Section 3, Theorems 2 and 3.
 """
 
 from torch import Tensor
 
-from .functional import metric_propagation
+from .functional import check_eps, metric_propagation
 
 
 def attention_limit_operator(x: Tensor, u: Tensor, eps: float) -> Tensor:
     r"""Estimate the attention limit operator on data points.
 
     .. math::
-        \mathrm{At}\, u = \Delta u + 2 \nabla \log\rho \cdot \nabla u
-        = \lim_{\varepsilon \to 0} \frac{4}{\varepsilon} (S - I)\, u,
-        \qquad S_{ij} = \mathrm{softmax}_j(-\|x_i - x_j\|^2 / \varepsilon)
+        \mathrm{At}\, u = \Delta u + 2 \nabla \log p \cdot \nabla u
+        = \lim_{\varepsilon \to 0} \frac{2}{\varepsilon} (S_\varepsilon - I)\,
+        u, \qquad S_{\varepsilon, ij} =
+        \mathrm{softmax}_j(-\|x_i - x_j\|^2 / (2 \varepsilon))
 
     Diffusion by the Laplace-Beltrami operator, and drift towards where the
-    points are dense, :math:`\rho`. One propagation is therefore an Euler step
-    of :math:`\partial_t u = \mathrm{At}\, u` of length
-    :math:`\varepsilon / 4`.
+    points are dense, p (Theorem 2). One propagation is therefore an Euler
+    step of :math:`\partial_t u = \mathrm{At}\, u` of length
+    :math:`\varepsilon / 2` (Theorem 3).
 
-    The factor 4 belongs to this kernel: along each direction of the manifold
-    it has the variance :math:`\varepsilon / 2`, so that :math:`\int
-    e^{-\|x-y\|^2/\varepsilon} (\rho u)(y)\, dy \propto \rho u +
-    \frac{\varepsilon}{4} (\Delta (\rho u) + w \rho u)`, with w a matter of
-    the embedding. Division by the same integral of :math:`\rho` leaves what
-    stands above, and no w (the paper's formulas are lost from our copy; this
-    is their derivation in its Appendix B).
+    :math:`\varepsilon` is that of the paper's heat kernel, the kernel's
+    variance along each direction of the manifold. Attention as it stands,
+    :math:`\mathrm{softmax}_j(-\|x_i - x_j\|^2)`, is
+    :math:`\varepsilon = 1/2`; the ``eps`` of :func:`metric_propagation` and
+    of the modules is ours and :math:`2 \varepsilon`.
 
     The estimate is off by :math:`O(\varepsilon)`, by the sampling of the
     points, whose spacing has to stay well below
     :math:`\sqrt\varepsilon`, and by rounding times
-    :math:`4 / \varepsilon`: give float64 where :math:`\varepsilon` is small.
+    :math:`2 / \varepsilon`: give float64 where :math:`\varepsilon` is small.
 
     Args:
         x (Tensor): Points on a manifold, as the metric sees them,
-            :math:`\varphi(x_i)`, (..., N, d).
+            :math:`\tilde f(x_i)`, (..., N, d).
         u (Tensor): Functions on it, their values at the points, (..., N, e).
-        eps (float): Time scale :math:`\varepsilon > 0`, in squared units of
-            distance.
+        eps (float): Time scale :math:`\varepsilon > 0` of the paper, in
+            squared units of distance.
 
     Returns:
         Tensor: At u at the points, (..., N, e), in units of u over squared
@@ -49,4 +48,5 @@ def attention_limit_operator(x: Tensor, u: Tensor, eps: float) -> Tensor:
     Raises:
         ValueError: See :func:`metric_propagation`.
     """
-    return (metric_propagation(x, x, u, eps) - u) * (4 / eps)
+    check_eps(eps)
+    return (metric_propagation(x, x, u, 2 * eps) - u) * (2 / eps)

@@ -5,15 +5,15 @@ Nothing here forms an N x M matrix where the kernels do not.
 
 import torch
 import torch.nn.functional as F
-from mmengine.utils import digit_version
 from torch import Tensor
 
+from mmstepnet.precision import full_precision
 from mmstepnet.torch_version import is_transformed
 
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]
 
-CPU_TAKES_MASK = digit_version(torch.__version__) >= digit_version('2.3')
+CPU_TAKES_MASK = torch.__version__ >= (2, 3)
 """Before, a mask beside PyTorch's kernel for CPUs costs the N x M matrix."""
 
 HALF = (torch.float16, torch.bfloat16)
@@ -39,11 +39,6 @@ def compute_dtype(like: Tensor) -> torch.dtype:
     if enabled and like.dtype != torch.float64:
         return dtype
     return like.dtype
-
-
-def wide(x: Tensor) -> Tensor:
-    """Float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def propagate(q: Tensor,
@@ -94,7 +89,7 @@ def propagate(q: Tensor,
     q, k = q.to(v.dtype), k.to(v.dtype)
     if centre is not None:
         # Of the points as the kernel will see them.
-        bias = wide(k).square().sum(-1) / -2
+        bias = full_precision(k).square().sum(-1) / -2
         if (bias.requires_grad or no_mask or k.dtype in HALF
                 or is_transformed() or not (mask is None or of_sources)):
             columns = _columns(bias, k.dtype)

@@ -1,3 +1,5 @@
+import math
+
 import mmpretrain.models
 import pytest
 import torch
@@ -15,9 +17,10 @@ SETTINGS = dict(arch=ARCH, img_size=32, patch_size=8, drop_path_rate=0.)
 SPLIT = ('query', 'key', 'value')
 
 
-def build(similarity, **kwargs):
+def build(similarity, eps=1.0, **kwargs):
     return PropagationVisionTransformer(
-        propagation=dict(type=similarity), **{**SETTINGS, **kwargs})
+        propagation=dict(type=similarity, eps=eps),
+        **{**SETTINGS, **kwargs})
 
 
 def images():
@@ -35,6 +38,7 @@ def from_host(state):
         elif rest.startswith('qkv.'):
             name = rest.removeprefix('qkv.')
             for part, third in zip(SPLIT, value.chunk(3)):
+                part = part if part == 'value' else f'pseudo_metric.{part}'
                 ours[f'{layer}.attn.propagation.{part}.{name}'] = third
         else:
             ours[f'{layer}.attn.propagation.{rest}'] = value
@@ -49,7 +53,9 @@ def test_dot_product_is_the_host(kwargs):
     host = perturb(mmpretrain.models.VisionTransformer(
         **{**SETTINGS, **kwargs}))
     host.eval()
-    model = build('DotProductAttention', **kwargs).eval()
+    heads = kwargs.get('arch', ARCH)['num_heads']
+    model = build('DotProductAttention', math.sqrt(24 / heads),
+                  **kwargs).eval()
     model.load_state_dict(host.state_dict())
     out, grads, inputs = run(model, images())
     host_out, host_grads, host_inputs = run(host, images())

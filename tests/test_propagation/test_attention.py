@@ -1,5 +1,6 @@
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,16 +9,29 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from mmstepnet.propagation import (
+    AttentionBlock,
     DotProductAttention,
     L2Attention,
     MetricAttention,
     ProjectedSources,
+    Propagation,
     neighbourhood,
 )
-from mmstepnet.registry import PROPAGATIONS
 from tests.utils import not_on_torch_21, perturb
 
-MODULES = (DotProductAttention, L2Attention, MetricAttention)
+
+def alone(embed_dims, num_heads=1, **kwargs):
+    """S . H, which has one head."""
+    return Propagation(embed_dims, **kwargs)
+
+
+def graph_block(embed_dims, num_heads=1, **kwargs):
+    return AttentionBlock(embed_dims, num_heads,
+                          pseudo_metric=dict(type='GraphAttention'), **kwargs)
+
+
+BLOCKS = (DotProductAttention, L2Attention, MetricAttention)
+MODULES = (*BLOCKS, graph_block, alone)
 
 
 def build(cls, *args, dtype=torch.float64, **kwargs):
@@ -47,20 +61,21 @@ def written_out(module, phi, x, sources):
 
 
 @pytest.mark.parametrize('heads', [1, 3])
-@pytest.mark.parametrize('eps', [None, 0.7])
+@pytest.mark.parametrize('kwargs', [{}, dict(eps=0.7)])
 @pytest.mark.parametrize('bias', [False, True])
-def test_written_out(heads, eps, bias):
+def test_written_out(heads, kwargs, bias):
     x, sources = torch.randn(7, 12).double(), torch.randn(9, 12).double()
-    l2 = build(L2Attention, 12, heads, eps=eps, bias=bias)
-    metric = build(MetricAttention, 12, heads, eps=eps, bias=bias,
-                   hidden_dims=5)
-    assert l2.eps == metric.eps == (eps or math.sqrt(12 / heads))
+    l2 = build(L2Attention, 12, heads, bias=bias, **kwargs)
+    metric = build(MetricAttention, 12, heads, bias=bias, hidden_dims=5,
+                   **kwargs)
+    assert l2.eps == metric.eps == kwargs.get('eps', 1)
 
     def by_layer(x):
-        return linear(l2.metric, x)
+        return linear(l2.pseudo_metric.metric, x)
 
     def by_perceptron(x):
-        return x + linear(metric.metric, np.tanh(linear(metric.hidden, x)))
+        own = metric.pseudo_metric
+        return x + linear(own.metric, np.tanh(linear(own.hidden, x)))
 
     for module, phi in ((l2, by_layer), (metric, by_perceptron)):
         for other in (x, sources):
@@ -93,21 +108,22 @@ def test_metric_that_is_linear_is_l2():
     x = torch.randn(2, 9, 8).double()
     metric, l2 = build(MetricAttention, 8, 2), build(L2Attention, 8, 2)
     with torch.no_grad():
-        metric.metric.weight.zero_()
-        l2.metric.weight.copy_(torch.eye(8))
+        metric.pseudo_metric.metric.weight.zero_()
+        l2.pseudo_metric.metric.weight.copy_(torch.eye(8))
     l2.load_state_dict(
-        {k: v for k, v in metric.state_dict().items() if 'metric' not in k
-         and 'hidden' not in k}, strict=False)
+        {k: v for k, v in metric.state_dict().items() if 'metric' not in k},
+        strict=False)
     torch.testing.assert_close(metric(x), l2(x))
 
 
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_dot_product_is_torch_attention(is_causal):
     """PyTorch's own module, given the same weights."""
-    ours = build(DotProductAttention, 12, 3)
+    ours = build(DotProductAttention, 12, 3, eps=math.sqrt(12 / 3))
     theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
     with torch.no_grad():
-        layers = (ours.query, ours.key, ours.value)
+        own = ours.pseudo_metric
+        layers = (own.query, own.key, ours.value)
         theirs.in_proj_weight.copy_(torch.cat([m.weight for m in layers]))
         theirs.in_proj_bias.copy_(torch.cat([m.bias for m in layers]))
     theirs.out_proj.load_state_dict(ours.proj.state_dict())
@@ -209,7 +225,7 @@ def test_gradcheck(cls, heads):
 
 @pytest.mark.parametrize('cls', MODULES)
 def test_autocast_training_step(cls):
-    module = build(cls, 32, 4, dtype=torch.float32)
+    module = build(cls, 32, 4, dtype=torch.float32, eps=8**0.5)
     x = torch.randn(2, 20, 32)
     kept = torch.arange(20) < torch.tensor([[[20]], [[11]]])
     grads = []
@@ -224,7 +240,7 @@ def test_autocast_training_step(cls):
         got = grads[0][name]
         assert got.dtype == torch.float32
         # A key's bias shifts a row's scores alike: no gradient but noise.
-        if name != 'key.bias':
+        if name != 'pseudo_metric.key.bias':
             assert (got - exact).norm() < 0.05 * exact.norm(), name
 
 
@@ -253,17 +269,36 @@ def test_compile(cls):
                                        module(x, **kwargs))
 
 
-@pytest.mark.parametrize('cls', MODULES)
-def test_registry(cls):
-    module = PROPAGATIONS.build(
-        dict(type=cls.__name__, embed_dims=8, num_heads=2))
-    assert type(module) is cls
-    assert f'eps={2:g}' in repr(module) or cls is DotProductAttention
+@pytest.mark.parametrize('cls', BLOCKS)
+def test_old_names_of_weights(cls):
+    """As saved when the pseudo-metric's layers stood in the block itself."""
+    module, other = build(cls, 8, 2, eps=2.0), cls(8, 2, eps=2.0)
+    state = {'0.' + k.replace('pseudo_metric.', ''): v
+             for k, v in module.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        nn.Sequential(other).double().load_state_dict(state)
+    x = torch.randn(5, 8).double()
+    assert torch.equal(other(x), module(x))
+    with pytest.warns(UserWarning, match=r'eps was\s+sqrt\(4\)'):
+        nn.Sequential(cls(8, 2)).load_state_dict(state)
+
+
+def test_heads_merge_as_the_paper_prints():
+    """H_new = [H_1 V_1, ..., H_k V_k] W, values behind the propagation."""
+    block = build(MetricAttention, 12, 3, bias=False)
+    x = torch.randn(7, 12).double()
+    with torch.no_grad():
+        f = block.pseudo_metric(x)
+        parts = [torch.softmax(-f[h], -1) @ x
+                 @ block.value.weight[4 * h:4 * h + 4].T for h in range(3)]
+        expected = torch.cat(parts, -1) @ block.proj.weight.T
+        torch.testing.assert_close(block(x), expected)
 
 
 class TestBadInput:
 
-    @pytest.mark.parametrize('cls', MODULES)
+    @pytest.mark.parametrize('cls', BLOCKS)
     def test_heads(self, cls):
         with pytest.raises(ValueError, match='divide.*5 heads for 12'):
             cls(12, 5)
@@ -274,9 +309,9 @@ class TestBadInput:
                                    'positive integer, got'):
                     cls(**args)
 
-    @pytest.mark.parametrize('cls', MODULES[1:])
+    @pytest.mark.parametrize('cls', MODULES)
     def test_eps(self, cls):
-        for eps in (0, -1.0, math.nan, math.inf, True, 'auto'):
+        for eps in (0, -1.0, math.nan, math.inf, True, None, 'auto'):
             with pytest.raises(ValueError, match='eps'):
                 cls(4, eps=eps)
 

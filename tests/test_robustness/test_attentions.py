@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmstepnet.attentions import ATTENTIONS, build_attention, choose_step
 from mmstepnet.propagation import build_propagation, metric_propagation
-from mmstepnet.registry import PROPAGATIONS
+from mmstepnet.registry import PROPAGATIONS, PSEUDO_METRICS
 from mmstepnet.steps import ResidualStep, fused
 from tests.test_robustness.inputs import (
     BOUNDED,
@@ -37,6 +37,8 @@ WRONG = {
     'map_size': st.one_of(NO_POSITIVE_INTEGERS, st.integers(1, 6)),
     'init_step': NO_POSITIVE_NUMBERS,
     'eps': NO_POSITIVE_NUMBERS,
+    'pseudo_metric': NO_NUMBERS,
+    'activation': st.one_of(NO_NUMBERS, st.just('relu')),
     'inputs': st.one_of(NO_NUMBERS, st.none(), st.integers()),
 }
 
@@ -66,16 +68,15 @@ def test_wrong_arguments_of_attentions(kind, data):
     tried('attentions')
 
 
-@pytest.mark.parametrize('kind', sorted(PROPAGATIONS.module_dict))
+@pytest.mark.parametrize('cls', [
+    *PSEUDO_METRICS.module_dict.values(), *PROPAGATIONS.module_dict.values()])
 @BOUNDED
 @given(data=st.data())
-def test_wrong_arguments_of_propagation(kind, data):
-    name = data.draw(st.sampled_from(arguments(PROPAGATIONS.get(kind))))
+def test_wrong_arguments_of_propagation(cls, data):
+    name = data.draw(st.sampled_from(arguments(cls)))
     value = data.draw(WRONG[name])
-    kwargs = dict(embed_dims=16, num_heads=2)
-    kwargs[name] = value
-    refused(name,
-            lambda: PROPAGATIONS.get(kind)(**kwargs))
+    refused(name, lambda: cls(**{'embed_dims': 16, name: value}),
+            ValueError, TypeError, KeyError)
     tried('propagation')
 
 

@@ -53,7 +53,7 @@ def torch_sdpa(a: Tensor, b: Tensor, v: Tensor, eps: float,
 
 def dot_product(a: Tensor, b: Tensor, v: Tensor, eps: float,
                 mask: Tensor | None, is_causal: bool) -> Tensor:
-    return dot_product_propagation(a, b, v, mask, is_causal=is_causal)
+    return dot_product_propagation(a, b, v, eps, mask, is_causal=is_causal)
 
 
 def metric(a: Tensor, b: Tensor, v: Tensor, eps: float,

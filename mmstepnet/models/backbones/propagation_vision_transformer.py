@@ -12,12 +12,12 @@ from .host_attention import take_over
 
 
 class PropagationSelfAttention(BaseModule):
-    """A propagation module in the place of the host's self-attention.
+    """An attention block in the place of the host's self-attention.
 
     Args:
         host (MultiheadAttention): The module to take the place of. Its
             output projection, dropouts and layer scale are taken over.
-        propagation (dict): Config of the propagation module.
+        propagation (dict): Config of the attention block.
 
     Raises:
         ValueError: The host drops attention weights, which never are in
@@ -48,10 +48,14 @@ class PropagationSelfAttention(BaseModule):
         return self.out_drop(self.gamma1(x))
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        take_over(state_dict, prefix, {
+        places = {
             layer: f'propagation.{layer}'
             for layer, _ in self.propagation.named_children()
-        })
+        } | {
+            layer: f'propagation.pseudo_metric.{layer}'
+            for layer, _ in self.propagation.pseudo_metric.named_children()
+        }
+        take_over(state_dict, prefix, places)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -61,10 +65,12 @@ class PropagationVisionTransformer(VisionTransformer):
 
     The host's, but for its self-attention: layer norm, residual connection,
     dropouts, layer scale and feed-forward network are its own, so that
-    ``propagation=dict(type='DotProductAttention')`` computes what the host
-    does. Towards understanding how attention mechanism works in deep
-    learning, whose authors exchange the attention of a Transformer for
-    translation; for images it is ours.
+    ``propagation=dict(type='DotProductAttention', eps=math.sqrt(C / H))``
+    computes what the host does, with H heads. The default time scale is the
+    paper's, ``eps=1``: there is no :math:`1/\sqrt{C/H}` in it. Towards
+    understanding how attention mechanism works in deep learning,
+    https://arxiv.org/abs/2412.18288, whose authors exchange the attention of
+    a Transformer for translation; for images it is ours.
 
     A bias of queries and keys has no effect on distances: of ``qkv_bias``
     only that of the values is left in metric-attention.
@@ -75,9 +81,10 @@ class PropagationVisionTransformer(VisionTransformer):
     Args:
         arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.
             Defaults to 'base'.
-        propagation (dict): Config of the modules, a name in ``PROPAGATIONS``
-            and its arguments beside ``embed_dims``, ``num_heads`` and
-            ``bias``. Defaults to ``dict(type='MetricAttention')``.
+        propagation (dict): Config of the modules, an attention block of
+            ``PROPAGATIONS`` and its arguments beside ``embed_dims``,
+            ``num_heads`` and ``bias``. Defaults to
+            ``dict(type='MetricAttention')``.
         **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
 
     Raises:

@@ -61,10 +61,11 @@ class FaceSegmentor(BaseModel):
     """Information propagation network on the vertices of meshes.
 
     Vertices that no edge connects have similarity zero. The features of a
-    face are the mean of those of its three vertices, the paper's "fixed
-    linear aggregation layer" (Appendix A): which weights it has is lost, so
-    equal ones are a reading. The last linear layer and a mean commute,
-    whence it makes no difference on which side of it the faces are formed.
+    face are the mean of those of its three vertices, the "fixed linear
+    aggregation layer" of https://arxiv.org/abs/2412.18288, Appendix A: which
+    weights it has is not printed, so equal ones are a reading. The last
+    linear layer and a mean commute, whence it makes no difference on which
+    side of it the faces are formed.
 
     Args:
         network (dict): Arguments of :class:`InformationPropagationNetwork`;

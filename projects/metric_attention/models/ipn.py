@@ -1,37 +1,39 @@
 """Information propagation network.
 
-Towards understanding how attention mechanism works in deep learning, Section
-4.2.
+Towards understanding how attention mechanism works in deep learning,
+https://arxiv.org/abs/2412.18288, Section 4.2.
 """
 
 import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmstepnet.propagation import METRIC_ATTENTION, build_propagation
+from mmstepnet.propagation import METRIC_PROPAGATION, build_propagation
 
 
 class InformationPropagationNetwork(BaseModule):
     r"""Linear layer, propagation modules, linear layer.
 
     .. math::
-        X_0 = X A + a, \qquad X_{t+1} = S(X_t) (X_t W_t + w_t), \qquad
+        X_0 = X A + a, \qquad X_{t+1} = S(X_t) X_t, \qquad
         Y = X_k B + b
 
-    The paper's sentence taken literally, which is a reading: no residual
+    As the paper has it (Algorithm 1): neither a value matrix nor a residual
     connection, norm or activation stands beside the modules, so that
     similarity is the only nonlinearity and mixing the only way from node to
     node. Many modules without skip connections bring all features together
-    (Section 3.2), hence few.
+    (Section 3.2), hence few. With attention blocks for modules, which is
+    ours, :math:`X_{t+1} = S(X_t) (X_t W_t + w_t)`.
 
     Args:
         in_channels (int): Features of a node.
         embed_dims (int): Width of the propagation modules, Table 2.
         out_channels (int): Outputs for a node, such as classes.
         depth (int): Number k of propagation modules. Defaults to 2, a
-            reading: the number is lost from our copy of Table 2.
+            reading: the paper does not print it.
         propagation (dict): Config of the modules, a name in ``PROPAGATIONS``
-            and its arguments. Defaults to ``dict(type='MetricAttention')``.
+            and its arguments. Defaults to the paper's,
+            ``dict(type='Propagation', pseudo_metric=dict(type='Metric'))``.
 
     Raises:
         ValueError: A size is not a positive integer.
@@ -43,7 +45,7 @@ class InformationPropagationNetwork(BaseModule):
                  embed_dims: int,
                  out_channels: int,
                  depth: int = 2,
-                 propagation: dict = METRIC_ATTENTION):
+                 propagation: dict = METRIC_PROPAGATION):
         super().__init__()
         for name, value in (('in_channels', in_channels),
                             ('embed_dims', embed_dims),
@@ -67,7 +69,7 @@ class InformationPropagationNetwork(BaseModule):
         Args:
             x (Tensor): Features of the N nodes, (..., N, in_channels).
             mask (Tensor, optional): Who may inform whom, see
-                :meth:`PropagationAttention.forward`. Defaults to None: all.
+                :meth:`Propagation.forward`. Defaults to None: all.
             dense (bool): Take the N x N form. Defaults to False.
 
         Returns:

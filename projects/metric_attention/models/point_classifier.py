@@ -16,7 +16,8 @@ class PointClassifier(BaseModel):
     Every point of a batch informs every other one, in testing too: what is
     predicted for a point depends on the points beside it. A test batch must
     therefore be composed as the training batches are, of many points in no
-    order of classes, and always be the same. The paper's Section 4.2.
+    order of classes, and always be the same. Section 4.2 of
+    https://arxiv.org/abs/2412.18288.
 
     Args:
         network (dict): Arguments of :class:`InformationPropagationNetwork`;

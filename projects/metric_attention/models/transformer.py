@@ -1,8 +1,9 @@
 """Encoder and decoder of a Transformer whose attention is exchangeable.
 
 Attention Is All You Need, https://arxiv.org/abs/1706.03762, with
-post-normalisation and sinusoidal positions, as in the implementation that the
-paper on metric-attention adapts (https://github.com/hyunwoongko/transformer).
+post-normalisation and sinusoidal positions, as in the implementation
+(https://github.com/hyunwoongko/transformer) that the paper on
+metric-attention, https://arxiv.org/abs/2412.18288, adapts.
 """
 
 import torch
@@ -10,8 +11,7 @@ import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmstepnet.propagation.attention import ProjectedSources
-from mmstepnet.propagation.build import build_propagation
+from mmstepnet.propagation import ProjectedSources, build_propagation
 
 
 def sinusoidal_positions(length: int, dims: int) -> Tensor:
@@ -98,7 +98,7 @@ class EncoderLayer(BaseModule):
     """Self-attention and feed-forward, each added, then normalised.
 
     Args:
-        attention (dict): Config of a :class:`PropagationAttention`.
+        attention (dict): Config of an :class:`AttentionBlock`.
         embed_dims (int): Width C.
         num_heads (int): Heads.
         feedforward_dims (int): Hidden width of the feed-forward part.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel, ModuleList
 from torch import Tensor
 
-from mmstepnet.propagation.attention import ProjectedSources
+from mmstepnet.propagation import ProjectedSources
 from mmstepnet.registry import MODELS
 
 from .search import beam_search
@@ -28,8 +28,8 @@ class TranslationTransformer(BaseModel):
 
     Args:
         vocab_size (int): Tokens of source and target.
-        attention (dict): Type and arguments of a module of ``PROPAGATIONS``,
-            without width and heads.
+        attention (dict): Type and arguments of an attention block of
+            ``PROPAGATIONS``, without width and heads.
         embed_dims (int): Width C, even. Defaults to 512.
         num_heads (int): Heads. Defaults to 8.
         num_layers (int): Layers of the encoder, and of the decoder.

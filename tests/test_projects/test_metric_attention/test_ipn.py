@@ -14,16 +14,21 @@ from projects.metric_attention.models import (
 )
 from tests.utils import perturb
 
-SIMILARITIES = ('DotProductAttention', 'L2Attention', 'MetricAttention')
+SIMILARITIES = ('DotProductAttention', 'L2Attention', 'MetricAttention',
+                'DotProduct', 'L2', 'Metric')
 TETRAHEDRON = [[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]]
 OCTAHEDRON = [[0, 2, 4], [2, 1, 4], [1, 3, 4], [3, 0, 4], [2, 0, 5], [1, 2, 5],
               [3, 1, 5], [0, 3, 5]]
 
 
 def settings(similarity, **kwargs):
+    """An attention block, or the propagation alone."""
+    propagation = (
+        dict(type=similarity) if similarity.endswith('Attention') else
+        dict(type='Propagation', pseudo_metric=dict(type=similarity)))
     return {
         **dict(in_channels=5, embed_dims=7, out_channels=3, depth=3,
-               propagation=dict(type=similarity)),
+               propagation=dict(propagation, eps=7**0.5)),
         **kwargs
     }
 
@@ -44,12 +49,14 @@ def written_out(net, x, adjacent=None):
     w = {k: v.numpy() for k, v in net.state_dict().items()}
     x = x.numpy() @ w['embed.weight'].T + w['embed.bias']
     for t in range(len(net.propagations)):
-        p = {k.removeprefix(f'propagations.{t}.'): v for k, v in w.items()}
+        p = {k.removeprefix(f'propagations.{t}.')
+             .removeprefix('pseudo_metric.'): v for k, v in w.items()
+             if k.startswith(f'propagations.{t}.')}
         rows = []
         for i in range(len(x)):
             if 'query.weight' in p:
-                q = p['query.weight'] @ x[i] + p['query.bias']
-                k = x @ p['key.weight'].T + p['key.bias']
+                q = p['query.weight'] @ x[i] + p.get('query.bias', 0)
+                k = x @ p['key.weight'].T + p.get('key.bias', 0)
                 score = k @ q / np.sqrt(len(q))
             else:
                 phi = x @ p['metric.weight'].T
@@ -62,7 +69,9 @@ def written_out(net, x, adjacent=None):
                 score = np.where(adjacent[i], score, -np.inf)
             weight = np.exp(score - score.max())
             rows.append(weight / weight.sum() @ x)
-        x = np.array(rows) @ p['value.weight'].T + p['value.bias']
+        x = np.array(rows)
+        if 'value.weight' in p:
+            x = x @ p['value.weight'].T + p['value.bias']
     return x @ w['head.weight'].T + w['head.bias']
 
 

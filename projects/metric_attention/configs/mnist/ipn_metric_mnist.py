@@ -11,7 +11,8 @@ model = dict(
         embed_dims=100,
         out_channels=10,
         depth=1,
-        propagation=dict(type='MetricAttention')))
+        # Ours: attention blocks, divided by the square root of the width.
+        propagation=dict(type='MetricAttention', eps=100**0.5)))
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 train_cfg = dict(max_epochs=5)
 default_hooks = dict(

@@ -11,7 +11,8 @@ model = dict(
         embed_dims=10,
         out_channels=2,
         depth=2,
-        propagation=dict(type='MetricAttention')))
+        # Ours: attention blocks, divided by the square root of the width.
+        propagation=dict(type='MetricAttention', eps=10**0.5)))
 train_cfg = dict(max_epochs=100)
 default_hooks = dict(
     logger=dict(interval=1000), checkpoint=dict(interval=100))

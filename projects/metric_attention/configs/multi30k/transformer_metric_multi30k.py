@@ -5,4 +5,6 @@ _base_ = [
     '../../../../configs/_base_/default_runtime.py',
 ]
 
+# Ours: divided by the square root of a head's width, where the paper has 1.
+model = dict(attention=dict(eps=64**0.5))
 randomness = dict(seed=0)

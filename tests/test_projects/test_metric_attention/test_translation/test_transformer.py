@@ -18,12 +18,12 @@ PAD, BOS, EOS = 0, 1, 2
 ATTENTIONS = ('DotProductAttention', 'L2Attention', 'MetricAttention')
 
 
-def build(attention='MetricAttention', seed=0, **kwargs):
+def build(attention='MetricAttention', seed=0, eps=2.0, **kwargs):
     sizes = dict(
         vocab_size=30, embed_dims=16, num_heads=4, num_layers=2,
         feedforward_dims=24, max_length=40)
     model = TranslationTransformer(
-        attention=dict(type=attention), **{**sizes, **kwargs})
+        attention=dict(type=attention, eps=eps), **{**sizes, **kwargs})
     return perturb(model, seed).double().eval()
 
 
@@ -41,7 +41,8 @@ def sentences(*lengths, seed=0):
 
 def copy_attention(host, ours):
     """Weights of nn.MultiheadAttention from a DotProductAttention."""
-    parts = (ours.query, ours.key, ours.value)
+    own = ours.pseudo_metric
+    parts = (own.query, own.key, ours.value)
     host.in_proj_weight.copy_(torch.cat([p.weight for p in parts]))
     host.in_proj_bias.copy_(torch.cat([p.bias for p in parts]))
     host.out_proj.load_state_dict(ours.proj.state_dict())
@@ -60,7 +61,7 @@ def copy_layer(host, ours):
 
 @torch.no_grad()
 def test_dot_product_equals_pytorchs_transformer():
-    model = build('DotProductAttention')
+    model = build('DotProductAttention', eps=math.sqrt(16 / 4))
     sizes = dict(d_model=16, nhead=4, dim_feedforward=24, batch_first=True)
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(**sizes), 2,
@@ -223,9 +224,9 @@ def test_learns_to_reverse():
     """Which needs positions, attention to the source, and the end."""
     torch.manual_seed(0)
     model = TranslationTransformer(
-        vocab_size=12, attention=dict(type='MetricAttention'), embed_dims=32,
-        num_heads=4, num_layers=1, feedforward_dims=64, dropout=0.0,
-        max_length=24)
+        vocab_size=12, attention=dict(type='MetricAttention', eps=8**0.5),
+        embed_dims=32, num_heads=4, num_layers=1, feedforward_dims=64,
+        dropout=0.0, max_length=24)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     def batch(size):
@@ -240,7 +241,7 @@ def test_learns_to_reverse():
                 [ends[0], words.flip(0), ends[1]])
         return source, target
 
-    for _ in range(300):
+    for _ in range(400):
         optimizer.zero_grad()
         model(*batch(32), mode='loss')['loss'].backward()
         optimizer.step()

@@ -6,12 +6,14 @@ custom_imports = dict(
 train_dataloader = dict(
     batch_size=500,
     num_workers=0,
+    collate_fn=dict(type='whole_batch'),
     dataset=dict(
         type='mmstepnet.MNISTPoints', data_root='data/mnist', split='train'),
     sampler=dict(type='DefaultSampler', shuffle=True))
 val_dataloader = dict(
     batch_size=500,
     num_workers=0,
+    collate_fn=dict(type='whole_batch'),
     dataset=dict(
         type='mmstepnet.MNISTPoints', data_root='data/mnist', split='test'),
     sampler=dict(type='DefaultSampler', shuffle=False))

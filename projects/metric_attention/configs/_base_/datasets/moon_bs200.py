@@ -6,11 +6,13 @@ custom_imports = dict(
 train_dataloader = dict(
     batch_size=200,
     num_workers=0,
+    collate_fn=dict(type='whole_batch'),
     dataset=dict(type='mmstepnet.Moon', split='train'),
     sampler=dict(type='DefaultSampler', shuffle=True))
 val_dataloader = dict(
     batch_size=200,
     num_workers=0,
+    collate_fn=dict(type='whole_batch'),
     dataset=dict(type='mmstepnet.Moon', split='test'),
     sampler=dict(type='DefaultSampler', shuffle=False))
 test_dataloader = val_dataloader

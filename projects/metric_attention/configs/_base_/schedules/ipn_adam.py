@@ -1,5 +1,5 @@
-# Adam with a constant rate, the test set after every epoch, for the curves.
-# The paper names Adam; rates, epochs and batches are lost: readings.
+# Ours: Adam with a constant rate, the test set after every epoch, for the
+# curves. What the paper prints is in ipn_printed.py.
 optim_wrapper = dict(optimizer=dict(type='Adam', lr=1e-2))
 param_scheduler = []
 train_cfg = dict(by_epoch=True, val_interval=1)

@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/transformer_512.py',
     '../_base_/datasets/multi30k_bs64.py',
-    '../_base_/schedules/translation_100e.py',
+    '../_base_/schedules/translation_printed.py',
     '../../../../configs/_base_/default_runtime.py',
 ]
 

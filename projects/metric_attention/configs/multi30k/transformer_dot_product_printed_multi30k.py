@@ -1,3 +1,3 @@
-_base_ = ['./transformer_metric_paper_multi30k.py']
+_base_ = ['./transformer_metric_printed_multi30k.py']
 
 model = dict(attention=dict(type='DotProductAttention'))

@@ -1,0 +1,3 @@
+_base_ = ['./ipn_metric-1_printed_moon.py']
+
+model = dict(network=dict(depth=4))

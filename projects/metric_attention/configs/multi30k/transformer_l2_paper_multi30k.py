@@ -1,3 +1,0 @@
-_base_ = ['./transformer_metric_paper_multi30k.py']
-
-model = dict(attention=dict(type='L2Attention'))

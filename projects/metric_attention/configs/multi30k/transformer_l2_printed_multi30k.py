@@ -1,0 +1,3 @@
+_base_ = ['./transformer_metric_printed_multi30k.py']
+
+model = dict(attention=dict(type='L2Attention'))

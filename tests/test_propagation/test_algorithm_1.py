@@ -1,0 +1,137 @@
+"""Algorithm 1 written out in numpy, node by node and pair by pair."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mmstepnet.propagation import PSEUDO_METRICS, Propagation
+from tests.test_propagation.references import no_matrix
+from tests.utils import perturb
+
+NODES = 200
+KINDS = ('DotProduct', 'L2', 'Metric', 'GraphAttention')
+
+
+def pseudo_metric(kind, w):
+    """f of two points, from weights by name."""
+    def perceptron(x):
+        hidden = np.tanh(w['hidden.weight'] @ x + w['hidden.bias'])
+        return x + w['metric.weight'] @ hidden
+
+    def linear(x):
+        return w['metric.weight'] @ x
+
+    def query(x):
+        return w['query.weight'] @ x
+
+    def key(x):
+        return w['key.weight'] @ x
+
+    def receiver(x):
+        return w['receiver'].ravel() @ w['linear.weight'] @ x
+
+    def source(x):
+        return w['source'].ravel() @ w['linear.weight'] @ x
+
+    return {
+        'DotProduct': (query, key, lambda a, b: -(a @ b)),
+        'L2': (linear, linear, lambda a, b: ((a - b)**2).sum()),
+        'Metric': (perceptron, perceptron, lambda a, b: ((a - b)**2).sum()),
+        'GraphAttention': (receiver, source, lambda a, b: -(
+            a - b if a > b else 0.2 * (a - b))),
+    }[kind]
+
+
+def algorithm_1(module, x, adjacent):
+    """H_new = S H_old; nodes that are not adjacent have similarity 0."""
+    weights = {k: v.numpy() for k, v in module.pseudo_metric.state_dict()
+               .items()}
+    kind = type(module.pseudo_metric).__name__
+    of_receiver, of_source, compare = pseudo_metric(kind, weights)
+    a, b = [of_receiver(p) for p in x], [of_source(p) for p in x]
+    out = np.zeros_like(x)
+    for i in range(len(x)):
+        seen = [j for j in range(len(x)) if adjacent is None or adjacent[i, j]]
+        f = [compare(a[i], b[j]) for j in seen]
+        # Nearest first, or the exponentials underflow; S does not change.
+        weight = [math.exp(min(f) - one) for one in f]
+        for share, j in zip(weight, seen):
+            out[i] += share / sum(weight) * x[j]
+    return out
+
+
+def neighbours(seed=0):
+    """Whom each node sees, itself included, and not symmetric."""
+    rng = np.random.default_rng(seed)
+    return (rng.random((NODES, NODES)) < 0.05) | np.eye(NODES, dtype=bool)
+
+
+@pytest.mark.parametrize('on', ['all', 'mask', 'edges'])
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('width', [10, 100, 512])
+def test_algorithm_1(kind, width, on, monkeypatch):
+    module = perturb(Propagation(width, dict(type=kind))).double()
+    assert module.eps == 1
+    rng = np.random.default_rng(1)
+    # In clumps, and near enough for more than one source to have a say.
+    x = rng.standard_normal((NODES // 10, width)).repeat(10, 0)
+    x += 0.3 * rng.standard_normal((NODES, width))
+    x *= {'DotProduct': width**-0.25, 'GraphAttention': 1.0}.get(
+        kind, 2 * width**-0.5)
+    adjacent = None if on == 'all' else neighbours()
+    expected = algorithm_1(module, x, adjacent)
+    largest = np.abs(expected).max()
+    assert np.abs(expected - x).max() > 0.05 * largest
+    assert np.ptp(expected, 0).max() > 0.05 * largest
+    mask = None if adjacent is None else torch.from_numpy(adjacent)
+    mask = mask.to_sparse() if on == 'edges' else mask
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+        module = module.to(dtype)
+        points = torch.from_numpy(x).to(dtype)
+        outs = [module(points, mask=mask, dense=True)]
+        if kind != 'GraphAttention' or on == 'edges':
+            no_matrix(monkeypatch)
+        with torch.no_grad():
+            outs.append(module(points, mask=mask))
+        outs.append(module(points, mask=mask))
+        monkeypatch.undo()
+        for out in outs:
+            assert out.dtype == dtype
+            error = np.abs(out.detach().double().numpy() - expected).max()
+            assert error < tolerance * largest
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_forward_is_the_pseudo_metric_itself(kind):
+    module = PSEUDO_METRICS.find(kind)(6)
+    module = perturb(module).double()
+    x, y = torch.randn(2, 5, 6).double(), torch.randn(2, 7, 6).double()
+    weights = {k: v.numpy() for k, v in module.state_dict().items()}
+    of_receiver, of_source, compare = pseudo_metric(kind, weights)
+    with torch.no_grad():
+        got, own = module(x, y), module(x)
+    assert got.shape == (2, 1, 5, 7) and own.shape == (2, 1, 5, 5)
+    for n, i, j in np.ndindex(2, 5, 7):
+        expected = compare(of_receiver(x[n, i].numpy()),
+                           of_source(y[n, j].numpy()))
+        assert got[n, 0, i, j].item() == pytest.approx(expected, abs=1e-12)
+    if kind in ('L2', 'Metric'):
+        assert not own.diagonal(dim1=-2, dim2=-1).any()
+        assert (own >= 0).all()
+
+
+@pytest.mark.parametrize('activation', ['leaky_relu', 'tanh'])
+def test_graph_attention_is_symmetric_as_in_example_2(activation):
+    module = PSEUDO_METRICS.find('GraphAttention')(
+        6, num_heads=2, activation=activation)
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        free = module(x)
+        module.source.copy_(-module.receiver)
+        tied = module(x)
+    torch.testing.assert_close(tied, tied.transpose(-2, -1))
+    assert not torch.allclose(free, free.transpose(-2, -1), atol=1e-2)
+    with pytest.raises(ValueError, match="one of .*'tanh'.*, got 'relu'"):
+        PSEUDO_METRICS.find('GraphAttention')(6, activation='relu')

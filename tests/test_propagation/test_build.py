@@ -1,0 +1,112 @@
+"""Pseudo-metrics and propagation modules by name, here and in mmengine."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mmstepnet import propagation, registry
+from mmstepnet.propagation import (
+    AttentionBlock,
+    Metric,
+    PseudoMetric,
+    build_propagation,
+    build_pseudo_metric,
+)
+
+TABLES = ('PSEUDO_METRICS', 'PROPAGATIONS')
+
+
+@pytest.fixture(params=TABLES)
+def tables(request):
+    """The core's table and mmengine's registry, left as they were."""
+    core = getattr(propagation, request.param)
+    before = dict(core)
+    yield core, getattr(registry, request.param)
+    core.clear()
+    core.update(before)
+
+
+def test_what_a_user_registers_is_found_in_both(tables):
+    core, host = tables
+
+    class OfMMEngine(PseudoMetric):
+        pass
+
+    class OfTheCore(PseudoMetric):
+        pass
+
+    host.register_module()(OfMMEngine)
+    core.register(OfTheCore)
+    for cls in (OfMMEngine, OfTheCore):
+        for name in (cls.__name__, f'mmstepnet.{cls.__name__}'):
+            assert core.find(name) is host.get(name) is cls
+    assert host.build(dict(type='OfTheCore', embed_dims=4)).embed_dims == 4
+    with pytest.raises(KeyError, match='already registered'):
+        host.register_module(name='OfTheCore')(OfMMEngine)
+
+
+def test_a_users_pseudo_metric_serves_everything(tables):
+    """By what it compares alone: on all pairs, under masks, on edges."""
+    class Manhattan(PseudoMetric):
+
+        def map_receivers(self, x):
+            return self.split_heads(x)
+
+        map_sources = map_receivers
+
+        def compare(self, a, b):
+            return (a - b).abs().sum(-1)
+
+    registry.PSEUDO_METRICS.register_module(force=True)(Manhattan)
+    x = torch.randn(2, 5, 6)
+    seen = torch.rand(5, 5) < 0.4
+    seen.fill_diagonal_(True)
+    f = torch.cdist(x, x, p=1).masked_fill(~seen, torch.inf)
+    cfg = dict(type='mmstepnet.Propagation',
+               pseudo_metric=dict(type='Manhattan'))
+    module = build_propagation(cfg, 6)
+    for mask in (seen, seen.to_sparse()):
+        torch.testing.assert_close(module(x, mask=mask),
+                                   torch.softmax(-f, -1) @ x)
+    block = AttentionBlock(6, 2, pseudo_metric=dict(type=Manhattan))
+    assert block(x, mask=seen).shape == x.shape
+    propagation.PSEUDO_METRICS.pop('Manhattan')
+
+
+@pytest.mark.parametrize('build, what', [
+    (build_propagation, 'propagation'),
+    (build_pseudo_metric, 'pseudo_metric')])
+def test_bad_configs(build, what):
+    for cfg in ('Metric', None, dict(eps=1.0)):
+        with pytest.raises(TypeError, match=f'{what} must be a dict with'):
+            build(cfg, 4)
+    with pytest.raises(KeyError, match="'Nobody' is unknown.*Metric"):
+        build(dict(type='Nobody'), 4)
+    with pytest.raises(TypeError, match='embed_dims .* set by the network'):
+        build(dict(type=Metric if what == 'pseudo_metric' else
+                   AttentionBlock, embed_dims=8), 4)
+
+
+def test_the_propagation_alone_has_no_heads():
+    cfg = dict(type='Propagation', pseudo_metric=dict(type='L2'))
+    with pytest.raises(TypeError, match="AttentionBlock.*'L2'"):
+        build_propagation(cfg, 8, num_heads=2)
+
+
+def test_pytorch_is_enough(tmp_path):
+    """The package's files import nothing of a host."""
+    folder = propagation.__path__[0]
+    code = f"""
+import sys, types
+for name in ('mmengine', 'mmcv', 'mmpretrain', 'mmdet'):
+    sys.modules[name] = None
+package = types.ModuleType('mmstepnet')
+package.__path__ = [{folder!r}.rpartition('/')[0]]
+sys.modules['mmstepnet'] = package
+import torch
+from mmstepnet.propagation import MetricAttention
+assert MetricAttention(8, 2)(torch.randn(3, 8)).shape == (3, 8)
+"""
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=tmp_path)

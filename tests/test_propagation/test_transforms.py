@@ -1,0 +1,76 @@
+"""Compilers and functorch."""
+
+import warnings
+
+import pytest
+import torch
+
+from mmstepnet.propagation import metric_propagation
+from tests.test_propagation.references import (
+    EPS,
+    FORMS,
+    N,
+    by_numpy,
+    error,
+    points,
+)
+from tests.utils import not_on_torch_21
+
+
+@not_on_torch_21("breaks the graph at autocast's dtype")
+@pytest.mark.parametrize('kwargs', [
+    {}, dict(mask=torch.arange(N)[None] < 20), dict(is_causal=True),
+    dict(mask=torch.ones(N, N, dtype=torch.bool).tril())
+])
+def test_compile(kwargs):
+    torch.compiler.reset()
+    a, b, v = points(2, 3, dtype=torch.float32)
+    compiled = torch.compile(metric_propagation, backend='aot_eager',
+                             fullgraph=True)
+    for needs in (False, True):
+        b.requires_grad_(needs)
+        out = compiled(a, b, v, EPS, **kwargs)
+        expected = metric_propagation(a, b, v, EPS, **kwargs)
+        torch.testing.assert_close(out, expected)
+    got, want = (torch.autograd.grad(t.square().sum(), b)[0]
+                 for t in (out, expected))
+    torch.testing.assert_close(got, want)
+
+
+def test_gradient_transform():
+    a, b, v = points(4)
+    gradient = torch.func.grad(
+        lambda b: metric_propagation(a, b, v, EPS).square().sum())(b)
+    own = b.clone().requires_grad_()
+    out = metric_propagation(a, own, v, EPS, dense=True)
+    out.square().sum().backward()
+    assert error(gradient, own.grad) < 1e-10
+
+
+@not_on_torch_21('has no batching rule for its attention kernel')
+def test_batching_transform():
+    a, b, v = points(4)
+    with warnings.catch_warnings():
+        # PyTorch batches its kernel by a loop, and says so.
+        warnings.filterwarnings('ignore', message='There is a performance')
+        batched = torch.func.vmap(
+            lambda *x: metric_propagation(*x, EPS))(a, b, v)
+    out = metric_propagation(a, b, v, EPS, dense=True)
+    assert error(batched, out) < 1e-10
+
+
+@not_on_torch_21("breaks the graph at autocast's dtype")
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager'])
+@pytest.mark.parametrize('form', FORMS)
+def test_compiled_code_refuses_a_row_without_a_source(form, backend):
+    """Padding on the left leaves the first rows nothing to see."""
+    torch.compiler.reset()
+    compiled = torch.compile(FORMS[form], backend=backend, fullgraph=True)
+    a, b, v = points(2)
+    mask = torch.ones(2, 1, N, dtype=torch.bool)
+    mask[..., :5] = False
+    for kwargs in (dict(mask=mask), dict(mask=mask.expand(2, N, N))):
+        out = compiled(a, b, v, **kwargs)
+        assert error(out, by_numpy(form, a, b, v, **kwargs)) < 1e-10
+        with pytest.raises(RuntimeError, match='leaves no source'):
+            compiled(a, b, v, is_causal=True, **kwargs)
