@@ -47,15 +47,14 @@ def on_circle(angle: np.ndarray) -> Tensor:
 
 def propagate_by_dots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Propagate by softmax(q k^T), (N, d), (M, d), (M, e) -> (N, e)."""
-    # The function divides by sqrt(d).
-    return dot_product_propagation(q * q.shape[1]**0.5, k, v)
+    return dot_product_propagation(q, k, v)
 
 
 def limit_on_circle(angle: np.ndarray, mode: int, eps: float) -> np.ndarray:
     """The limit operator's estimate for cos(mode t), (N,)."""
     u = torch.from_numpy(np.cos(mode * angle))
     return attention_limit_operator(on_circle(angle), u[:, None],
-                                    2 * eps)[:, 0].numpy()
+                                    eps)[:, 0].numpy()
 
 
 def exact_limit(angle: np.ndarray, mode: int, wave: float) -> np.ndarray:
