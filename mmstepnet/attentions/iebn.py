@@ -34,6 +34,11 @@ class IEBN(nn.BatchNorm2d):
         conversion to SyncBN (``sync_bn`` in a config) is refused here; MMCV's
         ``fuse_conv_bn`` cannot be, and must not be used.
 
+        Stiffness is measured with the gate inside f and with a step of 1, for
+        this is no step behind the branch. Its TNS does not compare with that
+        of the other attentions, which are measured without their gate; and
+        :math:`\beta` lies outside the gate.
+
     Args:
         num_features (int): Channels C.
         eps (float): Added to the variance. Defaults to 1e-5.

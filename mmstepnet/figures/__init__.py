@@ -1,8 +1,8 @@
 from .figures import save_report_figures, save_stiffness_figures
 from .report import save_report
-from .runs import Accuracy, Run, load_run, load_runs
+from .runs import Accuracy, Run
 
 __all__ = [
-    'Accuracy', 'Run', 'load_run', 'load_runs', 'save_report',
-    'save_report_figures', 'save_stiffness_figures'
+    'Accuracy', 'Run', 'save_report', 'save_report_figures',
+    'save_stiffness_figures'
 ]

@@ -1,82 +1,16 @@
 """NSI against attention value, Figure 9 of the paper."""
 
-
 import matplotlib.figure
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
-from scipy.stats import pearsonr
 
 from .runs import Run
 from .style import COLORS, PAGE_LAYOUT, line_style, paper_figure, plain, short
 from .trajectories import spread_indices
 
-FLOAT32_NOISE = 1e-6
-"""Relative spread below which float32 values count as one constant."""
-
 SHOWN_BLOCKS = 3
 """Blocks whose points are shown at first, as many as in the paper."""
-
-
-def correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Pearson's correlation of each row.
-
-    Args:
-        x (ndarray): (R, K).
-        y (ndarray): (R, K).
-
-    Returns:
-        ndarray: Correlations, (R,). NaN marks a row without one: fewer than
-        three values, or one side is constant up to float32 rounding.
-    """
-    result = np.full(len(x), np.nan)
-    if x.shape[1] < 3:
-        return result
-    varies = _varies(x) & _varies(y)
-    if varies.any():
-        result[varies] = pearsonr(
-            x[varies].astype(np.float64), y[varies].astype(np.float64),
-            axis=1).statistic
-    return result
-
-
-def _varies(values: np.ndarray) -> np.ndarray:
-    return np.ptp(values, 1) > FLOAT32_NOISE * np.abs(values).max(1)
-
-
-def adapts(run: Run) -> bool:
-    """Whether an attention value of the run varies; a plain one's is 1."""
-    return bool(_varies(run.step.T).any())
-
-
-def block_correlations(run: Run) -> np.ndarray:
-    """Correlation over samples at each block, (L,)."""
-    return correlation(run.nsi.T, run.step.T)
-
-
-def trajectory_correlations(run: Run) -> dict[str, np.ndarray]:
-    """Correlation along each sample's trajectory.
-
-    Returns:
-        dict[str, ndarray]: For each stage with at least three recorded
-        blocks, and for all blocks together, those of the N samples that have
-        one. A name without any is left out.
-    """
-    parts = {
-        name: run.stages == stage for stage, name in run.stage_names.items()
-    }
-    parts['all stages'] = np.ones(len(run.stages), bool)
-    found = {}
-    for name, blocks in parts.items():
-        values = correlation(run.nsi[:, blocks], run.step[:, blocks])
-        if not np.isnan(values).all():
-            found[name] = values[~np.isnan(values)]
-    return found
-
-
-def shown_blocks(run: Run) -> list[int]:
-    """The first blocks, at most three, whose attention value varies."""
-    return np.flatnonzero(_varies(run.step.T))[:SHOWN_BLOCKS].tolist()
 
 
 def draw_attention(run: Run) -> matplotlib.figure.Figure:
@@ -85,18 +19,20 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
     Points of up to three blocks, the correlation over samples at every
     block, and the distribution of the correlations along trajectories.
     """
-    blocks = shown_blocks(run)
+    trajectories = run.trajectories
+    blocks = trajectories.adaptive_blocks[:SHOWN_BLOCKS]
     figure, axes = paper_figure(len(blocks) + 2, 1, 2.3, 2.3)
     rows = spread_indices(len(run.nsi), 1000)
-    over_samples = block_correlations(run)
+    over_samples = trajectories.block_correlations(run.reading)
+    along = trajectories.trajectory_correlations(run.reading)
     for ax, block in zip(axes, blocks):
         ax.scatter(
-            run.step[rows, block], run.nsi[rows, block], s=3, alpha=0.5, lw=0,
-            color=COLORS[0])
-        ax.set_title(f'{short(run.blocks[block], 28)}\n'
+            trajectories.step_mean[rows, block], run.nsi[rows, block], s=3,
+            alpha=0.5, lw=0, color=COLORS[0])
+        ax.set_title(f'{short(trajectories.blocks[block], 28)}\n'
                      f'{_coefficient(over_samples[block])}')
         ax.set_xlabel('attention value')
-        ax.set_ylabel('NSI')
+        ax.set_ylabel(f'NSI ({run.reading})')
     axes[-2].bar(
         np.arange(1, len(over_samples) + 1), over_samples, color=COLORS[0])
     axes[-2].set_title('over samples, block by block')
@@ -104,7 +40,7 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
     axes[-2].set_ylabel('correlation')
     axes[-2].set_ylim(-1.05, 1.05)
     bins = np.linspace(-1, 1, 41)
-    for i, (name, values) in enumerate(trajectory_correlations(run).items()):
+    for i, (name, values) in enumerate(along.items()):
         axes[-1].hist(
             values, bins, weights=np.full(len(values), 1 / len(values)),
             histtype='step', color=COLORS[i % len(COLORS)], label=name)
@@ -121,7 +57,7 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
     """Interactive Figure 9 of one run.
 
     Args:
-        run (Run): Its attention value varies, see :func:`adapts`.
+        run (Run): Its attention value varies.
         most_points (int): Samples shown at each block.
     """
     figure = make_subplots(
@@ -134,32 +70,34 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
                         'correlation over samples, at each block',
                         'b · correlations along each trajectory'))
     rows = spread_indices(len(run.nsi), most_points)
-    visible = shown_blocks(run)
-    over_samples = block_correlations(run)
+    trajectories = run.trajectories
+    blocks = trajectories.adaptive_blocks
+    over_samples = trajectories.block_correlations(run.reading)
+    along = trajectories.trajectory_correlations(run.reading)
     figure.add_traces([
         go.Scatter(
-            x=run.step[rows, block],
+            x=trajectories.step_mean[rows, block],
             y=run.nsi[rows, block],
             mode='markers',
             marker=dict(size=5, opacity=0.65, color=line_style(i)[0]),
-            name=plain(f'{run.blocks[block]}  '
+            name=plain(f'{trajectories.blocks[block]}  '
                        f'{_coefficient(over_samples[block])}'),
-            visible=True if block in visible else 'legendonly',
+            visible=True if i < SHOWN_BLOCKS else 'legendonly',
             hovertemplate='attention value %{x:.4f}<br>NSI %{y:.4f}')
-        for i, block in enumerate(np.flatnonzero(_varies(run.step.T)))
+        for i, block in enumerate(blocks)
     ])
     figure.add_bar(
         x=np.arange(1, len(over_samples) + 1),
         y=over_samples,
         marker_color=COLORS[0],
         showlegend=False,
-        text=run.blocks,
+        text=trajectories.blocks,
         textposition='none',
         hovertemplate='%{text}<br>r = %{y:.3f}<extra></extra>',
         row=2,
         col=1)
     edges = np.linspace(-1, 1, 41)
-    for i, (name, values) in enumerate(trajectory_correlations(run).items()):
+    for i, (name, values) in enumerate(along.items()):
         # Binned here: the page need not carry a value a sample.
         share = np.histogram(values, edges)[0] / len(values)
         figure.add_bar(
@@ -174,7 +112,7 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
             row=2,
             col=2)
     figure.update_xaxes(title='attention value (mean over C, H, W)', row=1)
-    figure.update_yaxes(title='NSI', row=1)
+    figure.update_yaxes(title=f'NSI ({run.reading})', row=1)
     figure.update_xaxes(title='recorded block', row=2, col=1)
     figure.update_yaxes(
         title="Pearson's r", range=(-1.05, 1.05), row=2, col=1)
@@ -187,7 +125,6 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
         barmode='overlay',
         legend=dict(y=1, yanchor='top', maxheight=0.5),
         legend2=dict(y=0.38, yanchor='top'))
-
 
 
 def _coefficient(value: float) -> str:

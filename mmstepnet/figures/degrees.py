@@ -8,12 +8,14 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from mmstepnet.stiffness import stiffness_occurrence, stiffness_proportion
+from mmstepnet.stiffness import (
+    degree_axes,
+    stiffness_occurrence,
+    stiffness_proportion,
+)
 
 from .runs import Run
 from .style import HEAT, PAGE_LAYOUT, grid_shape, paper_figure, plain, short
-
-POINTS = 40
 
 
 class Measure(NamedTuple):
@@ -33,38 +35,10 @@ PROPORTION = Measure('p̂(M)', stiffness_proportion, '∬p̂',
 """Mean share of stiff blocks, Figure 6."""
 
 
-def degree_axes(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """Thresholds M1 and M2 that show all runs on the same axes.
-
-    They are the centres of equal cells, from 0 to where one sample in a
-    hundred of the stiffest run is still stiff.
-
-    Returns:
-        tuple[ndarray, ndarray]: M1 and M2, each (POINTS,).
-    """
-    centres = (np.arange(POINTS) + 0.5) / POINTS
-    widest, highest = np.max([_extent(run) for run in runs], axis=0)
-    # Nothing spreads where each stage has one block: any axis will do.
-    return centres * (widest or 1.0), centres * (highest or 1.0)
-
-
-def _extent(run: Run) -> tuple[float, float]:
-    peaks, ratios = [], []
-    for stage in np.unique(run.stages):
-        nsi = run.nsi[:, run.stages == stage].astype(np.float64)
-        peak, mean = nsi.max(1), nsi.mean(1)
-        peaks.append(peak)
-        ratios.append(
-            np.divide(peak, mean, out=np.ones_like(peak), where=mean > 0) - 1)
-    return (np.percentile(np.max(ratios, axis=0), 99),
-            np.percentile(np.max(peaks, axis=0), 99))
-
-
 def draw_degrees(runs: Sequence[Run],
                  measure: Measure) -> matplotlib.figure.Figure:
     """Draw a heat map a run for a paper."""
-    m1, m2 = degree_axes(runs)
-    grids = [measure.values(run.nsi, run.stages, m1, m2) for run in runs]
+    m1, m2, grids = _grids(runs, measure)
     columns, rows = grid_shape(len(runs))
     figure, axes = paper_figure(columns, rows, 2.2, 1.9)
     extent = (0, m1[0] + m1[-1], 0, m2[0] + m2[-1])
@@ -89,8 +63,7 @@ def draw_degrees(runs: Sequence[Run],
 
 def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
     """Interactive heat maps, one a run, on common axes and colours."""
-    m1, m2 = degree_axes(runs)
-    grids = [measure.values(run.nsi, run.stages, m1, m2) for run in runs]
+    m1, m2, grids = _grids(runs, measure)
     columns, rows = grid_shape(len(runs))
     height = 110 + 235 * rows
     figure = make_subplots(
@@ -137,7 +110,17 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
 
 
 def _integral(run: Run, measure: Measure) -> str:
-    return f'{measure.integral_symbol} = {measure.integral(run):.3g}'
+    return (f'{measure.integral_symbol} ({run.reading}) = '
+            f'{measure.integral(run):.3g}')
+
+
+def _grids(
+        runs: Sequence[Run], measure: Measure
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Common axes M1 and M2, and the measure of each run on them."""
+    shown = [(run.nsi, run.trajectories.stages) for run in runs]
+    m1, m2 = degree_axes(shown)
+    return m1, m2, [measure.values(*s, m1, m2) for s in shown]
 
 
 def _top(grids: list[np.ndarray]) -> float:

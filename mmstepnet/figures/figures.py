@@ -1,49 +1,48 @@
-"""PNG figures, of one record and of a report."""
+"""PNG figures, of one recording and of a report."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
-from mmengine.utils import track_iter_progress
 
-from mmstepnet.stiffness.trajectory import DEFAULT_READING
+from mmstepnet.stiffness import DEFAULT_READING, Trajectories
 
-from .attention_values import adapts, draw_attention
+from .attention_values import draw_attention
 from .degrees import OCCURRENCE, PROPORTION, draw_degrees
 from .ranking import draw_ranking, runs_by_metric
-from .runs import Run, load_run, same_blocks
+from .runs import Run, same_blocks
 from .style import PAPER_STYLE
 from .trajectories import draw_overlay, draw_trajectories
 
 
-def save_stiffness_figures(npz_path: str | Path,
+def save_stiffness_figures(trajectories: Trajectories,
                            out_dir: str | Path,
+                           name: str,
                            reading: str = DEFAULT_READING) -> list[Path]:
-    """Draw the figures of one record.
+    """Draw the figures of one recording.
 
     The paper's Figures 2 (δ over the degrees M), 3 (NSI along the blocks),
     6 (stiffness proportion) and, where an attention value varies, 9 (NSI
     against it).
 
     Args:
-        npz_path (str | Path): Record, ``stiffness_*.npz``.
+        trajectories (Trajectories): What was recorded.
         out_dir (str | Path): Where the files go; made if missing.
+        name (str): What their names begin with, and the title.
         reading (str): Reading of NSI: 'adaptive', 'unit' or 'returned'.
             Defaults to 'adaptive'.
 
     Returns:
-        list[Path]: The PNG files, ``NAME_OF_THE_RECORD_figure_2.png`` etc.
+        list[Path]: The PNG files, ``NAME_figure_2.png`` etc.
 
     Raises:
-        FileNotFoundError: There is no such record.
-        ValueError: The record is damaged or the reading unknown.
+        ValueError: The reading is unknown.
     """
-    path = Path(npz_path)
-    run = load_run(path, path.stem, reading=reading)
+    run = Run(name, name, trajectories, reading)
     drawings = _drawings_of_each([run])
-    if adapts(run):
+    if run.adapts:
         drawings['figure_9'] = lambda: draw_attention(run)
-    return _save(drawings.items(), out_dir, f'{path.stem}_')
+    return _save(drawings.items(), out_dir, f'{name}_')
 
 
 def save_report_figures(runs: Sequence[Run],
@@ -64,13 +63,13 @@ def save_report_figures(runs: Sequence[Run],
     if groups:
         drawings['figure_7'] = lambda: draw_ranking(groups)
     for i, run in enumerate(runs, 1):
-        if adapts(run):
+        if run.adapts:
             drawings[f'figure_9_run_{i:02}'] = (
                 lambda run=run: draw_attention(run))
     for i, (title, members) in enumerate(same_blocks(runs).items(), 1):
         drawings[f'figure_10_set_{i:02}'] = (
             lambda title=title, members=members: draw_overlay(members, title))
-    return _save(track_iter_progress(list(drawings.items())), out_dir, '')
+    return _save(drawings.items(), out_dir, '')
 
 
 def _drawings_of_each(runs: Sequence[Run]) -> dict:

@@ -10,13 +10,14 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS
 from mmstepnet.version import __version__
 
-from .attention_values import adapts, attention_figure
+from .attention_values import attention_figure
 from .degrees import OCCURRENCE, PROPORTION, degrees_figure
 from .figures import save_report_figures
 from .ranking import rank_correlation, ranking_figure, runs_by_metric
-from .runs import READING_TEXTS, Run, same_blocks
+from .runs import Run, same_blocks
 from .trajectories import SAMPLES, overlay_figure, trajectory_figure
 
 PAGE_NAME = 'stiffness_report.html'
@@ -59,7 +60,7 @@ def save_report(runs: Sequence[Run], out_dir: str | Path) -> Path:
     """Write the page and the PNG figures that compare runs.
 
     Args:
-        runs (Sequence[Run]): What :func:`load_runs` gives.
+        runs (Sequence[Run]): What is compared, in one reading.
         out_dir (str | Path): Where the files go; made if missing.
 
     Returns:
@@ -86,9 +87,11 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
     return template.render(
         runs=runs,
         reading=runs[0].reading,
-        reading_text=READING_TEXTS[runs[0].reading],
+        reading_texts=READING_TEXTS,
         samples=_range([len(run.nsi) for run in runs]),
-        splits=_listed(run.settings.get('split') for run in runs),
+        splits=_listed(run.trajectories.settings['split'] for run in runs),
+        readings=READINGS,
+        means=MEANS,
         excluded=_excluded(runs),
         notes=report_notes(runs),
         seeds=_seeds(runs),
@@ -105,10 +108,11 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
 def report_notes(runs: Sequence[Run]) -> list[str]:
     """What a reader must know before comparing these runs."""
     notes = []
+    shown = [run.trajectories for run in runs]
     for what, values in (
-            ('data splits', {run.settings.get('split') for run in runs}),
-            ('numbers of samples', {len(run.nsi) for run in runs}),
-            ('block structures', {run.structure for run in runs}),
+            ('data splits', {t.settings['split'] for t in shown}),
+            ('numbers of samples', set(map(len, shown))),
+            ('block structures', {t.structure for t in shown}),
             ('metrics', runs_by_metric(runs))):
         if len(values) > 1:
             notes.append(
@@ -123,13 +127,14 @@ def report_notes(runs: Sequence[Run]) -> list[str]:
                     'metrics': 'Figure 7 keeps them apart: there is one plot '
                     'and one rank correlation for each.',
                 }[what])
-    flat = [run.label for run in runs if run.single_block_stages]
+    flat = [run.label for run in runs if run.trajectories.single_block_stages]
     if flat:
         notes.append(
             f'TNS is 0 by definition for {", ".join(flat)}: with one recorded '
             'block a stage (ResNet-18 and other nets of two blocks a stage, '
-            'the first left out) every NSI equals its stage mean. Use a '
-            'deeper net to study stiffness.')
+            'the first left out) every NSI equals its stage mean. With the '
+            'mean of all blocks it is not. Use a deeper net to study '
+            'stiffness.')
     missing = [run.label for run in runs if run.accuracy is None]
     if missing:
         notes.append('No accuracy was found for ' + ', '.join(missing) +
@@ -194,18 +199,18 @@ def report_panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _attention_panel(runs: Sequence[Run]) -> Panel:
-    shown = [run for run in runs if adapts(run)]
+    shown = [run for run in runs if run.adapts]
     notes = []
     figures = {}
     if shown:
-        blocks = sum(len(run.blocks) for run in shown)
+        blocks = sum(len(run.trajectories.blocks) for run in shown)
         points = max(MOST_POINTS // blocks, 20)
         figures = {run.label: attention_figure(run, points) for run in shown}
         if any(len(run.nsi) > points for run in shown):
             notes.append(
                 f'Points are {points} samples a block, evenly taken; '
                 'correlations are of all samples.')
-    plain_runs = [run.label for run in runs if not adapts(run)]
+    plain_runs = [run.label for run in runs if not run.adapts]
     if plain_runs:
         notes.append('Left out, their attention value is constant: ' +
                      ', '.join(plain_runs) + '.')
@@ -252,7 +257,8 @@ def _excluded(runs: Sequence[Run]) -> list[tuple[list[str], list[str]]]:
     """Labels of runs that leave out the same blocks, and these."""
     groups = {}
     for run in runs:
-        groups.setdefault(tuple(run.excluded), []).append(run.label)
+        blocks = tuple(run.trajectories.excluded)
+        groups.setdefault(blocks, []).append(run.label)
     return [(labels, list(blocks)) for blocks, labels in groups.items()]
 
 

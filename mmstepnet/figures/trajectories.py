@@ -28,11 +28,6 @@ def stage_spans(stages: np.ndarray) -> list[tuple[int, int]]:
     return [(int(a) + 1, int(b)) for a, b in zip(starts, ends)]
 
 
-def trajectory_band(nsi: np.ndarray) -> np.ndarray:
-    """Mean, 10 % and 90 % quantile over samples, (3, L), from NSI (N, L)."""
-    return np.vstack([nsi.mean(0), np.quantile(nsi, (0.1, 0.9), axis=0)])
-
-
 def spread_indices(count: int, most: int) -> np.ndarray:
     """At most ``most`` of ``count`` indices, evenly spread and ascending."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
@@ -44,7 +39,7 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
     figure, axes = paper_figure(columns, rows, 3.2, 2.1)
     for ax, run in zip(axes, runs):
         at = np.arange(1, run.nsi.shape[1] + 1)
-        mean, low, high = trajectory_band(run.nsi)
+        mean, low, high = run.trajectories.band(run.reading)
         _mark_stages(ax, run)
         ax.fill_between(at, low, high, color='#2f5fd0', alpha=0.18, lw=0,
                         label='10–90 % of samples')
@@ -55,7 +50,7 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
                 label='mean')
         ax.set_title(short(run.label, 40), pad=12)
         ax.set_xlabel('recorded block')
-        ax.set_ylabel('NSI')
+        ax.set_ylabel(f'NSI ({run.reading})')
     for ax in axes[len(runs):]:
         ax.remove()
     figure.legend(*axes[0].get_legend_handles_labels(),
@@ -81,7 +76,7 @@ def draw_overlay(runs: Sequence[Run],
             label=short(run.label))
     ax.set_title(title, pad=12)
     ax.set_xlabel('recorded block')
-    ax.set_ylabel('NSI, mean over samples')
+    ax.set_ylabel(f'NSI ({runs[0].reading}), mean over samples')
     figure.legend(loc='outside lower center', ncols=3)
     return figure
 
@@ -89,7 +84,7 @@ def draw_overlay(runs: Sequence[Run],
 def trajectory_figure(run: Run) -> go.Figure:
     """Interactive Figure 3 of one run."""
     figure = go.Figure()
-    mean, low, high = trajectory_band(run.nsi)
+    mean, low, high = run.trajectories.band(run.reading)
     at = np.arange(1, len(mean) + 1)
     figure.add_scatter(
         x=at, y=high, mode='lines', line_width=0, showlegend=False,
@@ -103,15 +98,15 @@ def trajectory_figure(run: Run) -> go.Figure:
             x=at, y=run.nsi[i], mode='lines', line=dict(
                 width=1, color='rgba(91, 107, 123, 0.55)'),
             name='single samples', legendgroup='single', showlegend=n == 0,
-            text=run.blocks,
+            text=run.trajectories.blocks,
             hovertemplate=f'sample {i}<br>%{{text}}<br>NSI %{{y:.4f}}'
             '<extra></extra>')
     figure.add_scatter(
         x=at, y=mean, mode='lines+markers', line=dict(
             width=2.5, color='#2f5fd0'), marker_size=6, name='mean',
-        text=run.blocks,
+        text=run.trajectories.blocks,
         hovertemplate='%{text}<br>mean NSI %{y:.4f}<extra></extra>')
-    return _finish(figure, run, 'NSI')
+    return _finish(figure, run, f'NSI ({run.reading})')
 
 
 def overlay_figure(runs: Sequence[Run]) -> go.Figure:
@@ -126,25 +121,28 @@ def overlay_figure(runs: Sequence[Run]) -> go.Figure:
             line=dict(width=2, color=color, dash=dash),
             marker_size=5,
             name=plain(short(run.label, 40)),
-            text=run.blocks,
+            text=run.trajectories.blocks,
             hovertemplate='%{text}<br>mean NSI %{y:.4f}')
-    return _finish(figure, runs[0], 'NSI, mean over samples')
+    return _finish(
+        figure, runs[0], f'NSI ({runs[0].reading}), mean over samples')
 
 
 def _mark_stages(ax: Axes, run: Run) -> None:
-    for number, (first, last) in enumerate(stage_spans(run.stages), 1):
+    recorded = run.trajectories
+    for number, (first, last) in enumerate(stage_spans(recorded.stages), 1):
         ax.axvspan(first - 0.5, last + 0.5, lw=0,
                    color='#f1f4f9' if number % 2 else 'white')
         ax.text((first + last) / 2, 1.01,
-                run.stage_names[run.stages[first - 1]], ha='center',
+                recorded.stage_names[recorded.stages[first - 1]], ha='center',
                 va='bottom', fontsize=7, color='#5b6b7b',
                 transform=ax.get_xaxis_transform())
-    ax.set_xlim(0.5, len(run.blocks) + 0.5)
+    ax.set_xlim(0.5, len(recorded.blocks) + 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
-    for number, (first, last) in enumerate(stage_spans(run.stages), 1):
+    recorded = run.trajectories
+    for number, (first, last) in enumerate(stage_spans(recorded.stages), 1):
         figure.add_vrect(
             x0=first - 0.5,
             x1=last + 0.5,
@@ -152,14 +150,16 @@ def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
             line_width=0,
             fillcolor='#f1f4f9' if number % 2 else 'white',
             annotation=dict(
-                text=run.stage_names[run.stages[first - 1]],
+                text=recorded.stage_names[recorded.stages[first - 1]],
                 y=1,
                 yanchor='bottom',
                 font_color='#5b6b7b'),
             annotation_position='top')
     figure.update_xaxes(
-        title='recorded block', range=(0.5, len(run.blocks) + 0.5), tickmode=(
-            'linear' if len(run.blocks) <= 30 else 'auto'), dtick=1,
+        title='recorded block',
+        range=(0.5, len(recorded.blocks) + 0.5),
+        tickmode='linear' if len(recorded.blocks) <= 30 else 'auto',
+        dtick=1,
         showgrid=False)
     figure.update_yaxes(title=title, rangemode='tozero')
     return figure.update_layout(

@@ -1,23 +1,36 @@
+from .correlations import RankCorrelation, correlate_ranks
 from .indices import (
     neural_stiffness_index,
     simplified_stiffness,
     stiffness_aware_index,
     stiffness_index,
 )
-from .record import load_record, save_record
+from .readings import DEFAULT_READING, FIELDS, READING_TEXTS, READINGS
+from .recorder import TrajectoryRecorder
 from .total import (
+    MEANS,
+    block_stiffness,
+    degree_axes,
     stiffness_occurrence,
     stiffness_proportion,
     total_neural_stiffness,
     total_stiffness_proportion,
 )
-from .trajectory import TrajectoryRecorder
+from .trajectories import Trajectories
 
 __all__ = [
+    'DEFAULT_READING',
+    'FIELDS',
+    'MEANS',
+    'READINGS',
+    'READING_TEXTS',
+    'RankCorrelation',
+    'Trajectories',
     'TrajectoryRecorder',
-    'load_record',
+    'block_stiffness',
+    'correlate_ranks',
+    'degree_axes',
     'neural_stiffness_index',
-    'save_record',
     'simplified_stiffness',
     'stiffness_aware_index',
     'stiffness_index',

@@ -14,9 +14,9 @@ from .probes import (
     Report,
     ResidualStepProbe,
     StatesProbe,
-    UnknownBlockProbe,
 )
 from .residual_blocks import KNOWN_BLOCKS, Branch, States, describe
+from .unknown_block import UnknownBlockProbe
 
 Selection = str | type | Sequence[str | type]
 """Blocks by name pattern, by class, or a mixture of both."""
@@ -88,6 +88,18 @@ def find_blocks(model: nn.Module,
         first = bool(siblings) and siblings[0] is modules[name]
         blocks.append(FoundBlock(name, modules[name], stage, first))
     return blocks
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Model inside wrappers: parallel, averaged or compiled."""
+    while True:
+        inner = getattr(model, '_orig_mod', None)
+        children = list(model.children())
+        if inner is None and len(children) == 1:
+            inner = getattr(model, 'module', None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def build_probe(block: FoundBlock, report: Report) -> Probe:

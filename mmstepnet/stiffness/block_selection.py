@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 import torch.nn as nn
-from torch import Tensor
+
+from .checks import ArrayLike
 
 BLOCK = re.compile(r'(?:.*\.)?(layer\d+\.\d+)')
 
@@ -19,54 +20,28 @@ COUNTERPARTS = {
 """Our backbones by the hosts' of the same structure."""
 
 
-def block_stiffness(nsi: Tensor, stages: Tensor) -> Tensor:
-    r"""Stiffness of each block over all thresholds.
-
-    Block t of a trajectory is stiff to degree :math:`(M_1, M_2)` where
-    :math:`\zeta_t \ge \max(\mu_S (1 + M_1), M_2)`, with :math:`\mu_S` the
-    mean of its stage. The area of all such degrees is
-    :math:`\max(\zeta_t / \mu_S - 1, 0)\, \zeta_t`; its mean over the samples
-    is the block's share of :math:`\iint \hat p`, times L (Huang et al.,
-    ICCV 2023, §3.1). That blocks are ranked by it is a reading of ours: the
-    paper does not say how to choose them.
-
-    Args:
-        nsi (Tensor): Neural stiffness index, (N, L).
-        stages (Tensor): Stage of each block, (L,), integers.
-
-    Returns:
-        Tensor: (L,), float64; 0 for the only block of a stage.
-    """
-    nsi = nsi.double()
-    area = torch.zeros_like(nsi)
-    for stage in stages.unique():
-        zeta = nsi[:, stages == stage]
-        mean = zeta.mean(1, keepdim=True)
-        excess = torch.where(mean > 0, zeta / mean - 1, 0).clamp(min=0)
-        area[:, stages == stage] = excess * zeta
-    return area.mean(0)
-
-
-def stiffest_blocks(blocks: Sequence[str], stiffness: Tensor,
+def stiffest_blocks(blocks: Sequence[str], stiffness: ArrayLike,
                     count: int) -> list[str]:
     """Choose the stiffest blocks, in the network's order.
 
     Args:
         blocks (Sequence[str]): Names of the L blocks.
-        stiffness (Tensor): Their stiffness, (L,).
+        stiffness (Tensor | ndarray): Their stiffness, (L,), see
+            :func:`~mmstepnet.stiffness.block_stiffness`.
         count (int): How many.
 
     Raises:
         ValueError: Fewer blocks than ``count`` are stiff to any degree.
     """
+    stiffness = np.asarray(stiffness)
     stiff = int((stiffness > 0).sum())
     if not 1 <= count <= stiff:
         raise ValueError(
             f'{count} blocks cannot be chosen: {stiff} of the {len(blocks)} '
             'that are measured are stiff to any degree (the first of each '
             'stage is not measured); choose --count accordingly')
-    chosen = stiffness.argsort(descending=True)[:count].sort().values
-    return [blocks[i] for i in chosen.tolist()]
+    chosen = np.argsort(-stiffness, kind='stable')[:count]
+    return [blocks[i] for i in sorted(chosen.tolist())]
 
 
 def backbone_names(blocks: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 from torch import Tensor
 
-from .arrays import ArrayLike, check_shape, first_index, to_float64
+from .checks import ArrayLike, check_shape, first_index, to_float64
 
 DENSE_SIZE = 128
 """Up to this size :func:`stiffness_index` computes all eigenvalues."""

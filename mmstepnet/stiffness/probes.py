@@ -8,51 +8,21 @@ block, during backward, is not taken for another sample.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.steps.residual import ResidualStep
 
+from .readings import StepNorms
 from .residual_blocks import Branch, States
-from .sample_norms import norm, norm_and_distance, residual_norms
-
-ACTIVATIONS = {
-    F.relu, F.relu6, F.leaky_relu, F.prelu, F.elu, F.celu, F.selu, F.gelu,
-    F.silu, F.mish, F.softplus, F.hardtanh, F.hardswish, F.hardsigmoid,
-    torch.relu, torch.relu_, torch.sigmoid, torch.sigmoid_, torch.tanh,
-    torch.tanh_, Tensor.relu, Tensor.relu_, Tensor.sigmoid, Tensor.sigmoid_,
-    Tensor.tanh, Tensor.tanh_
-}
-"""Activations as functions, which their modules call."""
+from .sample_norms import measure_branch, norm, norm_and_distance
 
 DROP_PATHS = ('DropPath', 'StochasticDepth')
 """Classes of stochastic depth in mmcv, mmpretrain, timm and torchvision."""
-
-
-@dataclass
-class StepNorms:
-    """Norms of one residual step, each (N,).
-
-    Attributes:
-        x (Tensor): ‖x_t‖.
-        f (Tensor): ‖f(x_t)‖ = ‖(x_{t+1} - x_t) / Δt‖.
-        change (Tensor): ‖f(x_t) ⊗ Δt‖ = ‖x_{t+1} - x_t‖.
-        returned (Tensor): ‖out - x_t‖ with what the block returns.
-        step (Tensor): Mean attention value.
-    """
-
-    x: Tensor
-    f: Tensor
-    change: Tensor
-    returned: Tensor
-    step: Tensor
 
 
 Report = Callable[[str, StepNorms], None]
@@ -180,7 +150,7 @@ class ResidualStepProbe(Probe):
                  step: Tensor | None, x_next: Tensor | None,
                  out: Tensor) -> None:
         if self.active:
-            f_norm, change, mean = _measure_branch(f, step)
+            f_norm, change, mean = measure_branch(f, step)
             x_norm, returned = norm_and_distance(x, out)
             self.report(name,
                         StepNorms(x_norm, f_norm, change, returned, mean))
@@ -235,13 +205,13 @@ class BranchProbe(Probe):
         # The addition may overwrite f; a gate still sees it.
         self.f = f
         if self.gate is None:
-            self.measured = _measure_branch(f, None)
+            self.measured = measure_branch(f, None)
 
     @torch.no_grad()
     def _take_gate(self, module: nn.Module, inputs: tuple,
                    step: Tensor) -> None:
         if self.active:
-            self.measured = _measure_branch(self.f, step)
+            self.measured = measure_branch(self.f, step)
 
     def _take_identity(self, module: nn.Module, inputs: tuple,
                        identity: Tensor) -> None:
@@ -271,7 +241,7 @@ class StatesProbe(Probe):
         """See :class:`Probe`."""
         handles = [
             module.register_forward_pre_hook(self._drop_path)
-            for module in self.block.modules() if _is_drop_path(module)
+            for module in self.block.modules() if is_drop_path(module)
         ]
         if self.norm is not None:
             handles.append(
@@ -303,7 +273,7 @@ class StatesProbe(Probe):
 
     @torch.no_grad()
     def _drop_path(self, module: nn.Module, inputs: tuple) -> None:
-        if self.active and _drops(module):
+        if self.active and drops(module):
             self.proposed = norm(inputs[0])
 
     def _step_to(self, x_next: Tensor) -> None:
@@ -317,110 +287,12 @@ class StatesProbe(Probe):
         self.x, self.proposed = x_next, None
 
 
-class UnknownBlockProbe(Probe):
-    """Measures any block by its input, its output and its last activation.
-
-    x_t is the block's first argument, x_{t+1} the input of the activation
-    that returns the block's output (the output itself where none does), and
-    Δt = 1. Activations are seen as modules and as functions.
-    """
-
-    def __init__(self, name: str, block: nn.Module, report: Report):
-        super().__init__(name, block, report)
-        self.mode = None
-        self.reset()
-
-    def reset(self) -> None:
-        """See :class:`Probe`."""
-        super().reset()
-        if self.mode is not None:
-            self.mode.__exit__(None, None, None)
-        self.x = self.before = self.after = self.stamp = self.mode = None
-
-    def begin(self, x: Tensor) -> None:
-        """See :class:`Probe`."""
-        for name, module in self.block.named_modules():
-            if _is_drop_path(module) and _drops(module):
-                raise ValueError(
-                    f'block {self.name} ({type(self.block).__name__}) drops '
-                    f'paths at random by its {name}; what step it proposes '
-                    'cannot be told from what it returns. Record it in eval '
-                    'mode')
-        self.x = x
-        self.mode = _SeeActivations(self._before, self._after)
-        self.mode.__enter__()
-
-    def end(self, out: Tensor) -> None:
-        """See :class:`Probe`."""
-        self.check_state('output', out, self.x)
-        x_norm, returned = norm_and_distance(self.x, out)
-        # Something may have been added to the activation's result in place.
-        last = self.after is out and bool((self.stamp == _stamp(out)).all())
-        change = self.before if last else returned
-        self.report(
-            self.name,
-            StepNorms(x_norm, change, change, returned,
-                      torch.ones_like(change)))
-
-    def _before(self, value: Tensor) -> None:
-        # The activation may work in place: now or never.
-        self.before = (
-            norm_and_distance(self.x, value)[1]
-            if value.shape == self.x.shape else None)
-
-    def _after(self, out: Tensor) -> None:
-        self.after, self.stamp = out, _stamp(out)
-
-
-class _SeeActivations(TorchFunctionMode):
-    """Shows what goes into every activation and what comes out."""
-
-    def __init__(self, before: Callable[[Tensor], None],
-                 after: Callable[[Tensor], None]):
-        super().__init__()
-        self.before, self.after = before, after
-
-    def __torch_function__(self,
-                           func: Callable,
-                           types: tuple,
-                           args: tuple = (),
-                           kwargs: dict | None = None) -> object:
-        kwargs = kwargs or {}
-        if func not in ACTIVATIONS:
-            return func(*args, **kwargs)
-        with torch.no_grad():
-            self.before(args[0] if args else kwargs['input'])
-        out = func(*args, **kwargs)
-        with torch.no_grad():
-            self.after(out)
-        return out
-
-
-def _stamp(value: Tensor) -> Tensor:
-    """Differs after a change in place."""
-    if value.is_inference():  # has no version
-        return norm(value)
-    return torch.tensor(value._version)
-
-
-def _is_drop_path(module: nn.Module) -> bool:
+def is_drop_path(module: nn.Module) -> bool:
+    """Whether the module is stochastic depth."""
     return type(module).__name__ in DROP_PATHS
 
 
-def _drops(module: nn.Module) -> bool:
+def drops(module: nn.Module) -> bool:
+    """Whether stochastic depth drops paths at the moment."""
     share = getattr(module, 'drop_prob', getattr(module, 'p', 0))
     return module.training and bool(share)
-
-
-def _measure_branch(f: Tensor,
-                    step: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """‖f‖, ‖f ⊗ Δt‖ and mean Δt, each (N,)."""
-    if step is None:
-        f_norm = norm(f)
-        return f_norm, f_norm, torch.ones_like(f_norm)
-    if step.dim() != f.dim():
-        # timm's ECA gates (N, C, H, W) by (N, 1, C).
-        step = step.reshape(*f.shape[:2], *[1] * (f.dim() - 2))
-    step = step.detach().expand(len(f), *step.shape[1:])
-    mean = step.flatten(1).double().mean(1)
-    return *residual_norms(f, step), mean

@@ -78,6 +78,10 @@ KNOWN_BLOCKS = {
     Branch(_last_plugin_or_norm),
     'mmdet.models.backbones.swin.SwinBlock':
     States('norm2'),
+    'mmseg.models.backbones.resnet.BasicBlock':
+    Branch(lambda block: block.norm2),
+    'mmseg.models.backbones.resnet.Bottleneck':
+    Branch(_last_plugin_or_norm),
     'torchvision.models.resnet.BasicBlock':
     Branch(lambda block: block.bn2),
     'torchvision.models.resnet.Bottleneck':

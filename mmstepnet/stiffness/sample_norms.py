@@ -72,6 +72,20 @@ def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     return _collect(norms.reshape(-1), len(f)), _collect(stepped, len(f))
 
 
+def measure_branch(f: Tensor,
+                   step: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """‖f‖, ‖f ⊗ Δt‖ and mean Δt, each (N,)."""
+    if step is None:
+        f_norm = norm(f)
+        return f_norm, f_norm, torch.ones_like(f_norm)
+    if step.dim() != f.dim():
+        # timm's ECA gates (N, C, H, W) by (N, 1, C).
+        step = step.reshape(*f.shape[:2], *[1] * (f.dim() - 2))
+    step = step.detach().expand(len(f), *step.shape[1:])
+    mean = step.flatten(1).double().mean(1)
+    return *residual_norms(f, step), mean
+
+
 def _wide(x: Tensor) -> Tensor:
     x = x.detach()
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from mmstepnet.figures.attention_values import block_correlations
-from mmstepnet.figures.degrees import degree_axes
-from mmstepnet.figures.runs import load_run
-from mmstepnet.stiffness import stiffness_proportion
+from mmstepnet.stiffness import (
+    Trajectories,
+    degree_axes,
+    stiffness_proportion,
+)
 
 FEW = 0.1
 """The proportion that the paper compares with, 10 % (Fig. 6)."""
@@ -34,21 +35,22 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         - ``correlation``: Pearson's, over samples, between NSI and mean
           attention value, (L,); None where one of them is constant.
     """
-    run = load_run(Path(record), 'run')
-    m1, m2 = degree_axes([run])
-    proportion = stiffness_proportion(run.nsi, run.stages, m1, m2)
+    run = Trajectories.load(record)
+    nsi = run.nsi()
+    m1, m2 = degree_axes([(nsi, run.stages)])
+    proportion = stiffness_proportion(nsi, run.stages, m1, m2)
     stiff = proportion[proportion > 0]
     correlation = [None if np.isnan(r) else _short(r)
-                   for r in block_correlations(run)]
+                   for r in run.block_correlations()]
     return {
-        'samples': len(run.nsi),
+        'samples': len(run),
         'blocks': run.blocks,
         'stages': run.stages.tolist(),
-        'tns': _short(run.tns),
-        'p_hat': _short(run.proportion),
+        'tns': _short(run.tns()),
+        'p_hat': _short(run.proportion()),
         'few_stiff': _short((stiff <= FEW).mean()) if stiff.size else None,
-        'nsi': [_short(v) for v in run.nsi.mean(0, dtype=np.float64)],
-        'step': [_short(v) for v in run.step.mean(0, dtype=np.float64)],
+        'nsi': [_short(v) for v in nsi.mean(0, dtype=np.float64)],
+        'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
         'correlation': correlation,
     }
 

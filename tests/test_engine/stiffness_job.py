@@ -17,6 +17,7 @@ from mmengine.runner import Runner
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
 from mmstepnet.engine.job import end_process_group
+from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import perturb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,43 @@ def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
             if isinstance(module, _BatchNorm):
                 module.running_var.mul_(4)
     return runner
+
+
+def no_hooks(model):
+    return not any(
+        m._forward_hooks or m._forward_pre_hooks
+        or getattr(m, '_observers', None) for m in model.modules()) and not {
+            'val_step', 'test_step', 'train_step'
+        } & set(model.__dict__)
+
+
+def offline(runner, loader):
+    """The recorder alone, over the runner's own data, batch by batch."""
+    model = runner.model
+    model.eval()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        for batch in loader:
+            model.test_step(batch)
+    return recorder
+
+
+def scalars(runner):
+    return {
+        k: v.current()
+        for k, v in runner.message_hub.log_scalars.items() if 'stiffness' in k
+    }
+
+
+def backend_lines(work_dir):
+    paths = list(work_dir.glob('*/vis_data/scalars.json'))
+    return [
+        json.loads(line) for path in paths
+        for line in path.read_text().splitlines()
+    ]
+
+
+def log_text(work_dir):
+    return ''.join(p.read_text() for p in work_dir.glob('*/*.log'))
 
 
 def main():

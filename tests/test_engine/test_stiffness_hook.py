@@ -10,14 +10,16 @@ from mmdet.registry import MODELS as DET_MODELS
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
-from mmengine.hooks import Hook
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from mmstepnet.engine import StiffnessHook
 from mmstepnet.stiffness import (
+    FIELDS,
+    MEANS,
+    READINGS,
+    Trajectories,
     TrajectoryRecorder,
-    load_record,
     total_neural_stiffness,
     total_stiffness_proportion,
 )
@@ -25,46 +27,14 @@ from tests.test_engine.stiffness_job import (
     ROOT,
     SAMPLES,
     VAL_IMAGES,
+    backend_lines,
     digits_runner,
+    log_text,
+    no_hooks,
+    offline,
+    scalars,
 )
-from tests.utils import free_port, not_on_torch_21, perturb
-
-
-def no_hooks(model):
-    return not any(
-        m._forward_hooks or m._forward_pre_hooks
-        or getattr(m, '_observers', None) for m in model.modules()) and not {
-            'val_step', 'test_step', 'train_step'
-        } & set(model.__dict__)
-
-
-def offline(runner, loader):
-    """The recorder alone, over the runner's own data, batch by batch."""
-    model = runner.model
-    model.eval()
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        for batch in loader:
-            model.test_step(batch)
-    return recorder
-
-
-def scalars(runner):
-    return {
-        k: v.current()
-        for k, v in runner.message_hub.log_scalars.items() if 'stiffness' in k
-    }
-
-
-def backend_lines(work_dir):
-    paths = list(work_dir.glob('*/vis_data/scalars.json'))
-    return [
-        json.loads(line) for path in paths
-        for line in path.read_text().splitlines()
-    ]
-
-
-def log_text(work_dir):
-    return ''.join(p.read_text() for p in work_dir.glob('*/*.log'))
+from tests.utils import free_port, perturb
 
 
 @pytest.mark.parametrize('split', ['val', 'test'])
@@ -74,16 +44,17 @@ def test_classification(tmp_path, split):
     assert no_hooks(runner.model)
     path, = (tmp_path / 'stiffness').glob('*.npz')
     assert path.name == f'stiffness_{split}.npz'
-    record = load_record(path)
+    record = Trajectories.load(path)
     recorder = offline(runner, runner.val_dataloader)
     for name, value in recorder.record.items():
         assert len(value) == VAL_IMAGES
-        np.testing.assert_allclose(record[name], value, rtol=1e-6)
-    assert record['stages'].tolist() == recorder.stages.tolist()
-    assert record['blocks'].tolist() == recorder.blocks
-    assert record['excluded'].tolist() == recorder.excluded
-    assert record['blocks'][0] == 'backbone.layer1.1'
-    settings = record['settings']
+        np.testing.assert_allclose(
+            getattr(record, name), value, rtol=1e-6)
+    assert record.stages.tolist() == recorder.stages.tolist()
+    assert record.blocks == recorder.blocks
+    assert record.excluded == recorder.excluded
+    assert record.blocks[0] == 'backbone.layer1.1'
+    settings = record.settings
     assert settings['model'] == 'resnet20_stepnet_digits'
     assert (settings['split'], settings['reading'],
             settings['dataset_size']) == (split, 'adaptive', VAL_IMAGES)
@@ -96,8 +67,16 @@ def test_classification(tmp_path, split):
         'stiffness/p_hat':
         total_stiffness_proportion(nsi, recorder.stages).mean().item(),
         'stiffness/nsi':
-        nsi.mean().item()
+        nsi.mean().item(),
+        **{
+            f'stiffness/tns_{reading}' + ('_all' if mu == 'all' else ''):
+            total_neural_stiffness(recorder.record[reading], recorder.stages,
+                                   mu).mean().item()
+            for mu in MEANS for reading in READINGS
+        }
     }
+    assert len(set(expected.values())) == len(expected) - 1
+    assert expected['stiffness/tns'] == expected['stiffness/tns_adaptive']
     assert min(expected.values()) > 0
     for name, value in expected.items():
         assert scalars(runner)[f'{split}/{name}'] == pytest.approx(
@@ -166,21 +145,23 @@ def test_detection(tmp_path):
         val_cfg=dict(),
         default_scope='mmdet',
         custom_hooks=[
-            dict(type='mmstepnet.StiffnessHook', step='unit', figures=False)
+            dict(
+                type='mmstepnet.StiffnessHook', reading='unit', figures=False)
         ],
         experiment_name='detection')
     assert runner.val()['count'] == 5
     assert no_hooks(runner.model)
-    record = load_record(tmp_path / 'stiffness/stiffness_val.npz')
-    assert record['unit'].shape == (5, 12)
-    assert record['settings']['reading'] == 'unit'
-    assert record['settings']['model'] == 'FasterRCNN'
+    record = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
+    assert record.unit.shape == (5, 12)
+    assert record.settings['reading'] == 'unit'
+    assert record.settings['model'] == 'FasterRCNN'
     recorder = offline(runner, runner.val_dataloader)
     np.testing.assert_allclose(
-        record['unit'], recorder.record['unit'], rtol=1e-6)
-    assert set(scalars(runner)) == {
-        'val/stiffness/tns', 'val/stiffness/p_hat', 'val/stiffness/nsi'
-    }
+        record.unit, recorder.record['unit'], rtol=1e-6)
+    shown = scalars(runner)
+    assert len(shown) == 9
+    assert shown['val/stiffness/tns'] == shown['val/stiffness/tns_unit']
+    assert shown['val/stiffness/tns'] == pytest.approx(record.tns('unit'))
 
 
 def run_ranks(world, work_dir):
@@ -214,18 +195,17 @@ def test_ranks_equal_one_process(tmp_path, world):
             tmp_path / 'one' / str(samples), hook=dict(max_samples=samples))
         runner.val()
         one, many = (
-            load_record(tmp_path / which / str(samples) /
+            Trajectories.load(tmp_path / which / str(samples) /
                         'stiffness/stiffness_val.npz')
             for which in ('one', 'ranks'))
-        assert one['adaptive'].shape == (size, 6)
-        for name, value in one.items():
-            if name == 'settings':
-                # Accuracy is over all images on either side.
-                assert many[name] == value
-            elif value.dtype.kind == 'f':
-                np.testing.assert_allclose(many[name], value, rtol=2e-6)
-            else:
-                assert (many[name] == value).all()
+        assert one.adaptive.shape == (size, 6)
+        for name in FIELDS:
+            np.testing.assert_allclose(
+                getattr(many, name), getattr(one, name), rtol=2e-6)
+        # Accuracy is over all images on either side.
+        assert many.settings == one.settings
+        assert many.structure == one.structure
+        assert many.excluded == one.excluded
         for output in outputs:  # on every rank
             printed = [
                 json.loads(line) for line in output.splitlines()
@@ -239,33 +219,19 @@ def test_max_samples_stops_measuring(tmp_path):
     calls = []
     begin = TrajectoryRecorder.start
 
-    def start(self):
+    def start(self, **kwargs):
         calls.append(1)
-        return begin(self)
+        return begin(self, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrajectoryRecorder, 'start', start)
         runner.val()
     assert len(calls) == 2  # batches of five
-    record = load_record(tmp_path / 'stiffness/stiffness_val.npz')
-    assert record['settings']['dataset_size'] == 7
+    record = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
+    assert record.settings['dataset_size'] == 7
     recorder = offline(runner, runner.val_dataloader)
     np.testing.assert_allclose(
-        record['adaptive'], recorder.nsi[:7], rtol=1e-6)
-
-
-class Watch(Hook):
-    """Sees after each iteration whether anything is left on the model."""
-    priority = 'LOWEST'
-
-    def __init__(self):
-        self.clean = []
-
-    def after_val_iter(self, runner, *args, **kwargs):
-        self.clean.append(no_hooks(runner.model))
-
-    def after_train_iter(self, runner, *args, **kwargs):
-        self.clean.append(no_hooks(runner.model))
+        record.adaptive, recorder.nsi[:7], rtol=1e-6)
 
 
 def test_tests_only(tmp_path):
@@ -274,175 +240,6 @@ def test_tests_only(tmp_path):
     assert not scalars(runner) and not list(tmp_path.rglob('*.npz'))
     runner.test()
     assert [p.name for p in tmp_path.rglob('*.npz')] == ['stiffness_test.npz']
-
-
-def test_training_with_ema_and_interval(tmp_path):
-    """The EMA weights are measured; nothing of the hook is in their copy."""
-    runner = digits_runner(
-        tmp_path,
-        images=10,
-        hook=dict(interval=2, train_interval=2),
-        options={
-            'train_cfg.max_epochs': 3,
-            'train_cfg.val_interval': 1,
-            'param_scheduler': [],
-            'optim_wrapper.optimizer.lr': 0.05,
-            'default_hooks.logger.interval': 1,
-            'custom_hooks': [
-                dict(type='EMAHook', momentum=0.3, update_buffers=True)
-            ]
-        })
-    watch = Watch()
-    runner.register_hook(watch)
-    runner.train()
-    assert watch.clean and all(watch.clean)
-    files = sorted(p.name for p in (tmp_path / 'stiffness').glob('*.npz'))
-    assert files == ['stiffness_val_epoch_2.npz']
-    record = load_record(tmp_path / 'stiffness' / files[0])
-    assert record['settings']['epoch'] == 2
-    assert record['settings']['iter'] == 6
-    ema = next(h for h in runner.hooks if type(h).__name__ == 'EMAHook')
-    assert no_hooks(ema.ema_model.module) and no_hooks(runner.model)
-
-    # The third validation was not measured, and does not repeat the second.
-    validations = dict(
-        re.findall(r'Epoch\(val\) \[(\d)\]\[2/2\](.*)', log_text(tmp_path)))
-    assert {k: 'stiffness/tns' in v for k, v in validations.items()} == {
-        '1': False, '2': True, '3': False}
-    # Training: every second iteration over all epochs.
-    trained = runner.message_hub.log_scalars['train/stiffness/nsi']
-    values, _ = trained.data
-    assert len(values) == 9 // 2 and (values > 0).all()
-
-
-def test_a_resumed_run_counts_on(tmp_path):
-    """Every second validation of the run, not of the process."""
-    for epochs in (1, 2, 3, 4):
-        digits_runner(
-            tmp_path,
-            images=5,
-            hook=dict(interval=2),
-            options={
-                'train_cfg.max_epochs': epochs,
-                'train_cfg.val_interval': 1,
-                'param_scheduler': [],
-                'resume': True,
-            }).train()
-    files = sorted(p.name for p in (tmp_path / 'stiffness').glob('*.npz'))
-    assert files == ['stiffness_val_epoch_2.npz', 'stiffness_val_epoch_4.npz']
-
-
-def test_ema_weights_are_measured(tmp_path):
-    runner = digits_runner(
-        tmp_path,
-        images=10,
-        options={
-            'train_cfg.max_epochs': 1,
-            'train_cfg.val_interval': 1,
-            'param_scheduler': [],
-            'optim_wrapper.optimizer.lr': 0.05,
-            'custom_hooks': [
-                dict(type='EMAHook', momentum=0.3, update_buffers=True)
-            ]
-        })
-    runner.train()
-    record = load_record(tmp_path / 'stiffness/stiffness_val_epoch_1.npz')
-    raw = offline(runner, runner.val_dataloader)
-    assert not np.allclose(record['adaptive'], raw.nsi, rtol=1e-3)
-    ema = next(h for h in runner.hooks if type(h).__name__ == 'EMAHook')
-    runner.model.load_state_dict(ema.ema_model.module.state_dict())
-    averaged = offline(runner, runner.val_dataloader)
-    np.testing.assert_allclose(record['adaptive'], averaged.nsi, rtol=1e-5)
-
-
-@not_on_torch_21("does not compile mmengine's train_step")
-def test_training_with_checkpointing_amp_and_compile(tmp_path):
-    """``with_cp`` and the compiled ``train_step`` yield one value a batch."""
-    runner = digits_runner(
-        tmp_path,
-        images=10,
-        hook=dict(train_interval=1),
-        options={
-            'model.backbone.with_cp': True,
-            'train_cfg.max_epochs': 1,
-            'train_cfg.val_interval': 1,
-            'val_cfg.fp16': True,
-            'param_scheduler': [],
-            'compile': dict(backend='eager'),
-        })
-    watch = Watch()
-    runner.register_hook(watch)
-    compiled = []
-
-    class Compiled(Hook):
-
-        def after_train_iter(self, runner, *args, **kwargs):
-            compiled.append('train_step' in runner.model.__dict__)
-
-    watch.after_train_iter = lambda *args, **kwargs: None
-    runner.register_hook(Compiled())
-    runner.train()
-    assert compiled == [True] * 3  # it was put back
-    values, _ = runner.message_hub.log_scalars['train/stiffness/nsi'].data
-    assert len(values) == 3 and (values > 0).all()
-    record = load_record(tmp_path / 'stiffness/stiffness_val_epoch_1.npz')
-    # Validation ran in half precision, on float32 norms.
-    full = offline(runner, runner.val_dataloader)
-    assert not np.array_equal(record['adaptive'], full.nsi)
-    np.testing.assert_allclose(
-        record['adaptive'], full.nsi, rtol=0.1, atol=0.02)
-    torch._dynamo.reset()
-
-
-class Break(Hook):
-
-    def __init__(self, where):
-        self.where = where
-
-    def before_val_iter(self, runner, batch_idx, *args, **kwargs):
-        if batch_idx != 2:
-            return
-        model = runner.model
-        part = dict(
-            data=model.data_preprocessor,
-            backbone=model.backbone.layer2[1],
-            head=model.head)[self.where]
-
-        def fail(*args):
-            raise ArithmeticError(self.where)
-
-        self.handle = part.register_forward_pre_hook(fail)
-
-
-@pytest.mark.parametrize('where', ['data', 'backbone', 'head', 'metric'])
-def test_an_exception_in_validation_leaves_nothing_behind(tmp_path, where):
-    runner = digits_runner(tmp_path)
-    if where == 'metric':
-        evaluator = runner.val_loop.evaluator
-        process = evaluator.process
-
-        def fail(*args, **kwargs):
-            raise ArithmeticError(where)
-
-        evaluator.process = fail
-    else:
-        hook = Break(where)
-        runner.register_hook(hook)
-    with pytest.raises(ArithmeticError, match=where):
-        runner.val()
-    if where == 'metric':
-        evaluator.process = process
-    else:
-        hook.handle.remove()
-        hook.where = None
-        runner._hooks.remove(hook)
-    assert no_hooks(runner.model)
-    assert not (tmp_path / 'stiffness').exists()
-    # And the next validation is right.
-    runner.val()
-    record = load_record(tmp_path / 'stiffness/stiffness_val.npz')
-    recorder = offline(runner, runner.val_dataloader)
-    np.testing.assert_allclose(record['adaptive'], recorder.nsi, rtol=1e-6)
 
 
 def test_samples_that_pass_twice_are_refused(tmp_path):
@@ -494,8 +291,24 @@ def test_networks_of_two_blocks_a_stage_are_told(tmp_path):
     (dict(interval=0), 'interval must be a positive integer, got 0'),
     (dict(max_samples=-3), 'max_samples must be a positive integer, got -3'),
     (dict(train_interval=1.5), 'train_interval must be.*got 1.5'),
-    (dict(step='fine'), "one of adaptive, unit, returned, got 'fine'"),
+    (dict(reading='fine'), "one of adaptive, unit, returned, got 'fine'"),
 ])
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         StiffnessHook(**arguments)
+
+
+def test_the_former_name_of_the_reading():
+    with pytest.warns(FutureWarning, match='now called reading='):
+        assert StiffnessHook(step='unit').reading == 'unit'
+
+
+def test_a_sampler_that_gives_ranks_different_shares(tmp_path, monkeypatch):
+    runner = digits_runner(
+        tmp_path, options={'val_dataloader.sampler.round_up': False})
+    runner.val()  # one rank has all
+    monkeypatch.setattr(
+        'mmstepnet.engine.stiffness_metric.get_world_size', lambda: 2)
+    with pytest.raises(ValueError, match='2 ranks.*37.*round_up=True'):
+        runner.val()
+    assert no_hooks(runner.model)

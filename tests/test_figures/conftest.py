@@ -1,13 +1,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.visualization import LocalVisBackend, Visualizer
 
-from mmstepnet.figures import load_runs
+from mmstepnet.engine.measured_runs import load_runs
 from mmstepnet.models import StepResNetCIFAR
-from mmstepnet.stiffness import TrajectoryRecorder, save_record
+from mmstepnet.stiffness import FIELDS, TrajectoryRecorder
 from tests.utils import perturb
 
 ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
@@ -21,15 +22,8 @@ def write_record(path, attention, seed, samples=40, depth=20, **settings):
         samples, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad(), TrajectoryRecorder(model) as recorder:
         model(images)
-    save_record(
-        path,
-        **recorder.record,
-        stages=recorder.stages,
-        blocks=recorder.blocks,
-        excluded=recorder.excluded,
-        settings=dict(
-            model=Path(path).parent.name, split='val', reading='adaptive',
-            dataset_size=samples, **settings))
+    recorder.trajectories(
+        model=Path(path).parent.name, split='val', **settings).save(path)
 
 
 def write_log(work_dir, values, start='20260101_000000'):
@@ -75,15 +69,23 @@ def run(runs):
     return next(run for run in runs if run.model == 'se')
 
 
+def changed(run, **fields):
+    """The run with other fields of its trajectories."""
+    return replace(run, trajectories=replace(run.trajectories, **fields))
+
+
+def part_of(run, samples=slice(None), blocks=slice(None)):
+    """The run with some samples and blocks alone."""
+    whole = run.trajectories
+    return changed(
+        run,
+        **{name: getattr(whole, name)[samples][:, blocks] for name in FIELDS},
+        stages=whole.stages[blocks],
+        blocks=list(np.array(whole.blocks)[blocks]))
+
+
 def flat_run(run):
     """The run as a net of two blocks a stage would give it."""
-    keep = [0, 2, 4]
-    assert len(set(run.stages[keep])) == 3
-    return replace(
-        run,
-        label='resnet18',
-        model='resnet18',
-        nsi=run.nsi[:, keep],
-        step=run.step[:, keep],
-        stages=run.stages[keep],
-        blocks=[run.blocks[i] for i in keep])
+    flat = part_of(run, blocks=[0, 2, 4])
+    assert len(set(flat.trajectories.stages)) == 3
+    return replace(flat, label='resnet18', model='resnet18')

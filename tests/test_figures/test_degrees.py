@@ -4,10 +4,10 @@ import pytest
 from mmstepnet.figures.degrees import (
     OCCURRENCE,
     PROPORTION,
-    degree_axes,
     degrees_figure,
     draw_degrees,
 )
+from mmstepnet.stiffness import degree_axes
 from tests.test_figures.conftest import flat_run
 
 
@@ -15,8 +15,9 @@ def is_stiff(run, m1, m2):
     """Definition 2 as it stands, (N, L)."""
     nsi = run.nsi.astype(float)
     mean = np.empty_like(nsi)
-    for stage in set(run.stages.tolist()):
-        blocks = run.stages == stage
+    stages = run.trajectories.stages
+    for stage in set(stages.tolist()):
+        blocks = stages == stage
         mean[:, blocks] = nsi[:, blocks].mean(1, keepdims=True)
     return nsi >= np.maximum(mean * (1 + m1), m2)
 
@@ -29,7 +30,8 @@ def test_maps_show_the_definition(runs, measure, share):
     figure = degrees_figure(runs, measure)
     maps = [t for t in figure.data if t.type == 'heatmap']
     assert len(maps) == len(runs)
-    m1, m2 = degree_axes(runs)
+    m1, m2 = degree_axes(
+        [(run.nsi, run.trajectories.stages) for run in runs])
     for run, trace in zip(runs, maps):
         np.testing.assert_allclose(trace.x, m1, rtol=1e-6)
         np.testing.assert_allclose(trace.y, m2, rtol=1e-6)
@@ -50,13 +52,14 @@ def test_grid_holds_the_volume(run):
 def test_title_tells_the_integral(run):
     texts = [a.text for a in degrees_figure([run], OCCURRENCE)
              .layout.annotations]
-    assert f'TNS = {run.tns:.3g}' in texts[0]
+    assert f'TNS (adaptive) = {run.tns:.3g}' in texts[0]
     figure = draw_degrees([run], PROPORTION)
-    assert f'∬p̂ = {run.proportion:.3g}' in figure.axes[0].get_title()
+    assert (f'∬p̂ (adaptive) = {run.proportion:.3g}'
+            in figure.axes[0].get_title())
 
 
 def test_paper_map_has_m1_across(run):
-    m1, m2 = degree_axes([run])
+    m1, m2 = degree_axes([(run.nsi, run.trajectories.stages)])
     image = draw_degrees([run], OCCURRENCE).axes[0].images[0]
     left, right, bottom, top = image.get_extent()
     assert (left, bottom) == (0, 0)
@@ -68,7 +71,7 @@ def test_paper_map_has_m1_across(run):
 
 def test_one_block_a_stage(run):
     flat = flat_run(run)
-    assert flat.single_block_stages and flat.tns == 0
+    assert flat.trajectories.single_block_stages and flat.tns == 0
     maps = degrees_figure([flat, run], OCCURRENCE).data
     assert maps[0].z.max() == 0 and maps[1].z.max() > 0
     assert np.isfinite(degrees_figure([flat], PROPORTION).data[0].x).all()

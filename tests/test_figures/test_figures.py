@@ -6,7 +6,8 @@ from mmstepnet.figures import (
     save_report_figures,
     save_stiffness_figures,
 )
-from tests.test_figures.conftest import write_record
+from mmstepnet.stiffness import Trajectories
+from tests.test_figures.conftest import part_of
 
 
 def is_drawn(path):
@@ -17,25 +18,27 @@ def is_drawn(path):
 
 
 @pytest.mark.parametrize('index, figures', [(0, '236'), (2, '2369')])
-def test_figures_of_a_record(work_dirs, tmp_path, index, figures):
-    record = work_dirs[index] / 'stiffness' / 'stiffness_val_epoch_2.npz'
-    paths = save_stiffness_figures(record, tmp_path / 'new')
+def test_figures_of_a_recording(runs, tmp_path, index, figures):
+    paths = save_stiffness_figures(
+        runs[index].trajectories, tmp_path / 'new', 'stiffness_val_epoch_2')
     assert [path.name for path in paths] == [
         f'stiffness_val_epoch_2_figure_{n}.png' for n in figures]
     assert all(is_drawn(path) for path in paths)
 
 
 def test_readings_differ(work_dirs, tmp_path):
-    record = work_dirs[2] / 'stiffness' / 'stiffness_val_epoch_2.npz'
+    recorded = Trajectories.load(
+        work_dirs[2] / 'stiffness' / 'stiffness_val_epoch_2.npz')
     pictures = [
-        save_stiffness_figures(record, tmp_path / reading, reading)[1]
-        .read_bytes() for reading in ('adaptive', 'unit')]
+        save_stiffness_figures(
+            recorded, tmp_path / reading, 'name', reading)[1].read_bytes()
+        for reading in ('adaptive', 'unit')]
     assert pictures[0] != pictures[1]
 
 
-def test_one_sample(tmp_path):
-    write_record(tmp_path / 'stiffness_one.npz', dict(type='ECA'), 0, 1)
-    paths = save_stiffness_figures(tmp_path / 'stiffness_one.npz', tmp_path)
+def test_one_sample(run, tmp_path):
+    one = part_of(run, samples=[0])
+    paths = save_stiffness_figures(one.trajectories, tmp_path, 'one')
     assert [path.stem[-1] for path in paths] == list('236')
 
 

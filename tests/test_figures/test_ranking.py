@@ -1,58 +1,26 @@
 from dataclasses import replace
-from itertools import combinations, permutations
-
-import numpy as np
-import pytest
-from scipy.stats import rankdata
 
 from mmstepnet.figures.ranking import (
-    correlate_ranks,
     draw_ranking,
     rank_correlation,
     ranking_figure,
     runs_by_metric,
 )
+from mmstepnet.stiffness import correlate_ranks
+from tests.test_figures.conftest import changed
 
 
 def with_metric(run, metric, split='val', measured='val'):
-    return replace(
-        run,
-        accuracy=replace(run.accuracy, metric=metric, split=split),
-        settings={**run.settings, 'split': measured})
+    run = replace(
+        run, accuracy=replace(run.accuracy, metric=metric, split=split))
+    return changed(
+        run, settings={**run.trajectories.settings, 'split': measured})
 
 
 def test_rank_correlations(runs):
-    found = rank_correlation(runs)
-    tns = np.array([run.tns for run in runs])
-    accuracy = np.array([run.accuracy.value for run in runs])
-    pairs = list(combinations(range(len(runs)), 2))
-    signs = [np.sign((tns[i] - tns[j]) * (accuracy[i] - accuracy[j]))
-             for i, j in pairs]
-    assert found.kendall == pytest.approx(sum(signs) / len(pairs))
-    ranks = [np.argsort(np.argsort(v)) for v in (tns, accuracy)]
-    assert found.spearman == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert f'Kendall τ = {found.kendall:.3f}' in str(found)
-
-
-@pytest.mark.parametrize(
-    'accuracy', [(3, 2, 1), (2, 1, 3, 5), (1, 3, 2, 2, 5), (1, 1, 2, 3, 3)])
-def test_p_values_are_the_share_of_orders_as_extreme(accuracy):
-    """Three runs in order are no proof: p = 1/3, both ways."""
-    tns = list(range(len(accuracy)))
-    found = correlate_ranks(tns, accuracy, 'runs')
-    pairs = list(combinations(tns, 2))
-    ranks = rankdata(accuracy)
-
-    def concordance(order):
-        return sum(np.sign((order[i] - order[j]) * (ranks[i] - ranks[j]))
-                   for i, j in pairs)
-    for statistic, p in (
-            (lambda order: np.corrcoef(order, ranks)[0, 1], found.spearman_p),
-            (concordance, found.kendall_p)):
-        values = np.array([statistic(order) for order in permutations(tns)])
-        upper = np.mean(values >= statistic(tns) - 1e-9)
-        lower = np.mean(values <= statistic(tns) + 1e-9)
-        assert p == pytest.approx(min(1, 2 * min(upper, lower)))
+    assert rank_correlation(runs) == correlate_ranks(
+        [run.tns for run in runs], [run.accuracy.value for run in runs],
+        'runs')
 
 
 def test_too_few_or_constant(runs, run):

@@ -11,8 +11,8 @@ from mmstepnet.figures.report import (
     report_page,
     report_panels,
 )
-from mmstepnet.figures.runs import READING_TEXTS
-from tests.test_figures.conftest import flat_run
+from mmstepnet.stiffness import FIELDS, MEANS, READING_TEXTS, READINGS
+from tests.test_figures.conftest import changed, flat_run, part_of
 
 
 class Page(HTMLParser):
@@ -74,6 +74,20 @@ def test_page_tells_what_it_shows(page, runs):
                    for cell in page.cells)
 
 
+def test_every_reading_and_mean(page, runs):
+    for run in runs:
+        for reading in READINGS:
+            for mu in MEANS:
+                # The table's last cell goes on with what follows it.
+                shown = f'{run.trajectories.tns(reading, mu):.4f}'
+                assert any(cell.startswith(shown) for cell in page.cells)
+    text = page.text.replace('\n', '')
+    assert 'TNS (adaptive)' in text and 'does not compare' in text
+    unit = Page(report_page([replace(run, reading='unit') for run in runs]))
+    assert 'TNS (unit)' in unit.text
+    assert f'{runs[2].trajectories.tns("unit"):.4f}' in unit.cells
+
+
 def test_models_with_seeds(page, runs):
     tns = [run.tns for run in runs[2:4]]
     mean, deviation = np.mean(tns), abs(tns[0] - tns[1]) / 2**0.5
@@ -99,9 +113,10 @@ def test_labels_are_text(runs):
 
 def test_notes(runs, run):
     assert report_notes(runs) == []
-    other = replace(run, settings={**run.settings, 'split': 'test'})
+    other = changed(
+        run, settings={**run.trajectories.settings, 'split': 'test'})
     assert 'different data splits' in report_notes([run, other])[0]
-    other = replace(run, nsi=run.nsi[:9], step=run.step[:9])
+    other = part_of(run, samples=slice(9))
     assert 'different numbers of samples' in report_notes([run, other])[0]
     metric = replace(run.accuracy, metric='coco/bbox_mAP')
     notes = report_notes([run, replace(run, accuracy=metric)])
@@ -132,14 +147,14 @@ def test_no_accuracy(run):
 def test_size_for_20_runs_of_resnet164(run):
     generator = np.random.default_rng(0)
     many = [
-        replace(
+        replace(changed(
             run,
-            label=f'run {i}',
-            nsi=generator.random((500, 51), np.float32),
-            step=generator.random((500, 51), np.float32),
+            **{name: generator.random((500, 51), np.float32)
+               for name in FIELDS},
             stages=np.repeat([0, 1, 2], 17),
             blocks=[f'layer{s}.{b}' for s in (1, 2, 3)
-                    for b in range(1, 18)]) for i in range(20)
+                    for b in range(1, 18)]), label=f'run {i}')
+        for i in range(20)
     ]
     page = report_page(many)
     assert len(page.encode()) - len(get_plotlyjs().encode()) < 5e6

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from mmstepnet.figures.trajectories import (
     overlay_figure,
     spread_indices,
     stage_spans,
-    trajectory_band,
     trajectory_figure,
 )
 
@@ -18,15 +15,6 @@ def test_stage_spans():
     assert stage_spans(np.array([0, 0, 1, 2, 2, 2])) == [
         (1, 2), (3, 3), (4, 6)]
     assert stage_spans(np.array([4])) == [(1, 1)]
-
-
-def test_band():
-    nsi = np.random.default_rng(0).random((101, 4))
-    ordered = np.sort(nsi, axis=0)
-    mean, low, high = trajectory_band(nsi)
-    np.testing.assert_allclose(mean, nsi.sum(0) / 101)
-    np.testing.assert_allclose(low, ordered[10])
-    np.testing.assert_allclose(high, ordered[90])
 
 
 @pytest.mark.parametrize('count, most', [(1, 6), (5, 6), (6, 6), (1000, 7)])
@@ -40,7 +28,7 @@ def test_spread_indices(count, most):
 def test_figure_3(run):
     traces = {t.name: t for t in trajectory_figure(run).data}
     np.testing.assert_allclose(traces['mean'].y, run.nsi.mean(0))
-    assert list(traces['mean'].text) == run.blocks
+    assert list(traces['mean'].text) == run.trajectories.blocks
     figure = draw_trajectories([run])
     spans = trajectory_figure(run).layout.shapes
     assert [(s.x0, s.x1) for s in spans] == [(0.5, 2.5), (2.5, 4.5),
@@ -49,20 +37,13 @@ def test_figure_3(run):
     np.testing.assert_allclose(lines['mean'].get_ydata(), run.nsi.mean(0))
 
 
-@pytest.mark.parametrize('excluded, expected', [
-    (['a.0', 'b.0', 'c.0', 'd.0'], ['stage 2', 'stage 3', 'stage 4']),
-    (['b.0', 'c.0', 'd.0'], ['stage 1', 'stage 2', 'stage 3']),
-    # The blocks were chosen one by one.
-    ([], ['stage 1', 'stage 2', 'stage 3']),
-])
-def test_stages_count_that_hold_one_block(run, excluded, expected):
-    run = replace(run, excluded=excluded, blocks=[
-        f'{stage}.{block}' for stage in 'bcd' for block in (1, 2)])
-    assert list(run.stage_names.values()) == expected
+def test_stages_are_named(run):
+    expected = ['stage 1', 'stage 2', 'stage 3']
     texts = [a.text for a in trajectory_figure(run).layout.annotations]
     assert texts == expected
     ax, = draw_trajectories([run]).axes
     assert [t.get_text() for t in ax.texts] == expected
+    assert ax.get_ylabel() == 'NSI (adaptive)'
 
 
 def test_figure_10(runs):

@@ -21,8 +21,7 @@ from mmstepnet.engine.hooks.data_check_hook import (
     check_categories,
     check_not_empty,
 )
-from mmstepnet.stiffness import load_record, save_record
-from mmstepnet.stiffness.trajectory import FIELDS
+from mmstepnet.stiffness import FIELDS, Trajectories
 from projects.metric_attention.datasets import (
     HumanSegmentation,
     MNISTPoints,
@@ -361,11 +360,11 @@ def test_multi30k(tmp_path_factory, multi30k, data):
 @pytest.fixture(scope='module')
 def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp('record') / 'a.npz'
-    save_record(
-        path, **{name: torch.ones(5, 3) for name in FIELDS},
+    Trajectories(
+        **{name: torch.ones(5, 3) for name in FIELDS},
         stages=[0, 0, 1], blocks=['a', 'b', 'c'], excluded=['d'],
         settings=dict(model='m', split='val', reading='unit',
-                      dataset_size=5))
+                      dataset_size=5)).save(path)
     return path.read_bytes()
 
 
@@ -377,8 +376,8 @@ def test_records_of_stiffness(tmp_path_factory, recorded, data):
     path.write_bytes(recorded)
     cut(path, data)
     try:
-        record = load_record(path)
+        record = Trajectories.load(path)
     except ValueError as error:
         assert str(path) in str(error)
     else:
-        assert all(np.isfinite(record[name]).all() for name in FIELDS)
+        assert all(np.isfinite(getattr(record, name)).all() for name in FIELDS)

@@ -1,6 +1,5 @@
-"""Stiffness of blocks against a grid of thresholds."""
+"""Which blocks carry the attention, and in which backbone."""
 
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -8,45 +7,12 @@ from mmengine.hub import get_config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet.attentions import StepNet
-from mmstepnet.stiffness import total_stiffness_proportion
 from mmstepnet.stiffness.block_selection import (
     backbone_names,
-    block_stiffness,
     check_structure,
     stiffest_blocks,
     with_stepnet,
 )
-
-STAGES = torch.tensor([0, 0, 0, 1, 1, 2])
-
-
-def test_area_of_thresholds():
-    """Eq. 5's condition, block by block, on a grid of degrees."""
-    nsi = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
-    got = block_stiffness(nsi, STAGES).numpy()
-    zeta, stages = nsi.double().numpy(), STAGES.numpy()
-    step = 2e-3
-    m = np.arange(step / 2, 2, step)
-    expected = np.zeros(6)
-    for t in range(6):
-        for sample in zeta:
-            mean = sample[stages == stages[t]].mean()
-            # The condition is a product of one in M1 and one in M2.
-            expected[t] += ((sample[t] >= mean * (1 + m)).sum()
-                            * (sample[t] >= m).sum()) * step**2 / len(zeta)
-    np.testing.assert_allclose(got, expected, atol=5e-3)
-    assert got[5] == 0 and (got[:5] > 0).all()
-
-
-def test_sums_to_the_total_proportion():
-    nsi = torch.rand(7, 6, generator=torch.Generator().manual_seed(1)).double()
-    total = total_stiffness_proportion(nsi, STAGES)
-    torch.testing.assert_close(
-        block_stiffness(nsi, STAGES).sum() / 6, total.mean())
-
-
-def test_blocks_at_rest():
-    assert (block_stiffness(torch.zeros(2, 6), STAGES) == 0).all()
 
 
 def test_choice_keeps_the_networks_order():

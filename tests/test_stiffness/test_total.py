@@ -6,37 +6,44 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mmstepnet.stiffness import (
+    block_stiffness,
+    degree_axes,
     stiffness_occurrence,
     stiffness_proportion,
     total_neural_stiffness,
     total_stiffness_proportion,
 )
 
+BOTH_MEANS = pytest.mark.parametrize('mu', ['stage', 'all'])
 
-def thresholds(nsi, stages):
-    """μ_S of each sample and block, by the definition."""
+
+def thresholds(nsi, stages, mu='stage'):
+    """μ of each sample and block, by the definitions."""
     mean = np.zeros_like(nsi)
+    if mu == 'all':  # Eq. 15
+        for sample in range(len(nsi)):
+            mean[sample] = sum(nsi[sample]) / nsi.shape[1]
+        return mean
     for s in np.unique(stages):
         mean[:, stages == s] = nsi[:, stages == s].mean(1, keepdims=True)
     return mean
 
 
-def stiff(nsi, stages, m1, m2):
+def stiff(nsi, stages, m1, m2, mu='stage'):
     """Eq. 5's condition, literally, for one degree (M1, M2); (N, L)."""
-    return nsi >= np.maximum(thresholds(nsi, stages) * (1 + m1), m2)
+    return nsi >= np.maximum(thresholds(nsi, stages, mu) * (1 + m1), m2)
 
 
-def sweep(nsi, stages):
+def sweep(nsi, stages, mu='stage'):
     """TNS by sort and sweep over all blocks, (N,).
 
     The union of the rectangles [0, a_t] x [0, ζ_t] over all blocks is the
     integral over M1 of the largest ζ among blocks with a_t >= M1.
     """
-    mean = thresholds(nsi, stages)
     areas = []
-    for row, mu in zip(nsi, mean):
-        moving = mu > 0
-        a = row[moving] / mu[moving] - 1
+    for row, mean in zip(nsi, thresholds(nsi, stages, mu)):
+        moving = mean > 0
+        a = row[moving] / mean[moving] - 1
         edges = np.unique(np.concatenate([[0], a[a > 0]]))
         area = 0.0
         for left, right in zip(edges[:-1], edges[1:]):
@@ -59,62 +66,71 @@ CASES = [(17, ), (5, 5, 5), (3, 4, 6, 3), (1, 1, 1), (1, 7)]
 
 @pytest.mark.parametrize('counts', CASES)
 @pytest.mark.parametrize('ties', [False, True])
-def test_closed_form_equals_sort_and_sweep(counts, ties):
+@BOTH_MEANS
+def test_closed_form_equals_sort_and_sweep(counts, ties, mu):
     nsi, stages = trajectories(0, counts, ties=ties)
     np.testing.assert_allclose(
-        total_neural_stiffness(nsi, stages),
-        sweep(nsi, stages),
+        total_neural_stiffness(nsi, stages, mu),
+        sweep(nsi, stages, mu),
         rtol=1e-12,
         atol=1e-13)
 
 
 @pytest.mark.parametrize('counts', [(17, ), (5, 5, 5), (3, 4, 6, 3)])
 @pytest.mark.parametrize('ties', [False, True])
-def test_closed_forms_equal_a_fine_grid(counts, ties):
+@BOTH_MEANS
+def test_closed_forms_equal_a_fine_grid(counts, ties, mu):
     """Midpoint rule over the support, Eq. 5 evaluated literally."""
     nsi, stages = trajectories(1, counts, n=3, ties=ties)
     nsi[0, stages == 0] = 0.0  # zeros in one stage
     cells = 3000
     for row in nsi:
         row = row[None]
-        m1_end = max((row / thresholds(row, stages).clip(1e-300)).max() - 1, 0)
+        mean = thresholds(row, stages, mu)
+        m1_end = max((row / mean.clip(1e-300)).max() - 1, 0)
         m2_end = row.max()
         m1 = (np.arange(cells) + 0.5) * m1_end / cells
         m2 = (np.arange(cells) + 0.5) * m2_end / cells
         delta = np.zeros((cells, cells), bool)
         share = 0.0
-        for z, mu in zip(row[0], thresholds(row, stages)[0]):
-            hit = (z >= mu * (1 + m1))[:, None] & (z >= m2) & (mu > 0)
+        areas = []
+        for z, m in zip(row[0], mean[0]):
+            hit = (z >= m * (1 + m1))[:, None] & (z >= m2) & (m > 0)
             delta |= hit
             share += hit.mean()
+            areas.append(hit.mean() * m1_end * m2_end)
+        np.testing.assert_allclose(
+            block_stiffness(row, stages, mu), areas, rtol=5e-3, atol=1e-3)
         area = m1_end * m2_end
-        assert total_neural_stiffness(row, stages)[0] == pytest.approx(
+        assert total_neural_stiffness(row, stages, mu)[0] == pytest.approx(
             delta.mean() * area, rel=1e-3)
-        assert total_stiffness_proportion(row, stages)[0] == pytest.approx(
-            share / len(stages) * area, rel=1e-3)
+        assert total_stiffness_proportion(
+            row, stages, mu)[0] == pytest.approx(
+                share / len(stages) * area, rel=1e-3)
 
 
 @pytest.mark.parametrize('counts', CASES)
 @pytest.mark.parametrize('ties', [False, True])
-def test_grids_equal_the_definition(counts, ties):
+@BOTH_MEANS
+def test_grids_equal_the_definition(counts, ties, mu):
     nsi, stages = trajectories(2, counts, ties=ties)
     nsi[3] = 0.0
     nsi[4, stages == 0] = 0.0
     rng = np.random.default_rng(3)
     m1 = np.append(rng.uniform(0, 2, 13), 0)  # not sorted
     m2 = np.append(rng.uniform(0, 1, 11), 0)
-    delta = stiffness_occurrence(nsi, stages, m1, m2)
-    p_hat = stiffness_proportion(nsi, stages, m1, m2)
+    delta = stiffness_occurrence(nsi, stages, m1, m2, mu)
+    p_hat = stiffness_proportion(nsi, stages, m1, m2, mu)
     assert delta.shape == p_hat.shape == (14, 12)
     for i, a in enumerate(m1):
         for j, b in enumerate(m2):
             # Where ζ = μ (1 + M1), rounding of the mean decides.
-            few = stiff(nsi, stages, a + 1e-9, b)
-            many = stiff(nsi, stages, a - 1e-9, b)
+            few = stiff(nsi, stages, a + 1e-9, b, mu)
+            many = stiff(nsi, stages, a - 1e-9, b, mu)
             assert few.any(1).mean() <= delta[i, j] <= many.any(1).mean()
             assert few.mean() - 1e-12 <= p_hat[i, j] <= many.mean() + 1e-12
             if not ties:
-                hit = stiff(nsi, stages, a, b)
+                hit = stiff(nsi, stages, a, b, mu)
                 assert delta[i, j] == pytest.approx(hit.any(1).mean())
                 assert p_hat[i, j] == pytest.approx(hit.mean())
 
@@ -129,6 +145,56 @@ def test_known_values():
         total_neural_stiffness(nsi, stages), [2.8], rtol=1e-14)
     np.testing.assert_allclose(
         total_stiffness_proportion(nsi, stages), [3.2 / 6], rtol=1e-14)
+
+
+def test_the_mean_of_all_blocks():
+    """One rectangle; the stages do not matter."""
+    # μ = 1.25: 2 / 1.25 - 1 = 0.6 wide, 2 high; the next 0.2 x 1.5.
+    nsi = [[0.5, 1.0, 1.5, 2.0]]
+    for stages in ([0, 0, 0, 0], [0, 0, 1, 1], [3, 2, 1, 0]):
+        np.testing.assert_allclose(
+            total_neural_stiffness(nsi, stages, 'all'), [1.2], rtol=1e-14)
+        np.testing.assert_allclose(
+            total_stiffness_proportion(nsi, stages, 'all'), [1.5 / 4],
+            rtol=1e-14)
+        np.testing.assert_allclose(
+            block_stiffness(nsi, stages, 'all'), [0, 0, 0.3, 1.2],
+            rtol=1e-14)
+
+
+def test_resnet18_is_stiff_by_the_mean_of_all_blocks():
+    nsi, stages = trajectories(4, (1, 1, 1, 1))
+    assert (total_neural_stiffness(nsi, stages) == 0).all()
+    assert (total_neural_stiffness(nsi, stages, 'all') > 0).all()
+
+
+def test_blocks_sum_to_the_total_proportion():
+    nsi, stages = trajectories(6, (3, 4))
+    for mu in ('stage', 'all'):
+        assert block_stiffness(nsi, stages, mu).sum() / 7 == pytest.approx(
+            total_stiffness_proportion(nsi, stages, mu).mean())
+    assert (block_stiffness(np.zeros((2, 7)), stages) == 0).all()
+
+
+@BOTH_MEANS
+def test_axes_end_where_one_sample_in_a_hundred_is_stiff(mu):
+    both = [trajectories(seed, (3, 4), n=500) for seed in (0, 1)]
+    m1, m2 = degree_axes(both, mu)
+    assert m1.shape == m2.shape == (40, )
+    for axis in (m1, m2):
+        np.testing.assert_allclose(np.diff(axis), 2 * axis[0])
+    widths, heights = [], []
+    for nsi, stages in both:
+        ratio = nsi / thresholds(nsi, stages, mu) - 1
+        widths.append(np.percentile(ratio.max(1), 99))
+        heights.append(np.percentile(nsi.max(1), 99))
+    assert m1[-1] + m1[0] == pytest.approx(max(widths))
+    assert m2[-1] + m2[0] == pytest.approx(max(heights))
+
+
+def test_axes_where_nothing_is_stiff():
+    flat = [(np.ones((3, 4)), [0, 1, 2, 3])]
+    assert degree_axes(flat)[0][-1] == pytest.approx(1 - 1 / 80)
 
 
 def test_one_block_a_stage_and_rest_give_zero():
@@ -238,12 +304,24 @@ def test_types():
     ([[1.0, -0.5]], [0, 0], r'not negative, got -0.5 at index \(0, 1\)'),
 ])
 def test_bad_input(nsi, stages, message):
-    for function in (total_neural_stiffness, total_stiffness_proportion):
+    for function in (total_neural_stiffness, total_stiffness_proportion,
+                     block_stiffness):
         with pytest.raises(ValueError, match=message):
             function(nsi, stages)
     for function in (stiffness_occurrence, stiffness_proportion):
         with pytest.raises(ValueError, match=message):
             function(nsi, stages, [0.1], [0.1])
+
+
+def test_bad_mean():
+    for function, more in ((total_neural_stiffness, ()),
+                           (total_stiffness_proportion, ()),
+                           (block_stiffness, ()),
+                           (stiffness_occurrence, ([0.1], [0.1])),
+                           (stiffness_proportion, ([0.1], [0.1]))):
+        with pytest.raises(ValueError,
+                           match="mu must be one of stage, all, got 'mine'"):
+            function([[1.0]], [0], *more, mu='mine')
 
 
 def test_bad_thresholds():

@@ -18,7 +18,7 @@ import torch
 
 from mmstepnet import steps
 from mmstepnet.models import StepResNet
-from mmstepnet.stiffness import load_record
+from mmstepnet.stiffness import Trajectories
 
 pytest.importorskip(
     'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
@@ -146,7 +146,7 @@ def test_evaluation_is_of_these_masks(job):
 def test_stiffness_is_of_these_images(job):
     """Against the definition, over the blocks of a model built here."""
     path, = (job / 'test' / 'stiffness').glob('*.npz')
-    record = load_record(path)
+    record = Trajectories.load(path)
     weights = torch.load(job / 'train' / 'iter_3.pth', weights_only=False)
     backbone = StepResNet(depth=50, attention=dict(
         type='StepNet', init_step=1.0)).eval()
@@ -157,7 +157,7 @@ def test_stiffness_is_of_these_images(job):
     })
     blocks = [
         backbone.get_submodule(name.removeprefix('backbone.'))
-        for name in record['blocks']
+        for name in record.blocks
     ]
     states, branches = [], []
     for block in blocks:
@@ -179,7 +179,7 @@ def test_stiffness_is_of_these_images(job):
         for x, f in zip(states, branches)
     ], dim=1)
     torch.testing.assert_close(
-        torch.from_numpy(record['adaptive']), nsi, rtol=1e-3, atol=1e-5)
+        torch.tensor(record.adaptive), nsi, rtol=1e-3, atol=1e-5)
     for metrics in logged(job / 'train')[-1], metrics_of_test(job):
         assert metrics['stiffness/nsi'] == pytest.approx(
             nsi.mean().item(), rel=1e-3)

@@ -11,8 +11,10 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 
 from mmstepnet.stiffness import (
+    MEANS,
+    READINGS,
+    Trajectories,
     TrajectoryRecorder,
-    load_record,
     total_neural_stiffness,
 )
 from tests.test_figures.conftest import write_log, write_record
@@ -74,7 +76,7 @@ def measured(checkpoint, tmp_path_factory):
 class TestMeasure:
 
     def test_against_one_batch(self, measured, model):
-        record = load_record(measured[0] / 'stiffness_val_epoch_7.npz')
+        record = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
         cfg = Config.fromfile(CONFIG)
         samples = list(DATASETS.build(cfg.val_dataloader.dataset))
         images = torch.stack([s['inputs'] for s in samples]).float()
@@ -84,12 +86,12 @@ class TestMeasure:
         model.eval()
         with torch.no_grad(), TrajectoryRecorder(model) as recorder:
             scores = model((images - mean) / std, mode='tensor')
-        assert record['adaptive'].shape == (360, 6)
+        assert record.adaptive.shape == (360, 6)
         for name, values in recorder.record.items():
             np.testing.assert_allclose(
-                record[name], values, rtol=1e-4, atol=1e-6)
-        assert record['blocks'].tolist() == recorder.blocks
-        settings = record['settings']
+                getattr(record, name), values, rtol=1e-4, atol=1e-6)
+        assert record.blocks == recorder.blocks
+        settings = record.settings
         correct = (scores.argmax(1) == torch.tensor(labels)).double().mean()
         assert settings['metrics']['accuracy/top1'] == pytest.approx(
             100 * correct.item(), abs=1e-3)
@@ -99,13 +101,17 @@ class TestMeasure:
 
     def test_prints_its_record(self, measured):
         out, text = measured
-        record = load_record(out / 'stiffness_val_epoch_7.npz')
-        nsi = record['adaptive'].astype(float)
-        tns = total_neural_stiffness(nsi, record['stages']).mean()
-        assert f'TNS  {tns:.6g}\n' in text
+        record = Trajectories.load(out / 'stiffness_val_epoch_7.npz')
+        for reading in READINGS:
+            for mu in MEANS:
+                tns = total_neural_stiffness(
+                    record.nsi(reading), record.stages, mu).mean()
+                assert f'  {reading}, {mu}  {tns:.6g}\n' in text
+        nsi = record.adaptive.astype(float)
         for stage in range(3):
             mean = nsi[:, 2 * stage:2 * stage + 2].mean()
-            assert f'mean NSI of stage {stage + 1}  {mean:.6g}' in text
+            name = f'mean NSI (adaptive) of stage {stage + 1}'
+            assert f'{name}  {mean:.6g}' in text
         assert 'backbone.layer1.0, backbone.layer2.0' in text
         assert {p.name for p in out.glob('*.png')} == {
             f'stiffness_val_epoch_7_figure_{n}.png' for n in (2, 3, 6, 9)}
@@ -115,23 +121,23 @@ class TestMeasure:
         call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--split', 'val',
              '--out', tmp_path, '--max-samples', 5, '--device', 'cpu',
              '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
-        whole = load_record(measured[0] / 'stiffness_val_epoch_7.npz')
-        part = load_record(tmp_path / 'stiffness_val_epoch_7.npz')
-        assert part['blocks'].tolist() == [
+        whole = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
+        part = Trajectories.load(tmp_path / 'stiffness_val_epoch_7.npz')
+        assert part.blocks == [
             'backbone.layer2.1', 'backbone.layer2.2']
         np.testing.assert_allclose(
-            part['unit'], whole['unit'][[0, 89, 179, 269, 359], 2:4],
+            part.unit, whole.unit[[0, 89, 179, 269, 359], 2:4],
             rtol=1e-4)
-        assert part['settings']['metrics'] == {}
+        assert part.settings['metrics'] == {}
         assert 'only a part of the data' in capsys.readouterr().out
 
     def test_train_split(self, checkpoint, tmp_path, monkeypatch):
         call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--split', 'train',
              '--out', tmp_path, '--max-samples', 3, '--device', 'cpu',
              '--cfg-options', *IN_PROCESS)
-        record = load_record(tmp_path / 'stiffness_train_epoch_7.npz')
-        assert record['settings']['split'] == 'train'
-        assert len(record['unit']) == 3
+        record = Trajectories.load(tmp_path / 'stiffness_train_epoch_7.npz')
+        assert record.settings['split'] == 'train'
+        assert len(record) == 3
 
     def test_missing_split(self, checkpoint, tmp_path, monkeypatch):
         config = tmp_path / 'no_test.py'

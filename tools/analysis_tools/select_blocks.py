@@ -10,13 +10,13 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch.nn as nn
 from mmengine.config import Config
-from mmengine.device import get_device
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
-from stiffness import SPLITS, build_dataloader, build_runner, measure
+from stiffness import SPLITS, build_runner, measure
 
 from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.job import (
@@ -26,9 +26,9 @@ from mmstepnet.engine.job import (
     positive_int,
 )
 from mmstepnet.engine.patches import patch_mmengine
+from mmstepnet.stiffness import block_stiffness
 from mmstepnet.stiffness.block_selection import (
     backbone_names,
-    block_stiffness,
     check_structure,
     stiffest_blocks,
     with_stepnet,
@@ -92,24 +92,25 @@ def main() -> None:
     patch_mmengine(args.trust_checkpoint)
     checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
-    runner = build_runner(cfg, Path(cfg.work_dir) / 'select_blocks')
-    dataloader = build_dataloader(cfg, args.split, args.max_samples)
+    runner = build_runner(
+        cfg, Path(cfg.work_dir) / 'select_blocks', args.split,
+        args.max_samples)
     check_counterpart(cfg, runner.model)
     load_weights(runner.model, checkpoint, args.checkpoint)
-    model = runner.model.to(args.device or get_device()).eval()
-    recorder, _ = measure(model, dataloader, None, None)
+    measured = measure(runner, device=args.device)
 
-    names = backbone_names(recorder.blocks)
-    stiffness = block_stiffness(recorder.nsi, recorder.stages)
+    names = backbone_names(measured.blocks)
+    nsi = measured.nsi()
+    stiffness = block_stiffness(nsi, measured.stages)
     count = args.count or max(1, math.floor(STIFF_SHARE * len(names)))
     chosen = stiffest_blocks(names, stiffness, count)
     table = Table('block', 'mean NSI', 'stiffness', 'chosen')
-    for name, nsi, value in zip(names, recorder.nsi.mean(0), stiffness):
-        table.add_row(name, f'{nsi:.4f}', f'{value:.4f}',
+    for name, mean, value in zip(names, nsi.mean(0), stiffness):
+        table.add_row(name, f'{mean:.4f}', f'{value:.4f}',
                       '*' if name in chosen else '')
     Console().print(table)
     print(f'{count} of {len(names)} measured blocks have '
-          f'{stiffness.sort().values[-count:].sum() / stiffness.sum():.0%} '
+          f'{np.sort(stiffness)[-count:].sum() / stiffness.sum():.0%} '
           'of the stiffness. Over this config, for StepNet in them:\n')
     model = dict(backbone=with_stepnet(cfg.model.backbone, chosen))
     source = Config(dict(model=model)).pretty_text
@@ -119,7 +120,7 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(
             f'# The {count} stiffest blocks of {Path(args.checkpoint).name}, '
-            f'{len(recorder)} images of {args.split}.\n'
+            f'{len(measured)} images of {args.split}.\n'
             f'_base_ = [{base!r}]\n\n{source}')
         print(f'written: {args.out}')
 

@@ -1,25 +1,27 @@
 """Measure the stiffness of a trained model, with any config of a host.
 
-Writes stiffness_SPLIT_CHECKPOINT.npz and its figures, and prints TNS, the
-integral of the stiffness proportion and the mean NSI of each stage. Where
-the whole split is measured and the config has an evaluator for it, the
-model is evaluated in the same pass and the metrics are kept in the record.
+Tests the model with StiffnessHook, writes stiffness_SPLIT_CHECKPOINT.npz and
+its figures, and prints TNS in every reading and with both means, the integral
+of the stiffness proportion and the mean NSI of each stage. Where the whole
+split is measured and the config has an evaluator for it, the model is
+evaluated in the same pass and the metrics are kept in the record.
 """
 
 import argparse
 import os.path as osp
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import Runner
-from mmengine.utils import track_iter_progress
+from mmengine.utils import ProgressBar
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
+from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.engine.job import (
     KeyValueAction,
     add_trust_argument,
@@ -27,10 +29,9 @@ from mmstepnet.engine.job import (
     positive_int,
 )
 from mmstepnet.engine.patches import patch_mmengine
-from mmstepnet.figures import load_run, save_stiffness_figures
+from mmstepnet.figures import save_stiffness_figures
 from mmstepnet.figures.trajectories import spread_indices
-from mmstepnet.stiffness import TrajectoryRecorder, save_record
-from mmstepnet.stiffness.trajectory import DEFAULT_READING
+from mmstepnet.stiffness import MEANS, READINGS, Trajectories
 
 SPLITS = ('train', 'val', 'test')
 
@@ -78,16 +79,23 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def build_runner(cfg: Config, out_dir: Path) -> Runner:
-    """A runner that only holds the model: no loop, hook or log server."""
-    cfg = cfg.copy()
-    for split in SPLITS:
-        for part in ('dataloader', 'evaluator', 'cfg'):
-            cfg[f'{split}_{part}'] = None
-    cfg.optim_wrapper = cfg.param_scheduler = cfg.visualizer = None
-    cfg.custom_hooks, cfg.load_from, cfg.resume = [], None, False
-    cfg.work_dir, cfg.log_level = str(out_dir), 'WARNING'
-    return Runner.from_cfg(cfg)
+class KeepStiffnessHook(StiffnessHook):
+    """Keeps what it measures, and shows how far it is."""
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        super().before_test_epoch(runner)
+        recorder = self._metric.recorder
+        print(f'{len(recorder.blocks)} residual steps; left out as the first '
+              f'of their stages: {", ".join(recorder.excluded)}')
+        self.bar = ProgressBar(len(runner.test_dataloader))
+
+    def after_test_iter(self, *args, **kwargs) -> None:
+        super().after_test_iter(*args, **kwargs)
+        self.bar.update()
+
+    def keep(self, runner: Runner, trajectories: Trajectories,
+             scalars: dict[str, float]) -> None:
+        self.trajectories = trajectories
 
 
 def build_dataloader(cfg: Config, split: str,
@@ -115,96 +123,92 @@ def build_dataloader(cfg: Config, split: str,
         dict(loader, dataset=dataset, sampler=sampler), seed=0)
 
 
-def build_evaluator(runner: Runner, cfg: Config, split: str,
-                    dataset: Dataset) -> Evaluator | None:
-    """The split's evaluator; None where part of it would be evaluated."""
-    evaluator = cfg.get(f'{split}_evaluator')
-    if evaluator is None or isinstance(dataset, Subset):
-        return None
-    evaluator = runner.build_evaluator(evaluator)
-    evaluator.dataset_meta = getattr(dataset, 'metainfo', None)
-    return evaluator
+def build_runner(cfg: Config, out_dir: Path, split: str,
+                 max_samples: int | None) -> Runner:
+    """A runner that tests the model on the split, without log files.
+
+    A part of the split is not evaluated.
+    """
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    dataloader = build_dataloader(cfg, split, max_samples)
+    part = isinstance(dataloader.dataset, Subset)
+    evaluator = None if part else cfg.get(f'{split}_evaluator')
+    return Runner(
+        cfg.model.copy(),  # gets the data preprocessor
+        str(out_dir),
+        data_preprocessor=cfg.get('data_preprocessor'),
+        test_dataloader=dataloader,
+        test_evaluator=evaluator or Evaluator([]),
+        test_cfg=dict(),
+        default_hooks=dict(logger=None),
+        env_cfg=cfg.get('env_cfg') or dict(),
+        randomness=cfg.get('randomness') or dict(seed=None),
+        log_level='WARNING',
+        default_scope=cfg.get('default_scope') or 'mmengine',
+        cfg=cfg)
 
 
-@torch.no_grad()
-def measure(
-        model: torch.nn.Module, dataloader: DataLoader,
-        evaluator: Evaluator | None, blocks: list[str] | None
-) -> tuple[TrajectoryRecorder, dict]:
-    """Record, and evaluate where there is an evaluator.
+def measure(runner: Runner, blocks: list[str] | None = None,
+            device: str | None = None) -> Trajectories:
+    """Test the runner's model and give its trajectories.
+
+    Args:
+        runner (Runner): The runner, whose model has its weights.
+        blocks (list[str], optional): Names or patterns of blocks.
+        device (str, optional): Where it runs. Default: a GPU if there is.
 
     Raises:
-        ValueError: The model does not pass each sample exactly once.
+        RuntimeError: The model does not pass each sample exactly once.
     """
-    recorder = TrajectoryRecorder(model, blocks)
-    print(f'{len(recorder.blocks)} residual steps; left out as the first of '
-          f'their stages: {", ".join(recorder.excluded)}')
-    with recorder:
-        for batch in track_iter_progress((dataloader, len(dataloader))):
-            outputs = model.test_step(batch)
-            if evaluator is not None:
-                evaluator.process(data_samples=outputs, data_batch=batch)
-    size = len(dataloader.dataset)
-    if len(recorder) != size:
-        raise ValueError(
-            f'the blocks saw {len(recorder)} samples of a data set of {size}: '
-            'a model that passes an image several times, or in parts, has no '
-            'trajectory per sample; choose other blocks by --blocks')
-    return recorder, evaluator.evaluate(size) if evaluator else {}
+    runner.model.to(device or get_device())
+    hook = KeepStiffnessHook(blocks=blocks)
+    runner.register_hook(hook)
+    runner.test()
+    return hook.trajectories
 
 
 def main() -> None:
     args = parse_args()
     patch_mmengine(args.trust_checkpoint)
     checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
+    meta = checkpoint['meta']
     cfg = load_config(args)
     out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
-    runner = build_runner(cfg, out_dir)
-    dataloader = build_dataloader(cfg, args.split, args.max_samples)
-    evaluator = build_evaluator(runner, cfg, args.split,
-                                dataloader.dataset)
+    runner = build_runner(cfg, out_dir, args.split, args.max_samples)
     load_weights(runner.model, checkpoint, args.checkpoint)
-    model = runner.model.to(args.device or get_device()).eval()
-    recorder, metrics = measure(model, dataloader, evaluator, args.blocks)
-
-    meta = checkpoint['meta']
-    name = f'stiffness_{args.split}_{Path(args.checkpoint).stem}'
-    path = out_dir / f'{name}.npz'
-    save_record(
-        path,
-        **recorder.record,
-        stages=recorder.stages,
-        blocks=recorder.blocks,
-        excluded=recorder.excluded,
+    measured = measure(runner, args.blocks, args.device)
+    measured = replace(
+        measured,
         settings={
-            'model': Path(args.config).stem,
+            **measured.settings,
             'checkpoint': str(args.checkpoint),
             'split': args.split,
-            'reading': DEFAULT_READING,
-            'dataset_size': len(recorder),
             **{k: meta[k] for k in ('epoch', 'iter') if k in meta},
-            'metrics': {
-                k: float(v)
-                for k, v in metrics.items() if isinstance(v, (int, float))
-            },
         })
-    save_stiffness_figures(path, out_dir)
+    name = f'stiffness_{args.split}_{Path(args.checkpoint).stem}'
+    path = out_dir / f'{name}.npz'
+    measured.save(path)
+    save_stiffness_figures(measured, out_dir, name)
 
-    run = load_run(path, name)
-    print(f'TNS  {run.tns:.6g}' + (
-        ' by definition: one block a stage is recorded'
-        if run.single_block_stages else ''))
-    print(f'∬p̂   {run.proportion:.6g}')
-    for name, value in zip(run.stage_names.values(), run.stage_nsi):
-        print(f'mean NSI of {name}  {value:.6g}')
-    for key, value in run.settings['metrics'].items():
+    print('\nTNS, by the reading of NSI and the blocks of the mean')
+    for mu in MEANS:
+        for reading in READINGS:
+            print(f'  {reading}, {mu}  {measured.tns(reading, mu):.6g}' + (
+                ' by definition: one block a stage is recorded'
+                if mu == 'stage' and measured.single_block_stages else ''))
+    reading = measured.settings['reading']
+    print(f'∬p̂ ({reading}, stage)  {measured.proportion(reading):.6g}')
+    for stage, value in zip(measured.stage_names.values(),
+                            measured.stage_nsi(reading)):
+        print(f'mean NSI ({reading}) of {stage}  {value:.6g}')
+    for key, value in measured.settings['metrics'].items():
         print(f'{key}  {value:.6g}')
-    if evaluator is None:
+    if len(runner.test_evaluator.metrics) == 0:
         print('not evaluated: ' + (
             'only a part of the data is measured' if isinstance(
-                dataloader.dataset, Subset) else
+                runner.test_dataloader.dataset, Subset) else
             f'the config has no {args.split}_evaluator'))
-    print(f'{len(recorder)} samples, record and figures: {path}')
+    print(f'{len(measured)} samples, record and figures: {path}')
 
 
 if __name__ == '__main__':

@@ -7,8 +7,9 @@ tools/analysis_tools/stiffness.py write them.
 
 import argparse
 
-from mmstepnet.figures import load_runs, save_report
-from mmstepnet.stiffness.trajectory import DEFAULT_READING, READINGS
+from mmstepnet.engine.measured_runs import load_runs
+from mmstepnet.figures import save_report
+from mmstepnet.stiffness import DEFAULT_READING, READINGS
 
 
 def parse_args() -> argparse.Namespace:

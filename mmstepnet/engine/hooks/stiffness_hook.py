@@ -1,38 +1,32 @@
 """Stiffness of a model on the data that a runner evaluates it on."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from mmengine.dist import (
-    all_reduce,
-    broadcast_object_list,
-    collect_results,
-    get_world_size,
-    is_main_process,
-)
+import torch.nn as nn
+from mmengine.dist import all_reduce, is_main_process
 from mmengine.hooks import Hook
-from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
-from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mmstepnet.engine.stiffness_metric import (
+    PREFIX,
+    StiffnessMetric,
+    check_loader,
+    describe,
+)
 from mmstepnet.registry import HOOKS
 from mmstepnet.stiffness import (
-    TrajectoryRecorder,
-    save_record,
-    total_neural_stiffness,
-    total_stiffness_proportion,
-)
-from mmstepnet.stiffness.trajectory import (
     DEFAULT_READING,
-    FIELDS,
     READINGS,
-    unwrap,
+    Trajectories,
+    TrajectoryRecorder,
 )
-
-PREFIX = 'stiffness'
-"""Of the scalars' names, the folder and the files."""
+from mmstepnet.stiffness.checks import check_choice
 
 
 @HOOKS.register_module()
@@ -46,10 +40,18 @@ class StiffnessHook(Hook):
 
     - ``stiffness/tns``, ``stiffness/p_hat`` (the integral of the proportion
       of stiff blocks) and ``stiffness/nsi`` (mean over samples and blocks)
-      in the epoch's log and in every visualizer backend,
+      in the reading that ``reading`` chooses,
+    - ``stiffness/tns_adaptive``, ``stiffness/tns_unit`` and
+      ``stiffness/tns_returned``, TNS in each reading with the mean of the
+      stage (Definition 2), and the same with the mean of all blocks (Eq. 15)
+      as ``stiffness/tns_adaptive_all`` etc., all of these in the epoch's log
+      and in every visualizer backend,
     - ``stiffness/nsi/BLOCK``, the mean over samples, in the backends,
     - ``WORK_DIR/stiffness/stiffness_*.npz`` (see
-      :func:`~mmstepnet.stiffness.load_record`) and its figures.
+      :meth:`~mmstepnet.stiffness.Trajectories.load`) and its figures.
+
+    TNS of a network with IEBN is measured with the gates inside f and does
+    not compare with that of the other attentions.
 
     Over several ranks the rows are those of one process: in the data set's
     order, without what the sampler added to fill up.
@@ -62,7 +64,7 @@ class StiffnessHook(Hook):
             None measures none. A test is always measured. Defaults to 1.
         max_samples (int, optional): Measure the first so many samples of the
             data set. None is all. Defaults to None.
-        step (str): Reading of NSI that scalars and figures are made of:
+        reading (str): Reading of NSI that scalars and figures are made of:
             ``'adaptive'``, ``'unit'`` or ``'returned'``, see
             :class:`~mmstepnet.stiffness.TrajectoryRecorder`. The file holds
             all three. Defaults to ``'adaptive'``.
@@ -73,6 +75,7 @@ class StiffnessHook(Hook):
             see :class:`~mmstepnet.stiffness.TrajectoryRecorder`. Defaults to
             None, every known block of the backbone.
         figures (bool): Whether to draw. Defaults to True.
+        step (str, optional): Former name of ``reading``, with a warning.
 
     Raises:
         ValueError: An argument is out of range.
@@ -83,10 +86,17 @@ class StiffnessHook(Hook):
     def __init__(self,
                  interval: int | None = 1,
                  max_samples: int | None = None,
-                 step: str = DEFAULT_READING,
+                 reading: str = DEFAULT_READING,
                  train_interval: int | None = None,
                  blocks: str | Sequence[str] | None = None,
-                 figures: bool = True):
+                 figures: bool = True,
+                 step: str | None = None):
+        if step is not None:
+            warnings.warn(
+                'StiffnessHook: step= is now called reading=',
+                FutureWarning,
+                stacklevel=2)
+            reading = step
         for name, value in (('interval', interval),
                             ('max_samples', max_samples),
                             ('train_interval', train_interval)):
@@ -94,18 +104,17 @@ class StiffnessHook(Hook):
                                       or value < 1):
                 raise ValueError(f'StiffnessHook: {name} must be a positive '
                                  f'integer, got {value!r}')
-        if step not in READINGS:
-            raise ValueError(f'StiffnessHook: step must be one of '
-                             f'{", ".join(READINGS)}, got {step!r}')
+        check_choice('StiffnessHook: reading', reading, READINGS)
         self.interval = interval
         self.max_samples = max_samples
-        self.step = step
+        self.reading = reading
         self.train_interval = train_interval
         self.blocks = blocks
         self.figures = figures
         self._validations = 0
-        self._recorder = None
-        self._train_recorder = None
+        self._metric: StiffnessMetric | None = None
+        self._train_recorder: TrajectoryRecorder | None = None
+        self._undo: list[Callable[[], None]] = []
 
     # Validation and test
 
@@ -125,9 +134,9 @@ class StiffnessHook(Hook):
     def before_val_epoch(self, runner: Runner) -> None:
         """Begin to measure, at every ``interval``-th validation."""
         self._validations += 1
-        self._recorder = None
+        self._metric = None
         if self.interval and self._validations % self.interval == 0:
-            self._begin_epoch(runner, runner.val_dataloader)
+            self._begin_epoch(runner, runner.val_dataloader, 'val')
         else:
             # LoggerHook would repeat the last values.
             for name in list(runner.message_hub.log_scalars):
@@ -136,86 +145,121 @@ class StiffnessHook(Hook):
 
     def before_test_epoch(self, runner: Runner) -> None:
         """Begin to measure."""
-        self._begin_epoch(runner, runner.test_dataloader)
+        self._begin_epoch(runner, runner.test_dataloader, 'test')
 
     def before_val_iter(self, runner: Runner, *args, **kwargs) -> None:
-        """Measure the next ``val_step``."""
-        self._measure_next(runner, 'val_step')
+        """Record the model's next pass."""
+        self._disarm()
+        if self._metric is not None and not self._metric.complete:
+            self._record_next(self._metric.recorder)
 
-    def before_test_iter(self, runner: Runner, *args, **kwargs) -> None:
-        """Measure the next ``test_step``."""
-        self._measure_next(runner, 'test_step')
+    before_test_iter = before_val_iter
 
     def after_val_iter(self,
                        runner: Runner,
                        batch_idx: int,
                        data_batch: object = None,
                        outputs: Sequence = ()) -> None:
-        """Check that each sample of the batch was measured once."""
-        self._check_batch(len(outputs))
+        """Check what was recorded."""
+        self._disarm()
+        if self._metric is not None and not self._metric.complete:
+            self._metric.process(data_batch, outputs)
 
-    def after_test_iter(self,
-                        runner: Runner,
-                        batch_idx: int,
-                        data_batch: object = None,
-                        outputs: Sequence = ()) -> None:
-        """Check that each sample of the batch was measured once."""
-        self._check_batch(len(outputs))
+    after_test_iter = after_val_iter
 
     def after_val_epoch(self,
                         runner: Runner,
                         metrics: dict | None = None) -> None:
         """Collect, log, save and draw."""
-        self._end_epoch(runner, 'val', metrics)
+        metric, self._metric = self._metric, None
+        if metric is None:
+            return
+        scalars = metric.evaluate(metric.size)
+        split = metric.settings['split']
+        for name, value in scalars.items():
+            runner.message_hub.update_scalar(f'{split}/{name}', value)
+        if is_main_process():
+            self.keep(
+                runner,
+                replace(
+                    metric.trajectories,
+                    settings={
+                        **metric.settings, 'metrics': {
+                            k: float(v)
+                            for k, v in (metrics or {}).items()
+                            if isinstance(v, (int, float))
+                        }
+                    }), scalars)
 
-    def after_test_epoch(self,
-                         runner: Runner,
-                         metrics: dict | None = None) -> None:
-        """Collect, log, save and draw."""
-        self._end_epoch(runner, 'test', metrics)
+    after_test_epoch = after_val_epoch
+
+    def keep(self, runner: Runner, trajectories: Trajectories,
+             scalars: dict[str, float]) -> None:
+        """Show, save and draw what was measured; on the main process.
+
+        Args:
+            runner (Runner): The runner.
+            trajectories (Trajectories): The recording.
+            scalars (dict[str, float]): What the log shows of it.
+        """
+        settings = trajectories.settings
+        split, name = settings['split'], f'{PREFIX}_{settings["split"]}'
+        when = next((k for k in ('epoch', 'iter') if k in settings), None)
+        if when:
+            name += f'_{when}_{settings[when]}'
+        path = Path(runner.work_dir, PREFIX, f'{name}.npz')
+        blocks = {
+            f'{PREFIX}/nsi/{block}': value.item()
+            for block, value in zip(
+                trajectories.blocks,
+                trajectories.nsi(self.reading).mean(0, dtype=np.float64))
+        }
+        # LoggerHook shows the scalars of a validation, but not of a test.
+        runner.visualizer.add_scalars(
+            {**blocks, **(scalars if split == 'test' else {})},
+            step=settings.get(when, 0))
+        trajectories.save(path)
+        if self.figures:
+            # Drawing libraries are slow to import.
+            from mmstepnet.figures import save_stiffness_figures
+            save_stiffness_figures(
+                trajectories, path.parent, name, self.reading)
+        runner.logger.info(
+            f'Stiffness of {len(trajectories)} samples: {path}')
 
     # Training
 
     def before_train_iter(self, runner: Runner, *args, **kwargs) -> None:
-        """Measure the next ``train_step``, at every ``train_interval``-th."""
+        """Record the model's next pass, at every ``train_interval``-th."""
+        self._disarm()
         if self.train_interval and self.every_n_train_iters(
                 runner, self.train_interval):
             if self._train_recorder is None:
                 self._train_recorder = TrajectoryRecorder(
                     runner.model, self.blocks)
             self._train_recorder.clear()
-            _record_once(runner, 'train_step', self._train_recorder)
+            self._record_next(self._train_recorder)
 
     def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
         """Log the batch's mean NSI."""
+        self._disarm()
         if self.train_interval and self.every_n_train_iters(
                 runner, self.train_interval):
-            nsi = self._train_recorder.record[self.step].double()
+            nsi = self._train_recorder.record[self.reading].double()
             sums = torch.stack([nsi.sum(), torch.tensor(float(nsi.numel()))])
             sums = sums.to(next(runner.model.parameters()).device)
             all_reduce(sums)
             runner.message_hub.update_scalar(f'train/{PREFIX}/nsi',
                                              (sums[0] / sums[1]).item())
 
-    def _begin_epoch(self, runner: Runner, dataloader: DataLoader) -> None:
-        model = runner.model
-        if isinstance(model, BaseTTAModel):
-            raise ValueError(
-                'StiffnessHook: test-time augmentation passes each sample '
-                'several times; leave out the hook or the augmentation')
+    def _begin_epoch(self, runner: Runner, dataloader: DataLoader,
+                     split: str) -> None:
+        check_loader(runner.model, dataloader)
         size = len(dataloader.dataset)
-        if size == 0:
-            raise ValueError('StiffnessHook: the data set is empty')
-        if dataloader.drop_last or getattr(
-                dataloader.batch_sampler, 'drop_last', False):
-            raise ValueError(
-                'StiffnessHook: the dataloader leaves samples out of its '
-                'last batch; set drop_last=False in it, as an evaluation '
-                'needs')
-        self._size = min(size, self.max_samples or size)
-        self._recorder = TrajectoryRecorder(model, self.blocks)
-        self._measured = 0
-        recorder = self._recorder
+        size = min(size, self.max_samples or size)
+        recorder = TrajectoryRecorder(runner.model, self.blocks)
+        self._metric = StiffnessMetric(
+            recorder, size, describe(runner, split, self.reading, size))
         runner.logger.info(
             f'StiffnessHook measures {len(recorder.blocks)} residual steps '
             f'and leaves out the first block of each stage: '
@@ -223,153 +267,28 @@ class StiffnessHook(Hook):
         if len(recorder.blocks) == len(recorder.stages.unique()):
             runner.logger.warning(
                 'StiffnessHook: with one block a stage left, TNS is 0 by '
-                'definition; compare deeper networks')
+                'definition (but not with the mean of all blocks); compare '
+                'deeper networks')
 
-    @property
-    def _rank_size(self) -> int:
-        """Samples that this rank contributes."""
-        return -(-self._size // get_world_size())
+    def _record_next(self, recorder: TrajectoryRecorder) -> None:
+        """Record the next pass; no hook is left behind, whatever it raises.
 
-    def _measure_next(self, runner: Runner, name: str) -> None:
-        if (self._recorder is not None
-                and len(self._recorder) < self._rank_size):
-            self._measured = len(self._recorder)
-            _record_once(runner, name, self._recorder)
-        else:
-            self._measured = None
+        The recorder stops with the pass. Before it mmengine's steps call the
+        data preprocessor: what fails there stops the recorder, too.
+        """
+        recorder.start(once=True)
+        self._undo = [recorder.stop]
+        if hasattr(recorder.model, 'data_preprocessor'):
+            handle = recorder.model.data_preprocessor.register_forward_hook(
+                self._after_preprocessor, always_call=True)
+            self._undo.append(handle.remove)
 
-    def _check_batch(self, samples: int) -> None:
-        if self._recorder is None or self._measured is None:
-            return
-        rows = len(self._recorder) - self._measured
-        if rows != samples:
-            raise RuntimeError(
-                f'StiffnessHook: the blocks saw {rows} samples where the '
-                f'model returned {samples}. A model that passes an image '
-                f'several times, or in parts, has no trajectory per sample; '
-                f'choose other blocks by blocks=, or leave out the hook')
+    def _after_preprocessor(self, module: nn.Module, inputs: tuple,
+                            out: object) -> None:
+        self._undo.pop()()
+        if out is None:  # it has raised
+            self._disarm()
 
-    def _end_epoch(self, runner: Runner, split: str,
-                   metrics: dict | None) -> None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is None:
-            return
-        record = recorder.record
-        rows = torch.stack([record[name] for name in FIELDS], 1)
-        # mmengine's sampler deals samples to ranks like cards.
-        rows = collect_results(
-            list(rows[:self._rank_size].numpy()), self._size, device='gpu')
-        outcome = [None]
-        if is_main_process():
-            try:
-                record = self._restore(rows)
-                outcome = [self._summarize(record[self.step], recorder)]
-            except ValueError as error:
-                outcome = [error]  # on every rank, or the others would wait
-        broadcast_object_list(outcome)
-        scalars, = outcome
-        if isinstance(scalars, ValueError):
-            raise scalars
-        for name, value in scalars.items():
-            runner.message_hub.update_scalar(f'{split}/{name}', value)
-        if is_main_process():
-            self._save(runner, split, recorder, record, scalars, metrics)
-
-    def _restore(self, rows: list) -> dict[str, Tensor]:
-        if len(rows) != self._size:
-            raise ValueError(
-                f'StiffnessHook: {len(rows)} samples were measured, expected '
-                f'{self._size}: samplers must give every rank equally many '
-                f'(round_up=True)')
-        values = torch.stack([torch.from_numpy(row) for row in rows], 1)
-        return dict(zip(FIELDS, values))
-
-    def _summarize(self, nsi: Tensor,
-                   recorder: TrajectoryRecorder) -> dict[str, float]:
-        stages = recorder.stages
-        return {
-            f'{PREFIX}/tns':
-            total_neural_stiffness(nsi, stages).mean().item(),
-            f'{PREFIX}/p_hat':
-            total_stiffness_proportion(nsi, stages).mean().item(),
-            f'{PREFIX}/nsi':
-            nsi.double().mean().item(),
-        }
-
-    def _save(self, runner: Runner, split: str, recorder: TrajectoryRecorder,
-              record: dict, scalars: dict, metrics: dict | None) -> None:
-        when = _progress(runner)
-        step = next(iter(when.values()), 0)
-        blocks = {
-            f'{PREFIX}/nsi/{block}': value.item()
-            for block, value in zip(recorder.blocks,
-                                    record[self.step].double().mean(0))
-        }
-        # LoggerHook shows the scalars of a validation, but not of a test.
-        runner.visualizer.add_scalars(
-            {**blocks, **(scalars if split == 'test' else {})}, step=step)
-        name = '_'.join([PREFIX, split] +
-                        [f'{k}_{v}' for k, v in list(when.items())[:1]])
-        path = Path(runner.work_dir, PREFIX, f'{name}.npz')
-        save_record(
-            path,
-            **record,
-            stages=recorder.stages,
-            blocks=recorder.blocks,
-            excluded=recorder.excluded,
-            settings={
-                'model': _model_name(runner),
-                'split': split,
-                'reading': self.step,
-                'dataset_size': self._size,
-                **when,
-                'metrics': {
-                    k: float(v)
-                    for k, v in (metrics or {}).items()
-                    if isinstance(v, (int, float))
-                },
-            })
-        if self.figures:
-            # Drawing libraries are slow to import.
-            from mmstepnet.figures import save_stiffness_figures
-            save_stiffness_figures(path, path.parent, self.step)
-        runner.logger.info(f'Stiffness of {self._size} samples: {path}')
-
-
-def _record_once(runner: Runner, name: str,
-                 recorder: TrajectoryRecorder) -> None:
-    """Record the model's next call of ``name``, a step of the runner's.
-
-    Hooks on modules so last as long as that call, whatever it raises, and an
-    error elsewhere in the loop leaves none behind.
-    """
-    model = runner.model
-    own = model.__dict__.get(name)  # such as a compiled train_step
-    step = getattr(model, name)
-
-    def recorded_step(*args, **kwargs):
-        if own is None:
-            delattr(model, name)
-        else:
-            setattr(model, name, own)
-        with recorder:
-            return step(*args, **kwargs)
-
-    setattr(model, name, recorded_step)
-
-
-def _progress(runner: Runner) -> dict[str, int]:
-    """Epochs and iterations trained, if any, the one that counts first."""
-    # Asking the runner builds its training loop, data and all.
-    if (runner._train_loop is None or isinstance(runner._train_loop, dict)
-            or runner.iter == 0):
-        return {}
-    if isinstance(runner.train_loop, EpochBasedTrainLoop):
-        return {'epoch': runner.epoch, 'iter': runner.iter}
-    return {'iter': runner.iter}
-
-
-def _model_name(runner: Runner) -> str:
-    if getattr(runner.cfg, 'filename', None):
-        return Path(runner.cfg.filename).stem
-    return type(unwrap(runner.model)).__name__
+    def _disarm(self) -> None:
+        while self._undo:
+            self._undo.pop()()

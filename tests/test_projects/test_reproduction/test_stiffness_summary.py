@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mmstepnet.stiffness import save_record
-from mmstepnet.stiffness.trajectory import FIELDS
+from mmstepnet.stiffness import FIELDS, Trajectories
 from projects.reproduction.stiffness import summarise_stiffness
 
 STAGES = np.array([0, 0, 1, 1, 1])
@@ -17,10 +16,10 @@ def write(path, nsi, step):
     other = np.full_like(nsi, 3)
     record = {**dict.fromkeys(FIELDS, other), 'adaptive': nsi,
               'step_mean': step}
-    save_record(path, **record, stages=STAGES, blocks=BLOCKS,
-                excluded=['layer1.0'], settings=dict(
-                    model='net', split='test', reading='adaptive',
-                    dataset_size=len(nsi)))
+    Trajectories(
+        **record, stages=STAGES, blocks=BLOCKS, excluded=['layer1.0'],
+        settings=dict(model='net', split='test', reading='adaptive',
+                      dataset_size=len(nsi))).save(path)
 
 
 @pytest.fixture

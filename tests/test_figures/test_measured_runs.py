@@ -1,30 +1,28 @@
 import os
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from mmstepnet.figures import load_runs
-from mmstepnet.figures.runs import (
+from mmstepnet.engine.measured_runs import (
     find_accuracy,
     find_record,
-    same_blocks,
+    load_runs,
 )
-from mmstepnet.stiffness import load_record
-from tests.test_figures.conftest import write_log, write_record
+from mmstepnet.figures.runs import same_blocks
+from mmstepnet.stiffness import Trajectories
+from tests.test_figures.conftest import changed, write_log, write_record
 
 
 def test_run_is_its_record(work_dirs):
     run, = load_runs(work_dirs[2:3], reading='unit')
-    record = load_record(
+    record = Trajectories.load(
         work_dirs[2] / 'stiffness' / 'stiffness_val_epoch_2.npz')
     assert run.label == run.model == work_dirs[2].name
-    np.testing.assert_array_equal(run.nsi, record['unit'])
-    np.testing.assert_array_equal(run.step, record['step_mean'])
-    assert run.excluded == ['layer1.0', 'layer2.0', 'layer3.0']
+    np.testing.assert_array_equal(run.nsi, record.unit)
+    assert run.trajectories.excluded == ['layer1.0', 'layer2.0', 'layer3.0']
     # TNS of one stage at a time, by the formula of the closed form.
-    zeta = record['unit'].astype(float)
+    zeta = record.unit.astype(float)
     rectangles = [
         (zeta[:, s].max(1) / zeta[:, s].mean(1) - 1, zeta[:, s].max(1))
         for s in (slice(0, 2), slice(2, 4), slice(4, 6))
@@ -52,7 +50,7 @@ def test_default_labels_differ(tmp_path):
 
 
 def test_runs_of_other_blocks_are_not_overlaid(runs):
-    other = replace(runs[0], blocks=[f'x{i}' for i in range(6)])
+    other = changed(runs[0], blocks=[f'x{i}' for i in range(6)])
     assert [len(m) for m in same_blocks([other, *runs]).values()] == [
         2, 2, 2, 1, 6]
 

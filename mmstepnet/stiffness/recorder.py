@@ -1,21 +1,15 @@
 """Recording the feature trajectory of a residual model."""
 
-import sys
+from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .block_search import Selection, build_probe, find_blocks
-from .probes import StepNorms
-
-READINGS = ('adaptive', 'unit', 'returned')
-"""The three readings of NSI that are recorded."""
-
-DEFAULT_READING = 'adaptive'
-
-FIELDS = (*READINGS, 'x_norm', 'f_norm', 'step_mean')
-"""Everything that is recorded of a sample at a block."""
+from .block_search import Selection, build_probe, find_blocks, unwrap
+from .eager import EAGER
+from .readings import DEFAULT_READING, FIELDS, StepNorms, compute_fields
+from .trajectories import Trajectories
 
 
 class TrajectoryRecorder:
@@ -45,7 +39,9 @@ class TrajectoryRecorder:
     ``blocks``, by input, output and last activation, with
     :math:`\Delta t = 1`. A stage is the container that blocks stand in. The
     first block of each stage is left out. A transformer block is two steps,
-    attention and MLP, both recorded.
+    attention and MLP, both recorded. Of IEBN, whose gates stand in the
+    block's norms and hence inside f, every reading takes :math:`\Delta t = 1`:
+    its TNS does not compare with that of the other attentions.
 
     Several forward passes add up; a pass that raises adds nothing. Features
     are not kept, only six numbers a sample and block. Copies of the model
@@ -116,11 +112,17 @@ class TrajectoryRecorder:
         """Number of samples recorded."""
         return self._samples
 
-    def start(self) -> None:
-        """Begin, or continue, to record."""
+    def start(self, once: bool = False) -> None:
+        """Begin, or continue, to record.
+
+        Args:
+            once (bool): Whether to stop behind the model's next pass, however
+                it ends. Defaults to False.
+        """
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._reset_pass()
+        self._once = once
         self._handles = [
             self.model.register_forward_pre_hook(self._begin_pass),
             self.model.register_forward_hook(self._end_pass),
@@ -128,7 +130,7 @@ class TrajectoryRecorder:
             self.model.register_forward_hook(
                 self._leave_pass, always_call=True),
         ]
-        _EAGER.enter()
+        EAGER.enter()
         try:
             for probe in self._probes:
                 self._handles += probe.attach()
@@ -139,7 +141,7 @@ class TrajectoryRecorder:
     def stop(self) -> None:
         """Remove all hooks; what was recorded stays. May be called twice."""
         if self._handles:
-            _EAGER.leave()
+            EAGER.leave()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -169,6 +171,31 @@ class TrajectoryRecorder:
         if len(self._parts) > 1:
             self._parts = [torch.cat(self._parts)]
         return dict(zip(FIELDS, self._parts[0].unbind(1)))
+
+    def trajectories(self, **settings: Any) -> Trajectories:
+        """All that was recorded, as one frozen value.
+
+        Args:
+            **settings: How it was recorded: ``model`` (default: name of the
+                model's class), ``split`` (default: ``'unknown'``),
+                ``reading``, ``dataset_size`` (default: number of samples),
+                and any others.
+
+        Raises:
+            RuntimeError: No forward pass was recorded.
+        """
+        return Trajectories(
+            **self.record,
+            stages=self.stages,
+            blocks=self.blocks,
+            excluded=self.excluded,
+            settings={
+                'model': type(self.model).__name__,
+                'split': 'unknown',
+                'reading': DEFAULT_READING,
+                'dataset_size': len(self),
+                **settings
+            })
 
     @property
     def nsi(self) -> Tensor:
@@ -206,6 +233,8 @@ class TrajectoryRecorder:
                     out: object) -> None:
         if model is self.model:
             self._reset_pass()
+            if self._once:
+                self.stop()
 
     def _commit(self, *parts: Tensor) -> None:
         self._parts += parts
@@ -225,91 +254,14 @@ class TrajectoryRecorder:
             self._complete_pass()
 
     def _complete_pass(self) -> None:
-        norms = [self._pass[name] for name in self.blocks]
+        steps = {name: self._pass[name] for name in self.blocks}
         self._pass = {}
-        sizes = {len(n.x) for n in norms}
-        if len(sizes) > 1:
-            raise RuntimeError(
-                'blocks saw different numbers of samples in one forward '
-                'pass: ' + ', '.join(f'{name} {len(n.x)}' for name, n in zip(
-                    self.blocks, norms)) + '; name those that see the '
-                'images by blocks=')
-        x, f, change, returned, step = (
-            torch.stack([getattr(n, part) for n in norms], 1).cpu()
-            for part in ('x', 'f', 'change', 'returned', 'step'))
-        changes = torch.stack([f, change, returned], 1)
-        self._check(x, changes, step)
-        nsi = torch.where(changes == 0, changes, changes / x[:, None])
-        rows = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
-        self._check_range(rows)
+        seen = self._samples + sum(map(len, self._pending or ()))
+        fields = compute_fields(steps, seen)
         if self._pending is None:
-            self._commit(rows)
+            self._commit(fields)
         else:
-            self._pending.append(rows)
-
-    def _check(self, x: Tensor, changes: Tensor, step: Tensor) -> None:
-        finite = (x + changes.sum(1) + step).isfinite()
-        if not finite.all():
-            raise ValueError(
-                self._where(~finite) + ' has NaN or infinite features; a '
-                'diverged model or an overflow (in half precision, above '
-                '65504) has no stiffness')
-        moves = (x == 0) & (changes.sum(1) > 0)
-        if moves.any():
-            raise ValueError(
-                self._where(moves) + ' has a state of norm 0 that changes; '
-                'its stiffness index is infinite')
-
-    def _check_range(self, rows: Tensor) -> None:
-        finite = rows.isfinite().all(1)
-        if not finite.all():
-            raise ValueError(
-                self._where(~finite) + ' has a stiffness index beyond '
-                'float32; its state has almost norm 0')
-
-    def _where(self, mask: Tensor) -> str:
-        sample, block = mask.nonzero()[0].tolist()
-        sample += self._samples + sum(map(len, self._pending or ()))
-        return (f'sample {sample} at block '
-                f'{self.blocks[block]}')
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Model inside wrappers: parallel, averaged or compiled."""
-    while True:
-        inner = getattr(model, '_orig_mod', None)
-        children = list(model.children())
-        if inner is None and len(children) == 1:
-            inner = getattr(model, 'module', None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-class _Eager:
-    """Keeps compiled code uncompiled from the first recorder to the last."""
-
-    def __init__(self):
-        self.recorders = 0
-        self.stance = None
-
-    def enter(self) -> None:
-        self.recorders += 1
-        # Nothing was compiled where dynamo was never imported (it is slow
-        # to), and PyTorch before 2.6 has no stance.
-        if (self.stance is None and 'torch._dynamo' in sys.modules
-                and hasattr(torch.compiler, 'set_stance')):
-            self.stance = torch.compiler.set_stance('force_eager')
-            self.stance.__enter__()
-
-    def leave(self) -> None:
-        self.recorders -= 1
-        if self.recorders == 0 and self.stance is not None:
-            self.stance.__exit__(None, None, None)
-            self.stance = None
-
-
-_EAGER = _Eager()
+            self._pending.append(fields)
 
 
 def _partly(seen: dict, blocks: list[str]) -> str:

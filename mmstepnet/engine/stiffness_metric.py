@@ -1,0 +1,170 @@
+"""Collecting the stiffness that the ranks of a job have measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+from mmengine.dist import get_world_size
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseTTAModel
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
+
+from mmstepnet.stiffness import (
+    FIELDS,
+    MEANS,
+    READINGS,
+    Trajectories,
+    TrajectoryRecorder,
+)
+from mmstepnet.stiffness.block_search import unwrap
+
+PREFIX = 'stiffness'
+"""Of the scalars' names, the folder and the files."""
+
+
+class StiffnessMetric(BaseMetric):
+    """Collects what a recorder measures, over ranks in the data's order.
+
+    Args:
+        recorder (TrajectoryRecorder): Records the model of this rank.
+        size (int): Samples to measure, on all ranks together.
+        settings (dict): Of the recording, see
+            :class:`~mmstepnet.stiffness.Trajectories`.
+
+    Attributes:
+        trajectories (Trajectories, optional): The recording, on the main
+            process after :meth:`evaluate`.
+    """
+
+    default_prefix = PREFIX
+
+    def __init__(self, recorder: TrajectoryRecorder, size: int,
+                 settings: dict):
+        super().__init__(collect_device='gpu')  # not by way of files
+        self.recorder = recorder
+        self.size = size
+        self.settings = settings
+        self.measured = 0
+        self.trajectories: Trajectories | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether this rank has measured all that it contributes."""
+        # mmengine's sampler deals samples to ranks like cards.
+        return self.measured >= -(-self.size // get_world_size())
+
+    def process(self, data_batch: object, data_samples: Sequence) -> None:
+        """Check that each sample of a batch was recorded once.
+
+        Raises:
+            RuntimeError: It was not.
+        """
+        seen = len(self.recorder) - self.measured
+        if seen != len(data_samples):
+            raise RuntimeError(
+                f'StiffnessHook: the blocks saw {seen} samples where the '
+                f'model returned {len(data_samples)}. A model that passes an '
+                'image several times, or in parts, has no trajectory per '
+                'sample; choose other blocks by blocks=, or leave out the '
+                'hook')
+        self.measured += seen
+
+    def evaluate(self, size: int) -> dict[str, float]:
+        """Collect what the ranks recorded.
+
+        Raises:
+            RuntimeError: The loop has ended before all was measured.
+        """
+        if not self.complete:
+            raise RuntimeError(
+                f'StiffnessHook: {self.measured} samples were measured on '
+                f'this rank, of {size} on all; the loop has ended early')
+        record = self.recorder.record
+        self.results = list(
+            torch.stack([record[name] for name in FIELDS], 1).numpy())
+        return super().evaluate(size)
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        """TNS in every reading and with both means, and the rest of one."""
+        fields = dict(zip(FIELDS, np.stack(results, 1)))
+        recorder, reading = self.recorder, self.settings['reading']
+        self.trajectories = found = Trajectories(
+            **fields,
+            stages=recorder.stages,
+            blocks=recorder.blocks,
+            excluded=recorder.excluded,
+            settings=self.settings)
+        return {
+            'tns': found.tns(reading),
+            'p_hat': found.proportion(reading),
+            'nsi': float(found.nsi(reading).mean(dtype=np.float64)),
+            **{
+                f'tns_{name}' + ('' if mu == MEANS[0] else f'_{mu}'):
+                found.tns(name, mu)
+                for mu in MEANS for name in READINGS
+            }
+        }
+
+
+def check_loader(model: nn.Module, dataloader: DataLoader) -> None:
+    """Refuse an evaluation that has not one trajectory a sample.
+
+    Args:
+        model (nn.Module): The runner's model.
+        dataloader (DataLoader): What it is evaluated on.
+
+    Raises:
+        ValueError: The model passes a sample several times, or the loader
+            leaves some out.
+    """
+    if isinstance(model, BaseTTAModel):
+        raise ValueError(
+            'StiffnessHook: test-time augmentation passes each sample '
+            'several times; leave out the hook or the augmentation')
+    size = len(dataloader.dataset)
+    if size == 0:
+        raise ValueError('StiffnessHook: the data set is empty')
+    if dataloader.drop_last or getattr(
+            dataloader.batch_sampler, 'drop_last', False):
+        raise ValueError(
+            'StiffnessHook: the dataloader leaves samples out of its '
+            'last batch; set drop_last=False in it, as an evaluation '
+            'needs')
+    if size % get_world_size() and not getattr(dataloader.sampler,
+                                               'round_up', True):
+        raise ValueError(
+            f'StiffnessHook: the sampler does not give all '
+            f'{get_world_size()} ranks equally many of {size} samples; '
+            f'set round_up=True in it')
+
+
+def describe(runner: Runner, split: str, reading: str,
+             size: int) -> dict[str, Any]:
+    """Settings of a recording of the runner's model.
+
+    Args:
+        runner (Runner): The runner.
+        split (str): ``'val'`` or ``'test'``.
+        reading (str): Reading of NSI that is shown.
+        size (int): Number of samples.
+
+    Returns:
+        dict: ``model``, ``split``, ``reading`` and ``dataset_size``, and, in
+        a training, ``epoch`` and ``iter``.
+    """
+    name = (Path(runner.cfg.filename).stem
+            if getattr(runner.cfg, 'filename', None) else
+            type(unwrap(runner.model)).__name__)
+    settings = dict(
+        model=name, split=split, reading=reading, dataset_size=size)
+    # Asking the runner builds its training loop, data and all.
+    if (runner._train_loop is None or isinstance(runner._train_loop, dict)
+            or runner.iter == 0):
+        return settings
+    if isinstance(runner.train_loop, EpochBasedTrainLoop):
+        settings['epoch'] = runner.epoch
+    return dict(settings, iter=runner.iter)

@@ -1,0 +1,294 @@
+"""One recording: the feature trajectories of N samples at L blocks."""
+
+import json
+import os
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmstepnet.version import __version__
+
+from .checks import check_choice
+from .correlations import row_correlations, rows_vary
+from .readings import DEFAULT_READING, FIELDS, READINGS
+from .total import total_neural_stiffness, total_stiffness_proportion
+
+SETTINGS = ('model', 'split', 'reading', 'dataset_size')
+"""What the settings of every recording tell."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories:
+    """What was recorded of N samples at L blocks.
+
+    :meth:`TrajectoryRecorder.trajectories` makes one, :meth:`load` reads
+    one. ``dataclasses.replace`` gives it other settings.
+
+    TNS compares networks whose NSI is measured alike. Where the attention is
+    part of f (IEBN, whose gates stand in the block's norms), every reading
+    has the gate inside f and Δt = 1: its TNS does not compare with that of
+    attentions that give Δt.
+
+    Attributes:
+        adaptive (ndarray): NSI with the attention value as Δt, (N, L).
+        unit (ndarray): NSI with Δt = 1, (N, L).
+        returned (ndarray): NSI of what the blocks return, (N, L).
+        x_norm (ndarray): Norms of the states x_t, (N, L).
+        f_norm (ndarray): Norms of f(x_t), (N, L).
+        step_mean (ndarray): Mean attention value, (N, L); 1 in plain blocks.
+        stages (ndarray): Stage of each block, integers, (L,).
+        blocks (list[str]): Names of the L blocks.
+        excluded (list[str]): Blocks left out, the first of each stage.
+        settings (dict): How it was recorded: ``model``, ``split``,
+            ``reading`` (the one that is shown first), ``dataset_size``;
+            ``epoch``, ``iter`` and ``metrics`` where known.
+
+    Raises:
+        ValueError: Arrays do not fit together or hold impossible values, or
+            a setting is missing.
+    """
+
+    adaptive: np.ndarray
+    unit: np.ndarray
+    returned: np.ndarray
+    x_norm: np.ndarray
+    f_norm: np.ndarray
+    step_mean: np.ndarray
+    stages: np.ndarray
+    blocks: list[str]
+    excluded: list[str]
+    settings: Mapping[str, Any] = field(repr=False)
+
+    def __post_init__(self):
+        for name in (*FIELDS, 'stages'):
+            value = np.asarray(
+                getattr(self, name), np.float32 if name in FIELDS else None)
+            value = value.view()
+            value.flags.writeable = False
+            object.__setattr__(self, name, value)
+        for name in ('blocks', 'excluded'):
+            object.__setattr__(self, name, list(map(str, getattr(self, name))))
+        self._check()
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.adaptive)
+
+    def nsi(self, reading: str = DEFAULT_READING) -> np.ndarray:
+        """NSI in a reading, (N, L).
+
+        Args:
+            reading (str): ``'adaptive'``, ``'unit'`` or ``'returned'``.
+                Defaults to ``'adaptive'``.
+        """
+        check_choice('reading', reading, READINGS)
+        return getattr(self, reading)
+
+    def tns(self, reading: str = DEFAULT_READING, mu: str = 'stage') -> float:
+        """Total neural stiffness of the data set, the mean over samples.
+
+        See :func:`~mmstepnet.stiffness.total_neural_stiffness`.
+
+        Args:
+            reading (str): Reading of NSI. Defaults to ``'adaptive'``.
+            mu (str): ``'stage'`` or ``'all'``. Defaults to ``'stage'``.
+        """
+        return float(
+            total_neural_stiffness(self.nsi(reading), self.stages, mu).mean())
+
+    def proportion(self,
+                   reading: str = DEFAULT_READING,
+                   mu: str = 'stage') -> float:
+        """Integral of the stiffness proportion, the mean over samples.
+
+        See :func:`~mmstepnet.stiffness.total_stiffness_proportion`, and
+        :meth:`tns` for the arguments.
+        """
+        return float(
+            total_stiffness_proportion(
+                self.nsi(reading), self.stages, mu).mean())
+
+    def block_correlations(self,
+                           reading: str = DEFAULT_READING) -> np.ndarray:
+        """Correlation of NSI and attention value over samples, (L,).
+
+        NaN marks a block where one of them is constant.
+        """
+        return row_correlations(self.nsi(reading).T, self.step_mean.T)
+
+    def trajectory_correlations(
+            self, reading: str = DEFAULT_READING) -> dict[str, np.ndarray]:
+        """Correlation of NSI and attention value along each trajectory.
+
+        Returns:
+            dict[str, ndarray]: For each stage with at least three recorded
+            blocks, and for all blocks together, those of the N samples that
+            have one. A name without any is left out.
+        """
+        parts = {
+            name: self.stages == stage
+            for stage, name in self.stage_names.items()
+        }
+        parts['all stages'] = np.ones(len(self.stages), bool)
+        found = {}
+        for name, blocks in parts.items():
+            values = row_correlations(
+                self.nsi(reading)[:, blocks], self.step_mean[:, blocks])
+            if not np.isnan(values).all():
+                found[name] = values[~np.isnan(values)]
+        return found
+
+    @cached_property
+    def adaptive_blocks(self) -> list[int]:
+        """Places of the blocks whose attention value varies."""
+        return np.flatnonzero(rows_vary(self.step_mean.T)).tolist()
+
+    def band(self, reading: str = DEFAULT_READING) -> np.ndarray:
+        """NSI over samples: mean, 10 % and 90 % quantile, (3, L)."""
+        nsi = self.nsi(reading)
+        return np.vstack([nsi.mean(0), np.quantile(nsi, (0.1, 0.9), axis=0)])
+
+    def stage_nsi(self, reading: str = DEFAULT_READING) -> list[float]:
+        """Mean NSI of each stage, in the order of the blocks."""
+        nsi = self.nsi(reading)
+        return [
+            float(nsi[:, self.stages == stage].mean(dtype=np.float64))
+            for stage in dict.fromkeys(self.stages.tolist())
+        ]
+
+    @cached_property
+    def stage_names(self) -> dict[int, str]:
+        """Name of each stage in the network, in the order of the blocks.
+
+        A stage of one block is left out and counts nevertheless.
+        """
+        firsts = [name.rpartition('.')[0] for name in self.excluded]
+        containers = list(dict.fromkeys(firsts))
+        names = {}
+        for block, stage in zip(self.blocks, self.stages.tolist()):
+            inside = [c for c in containers if block.startswith(f'{c}.')]
+            if not inside and '' not in containers:
+                # Blocks were chosen one by one, without their stages' first.
+                return {s: f'stage {n}' for n, s in enumerate(
+                    dict.fromkeys(self.stages.tolist()), 1)}
+            container = max(inside, key=len, default='')
+            names.setdefault(
+                stage, f'stage {containers.index(container) + 1}')
+        return names
+
+    @property
+    def structure(self) -> tuple:
+        """Equal for recordings whose blocks can be laid over each other."""
+        return (*self.blocks, *self.stages.tolist())
+
+    @property
+    def single_block_stages(self) -> bool:
+        """Whether every stage has one block, so that TNS is 0 by definition.
+
+        It is under ``mu='stage'`` alone.
+        """
+        return max(Counter(self.stages.tolist()).values()) == 1
+
+    def save(self, path: str | Path) -> None:
+        """Write a file: wholly, or not at all.
+
+        It holds arrays by the names of the attributes, names as text, the
+        settings as JSON with the version of this package as ``mmstepnet``.
+
+        Args:
+            path (str | Path): File name, ending in ``.npz``. Its folder is
+                made.
+
+        Raises:
+            ValueError: The file name ends otherwise.
+        """
+        path = Path(path)
+        if path.suffix != '.npz':
+            raise ValueError(f'a recording is named *.npz, got {path}')
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ('blocks', 'excluded'):
+            arrays[name] = np.array(arrays[name], np.str_)
+        arrays['settings'] = np.array(
+            json.dumps({**self.settings, 'mmstepnet': __version__}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+        try:
+            with open(temporary, 'wb') as file:
+                np.savez_compressed(file, **arrays)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> 'Trajectories':
+        """Read a file that :meth:`save` wrote, of this or an older version.
+
+        Args:
+            path (str | Path): The file, ``stiffness_*.npz``.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged or is no recording; the message
+                says what is wrong with it.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f'no stiffness record at {path}')
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+        except (OSError, ValueError, EOFError, AttributeError,
+                NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f'{path} is damaged or no .npz file: {error}; '
+                             f'record it again') from error
+        names = [f.name for f in fields(cls)]
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise ValueError(f'{path} is no stiffness record: it lacks '
+                             f'{", ".join(missing)}; StiffnessHook or '
+                             f'tools/analysis_tools/stiffness.py writes one')
+        try:
+            arrays['settings'] = json.loads(str(arrays['settings']))
+            return cls(**{name: arrays[name] for name in names})
+        except json.JSONDecodeError as error:
+            raise ValueError(f'{path}: its settings are no JSON: '
+                             f'{error}') from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f'{path}: {error}') from error
+
+    def _check(self) -> None:
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(
+                f'settings must be a mapping, got {self.settings!r}')
+        missing = [name for name in SETTINGS if name not in self.settings]
+        if missing:
+            raise ValueError(f'settings lack {", ".join(missing)}')
+        check_choice('reading', self.settings['reading'], READINGS)
+        shape = self.adaptive.shape
+        if len(shape) != 2 or 0 in shape:
+            raise ValueError('fields must be (N, L) with a sample and a block '
+                             f'or more, got {shape}; is the data set empty?')
+        for name in FIELDS:
+            value = getattr(self, name)
+            if value.shape != shape:
+                raise ValueError(
+                    f'{name} has shape {value.shape}, expected {shape}')
+            if not np.isfinite(value).all():
+                raise ValueError(f'{name} holds NaN or infinity')
+            if name != 'step_mean' and (value < 0).any():
+                raise ValueError(f'{name} is a norm or a ratio of norms and '
+                                 f'cannot be negative')
+        if self.stages.shape != shape[1:] or self.stages.dtype.kind not in (
+                'iu'):
+            raise ValueError(f'stages must be {shape[1]} integers, got '
+                             f'{self.stages!r}')
+        if len(self.blocks) != shape[1]:
+            raise ValueError(f'blocks must be {shape[1]} names, got '
+                             f'{self.blocks}')

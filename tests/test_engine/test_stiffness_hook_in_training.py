@@ -1,0 +1,202 @@
+"""StiffnessHook beside an EMA, compiled steps, half precision and errors."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from mmengine.hooks import Hook
+
+from mmstepnet.stiffness import Trajectories
+from tests.test_engine.stiffness_job import (
+    digits_runner,
+    log_text,
+    no_hooks,
+    offline,
+)
+from tests.utils import not_on_torch_21
+
+
+class Watch(Hook):
+    """Sees after each iteration whether anything is left on the model."""
+    priority = 'LOWEST'
+
+    def __init__(self):
+        self.clean = []
+
+    def after_val_iter(self, runner, *args, **kwargs):
+        self.clean.append(no_hooks(runner.model))
+
+    def after_train_iter(self, runner, *args, **kwargs):
+        self.clean.append(no_hooks(runner.model))
+
+
+def test_training_with_ema_and_interval(tmp_path):
+    """The EMA weights are measured; nothing of the hook is in their copy."""
+    runner = digits_runner(
+        tmp_path,
+        images=10,
+        hook=dict(interval=2, train_interval=2),
+        options={
+            'train_cfg.max_epochs': 3,
+            'train_cfg.val_interval': 1,
+            'param_scheduler': [],
+            'optim_wrapper.optimizer.lr': 0.05,
+            'default_hooks.logger.interval': 1,
+            'custom_hooks': [
+                dict(type='EMAHook', momentum=0.3, update_buffers=True)
+            ]
+        })
+    watch = Watch()
+    runner.register_hook(watch)
+    runner.train()
+    assert watch.clean and all(watch.clean)
+    files = sorted(p.name for p in (tmp_path / 'stiffness').glob('*.npz'))
+    assert files == ['stiffness_val_epoch_2.npz']
+    record = Trajectories.load(tmp_path / 'stiffness' / files[0])
+    assert record.settings['epoch'] == 2
+    assert record.settings['iter'] == 6
+    ema = next(h for h in runner.hooks if type(h).__name__ == 'EMAHook')
+    assert no_hooks(ema.ema_model.module) and no_hooks(runner.model)
+
+    # The third validation was not measured, and does not repeat the second.
+    validations = dict(
+        re.findall(r'Epoch\(val\) \[(\d)\]\[2/2\](.*)', log_text(tmp_path)))
+    assert {k: 'stiffness/tns' in v for k, v in validations.items()} == {
+        '1': False, '2': True, '3': False}
+    # Training: every second iteration over all epochs.
+    trained = runner.message_hub.log_scalars['train/stiffness/nsi']
+    values, _ = trained.data
+    assert len(values) == 9 // 2 and (values > 0).all()
+
+
+def test_a_resumed_run_counts_on(tmp_path):
+    """Every second validation of the run, not of the process."""
+    for epochs in (1, 2, 3, 4):
+        digits_runner(
+            tmp_path,
+            images=5,
+            hook=dict(interval=2),
+            options={
+                'train_cfg.max_epochs': epochs,
+                'train_cfg.val_interval': 1,
+                'param_scheduler': [],
+                'resume': True,
+            }).train()
+    files = sorted(p.name for p in (tmp_path / 'stiffness').glob('*.npz'))
+    assert files == ['stiffness_val_epoch_2.npz', 'stiffness_val_epoch_4.npz']
+
+
+def test_ema_weights_are_measured(tmp_path):
+    runner = digits_runner(
+        tmp_path,
+        images=10,
+        options={
+            'train_cfg.max_epochs': 1,
+            'train_cfg.val_interval': 1,
+            'param_scheduler': [],
+            'optim_wrapper.optimizer.lr': 0.05,
+            'custom_hooks': [
+                dict(type='EMAHook', momentum=0.3, update_buffers=True)
+            ]
+        })
+    runner.train()
+    record = Trajectories.load(
+        tmp_path / 'stiffness/stiffness_val_epoch_1.npz')
+    raw = offline(runner, runner.val_dataloader)
+    assert not np.allclose(record.adaptive, raw.nsi, rtol=1e-3)
+    ema = next(h for h in runner.hooks if type(h).__name__ == 'EMAHook')
+    runner.model.load_state_dict(ema.ema_model.module.state_dict())
+    averaged = offline(runner, runner.val_dataloader)
+    np.testing.assert_allclose(record.adaptive, averaged.nsi, rtol=1e-5)
+
+
+@not_on_torch_21("does not compile mmengine's train_step")
+def test_training_with_checkpointing_amp_and_compile(tmp_path):
+    """``with_cp`` and the compiled ``train_step`` yield one value a batch."""
+    runner = digits_runner(
+        tmp_path,
+        images=10,
+        hook=dict(train_interval=1),
+        options={
+            'model.backbone.with_cp': True,
+            'train_cfg.max_epochs': 1,
+            'train_cfg.val_interval': 1,
+            'val_cfg.fp16': True,
+            'param_scheduler': [],
+            'compile': dict(backend='eager'),
+        })
+    watch = Watch()
+    runner.register_hook(watch)
+    compiled = []
+
+    class Compiled(Hook):
+
+        def after_train_iter(self, runner, *args, **kwargs):
+            compiled.append('train_step' in runner.model.__dict__)
+
+    watch.after_train_iter = lambda *args, **kwargs: None
+    runner.register_hook(Compiled())
+    runner.train()
+    assert compiled == [True] * 3  # it was put back
+    values, _ = runner.message_hub.log_scalars['train/stiffness/nsi'].data
+    assert len(values) == 3 and (values > 0).all()
+    record = Trajectories.load(
+        tmp_path / 'stiffness/stiffness_val_epoch_1.npz')
+    # Validation ran in half precision, on float32 norms.
+    full = offline(runner, runner.val_dataloader)
+    assert not np.array_equal(record.adaptive, full.nsi)
+    np.testing.assert_allclose(
+        record.adaptive, full.nsi, rtol=0.1, atol=0.02)
+    torch._dynamo.reset()
+
+
+class Break(Hook):
+
+    def __init__(self, where):
+        self.where = where
+
+    def before_val_iter(self, runner, batch_idx, *args, **kwargs):
+        if batch_idx != 2:
+            return
+        model = runner.model
+        part = dict(
+            data=model.data_preprocessor,
+            backbone=model.backbone.layer2[1],
+            head=model.head)[self.where]
+
+        def fail(*args):
+            raise ArithmeticError(self.where)
+
+        self.handle = part.register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize('where', ['data', 'backbone', 'head', 'metric'])
+def test_an_exception_in_validation_leaves_nothing_behind(tmp_path, where):
+    runner = digits_runner(tmp_path)
+    if where == 'metric':
+        evaluator = runner.val_loop.evaluator
+        process = evaluator.process
+
+        def fail(*args, **kwargs):
+            raise ArithmeticError(where)
+
+        evaluator.process = fail
+    else:
+        hook = Break(where)
+        runner.register_hook(hook)
+    with pytest.raises(ArithmeticError, match=where):
+        runner.val()
+    if where == 'metric':
+        evaluator.process = process
+    else:
+        hook.handle.remove()
+        hook.where = None
+        runner._hooks.remove(hook)
+    assert no_hooks(runner.model)
+    assert not (tmp_path / 'stiffness').exists()
+    # And the next validation is right.
+    runner.val()
+    record = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
+    recorder = offline(runner, runner.val_dataloader)
+    np.testing.assert_allclose(record.adaptive, recorder.nsi, rtol=1e-6)

@@ -1,0 +1,157 @@
+"""An evaluation that keeps all features, and blocks of no known class."""
+
+import torch
+import torch.nn as nn
+import torchvision
+
+from mmstepnet.attentions import choose_step
+from mmstepnet.stiffness import READINGS, neural_stiffness_index
+from tests.utils import perturb
+
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+def ready(model):
+    perturb(model)
+    model.eval()  # returns None in the hosts
+    return model
+
+
+def relu(x):
+    return x.clamp(min=0)
+
+
+def conv_branch(block, norms, convs):
+    """f of a post-activation block, by its parts."""
+
+    def branch(x):
+        for norm, conv in zip(norms[:-1], convs[:-1]):
+            x = relu(norm(conv(x)))
+        return norms[-1](convs[-1](x))
+
+    return branch
+
+
+def mm_branch(block):
+    count = 3 if hasattr(block, 'conv3') else 2
+    return conv_branch(block,
+                       [getattr(block, f'norm{k + 1}') for k in range(count)],
+                       [getattr(block, f'conv{k + 1}') for k in range(count)])
+
+
+def tv_branch(block):
+    count = 3 if hasattr(block, 'conv3') else 2
+    return conv_branch(block,
+                       [getattr(block, f'bn{k + 1}') for k in range(count)],
+                       [getattr(block, f'conv{k + 1}') for k in range(count)])
+
+
+def post_activation(branch, gate=None):
+    """Steps (x, f, Δt, x_next, out) of a post-activation block."""
+
+    def steps(block, x):
+        f = branch(block)(x)
+        step = torch.ones(()) if gate is None else gate(block, x, f)
+        x_next = x + f * step
+        return [(x, f, step, x_next, relu(x_next))]
+
+    return steps
+
+
+
+def plain_step(x, f):
+    return x, f, torch.ones(()), x + f, x + f
+
+
+def ours(block, x):
+    f = mm_branch(block)(x)
+    attention = block.step.attention
+    step = (
+        torch.ones(()) if attention is None else choose_step(attention, x, f))
+    return [(x, f, step, x + f * step, relu(x + f * step))]
+
+
+def ours_preact(block, x):
+    y = x
+    for norm, conv in zip(block.norms, block.convs):
+        y = conv(relu(norm(y)))
+    step = (
+        torch.ones(()) if block.step.attention is None else
+        choose_step(block.step.attention, x, y))
+    return [(x, y, step, x + y * step, x + y * step)]
+
+
+def size(x):
+    return x.detach().double().flatten(1).norm(dim=1)
+
+
+def keep_features(model, names, steps, images):
+    """All features at once, then every reading in float64, {name: (N, L)}."""
+    kept = {}
+    modules = dict(model.named_modules())
+    handles = [
+        modules[name].register_forward_pre_hook(
+            lambda m, args, name=name: kept.update(
+                {name: [a.clone() if torch.is_tensor(a) else a
+                        for a in args]})) for name in names
+    ]
+    with torch.no_grad():
+        model(images)
+        for handle in handles:
+            handle.remove()
+        readings = {key: [] for key in (*READINGS, 'x_norm', 'f_norm',
+                                        'step_mean')}
+        for name in names:
+            for x, f, step, x_next, out in steps(modules[name], *kept[name]):
+                n = size(x)
+                readings['adaptive'].append(
+                    neural_stiffness_index(x, x + f * step, step)
+                    if (step != 0).all() else size(f) / n)
+                readings['unit'].append(size(x_next - x) / n)
+                readings['returned'].append(size(out - x) / n)
+                readings['x_norm'].append(n)
+                readings['f_norm'].append(size(f))
+                readings['step_mean'].append(
+                    step.double().expand_as(x).flatten(1).mean(1))
+    return {key: torch.stack(v, 1) for key, v in readings.items()}
+
+
+TWO_STAGES = dict(
+    num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(1, ))
+
+
+def small_torchvision():
+    resnet = torchvision.models.resnet
+    return resnet.ResNet(resnet.Bottleneck, [2, 3, 1, 1])
+
+
+def no_hooks(model):
+    return not any(
+        m._forward_hooks or m._forward_pre_hooks
+        or getattr(m, '_observers', None) for m in model.modules())
+
+
+class Residual(nn.Module):
+    """A block of no known class, with or without activation behind it."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.first = nn.Conv2d(8, 8, 3, padding=1)
+        self.middle = nn.ReLU(inplace=True)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.last = last
+
+    def branch(self, x):
+        return self.second(relu(self.first(x)))
+
+    def forward(self, x):
+        f = self.second(self.middle(self.first(x)))
+        f += x
+        return f if self.last is None else self.last(f)
+
+
+def unknown_blocks(block):
+    model = nn.Sequential()
+    model.add_module('stem', nn.Conv2d(3, 8, 3))
+    model.add_module('body', nn.Sequential(*[block() for _ in range(3)]))
+    return ready(model)

@@ -1,0 +1,324 @@
+"""What a pass is: checkpointing, precision, interruptions, bad features."""
+
+import gc
+
+import mmpretrain.models.backbones as mmpretrain_backbones
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+
+from mmstepnet.models import StepResNetCIFAR
+from mmstepnet.stiffness import TrajectoryRecorder
+from tests.test_stiffness.reference import (
+    IMAGES,
+    TWO_STAGES,
+    Residual,
+    no_hooks,
+    ready,
+    size,
+    small_torchvision,
+)
+from tests.utils import not_on_torch_21, perturb
+
+
+@pytest.mark.parametrize('build', [
+    lambda: StepResNetCIFAR(20, with_cp=True),
+    lambda: mmpretrain_backbones.SEResNet(50, with_cp=True, **TWO_STAGES),
+    lambda: mmpretrain_backbones.ResNet(18, with_cp=True, **TWO_STAGES),
+])
+def test_with_cp_counts_each_sample_once(build):
+    model = perturb(build())
+    model.eval()  # the statistics of BN stay
+    images = IMAGES.clone().requires_grad_()
+    with TrajectoryRecorder(model) as recorder:
+        for _ in range(2):
+            sum(out.sum() for out in model(images)).backward()
+    assert len(recorder) == 6
+    with TrajectoryRecorder(model) as plain, torch.no_grad():
+        model(IMAGES)
+    torch.testing.assert_close(
+        recorder.nsi, plain.nsi.repeat(2, 1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize('recorded', [(True, False), (False, True)])
+def test_a_checkpointed_pass_goes_back_the_way_it_came(recorded):
+    """Whoever observes, or no longer does, at the time of backward."""
+    model = ready(StepResNetCIFAR(20, with_cp=True))
+    gradients = []
+    for forward, backward in ((False, False), recorded):
+        images = IMAGES.clone().requires_grad_()
+        recorder = TrajectoryRecorder(model)
+        if forward:
+            recorder.start()
+        out = model(images)[0].square().sum()
+        recorder.stop()
+        if backward:
+            recorder.start()
+        out.backward()
+        recorder.stop()
+        gradients.append(images.grad)
+        assert len(recorder) == len(IMAGES) * forward
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_recording_changes_neither_outputs_nor_gradients():
+    model = ready(StepResNetCIFAR(20)).double()
+    results = []
+    for record in (False, True):
+        model.zero_grad()
+        x = IMAGES.double().requires_grad_()
+        if record:
+            with TrajectoryRecorder(model):
+                out, = model(x)
+        else:
+            out, = model(x)
+        out.square().sum().backward()
+        results.append([out, x.grad, *(p.grad for p in model.parameters())])
+    for a, b in zip(*results):
+        # Another path may run without observers: allow its rounding.
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize('dtype', [
+    torch.bfloat16,
+    pytest.param(
+        torch.float16,
+        marks=not_on_torch_21('has no float16 autocast on CPU'))
+])
+@pytest.mark.parametrize(
+    'build', [lambda: StepResNetCIFAR(20), small_torchvision])
+def test_amp_measures_in_float32(dtype, build):
+    """The readings are those of the half-precision features, not coarser."""
+    model = ready(build())
+    kept = []
+    with TrajectoryRecorder(model) as recorder:
+        modules = dict(model.named_modules())
+        handles = [
+            modules[name].register_forward_pre_hook(
+                lambda m, args: kept.append(size(args[0])))
+            for name in recorder.blocks
+        ]
+        with torch.autocast('cpu', dtype), torch.no_grad():
+            model(IMAGES)
+    for handle in handles:
+        handle.remove()
+    assert recorder.record['x_norm'].dtype == torch.float32
+    torch.testing.assert_close(
+        recorder.record['x_norm'].double(),
+        torch.stack(kept, 1),
+        rtol=1e-6,
+        atol=0)
+    with TrajectoryRecorder(model) as full, torch.no_grad():
+        model(IMAGES)
+    torch.testing.assert_close(recorder.nsi, full.nsi, rtol=0.1, atol=0.02)
+
+
+def test_channels_last_and_double():
+    model = ready(StepResNetCIFAR(20))
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES)
+        model.to(memory_format=torch.channels_last)
+        model(IMAGES.contiguous(memory_format=torch.channels_last))
+        model.double()
+        model(IMAGES.double())
+    for value in recorder.record.values():
+        torch.testing.assert_close(value[:3], value[3:6], rtol=1e-4, atol=0)
+        torch.testing.assert_close(value[:3], value[6:], rtol=1e-4, atol=0)
+
+
+class Failing(nn.Module):
+
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+        self.fail_at = None
+
+    def forward(self, x):
+        x = self.net.conv1(x)
+        for k, stage in enumerate(
+                (self.net.layer1, self.net.layer2, self.net.layer3,
+                 lambda x: x)):
+            if self.fail_at == k:
+                raise KeyError('lost')
+            x = stage(x)
+        return x
+
+
+@pytest.mark.parametrize('fail_at', [0, 1, 2, 3])
+def test_an_interrupted_pass_adds_nothing(fail_at):
+    model = Failing(perturb(StepResNetCIFAR(20))).eval()
+    with TrajectoryRecorder(model) as clean, torch.no_grad():
+        model(IMAGES)
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES[:2])
+        model.fail_at = fail_at
+        with pytest.raises(KeyError):
+            model(IMAGES)
+        model.fail_at = None
+        model(IMAGES[2:])
+    torch.testing.assert_close(recorder.nsi, clean.nsi, rtol=1e-5, atol=0)
+    model.fail_at = fail_at
+    with pytest.raises(KeyError), TrajectoryRecorder(model):
+        model(IMAGES)
+    assert no_hooks(model)
+
+
+def test_an_error_inside_a_block():
+    model = ready(StepResNetCIFAR(20))
+    handle = model.layer2[1].conv2.register_forward_hook(
+        lambda *a: (_ for _ in ()).throw(MemoryError()))
+    recorder = TrajectoryRecorder(model)
+    with recorder, torch.no_grad():
+        with pytest.raises(MemoryError):
+            model(IMAGES)
+        handle.remove()
+        model(IMAGES)
+    assert len(recorder) == 3 and no_hooks(model)
+
+
+class Skipping(nn.Module):
+    """Stochastic depth that skips whole blocks, or repeats one."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual(None) for _ in range(4)])
+        self.order = order
+
+    def forward(self, x):
+        for k in self.order:
+            x = self.blocks[k](x)
+        return x
+
+
+@pytest.mark.parametrize('order, message', [
+    ([0, 1, 3], 'did not run all blocks: blocks.2 did not run'),
+    ([0, 1, 1, 2, 3], 'blocks.1 ran a second time.*blocks.2, blocks.3'),
+    ([0], 'none of them ran'),
+])
+def test_blocks_that_are_skipped_or_shared_are_refused(order, message):
+    model = Skipping(order)
+    with TrajectoryRecorder(model, Residual) as recorder:
+        with pytest.raises(RuntimeError, match=message):
+            model(torch.randn(2, 8, 5, 5))
+    with pytest.raises(RuntimeError, match='no forward pass was recorded'):
+        recorder.nsi  # noqa: B018
+
+
+class Regions(nn.Module):
+    """The second stage sees parts of images."""
+
+    def __init__(self):
+        super().__init__()
+        self.image = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
+        self.region = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
+
+    def forward(self, x):
+        x = self.image(x)
+        return self.region(x.unfold(2, 4, 4).flatten(0, 0).reshape(
+            -1, 8, 4, 8))
+
+
+def test_different_numbers_of_samples_are_refused():
+    model = Regions().eval()
+    with TrajectoryRecorder(model, Residual), torch.no_grad():
+        with pytest.raises(RuntimeError, match='image.1 2, region.1 4'):
+            model(torch.randn(2, 8, 8, 8))
+
+
+def test_nan_features_and_states_of_norm_zero():
+    model = ready(StepResNetCIFAR(20))
+    images = IMAGES.clone()
+    images[1, 0, 0, 0] = np.nan
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES[:1])
+        with pytest.raises(ValueError,
+                           match='sample 2 at block layer1.1 has NaN'):
+            model(images)
+    assert len(recorder) == 1
+
+    model = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
+    with TrajectoryRecorder(model, Residual) as recorder, torch.no_grad():
+        for block in model:
+            block.first.bias.zero_()
+            block.second.bias.zero_()
+        model(torch.zeros(2, 8, 5, 5))
+        assert (recorder.nsi == 0).all()
+        model[1].second.bias.fill_(1)
+        with pytest.raises(ValueError, match='state of norm 0 that changes'):
+            model(torch.zeros(2, 8, 5, 5))
+
+
+def test_features_are_not_kept():
+    model = ready(StepResNetCIFAR(20))
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        for _ in range(3):
+            model(IMAGES)
+        gc.collect()
+        alive = [
+            t for t in gc.get_objects() if type(t) is torch.Tensor
+            and t.dim() == 4 and t.shape[0] == 3 and t is not IMAGES
+        ]
+    assert not alive
+    # Six float32 numbers a sample and block.
+    stored = sum(part.untyped_storage().nbytes() for part in recorder._parts)
+    assert stored == 9 * 6 * 6 * 4
+
+
+def test_recording_one_pass():
+    model = Failing(perturb(StepResNetCIFAR(20))).eval()
+    recorder = TrajectoryRecorder(model)
+    recorder.start(once=True)
+    assert not no_hooks(model)
+    with torch.no_grad():
+        model(IMAGES[:2])
+        assert no_hooks(model) and len(recorder) == 2
+        model(IMAGES)
+        for fail_at in range(4):
+            model.fail_at = fail_at
+            recorder.start(once=True)
+            with pytest.raises(KeyError):
+                model(IMAGES)
+            assert no_hooks(model) and len(recorder) == 2
+        model.fail_at = None
+        recorder.start()  # and now all
+        model(IMAGES[:1])
+        model(IMAGES[2:])
+        recorder.stop()
+    assert len(recorder) == 4
+    with TrajectoryRecorder(model) as clean, torch.no_grad():
+        model(IMAGES)
+    torch.testing.assert_close(
+        recorder.nsi, clean.nsi[[0, 1, 0, 2]], rtol=1e-5, atol=0)
+
+
+def test_one_frozen_value():
+    model = ready(StepResNetCIFAR(20))
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES)
+    found = recorder.trajectories(split='val', epoch=3)
+    for name, value in recorder.record.items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+    assert found.blocks == recorder.blocks
+    assert found.excluded == recorder.excluded
+    assert found.settings == dict(
+        model='StepResNetCIFAR', split='val', reading='adaptive',
+        dataset_size=3, epoch=3)
+
+
+def test_start_twice_stop_twice_and_continue():
+    model = ready(StepResNetCIFAR(20))
+    recorder = TrajectoryRecorder(model)
+    recorder.start()
+    with pytest.raises(RuntimeError, match='started already'):
+        recorder.start()
+    with torch.no_grad():
+        model(IMAGES[:1])
+        recorder.stop()
+        recorder.stop()
+        model(IMAGES)
+        with recorder:
+            model(IMAGES[1:])
+    assert len(recorder) == 3
+    recorder.clear()
+    assert len(recorder) == 0

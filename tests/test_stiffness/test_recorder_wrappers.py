@@ -1,0 +1,169 @@
+"""Copies, wrappers, compiled models, threads and stochastic depth."""
+
+import copy
+import threading
+
+import mmpretrain.models.backbones as mmpretrain_backbones
+import pytest
+import torch
+import torch.nn as nn
+
+from mmstepnet.models import StepResNetCIFAR
+from mmstepnet.stiffness import TrajectoryRecorder
+from tests.test_stiffness.reference import (
+    IMAGES,
+    no_hooks,
+    ready,
+    small_torchvision,
+)
+from tests.utils import perturb
+
+
+def test_copies_are_not_recorded():
+    """An EMA copy made while recording."""
+    model = ready(StepResNetCIFAR(20))
+    host = ready(small_torchvision())
+    for net in (model, host):
+        with TrajectoryRecorder(net) as recorder, torch.no_grad():
+            net(IMAGES)
+            ema = torch.optim.swa_utils.AveragedModel(net)
+            for parameter in ema.parameters():
+                parameter.mul_(1.5)
+            ema(IMAGES)
+            copy.deepcopy(net)(IMAGES)
+        assert len(recorder) == 3
+        with TrajectoryRecorder(ema) as wrapped, torch.no_grad():
+            ema(IMAGES)
+        assert wrapped.blocks == recorder.blocks and len(wrapped) == 3
+        assert not torch.allclose(wrapped.nsi, recorder.nsi)
+
+
+def test_wrappers():
+    model = ready(StepResNetCIFAR(20))
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES)
+    parallel = nn.DataParallel(model)
+    with TrajectoryRecorder(parallel) as wrapped, torch.no_grad():
+        parallel(IMAGES)
+    assert torch.equal(wrapped.nsi, recorder.nsi)
+    parallel.device_ids = [0, 1]
+    with pytest.raises(ValueError, match='DistributedDataParallel'):
+        TrajectoryRecorder(parallel)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6')
+@pytest.mark.parametrize('compile_first', [True, False])
+@pytest.mark.parametrize('in_place', [True, False])
+def test_compiled_models_are_recorded_uncompiled(compile_first, in_place):
+    model = ready(StepResNetCIFAR(20))
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES)
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    if in_place:
+        model.compile(backend=backend)
+        compiled = model
+    else:
+        compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        if compile_first:
+            compiled(IMAGES)
+            assert calls
+        with TrajectoryRecorder(compiled) as of_compiled:
+            compiled(IMAGES)
+        assert torch.equal(of_compiled.nsi, recorder.nsi)
+        calls.clear()
+        compiled(IMAGES)
+        # Back to compiled code, which need not be made again.
+        assert calls or compile_first
+    assert no_hooks(model)
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6')
+@pytest.mark.parametrize('order', [(0, 1), (1, 0)])
+def test_compiled_code_returns_with_the_last_of_two_recorders(order):
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    models = [ready(StepResNetCIFAR(20)) for _ in range(2)]
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    recorders = [TrajectoryRecorder(model) for model in models]
+    for recorder in recorders:
+        recorder.start()
+    recorders[order[0]].stop()
+    compiled(IMAGES)
+    assert not calls
+    recorders[order[1]].stop()
+    compiled(IMAGES)
+    assert calls
+    torch._dynamo.reset()
+
+
+def test_training_mode_with_stochastic_depth_measures_the_proposed_step():
+    model = perturb(
+        StepResNetCIFAR(20, attention=None, drop_path_rate=0.9,
+                        norm_eval=True)).train()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES)
+    record = recorder.record
+    assert (record['adaptive'] > 0).all()
+    assert torch.equal(record['adaptive'], record['unit'])
+
+
+@pytest.mark.parametrize('build', [
+    lambda: mmpretrain_backbones.SwinTransformer(
+        arch=dict(embed_dims=12, depths=[1, 3, 1, 1], num_heads=[1, 2, 2, 2]),
+        img_size=32, patch_size=2, window_size=4, pad_small_map=True,
+        drop_path_rate=0.5),
+    lambda: mmpretrain_backbones.ConvNeXt(
+        arch=dict(depths=[3, 1, 1, 1], channels=[8] * 4),
+        drop_path_rate=0.5),
+    lambda: mmpretrain_backbones.VisionTransformer(
+        arch=dict(embed_dims=12, num_layers=3, num_heads=2,
+                  feedforward_channels=24), img_size=32, patch_size=8,
+        drop_path_rate=0.5),
+])
+def test_transformers_propose_steps_that_are_dropped(build):
+    """What survives is scaled by one over the share that is kept."""
+    model = perturb(build())
+    model.train()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES.repeat(6, 1, 1, 1))
+    proposed = recorder.record['adaptive'].double()
+    returned = recorder.record['returned'].double()
+    assert (proposed > 0).all() and (returned == 0).any()
+    shares = {
+        name: next((m.drop_prob for m in model.get_submodule(name).modules()
+                    if type(m).__name__ == 'DropPath'), 0)
+        for name in {b.removesuffix('.attn').removesuffix('.ffn')
+                     for b in recorder.blocks}
+    }
+    kept = 1 - torch.tensor([
+        shares[b.removesuffix('.attn').removesuffix('.ffn')]
+        for b in recorder.blocks
+    ], dtype=torch.float64)
+    survived = returned > 0
+    assert survived.any(0).all()
+    torch.testing.assert_close(
+        returned[survived], (proposed / kept)[survived], rtol=1e-4, atol=0)
+
+
+def test_threads_do_not_disturb_other_models():
+    model = ready(StepResNetCIFAR(20))
+    other = copy.deepcopy(model)
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        thread = threading.Thread(target=other, args=(IMAGES, ))
+        thread.start()
+        model(IMAGES)
+        thread.join()
+    assert len(recorder) == 3
