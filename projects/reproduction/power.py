@@ -15,7 +15,7 @@ from collections.abc import Callable
 from scipy.integrate import quad
 from scipy.stats import chi, nct, norm, t
 
-from .tables import Sheet
+from .sheet import Sheet
 
 POWER = 0.8
 """What a plan asks for."""
