@@ -1,5 +1,6 @@
 """What a result keeps of a run's stiffness, from the record of its test."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,13 @@ import numpy as np
 
 from mmstepnet.figures.attention_values import block_correlations
 from mmstepnet.figures.degrees import degree_axes
-from mmstepnet.figures.runs import load_run
-from mmstepnet.stiffness import stiffness_proportion
+from mmstepnet.figures.runs import Run, load_run
+from mmstepnet.stiffness import (
+    stiffness_proportion,
+    total_neural_stiffness,
+    total_stiffness_proportion,
+)
+from mmstepnet.stiffness.trajectory import READINGS
 
 FEW = 0.1
 """The proportion that the paper compares with, 10 % (Fig. 6)."""
@@ -21,36 +27,62 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         record (str | Path): A ``stiffness_*.npz``.
 
     Returns:
-        dict: Of the default reading of NSI,
+        dict: What does not depend on the reading of NSI:
 
         - ``samples``: N; ``blocks``: names (L,); ``stages``: (L,)
-        - ``tns``: mean over samples, Definition 2 of the paper
-        - ``p_hat``: mean over samples of the integral of p̂ over all degrees
+        - ``step``: mean attention values over samples, (L,)
+
+        By reading (``'adaptive'``, ``'unit'``, ``'returned'``):
+
+        - ``tns``: mean over samples, by ``mu``: ``'stage'`` (Definition 2 of
+          the paper) and ``'all'`` (its Eq. 15)
+        - ``p_hat``: mean over samples of the integral of p̂ over all degrees,
+          by ``mu``
         - ``few_stiff``: share of the degrees M, of those that some sample is
-          stiff to, with p̂(M) at most 10 %. Degrees are the cells of the
-          grid of the figures, 40 x 40, on which it depends: each axis ends
-          where one sample in a hundred is still stiff.
-        - ``nsi``, ``step``: means over samples, (L,)
+          stiff to, with p̂(M) at most 10 %, μ over the stage; None where no
+          sample is stiff to any. Degrees are the cells of the grid of the
+          figures, 40 x 40, on which it depends: each axis ends where one
+          sample in a hundred is still stiff.
         - ``correlation``: Pearson's, over samples, between NSI and mean
           attention value, (L,); None where one of them is constant.
+
+        And ``nsi``: means of the adaptive reading over samples, (L,).
+
+        Older results hold ``tns`` and its kin as plain numbers, see
+        :mod:`~projects.reproduction.readings`.
     """
-    run = load_run(Path(record), 'run')
-    m1, m2 = degree_axes([run])
-    proportion = stiffness_proportion(run.nsi, run.stages, m1, m2)
-    stiff = proportion[proportion > 0]
-    correlation = [None if np.isnan(r) else _short(r)
-                   for r in block_correlations(run)]
+    runs = {nsi: load_run(Path(record), 'run', reading=nsi)
+            for nsi in READINGS}
+    run = runs['adaptive']
     return {
         'samples': len(run.nsi),
         'blocks': run.blocks,
         'stages': run.stages.tolist(),
-        'tns': _short(run.tns),
-        'p_hat': _short(run.proportion),
-        'few_stiff': _short((stiff <= FEW).mean()) if stiff.size else None,
+        'tns': _by_reading(total_neural_stiffness, runs),
+        'p_hat': _by_reading(total_stiffness_proportion, runs),
+        'few_stiff': {nsi: _few_stiff(run) for nsi, run in runs.items()},
         'nsi': [_short(v) for v in run.nsi.mean(0, dtype=np.float64)],
         'step': [_short(v) for v in run.step.mean(0, dtype=np.float64)],
-        'correlation': correlation,
+        'correlation': {
+            nsi: [None if np.isnan(r) else _short(r)
+                  for r in block_correlations(run)]
+            for nsi, run in runs.items()},
     }
+
+
+def _by_reading(total: Callable, runs: dict[str, Run]) -> dict:
+    # The mean over all blocks is that over one stage of them all.
+    return {nsi: {mu: _short(total(run.nsi, stages).mean())
+                  for mu, stages in (('stage', run.stages),
+                                     ('all', np.zeros_like(run.stages)))}
+            for nsi, run in runs.items()}
+
+
+def _few_stiff(run: Run) -> float | None:
+    m1, m2 = degree_axes([run])
+    proportion = stiffness_proportion(run.nsi, run.stages, m1, m2)
+    stiff = proportion[proportion > 0]
+    return _short((stiff <= FEW).mean()) if stiff.size else None
 
 
 def _short(value: float) -> float:
