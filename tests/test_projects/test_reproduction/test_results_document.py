@@ -101,7 +101,9 @@ def results(tmp_path_factory):
 def report(paper, results, tmp_path_factory):
     out = tmp_path_factory.mktemp('report') / 'RESULTS.md'
     printed = paper('report', '--results', results, '--out', out)
-    text, *pictures = map(Path, printed.splitlines())
+    # A host prints what it could not import.
+    text, *pictures = (Path(line) for line in printed.splitlines()
+                       if Path(line).is_absolute())
     assert text == out
     # TNS, violins of two columns of the suite, curves and violins of Moon.
     assert [p.name for p in pictures] == [
