@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FLOOR = {'names', 'precision', 'torch_version', 'version'}
+FLOOR = {'files', 'names', 'precision', 'torch_version', 'version'}
 """Modules that every layer may import."""
 
 BELOW = {

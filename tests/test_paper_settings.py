@@ -87,6 +87,17 @@ def test_table_6_imagenet(path):
     assert found['RandomFlip'].prob == 0.5
 
 
+@pytest.mark.parametrize('path', [
+    p for p in CONFIGS if p.parent.name in (
+        'cifar10', 'cifar100', 'stl10', 'imagenet', 'digits', 'small')
+    and not p.stem.startswith('faster_rcnn')], ids=lambda path: path.stem)
+def test_the_trained_network_s_stiffness_is_measured(path):
+    """Figs. 2 to 10 need no further command; validations are not measured."""
+    hook, = load(path).custom_hooks
+    assert hook.type == 'mmstepnet.StiffnessHook'
+    assert hook.interval is None and not hook.figures
+
+
 @pytest.mark.parametrize(
     'path', [ROOT / 'faster_rcnn_r50_stepnet_coco.py',
              *sorted((ROOT / 'coco').glob('faster_rcnn*.py'))],

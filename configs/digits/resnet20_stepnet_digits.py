@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/resnet20_cifar.py',
     '../_base_/datasets/digits_bs64.py',
     '../_base_/schedules/digits_20e.py',
-    'mmpretrain::_base_/default_runtime.py',
+    '../_base_/stiffness_runtime.py',
 ]
 
 # A last batch of one image would leave BN no variance.

@@ -2,5 +2,5 @@ _base_ = [
     '../_base_/models/resnet_imagenet.py',
     'mmpretrain::_base_/datasets/imagenet_bs32.py',
     '../_base_/schedules/imagenet_120e.py',
-    'mmpretrain::_base_/default_runtime.py',
+    '../_base_/stiffness_runtime.py',
 ]

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/vit_cifar.py',
     '../_base_/datasets/stl10_bs16.py',
     '../_base_/schedules/vit_200e.py',
-    'mmpretrain::_base_/default_runtime.py',
+    '../_base_/stiffness_runtime.py',
 ]
 
 # 8x8 patches, as on CIFAR.

@@ -1,7 +1,7 @@
 """One recording: the feature trajectories of N samples at L blocks."""
 
+import io
 import json
-import os
 import zipfile
 import zlib
 from collections import Counter
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mmstepnet.files import write_whole
 from mmstepnet.version import __version__
 
 from .checks import check_choice
@@ -217,14 +218,9 @@ class Trajectories:
             arrays[name] = np.array(arrays[name], np.str_)
         arrays['settings'] = np.array(
             json.dumps({**self.settings, 'mmstepnet': __version__}))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-        try:
-            with open(temporary, 'wb') as file:
-                np.savez_compressed(file, **arrays)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_whole(path, content.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> 'Trajectories':

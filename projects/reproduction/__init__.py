@@ -1,6 +1,7 @@
 from .metafile import Cell, Figure, read_tables, select_cells
 from .results import load_results, save_result, summarise
-from .tables import Sheet, list_sheet, table_sheets
+from .sheet import Sheet
+from .tables import list_sheet, table_sheets
 
 __all__ = [
     'Cell', 'Figure', 'Sheet', 'list_sheet', 'load_results', 'read_tables',

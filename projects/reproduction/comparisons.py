@@ -1,25 +1,24 @@
 """Paired comparisons over seeds, and what a set of them says of a claim."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import ttest_1samp
+from scipy.stats import t, ttest_1samp
+
+from .power import POWER, difference_power, equivalence_power, seeds_needed
 
 LEVEL = 0.05
-"""Level of every test, two-sided."""
-
-LEAST_SEEDS = 3
-"""Below it no test is made."""
+"""Level of tests, two-sided, and of intervals."""
 
 EQUAL = 1e-9
 """Differences that vary by less are equal, but for rounding."""
 
 HELD = 'held'
-NOT_HELD = 'not held'
-UNDECIDABLE = 'not decidable at this scale'
-NO_RESULTS = 'no results yet'
+REFUTED = 'refuted'
+UNDECIDED = 'undecided'
+WAITING = 'no verdict before all planned seeds'
 
 Value = Callable[[dict[str, Any]], float | None]
 
@@ -31,9 +30,8 @@ class Comparison:
     Attributes:
         name (str): What is compared.
         differences (tuple[float, ...]): In the quantity's unit.
-        least (int): Seeds below which no test is made: those that were
-            planned, for a test after every seed would find something sooner
-            or later. Defaults to :data:`LEAST_SEEDS`.
+        planned (int): Seeds that were planned; a test after every seed would
+            find something sooner or later. Defaults to 0.
 
     Raises:
         ValueError: A difference is not finite.
@@ -41,7 +39,7 @@ class Comparison:
 
     name: str
     differences: tuple[float, ...]
-    least: int = LEAST_SEEDS
+    planned: int = 0
 
     def __post_init__(self):
         if not np.isfinite(self.differences).all():
@@ -49,37 +47,84 @@ class Comparison:
                              f'{self.differences}')
 
     @property
-    def p(self) -> float | None:
-        """Student's paired t-test against 0; None where none is made.
+    def complete(self) -> bool:
+        """Whether all planned seeds are there."""
+        return len(self.differences) >= max(self.planned, 1)
 
-        That is below :attr:`least` seeds, and where all differences are
-        equal: metrics come in steps, and seeds that happen to take the same
+    @property
+    def varies(self) -> bool:
+        """Whether a test can be made.
+
+        Metrics come in steps, and seeds that happen to differ by the same
         one are no certainty.
         """
-        if len(self.differences) < self.least or np.ptp(
-                self.differences) < EQUAL:
-            return None
-        return float(ttest_1samp(self.differences, 0).pvalue)
+        return (len(self.differences) > 1
+                and np.ptp(self.differences) >= EQUAL)
 
     @property
     def mean(self) -> float:
         """Mean difference."""
         return float(np.mean(self.differences))
 
+    @property
+    def deviation(self) -> float:
+        """Sample standard deviation of the differences."""
+        return float(np.std(self.differences, ddof=1))
+
+    @property
+    def p(self) -> float:
+        """Student's paired t-test against 0, two-sided; 1 without one."""
+        if not self.varies:
+            return 1.0
+        return float(ttest_1samp(self.differences, 0).pvalue)
+
+    def equivalence_p(self, margin: float) -> float:
+        """Two one-sided t-tests for a mean within the margin; or 1."""
+        if not self.varies:
+            return 1.0
+        return float(max(
+            ttest_1samp(self.differences, -margin, alternative='greater')
+            .pvalue,
+            ttest_1samp(self.differences, margin, alternative='less').pvalue))
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
+        """Confidence interval of the mean; None where nothing varies."""
+        if not self.varies:
+            return None
+        n = len(self.differences)
+        reach = t.isf(level / 2, n - 1) * self.deviation / n**0.5
+        return self.mean - reach, self.mean + reach
+
     def format(self, decimals: int = 2) -> str:
         """Write it as evidence."""
         n = len(self.differences)
         if not n:
-            return f'{self.name}: {NO_RESULTS}'
+            return f'{self.name}: no seed of both'
         text = f'{self.name}: {self.mean:+.{decimals}f}'
-        if n > 1:
-            text += f' ± {np.std(self.differences, ddof=1):.{decimals}f}'
-        text += f' ({n} seed{"s" if n > 1 else ""}'
-        return text + (')' if self.p is None else f', p = {self.p:.2g})')
+        found = self.interval()
+        if found is not None:
+            low, high = (f'{end:+.{decimals}f}' for end in found)
+            text += f', {1 - LEVEL:.0%} interval {low} to {high}'
+        elif n > 1:
+            text += ', all equal'
+        return text + f' ({n} seed{"s" if n > 1 else ""})'
+
+    def needed(self, margin: float, level: float) -> str:
+        """How many seeds a decision would take, as text."""
+        if not self.varies:
+            return f'{self.name}: the differences do not vary'
+        found, shown = (
+            seeds_needed(lambda n, power=power: power(
+                self.deviation, n, margin, level))
+            for power in (difference_power, equivalence_power))
+        return (f'{self.name}: at the measured deviation of '
+                f'{self.deviation:.2f}, {POWER:.0%} power takes {found} seeds '
+                f'for a difference of {margin:g} and {shown} for equivalence')
 
 
 def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
-         value: Value, least: int = LEAST_SEEDS) -> Comparison:
+         value: Value, seeds: Collection[int] | None = None,
+         shift: float = 0.0) -> Comparison:
     """Subtract results of the same seeds.
 
     Args:
@@ -88,50 +133,47 @@ def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
         others (Sequence[dict]): Results to compare with.
         value (Callable): Takes the quantity from a result; where it gives
             None the seed is left out.
-        least (int): See :class:`Comparison`. Defaults to
-            :data:`LEAST_SEEDS`.
+        seeds (Collection[int], optional): The planned seeds, only which
+            count. Defaults to None, all that there are.
+        shift (float): Added to each difference. Defaults to 0.
     """
     left, right = ({
         result['seed']: value(result)
         for result in results if value(result) is not None
     } for results in (ours, others))
-    seeds = sorted(left.keys() & right.keys())
-    return Comparison(name, tuple(left[s] - right[s] for s in seeds), least)
+    both = sorted(left.keys() & right.keys())
+    return Comparison(
+        name, tuple(left[s] - right[s] + shift for s in both
+                    if seeds is None or s in seeds), len(seeds or ()))
 
 
-def judge(comparisons: Sequence[Comparison]) -> str:
+def judge(comparisons: Sequence[Comparison], margin: float | None,
+          level: float = LEVEL) -> str:
     """Judge a claim that all differences are positive.
 
-    Held where every one is, at :data:`LEVEL` each: that all must be is
-    itself the correction (intersection-union test; Berger, 1982). Not held
-    where one is negative at that level after Holm's correction for all of
-    them, those not tested yet included. No results where none has a seed;
-    not decidable otherwise, which includes differences too small for so few
-    seeds.
-    """
-    if not any(c.differences for c in comparisons):
-        return NO_RESULTS
-    p = {c.name: 1.0 if c.p is None else c.p for c in comparisons}
-    corrected = holm(p)
-    if any(c.mean < 0 and corrected[c.name] < LEVEL for c in comparisons
-           if c.differences):
-        return NOT_HELD
-    if all(p[c.name] < LEVEL and c.mean > 0 for c in comparisons):
-        return HELD
-    return UNDECIDABLE
-
-
-def holm(p: Mapping[str, float]) -> dict[str, float]:
-    """Correct p-values for their number (Holm, 1979).
+    Held where the t-tests find that every one is, each at the full level:
+    that all must be is itself the correction (intersection-union test;
+    Berger, 1982). Refuted where they find that one is negative, or where one
+    that they do not find to be positive is shown to be smaller than the
+    margin, each corrected for the number of comparisons (Bonferroni).
 
     Args:
-        p (Mapping): By name.
+        comparisons (Sequence[Comparison]): Those of the claim.
+        margin (float, optional): The smallest difference that matters. None
+            makes no test of equivalence.
+        level (float): Defaults to 0.05.
 
     Returns:
-        dict: Corrected, by name.
+        str: The verdict; none before all comparisons are complete.
     """
-    corrected, largest = {}, 0.0
-    for rank, name in enumerate(sorted(p, key=p.get)):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
-        corrected[name] = largest
-    return corrected
+    if not comparisons or not all(c.complete for c in comparisons):
+        return WAITING
+    each = level / len(comparisons)
+    behind = [c for c in comparisons if not (c.mean > 0 and c.p < level)]
+    if not behind:
+        return HELD
+    if any(c.mean < 0 and c.p < each for c in behind) or (
+            margin is not None
+            and any(c.equivalence_p(margin) < each for c in behind)):
+        return REFUTED
+    return UNDECIDED

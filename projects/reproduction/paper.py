@@ -71,8 +71,8 @@ def parse_args() -> argparse.Namespace:
     report = commands.add_parser(
         'report',
         parents=[shared],
-        help='all tables that have results, figures, and a verdict on each '
-        'of the claims')
+        help='all tables that have results, figures, verdicts on planned '
+        'claims and intervals for the others')
     report.add_argument(
         '--out',
         type=Path,
@@ -87,10 +87,11 @@ def parse_args() -> argparse.Namespace:
         'interrupted goes on')
     run.add_argument(
         '--seeds',
-        type=positive_int,
-        default=5,
-        metavar='N',
-        help="run seeds 0 to N-1. Default: 5, the paper's number")
+        type=seed_range,
+        default=range(5),
+        metavar='N or FIRST-LAST',
+        help='run seeds 0 to N-1, or FIRST to LAST, such as 3-27. Default: '
+        "5, the paper's number")
     run.add_argument(
         '--work-dir',
         type=Path,
@@ -121,6 +122,19 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def seed_range(text: str) -> range:
+    """Seeds of ``'5'``, which are 0 to 4, or of ``'3-27'``."""
+    first, dash, last = text.partition('-')
+    if not (first.isdigit() and (last.isdigit() or not dash)):
+        raise argparse.ArgumentTypeError(
+            f'must be a number of seeds such as 5, or the first and the last '
+            f'such as 3-27, got {text}')
+    seeds = range(int(first), int(last) + 1) if dash else range(int(first))
+    if not seeds:
+        raise argparse.ArgumentTypeError(f'there is no seed in {text}')
+    return seeds
+
+
 def positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -136,9 +150,10 @@ def stop(signum: int, frame: object) -> None:
 def run(args: argparse.Namespace) -> None:
     cells = select_cells(read_tables(ROOT), args.table, args.rows)
     # Imports torch, which a mistyped row need not wait for.
-    from projects.reproduction.runs import Plan, run_cells
+    from projects.reproduction.job_queue import run_cells
+    from projects.reproduction.launch import LaunchSettings
     signal.signal(signal.SIGTERM, stop)
-    plan = Plan(
+    launch = LaunchSettings(
         root=ROOT,
         work_dir=args.work_dir,
         results=args.results,
@@ -149,7 +164,7 @@ def run(args: argparse.Namespace) -> None:
     left = run_cells(
         cells,
         args.seeds,
-        plan,
+        launch,
         dry_run=args.dry_run,
         say=lambda line: print(line, flush=True))
     if left and not args.dry_run:
@@ -191,7 +206,7 @@ def plot(args: argparse.Namespace) -> None:
 def report(args: argparse.Namespace) -> None:
     tables = read_tables(ROOT)
     from mmstepnet.engine.complexity import Complexity, measure_complexity
-    from projects.reproduction.report import write_report
+    from projects.reproduction.results_document import write_report
 
     def measure(config: str) -> Complexity:
         print(f'counting {Path(config).stem}', file=sys.stderr)

@@ -7,11 +7,21 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from mmstepnet.stiffness import correlate_ranks
+
+from .claims import CLAIMS, RANKS
+from .columns import Column
 from .curves import stack_curves
+from .findings import model_means
 from .metafile import Cell
 from .metrics import METRICS
+from .model_figures import draw_rows, draw_stiffness
+from .readings import DEFAULT
 from .results import load_results
 from .seed_figures import draw_curves, draw_violins
+
+MOST_ROWS = 12
+"""More are drawn as lines of points: their curves could not be told apart."""
 
 
 def save_plots(cells: Sequence[Cell], results: str | Path,
@@ -23,7 +33,9 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
         results (str | Path): Folder of our results.
         out (str | Path): Gets ``TABLE_COLUMN_curves.png``, a panel for the
             training loss and one for each metric, and for each metric
-            ``TABLE_COLUMN_METRIC_violin.png``, that of the last epoch.
+            ``TABLE_COLUMN_METRIC_violin.png``, that of the last epoch. Of
+            more than 12 rows it gets ``TABLE_COLUMN_METRIC_rows.png``
+            alone.
 
     Returns:
         list[Path]: The files.
@@ -45,20 +57,47 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
             continue
         names = dict.fromkeys(m for cell in chosen for m in cell.metrics)
         stem = _plain(f'{chosen[0].table}_{column}')
-        panels = _panels(found, names)
+        many = len(found) > MOST_ROWS
+        panels = {} if many else _panels(found, names)
         if panels:
             path = Path(out) / f'{stem}_curves.png'
             saved.append(_save(draw_curves(panels), path))
+        kind, draw = ('rows', draw_rows) if many else ('violin', draw_violins)
         for name in names:
             ends = _ends(found, name)
             if ends:
-                path = Path(out) / f'{stem}_{_plain(name)}_violin.png'
+                path = Path(out) / f'{stem}_{_plain(name)}_{kind}.png'
                 title = f'{_with_unit(name)}, last epoch'
-                saved.append(_save(draw_violins(title, ends), path))
+                saved.append(_save(draw(title, ends), path))
     if not saved:
         raise FileNotFoundError(
             f'there are no results of table {cells[0].table!r} in {results}; '
             f'run it with projects.reproduction.paper run {cells[0].table}')
+    return saved
+
+
+def save_ranking(columns: Sequence[Column], out: Path) -> list[Path]:
+    """Draw accuracy over TNS (Fig. 7), of every column that has models.
+
+    TNS is that of the adaptive reading with the mean over the stage.
+
+    Args:
+        columns (Sequence[Column]): Columns of tables.
+        out (Path): Gets ``TABLE_COLUMN_tns.png``.
+
+    Returns:
+        list[Path]: The files.
+    """
+    claim, = (c for c in CLAIMS if c.kind == RANKS)
+    saved = []
+    for column in columns:
+        means, _ = model_means(claim, column)
+        if len(means) < 3:
+            continue
+        found = correlate_ranks(*zip(*means.values()), 'models')
+        path = out / f'{_plain(f"{column.table}_{column.name}")}_tns.png'
+        saved.append(_save(draw_stiffness(
+            means, f'{column}\n{DEFAULT}\n{found}'), path))
     return saved
 
 

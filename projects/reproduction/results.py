@@ -11,17 +11,18 @@ holds pairs of epoch and value: the training loss, and the metrics of every
 validation. ``stiffness`` is what
 :func:`~projects.reproduction.stiffness.summarise_stiffness` gives for the
 test, null where the config has no StiffnessHook. ``starts`` holds what
-:func:`~projects.reproduction.runs.provenance` gives, once for each machine,
-version and commit that the run was started or went on with.
+:func:`~projects.reproduction.provenance.provenance` gives, once for each
+machine, version and commit that the run was started or went on with.
 """
 
 import json
-import os
 import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from mmstepnet.files import write_whole
 
 from .metafile import Figure
 
@@ -50,17 +51,6 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
             raise ValueError(f'{path}: {key} must hold finite numbers, got '
                              f'{value}') from error
     write_whole(path, '{\n' + ',\n'.join(lines) + '\n}\n')
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file wholly, or not at all; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:

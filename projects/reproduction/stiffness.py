@@ -1,11 +1,14 @@
 """What a result keeps of a run's stiffness, from the record of its test."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmstepnet.stiffness import (
+    MEANS,
+    READINGS,
     Trajectories,
     degree_axes,
     stiffness_proportion,
@@ -22,37 +25,59 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         record (str | Path): A ``stiffness_*.npz``.
 
     Returns:
-        dict: Of the default reading of NSI,
+        dict: What does not depend on the reading of NSI:
 
         - ``samples``: N; ``blocks``: names (L,); ``stages``: (L,)
-        - ``tns``: mean over samples, Definition 2 of the paper
-        - ``p_hat``: mean over samples of the integral of p̂ over all degrees
+        - ``step``: mean attention values over samples, (L,)
+
+        By reading (``'adaptive'``, ``'unit'``, ``'returned'``):
+
+        - ``tns``: mean over samples, by ``mu``: ``'stage'`` (Definition 2 of
+          the paper) and ``'all'`` (its Eq. 15)
+        - ``p_hat``: mean over samples of the integral of p̂ over all degrees,
+          by ``mu``
         - ``few_stiff``: share of the degrees M, of those that some sample is
-          stiff to, with p̂(M) at most 10 %. Degrees are the cells of the
-          grid of the figures, 40 x 40, on which it depends: each axis ends
-          where one sample in a hundred is still stiff.
-        - ``nsi``, ``step``: means over samples, (L,)
+          stiff to, with p̂(M) at most 10 %, μ over the stage; None where no
+          sample is stiff to any. Degrees are the cells of the grid of the
+          figures, 40 x 40, on which it depends: each axis ends where one
+          sample in a hundred is still stiff.
         - ``correlation``: Pearson's, over samples, between NSI and mean
           attention value, (L,); None where one of them is constant.
+
+        And ``nsi``: means of the adaptive reading over samples, (L,).
+
+        Older results hold ``tns`` and its kin as plain numbers, see
+        :mod:`~projects.reproduction.readings`.
     """
     run = Trajectories.load(record)
-    nsi = run.nsi()
-    m1, m2 = degree_axes([(nsi, run.stages)])
-    proportion = stiffness_proportion(nsi, run.stages, m1, m2)
-    stiff = proportion[proportion > 0]
-    correlation = [None if np.isnan(r) else _short(r)
-                   for r in run.block_correlations()]
     return {
         'samples': len(run),
         'blocks': run.blocks,
         'stages': run.stages.tolist(),
-        'tns': _short(run.tns()),
-        'p_hat': _short(run.proportion()),
-        'few_stiff': _short((stiff <= FEW).mean()) if stiff.size else None,
-        'nsi': [_short(v) for v in nsi.mean(0, dtype=np.float64)],
+        'tns': _by_reading(run.tns),
+        'p_hat': _by_reading(run.proportion),
+        'few_stiff': {reading: _few_stiff(run, reading)
+                      for reading in READINGS},
+        'nsi': [_short(v) for v in run.nsi().mean(0, dtype=np.float64)],
         'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
-        'correlation': correlation,
+        'correlation': {
+            reading: [None if np.isnan(r) else _short(r)
+                      for r in run.block_correlations(reading)]
+            for reading in READINGS},
     }
+
+
+def _by_reading(total: Callable[[str, str], float]) -> dict:
+    return {reading: {mu: _short(total(reading, mu)) for mu in MEANS}
+            for reading in READINGS}
+
+
+def _few_stiff(run: Trajectories, reading: str) -> float | None:
+    nsi = run.nsi(reading)
+    m1, m2 = degree_axes([(nsi, run.stages)])
+    proportion = stiffness_proportion(nsi, run.stages, m1, m2)
+    stiff = proportion[proportion > 0]
+    return _short((stiff <= FEW).mean()) if stiff.size else None
 
 
 def _short(value: float) -> float:

@@ -1,75 +1,17 @@
 """Tables of the paper's figures beside ours."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from .curves import (
-    LEAST_VALIDATIONS,
-    late_validations,
-    mean_variance,
-    stack_curves,
-)
+from .further_sheets import robustness_sheet, stiffness_sheet
 from .metafile import Cell
 from .metrics import METRICS
 from .results import load_results, summarise
+from .sheet import NONE, Sheet
 
 if TYPE_CHECKING:  # a list of results needs no torch
     from mmstepnet.engine.complexity import Complexity
-
-NONE = '–'
-
-
-@dataclass
-class Sheet:
-    """A table to be shown: texts, not yet in any format.
-
-    Attributes:
-        title (str): Its title.
-        header (list[str]): Names of its columns.
-        rows (list[list[str]]): Its rows.
-        notes (list[str]): Lines below it.
-        labels (int): How many columns, from the left, hold labels.
-    """
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    notes: list[str] = field(default_factory=list)
-    labels: int = 1
-
-    def to_markdown(self) -> str:
-        """Write it in Markdown."""
-        numbers = len(self.header) - self.labels
-        align = ['---'] * self.labels + ['---:'] * numbers
-        lines = [
-            '| ' + ' | '.join(cell.replace('|', r'\|') for cell in row) + ' |'
-            for row in (self.header, align, *self.rows)
-        ]
-        notes = [f'\n{note}' for note in self.notes]
-        return '\n'.join([f'**{self.title}**', '', *lines, *notes, ''])
-
-    def print(self, console: Console) -> None:
-        """Print it to a terminal."""
-        table = Table(title=self.title, box=SIMPLE_HEAD, title_justify='left')
-        for place, name in enumerate(self.header):
-            table.add_column(
-                escape(name),
-                justify='left' if place < self.labels else 'right')
-        for row in self.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-        for note in self.notes:
-            console.print(escape(note))
-        console.print()
-
 
 def list_sheet(tables: dict[str, list[Cell]], results: Path) -> Sheet:
     """List every row of every table.
@@ -116,83 +58,13 @@ def table_sheets(cells: Sequence[Cell], results: Path,
         }
         for name in dict.fromkeys(m for cell in chosen for m in cell.metrics):
             sheets.append(_sheet(chosen, column, name, sizes, found))
-            robustness = _robustness_sheet(chosen, column, name, found)
+            robustness = robustness_sheet(chosen, column, name, found)
             if robustness.rows:
                 sheets.append(robustness)
-        stiffness = _stiffness_sheet(chosen, column, found)
+        stiffness = stiffness_sheet(chosen, column, found)
         if stiffness.rows:
             sheets.append(stiffness)
     return sheets
-
-
-def _robustness_sheet(cells: Sequence[Cell], column: str, name: str,
-                      found: dict[Path, list[dict]]) -> Sheet:
-    """The second paper's robustness figure, its Section 4.2."""
-    metric, rows = METRICS[name], []
-    for cell in cells:
-        results = found.get(cell.config, [])
-        curves = stack_curves(results, metric.key)
-        if curves is None:
-            continue
-        epochs, values = curves
-        late = late_validations(epochs)
-        if len(results) < 2 and not late.any():
-            continue
-        ends = [r['last']['metrics'][metric.key] * metric.scale
-                for r in results]
-        rows.append([
-            cell.row,
-            f'{variance(ends):.3g}' if len(ends) > 1 else NONE,
-            str(len(results)),
-            *((f'{mean_variance(values[:, late] * metric.scale):.3g}',
-               f'{epochs[late][0]}-{epochs[late][-1]}') if late.any() else
-              (NONE, NONE))
-        ])
-    on_test = all(r['best'] for results in found.values() for r in results)
-    split = 'test' if on_test else 'validation'
-    return Sheet(
-        f'Table {cells[0].table}, {column}, {name}: variance', [
-            'Row', 'over seeds, last epoch', 'seeds', 'over last epochs',
-            'epochs'
-        ], rows, [
-            'Sample variances, in squared units of the table. Over seeds: on '
-            'the test data. Over the last epochs: of each seed\'s validations '
-            f'on the {split} data after these epochs, then the mean of the '
-            f'seeds; not of fewer than {LEAST_VALIDATIONS} validations.'
-        ])
-
-
-def _stiffness_sheet(cells: Sequence[Cell], column: str,
-                     found: dict[Path, list[dict]]) -> Sheet:
-    """What the StiffnessHook measured in the tests."""
-    rows = []
-    for cell in cells:
-        measured = [r['stiffness'] for r in found.get(cell.config, [])
-                    if r.get('stiffness')]
-        if measured:
-            rows.append([
-                cell.row,
-                *(_mean([m[key] for m in measured], decimals)
-                  for key, decimals in (('tns', 4), ('p_hat', 4),
-                                        ('few_stiff', 2))),
-                _mean([fmean(m['step']) for m in measured], 2),
-                str(len(measured))
-            ])
-    return Sheet(
-        f'Table {cells[0].table}, {column}: stiffness',
-        ['Row', 'TNS', '∬p̂', 'p̂ ≤ 10 %', 'Δt', 'seeds'], rows, [
-            'Of the trained networks on the test images, mean ± sample '
-            'standard deviation over the seeds. p̂ ≤ 10 %: share of the '
-            'degrees M that some image is stiff to, M1 and M2 each up to '
-            'where one image in a hundred still is; it depends on that end. '
-            'Δt: mean step of the same blocks, channels and images.'
-        ])
-
-
-def _mean(values: Sequence[float | None], decimals: int) -> str:
-    if None in values:
-        return NONE
-    return summarise(values).format(decimals)
 
 
 def _sheet(cells: Sequence[Cell], column: str, name: str,

@@ -20,7 +20,7 @@ from mmstepnet.engine.data_check import check_data
 from mmstepnet.engine.job import positive_int
 from mmstepnet.registry import ATTENTIONS, find_registered
 from projects.reproduction import save_result
-from projects.reproduction.runs import provenance
+from projects.reproduction.provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 

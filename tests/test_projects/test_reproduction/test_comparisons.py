@@ -7,19 +7,21 @@ from scipy.special import gamma
 
 from projects.reproduction.comparisons import (
     HELD,
-    NO_RESULTS,
-    NOT_HELD,
-    UNDECIDABLE,
+    REFUTED,
+    UNDECIDED,
+    WAITING,
     Comparison,
-    holm,
     judge,
     pair,
 )
+from projects.reproduction.power import difference_power, equivalence_power
 
 SURE = Comparison('sure', (1.0, 1.1, 0.9, 1.05))
 WORSE = Comparison('worse', (-1.0, -1.1, -0.9, -1.05))
 UNSURE = Comparison('unsure', (1.0, -0.9, 0.4))
-FEW = Comparison('few', (5.0, 5.1))
+FEW = Comparison('few', (5.0, 5.1, 4.9), planned=4)
+SMALL = Comparison('small', (0.1, -0.1, 0.05, -0.02))
+SURE_AND_SMALL = Comparison('sure and small', (0.1, 0.11, 0.12))
 EMPTY = Comparison('empty', ())
 
 
@@ -34,18 +36,30 @@ def test_t_test_is_the_area_of_the_tails():
     assert UNSURE.p == pytest.approx(2 * quad(density, t, np.inf)[0])
 
 
+def test_equivalence_is_an_interval_within_the_margin():
+    """Two one-sided tests at 5 % are a 90 % interval inside of it."""
+    for found in (UNSURE, SMALL, SURE_AND_SMALL):
+        low, high = found.interval(0.1)
+        for margin in (0.05, 0.11, 0.13, 0.5, 2.5):
+            inside = -margin < low and high < margin
+            assert (found.equivalence_p(margin) < 0.05) == inside
+
+
+def test_interval_holds_what_the_test_does_not_refuse():
+    for found in (SURE, UNSURE, SMALL):
+        for end in found.interval():
+            moved = Comparison('', tuple(d - end for d in found.differences))
+            assert moved.p == pytest.approx(0.05)
+
+
 def test_equal_differences():
     """Accuracies come in steps; the same three times is no certainty."""
     for same in (0.0, 0.2):
         found = Comparison('', (same, same + 1e-14, same))
-        assert found.p is None
-        assert judge([found]) == judge([found, SURE]) == UNDECIDABLE
-
-
-def test_no_test_before_all_planned_seeds():
-    assert SURE.p is not None
-    few = len(SURE.differences)
-    assert Comparison('', SURE.differences, least=few + 1).p is None
+        assert found.p == found.equivalence_p(0.5) == 1
+        assert found.interval() is None
+        assert judge([found], 0.5) == judge([found, SURE], 0.5) == UNDECIDED
+        assert found.format().endswith('all equal (3 seeds)')
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf')])
@@ -62,48 +76,70 @@ def test_seeds_are_paired():
     assert pair('', ours, others, lambda r: r['v']).differences == (2.5, 4.0)
 
 
-def test_holm():
-    # Smallest times 3, next times 2, largest times 1, never falling.
-    assert holm(dict(a=0.03, b=0.01, c=0.04)) == pytest.approx(
-        dict(b=0.03, a=0.06, c=0.06))
-    assert holm(dict(a=0.9, b=0.8)) == dict(a=1.0, b=1.0)
+def test_only_planned_seeds_count():
+    results = [dict(seed=s, v=v) for s, v in enumerate((9., 1., 2., 9.))]
+    zeros = [dict(seed=s, v=0.) for s in range(4)]
+    found = pair('', results, zeros, lambda r: r['v'], range(1, 3), 0.5)
+    assert found.differences == (1.5, 2.5) and found.complete
+    found = pair('', results[:2], zeros, lambda r: r['v'], range(1, 3))
+    assert found.differences == (1.0, ) and not found.complete
 
 
 @pytest.mark.parametrize('comparisons, verdict', [
     ([SURE], HELD),
-    ([SURE, UNSURE], UNDECIDABLE),
-    ([SURE, FEW], UNDECIDABLE),
-    ([SURE, EMPTY], UNDECIDABLE),
-    ([SURE, UNSURE, WORSE], NOT_HELD),
-    ([FEW], UNDECIDABLE),
-    ([EMPTY, EMPTY], NO_RESULTS),
-    ([], NO_RESULTS),
+    ([SURE, UNSURE], UNDECIDED),
+    ([SURE, FEW], WAITING),
+    ([SURE, EMPTY], WAITING),
+    ([SURE, UNSURE, WORSE], REFUTED),
+    ([WORSE, FEW], WAITING),
+    ([SMALL], REFUTED),
+    ([SURE, SMALL], REFUTED),
+    # A difference that is found counts, however small.
+    ([SURE_AND_SMALL], HELD),
+    ([SURE_AND_SMALL, SURE], HELD),
+    ([], WAITING),
 ])
 def test_verdicts(comparisons, verdict):
-    assert judge(comparisons) == verdict
+    assert judge(comparisons, 0.5) == verdict
+
+
+def test_without_a_margin_nothing_is_too_small():
+    assert judge([SMALL], None) == UNDECIDED
 
 
 BORDERLINE = Comparison('borderline', (1.0, 1.2, 0.55))
 BELOW = Comparison('below', (-1.0, -1.2, -0.55))
+NARROW = Comparison('narrow', (0.2, -0.4, 0.3, -0.3))
 
 
 def test_every_difference_must_be_sure_but_no_surer_for_being_one_of_many():
     assert 0.025 < BORDERLINE.p < 0.05
-    assert judge([BORDERLINE]) == HELD
-    assert judge([BORDERLINE, SURE]) == HELD
-    assert judge([BORDERLINE, UNSURE]) == UNDECIDABLE
+    assert judge([BORDERLINE], 0.5) == HELD
+    assert judge([BORDERLINE, SURE], 0.5) == HELD
+    assert judge([BORDERLINE], 0.5, level=0.025) == UNDECIDED
 
 
-def test_one_of_many_that_falls_behind_needs_a_smaller_p():
-    assert judge([BELOW]) == NOT_HELD
-    # Also of those that have no p yet: a verdict does not go as they come.
-    for other in (UNSURE, FEW, EMPTY):
-        assert judge([BELOW, other]) == UNDECIDABLE
+@pytest.mark.parametrize('found', [BELOW, NARROW])
+def test_one_of_many_that_refutes_needs_a_smaller_p(found):
+    p = found.p if found is BELOW else found.equivalence_p(0.5)
+    assert 0.0125 < p < 0.05
+    assert judge([found], 0.5) == REFUTED
+    assert judge([found, UNSURE, UNSURE, UNSURE], 0.5) == UNDECIDED
+
+
+def test_seeds_that_a_decision_takes():
+    text = UNSURE.needed(0.5, 0.025)
+    sd = np.std(UNSURE.differences, ddof=1)
+    found, shown = (int(word) for word in text.split() if word.isdigit())
+    for power, seeds in ((difference_power, found),
+                         (equivalence_power, shown)):
+        assert power(sd, seeds, 0.5, 0.025) >= 0.8
+        assert power(sd, seeds - 1, 0.5, 0.025) < 0.8
 
 
 def test_evidence():
+    low, high = UNSURE.interval()
     assert UNSURE.format() == (
-        f'unsure: +0.17 ± {np.std(UNSURE.differences, ddof=1):.2f} '
-        f'(3 seeds, p = {UNSURE.p:.2g})')
-    assert FEW.format(1) == 'few: +5.0 ± 0.1 (2 seeds)'
-    assert EMPTY.format() == 'empty: no results yet'
+        f'unsure: +0.17, 95% interval {low:+.2f} to {high:+.2f} (3 seeds)')
+    assert Comparison('one', (0.25, )).format(1) == 'one: +0.2 (1 seed)'
+    assert EMPTY.format() == 'empty: no seed of both'

@@ -97,6 +97,22 @@ def test_dry_run_prints_commands_and_runs_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_seeds_from_one_to_another(tmp_path):
+    args = list(toy(tmp_path))
+    place = args.index('--seeds') + 1
+    for text, expected in (('3-5', (3, 4, 5)), ('2', (0, 1)), ('7-7', (7, ))):
+        args[place] = text
+        out = paper(*args, '--dry-run')
+        assert out.returncode == 0, out.stderr
+        seeds = re.findall(r'train.py .*plain.* randomness.seed=(\d+)',
+                           out.stdout)
+        assert tuple(map(int, seeds)) == expected
+    for text in ('5-3', '0', 'three', '-2', '3-'):
+        args[place] = text
+        out = paper(*args, '--dry-run')
+        assert out.returncode == 2 and '--seeds' in out.stderr, text
+
+
 def test_errors_name_what_there_is():
     table = paper('table', '9')
     assert table.returncode != 0

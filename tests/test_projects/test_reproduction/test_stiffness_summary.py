@@ -5,79 +5,119 @@ import json
 import numpy as np
 import pytest
 
-from mmstepnet.stiffness import FIELDS, Trajectories
+from mmstepnet.stiffness import FIELDS, READINGS, Trajectories
+from projects.reproduction.readings import (
+    MEANS,
+    Reading,
+    stiffness_by_reading,
+)
 from projects.reproduction.stiffness import summarise_stiffness
 
 STAGES = np.array([0, 0, 1, 1, 1])
 BLOCKS = [f'layer{s + 1}.{i}' for i, s in enumerate(STAGES)]
 
 
-def write(path, nsi, step):
-    other = np.full_like(nsi, 3)
-    record = {**dict.fromkeys(FIELDS, other), 'adaptive': nsi,
-              'step_mean': step}
+def write(path, step, **nsi):
+    other = np.full_like(step, 3)
+    record = {**dict.fromkeys(FIELDS, other), **nsi, 'step_mean': step}
     Trajectories(
         **record, stages=STAGES, blocks=BLOCKS, excluded=['layer1.0'],
         settings=dict(model='net', split='test', reading='adaptive',
-                      dataset_size=len(nsi))).save(path)
+                      dataset_size=len(step))).save(path)
 
 
-@pytest.fixture
-def record(tmp_path):
+@pytest.fixture(scope='module')
+def record(tmp_path_factory):
     rng = np.random.default_rng(0)
-    nsi = rng.gamma(1.5, 1, (60, 5)).astype(np.float32)
+    nsi = {name: rng.gamma(1.5, 1 + i, (60, 5)).astype(np.float32)
+           for i, name in enumerate(READINGS)}
     step = rng.random((60, 5)).astype(np.float32)
     step[:, 1] = 0.25  # a constant gate has no correlation
-    path = tmp_path / 'stiffness_test.npz'
-    write(path, nsi, step)
-    return path, nsi.astype(float), step.astype(float)
+    path = tmp_path_factory.mktemp('record') / 'stiffness_test.npz'
+    write(path, step, **nsi)
+    return (summarise_stiffness(path), step.astype(float),
+            {name: values.astype(float) for name, values in nsi.items()})
 
 
-def degrees(zeta):
+def degrees(zeta, mu='stage'):
     """(M1, M2) up to which each block of one image is stiff."""
     mean = np.array([zeta[STAGES == s].mean() for s in STAGES])
+    if mu == 'all':
+        mean = zeta.mean()
     return np.clip(zeta / mean - 1, 0, None), zeta
 
 
-def test_numbers(record):
-    path, nsi, step = record
-    found = summarise_stiffness(path)
+def test_what_has_no_reading(record):
+    found, step, nsi = record
     assert json.loads(json.dumps(found)) == found
     assert found['samples'] == 60 and found['blocks'] == BLOCKS
     assert found['stages'] == STAGES.tolist()
-    np.testing.assert_allclose(found['nsi'], nsi.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found['nsi'], nsi['adaptive'].mean(0),
+                               rtol=1e-5)
     np.testing.assert_allclose(found['step'], step.mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize('reading', READINGS)
+def test_correlations(record, reading):
+    found, step, nsi = record
+    correlation = found['correlation'][reading]
     for block in (0, 2, 3, 4):
-        assert found['correlation'][block] == pytest.approx(
-            np.corrcoef(nsi[:, block], step[:, block])[0, 1], rel=1e-4)
-    assert found['correlation'][1] is None
-    area = np.mean([np.prod(degrees(z), 0).mean() for z in nsi])
-    assert found['p_hat'] == pytest.approx(area, rel=1e-5)
+        assert correlation[block] == pytest.approx(
+            np.corrcoef(nsi[reading][:, block], step[:, block])[0, 1],
+            rel=1e-4)
+    assert correlation[1] is None
+
+
+@pytest.mark.parametrize('mu', MEANS)
+@pytest.mark.parametrize('reading', READINGS)
+def test_numbers_of_each_reading(record, reading, mu):
+    found, _, nsi = record
+    sides = [degrees(z, mu) for z in nsi[reading]]
+    area = np.mean([np.prod(side, 0).mean() for side in sides])
+    assert found['p_hat'][reading][mu] == pytest.approx(area, rel=1e-5)
     # Union of rectangles [0, M1] x [0, M2], on a grid of midpoints.
-    m1 = (np.arange(400) + 0.5) / 400 * 2
-    m2 = (np.arange(400) + 0.5) / 400 * nsi.max()
+    end1, end2 = np.max(sides, axis=(0, 2))
+    m1, m2 = ((np.arange(400) + 0.5) / 400 * end for end in (end1, end2))
     stiff = [np.any([(m1[:, None] <= w) & (m2 <= h)
-                     for w, h in zip(*degrees(z))], 0) for z in nsi]
-    assert found['tns'] == pytest.approx(
-        np.mean(stiff) * 2 * nsi.max(), rel=0.02)
+                     for w, h in zip(*side)], 0) for side in sides]
+    assert found['tns'][reading][mu] == pytest.approx(
+        np.mean(stiff) * end1 * end2, rel=0.02)
 
 
-def test_share_of_degrees_with_few_stiff_blocks(record):
-    path, nsi, _ = record
-    found = summarise_stiffness(path)['few_stiff']
+@pytest.mark.parametrize('reading', READINGS)
+def test_share_of_degrees_with_few_stiff_blocks(record, reading):
+    found, _, nsi = record
     # Own grid, finer and to the same ends: where 1 % of images are stiff.
-    widths, heights = np.swapaxes([degrees(z) for z in nsi], 0, 1)
+    widths, heights = np.swapaxes([degrees(z) for z in nsi[reading]], 0, 1)
     ends = [np.percentile(side.max(1), 99) for side in (widths, heights)]
     m1, m2 = ((np.arange(300) + 0.5) / 300 * end for end in ends)
     share = np.mean((m1[:, None, None, None] <= widths)
                     & (m2[:, None, None] <= heights), (2, 3))
-    assert found == pytest.approx(
+    assert found['few_stiff'][reading] == pytest.approx(
         (share[share > 0] <= 0.1).mean(), abs=0.02)
 
 
 def test_nothing_is_stiff(tmp_path):
     path = tmp_path / 'stiffness_test.npz'
     ones = np.ones((4, 5), np.float32)
-    write(path, ones, ones)
+    write(path, ones, adaptive=ones)
     found = summarise_stiffness(path)
-    assert found['tns'] == 0 and found['correlation'] == [None] * 5
+    assert found['tns']['adaptive'] == {'stage': 0, 'all': 0}
+    assert found['correlation']['adaptive'] == [None] * 5
+
+
+def test_readings_of_new_and_old_results(record):
+    result = dict(stiffness=record[0])
+    tns = stiffness_by_reading(result, 'tns')
+    assert tns == {Reading(nsi, mu): record[0]['tns'][nsi][mu]
+                   for nsi in READINGS for mu in MEANS}
+    assert list(stiffness_by_reading(result, 'few_stiff')) == [
+        Reading(nsi, 'stage') for nsi in READINGS]
+    old = dict(stiffness=dict(tns=0.2, few_stiff=None, correlation=[0.5]))
+    assert stiffness_by_reading(old, 'tns') == {
+        Reading('adaptive', 'stage'): 0.2}
+    assert stiffness_by_reading(old, 'correlation') == {
+        Reading('adaptive', None): [0.5]}
+    for nothing in (old, dict(stiffness=None), {}):
+        assert stiffness_by_reading(nothing, 'few_stiff') == {}
+    assert str(Reading('unit', 'all')) == 'unit NSI, μ over all blocks'

@@ -1,4 +1,4 @@
-"""Where a run stands, from the files that an interrupted one leaves."""
+"""Where a job stands, from the files that an interrupted one leaves."""
 
 import json
 import re
@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from projects.reproduction import Cell, runs, save_result
+from projects.reproduction import Cell, save_result, training_job
+from projects.reproduction.job_queue import run_cells
+from projects.reproduction.launch import LaunchSettings
+from projects.reproduction.provenance import provenance
 from projects.reproduction.results import load_result
-from projects.reproduction.runs import (
-    Plan,
-    Run,
-    Schedule,
-    provenance,
-    run_cells,
-)
+from projects.reproduction.schedule import Schedule
+from projects.reproduction.training_job import TrainingJob
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_plain_digits.py'
@@ -26,52 +24,53 @@ EVERY_EPOCH = Schedule(12, 1, 1, True)
 
 
 @pytest.fixture
-def run(tmp_path):
-    run = Run(CELL, 0, Plan(ROOT, tmp_path / 'work', tmp_path / 'results'))
-    run.folder.mkdir(parents=True)
-    return run
+def job(tmp_path):
+    job = TrainingJob(CELL, 0, LaunchSettings(
+        ROOT, tmp_path / 'work', tmp_path / 'results'))
+    job.folder.mkdir(parents=True)
+    return job
 
 
-def write(run, checkpoints, validated):
+def write(job, checkpoints, validated):
     for epoch in checkpoints:
-        torch.save(dict(state_dict={}), run.folder / f'epoch_{epoch}.pth')
-    log = run.folder / '20260101_000000' / 'vis_data' / 'scalars.json'
+        torch.save(dict(state_dict={}), job.folder / f'epoch_{epoch}.pth')
+    log = job.folder / '20260101_000000' / 'vis_data' / 'scalars.json'
     log.parent.mkdir(parents=True)
     log.write_text(''.join(
         json.dumps({'accuracy/top1': 90 + e, 'step': e}) + '\n'
         for e in validated))
 
 
-def test_goes_on_from_the_newest_checkpoint(run):
-    assert run.last_checkpoint(EVERY_EPOCH) is None
-    write(run, (2, 10), (1, 2, 10))
-    assert run.last_checkpoint(EVERY_EPOCH)[0] == 10
+def test_goes_on_from_the_newest_checkpoint(job):
+    assert job.last_checkpoint(EVERY_EPOCH) is None
+    write(job, (2, 10), (1, 2, 10))
+    assert job.last_checkpoint(EVERY_EPOCH)[0] == 10
 
 
-def test_an_epoch_whose_validation_is_lost_is_trained_again(run):
-    write(run, (2, 3), (1, 2))
-    assert run.last_checkpoint(EVERY_EPOCH)[0] == 2
+def test_an_epoch_whose_validation_is_lost_is_trained_again(job):
+    write(job, (2, 3), (1, 2))
+    assert job.last_checkpoint(EVERY_EPOCH)[0] == 2
     # Unless none was due.
-    assert run.last_checkpoint(Schedule(9, 2, 1, True))[0] == 3
+    assert job.last_checkpoint(Schedule(9, 2, 1, True))[0] == 3
 
 
-def test_a_checkpoint_cut_off_is_passed_over(run):
-    write(run, (2, 3), (1, 2, 3))
-    path = run.folder / 'epoch_3.pth'
+def test_a_checkpoint_cut_off_is_passed_over(job):
+    write(job, (2, 3), (1, 2, 3))
+    path = job.folder / 'epoch_3.pth'
     path.write_bytes(path.read_bytes()[:-40])
-    assert run.last_checkpoint(EVERY_EPOCH)[0] == 2
+    assert job.last_checkpoint(EVERY_EPOCH)[0] == 2
 
 
-def test_a_checkpoint_from_within_an_epoch(run):
-    assert run.interim_checkpoint(0) is None
-    write(run, (1, 2), (1, 2))
-    path = run.folder / 'interim.pth'
+def test_a_checkpoint_from_within_an_epoch(job):
+    assert job.interim_checkpoint(0) is None
+    write(job, (1, 2), (1, 2))
+    path = job.folder / 'interim.pth'
     # From the second epoch, which is done; then from the third.
     for epoch, expected in ((1, None), (2, path)):
         torch.save(dict(state_dict={}, meta=dict(epoch=epoch)), path)
-        assert run.interim_checkpoint(2) == expected
+        assert job.interim_checkpoint(2) == expected
     said = []
-    run_cells([CELL], 1, run.plan, dry_run=True, say=said.append)
+    run_cells([CELL], [0], job.launch, dry_run=True, say=said.append)
     train, = [line for line in said if 'train.py' in line]
     assert f'--resume {path}' in train
 
@@ -92,52 +91,53 @@ def test_schedule_follows_the_options():
 def test_steps_have_the_papers_images_on_any_number_of_gpus(name, gpus, size):
     config, = (ROOT / 'configs').rglob(f'{name}.py')
 
-    def run(*options):
-        plan = Plan(ROOT, Path('w'), Path('r'), options, 'pytorch', gpus)
+    def command(*options):
+        launch = LaunchSettings(
+            ROOT, Path('w'), Path('r'), options, 'pytorch', gpus)
         cell = Cell('1', 'StepNet', 'x', ('Accuracy', ), {}, config=config)
-        run = Run(cell, 0, plan)
-        return ' '.join(run.train_command(run.schedule(), None))
+        job = TrainingJob(cell, 0, launch)
+        return ' '.join(job.train_command(job.schedule(), None))
     expected = [] if size is None else [str(size)]
-    assert re.findall('batch_size=([0-9]+)', run()) == expected
-    chosen = run('train_dataloader.batch_size=3')
+    assert re.findall('batch_size=([0-9]+)', command()) == expected
+    chosen = command('train_dataloader.batch_size=3')
     assert re.findall('batch_size=([0-9]+)', chosen) == ['3']
-    assert 'batch_size' not in run('auto_scale_lr.enable=True')
+    assert 'batch_size' not in command('auto_scale_lr.enable=True')
 
 
-def test_images_that_gpus_cannot_share(run):
-    plan = Plan(ROOT, run.plan.work_dir, run.plan.results, (), 'pytorch', 3)
+def test_images_that_gpus_cannot_share(job):
+    launch = replace(job.launch, launcher='pytorch', gpus=3)
     with pytest.raises(ValueError, match='64 images .* shared by 3 GPUs'):
-        run_cells([CELL], 1, plan, dry_run=False, say=lambda line: None)
+        run_cells([CELL], [0], launch, dry_run=False, say=lambda line: None)
 
 
-def test_result_of_other_settings_is_not_taken(run):
-    save_result(run.result, dict(config=CELL.name, seed=0,
+def test_result_of_other_settings_is_not_taken(job):
+    save_result(job.result, dict(config=CELL.name, seed=0,
                                  cfg_options=['a=1'], last=None, best=None))
     with pytest.raises(ValueError, match='a=1'):
-        run.is_done()
+        job.is_done()
 
 
-def test_training_of_other_settings_does_not_go_on(run, monkeypatch):
+def test_training_of_other_settings_does_not_go_on(job, monkeypatch):
     """Stopped before it had a result; its checkpoint is not ours."""
     def stop(*args):
-        write(run, [10], [5, 10])
+        write(job, [10], [5, 10])
         raise KeyboardInterrupt
-    monkeypatch.setattr(runs, '_call', stop)
-    other = replace(run, plan=replace(run.plan, cfg_options=('a=1', )))
-    monkeypatch.setattr(Run, 'schedule', lambda run: EVERY_EPOCH)
+    monkeypatch.setattr(training_job, 'call', stop)
+    other = replace(job, launch=replace(job.launch, cfg_options=('a=1', )))
+    monkeypatch.setattr(TrainingJob, 'schedule', lambda job: EVERY_EPOCH)
     with pytest.raises(KeyboardInterrupt):
         other.execute(lambda line: None)
-    for start in (lambda: run.execute(lambda line: None),
-                  lambda: run_cells([CELL], 1, run.plan, dry_run=True,
+    for start in (lambda: job.execute(lambda line: None),
+                  lambda: run_cells([CELL], [0], job.launch, dry_run=True,
                                     say=lambda line: None)):
         with pytest.raises(ValueError, match=r'a=1, not from \(none\)'):
             start()
 
 
-def test_checkpoints_beyond_the_schedule_are_not_taken(run):
-    write(run, (4, 30), (4, 30))
+def test_checkpoints_beyond_the_schedule_are_not_taken(job):
+    write(job, (4, 30), (4, 30))
     with pytest.raises(ValueError, match='epoch_30.pth is beyond the 12 ep'):
-        run.last_checkpoint(EVERY_EPOCH)
+        job.last_checkpoint(EVERY_EPOCH)
 
 
 @pytest.mark.parametrize('options, match', [
@@ -147,48 +147,50 @@ def test_bad_options(options, match):
         Schedule.read(CONFIG, [options])
 
 
-def test_the_best_epoch_and_what_is_no_number(run):
-    write(run, [], [5, 10, 15, 20])
-    log, = run.folder.rglob('scalars.json')
+def test_the_best_epoch_and_what_is_no_number(job):
+    write(job, [], [5, 10, 15, 20])
+    log, = job.folder.rglob('scalars.json')
     with log.open('a') as file:
         for step, value in ((5, 'Infinity'), (10, '40.0')):
             file.write(f'{{"translation/perplexity": {value}, '
                        f'"step": {step}}}\n')
         file.write('{"accuracy/top1": 112.5, "step": 10}\n')
-    run.test_metrics.write_text('{"accuracy/top1": 98}')
-    result = run._collect(Schedule(20, 5, 1, True))
+    job.test_metrics.write_text('{"accuracy/top1": 98}')
+    result = job._collect(Schedule(20, 5, 1, True))
     assert result['best'] == dict(epoch=10, metrics={
         'accuracy/top1': 112.5, 'translation/perplexity': 40.0})
     assert result['curves']['translation/perplexity'] == [(10, 40.0)]
     assert len(result['curves']['accuracy/top1']) == 4
-    run.test_metrics.write_text('{"accuracy/top1": NaN}')
+    job.test_metrics.write_text('{"accuracy/top1": NaN}')
     with pytest.raises(ValueError, match='test_metrics.json.*NaN'):
-        run._collect(Schedule(20, 5, 1, True))
+        job._collect(Schedule(20, 5, 1, True))
 
 
-def test_a_run_under_way_is_left_alone(run):
+def test_a_run_under_way_is_left_alone(job):
     import fcntl
     said = []
-    with open(run.folder / '.lock', 'w') as lock:
+    with open(job.folder / '.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        left = run_cells([CELL], 1, run.plan, dry_run=False, say=said.append)
-    assert left == [run] and 'another process' in said[-1]
+        left = run_cells([CELL], [0], job.launch, dry_run=False,
+                         say=said.append)
+    assert left == [job] and 'another process' in said[-1]
 
 
 @pytest.mark.parametrize('error', [
     RuntimeError('the loss is nan'), ValueError('the loss is nan')])
-def test_a_run_that_fails_does_not_keep_the_others(run, monkeypatch, error):
+def test_a_run_that_fails_does_not_keep_the_others(job, monkeypatch, error):
     done = []
 
-    def execute(run, say):
-        if run.seed == 1:
+    def execute(job, say):
+        if job.seed == 1:
             raise error
-        done.append(run.seed)
+        done.append(job.seed)
         return True
-    monkeypatch.setattr(Run, 'execute', execute)
+    monkeypatch.setattr(TrainingJob, 'execute', execute)
     with pytest.raises(RuntimeError, match='1 of 4 runs failed:\n'
                        'resnet20_plain_digits, seed 1: the loss is nan'):
-        run_cells([CELL], 4, run.plan, dry_run=False, say=lambda line: None)
+        run_cells([CELL], range(4), job.launch, dry_run=False,
+                  say=lambda line: None)
     assert done == [0, 2, 3]
 
 
@@ -221,28 +223,29 @@ def test_commit_is_that_of_the_code(tmp_path, monkeypatch):
     assert commit() not in (first, None)
 
 
-def test_every_start_is_kept(run, monkeypatch):
+def test_every_start_is_kept(job, monkeypatch):
     def start(commit):
-        monkeypatch.setattr(runs, 'provenance',
+        monkeypatch.setattr(training_job, 'provenance',
                             lambda root: dict(machine='m', commit=commit))
         with pytest.raises(RuntimeError):
-            run.execute(lambda line: None)
-    monkeypatch.setattr(runs, '_call', lambda *args: None)
+            job.execute(lambda line: None)
+    monkeypatch.setattr(training_job, 'call', lambda *args: None)
     for commit in 'aab':
         start(commit)
-    write(run, [20], [20])
-    run.test_metrics.write_text('{"accuracy/top1": 98}')
-    assert run.execute(lambda line: None)
-    result = load_result(run.result)
+    write(job, [20], [20])
+    job.test_metrics.write_text('{"accuracy/top1": 98}')
+    assert job.execute(lambda line: None)
+    result = load_result(job.result)
     assert [s['commit'] for s in result['starts']] == ['a', 'b']
 
 
 def test_commands_of_the_launchers(tmp_path):
     def commands(**kwargs):
-        plan = Plan(Path('root'), Path('w'), Path('r'), **kwargs)
-        run = Run(CELL, 3, plan)
-        return (run.train_command(EVERY_EPOCH, Path('c.pth')),
-                run.test_command(Path('d')))
+        launch = LaunchSettings(
+            Path('root'), Path('w'), Path('r'), **kwargs)
+        job = TrainingJob(CELL, 3, launch)
+        return (job.train_command(EVERY_EPOCH, Path('c.pth')),
+                job.test_command(Path('d')))
     train, test = commands(launcher='pytorch', gpus=4)
     assert train[:4] == ['bash', 'root/tools/dist_train.sh', str(CONFIG), '4']
     assert train[train.index('--resume') + 1] == 'c.pth'
@@ -261,6 +264,6 @@ def test_commands_of_the_launchers(tmp_path):
 @pytest.mark.parametrize('kwargs, match', [
     (dict(launcher='slurm'), '--partition'), (dict(gpus=2), 'launcher'),
     (dict(cfg_options=('randomness.seed=1', )), '--seeds')])
-def test_bad_plans(kwargs, match):
+def test_bad_settings(kwargs, match):
     with pytest.raises(ValueError, match=match):
-        Plan(ROOT, Path('w'), Path('r'), **kwargs)
+        LaunchSettings(ROOT, Path('w'), Path('r'), **kwargs)

@@ -1,0 +1,293 @@
+"""What results say of claims: comparisons, correlations and verdicts."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from mmstepnet.stiffness import RankCorrelation, correlate_ranks
+
+from .claims import (
+    CLAIMS,
+    CORRELATION,
+    DIFFERENCE,
+    MARGIN,
+    PAPER_SEEDS,
+    PAPER_TABLES,
+    PLAN,
+    RANKS,
+    SHARE,
+    Claim,
+    PlannedClaim,
+)
+from .columns import Column
+from .comparisons import (
+    HELD,
+    LEVEL,
+    REFUTED,
+    UNDECIDED,
+    WAITING,
+    Comparison,
+    judge,
+    pair,
+)
+from .metrics import METRICS
+from .readings import DEFAULT, Reading, stiffness_by_reading
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one column says of one claim, in one reading of NSI.
+
+    Attributes:
+        claim (Claim): The claim.
+        column (Column): The column.
+        reading (Reading, optional): Of claims on stiffness.
+        comparisons (tuple[Comparison, ...]): Paired differences.
+        lines (tuple[str, ...]): Further evidence.
+        verdict (str): Empty where none is due.
+    """
+
+    claim: Claim
+    column: Column
+    reading: Reading | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    lines: tuple[str, ...] = ()
+    verdict: str = ''
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Its numbers, as text."""
+        decimals = 4 if self.claim.quantity == 'tns' else 2
+        return (*(c.format(decimals) for c in self.comparisons), *self.lines)
+
+
+def find_all(columns: Sequence[Column]) -> list[Finding]:
+    """Look at every claim in every column that has results of its rows."""
+    return [finding for claim in CLAIMS for column in columns
+            for finding in _find(claim, column)]
+
+
+def judge_plan(columns: Sequence[Column],
+               plan: Sequence[PlannedClaim] = PLAN) -> list[Finding]:
+    """Judge the planned claims, at a level corrected for their number.
+
+    Args:
+        columns (Sequence[Column]): All columns.
+        plan (Sequence[PlannedClaim]): Defaults to :data:`PLAN`.
+
+    Raises:
+        ValueError: A planned claim is of a column or row that there is not,
+            or rows were run with different settings.
+    """
+    findings = []
+    for planned in plan:
+        claim, column = planned.claim, next(
+            (c for c in columns if (c.table, c.name) ==
+             (planned.table, planned.column)), None)
+        pairs = column and _labels(claim, column)
+        if not pairs or len(pairs) < len(claim.pairs):
+            raise ValueError(
+                f'planned claim {claim.text!r}: table {planned.table!r} has '
+                f'no column {planned.column!r}, or not all of its rows there')
+        column.check([row for names in pairs for row in names])
+        found = tuple(_compare(claim, column, pairs, _metric(claim.quantity),
+                               planned.seeds))
+        level = LEVEL / len(plan)
+        verdict = judge(found, MARGIN, level)
+        findings.append(Finding(
+            claim, column, comparisons=() if verdict == WAITING else found,
+            lines=_planned_lines(found, verdict, level), verdict=verdict))
+    return findings
+
+
+def _planned_lines(comparisons: Sequence[Comparison], verdict: str,
+                   level: float) -> tuple[str, ...]:
+    if verdict == WAITING:
+        return tuple(f'{c.name}: {len(c.differences)} of {c.planned} seeds'
+                     for c in comparisons)
+    lines = []
+    for c in comparisons:
+        equivalence = c.equivalence_p(MARGIN)
+        lines.append(f'{c.name}: p = {c.p:.2g} for a difference, '
+                     f'{equivalence:.2g} for one smaller than {MARGIN}; '
+                     f'level {level:g}')
+        if max(c.p, equivalence) < level:
+            lines.append(f'{c.name}: there is a difference, and it is too '
+                         'small to matter')
+    if verdict == UNDECIDED:
+        lines += [c.needed(MARGIN, level) for c in comparisons]
+    return tuple(lines)
+
+
+def _find(claim: Claim, column: Column) -> Iterator[Finding]:
+    """Findings of one claim in one column, one a reading."""
+    seeds = PAPER_SEEDS if column.table in PAPER_TABLES else None
+    kinds = {DIFFERENCE: _differences, RANKS: _ranks, SHARE: _shares,
+             CORRELATION: _correlations}
+    for finding in kinds[claim.kind](claim, column, seeds):
+        rows = _labels(claim, column)
+        column.check(list(dict.fromkeys(
+            row for names in rows for row in names)))
+        yield finding
+
+
+def _labels(claim: Claim, column: Column) -> list[tuple[str, ...]]:
+    """Labels of the claim's pairs, or rows, as far as they are there."""
+    groups = claim.pairs or tuple((row, ) for row in claim.rows)
+    found = [tuple(map(column.label, group)) for group in groups]
+    return [labels for labels in found if None not in labels]
+
+
+def _has_results(column: Column, labels: Iterable[tuple[str, ...]],
+                 value: Callable[[dict], Any]) -> bool:
+    return any(value(r) is not None for names in labels for name in names
+               for r in column.results[name])
+
+
+def _metric(name: str) -> Callable[[dict], float | None]:
+    metric = METRICS[name]
+
+    def value(result: dict) -> float | None:
+        found = result['last']['metrics'].get(metric.key)
+        return None if found is None else found * metric.scale
+    return value
+
+
+def _stiffness(key: str, reading: Reading) -> Callable[[dict], Any]:
+    return lambda result: stiffness_by_reading(result, key).get(reading)
+
+
+def _values(claim: Claim, column: Column, labels: Sequence[tuple[str, ...]],
+            ) -> dict[Reading | None, Callable[[dict], Any]]:
+    """How the quantity is taken from a result, by reading."""
+    if claim.quantity in METRICS:
+        value = _metric(claim.quantity)
+        known = (claim.quantity in column.metrics
+                 and _has_results(column, labels, value))
+        return {None: value} if known else {}
+    readings = dict.fromkeys(
+        reading for names in labels for name in names
+        for result in column.results[name]
+        for reading in stiffness_by_reading(result, claim.quantity))
+    return {r: _stiffness(claim.quantity, r) for r in readings}
+
+
+def _compare(claim: Claim, column: Column, labels: Sequence[tuple[str, str]],
+             value: Callable, seeds: range | None) -> Iterator[Comparison]:
+    shift = f' + {claim.behind:g}' if claim.behind else ''
+    for ours, other in labels:
+        yield pair(f'{ours} − {other}{shift}', column.results[ours],
+                   column.results[other], value, seeds, claim.behind)
+
+
+def _differences(claim: Claim, column: Column,
+                 seeds: range | None) -> Iterator[Finding]:
+    labels = _labels(claim, column)
+    # Equivalence is of points of accuracy; a shift is a margin already.
+    margin = (MARGIN if claim.quantity in METRICS and not claim.behind
+              else None)
+    for reading, value in _values(claim, column, labels).items():
+        found = tuple(_compare(claim, column, labels, value, seeds))
+        verdict = judge(found, margin) if seeds else ''
+        yield Finding(claim, column, reading, found, verdict=verdict)
+
+
+def model_means(claim: Claim, column: Column, reading: Reading = DEFAULT,
+                seeds: range | None = None,
+                ) -> tuple[dict[str, tuple[float, float]], int]:
+    """TNS and accuracy of models, means over the seeds that all have.
+
+    Args:
+        claim (Claim): Whose rows are the models.
+        column (Column): The column.
+        reading (Reading): Of TNS. Defaults to adaptive, over the stage.
+        seeds (range, optional): Which count. Defaults to None, all.
+
+    Returns:
+        tuple: By label of the row, of those that have any; and the number of
+        seeds.
+    """
+    tns, accuracy = _stiffness('tns', reading), _metric('Accuracy')
+    models = {row: {
+        r['seed']: (tns(r), accuracy(r)) for r in column.results[row]
+        if tns(r) is not None and accuracy(r) is not None
+        and (seeds is None or r['seed'] in seeds)
+    } for row, in _labels(claim, column)}
+    models = {row: found for row, found in models.items() if found}
+    common = set.intersection(*map(set, models.values())) if models else ()
+    if not common:
+        return {}, 0
+    return {row: tuple(map(fmean, zip(*(found[s] for s in sorted(common)))))
+            for row, found in models.items()}, len(common)
+
+
+def _ranks(claim: Claim, column: Column,
+           seeds: range | None) -> Iterator[Finding]:
+    labels = _labels(claim, column)
+    for reading in _values(claim, column, labels):
+        means, count = model_means(claim, column, reading, seeds)
+        if len(means) < 3:
+            continue
+        found = correlate_ranks(*zip(*means.values()), 'models')
+        verdict = ''
+        if seeds is not None:
+            complete = len(means) == len(labels) and count == len(seeds)
+            verdict = _judge_ranks(found) if complete else WAITING
+        yield Finding(claim, column, reading, lines=(
+            f'{found}; {len(means)} models, means over {count} '
+            f'seed{"s" if count > 1 else ""}', ), verdict=verdict)
+
+
+def _judge_ranks(found: RankCorrelation | str) -> str:
+    if (isinstance(found, str)
+            or max(found.kendall_p, found.spearman_p) >= LEVEL
+            or (found.kendall > 0) != (found.spearman > 0)):
+        return UNDECIDED
+    return HELD if found.kendall > 0 else REFUTED
+
+
+def _shares(claim: Claim, column: Column,
+            seeds: range | None) -> Iterator[Finding]:
+    labels = _labels(claim, column)
+    for reading, value in _values(claim, column, labels).items():
+        lines, blocks = [], set()
+        for row, in labels:
+            found = [r for r in column.results[row] if value(r) is not None]
+            if found:
+                lines.append(f'{row}: {fmean(map(value, found)):.0%} of the '
+                             'degrees')
+                blocks |= {len(r['stiffness']['stages']) for r in found}
+        if len(lines) < 2:
+            continue
+        one = ', '.join(f'one stiff block of {count} is {1 / count:.0%}'
+                        for count in sorted(blocks))
+        yield Finding(claim, column, reading, lines=(
+            'Described, not tested: the share of the degrees M, of those '
+            'that an image is stiff to, with at most 10 % depends on where M '
+            f'ends, here where one image in a hundred is stiff; {one}',
+            *lines))
+
+
+def _correlations(claim: Claim, column: Column,
+                  seeds: range | None) -> Iterator[Finding]:
+    labels = _labels(claim, column)
+    for reading, value in _values(claim, column, labels).items():
+        (row, ), = labels
+        found = {r['seed']: _first_stage(r['stiffness']['stages'], value(r))
+                 for r in column.results[row] if value(r) is not None}
+        differences = tuple(-r for seed, r in found.items() if r is not None
+                            and (seeds is None or seed in seeds))
+        comparison = Comparison(
+            f"{row}: −r, Pearson's over images, mean of the stage's blocks",
+            differences, len(seeds or ()))
+        verdict = judge([comparison], None) if seeds else ''
+        yield Finding(claim, column, reading, (comparison, ),
+                      verdict=verdict)
+
+
+def _first_stage(stages: Sequence[int],
+                 values: Sequence[float | None]) -> float | None:
+    found = [v for v, stage in zip(values, stages)
+             if stage == stages[0] and v is not None]
+    return fmean(found) if found else None

@@ -1,0 +1,199 @@
+"""RESULTS.md: verdicts, intervals, tables and figures from ``results/``."""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .claims import (
+    CLAIMS,
+    MARGIN,
+    OTHER_TNS,
+    PAPER_SEEDS,
+    PAPER_TABLES,
+    PLAN,
+)
+from .columns import Column, read_columns
+from .comparisons import LEVEL
+from .findings import Finding, find_all, judge_plan
+from .metafile import Cell
+from .plots import save_plots, save_ranking
+from .results import load_results
+from .sheet import Sheet
+from .tables import table_sheets
+from .warm_start_results import (
+    read_warm_starts,
+    warm_start_column,
+    warm_start_sheet,
+)
+
+if TYPE_CHECKING:
+    from mmstepnet.engine.complexity import Complexity
+
+HEAD = """# Results
+
+Written by `python -m projects.reproduction.paper report` from the JSON files of [`results/`](results), one a config and seed; not edited by
+hand. `python -m projects.reproduction.paper table NAME --markdown` prints the same tables, `python -m projects.reproduction.paper run NAME --seeds N`
+runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, not the original files.
+"""  # noqa: E501
+
+CONFIRMATORY = f"""## Confirmatory
+
+Claims whose seeds, tests and smallest difference that matters ({MARGIN} points) were written down before the runs, in [PLAN.md](PLAN.md), at level {LEVEL} for
+all of them together (Bonferroni's correction). **Held**: a paired t-test finds the claimed difference. **Refuted**: it finds the opposite one; or it finds none, and
+two one-sided paired t-tests show that a difference would be smaller than {MARGIN} points. **Undecided**: neither. There is no verdict before all planned seeds.
+"""  # noqa: E501
+
+PAPER = f"""### The paper's tables
+
+Claims of the paper in its own tables ({', '.join(PAPER_TABLES)}), at its {len(PAPER_SEEDS)} runs. The same tests, at level {LEVEL} for each claim and reading: corrected for the
+comparisons of a claim, not for the number of claims. TNS has no smallest difference that matters, and is not tested for equivalence.
+"""  # noqa: E501
+
+EXPLORATORY = f"""## Exploratory
+
+Everything else: mean differences over paired seeds with their {1 - LEVEL:.0%} intervals (t), each for itself and not corrected for their number, and no
+verdicts. A rank correlation has its p-values, as in the paper. What is said of stiffness names the reading of NSI (adaptive: ‖f‖ / ‖x_t‖, unit:
+‖f ⊗ Δt‖ / ‖x_t‖, returned: ‖out − x_t‖ / ‖x_t‖ with the activation) and what the mean μ is over (Definition 2: the stage, Eq. 15: all blocks). Rows
+trained before all readings were kept have the adaptive one with μ over the stage alone.
+"""  # noqa: E501
+
+
+def write_report(tables: dict[str, list[Cell]], results: Path, out: Path,
+                 measure: Callable[[str], 'Complexity']) -> list[Path]:
+    """Write the report and its figures.
+
+    Args:
+        tables (dict[str, list[Cell]]): All tables.
+        results (Path): Folder of our results.
+        out (Path): The report; figures go to ``docs/results/`` beside it.
+        measure (Callable): Counts parameters and operations of a config.
+
+    Returns:
+        list[Path]: The files.
+
+    Raises:
+        ValueError: A result is damaged, see :func:`load_results`, does not
+            fit the others, or there is none.
+    """
+    warm_starts = read_warm_starts(results)
+    found = {
+        table: cells for table, cells in tables.items()
+        if any(load_results(results, c.name) for c in cells if c.config)
+    }
+    if not (warm_starts or found):
+        raise ValueError(f'{results.resolve()} has no results of any table; '
+                         'give their folder as --results')
+    columns = read_columns(tables, results)
+    claims = claims_text([*columns, *map(warm_start_column, warm_starts)])
+    folder = out.parent / 'docs' / 'results'
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, figures = [HEAD, claims], []
+    for path in save_ranking(columns, folder):
+        figures.append(path)
+        parts.append(_picture(path))
+    if warm_starts:
+        parts += ['## Warm start\n',
+                  *(warm_start_sheet(w).to_markdown() for w in warm_starts)]
+    parts.append('## Tables\n')
+    for cells in found.values():
+        cells = _with_results(cells, results)
+        parts += [sheet.to_markdown()
+                  for sheet in table_sheets(cells, results, measure)]
+        plots = save_plots(cells, results, folder)
+        parts += map(_picture, plots)
+        figures += plots
+    parts += ['## Where they come from\n',
+              provenance_sheet(found, results, warm_starts).to_markdown()]
+    out.write_text('\n'.join(parts), encoding='utf-8')
+    return [out, *figures]
+
+
+def claims_text(columns: Sequence[Column]) -> str:
+    """Confirmatory and exploratory claims, in Markdown.
+
+    Args:
+        columns (Sequence[Column]): Columns of all tables and warm starts.
+    """
+    planned = judge_plan(columns)
+    judged, explored = [], []
+    for finding in find_all(columns):
+        (judged if finding.verdict else explored).append(finding)
+    parts = [CONFIRMATORY]
+    parts += [_planned_text(f, p.seeds) for f, p in zip(planned, PLAN)]
+    if judged:
+        parts += ['', PAPER, _findings_text(judged)]
+    parts += ['', EXPLORATORY, *(
+        f'{note}\n' for note in OTHER_TNS.values()), _findings_text(explored)]
+    seen = {f.claim.text for f in (*judged, *explored)}
+    missing = [claim.text for claim in CLAIMS if claim.text not in seen]
+    if missing:
+        parts.append(f'\nWithout results yet: {"; ".join(missing)}.')
+    return '\n'.join([*parts, ''])
+
+
+def _planned_text(finding: Finding, seeds: range) -> str:
+    head = (f'- **{finding.claim.text}; {finding.column}, seeds {seeds[0]} '
+            f'to {seeds[-1]}: {finding.verdict}.**')
+    return '\n'.join([head, *(f'  - {line}' for line in finding.evidence)])
+
+
+def _findings_text(findings: Sequence[Finding]) -> str:
+    lines = []
+    for claim, group in groupby(findings, lambda f: f.claim):
+        lines.append(f'- **{claim.text}**')
+        for finding in group:
+            where = str(finding.column)
+            where += f'; {finding.reading}' if finding.reading else ''
+            where += f': **{finding.verdict}**' if finding.verdict else ''
+            lines += [f'  - {where}',
+                      *(f'    - {line}' for line in finding.evidence)]
+    return '\n'.join(lines)
+
+
+def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
+                     warm_starts: Sequence[list[dict]]) -> Sheet:
+    """Machines, versions, commits and command of each table's results."""
+    rows = []
+    for table, cells in tables.items():
+        names = dict.fromkeys(cell.name for cell in cells if cell.config)
+        groups = {}
+        for result in (r for n in names for r in load_results(results, n)):
+            groups.setdefault(tuple(result['cfg_options']),
+                              []).append(result)
+        for options, found in groups.items():
+            seeds = [r['seed'] for r in found]
+            command = ['python -m projects.reproduction.paper run', table,
+                       '--seeds', f'{min(seeds)}-{max(seeds)}'
+                       if min(seeds) else str(max(seeds) + 1)]
+            command += ['--cfg-options', *options] if options else []
+            rows.append([table, *_origin(found), f'`{" ".join(command)}`'])
+    for seeds in warm_starts:
+        rows.append(['warm start', *_origin(seeds),
+                     '`python -m projects.reproduction.warm_start`, see '
+                     '[the suite](../../configs/small/README.md)'])
+    return Sheet('Runs', [
+        'Table', 'Runs', 'Machine', 'PyTorch', 'Commits', 'Command'
+    ], rows, labels=6)
+
+
+def _origin(results: list[dict]) -> list[str]:
+    starts = [start for result in results
+              for start in result.get('starts', ())]
+    commits = {re.sub('(?<=^.{9})[0-9a-f]+', '', str(s['commit']))
+               for s in starts}
+    return [str(len(results)),
+            *(', '.join(sorted({s[key] for s in starts}))
+              for key in ('machine', 'torch')), ', '.join(sorted(commits))]
+
+
+def _with_results(cells: list[Cell], results: Path) -> list[Cell]:
+    """Whole columns, of those that have results."""
+    columns = {cell.column for cell in cells
+               if cell.config and load_results(results, cell.name)}
+    return [cell for cell in cells if cell.column in columns]
+
+
+def _picture(path: Path) -> str:
+    return f'![{path.stem}](docs/results/{path.name})\n'
