@@ -4,11 +4,10 @@ import torch
 import torch.nn as nn
 from scipy.linalg import expm
 
-from mmstepnet.models import (
+from mmstepnet.propagation import (
     DotProductAttention,
     L2Attention,
     MetricAttention,
-    StepResNetCIFAR,
 )
 from mmstepnet.stiffness import (
     neural_stiffness_index,
@@ -191,6 +190,8 @@ def test_si_through_custom_autograd_function(n):
 @pytest.mark.parametrize('attention', [None, dict(type='StepNet')])
 def test_si_of_a_real_block(attention):
     """f of a ResNet-20 block at a real state, against the dense Jacobian."""
+    pytest.importorskip('mmpretrain')
+    from mmstepnet.models import StepResNetCIFAR
     torch.manual_seed(0)
     model = StepResNetCIFAR(20, attention=attention, preact=True).double()
     for parameter in model.parameters():
