@@ -13,11 +13,13 @@ from torch.autograd import gradcheck, gradgradcheck
 from mmstepnet import steps
 from mmstepnet.attentions import SE, SRM, StepNet
 from mmstepnet.models.backbones.blocks import StepBasicBlock, StepBottleneck
+from mmstepnet.steps import tail
 from tests.test_steps.cases import (
     FORMATS,
     build,
     inputs,
     randomise,
+    run,
     worst,
 )
 
@@ -118,10 +120,11 @@ def test_a_gradient_of_the_gate_alone_leaves_nothing_behind():
     gates = list(step.attention.parameters())
     assert all(g.abs().sum() > 0 for g in torch.autograd.grad(
         out.square().sum(), gates))
-    assert any(ref() for ref in kept)
+    assert kept
     del out
     gc.collect()
     assert not any(ref() for ref in kept)
+    assert not any(isinstance(o, tail._Formulas) for o in gc.get_objects())
 
 
 def test_no_reentrant_surprises():
@@ -182,3 +185,21 @@ def test_saves_one_map_and_the_result():
     fused = saved(lambda x, c: step(x, c, norm))
     coefficients = 40 * 4 * 8 * 4  # 40 tensors of (N, C)
     assert plain <= fused <= plain + coefficients
+
+
+def test_compiled_autograd(calls):
+    """Its tracer reads the backward of a forward that ran eagerly."""
+    compiled_autograd = pytest.importorskip('torch._dynamo.compiled_autograd')
+    if not hasattr(compiled_autograd, '_enable'):
+        pytest.skip('this PyTorch names its switch otherwise')
+    torch.manual_seed(0)
+    step, norm = build(StepNet, 6)
+    x, c, grad = inputs((3, 6, 5, 4), torch.float32)
+    expected = run(True, step, norm, x, c, grad)
+    torch.compiler.reset()
+    with compiled_autograd._enable(
+            lambda graph: torch.compile(graph, backend='eager')):
+        got = run(True, step, norm, x, c, grad)
+    error, name = worst(got, expected)
+    assert error < 1e-6, name
+    assert len(calls) == 2

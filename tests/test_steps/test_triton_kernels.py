@@ -34,7 +34,7 @@ def test_compile(tmp_path):
         capture_output=True,
         text=True)
     assert result.returncode == 0, result.stderr[-4000:]
-    from mmstepnet.steps import triton_kernels
+    from mmstepnet.steps.kernels import triton_kernels
     kernels = [n for n in vars(triton_kernels) if n.endswith('_kernel')]
     compiled = result.stdout.split()
     assert len(kernels) == 5 and set(compiled) == set(kernels)
@@ -57,7 +57,7 @@ def kernels(monkeypatch):
     """The kernels' module and the device it runs on."""
     if not (INTERPRETED or torch.cuda.is_available()):
         pytest.skip('no GPU; test_in_the_interpreter runs it')
-    from mmstepnet.steps import triton_kernels
+    from mmstepnet.steps.kernels import triton_kernels
     if INTERPRETED:
         # Several tiles a map, several splits a reduction, in a few elements.
         monkeypatch.setattr(triton_kernels, 'TILE', 16)
