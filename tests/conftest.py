@@ -2,11 +2,19 @@ import pytest
 import torch
 from mmengine.utils import ManagerMixin
 
+from mmstepnet.steps import choice
+
 
 def subclasses(cls):
     for subclass in cls.__subclasses__():
         yield subclass
         yield from subclasses(subclass)
+
+
+@pytest.fixture(autouse=True)
+def small_maps_are_fused(monkeypatch):
+    """As large ones are, so that tests of small maps test the fused path."""
+    monkeypatch.setattr(choice, 'SMALLEST', 0)
 
 
 @pytest.fixture(autouse=True)

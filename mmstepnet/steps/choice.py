@@ -9,6 +9,10 @@ from mmstepnet.torch_version import is_transformed
 
 from .kernels import aten, backend
 
+SMALLEST = 1 << 18
+"""Elements of the smallest maps that are fused on a CPU: smaller ones stay in
+its cache, and what a step then takes is the number of its operations."""
+
 SERVED = {'x_mean', 'f_mean', 'f_std'}
 """Statistics that the fused path knows how to pass on."""
 
@@ -54,8 +58,8 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
     It does not where somebody looks at, transforms or replaces a part of it:
     tracers and exporters, functorch and forward-mode derivatives, module
     hooks, another norm or activation, an active stochastic depth, a map
-    attention, a gate whose norm synchronises over ranks. And it would be
-    slower on CUDA in half precision without Triton 3.
+    attention, a gate whose norm synchronises over ranks. Nor where it would
+    be slower.
 
     Args:
         x (Tensor): State x_t, (N, C, H, W).
@@ -76,8 +80,15 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
             and not _is_hooked(step, norm)
             and not any('Sync' in type(m).__name__  # PyTorch's and MMCV's
                         for m in gate.modules())
-            and not (branch.is_cuda and branch.element_size() < 4
-                     and backend(branch) is aten))
+            and _pays(branch))
+
+
+def _pays(branch: Tensor) -> bool:
+    """Whether fewer passes over memory are worth the operations they take."""
+    if branch.device.type == 'cpu':
+        return branch.numel() >= SMALLEST
+    # In half precision ATen's operations copy every map to float32.
+    return branch.element_size() > 2 or backend(branch) is not aten
 
 
 def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:
