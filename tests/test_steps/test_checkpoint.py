@@ -1,20 +1,25 @@
-"""Checkpointed blocks take one path and update their statistics once."""
+"""Blocks of the backbones in training, checkpointed and not.
+
+A checkpointed one takes one path and updates its statistics once.
+"""
 
 import contextlib
 import copy
+import itertools
 
 import pytest
 import torch
 import torch.nn as nn
 
 from mmstepnet import steps
-from mmstepnet.attentions import CBAM, SE, StepNet
+from mmstepnet.attentions import CBAM, SE, SRM, StepNet
 from mmstepnet.models.backbones.blocks import (
     PreActStepBasicBlock,
     StepBasicBlock,
+    StepBottleneck,
 )
 from mmstepnet.steps import checkpoint
-from tests.test_steps.cases import randomise
+from tests.test_steps.cases import FORMATS, inputs, randomise, worst
 
 
 def hooked(block):
@@ -110,3 +115,55 @@ def test_runs_inside_each_other():
     torch.testing.assert_close(x.grad, expected)
     assert torch.equal(inner.running_mean, plain[0].running_mean)
     assert inner.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize('block', [StepBasicBlock, StepBottleneck])
+@pytest.mark.parametrize('memory_format', FORMATS)
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_three_optimizer_steps(block, memory_format, with_cp, calls):
+    torch.manual_seed(0)
+    template = block(16, 16, with_cp=with_cp)
+    template.step.attention = StepNet(16)
+    randomise(template)
+    template.double().to(memory_format=memory_format)
+    data = [
+        inputs((3, 16, 9, 9), memory_format=memory_format)
+        for _ in range(3)
+    ]
+    states = {}
+    for fused in (True, False):
+        model = copy.deepcopy(template).train()
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+        with steps.fused(fused):
+            for x, target, _ in data:
+                loss = (model(x.requires_grad_()) - target).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        states[fused] = model.state_dict()
+    error, name = worst(states[True], states[False])
+    assert error < 1e-10, name
+    assert calls
+    assert worst(states[True], template.state_dict())[0] > 1e-3  # it learned
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_second_order_through_a_checkpoint(training, calls):
+    """Which lets saved tensors be looked at once."""
+    found = []
+    for fused, with_cp in itertools.product([False, True], repeat=2):
+        torch.manual_seed(0)
+        block = StepBasicBlock(6, 6, with_cp=with_cp).double()
+        block.step.attention = SRM(6).double()  # means and deviations
+        randomise(block)
+        block.train(training)
+        x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+        with steps.fused(fused):
+            grad, = torch.autograd.grad(
+                block(x).square().sum(), x, create_graph=True)
+            grad.square().sum().backward()
+        found.append([x.grad, *(p.grad for p in block.parameters())])
+    assert calls
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
