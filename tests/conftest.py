@@ -26,11 +26,19 @@ if ALONE:
 else:
     from mmengine.utils import ManagerMixin
 
+from mmstepnet.steps import choice
+
 
 def subclasses(cls):
     for subclass in cls.__subclasses__():
         yield subclass
         yield from subclasses(subclass)
+
+
+@pytest.fixture(autouse=True)
+def small_maps_are_fused(monkeypatch):
+    """As large ones are, so that tests of small maps test the fused path."""
+    monkeypatch.setattr(choice, 'SMALLEST', 0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-from .fused import fused, is_fused
+from .checkpoint import checkpoint
+from .choice import fused, is_fused
 from .residual import ResidualStep
 
-__all__ = ['ResidualStep', 'fused', 'is_fused']
+__all__ = ['ResidualStep', 'checkpoint', 'fused', 'is_fused']

@@ -9,8 +9,11 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.attentions import Plain, choose_step
+from mmstepnet.torch_version import is_compiling
 
-from .fused import fused_residual_step, serves
+from .checkpoint import decide
+from .choice import serves
+from .tail import fused_residual_step
 
 Observer = Callable[[
     'ResidualStep', Tensor, Tensor, Tensor | None, Tensor | None, Tensor
@@ -56,16 +59,10 @@ class ResidualStep(nn.Module):
         if hasattr(self.attention, 'init_weights'):
             self.attention.init_weights()
 
-    @property
-    def observed(self) -> bool:
-        """Whether anybody observes this step."""
-        return bool(self._observers)
-
     def forward(self,
                 identity: Tensor,
                 branch: Tensor,
-                norm: nn.Module | None = None,
-                observed: bool | None = None) -> Tensor:
+                norm: nn.Module | None = None) -> Tensor:
         """Take the step.
 
         Args:
@@ -74,16 +71,13 @@ class ResidualStep(nn.Module):
                 (N, C, H, W).
             norm (nn.Module, optional): The block's last norm, with
                 f = norm(branch). None in pre-activation, where f = branch.
-            observed (bool, optional): Whether to take the path of an observed
-                step. The second run of a checkpointed block must take that
-                of the first. Defaults to None: :attr:`observed`.
 
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
-        if observed is None:
-            observed = self.observed
-        if not observed and serves(identity, branch, norm, self):
+        if not is_compiling() and decide(
+                lambda: not self._observers and serves(
+                    identity, branch, norm, self)):
             return fused_residual_step(
                 identity, branch, norm, self.attention,
                 relu=isinstance(self.activation, nn.ReLU))

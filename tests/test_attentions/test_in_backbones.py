@@ -225,3 +225,11 @@ def test_frozen_batch_norm_trains_on_one_image():
     model.norm_eval = False
     with pytest.raises(ValueError, match='norm_eval=True'):
         model.train()(torch.randn(1, 3, 64, 64))
+
+
+def test_training_with_one_image_names_the_fix():
+    model = StepResNetCIFAR(20).train()
+    with pytest.raises(ValueError, match='at least 2 images.*got 1.*batch'):
+        model(torch.randn(1, 3, 32, 32))
+    model.eval()(torch.randn(1, 3, 32, 32))
+    StepResNetCIFAR(20, norm_eval=True).train()(torch.randn(1, 3, 32, 32))

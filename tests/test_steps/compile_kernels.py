@@ -7,7 +7,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from mmstepnet.steps import triton_kernels
+from mmstepnet.steps.kernels import triton_kernels
 from tests.test_steps.backends import FORMATS, beside_aten
 
 

@@ -178,3 +178,23 @@ def test_mixed_memory_formats(calls):
                  (x, strided, grad)):
         error, name = worst(run(True, step, norm, *args), expected)
         assert error < 1e-10, name
+
+
+@pytest.mark.parametrize('attention', [StepNet, SE, SRM])
+@pytest.mark.parametrize('memory_format', FORMATS)
+def test_torchvisions_frozen_norm(attention, memory_format, calls):
+    """What its detectors have for every norm."""
+    ops = pytest.importorskip('torchvision.ops', reason='needs torchvision')
+    torch.manual_seed(0)
+    step, _ = build(attention, 6)
+    norm = ops.FrozenBatchNorm2d(6)
+    for name, buffer in norm.named_buffers():
+        buffer.uniform_(0.5, 2) if 'var' in name else buffer.normal_()
+    step.double()
+    norm.double()
+    for shape in ((2, 6, 7, 5), (5, 6, 3, 3)):
+        args = inputs(shape, memory_format=memory_format)
+        error, name = worst(
+            run(True, step, norm, *args), run(False, step, norm, *args))
+        assert error < 1e-10, (shape, name)
+    assert len(calls) == 2

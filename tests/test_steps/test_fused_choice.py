@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, IEBN, ChannelGate, Plain, StepNet
+from mmstepnet.steps import choice
 from tests.test_steps.cases import build, inputs
 
 
@@ -120,6 +121,18 @@ class TestStepsAside:
             self.expect_reference(self.take)
         finally:
             handle.remove()
+
+    def test_where_it_would_be_slower(self, monkeypatch):
+        monkeypatch.setattr(choice, 'SMALLEST', self.c.numel() + 1)
+        self.expect_reference(self.take)
+        monkeypatch.setattr(choice, 'SMALLEST', self.c.numel())
+        self.take()
+        assert self.calls
+        # No CPU, no kernels for it: every map would be copied to float32.
+        for dtype, pays in ((torch.float16, False), (torch.bfloat16, False),
+                            (torch.float32, True)):
+            maps = torch.empty(1, device='meta', dtype=dtype)
+            assert choice._pays(maps) == pays
 
     def test_other_activation(self):
         self.step.activation = nn.ReLU6()

@@ -1,17 +1,14 @@
 """Compiled passes against ATen's operations."""
 
-import importlib
 import itertools
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from mmstepnet.steps import kernels
 from mmstepnet.steps.kernels import aten, inductor
 from tests.test_steps import backends
-
-# The package's `fused` is the function.
-residual = importlib.import_module('mmstepnet.steps.fused')
 
 
 @pytest.fixture
@@ -43,10 +40,10 @@ def test_whole_step(compiled, monkeypatch):
 def test_chosen_by_size(monkeypatch):
     monkeypatch.setattr(inductor, 'is_available', lambda: True)
     monkeypatch.setattr(inductor, 'SMALLEST', 60)
-    assert residual.backend(torch.zeros(1, 3, 5, 4)) is inductor
-    assert residual.backend(torch.zeros(1, 3, 5, 3)) is aten
+    assert kernels.backend(torch.zeros(1, 3, 5, 4)) is inductor
+    assert kernels.backend(torch.zeros(1, 3, 5, 3)) is aten
     monkeypatch.setattr(inductor, 'is_available', lambda: False)
-    assert residual.backend(torch.zeros(1, 3, 5, 4)) is aten
+    assert kernels.backend(torch.zeros(1, 3, 5, 4)) is aten
 
 
 def test_failing_compiler(monkeypatch):
@@ -107,5 +104,5 @@ def test_more_graphs_than_dynamo_allows(monkeypatch):
 
 def test_large_maps_without_memory():
     """Shapes alone, on the device meta, are not for the C++ loops."""
-    assert residual.backend(
+    assert kernels.backend(
         torch.empty(8, 64, 64, 64, device='meta')) is aten

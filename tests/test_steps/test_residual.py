@@ -6,7 +6,6 @@ import torch
 import torch.nn as nn
 
 from mmstepnet.attentions import SE, Plain, StepNet, choose_step
-from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.steps import ResidualStep
 from tests.utils import perturb
 
@@ -104,14 +103,6 @@ def test_copies_are_not_observed():
     step = ResidualStep()
     step.observe(print)
     assert not pickle.loads(pickle.dumps(step))._observers
-
-
-def test_training_with_one_image_names_the_fix():
-    model = StepResNetCIFAR(20).train()
-    with pytest.raises(ValueError, match='at least 2 images.*got 1.*batch'):
-        model(torch.randn(1, 3, 32, 32))
-    model.eval()(torch.randn(1, 3, 32, 32))
-    StepResNetCIFAR(20, norm_eval=True).train()(torch.randn(1, 3, 32, 32))
 
 
 @pytest.mark.parametrize('init_step', [0, -1.0, float('nan'), float('inf')])

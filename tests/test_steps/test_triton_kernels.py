@@ -6,6 +6,7 @@ The interpreter takes what the compiler refuses, so they are compiled as well,
 which needs no GPU.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_compile(tmp_path):
         capture_output=True,
         text=True)
     assert result.returncode == 0, result.stderr[-4000:]
-    from mmstepnet.steps import triton_kernels
+    from mmstepnet.steps.kernels import triton_kernels
     kernels = [n for n in vars(triton_kernels) if n.endswith('_kernel')]
     compiled = result.stdout.split()
     assert len(kernels) == 5 and set(compiled) == set(kernels)
@@ -57,7 +58,7 @@ def kernels(monkeypatch):
     """The kernels' module and the device it runs on."""
     if not (INTERPRETED or torch.cuda.is_available()):
         pytest.skip('no GPU; test_in_the_interpreter runs it')
-    from mmstepnet.steps import triton_kernels
+    from mmstepnet.steps.kernels import triton_kernels
     if INTERPRETED:
         # Several tiles a map, several splits a reduction, in a few elements.
         monkeypatch.setattr(triton_kernels, 'TILE', 16)
@@ -72,6 +73,36 @@ def kernels(monkeypatch):
 ])
 def test_equal_aten(kernels, dtype, memory_format, shape):
     backends.check_equal_aten(*kernels, dtype, memory_format, shape)
+
+
+@pytest.mark.parametrize('memory_format', backends.FORMATS)
+def test_more_than_one_tile_and_split(memory_format, monkeypatch):
+    """Of the size that a GPU is given."""
+    if not (INTERPRETED or torch.cuda.is_available()):
+        pytest.skip('no GPU; test_in_the_interpreter runs it')
+    from mmstepnet.steps.kernels import triton_kernels
+    shape = (2, 5, 70, 70)
+    maps = torch.empty(shape).contiguous(memory_format=memory_format)
+    launch = triton_kernels._Launch(maps)
+    assert launch.grid[0] > launch.rows and launch.spans()[0] > 1
+    backends.check_equal_aten(
+        triton_kernels, 'cpu' if INTERPRETED else 'cuda', torch.float32,
+        memory_format, shape)
+
+
+@triton_3
+@pytest.mark.skipif(INTERPRETED, reason='the tiles of a GPU are larger')
+def test_grids_of_large_maps():
+    """CUDA takes 2^31 - 1 programs on the first axis, 65,535 on others."""
+    from mmstepnet.steps.kernels import triton_kernels
+    shape = (1, 128, 1600, 1600)
+    for memory_format in backends.FORMATS:
+        launch = triton_kernels._Launch(torch.empty(
+            shape, device='meta', memory_format=memory_format))
+        tiles, = launch.grid
+        assert 65_535 < tiles < 2**31
+        assert launch.bc * launch.bp * tiles >= math.prod(shape)
+        assert launch.spans()[0] <= 65_535
 
 
 def test_large_means(kernels):

@@ -18,11 +18,6 @@ from functools import partial
 import timm
 import torch
 import torch.nn as nn
-from mmdet.registry import MODELS
-from mmdet.structures import DetDataSample
-from mmdet.utils import register_all_modules
-from mmengine.hub import get_config
-from mmengine.structures import InstanceData
 from mmpretrain.models import ResNet, SEResNet
 from rounds import (
     Timed,
@@ -117,6 +112,10 @@ class Detector(nn.Module):
 
     def __init__(self, backbone: dict):
         super().__init__()
+        # MMDetection is wanted for detection alone.
+        from mmdet.registry import MODELS
+        from mmdet.utils import register_all_modules
+        from mmengine.hub import get_config
         register_all_modules()
         cfg = get_config('mmdet::_base_/models/faster-rcnn_r50_fpn.py').model
         cfg.backbone.update(backbone, init_cfg=None)
@@ -127,8 +126,10 @@ class Detector(nn.Module):
         return self.model.parse_losses(losses)[0]
 
 
-def detection_samples(args: argparse.Namespace) -> list[DetDataSample]:
-    """Five boxes an image at random, of 80 classes."""
+def detection_samples(args: argparse.Namespace) -> list:
+    """Five boxes an image at random, of 80 classes, in DetDataSamples."""
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
     samples = []
     for _ in range(args.batch_size):
         corners = torch.rand(5, 2) * args.size / 2
@@ -290,6 +291,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
     args = parser.parse_args()
     check_arguments(parser, args)
+    if 1 in args.compiled:
+        if torch.__version__ < (2, 6):
+            parser.error('--compiled 1 needs PyTorch 2.6 or later, this is '
+                         f'{torch.__version__}: earlier ones run a network '
+                         'uncompiled and do not say so')
+        # Networks share their code and have graphs of their own.
+        torch._dynamo.config.recompile_limit = 10_000
+        torch._dynamo.config.accumulated_recompile_limit = 10_000
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
     return args
 
 

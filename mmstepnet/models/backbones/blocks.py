@@ -3,7 +3,6 @@
 import warnings
 
 import torch.nn as nn
-import torch.utils.checkpoint as cp
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from mmpretrain.models.backbones.resnet import BasicBlock, Bottleneck, ResLayer
@@ -11,7 +10,7 @@ from mmpretrain.models.backbones.resnext import Bottleneck as ResNeXtBottleneck
 from torch import Tensor
 
 from mmstepnet.attentions import IEBN
-from mmstepnet.steps import ResidualStep
+from mmstepnet.steps import ResidualStep, checkpoint
 
 
 class _StepBlock(nn.Module):
@@ -34,16 +33,13 @@ class _StepBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.with_cp and x.requires_grad:
-            # Told, because an observer may come or go before backward.
-            return cp.checkpoint(
-                self._forward, x, self.step.observed, use_reentrant=False)
+            return checkpoint(self, self._forward, x)
         return self._forward(x)
 
-    def _forward(self, x: Tensor, observed: bool | None = None) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         branch = self.branch(x)
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(
-            identity, branch, self.last_norm, observed=observed)
+        return self.step(identity, branch, self.last_norm)
 
 
 class StepBasicBlock(_StepBlock, BasicBlock):
@@ -104,13 +100,13 @@ class _PreActBlock(_StepBlock):
         pairs = super().conv_norm_pairs()
         return [(conv, norm) for (conv, _), (_, norm) in zip(pairs, pairs[1:])]
 
-    def _forward(self, x: Tensor, observed: bool | None = None) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.norm1(x))
         identity = x if self.downsample is None else self.downsample(out)
         out = self.conv1(out)
         for norm, conv in zip(self.norms[1:], self.convs[1:]):
             out = conv(self.relu(norm(out)))
-        return self.step(identity, out, observed=observed)
+        return self.step(identity, out)
 
 
 class PreActStepBasicBlock(_PreActBlock, BasicBlock):

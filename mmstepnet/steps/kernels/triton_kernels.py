@@ -27,11 +27,11 @@ PROGRAMS = 1024
 
 
 @triton.jit
-def _channels(C, n_stride, BC: tl.constexpr):
-    """This program's image and channels, their place in (N, C) and mask."""
+def _channels(block, C, n_stride, BC: tl.constexpr):
+    """A block's image and channels, their place in (N, C) and mask."""
     c_blocks = tl.cdiv(C, BC)
-    n = tl.program_id(0) // c_blocks
-    c = (tl.program_id(0) % c_blocks) * BC + tl.arange(0, BC)
+    n = block // c_blocks
+    c = (block % c_blocks) * BC + tl.arange(0, BC)
     # A batch may pass 2^31 elements; inside an image 32 bits are enough and
     # cost half the registers.
     return n.to(tl.int64) * n_stride, c, n * C + c, c < C
@@ -51,7 +51,7 @@ def _mean_kernel(x_ptr, sum_ptr, C, HW, NC, n_stride, c_stride, p_stride,
     first = tl.program_id(1) * span
     last = tl.minimum(first + span, HW)
     total = tl.zeros([BC], ACC)
-    image, c, row, row_mask = _channels(C, n_stride, BC)
+    image, c, row, row_mask = _channels(tl.program_id(0), C, n_stride, BC)
     for start in range(first, last, BP):
         offsets, mask = _tile(c, row_mask, last, c_stride, p_stride, start,
                               BP)
@@ -67,7 +67,7 @@ def _moments_kernel(x_ptr, mean_ptr, square_ptr, C, HW, NC, n_stride,
     last = tl.minimum(first + span, HW)
     mean = tl.zeros([BC], ACC)
     square = tl.zeros([BC], ACC)
-    image, c, row, row_mask = _channels(C, n_stride, BC)
+    image, c, row, row_mask = _channels(tl.program_id(0), C, n_stride, BC)
     for start in range(first, last, BP):
         offsets, mask = _tile(c, row_mask, last, c_stride, p_stride, start,
                               BP)
@@ -91,9 +91,12 @@ def _step_kernel(x_ptr, c_ptr, centre_ptr, scale_ptr, shift_ptr, out_ptr, C,
                  HW, n_stride, c_stride, p_stride, CENTRE: tl.constexpr,
                  SHIFT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
                  BC: tl.constexpr, BP: tl.constexpr):
-    image, c, row, row_mask = _channels(C, n_stride, BC)
+    # One axis: a grid's others end at 65,535.
+    p_blocks = tl.cdiv(HW, BP)
+    image, c, row, row_mask = _channels(tl.program_id(0) // p_blocks, C,
+                                        n_stride, BC)
     offsets, mask = _tile(c, row_mask, HW, c_stride, p_stride,
-                          tl.program_id(1) * BP, BP)
+                          (tl.program_id(0) % p_blocks) * BP, BP)
     total = tl.load(c_ptr + image + offsets, mask, 0.0).to(ACC)
     if CENTRE:
         total -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
@@ -117,7 +120,7 @@ def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, sum_ptr,
     last = tl.minimum(first + span, HW)
     total = tl.zeros([BC], ACC)
     product = tl.zeros([BC], ACC)
-    image, c, row, row_mask = _channels(C, n_stride, BC)
+    image, c, row, row_mask = _channels(tl.program_id(0), C, n_stride, BC)
     for start in range(first, last, BP):
         offsets, mask = _tile(c, row_mask, last, c_stride, p_stride, start,
                               BP)
@@ -144,9 +147,12 @@ def _gradients_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, scale_ptr,
                       NEEDS_X: tl.constexpr, NEEDS_C: tl.constexpr,
                       ACC: tl.constexpr, BC: tl.constexpr,
                       BP: tl.constexpr):
-    image, c, row, row_mask = _channels(C, n_stride, BC)
+    # One axis: a grid's others end at 65,535.
+    p_blocks = tl.cdiv(HW, BP)
+    image, c, row, row_mask = _channels(tl.program_id(0) // p_blocks, C,
+                                        n_stride, BC)
     offsets, mask = _tile(c, row_mask, HW, c_stride, p_stride,
-                          tl.program_id(1) * BP, BP)
+                          (tl.program_id(0) % p_blocks) * BP, BP)
     grad = tl.load(grad_ptr + image + offsets, mask, 0.0)
     if RELU:
         out = tl.load(out_ptr + image + offsets, mask, 0.0)
@@ -200,13 +206,15 @@ class _Launch:
         return self.c, self.pixels
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        return self.rows, triton.cdiv(self.pixels, self.bp)
+    def grid(self) -> tuple[int]:
+        """One program for each tile."""
+        return (self.rows * triton.cdiv(self.pixels, self.bp), )
 
     def spans(self) -> tuple[int, int]:
         """Number of splits of a map, and pixels of each."""
-        splits = max(1, min(PROGRAMS // self.rows, self.tiles[1]))
-        span = triton.cdiv(self.tiles[1], splits) * self.bp
+        tiles = triton.cdiv(self.pixels, self.bp)
+        splits = max(1, min(PROGRAMS // self.rows, tiles))
+        span = triton.cdiv(tiles, splits) * self.bp
         return triton.cdiv(self.pixels, span), span
 
     def partial(self, like: Tensor, splits: int) -> Tensor:
@@ -263,7 +271,7 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
     """See :func:`mmstepnet.steps.kernels.aten.step`."""
     launch = _Launch(c)
     out = c if in_place else torch.empty_like(c)
-    _step_kernel[launch.tiles](
+    _step_kernel[launch.grid](
         x, c, *_rows(scale, centre, scale, shift), out, *launch.shape,
         *launch.strides, CENTRE=centre is not None, SHIFT=shift is not None,
         RELU=relu, **launch.meta)
@@ -298,7 +306,7 @@ def gradients(
         grad_x = torch.empty_like(grad)
     grad_c = torch.empty_like(grad) if needs_c else None
     if needs_c or writes_x:
-        _gradients_kernel[launch.tiles](
+        _gradients_kernel[launch.grid](
             grad, grad if out is None else out, grad if c is None else c,
             *_rows(scale, centre, scale, slope, offset, x_offset),
             grad if grad_x is None else grad_x,

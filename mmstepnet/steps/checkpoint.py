@@ -1,0 +1,77 @@
+"""Activation checkpointing of what has residual steps in it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+
+from mmstepnet.torch_version import is_compiling
+
+_thread = threading.local()
+
+
+def checkpoint(module: nn.Module, function: Callable, *args,
+               **kwargs) -> Any:
+    """Run a function of a module and run it again in backward.
+
+    As :func:`torch.utils.checkpoint.checkpoint` without reentrance, with two
+    differences. The second run takes the paths that the first one took,
+    whatever switch, hook or observer came or went in between. And it leaves
+    running statistics alone, so that those of a checkpointed block are
+    updated once, as without checkpointing.
+
+    Args:
+        module (nn.Module): What owns the norms that ``function`` runs.
+        function (Callable): What to run.
+        *args: Its arguments.
+        **kwargs: Its arguments by name.
+    """
+    if is_compiling():  # a compiler plans the second run itself
+        return cp.checkpoint(function, *args, use_reentrant=False, **kwargs)
+    decisions = []
+    return cp.checkpoint(
+        function, *args, use_reentrant=False, context_fn=lambda: (
+            _Run(module, decisions, False), _Run(module, decisions, True)),
+        **kwargs)
+
+
+def decide(question: Callable[[], bool]) -> bool:
+    """Answer a question; in a checkpoint's second run as in its first."""
+    run = getattr(_thread, 'run', None)
+    return question() if run is None else run.decide(question)
+
+
+class _Run:
+    """Context of a checkpointed function's first run, or of its second."""
+
+    def __init__(self, module: nn.Module, decisions: list[bool],
+                 again: bool):
+        self.module = module
+        self.decisions = decisions
+        self.again = again
+
+    def __enter__(self) -> None:
+        self.outer, _thread.run = getattr(_thread, 'run', None), self
+        self.place = 0
+        self.buffers = [
+            (m, m._buffers) for m in self.module.modules()
+            if self.again and getattr(m, 'track_running_stats', False)
+        ]
+        # Copies take the update: without buffers to update, a BN would save
+        # fewer tensors than in the first run.
+        for norm, buffers in self.buffers:
+            norm._buffers = {name: t if t is None else t.clone()
+                             for name, t in buffers.items()}
+
+    def __exit__(self, *exc) -> None:
+        _thread.run = self.outer
+        for norm, buffers in self.buffers:
+            norm._buffers = buffers
+
+    def decide(self, question: Callable[[], bool]) -> bool:
+        if not self.again:
+            self.decisions.append(question())
+        self.place += 1
+        return self.decisions[self.place - 1]
