@@ -4,6 +4,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from mmstepnet.steps import choice
+
 ALONE = find_spec('mmengine') is None
 """Whether the library is tested without OpenMMLab."""
 
@@ -18,15 +20,14 @@ if ALONE:
         if collection_path.suffix != '.py':
             return None
         tree = ast.parse(collection_path.read_text('utf-8'))
-        names = [n.module or '' if isinstance(n, ast.ImportFrom) else
-                 n.names[0].name for n in tree.body
-                 if isinstance(n, (ast.Import, ast.ImportFrom))]
-        return True if any(f'{name}.'.startswith(f'{host}.')
+        names = [f'{getattr(node, "module", "")}.{alias.name}.'.lstrip('.')
+                 for node in tree.body
+                 if isinstance(node, (ast.Import, ast.ImportFrom))
+                 for alias in node.names]
+        return True if any(name.startswith(f'{host}.')
                            for name in names for host in HOSTS) else None
 else:
     from mmengine.utils import ManagerMixin
-
-from mmstepnet.steps import choice
 
 
 def subclasses(cls):
