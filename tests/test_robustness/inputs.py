@@ -45,7 +45,9 @@ def refused(named, build, *errors):
 
 
 def load_tool(name):
-    """A tool as a module."""
+    """A tool, or a program of a project, as a module."""
+    if name.startswith('projects.'):
+        return importlib.import_module(name)
     path = ROOT / 'tools' / name
     if str(path.parent) not in sys.path:  # tools import their neighbours
         sys.path.insert(0, str(path.parent))

@@ -35,8 +35,9 @@ COMMANDS = {
     'test.py': ([CONFIG, 'x.pth'], {'--launcher': ['gloo'],
                                     '--out': ['x.txt', 'json', '.npz'],
                                     '--cfg-options': OPTIONS}),
-    'paper.py': (['run', '1'], {'--seeds': COUNTS, '--gpus': COUNTS,
-                                '--launcher': ['none,pytorch']}),
+    'projects.reproduction.paper': (
+        ['run', '1'], {'--seeds': COUNTS, '--gpus': COUNTS,
+                       '--launcher': ['none,pytorch']}),
     'publish_model.py': (['x.pth', 'out'], {'--hash': ['8']}),
     'analysis_tools/stiffness.py': (
         [CONFIG, 'x.pth'], {'--max-samples': COUNTS,
@@ -47,7 +48,7 @@ COMMANDS = {
     'analysis_tools/select_blocks.py': (
         [CONFIG, 'x.pth'], {'--count': COUNTS, '--max-samples': COUNTS,
                             '--out': ['x.json', 'x'], '--split': ['all']}),
-    'analysis_tools/warm_start.py': (
+    'projects.reproduction.warm_start': (
         [CONFIG, 'x.pth'], {'--epochs': COUNTS, '--lr': RATES}),
     'analysis_tools/benchmark.py': (
         [], {'--batch-size': COUNTS, '--size': COUNTS,
