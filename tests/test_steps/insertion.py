@@ -1,0 +1,177 @@
+"""What the tests of :func:`insert_steps` ask of a model of any library."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet import insert_steps, remove_steps
+from mmstepnet.steps.insert import StepBlock
+
+COMPILED = set()
+"""Classes that this process has compiled."""
+
+
+def perturb(model: nn.Module) -> nn.Module:
+    """Move every parameter and statistic off its start, deterministically."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            scale = 0.3 if p.ndim < 2 else 0.3 * p.std().clamp(0.05, 0.5)
+            p.add_(torch.randn(p.shape, generator=generator) * scale)
+        for name, b in model.named_buffers():
+            if name.endswith('running_mean'):
+                b.add_(torch.randn(b.shape, generator=generator) * 0.1)
+            elif name.endswith('running_var'):
+                b.mul_(1 + torch.rand(b.shape, generator=generator))
+    return model
+
+
+def outputs(model: nn.Module, inputs: dict | Tensor) -> list[Tensor]:
+    """All tensors that a model returns, from the same random numbers."""
+    torch.manual_seed(1)
+    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return list(_tensors(out))
+
+
+def _tensors(out):
+    if isinstance(out, Tensor):
+        if out.is_floating_point():
+            yield out
+    elif isinstance(out, dict):
+        yield from _tensors(list(out.values()))
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            yield from _tensors(item)
+
+
+def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
+    """Largest relative difference."""
+    assert len(outs) == len(wanted) > 0
+    for w in wanted:
+        assert torch.isfinite(w).all() and w.abs().max() > 0
+    return max(float((o - w).detach().abs().max() / w.detach().abs().max())
+               for o, w in zip(outs, wanted))
+
+
+def steps_of(model: nn.Module) -> dict[str, nn.Module]:
+    """All ResidualSteps that were put in, by name."""
+    return {
+        f'{name}.{step.name}': getattr(block, step.name)
+        for name, block in model.named_modules()
+        if isinstance(block, StepBlock) for step in block.known.steps
+    }
+
+
+def check_insertion(model: nn.Module, inputs: dict | Tensor,
+                    **options) -> dict:
+    """Put steps into a model, and check all that can be without a process."""
+    perturb(model)
+    keys = set(model.state_dict())
+    parts = {name: type(m) for name, m in model.named_modules()}
+    before = {}
+    for mode in (False, True):
+        before[mode] = outputs(copy.deepcopy(model).train(mode), inputs)
+    model.eval()
+
+    names = insert_steps(model, 'StepNet', **options)
+    row = dict(blocks=names, steps=steps_of(model))
+
+    # Outputs, in both modes: stochastic depth draws the same numbers.
+    row['eval'] = difference(outputs(model, inputs), before[False])
+    row['train'] = difference(
+        outputs(copy.deepcopy(model).train(), inputs), before[True])
+
+    # Keys: those of the attentions come on top.
+    new = set(model.state_dict()) - keys
+    assert keys < set(model.state_dict())
+    assert all('step.attention.' in key for key in new)
+
+    # Every gate gets gradient, and all of its parameters once it has moved.
+    trained = copy.deepcopy(model)
+    sum(o.square().mean() for o in outputs(trained, inputs)).backward()
+    for name, step in steps_of(trained).items():
+        assert any(p.grad is not None and p.grad.abs().max() > 0
+                   for p in step.attention.parameters()), name
+    for step in steps_of(model).values():
+        perturb(step.attention)
+    moved = outputs(model, inputs)
+    assert difference(moved, before[False]) > 1e-4
+    sum(o.square().mean() for o in moved).backward()
+    for name, step in steps_of(model).items():
+        for p in step.attention.parameters():
+            assert p.grad is not None and p.grad.abs().max() > 0, name
+    model.zero_grad()
+
+    # Copies, and a state dict from one to another.
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert difference(outputs(twin, inputs), moved) == 0
+    nn.init.ones_(next(twin.parameters()))
+    twin.load_state_dict(model.state_dict(), strict=True)
+    assert difference(outputs(twin, inputs), moved) == 0
+    row['moved'] = [m.detach() for m in moved]
+
+    # Out again: the model is the one it was.
+    assert remove_steps(twin) == names
+    assert difference(outputs(twin, inputs), before[False]) == 0
+    assert set(twin.state_dict()) == keys
+    assert {name: type(m) for name, m in twin.named_modules()} == parts
+    return row
+
+
+def check_compiles(model: nn.Module, inputs: dict | Tensor) -> None:
+    """Compile each new kind of blocks alone, without a graph break."""
+    seen = {}
+
+    def remember(block, args, kwargs):
+        if type(block) not in COMPILED:
+            seen.setdefault(type(block), (block, args, kwargs))
+
+    handles = [m.register_forward_pre_hook(remember, with_kwargs=True)
+               for m in model.modules() if isinstance(m, StepBlock)]
+    with torch.no_grad():
+        outputs(model, inputs)
+    COMPILED.update(seen)
+    for handle in handles:
+        handle.remove()
+    for block, args, kwargs in seen.values():
+        torch._dynamo.reset()
+        compiled = torch.compile(block, fullgraph=True, backend='eager')
+        with torch.no_grad():
+            assert difference(
+                list(_tensors(compiled(*args, **kwargs))),
+                list(_tensors(block(*args, **kwargs)))) < 1e-5
+
+
+FRESH = """
+import sys, torch
+for model, inputs, wanted in torch.load(sys.argv[1], weights_only=False):
+    torch.manual_seed(1)
+    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    while not isinstance(out, torch.Tensor):
+        out = list(out.values() if isinstance(out, dict) else out)[0]
+    assert torch.equal(out, wanted), type(model)
+    print(type(model).__name__)
+"""
+
+
+def check_fresh_process(path: Path, models: list) -> None:
+    """Load pickled models in a process that has imported torch alone."""
+    saved = []
+    for model, inputs in models:
+        insert_steps(perturb(model).eval())
+        for step in steps_of(model).values():
+            perturb(step.attention)
+        saved.append((model, inputs, outputs(model, inputs)[0].detach()))
+    torch.save(saved, path)
+    done = subprocess.run(
+        [sys.executable, '-c', FRESH, str(path)], capture_output=True,
+        text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [type(m).__name__ for m, _ in models]
