@@ -171,3 +171,190 @@ def timm_families() -> dict[str, Family]:
         'CSPDarkNet': Family(create('cspdarknet53'), 23, lambda: images(32)),
         'CSPResNet': Family(create('cspresnet50'), 13, lambda: images(32)),
     }
+
+
+def openmmlab_families() -> dict[str, Family]:
+    """Families of MMPretrain, MMDetection and MMSegmentation."""
+    import mmdet.models.backbones as det
+    import mmpretrain.models.backbones as pre
+    import mmseg.models.backbones as seg
+
+    # MMDetection's ResNet cannot be narrower than its class says.
+    small = dict(base_channels=8, stem_channels=8)
+    branches = dict(
+        stage1=dict(num_modules=1, num_branches=1, block='BOTTLENECK',
+                    num_blocks=(2, ), num_channels=(8, )),
+        stage2=dict(num_modules=1, num_branches=2, block='BASIC',
+                    num_blocks=(2, 2), num_channels=(8, 16)),
+        stage3=dict(num_modules=1, num_branches=3, block='BASIC',
+                    num_blocks=(1, 1, 1), num_channels=(8, 16, 32)),
+        stage4=dict(num_modules=1, num_branches=4, block='BASIC',
+                    num_blocks=(1, 1, 1, 1), num_channels=(8, 16, 32, 64)))
+    plugins = [
+        dict(cfg=dict(type='ContextBlock', ratio=1 / 4, postfix=k),
+             stages=(True, ) * 4, position=f'after_conv{k}')
+        for k in (1, 2, 3)
+    ]
+    se_plugin = [
+        dict(cfg=dict(type='ContextBlock', ratio=1 / 4),
+             stages=(True, ) * 4, position='after_conv2')
+    ]
+    dcn = dict(
+        dcn=dict(type='DCN', deform_groups=1, fallback_on_stride=False),
+        stage_with_dcn=(False, True, True, True))
+    modulated = dict(
+        dcn=dict(type='DCNv2', deform_groups=1, fallback_on_stride=False),
+        stage_with_dcn=(False, True, True, True))
+    vit = dict(
+        arch=dict(embed_dims=32, num_layers=2, num_heads=4,
+                  feedforward_channels=64),
+        img_size=32, patch_size=8)
+    swin = dict(embed_dims=16, depths=(2, 1), num_heads=(2, 4))
+    openmmlab_swin = dict(
+        **swin, strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.5)
+    all_four = dict(out_indices=(0, 1, 2, 3))
+
+    def of(cls, *args, **kwargs):
+        return lambda: cls(*args, **kwargs)
+
+    tokens = dict(inputs=lambda: images(32))
+    windows = dict(inputs=lambda: images(56))
+    return {
+        'pre ResNet-18': Family(
+            of(pre.ResNet, 18, drop_path_rate=0.2, **small), 5),
+        'pre ResNet-50': Family(of(pre.ResNet, 50, **small, **all_four), 12),
+        'pre ResNet-50, checkpointed': Family(
+            of(pre.ResNet, 50, with_cp=True, **small), 16,
+            options=(('first_block', True), )),
+        'pre ResNetV1c-50': Family(of(pre.ResNetV1c, depth=50, **small), 12),
+        'pre ResNetV1d-50': Family(of(pre.ResNetV1d, depth=50, **small), 12),
+        'pre SEResNet-50': Family(of(pre.SEResNet, 50, **small), 12),
+        'pre ResNeXt-50': Family(
+            of(pre.ResNeXt, 50, groups=4, width_per_group=16, **small), 12),
+        'pre Res2Net-50': Family(
+            of(pre.Res2Net, depth=50, scales=4, base_width=26, **small), 12),
+        'pre ResNeSt-50': Family(of(pre.ResNeSt, 50, **small), 12),
+        'pre RegNet': Family(of(pre.RegNet, 'regnetx_400mf'), 18),
+        'pre HRNet': Family(of(pre.HRNet, extra=branches), 12),
+        'pre ResNet-CIFAR': Family(
+            of(pre.ResNet_CIFAR, 18, **small), 5, **tokens),
+        'pre ConvNeXt': Family(
+            of(pre.ConvNeXt, dict(depths=[2, 1], channels=[16, 24]),
+               drop_path_rate=0.5, out_indices=(1, )), 3),
+        'pre ConvNeXt V2': Family(
+            of(pre.ConvNeXt, dict(depths=[2, 1], channels=[16, 24]),
+               use_grn=True, layer_scale_init_value=0.0, out_indices=(1, )),
+            3),
+        'pre ViT': Family(of(pre.VisionTransformer, **vit), 2, **tokens),
+        'pre ViT, SwiGLU, layer scale': Family(
+            of(pre.VisionTransformer, layer_cfgs=dict(
+                ffn_type='swiglu_fused'), layer_scale_init_value=0.1,
+               # A numpy number in the host, at which compilation breaks.
+               drop_path_rate=0.5, **vit),
+            2, **tokens),
+        'pre Swin': Family(
+            of(pre.SwinTransformer, swin, img_size=56, drop_path_rate=0.5,
+               out_indices=(1, )), 3, **windows),
+        'pre MobileNetV2': Family(of(pre.MobileNetV2, 0.25), 11),
+        'pre MobileNetV3': Family(of(pre.MobileNetV3, 'small_075'), 6),
+        'pre EfficientNet': Family(
+            of(pre.EfficientNet, 'b0', drop_path_rate=0.2), 9),
+        'pre CSPDarkNet': Family(
+            of(pre.CSPDarkNet, 53), 23, lambda: images(32)),
+        'det ResNet-18': Family(of(det.ResNet, 18, **small), 5),
+        'det ResNet-50, frozen, norms in eval mode': Family(
+            of(det.ResNet, 50, frozen_stages=1, **small), 10,
+            options=(('blocks', ('layer2', 'layer3', 'layer4')), )),
+        'det ResNet-50, DCN': Family(
+            of(det.ResNet, 50, **dcn, **small), 12, lambda: images(128)),
+        'det ResNet-50, DCNv2': Family(
+            of(det.ResNet, 50, **modulated, **small), 12),
+        'det ResNet-50, plugins': Family(
+            of(det.ResNet, 50, plugins=plugins, **small), 12),
+        'det ResNet-50, plugin within': Family(
+            of(det.ResNet, 50, plugins=se_plugin, **small), 12),
+        'det ResNetV1d-50': Family(of(det.ResNetV1d, depth=50, **small), 12),
+        'det ResNeXt-50, DCN': Family(
+            of(det.ResNeXt, depth=50, groups=4, base_width=16, **dcn,
+               **small), 12, lambda: images(128)),
+        'det Res2Net-50': Family(
+            of(det.Res2Net, depth=50, **small), 12),
+        'det ResNeSt-50': Family(of(det.ResNeSt, depth=50, **small), 12),
+        'det RegNet': Family(of(det.RegNet, 'regnetx_400mf'), 18),
+        'det HRNet': Family(of(det.HRNet, branches), 12),
+        'det Swin': Family(
+            of(det.SwinTransformer, **openmmlab_swin), 3, **windows),
+        'det MobileNetV2': Family(of(det.MobileNetV2, 0.25), 11),
+        'det EfficientNet': Family(of(det.EfficientNet, 'b0'), 9),
+        'det CSPDarknet': Family(
+            of(det.CSPDarknet, deepen_factor=0.33, widen_factor=0.125), 7),
+        'det CSPNeXt': Family(
+            of(det.CSPNeXt, deepen_factor=0.33, widen_factor=0.125), 5),
+        'det Darknet': Family(of(det.Darknet, 53), 23, lambda: images(32)),
+        'seg ResNet-50, plugins': Family(
+            of(seg.ResNet, 50, plugins=plugins, contract_dilation=True,
+               dilations=(1, 1, 2, 4), strides=(1, 2, 1, 1), **small), 12),
+        'seg ResNetV1c-50': Family(of(seg.ResNetV1c, depth=50, **small), 12),
+        'seg ResNeXt-50': Family(
+            of(seg.ResNeXt, depth=50, groups=4, base_width=16, **small), 12),
+        'seg ResNeSt-50': Family(of(seg.ResNeSt, depth=50, **small), 12),
+        'seg HRNet': Family(of(seg.HRNet, branches), 12),
+        'seg ViT': Family(
+            of(seg.VisionTransformer, 32, 8, embed_dims=32, num_layers=2,
+               num_heads=4, drop_path_rate=0.5), 2, **tokens),
+        'seg Swin': Family(
+            of(seg.SwinTransformer, **openmmlab_swin), 3, **windows),
+        'seg MobileNetV2': Family(of(seg.MobileNetV2, 0.25), 11),
+        'seg MobileNetV3': Family(of(seg.MobileNetV3), 6),
+    }
+
+
+def transformers_families() -> dict[str, Family]:
+    """Families of Hugging Face's transformers, from configs alone."""
+    import transformers as hf
+
+    def of(name, **config):
+        return lambda: getattr(hf, f'{name}Model')(
+            getattr(hf, f'{name}Config')(**config))
+
+    def pixels(size):
+        return lambda: dict(pixel_values=images(size))
+
+    maps = dict(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 1])
+    tokens = dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        image_size=32, patch_size=8)
+    resnet = hf.ResNetConfig(**maps, layer_type='basic',
+                             out_features=['stage2'])
+    detr = dict(
+        backbone_config=resnet, d_model=32, encoder_layers=2,
+        decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=5)
+    return {
+        'ResNet, basic': Family(
+            of('ResNet', layer_type='basic', **maps), 2, pixels(64)),
+        'ResNet, bottleneck': Family(
+            of('ResNet', **maps), 3, pixels(64),
+            (('first_block', True), )),
+        'RegNet X': Family(
+            of('RegNet', layer_type='x', groups_width=8, **maps), 1,
+            pixels(64)),
+        'RegNet Y': Family(
+            of('RegNet', groups_width=8, **maps), 1, pixels(64)),
+        'ConvNeXt': Family(
+            of('ConvNext', hidden_sizes=[16, 24, 32, 40], depths=[2, 1, 1, 1],
+               drop_path_rate=0.5), 5, pixels(64)),
+        'ViT': Family(
+            of('ViT', intermediate_size=64, **tokens), 2, pixels(32)),
+        'DeiT': Family(
+            of('DeiT', intermediate_size=64, **tokens), 2, pixels(32)),
+        'DINOv2': Family(
+            of('Dinov2', drop_path_rate=0.5, **tokens), 2, pixels(32)),
+        'DINOv2, SwiGLU': Family(
+            of('Dinov2', use_swiglu_ffn=True, **tokens), 2, pixels(32)),
+        'DINOv2 with registers': Family(
+            of('Dinov2WithRegisters', **tokens), 2, pixels(32)),
+        'DETR, encoder': Family(
+            of('Detr', **detr), 2, pixels(64), (('blocks', 'encoder.layers'), )),
+        'DETR, backbone': Family(of('Detr', **detr), 2, pixels(64)),
+    }

@@ -202,7 +202,7 @@ for _name in ('mmpretrain.models.backbones.swin_transformer',
                 block.norm1(x), hw_shape),
             drop_path='attn.drop'),
         dict(branch=lambda block, x: block.ffn(block.norm2(x)), **MM_MLP),
-        width='norm1', map_shape=lambda x, hw_shape: hw_shape)
+        width='norm1', map_shape=lambda hw_shape: hw_shape)
 
 # --- Hugging Face ------------------------------------------------------------
 
