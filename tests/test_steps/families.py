@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 import torch.nn as nn
@@ -174,13 +175,13 @@ def timm_families() -> dict[str, Family]:
 
 
 def openmmlab_families() -> dict[str, Family]:
-    """Families of MMPretrain, MMDetection and MMSegmentation."""
-    import mmdet.models.backbones as det
-    import mmpretrain.models.backbones as pre
-    import mmseg.models.backbones as seg
+    """Families of MMPretrain, MMDetection and MMSegmentation.
 
-    # MMDetection's ResNet cannot be narrower than its class says.
-    small = dict(base_channels=8, stem_channels=8)
+    Names begin with the package's, which is imported by ``build``.
+    """
+    # Two stages: 3 and 4 bottlenecks, of which the first ones project.
+    small = dict(base_channels=8, stem_channels=8, num_stages=2,
+                 strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
     branches = dict(
         stage1=dict(num_modules=1, num_branches=1, block='BOTTLENECK',
                     num_blocks=(2, ), num_channels=(8, )),
@@ -192,19 +193,12 @@ def openmmlab_families() -> dict[str, Family]:
                     num_blocks=(1, 1, 1, 1), num_channels=(8, 16, 32, 64)))
     plugins = [
         dict(cfg=dict(type='ContextBlock', ratio=1 / 4, postfix=k),
-             stages=(True, ) * 4, position=f'after_conv{k}')
+             stages=(True, True), position=f'after_conv{k}')
         for k in (1, 2, 3)
     ]
-    se_plugin = [
-        dict(cfg=dict(type='ContextBlock', ratio=1 / 4),
-             stages=(True, ) * 4, position='after_conv2')
-    ]
-    dcn = dict(
-        dcn=dict(type='DCN', deform_groups=1, fallback_on_stride=False),
-        stage_with_dcn=(False, True, True, True))
-    modulated = dict(
-        dcn=dict(type='DCNv2', deform_groups=1, fallback_on_stride=False),
-        stage_with_dcn=(False, True, True, True))
+    dcn, dcn_v2 = (
+        dict(dcn=dict(type=kind, deform_groups=1, fallback_on_stride=False),
+             stage_with_dcn=(False, True)) for kind in ('DCN', 'DCNv2'))
     vit = dict(
         arch=dict(embed_dims=32, num_layers=2, num_heads=4,
                   feedforward_channels=64),
@@ -212,101 +206,110 @@ def openmmlab_families() -> dict[str, Family]:
     swin = dict(embed_dims=16, depths=(2, 1), num_heads=(2, 4))
     openmmlab_swin = dict(
         **swin, strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.5)
-    all_four = dict(out_indices=(0, 1, 2, 3))
+    convnext = dict(
+        arch=dict(depths=[2, 1], channels=[16, 24]), out_indices=(1, ))
 
-    def of(cls, *args, **kwargs):
-        return lambda: cls(*args, **kwargs)
+    def of(name, *args, **kwargs):
+        package, cls = name.split('.')
+        return lambda: getattr(
+            import_module(f'{package}.models.backbones'), cls)(
+                *args, **kwargs)
+
+    def blocks(name, *args, **kwargs):
+        """Two blocks alone: their networks are large whatever one asks."""
+        module, _, cls = name.rpartition('.')
+        return lambda: nn.Sequential(*(
+            getattr(import_module(module), cls)(*args, **kwargs)
+            for _ in range(2)))
 
     tokens = dict(inputs=lambda: images(32))
     windows = dict(inputs=lambda: images(56))
-    return {
-        'pre ResNet-18': Family(
-            of(pre.ResNet, 18, drop_path_rate=0.2, **small), 5),
-        'pre ResNet-50': Family(of(pre.ResNet, 50, **small, **all_four), 12),
-        'pre ResNet-50, checkpointed': Family(
-            of(pre.ResNet, 50, with_cp=True, **small), 16,
+    eight = dict(inputs=lambda: torch.rand(2, 8, 16, 16))
+    families = {
+        'mmpretrain ResNet-50, checkpointed': Family(
+            of('mmpretrain.ResNet', 50, with_cp=True, **small), 7,
             options=(('first_block', True), )),
-        'pre ResNetV1c-50': Family(of(pre.ResNetV1c, depth=50, **small), 12),
-        'pre ResNetV1d-50': Family(of(pre.ResNetV1d, depth=50, **small), 12),
-        'pre SEResNet-50': Family(of(pre.SEResNet, 50, **small), 12),
-        'pre ResNeXt-50': Family(
-            of(pre.ResNeXt, 50, groups=4, width_per_group=16, **small), 12),
-        'pre Res2Net-50': Family(
-            of(pre.Res2Net, depth=50, scales=4, base_width=26, **small), 12),
-        'pre ResNeSt-50': Family(of(pre.ResNeSt, 50, **small), 12),
-        'pre RegNet': Family(of(pre.RegNet, 'regnetx_400mf'), 18),
-        'pre HRNet': Family(of(pre.HRNet, extra=branches), 12),
-        'pre ResNet-CIFAR': Family(
-            of(pre.ResNet_CIFAR, 18, **small), 5, **tokens),
-        'pre ConvNeXt': Family(
-            of(pre.ConvNeXt, dict(depths=[2, 1], channels=[16, 24]),
-               drop_path_rate=0.5, out_indices=(1, )), 3),
-        'pre ConvNeXt V2': Family(
-            of(pre.ConvNeXt, dict(depths=[2, 1], channels=[16, 24]),
-               use_grn=True, layer_scale_init_value=0.0, out_indices=(1, )),
-            3),
-        'pre ViT': Family(of(pre.VisionTransformer, **vit), 2, **tokens),
-        'pre ViT, SwiGLU, layer scale': Family(
-            of(pre.VisionTransformer, layer_cfgs=dict(
-                ffn_type='swiglu_fused'), layer_scale_init_value=0.1,
-               # A numpy number in the host, at which compilation breaks.
-               drop_path_rate=0.5, **vit),
-            2, **tokens),
-        'pre Swin': Family(
-            of(pre.SwinTransformer, swin, img_size=56, drop_path_rate=0.5,
-               out_indices=(1, )), 3, **windows),
-        'pre MobileNetV2': Family(of(pre.MobileNetV2, 0.25), 11),
-        'pre MobileNetV3': Family(of(pre.MobileNetV3, 'small_075'), 6),
-        'pre EfficientNet': Family(
-            of(pre.EfficientNet, 'b0', drop_path_rate=0.2), 9),
-        'pre CSPDarkNet': Family(
-            of(pre.CSPDarkNet, 53), 23, lambda: images(32)),
-        'det ResNet-18': Family(of(det.ResNet, 18, **small), 5),
-        'det ResNet-50, frozen, norms in eval mode': Family(
-            of(det.ResNet, 50, frozen_stages=1, **small), 10,
-            options=(('blocks', ('layer2', 'layer3', 'layer4')), )),
-        'det ResNet-50, DCN': Family(
-            of(det.ResNet, 50, **dcn, **small), 12, lambda: images(128)),
-        'det ResNet-50, DCNv2': Family(
-            of(det.ResNet, 50, **modulated, **small), 12),
-        'det ResNet-50, plugins': Family(
-            of(det.ResNet, 50, plugins=plugins, **small), 12),
-        'det ResNet-50, plugin within': Family(
-            of(det.ResNet, 50, plugins=se_plugin, **small), 12),
-        'det ResNetV1d-50': Family(of(det.ResNetV1d, depth=50, **small), 12),
-        'det ResNeXt-50, DCN': Family(
-            of(det.ResNeXt, depth=50, groups=4, base_width=16, **dcn,
-               **small), 12, lambda: images(128)),
-        'det Res2Net-50': Family(
-            of(det.Res2Net, depth=50, **small), 12),
-        'det ResNeSt-50': Family(of(det.ResNeSt, depth=50, **small), 12),
-        'det RegNet': Family(of(det.RegNet, 'regnetx_400mf'), 18),
-        'det HRNet': Family(of(det.HRNet, branches), 12),
-        'det Swin': Family(
-            of(det.SwinTransformer, **openmmlab_swin), 3, **windows),
-        'det MobileNetV2': Family(of(det.MobileNetV2, 0.25), 11),
-        'det EfficientNet': Family(of(det.EfficientNet, 'b0'), 9),
-        'det CSPDarknet': Family(
-            of(det.CSPDarknet, deepen_factor=0.33, widen_factor=0.125), 7),
-        'det CSPNeXt': Family(
-            of(det.CSPNeXt, deepen_factor=0.33, widen_factor=0.125), 5),
-        'det Darknet': Family(of(det.Darknet, 53), 23, lambda: images(32)),
-        'seg ResNet-50, plugins': Family(
-            of(seg.ResNet, 50, plugins=plugins, contract_dilation=True,
-               dilations=(1, 1, 2, 4), strides=(1, 2, 1, 1), **small), 12),
-        'seg ResNetV1c-50': Family(of(seg.ResNetV1c, depth=50, **small), 12),
-        'seg ResNeXt-50': Family(
-            of(seg.ResNeXt, depth=50, groups=4, base_width=16, **small), 12),
-        'seg ResNeSt-50': Family(of(seg.ResNeSt, depth=50, **small), 12),
-        'seg HRNet': Family(of(seg.HRNet, branches), 12),
-        'seg ViT': Family(
-            of(seg.VisionTransformer, 32, 8, embed_dims=32, num_layers=2,
+        'mmpretrain SEResNet-50': Family(
+            of('mmpretrain.SEResNet', 50, **small), 5),
+        'mmpretrain RegNet': Family(
+            of('mmpretrain.RegNet', 'regnetx_400mf'), 18),
+        'mmpretrain HRNet': Family(of('mmpretrain.HRNet', extra=branches), 12),
+        'mmpretrain ResNet-CIFAR': Family(
+            of('mmpretrain.ResNet_CIFAR', 18, **small), 3, **tokens),
+        'mmpretrain ConvNeXt': Family(
+            of('mmpretrain.ConvNeXt', drop_path_rate=0.5, **convnext), 3),
+        'mmpretrain ConvNeXt V2': Family(
+            of('mmpretrain.ConvNeXt', use_grn=True, linear_pw_conv=False,
+               layer_scale_init_value=0.0, **convnext), 3),
+        'mmpretrain ViT': Family(
+            of('mmpretrain.VisionTransformer', **vit), 2, **tokens),
+        'mmpretrain ViT, SwiGLU, layer scale': Family(
+            of('mmpretrain.VisionTransformer', drop_path_rate=0.5,
+               layer_cfgs=dict(ffn_type='swiglu_fused'),
+               layer_scale_init_value=0.1, **vit), 2, **tokens),
+        'mmpretrain Swin': Family(
+            of('mmpretrain.SwinTransformer', swin, img_size=56,
+               drop_path_rate=0.5, out_indices=(1, )), 3, **windows),
+        'mmpretrain MobileNetV3': Family(
+            of('mmpretrain.MobileNetV3', 'small_075'), 6),
+        'mmpretrain EfficientNet': Family(
+            of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9,
+            **tokens),
+        'mmpretrain EfficientNet, edge': Family(
+            blocks('mmpretrain.models.backbones.efficientnet.EdgeResidual', 8,
+                   8, 16, drop_path_rate=0.2), 2, **eight),
+        'mmpretrain CSPDarkNet': Family(
+            blocks('mmpretrain.models.backbones.cspnet.DarknetBottleneck', 8,
+                   8, drop_path_rate=0.2), 2, **eight),
+        'mmdet ResNet-50, frozen, norms in eval mode': Family(
+            of('mmdet.ResNet', 50, frozen_stages=1, **small), 3,
+            options=(('blocks', 'layer2'), )),
+        'mmdet ResNet-50, DCN': Family(
+            of('mmdet.ResNet', 50, **dcn, **small), 5),
+        'mmdet ResNet-50, DCNv2': Family(
+            of('mmdet.ResNet', 50, **dcn_v2, **small), 5),
+        'mmdet HRNet': Family(of('mmdet.HRNet', branches), 12),
+        'mmdet EfficientNet': Family(
+            of('mmdet.EfficientNet', 'b0'), 9, **tokens),
+        'mmdet CSPDarknet': Family(
+            of('mmdet.CSPDarknet', deepen_factor=0.33, widen_factor=0.125),
+            7),
+        'mmdet CSPNeXt': Family(
+            of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5),
+        'mmdet Darknet': Family(
+            blocks('mmdet.models.backbones.darknet.ResBlock', 8), 2, **eight),
+        'mmseg ResNet-50, plugins, dilated': Family(
+            of('mmseg.ResNet', 50, plugins=plugins, contract_dilation=True,
+               **{**small, 'strides': (1, 1), 'dilations': (1, 2)}), 5),
+        'mmseg ViT': Family(
+            of('mmseg.VisionTransformer', 32, 8, embed_dims=32, num_layers=2,
                num_heads=4, drop_path_rate=0.5), 2, **tokens),
-        'seg Swin': Family(
-            of(seg.SwinTransformer, **openmmlab_swin), 3, **windows),
-        'seg MobileNetV2': Family(of(seg.MobileNetV2, 0.25), 11),
-        'seg MobileNetV3': Family(of(seg.MobileNetV3), 6),
+        'mmseg MobileNetV3': Family(of('mmseg.MobileNetV3'), 6),
     }
+    for scope in ('mmpretrain', 'mmdet', 'mmseg'):
+        width = 'width_per_group' if scope == 'mmpretrain' else 'base_width'
+        variants = {
+            'ResNet-18': ('ResNet', dict(depth=18)),
+            'ResNetV1c-50': ('ResNetV1c', {}),
+            'ResNetV1d-50': ('ResNetV1d', {}),
+            'ResNeXt-50': ('ResNeXt', {'groups': 4, width: 16}),
+            'ResNeSt-50': ('ResNeSt', {}),
+        }
+        if scope != 'mmseg':
+            variants['Res2Net-50'] = 'Res2Net', {}
+        for name, (cls, options) in variants.items():
+            families[f'{scope} {name}'] = Family(
+                of(f'{scope}.{cls}', **{'depth': 50, **options, **small}),
+                3 if name == 'ResNet-18' else 5)
+        families[f'{scope} MobileNetV2'] = Family(
+            of(f'{scope}.MobileNetV2', 0.25), 11)
+        if scope != 'mmpretrain':
+            families[f'{scope} ResNet-50, plugins'] = Family(
+                of(f'{scope}.ResNet', 50, plugins=plugins, **small), 5)
+            families[f'{scope} Swin'] = Family(
+                of(f'{scope}.SwinTransformer', **openmmlab_swin), 3,
+                **windows)
+    return families
 
 
 def transformers_families() -> dict[str, Family]:
@@ -355,6 +358,7 @@ def transformers_families() -> dict[str, Family]:
         'DINOv2 with registers': Family(
             of('Dinov2WithRegisters', **tokens), 2, pixels(32)),
         'DETR, encoder': Family(
-            of('Detr', **detr), 2, pixels(64), (('blocks', 'encoder.layers'), )),
+            of('Detr', **detr), 2, pixels(64),
+            (('blocks', 'encoder.layers'), )),
         'DETR, backbone': Family(of('Detr', **detr), 2, pixels(64)),
     }

@@ -159,9 +159,23 @@ def check_compiles(model: nn.Module, inputs: dict | Tensor) -> None:
         torch._dynamo.reset()
         compiled = torch.compile(block, fullgraph=True, backend='eager')
         with torch.no_grad():
-            assert difference(
-                list(_tensors(compiled(*args, **kwargs))),
-                list(_tensors(block(*args, **kwargs)))) < 1e-5
+            wanted = list(_tensors(block(*args, **kwargs)))
+            try:
+                outs = list(_tensors(compiled(*args, **kwargs)))
+            except torch._dynamo.exc.Unsupported:
+                # The host's own modules may break the graph; no more often.
+                host = copy.deepcopy(block)
+                remove_steps(host)
+                allowed = breaks(host, args, kwargs)
+                assert 0 < breaks(block, args, kwargs) <= allowed
+            else:
+                assert difference(outs, wanted) < 1e-5
+
+
+def breaks(module: nn.Module, args: tuple, kwargs: dict) -> int:
+    """How often ``torch.compile`` breaks the graph of a module."""
+    torch._dynamo.reset()
+    return torch._dynamo.explain(module)(*args, **kwargs).graph_break_count
 
 
 FRESH = """
@@ -180,7 +194,8 @@ def check_fresh_process(path: Path, models: list) -> None:
     """Load pickled models in a process that has imported torch alone."""
     saved = []
     for model, inputs in models:
-        insert_steps(perturb(model).eval())
+        insert_steps(perturb(model))
+        model.eval()
         for step in steps_of(model).values():
             perturb(step.attention)
         saved.append((model, inputs, outputs(model, inputs)[0].detach()))
