@@ -43,6 +43,7 @@ def torchvision_families() -> dict[str, Family]:
         PatchMergingV2,
         SwinTransformerBlockV2,
     )
+    from torchvision.ops import FrozenBatchNorm2d
 
     def resnet(block=Bottleneck, layers=(2, 1, 2, 1), **kwargs):
         return lambda: tv.ResNet(block, layers, num_classes=5, **kwargs)
@@ -72,6 +73,8 @@ def torchvision_families() -> dict[str, Family]:
         'ResNet, basic': Family(resnet(BasicBlock), 3),
         'ResNet, bottleneck': Family(
             resnet(), 6, options=(('first_block', True), )),
+        'ResNet, frozen norms': Family(
+            resnet(BasicBlock, norm_layer=FrozenBatchNorm2d), 3),
         'ResNeXt': Family(resnet(groups=4, width_per_group=8), 2),
         'WideResNet': Family(resnet(width_per_group=96), 2),
         'RegNet': Family(
@@ -97,7 +100,9 @@ def torchvision_families() -> dict[str, Family]:
 def timm_families() -> dict[str, Family]:
     """Families of timm."""
     import timm
+    from timm.models._efficientnet_blocks import EdgeResidual
     from timm.models.convnext import ConvNeXt
+    from timm.models.cspnet import BottleneckBlock, DarkBlock
     from timm.models.eva import Eva
     from timm.models.res2net import Bottle2neck
     from timm.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -127,7 +132,13 @@ def timm_families() -> dict[str, Family]:
     def create(name, **kwargs):
         return lambda: timm.create_model(name, num_classes=5, **kwargs)
 
+    def alone(cls, *args, **kwargs):
+        """Two blocks: their networks are large whatever one asks."""
+        return lambda: nn.Sequential(*(
+            cls(*args, **kwargs) for _ in range(2)))
+
     tokens = dict(inputs=lambda: images(32))
+    eight = dict(inputs=lambda: torch.rand(2, 8, 16, 16))
     return {
         'ResNet, basic': Family(resnet(BasicBlock, drop_path_rate=0.2), 3),
         'ResNet, bottleneck': Family(
@@ -143,7 +154,7 @@ def timm_families() -> dict[str, Family]:
         'Res2Net': Family(
             resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2),
         'RegNet': Family(
-            create('regnety_002', drop_path_rate=0.3), 9, lambda: images(32)),
+            create('regnety_002', drop_path_rate=0.3), 9),
         'ConvNeXt': Family(
             lambda: ConvNeXt(depths=(2, 1, 1, 1), dims=(16, 24, 32, 40),
                              num_classes=5, drop_path_rate=0.5), 5),
@@ -163,14 +174,15 @@ def timm_families() -> dict[str, Family]:
         'Swin V2': Family(swin(SwinTransformerV2), 3, lambda: images(56)),
         'EfficientNet': Family(
             create('efficientnet_b0', drop_path_rate=0.2), 9),
-        'EfficientNetV2': Family(
-            create('efficientnetv2_rw_t', drop_path_rate=0.2), 34,
-            lambda: images(32)),
+        'EfficientNetV2, blocks alone': Family(
+            alone(EdgeResidual, 8, 8, drop_path_rate=0.2), 2, **eight),
         'MobileNetV2': Family(create('mobilenetv2_035'), 10),
         'MobileNetV3': Family(create('mobilenetv3_small_050'), 7),
         'HRNet': Family(create('hrnet_w18_small'), 18),
-        'CSPDarkNet': Family(create('cspdarknet53'), 23, lambda: images(32)),
-        'CSPResNet': Family(create('cspresnet50'), 13, lambda: images(32)),
+        'CSPDarkNet, blocks alone': Family(
+            alone(DarkBlock, 8, 8, drop_path=0.2), 2, **eight),
+        'CSPResNet, blocks alone': Family(
+            alone(BottleneckBlock, 8, 8, drop_path=0.2), 2, **eight),
     }
 
 
@@ -253,8 +265,7 @@ def openmmlab_families() -> dict[str, Family]:
         'mmpretrain MobileNetV3': Family(
             of('mmpretrain.MobileNetV3', 'small_075'), 6),
         'mmpretrain EfficientNet': Family(
-            of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9,
-            **tokens),
+            of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9),
         'mmpretrain EfficientNet, edge': Family(
             blocks('mmpretrain.models.backbones.efficientnet.EdgeResidual', 8,
                    8, 16, drop_path_rate=0.2), 2, **eight),
@@ -269,8 +280,7 @@ def openmmlab_families() -> dict[str, Family]:
         'mmdet ResNet-50, DCNv2': Family(
             of('mmdet.ResNet', 50, **dcn_v2, **small), 5),
         'mmdet HRNet': Family(of('mmdet.HRNet', branches), 12),
-        'mmdet EfficientNet': Family(
-            of('mmdet.EfficientNet', 'b0'), 9, **tokens),
+        'mmdet EfficientNet': Family(of('mmdet.EfficientNet', 'b0'), 9),
         'mmdet CSPDarknet': Family(
             of('mmdet.CSPDarknet', deepen_factor=0.33, widen_factor=0.125),
             7),
@@ -290,13 +300,14 @@ def openmmlab_families() -> dict[str, Family]:
         width = 'width_per_group' if scope == 'mmpretrain' else 'base_width'
         variants = {
             'ResNet-18': ('ResNet', dict(depth=18)),
-            'ResNetV1c-50': ('ResNetV1c', {}),
             'ResNetV1d-50': ('ResNetV1d', {}),
             'ResNeXt-50': ('ResNeXt', {'groups': 4, width: 16}),
             'ResNeSt-50': ('ResNeSt', {}),
         }
         if scope != 'mmseg':
             variants['Res2Net-50'] = 'Res2Net', {}
+        if scope != 'mmdet':
+            variants['ResNetV1c-50'] = 'ResNetV1c', {}
         for name, (cls, options) in variants.items():
             families[f'{scope} {name}'] = Family(
                 of(f'{scope}.{cls}', **{'depth': 50, **options, **small}),

@@ -23,12 +23,12 @@ def _torchvision_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
 known(
     'torchvision.models.resnet.BasicBlock',
     StepDescription(
-        _torchvision_basic, width='bn2', norm='bn2', identity='downsample',
+        _torchvision_basic, width='conv2', norm='bn2', identity='downsample',
         activation='relu'))
 known(
     'torchvision.models.resnet.Bottleneck',
     StepDescription(
-        _torchvision_bottleneck, width='bn3', norm='bn3',
+        _torchvision_bottleneck, width='conv3', norm='bn3',
         identity='downsample', activation='relu'))
 known(
     'torchvision.models.regnet.ResBottleneckBlock',
@@ -100,11 +100,11 @@ def _timm_regnet(block: nn.Module, x: Tensor) -> Tensor:
 known(
     'timm.models.resnet.BasicBlock',
     StepDescription(
-        _timm_basic, width='bn2',
+        _timm_basic, width='conv2',
         norm=lambda block: block.bn2 if block.se is None else None,
         identity='downsample', activation='act2', drop_path='drop_path'))
 TIMM_BOTTLENECK = dict(
-    width='bn3', norm=lambda block: block.bn3 if block.se is None else None,
+    width='conv3', norm=lambda block: block.bn3 if block.se is None else None,
     identity='downsample', drop_path='drop_path')
 known(
     'timm.models.resnet.Bottleneck',
@@ -115,7 +115,7 @@ known(
 known(
     'timm.models.resnest.ResNestBottleneck',
     StepDescription(
-        _timm_resnest, width='bn3', norm='bn3', identity='downsample',
+        _timm_resnest, width='conv3', norm='bn3', identity='downsample',
         activation='act3'),
     residual=_drops_no_identity)
 known(
@@ -173,13 +173,13 @@ def _mm_resnest(block: nn.Module, x: Tensor) -> Tensor:
     return block.conv3(block.avd_layer(x) if block.avg_down_stride else x)
 
 
-MM_BOTTLENECK = dict(width='norm3', identity='downsample', activation='relu')
+MM_BOTTLENECK = dict(width='conv3', identity='downsample', activation='relu')
 for scope in ('mmpretrain', 'mmdet', 'mmseg'):
     drop_path = 'drop_path' if scope == 'mmpretrain' else None
     known(
         f'{scope}.models.backbones.resnet.BasicBlock',
         StepDescription(
-            _mm_basic, width='norm2', norm='norm2', identity='downsample',
+            _mm_basic, width='conv2', norm='norm2', identity='downsample',
             activation='relu', drop_path=drop_path))
 known(
     'mmpretrain.models.backbones.resnet.Bottleneck',
