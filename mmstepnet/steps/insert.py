@@ -7,9 +7,9 @@ import torch.nn as nn
 
 from mmstepnet.attentions import Attention, build_attention
 
-from .known_blocks import KNOWN_BLOCKS, StepDescription, describe, find_part
+from .known_blocks import KNOWN_BLOCKS, StepDescription, describe
 from .residual import ResidualStep
-from .step_block import StepBlock, step_class
+from .step_block import StepBlock, put_steps, take_steps
 
 READ_MAPS = ('CBAM', 'FCA', 'OursDepthwiseConv', 'SGE')
 """Attentions that look at positions, which a set of tokens has not."""
@@ -93,7 +93,7 @@ def insert_steps(model: nn.Module,
             f'{type(model).__name__}: each block that was found projects its '
             f'identity, so none got a step; first_block=True includes them')
     for _, block, attentions in prepared:
-        _insert(block, attentions)
+        put_steps(block, attentions)
     return [name for name, _, _ in prepared]
 
 
@@ -106,20 +106,11 @@ def remove_steps(model: nn.Module) -> list[str]:
     Returns:
         list[str]: Names of the blocks that had steps.
     """
-    removed = []
-    for name, block in list(model.named_modules()):
-        if not isinstance(block, StepBlock):
-            continue
-        for description in block.known.steps:
-            step = getattr(block, description.name)
-            if _is_inner(description.drop_path):
-                _set_part(block, description.drop_path, step.drop_path)
-            delattr(block, description.name)
-        for part, value in block.__dict__.pop('_switched').items():
-            _set_part(block, part, value)
-        block.__class__ = block.host
-        removed.append(name)
-    return removed
+    blocks = {name: block for name, block in model.named_modules()
+              if isinstance(block, StepBlock)}
+    for block in blocks.values():
+        take_steps(block)
+    return list(blocks)
 
 
 def step_parameters(model: nn.Module, **options) -> list[dict]:
@@ -232,31 +223,3 @@ def _build(cfg: dict, name: str, block: nn.Module,
     reference = next(p for p in block.parameters() if p.is_floating_point())
     return attention.to(reference.device, reference.dtype).train(
         block.training)
-
-
-def _insert(block: nn.Module, attentions: Sequence[nn.Module]) -> None:
-    block.__class__ = step_class(type(block))
-    block._switched = {}
-    for description, attention in zip(block.known.steps, attentions):
-        for part, value in description.switches.items():
-            block._switched[part] = find_part(block, part)
-            _set_part(block, part, value)
-        activation = find_part(block, description.activation)
-        if activation is not None and (
-                description.layout != 'NCHW' or activation.state_dict()):
-            activation = None  # applied behind the step, under its own key
-        step = ResidualStep(attention, activation,
-                            find_part(block, description.drop_path))
-        if _is_inner(description.drop_path):
-            _set_part(block, description.drop_path, nn.Identity())
-        block.add_module(description.name, step.train(block.training))
-
-
-def _is_inner(part: object) -> bool:
-    """Whether a part is named and belongs to a submodule."""
-    return isinstance(part, str) and '.' in part
-
-
-def _set_part(block: nn.Module, part: str, value: object) -> None:
-    owner, _, name = part.rpartition('.')
-    setattr(find_part(block, owner) if owner else block, name, value)

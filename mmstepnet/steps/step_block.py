@@ -1,5 +1,6 @@
 """A block of another library, turned into one that takes ResidualSteps."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch.nn as nn
@@ -13,6 +14,7 @@ from .known_blocks import (
     find_part,
     qualified_name,
 )
+from .residual import ResidualStep
 
 
 class StepBlock(nn.Module):
@@ -96,3 +98,50 @@ def _take_step(block: nn.Module, description: StepDescription, observed: bool,
     if activation is not None and activation is not step.activation:
         out = activation(out)
     return out
+
+
+def put_steps(block: nn.Module,
+              attentions: Sequence[nn.Module | None]) -> None:
+    """Put a ResidualStep for each attention into a known block, in place.
+
+    Args:
+        block (nn.Module): The block.
+        attentions (Sequence): One for each of its steps; None is Δt = 1.
+    """
+    block.__class__ = step_class(type(block))
+    block._switched = {}
+    for description, attention in zip(block.known.steps, attentions):
+        for part, value in description.switches.items():
+            block._switched[part] = find_part(block, part)
+            _set_part(block, part, value)
+        activation = find_part(block, description.activation)
+        if activation is not None and (
+                description.layout != 'NCHW' or activation.state_dict()):
+            activation = None  # applied behind the step, under its own key
+        step = ResidualStep(attention, activation,
+                            find_part(block, description.drop_path))
+        if _is_inner(description.drop_path):
+            _set_part(block, description.drop_path, nn.Identity())
+        block.add_module(description.name, step.train(block.training))
+
+
+def take_steps(block: StepBlock) -> None:
+    """Take the steps out of a block, in place."""
+    for description in block.known.steps:
+        step = getattr(block, description.name)
+        if _is_inner(description.drop_path):
+            _set_part(block, description.drop_path, step.drop_path)
+        delattr(block, description.name)
+    for part, value in block.__dict__.pop('_switched').items():
+        _set_part(block, part, value)
+    block.__class__ = block.host
+
+
+def _is_inner(part: object) -> bool:
+    """Whether a part is named and belongs to a submodule."""
+    return isinstance(part, str) and '.' in part
+
+
+def _set_part(block: nn.Module, part: str, value: object) -> None:
+    owner, _, name = part.rpartition('.')
+    setattr(find_part(block, owner) if owner else block, name, value)

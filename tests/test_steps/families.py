@@ -18,12 +18,16 @@ class Family:
         blocks (int): How many blocks are to get steps.
         inputs (Callable): Gives its input.
         options (dict): Of :func:`insert_steps`.
+        recorded (bool): Whether stiffness of the network as it is equals that
+            with plain steps: not where the host has a gate of its own, which
+            the recorder takes for Δt, nor without second blocks.
     """
 
     build: Callable[[], nn.Module]
     blocks: int
     inputs: Callable[[], Tensor | dict] = lambda: images(64)
     options: tuple = ()
+    recorded: bool = True
 
 
 def images(size: int) -> Tensor:
@@ -146,11 +150,11 @@ def timm_families() -> dict[str, Family]:
             options=(('first_block', True), )),
         'ResNet-D, anti-aliased, SE': Family(
             resnet(stem_type='deep', avg_down=True, block_args=dict(
-                attn_layer='se'), stem_width=32), 2),
+                attn_layer='se'), stem_width=32), 2, recorded=False),
         'ResNeXt': Family(resnet(cardinality=4, base_width=8), 2),
         'ResNeSt': Family(create('resnest14d'), 3, options=(
-            ('first_block', True), ('blocks', ('layer1', 'layer2', 'layer3')))
-        ),
+            ('first_block', True), ('blocks', ('layer1', 'layer2', 'layer3'))),
+            recorded=False),
         'Res2Net': Family(
             resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2),
         'RegNet': Family(
@@ -160,7 +164,7 @@ def timm_families() -> dict[str, Family]:
                              num_classes=5, drop_path_rate=0.5), 5),
         'ConvNeXt, convolutional MLP': Family(
             lambda: ConvNeXt(depths=(1, 1, 1, 1), dims=(16, 24, 32, 40),
-                             num_classes=5, conv_mlp=True), 4),
+                             num_classes=5, conv_mlp=True), 4, recorded=False),
         'ViT': Family(vit(), 2, **tokens),
         'DeiT III': Family(
             vit(init_values=0.1, no_embed_class=True), 2, **tokens),
@@ -242,7 +246,7 @@ def openmmlab_families() -> dict[str, Family]:
             of('mmpretrain.ResNet', 50, with_cp=True, **small), 7,
             options=(('first_block', True), )),
         'mmpretrain SEResNet-50': Family(
-            of('mmpretrain.SEResNet', 50, **small), 5),
+            of('mmpretrain.SEResNet', 50, **small), 5, recorded=False),
         'mmpretrain RegNet': Family(
             of('mmpretrain.RegNet', 'regnetx_400mf'), 18),
         'mmpretrain HRNet': Family(of('mmpretrain.HRNet', extra=branches), 12),

@@ -12,7 +12,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet import insert_steps, remove_steps
-from mmstepnet.steps.insert import StepBlock
+from mmstepnet.steps.step_block import StepBlock
+from mmstepnet.stiffness import TrajectoryRecorder
 
 COMPILED = set()
 """Classes that this process has compiled."""
@@ -138,6 +139,24 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     assert set(twin.state_dict()) == keys
     assert {name: type(m) for name, m in twin.named_modules()} == parts
     return row
+
+
+def check_recorder(model: nn.Module, inputs: dict | Tensor) -> None:
+    """Stiffness of the network as it is, from the table that steps use."""
+    model.eval()
+    with torch.no_grad():
+        wanted = outputs(model, inputs)
+        parts = [type(m) for m in model.modules()]
+        with TrajectoryRecorder(model) as plain:
+            outs = outputs(model, inputs)
+        assert difference(outs, wanted) == 0
+        assert [type(m) for m in model.modules()] == parts
+        insert_steps(model, 'Plain', first_block=True)
+        with TrajectoryRecorder(model) as stepped:
+            outputs(model, inputs)
+    assert len(plain.blocks) == len(stepped.blocks) > 0
+    assert plain.excluded == stepped.excluded
+    torch.testing.assert_close(plain.nsi, stepped.nsi, rtol=1e-6, atol=0)
 
 
 def check_compiles(model: nn.Module, inputs: dict | Tensor) -> None:

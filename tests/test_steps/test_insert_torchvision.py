@@ -2,8 +2,15 @@
 
 import pytest
 
+from mmstepnet import remove_steps
+
 from .families import torchvision_families
-from .insertion import check_compiles, check_fresh_process, check_insertion
+from .insertion import (
+    check_compiles,
+    check_fresh_process,
+    check_insertion,
+    check_recorder,
+)
 
 pytest.importorskip('torchvision', reason='needs torchvision')
 
@@ -19,6 +26,9 @@ def test_insertion_keeps_the_network(name):
     assert row['eval'] <= 1e-5
     assert row['train'] <= 1e-5
     check_compiles(model, inputs)
+    if family.recorded:
+        remove_steps(model)
+        check_recorder(model, inputs)
 
 
 def test_pickle_in_a_fresh_process(tmp_path):
