@@ -15,12 +15,17 @@ LATER = {
     'MetricAttention': 'mmstepnet.propagation',
     'TrajectoryRecorder': 'mmstepnet.stiffness',
     'fold': 'mmstepnet.steps.fold',
+    'insert_steps': 'mmstepnet.steps',
+    'register_block': 'mmstepnet.steps',
+    'remove_steps': 'mmstepnet.steps',
+    'step_parameters': 'mmstepnet.steps',
 }
 """What is imported when it is first asked for, and from where."""
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
-    'TrajectoryRecorder', '__version__', 'fold'
+    'TrajectoryRecorder', '__version__', 'fold', 'insert_steps',
+    'register_block', 'remove_steps', 'step_parameters'
 ]
 
 

@@ -6,8 +6,13 @@ from pathlib import PurePosixPath
 
 import torch.nn as nn
 
+from mmstepnet.steps.known_blocks import KNOWN_BLOCKS as STEP_BLOCKS
+from mmstepnet.steps.known_blocks import KnownBlock
+from mmstepnet.steps.known_blocks import describe as describe_steps
 from mmstepnet.steps.residual import ResidualStep
+from mmstepnet.steps.step_block import StepBlock
 
+from .known_block import KnownBlockProbe
 from .probes import (
     BranchProbe,
     Probe,
@@ -66,16 +71,17 @@ def find_blocks(model: nn.Module,
         names = [
             name for name, module in modules.items()
             if name.startswith(scope) and (
-                _has_residual_step(module) or describe(module))
+                _has_residual_step(module) or describe(module)
+                or _known_steps(module))
         ]
         if not names:
             raise ValueError(
                 f'{type(model).__name__} has no residual block that is known'
                 f'{" in its backbone" if scope else ""}. Looked for blocks '
                 f'that hold a ResidualStep and for ' +
-                ', '.join(KNOWN_BLOCKS) + ' (with their own forward). Name '
-                "the blocks by a pattern, such as blocks='layer*.*', or by "
-                'their class')
+                ', '.join(sorted({*KNOWN_BLOCKS, *STEP_BLOCKS})) +
+                " (with their own forward). Name the blocks by a pattern, "
+                "such as blocks='layer*.*', or by their class")
     else:
         names = _select(modules, selection)
     blocks = []
@@ -83,7 +89,7 @@ def find_blocks(model: nn.Module,
         stage = name.rpartition('.')[0]
         siblings = [
             child for child in modules[stage].children()
-            if type(child) is type(modules[name])
+            if _host(child) is _host(modules[name])
         ]
         first = bool(siblings) and siblings[0] is modules[name]
         blocks.append(FoundBlock(name, modules[name], stage, first))
@@ -111,11 +117,28 @@ def build_probe(block: FoundBlock, report: Report) -> Probe:
         return BranchProbe(block.name, block.module, report, described)
     if isinstance(described, States):
         return StatesProbe(block.name, block.module, report, described)
+    known = _known_steps(block.module)
+    if known is not None:
+        return KnownBlockProbe(block.name, block.module, report, known)
     return UnknownBlockProbe(block.name, block.module, report)
+
+
+def _host(module: nn.Module) -> type:
+    """Class of a block, whether steps are in it or not."""
+    return module.host if isinstance(module, StepBlock) else type(module)
 
 
 def _has_residual_step(module: nn.Module) -> bool:
     return any(isinstance(m, ResidualStep) for m in module.children())
+
+
+def _known_steps(module: nn.Module) -> KnownBlock | None:
+    """What is known of a block whose ``forward`` is the one described."""
+    try:
+        known = describe_steps(type(module))
+    except RuntimeError:
+        return None
+    return known if known is not None and known.is_residual(module) else None
 
 
 def _select(modules: dict[str, nn.Module], selection: Selection) -> list[str]:

@@ -1,0 +1,147 @@
+"""A block of another library, turned into one that takes ResidualSteps."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+from torch import Tensor
+
+from .known_blocks import (
+    KnownBlock,
+    StepDescription,
+    describe,
+    find_part,
+    qualified_name,
+)
+from .residual import ResidualStep
+
+
+class StepBlock(nn.Module):
+    """What turns a host's block into one that takes ResidualSteps.
+
+    The block keeps all that it has and is still an instance of the host's
+    class; its ``forward`` is put together from its own submodules, as its
+    description says.
+    """
+
+    host: type
+    """Class of the block without steps."""
+    known: KnownBlock
+
+    def forward(self, *args, **kwargs) -> Tensor:
+        """Take the block's steps. Arguments are those of the host's."""
+        steps = [getattr(self, step.name) for step in self.known.steps]
+        observed = [step.observed for step in steps]
+        state = args[0] if args else next(iter(kwargs.values()))
+        if getattr(self, 'with_cp', False) and state.requires_grad:
+            # Told, because an observer may come or go before backward.
+            return cp.checkpoint(
+                self._forward, observed, *args, use_reentrant=False, **kwargs)
+        return self._forward(observed, *args, **kwargs)
+
+    def _forward(self, observed: list[bool], *args, **kwargs) -> Tensor:
+        for k, step in enumerate(self.known.steps):
+            out = _take_step(self, step, observed[k], k == 0, *args, **kwargs)
+            args = (out, *args[1:])
+        return out
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Name the host's class: ours is made anew in each process."""
+        _, _, *state = super().__reduce_ex__(max(protocol, 2))
+        return _new_block, (self.host, ), *state
+
+
+def _new_block(host: type) -> StepBlock:
+    cls = step_class(host)
+    return cls.__new__(cls)
+
+
+@cache
+def step_class(host: type) -> type:
+    """Class of a host's block that takes steps."""
+    known = describe(host)
+    if known is None:
+        raise RuntimeError(
+            f'{qualified_name(host)} has no description in this process; '
+            f'call mmstepnet.steps.register_block beside the class')
+    return type(host)('Step' + host.__name__, (StepBlock, host),
+                      dict(host=host, known=known, __module__=__name__))
+
+
+def _take_step(block: nn.Module, description: StepDescription, observed: bool,
+               first: bool, x: Tensor, *args, **kwargs) -> Tensor:
+    if first:
+        branch = description.branch(block, x, *args, **kwargs)
+    else:
+        branch = description.branch(block, x)
+    identity = x
+    if description.projects(block):
+        identity = find_part(block, description.identity)(x)
+    norm = find_part(block, description.norm)
+    step = getattr(block, description.name)
+    if description.layout == 'NCHW':
+        out = step(identity, branch, norm, observed=observed)
+    elif description.layout == 'NHWC':
+        out = step(
+            identity.permute(0, 3, 1, 2), branch.permute(0, 3, 1, 2), norm,
+            observed=observed).permute(0, 2, 3, 1)
+    else:
+        shape = (x.shape[1], 1)
+        if description.map_shape is not None:
+            shape = tuple(description.map_shape(*args, **kwargs))
+        out = step(
+            identity.transpose(1, 2).unflatten(2, shape),
+            branch.transpose(1, 2).unflatten(2, shape), norm,
+            observed=observed).flatten(2).transpose(1, 2)
+    activation = find_part(block, description.activation)
+    if activation is not None and activation is not step.activation:
+        out = activation(out)
+    return out
+
+
+def put_steps(block: nn.Module,
+              attentions: Sequence[nn.Module | None]) -> None:
+    """Put a ResidualStep for each attention into a known block, in place.
+
+    Args:
+        block (nn.Module): The block.
+        attentions (Sequence): One for each of its steps; None is Δt = 1.
+    """
+    block.__class__ = step_class(type(block))
+    block._switched = {}
+    for description, attention in zip(block.known.steps, attentions):
+        for part, value in description.switches.items():
+            block._switched[part] = find_part(block, part)
+            _set_part(block, part, value)
+        activation = find_part(block, description.activation)
+        if activation is not None and (
+                description.layout != 'NCHW' or activation.state_dict()):
+            activation = None  # applied behind the step, under its own key
+        step = ResidualStep(attention, activation,
+                            find_part(block, description.drop_path))
+        if _is_inner(description.drop_path):
+            _set_part(block, description.drop_path, nn.Identity())
+        block.add_module(description.name, step.train(block.training))
+
+
+def take_steps(block: StepBlock) -> None:
+    """Take the steps out of a block, in place."""
+    for description in block.known.steps:
+        step = getattr(block, description.name)
+        if _is_inner(description.drop_path):
+            _set_part(block, description.drop_path, step.drop_path)
+        delattr(block, description.name)
+    for part, value in block.__dict__.pop('_switched').items():
+        _set_part(block, part, value)
+    block.__class__ = block.host
+
+
+def _is_inner(part: object) -> bool:
+    """Whether a part is named and belongs to a submodule."""
+    return isinstance(part, str) and '.' in part
+
+
+def _set_part(block: nn.Module, part: str, value: object) -> None:
+    owner, _, name = part.rpartition('.')
+    setattr(find_part(block, owner) if owner else block, name, value)

@@ -1,0 +1,379 @@
+"""Small models of each family, by library: builder, input and blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models.
+
+    Attributes:
+        build (Callable): Builds a small model.
+        blocks (int): How many blocks are to get steps.
+        inputs (Callable): Gives its input.
+        options (dict): Of :func:`insert_steps`.
+        recorded (bool): Whether stiffness of the network as it is equals that
+            with plain steps: not where the host has a gate of its own, which
+            the recorder takes for Δt, nor without second blocks.
+    """
+
+    build: Callable[[], nn.Module]
+    blocks: int
+    inputs: Callable[[], Tensor | dict] = lambda: images(64)
+    options: tuple = ()
+    recorded: bool = True
+
+
+def images(size: int) -> Tensor:
+    """Two random images."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(2, 3, size, size, generator=generator)
+
+
+def torchvision_families() -> dict[str, Family]:
+    """Families of torchvision."""
+    import torchvision.models as tv
+    from torchvision.models.convnext import CNBlockConfig
+    from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
+    from torchvision.models.regnet import BlockParams, RegNet
+    from torchvision.models.resnet import BasicBlock, Bottleneck
+    from torchvision.models.swin_transformer import (
+        PatchMergingV2,
+        SwinTransformerBlockV2,
+    )
+    from torchvision.ops import FrozenBatchNorm2d
+
+    def resnet(block=Bottleneck, layers=(2, 1, 2, 1), **kwargs):
+        return lambda: tv.ResNet(block, layers, num_classes=5, **kwargs)
+
+    def convnext():
+        return tv.ConvNeXt(
+            [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 1)],
+            stochastic_depth_prob=0.5, num_classes=5)
+
+    def swin(**kwargs):
+        return lambda: tv.SwinTransformer(
+            [4, 4], 16, [2, 1], [2, 4], [7, 7], stochastic_depth_prob=0.5,
+            num_classes=5, **kwargs)
+
+    def efficientnet():
+        return tv.EfficientNet(
+            [FusedMBConvConfig(1, 3, 1, 16, 16, 2),
+             FusedMBConvConfig(4, 3, 2, 16, 24, 2),
+             MBConvConfig(4, 3, 2, 24, 32, 3)],
+            dropout=0.0, stochastic_depth_prob=0.5, num_classes=5)
+
+    def vit():
+        model = tv.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5)
+        return model
+
+    return {
+        'ResNet, basic': Family(resnet(BasicBlock), 3),
+        'ResNet, bottleneck': Family(
+            resnet(), 6, options=(('first_block', True), )),
+        'ResNet, frozen norms': Family(
+            resnet(BasicBlock, norm_layer=FrozenBatchNorm2d), 3),
+        'ResNeXt': Family(resnet(groups=4, width_per_group=8), 2),
+        'WideResNet': Family(resnet(width_per_group=96), 2),
+        'RegNet': Family(
+            lambda: RegNet(
+                BlockParams([2, 2], [16, 32], [8, 8], [1.0, 1.0], [2, 2], 0.25
+                            ), num_classes=5), 2),
+        'ConvNeXt': Family(convnext, 3),
+        'ViT': Family(vit, 2, lambda: images(32)),
+        'Swin': Family(swin(), 3),
+        'Swin V2': Family(
+            swin(block=SwinTransformerBlockV2,
+                 downsample_layer=PatchMergingV2), 3),
+        'MobileNetV2': Family(
+            lambda: tv.MobileNetV2(
+                5, 0.25, [[1, 16, 1, 1], [4, 24, 3, 2]], dropout=0.0), 3),
+        'MobileNetV3': Family(
+            lambda: tv.mobilenet_v3_small(
+                num_classes=5, width_mult=0.25, dropout=0.0), 7),
+        'EfficientNet': Family(efficientnet, 5),
+    }
+
+
+def timm_families() -> dict[str, Family]:
+    """Families of timm."""
+    import timm
+    from timm.models._efficientnet_blocks import EdgeResidual
+    from timm.models.convnext import ConvNeXt
+    from timm.models.cspnet import BottleneckBlock, DarkBlock
+    from timm.models.eva import Eva
+    from timm.models.res2net import Bottle2neck
+    from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+    from timm.models.swin_transformer import SwinTransformer
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
+    from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+
+    def resnet(block=Bottleneck, **kwargs):
+        return lambda: ResNet(block, [2, 1, 2, 1], num_classes=5, **kwargs)
+
+    def vit(**kwargs):
+        return lambda: VisionTransformer(
+            32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
+            drop_path_rate=0.5, **kwargs)
+
+    def eva(**kwargs):
+        return lambda: Eva(
+            32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
+            drop_path_rate=0.5, init_values=0.1, **kwargs)
+
+    def swin(cls, **kwargs):
+        return lambda: cls(
+            img_size=56, patch_size=4, embed_dim=16, depths=(2, 1),
+            num_heads=(2, 4), window_size=7, num_classes=5,
+            drop_path_rate=0.5, **kwargs)
+
+    def create(name, **kwargs):
+        return lambda: timm.create_model(name, num_classes=5, **kwargs)
+
+    def alone(cls, *args, **kwargs):
+        """Two blocks: their networks are large whatever one asks."""
+        return lambda: nn.Sequential(*(
+            cls(*args, **kwargs) for _ in range(2)))
+
+    tokens = dict(inputs=lambda: images(32))
+    eight = dict(inputs=lambda: torch.rand(2, 8, 16, 16))
+    return {
+        'ResNet, basic': Family(resnet(BasicBlock, drop_path_rate=0.2), 3),
+        'ResNet, bottleneck': Family(
+            resnet(drop_path_rate=0.2), 6,
+            options=(('first_block', True), )),
+        'ResNet-D, anti-aliased, SE': Family(
+            resnet(stem_type='deep', avg_down=True, block_args=dict(
+                attn_layer='se'), stem_width=32), 2, recorded=False),
+        'ResNeXt': Family(resnet(cardinality=4, base_width=8), 2),
+        'ResNeSt': Family(create('resnest14d'), 3, options=(
+            ('first_block', True), ('blocks', ('layer1', 'layer2', 'layer3'))),
+            recorded=False),
+        'Res2Net': Family(
+            resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2),
+        'RegNet': Family(
+            create('regnety_002', drop_path_rate=0.3), 9),
+        'ConvNeXt': Family(
+            lambda: ConvNeXt(depths=(2, 1, 1, 1), dims=(16, 24, 32, 40),
+                             num_classes=5, drop_path_rate=0.5), 5),
+        'ConvNeXt, convolutional MLP': Family(
+            lambda: ConvNeXt(depths=(1, 1, 1, 1), dims=(16, 24, 32, 40),
+                             num_classes=5, conv_mlp=True), 4, recorded=False),
+        'ViT': Family(vit(), 2, **tokens),
+        'DeiT III': Family(
+            vit(init_values=0.1, no_embed_class=True), 2, **tokens),
+        'ViT, post-norm': Family(vit(block_fn=ResPostBlock), 2, **tokens),
+        'EVA': Family(eva(), 2, **tokens),
+        'EVA-02': Family(
+            eva(swiglu_mlp=True, use_rot_pos_emb=True, qkv_fused=False), 2,
+            **tokens),
+        'EVA, post-norm': Family(eva(use_post_norm=True), 2, **tokens),
+        'Swin': Family(swin(SwinTransformer), 3, lambda: images(56)),
+        'Swin V2': Family(swin(SwinTransformerV2), 3, lambda: images(56)),
+        'EfficientNet': Family(
+            create('efficientnet_b0', drop_path_rate=0.2), 9),
+        'EfficientNetV2, blocks alone': Family(
+            alone(EdgeResidual, 8, 8, drop_path_rate=0.2), 2, **eight),
+        'MobileNetV2': Family(create('mobilenetv2_035'), 10),
+        'MobileNetV3': Family(create('mobilenetv3_small_050'), 7),
+        'HRNet': Family(create('hrnet_w18_small'), 18),
+        'CSPDarkNet, blocks alone': Family(
+            alone(DarkBlock, 8, 8, drop_path=0.2), 2, **eight),
+        'CSPResNet, blocks alone': Family(
+            alone(BottleneckBlock, 8, 8, drop_path=0.2), 2, **eight),
+    }
+
+
+def openmmlab_families() -> dict[str, Family]:
+    """Families of MMPretrain, MMDetection and MMSegmentation.
+
+    Names begin with the package's, which is imported by ``build``.
+    """
+    # Two stages: 3 and 4 bottlenecks, of which the first ones project.
+    small = dict(base_channels=8, stem_channels=8, num_stages=2,
+                 strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
+    branches = dict(
+        stage1=dict(num_modules=1, num_branches=1, block='BOTTLENECK',
+                    num_blocks=(2, ), num_channels=(8, )),
+        stage2=dict(num_modules=1, num_branches=2, block='BASIC',
+                    num_blocks=(2, 2), num_channels=(8, 16)),
+        stage3=dict(num_modules=1, num_branches=3, block='BASIC',
+                    num_blocks=(1, 1, 1), num_channels=(8, 16, 32)),
+        stage4=dict(num_modules=1, num_branches=4, block='BASIC',
+                    num_blocks=(1, 1, 1, 1), num_channels=(8, 16, 32, 64)))
+    plugins = [
+        dict(cfg=dict(type='ContextBlock', ratio=1 / 4, postfix=k),
+             stages=(True, True), position=f'after_conv{k}')
+        for k in (1, 2, 3)
+    ]
+    dcn, dcn_v2 = (
+        dict(dcn=dict(type=kind, deform_groups=1, fallback_on_stride=False),
+             stage_with_dcn=(False, True)) for kind in ('DCN', 'DCNv2'))
+    vit = dict(
+        arch=dict(embed_dims=32, num_layers=2, num_heads=4,
+                  feedforward_channels=64),
+        img_size=32, patch_size=8)
+    swin = dict(embed_dims=16, depths=(2, 1), num_heads=(2, 4))
+    openmmlab_swin = dict(
+        **swin, strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.5)
+    convnext = dict(
+        arch=dict(depths=[2, 1], channels=[16, 24]), out_indices=(1, ))
+
+    def of(name, *args, **kwargs):
+        package, cls = name.split('.')
+        return lambda: getattr(
+            import_module(f'{package}.models.backbones'), cls)(
+                *args, **kwargs)
+
+    def blocks(name, *args, **kwargs):
+        """Two blocks alone: their networks are large whatever one asks."""
+        module, _, cls = name.rpartition('.')
+        return lambda: nn.Sequential(*(
+            getattr(import_module(module), cls)(*args, **kwargs)
+            for _ in range(2)))
+
+    tokens = dict(inputs=lambda: images(32))
+    windows = dict(inputs=lambda: images(56))
+    eight = dict(inputs=lambda: torch.rand(2, 8, 16, 16))
+    families = {
+        'mmpretrain ResNet-50, checkpointed': Family(
+            of('mmpretrain.ResNet', 50, with_cp=True, **small), 7,
+            options=(('first_block', True), )),
+        'mmpretrain SEResNet-50': Family(
+            of('mmpretrain.SEResNet', 50, **small), 5, recorded=False),
+        'mmpretrain RegNet': Family(
+            of('mmpretrain.RegNet', 'regnetx_400mf'), 18),
+        'mmpretrain HRNet': Family(of('mmpretrain.HRNet', extra=branches), 12),
+        'mmpretrain ResNet-CIFAR': Family(
+            of('mmpretrain.ResNet_CIFAR', 18, **small), 3, **tokens),
+        'mmpretrain ConvNeXt': Family(
+            of('mmpretrain.ConvNeXt', drop_path_rate=0.5, **convnext), 3),
+        'mmpretrain ConvNeXt V2': Family(
+            of('mmpretrain.ConvNeXt', use_grn=True, linear_pw_conv=False,
+               layer_scale_init_value=0.0, **convnext), 3),
+        'mmpretrain ViT': Family(
+            of('mmpretrain.VisionTransformer', **vit), 2, **tokens),
+        'mmpretrain ViT, SwiGLU, layer scale': Family(
+            of('mmpretrain.VisionTransformer', drop_path_rate=0.5,
+               layer_cfgs=dict(ffn_type='swiglu_fused'),
+               layer_scale_init_value=0.1, **vit), 2, **tokens),
+        'mmpretrain Swin': Family(
+            of('mmpretrain.SwinTransformer', swin, img_size=56,
+               drop_path_rate=0.5, out_indices=(1, )), 3, **windows),
+        'mmpretrain MobileNetV3': Family(
+            of('mmpretrain.MobileNetV3', 'small_075'), 6),
+        'mmpretrain EfficientNet': Family(
+            of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9),
+        'mmpretrain EfficientNet, edge': Family(
+            blocks('mmpretrain.models.backbones.efficientnet.EdgeResidual', 8,
+                   8, 16, drop_path_rate=0.2), 2, **eight),
+        'mmpretrain CSPDarkNet': Family(
+            blocks('mmpretrain.models.backbones.cspnet.DarknetBottleneck', 8,
+                   8, drop_path_rate=0.2), 2, **eight),
+        'mmdet ResNet-50, frozen, norms in eval mode': Family(
+            of('mmdet.ResNet', 50, frozen_stages=1, **small), 3,
+            options=(('blocks', 'layer2'), )),
+        'mmdet ResNet-50, DCN': Family(
+            of('mmdet.ResNet', 50, **dcn, **small), 5),
+        'mmdet ResNet-50, DCNv2': Family(
+            of('mmdet.ResNet', 50, **dcn_v2, **small), 5),
+        'mmdet HRNet': Family(of('mmdet.HRNet', branches), 12),
+        'mmdet EfficientNet': Family(of('mmdet.EfficientNet', 'b0'), 9),
+        'mmdet CSPDarknet': Family(
+            of('mmdet.CSPDarknet', deepen_factor=0.33, widen_factor=0.125),
+            7),
+        'mmdet CSPNeXt': Family(
+            of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5),
+        'mmdet Darknet': Family(
+            blocks('mmdet.models.backbones.darknet.ResBlock', 8), 2, **eight),
+        'mmseg ResNet-50, plugins, dilated': Family(
+            of('mmseg.ResNet', 50, plugins=plugins, contract_dilation=True,
+               **{**small, 'strides': (1, 1), 'dilations': (1, 2)}), 5),
+        'mmseg ViT': Family(
+            of('mmseg.VisionTransformer', 32, 8, embed_dims=32, num_layers=2,
+               num_heads=4, drop_path_rate=0.5), 2, **tokens),
+        'mmseg MobileNetV3': Family(of('mmseg.MobileNetV3'), 6),
+    }
+    for scope in ('mmpretrain', 'mmdet', 'mmseg'):
+        width = 'width_per_group' if scope == 'mmpretrain' else 'base_width'
+        variants = {
+            'ResNet-18': ('ResNet', dict(depth=18)),
+            'ResNetV1d-50': ('ResNetV1d', {}),
+            'ResNeXt-50': ('ResNeXt', {'groups': 4, width: 16}),
+            'ResNeSt-50': ('ResNeSt', {}),
+        }
+        if scope != 'mmseg':
+            variants['Res2Net-50'] = 'Res2Net', {}
+        if scope != 'mmdet':
+            variants['ResNetV1c-50'] = 'ResNetV1c', {}
+        for name, (cls, options) in variants.items():
+            families[f'{scope} {name}'] = Family(
+                of(f'{scope}.{cls}', **{'depth': 50, **options, **small}),
+                3 if name == 'ResNet-18' else 5)
+        families[f'{scope} MobileNetV2'] = Family(
+            of(f'{scope}.MobileNetV2', 0.25), 11)
+        if scope != 'mmpretrain':
+            families[f'{scope} ResNet-50, plugins'] = Family(
+                of(f'{scope}.ResNet', 50, plugins=plugins, **small), 5)
+            families[f'{scope} Swin'] = Family(
+                of(f'{scope}.SwinTransformer', **openmmlab_swin), 3,
+                **windows)
+    return families
+
+
+def transformers_families() -> dict[str, Family]:
+    """Families of Hugging Face's transformers, from configs alone."""
+    import transformers as hf
+
+    def of(name, **config):
+        return lambda: getattr(hf, f'{name}Model')(
+            getattr(hf, f'{name}Config')(**config))
+
+    def pixels(size):
+        return lambda: dict(pixel_values=images(size))
+
+    maps = dict(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 1])
+    tokens = dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        image_size=32, patch_size=8)
+    resnet = hf.ResNetConfig(**maps, layer_type='basic',
+                             out_features=['stage2'])
+    detr = dict(
+        backbone_config=resnet, d_model=32, encoder_layers=2,
+        decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=5)
+    return {
+        'ResNet, basic': Family(
+            of('ResNet', layer_type='basic', **maps), 2, pixels(64)),
+        'ResNet, bottleneck': Family(
+            of('ResNet', **maps), 3, pixels(64),
+            (('first_block', True), )),
+        'RegNet X': Family(
+            of('RegNet', layer_type='x', groups_width=8, **maps), 1,
+            pixels(64)),
+        'RegNet Y': Family(
+            of('RegNet', groups_width=8, **maps), 1, pixels(64)),
+        'ConvNeXt': Family(
+            of('ConvNext', hidden_sizes=[16, 24, 32, 40], depths=[2, 1, 1, 1],
+               drop_path_rate=0.5), 5, pixels(64)),
+        'ViT': Family(
+            of('ViT', intermediate_size=64, **tokens), 2, pixels(32)),
+        'DeiT': Family(
+            of('DeiT', intermediate_size=64, **tokens), 2, pixels(32)),
+        'DINOv2': Family(
+            of('Dinov2', drop_path_rate=0.5, **tokens), 2, pixels(32)),
+        'DINOv2, SwiGLU': Family(
+            of('Dinov2', use_swiglu_ffn=True, **tokens), 2, pixels(32)),
+        'DINOv2 with registers': Family(
+            of('Dinov2WithRegisters', **tokens), 2, pixels(32)),
+        'DETR, encoder': Family(
+            of('Detr', **detr), 2, pixels(64),
+            (('blocks', 'encoder.layers'), )),
+        'DETR, backbone': Family(of('Detr', **detr), 2, pixels(64)),
+    }

@@ -1,0 +1,226 @@
+"""What the tests of :func:`insert_steps` ask of a model of any library."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet import insert_steps, remove_steps
+from mmstepnet.steps.step_block import StepBlock
+from mmstepnet.stiffness import TrajectoryRecorder
+
+COMPILED = set()
+"""Classes that this process has compiled."""
+
+
+def perturb(model: nn.Module) -> nn.Module:
+    """Move every parameter and statistic off its start, deterministically."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            scale = 0.3 if p.ndim < 2 else 0.3 * p.std().clamp(0.05, 0.5)
+            p.add_(torch.randn(p.shape, generator=generator) * scale)
+        for name, b in model.named_buffers():
+            if name.endswith('running_mean'):
+                b.add_(torch.randn(b.shape, generator=generator) * 0.1)
+            elif name.endswith('running_var'):
+                b.mul_(1 + torch.rand(b.shape, generator=generator))
+    return model
+
+
+def outputs(model: nn.Module, inputs: dict | Tensor) -> list[Tensor]:
+    """All tensors that a model returns, from the same random numbers."""
+    torch.manual_seed(1)
+    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return list(_tensors(out))
+
+
+def outputs_in_training(model: nn.Module,
+                        inputs: dict | Tensor) -> list[Tensor]:
+    """Outputs of a copy in training mode, in float64.
+
+    Batch norms over a few pixels amplify float32's rounding at will.
+    """
+    model = copy.deepcopy(model).double()
+    model.train()  # that of some hosts returns nothing
+    if isinstance(inputs, dict):
+        inputs = {k: v.double() if v.is_floating_point() else v
+                  for k, v in inputs.items()}
+    else:
+        inputs = inputs.double()
+    return outputs(model, inputs)
+
+
+def _tensors(out):
+    if isinstance(out, Tensor):
+        if out.is_floating_point():
+            yield out
+    elif isinstance(out, dict):
+        yield from _tensors(list(out.values()))
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            yield from _tensors(item)
+
+
+def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
+    """Largest relative difference."""
+    assert len(outs) == len(wanted) > 0
+    for w in wanted:
+        assert torch.isfinite(w).all() and w.abs().max() > 0
+    return max(float((o - w).detach().abs().max() / w.detach().abs().max())
+               for o, w in zip(outs, wanted))
+
+
+def steps_of(model: nn.Module) -> dict[str, nn.Module]:
+    """All ResidualSteps that were put in, by name."""
+    return {
+        f'{name}.{step.name}': getattr(block, step.name)
+        for name, block in model.named_modules()
+        if isinstance(block, StepBlock) for step in block.known.steps
+    }
+
+
+def check_insertion(model: nn.Module, inputs: dict | Tensor,
+                    **options) -> dict:
+    """Put steps into a model, and check all that can be without a process."""
+    perturb(model)
+    keys = set(model.state_dict())
+    parts = {name: type(m) for name, m in model.named_modules()}
+    before_in_training = outputs_in_training(model, inputs)
+    model.eval()
+    before = outputs(model, inputs)
+
+    names = insert_steps(model, 'StepNet', **options)
+    row = dict(blocks=names, steps=steps_of(model))
+
+    # Outputs, in both modes: stochastic depth draws the same numbers.
+    row['eval'] = difference(outputs(model, inputs), before)
+    row['train'] = difference(
+        outputs_in_training(model, inputs), before_in_training)
+
+    # Keys: those of the attentions come on top.
+    new = set(model.state_dict()) - keys
+    assert keys < set(model.state_dict())
+    assert all('step.attention.' in key for key in new)
+
+    # Every gate gets gradient, and all of its parameters once it has moved.
+    twin = copy.deepcopy(model)
+    sum(o.square().mean() for o in outputs(twin, inputs)).backward()
+    for name, step in steps_of(twin).items():
+        assert any(p.grad is not None and p.grad.abs().max() > 0
+                   for p in step.attention.parameters()), name
+    for step in steps_of(model).values():
+        perturb(step.attention)
+    moved = outputs(model, inputs)
+    assert difference(moved, before) > 1e-4
+    sum(o.square().mean() for o in moved).backward()
+    for name, step in steps_of(model).items():
+        for p in step.attention.parameters():
+            assert p.grad is not None and p.grad.abs().max() > 0, name
+    model.zero_grad()
+
+    # Copies, and a state dict from one to another.
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert difference(outputs(twin, inputs), moved) == 0
+    nn.init.ones_(next(twin.parameters()))
+    twin.load_state_dict(model.state_dict(), strict=True)
+    assert difference(outputs(twin, inputs), moved) == 0
+    row['moved'] = [m.detach() for m in moved]
+
+    # Out again: the model is the one it was.
+    assert remove_steps(twin) == names
+    assert difference(outputs(twin, inputs), before) == 0
+    assert set(twin.state_dict()) == keys
+    assert {name: type(m) for name, m in twin.named_modules()} == parts
+    return row
+
+
+def check_recorder(model: nn.Module, inputs: dict | Tensor) -> None:
+    """Stiffness of the network as it is, from the table that steps use."""
+    model.eval()
+    with torch.no_grad():
+        wanted = outputs(model, inputs)
+        parts = [type(m) for m in model.modules()]
+        with TrajectoryRecorder(model) as plain:
+            outs = outputs(model, inputs)
+        assert difference(outs, wanted) == 0
+        assert [type(m) for m in model.modules()] == parts
+        insert_steps(model, 'Plain', first_block=True)
+        with TrajectoryRecorder(model) as stepped:
+            outputs(model, inputs)
+    assert len(plain.blocks) == len(stepped.blocks) > 0
+    assert plain.excluded == stepped.excluded
+    torch.testing.assert_close(plain.nsi, stepped.nsi, rtol=1e-6, atol=0)
+
+
+def check_compiles(model: nn.Module, inputs: dict | Tensor) -> None:
+    """Compile each new kind of blocks alone, without a graph break."""
+    seen = {}
+
+    def remember(block, args, kwargs):
+        if type(block) not in COMPILED:
+            seen.setdefault(type(block), (block, args, kwargs))
+
+    handles = [m.register_forward_pre_hook(remember, with_kwargs=True)
+               for m in model.modules() if isinstance(m, StepBlock)]
+    with torch.no_grad():
+        outputs(model, inputs)
+    COMPILED.update(seen)
+    for handle in handles:
+        handle.remove()
+    for block, args, kwargs in seen.values():
+        torch._dynamo.reset()
+        compiled = torch.compile(block, fullgraph=True, backend='eager')
+        with torch.no_grad():
+            wanted = list(_tensors(block(*args, **kwargs)))
+            try:
+                outs = list(_tensors(compiled(*args, **kwargs)))
+            except torch._dynamo.exc.Unsupported:
+                # The host's own modules may break the graph; no more often.
+                host = copy.deepcopy(block)
+                remove_steps(host)
+                allowed = breaks(host, args, kwargs)
+                assert 0 < breaks(block, args, kwargs) <= allowed
+            else:
+                assert difference(outs, wanted) < 1e-5
+
+
+def breaks(module: nn.Module, args: tuple, kwargs: dict) -> int:
+    """How often ``torch.compile`` breaks the graph of a module."""
+    torch._dynamo.reset()
+    return torch._dynamo.explain(module)(*args, **kwargs).graph_break_count
+
+
+FRESH = """
+import sys, torch
+for model, inputs, wanted in torch.load(sys.argv[1], weights_only=False):
+    torch.manual_seed(1)
+    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    while not isinstance(out, torch.Tensor):
+        out = list(out.values() if isinstance(out, dict) else out)[0]
+    assert torch.equal(out, wanted), type(model)
+    print(type(model).__name__)
+"""
+
+
+def check_fresh_process(path: Path, models: list) -> None:
+    """Load pickled models in a process that has imported torch alone."""
+    saved = []
+    for model, inputs in models:
+        insert_steps(perturb(model))
+        model.eval()
+        for step in steps_of(model).values():
+            perturb(step.attention)
+        saved.append((model, inputs, outputs(model, inputs)[0].detach()))
+    torch.save(saved, path)
+    done = subprocess.run(
+        [sys.executable, '-c', FRESH, str(path)], capture_output=True,
+        text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [type(m).__name__ for m, _ in models]

@@ -1,0 +1,316 @@
+"""What insert_steps does and refuses, on small blocks of our own."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+
+from mmstepnet import insert_steps, remove_steps, step_parameters
+from mmstepnet.steps import ResidualStep, StepDescription, register_block
+from mmstepnet.steps.known_blocks import KNOWN_BLOCKS, describe, fingerprint
+
+from .insertion import perturb, steps_of
+
+
+class Conv(nn.Module):
+    """x + norm(conv(x)), rectified, with a projection where asked for."""
+
+    def __init__(self, width, projects=False, identity=True):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.down = nn.Conv2d(width, width, 1) if projects else None
+        self.act = nn.PReLU()
+        self.identity = identity
+
+    def forward(self, x):
+        f = self.norm(self.conv(x))
+        if not self.identity:
+            return self.act(f)
+        return self.act(f + (x if self.down is None else self.down(x)))
+
+
+class Encoder(nn.Module):
+    """x + attn(x), then x + mlp(x), with a gain given from outside."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attn = nn.Linear(width, width)
+        self.mlp = nn.Linear(width, width)
+
+    def forward(self, x, gain):
+        x = x + self.attn(x) * gain
+        return x + self.mlp(x)
+
+
+class Last(Encoder):
+    """The same with channels last, (N, H, W, C)."""
+
+
+register_block(
+    Conv,
+    StepDescription(
+        lambda block, x: block.conv(x), width='norm', norm='norm',
+        identity='down', activation='act'),
+    residual='identity')
+for cls, layout in ((Encoder, 'NLC'), (Last, 'NHWC')):
+    register_block(
+        cls,
+        StepDescription(
+            lambda block, x, gain: block.attn(x) * gain, width='attn',
+            layout=layout, name='attn_step'),
+        StepDescription(
+            lambda block, x: block.mlp(x), width='mlp', layout=layout,
+            name='mlp_step'))
+
+
+class Net(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.Sequential(Conv(8, projects=True), Conv(8))
+        self.layer2 = nn.Sequential(
+            Conv(8, projects=True), Conv(8), Conv(8, identity=False))
+
+    def forward(self, x):
+        return self.layer2(self.layer1(x))
+
+
+X = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize('options, wanted', [
+    (dict(), ['layer1.1', 'layer2.1']),
+    (dict(first_block=True),
+     ['layer1.0', 'layer1.1', 'layer2.0', 'layer2.1']),
+    (dict(attention='SE'), ['layer1.0', 'layer1.1', 'layer2.0', 'layer2.1']),
+    (dict(attention='SE', first_block=False), ['layer1.1', 'layer2.1']),
+    (dict(blocks='layer2'), ['layer2.1']),
+    (dict(blocks=['layer1', 'layer2.0']), ['layer1.1', 'layer2.0']),
+    (dict(blocks='layer2.*'), ['layer2.1']),
+])
+def test_which_blocks_get_steps(options, wanted):
+    model = perturb(Net()).eval()
+    before, keys = model(X), set(model.state_dict())
+    assert insert_steps(model, **options) == wanted
+    torch.testing.assert_close(model(X), before)
+    new = set(model.state_dict()) - keys
+    assert {key.split('.step.attention.')[0] for key in new} == set(wanted)
+    assert remove_steps(model) == wanted
+    assert torch.equal(model(X), before)
+
+
+def test_a_backbone_is_looked_at_alone():
+    model = nn.Module()
+    model.backbone, model.head = Net(), Net()
+    assert insert_steps(model) == ['backbone.layer1.1', 'backbone.layer2.1']
+    assert insert_steps(model, blocks='head.layer1') == ['head.layer1.1']
+
+
+@pytest.mark.parametrize('cls', [Encoder, Last])
+@pytest.mark.parametrize('attention', ['SE', 'StepNet', 'ECA', 'SRM'])
+def test_the_layouts_pool_over_positions(cls, attention):
+    """Against the two steps by hand, on maps with channels first."""
+    block = perturb(cls(8))
+    shape = (2, 5, 8) if cls is Encoder else (2, 3, 4, 8)
+    x = torch.randn(shape)
+    insert_steps(nn.Sequential(block), attention, init_step=None)
+    perturb(block).eval()
+    out = block(x, gain=2.0)
+    assert out.is_contiguous()
+
+    as_map = x.flatten(1, -2).transpose(1, 2)[..., None].contiguous()
+
+    def linear(layer, maps):
+        return torch.einsum('nclk,dc->ndlk', maps, layer.weight) + (
+            layer.bias[:, None, None])
+
+    for step, layer, gain in ((block.attn_step, block.attn, 2.0),
+                              (block.mlp_step, block.mlp, 1.0)):
+        as_map = step(as_map, gain * linear(layer, as_map))
+    wanted = as_map[..., 0].transpose(1, 2).reshape(shape)
+    torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize('attention', ['CBAM', 'SGE', 'FCA',
+                                       'OursDepthwiseConv'])
+def test_tokens_have_no_positions(attention):
+    options = dict(map_size=7) if attention == 'FCA' else {}
+    with pytest.raises(ValueError, match=f'{attention} looks at positions'):
+        insert_steps(nn.Sequential(Encoder(8)), attention, **options)
+    assert insert_steps(nn.Sequential(Last(8)), attention, **options) == ['0']
+
+
+def test_map_sizes_by_stage():
+    model = Net()
+    insert_steps(model, 'FCA', map_size={'layer1': 14, 'layer2': 7})
+    assert model.layer1[1].step.attention.map_size == 14
+    assert model.layer2[1].step.attention.map_size == 7
+    with pytest.raises(ValueError, match='stage of layer2.0 once'):
+        insert_steps(Net(), 'FCA', map_size={'layer1': 14})
+    with pytest.raises(ValueError, match='FCA: map_size'):
+        insert_steps(Net(), 'FCA')
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(blocks='layer3'), r"blocks names \['layer3'\]"),
+    (dict(blocks=[]), 'blocks must be names'),
+    (dict(blocks=[3]), 'blocks must be names'),
+    (dict(first_block='no'), 'first_block must be True, False or None'),
+    (dict(init_step=-1), 'init_step must be a positive number'),
+    (dict(blocks='layer2.2'), 'none got a step'),
+])
+def test_bad_arguments(options, message):
+    model = Net()
+    with pytest.raises(ValueError, match=message):
+        insert_steps(model, **options)
+    assert not steps_of(model)
+
+
+def test_nothing_is_known():
+    with pytest.raises(ValueError, match='no block is known.*register_block'):
+        insert_steps(nn.Sequential(nn.Conv2d(3, 3, 1)))
+
+
+def test_twice():
+    model = Net()
+    insert_steps(model)
+    with pytest.raises(ValueError, match='layer1.1.*remove_steps'):
+        insert_steps(model)
+    remove_steps(model)
+    insert_steps(model)
+
+
+def test_another_forward_is_refused():
+
+    class Other(Conv):
+
+        def forward(self, x):
+            return self.act(x - self.norm(self.conv(x)))
+
+    class Same(Conv):
+        pass
+
+    assert describe(Same) is describe(Conv) is not None
+    with pytest.raises(RuntimeError, match=fingerprint(Other.forward)) as e:
+        insert_steps(nn.Sequential(Other(8)))
+    assert fingerprint(Conv.forward) in str(e.value)
+
+
+def test_the_fingerprint_is_of_what_is_computed():
+
+    def forward(self, x):
+        return self.norm(x + 1)
+
+    given = fingerprint(forward)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Say what it does."""
+        # And how.
+        return self.norm(
+            x + 1)
+
+    assert fingerprint(forward) == given
+
+    def forward(self, x):
+        return self.norm(x + 2)
+
+    assert fingerprint(forward) != given
+
+
+def test_registering():
+    step = StepDescription(lambda block, x: x, width='norm')
+    with pytest.raises(ValueError, match='has a description already'):
+        register_block(Conv, step)
+    with pytest.raises(TypeError, match='one StepDescription'):
+        register_block('some.Block')
+    with pytest.raises(ValueError, match='a name of its own'):
+        register_block('some.Block', step, step)
+    with pytest.raises(ValueError, match='layout'):
+        StepDescription(lambda block, x: x, width='norm', layout='CNHW')
+    assert 'some.Block' not in KNOWN_BLOCKS
+
+
+def test_parameter_groups():
+    model = Net()
+    with pytest.raises(ValueError, match='insert_steps first'):
+        step_parameters(model)
+    insert_steps(model)
+    rest, gates = step_parameters(model, lr=0.01)
+    named = dict(model.named_parameters())
+    assert {id(p) for p in gates['params']} == {
+        id(p) for name, p in named.items() if 'step.attention.' in name}
+    assert len(rest['params']) + len(gates['params']) == len(named)
+    optimizer = torch.optim.SGD([rest, gates], lr=0.1)
+    assert [g['lr'] for g in optimizer.param_groups] == [0.1, 0.01]
+
+
+def test_mode_device_and_dtype_follow_the_block():
+    model = Net().double()
+    model.layer1.eval()
+    insert_steps(model)
+    assert not model.layer1[1].step.training
+    assert model.layer2[1].step.training
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    with torch.device('meta'):
+        meta = Net()
+    insert_steps(meta)
+    assert {p.device.type for p in meta.parameters()} == {'meta'}
+
+
+def test_an_activation_with_weights_keeps_its_key():
+    model = Net()
+    keys = set(model.state_dict())
+    insert_steps(model)
+    new = set(model.state_dict()) - keys
+    assert all('.step.attention.' in key for key in new)
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_checkpointing_from_outside(reentrant):
+    model = perturb(Net())
+    insert_steps(model, init_step=None)
+    perturb(model)
+    twin = copy.deepcopy(model)
+    x = X.clone().requires_grad_()
+    model(x).square().sum().backward()
+    y = X.clone().requires_grad_()
+    out = y
+    for layer in (twin.layer1, twin.layer2):
+        out = cp.checkpoint(layer, out, use_reentrant=reentrant)
+    out.square().sum().backward()
+    torch.testing.assert_close(y.grad, x.grad)
+    for p, q in zip(twin.parameters(), model.parameters()):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_export():
+    model = perturb(Net()).eval()
+    insert_steps(model)
+    perturb(model)
+    exported = torch.export.export(model, (X, )).module()
+    torch.testing.assert_close(exported(X), model(X))
+
+
+def test_autocast():
+    model = perturb(Net()).eval()
+    insert_steps(model)
+    with torch.autocast('cpu', torch.bfloat16):
+        half = model(X)
+    assert torch.isfinite(half).all()
+    torch.testing.assert_close(half.float(), model(X), rtol=0.1, atol=0.3)
+
+
+def test_steps_are_observed():
+    model = perturb(Net()).eval()
+    insert_steps(model, init_step=None)
+    perturb(model)
+    seen = []
+    for step in steps_of(model).values():
+        assert isinstance(step, ResidualStep)
+        step.observe(lambda step, x, f, dt, x_next, out: seen.append(
+            float((x + f * dt - x_next).detach().abs().max())))
+    model(X)
+    assert len(seen) == 2 and max(seen) < 1e-5
