@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch.nn as nn
-import torch.utils.checkpoint as cp
 from torch import Tensor
 
+from .checkpoint import checkpoint
 from .known_blocks import (
     KnownBlock,
     StepDescription,
@@ -31,18 +31,15 @@ class StepBlock(nn.Module):
 
     def forward(self, *args, **kwargs) -> Tensor:
         """Take the block's steps. Arguments are those of the host's."""
-        steps = [getattr(self, step.name) for step in self.known.steps]
-        observed = [step.observed for step in steps]
-        state = args[0] if args else next(iter(kwargs.values()))
-        if getattr(self, 'with_cp', False) and state.requires_grad:
-            # Told, because an observer may come or go before backward.
-            return cp.checkpoint(
-                self._forward, observed, *args, use_reentrant=False, **kwargs)
-        return self._forward(observed, *args, **kwargs)
+        if not args:  # the state comes first, under whatever name
+            args = (kwargs.pop(next(iter(kwargs))), )
+        if getattr(self, 'with_cp', False) and args[0].requires_grad:
+            return checkpoint(self, self._forward, *args, **kwargs)
+        return self._forward(*args, **kwargs)
 
-    def _forward(self, observed: list[bool], *args, **kwargs) -> Tensor:
+    def _forward(self, *args, **kwargs) -> Tensor:
         for k, step in enumerate(self.known.steps):
-            out = _take_step(self, step, observed[k], k == 0, *args, **kwargs)
+            out = _take_step(self, step, k == 0, *args, **kwargs)
             args = (out, *args[1:])
         return out
 
@@ -69,8 +66,8 @@ def step_class(host: type) -> type:
                       dict(host=host, known=known, __module__=__name__))
 
 
-def _take_step(block: nn.Module, description: StepDescription, observed: bool,
-               first: bool, x: Tensor, *args, **kwargs) -> Tensor:
+def _take_step(block: nn.Module, description: StepDescription, first: bool,
+               x: Tensor, *args, **kwargs) -> Tensor:
     if first:
         branch = description.branch(block, x, *args, **kwargs)
     else:
@@ -81,19 +78,19 @@ def _take_step(block: nn.Module, description: StepDescription, observed: bool,
     norm = find_part(block, description.norm)
     step = getattr(block, description.name)
     if description.layout == 'NCHW':
-        out = step(identity, branch, norm, observed=observed)
+        out = step(identity, branch, norm)
     elif description.layout == 'NHWC':
         out = step(
-            identity.permute(0, 3, 1, 2), branch.permute(0, 3, 1, 2), norm,
-            observed=observed).permute(0, 2, 3, 1)
+            identity.permute(0, 3, 1, 2), branch.permute(0, 3, 1, 2),
+            norm).permute(0, 2, 3, 1)
     else:
         shape = (x.shape[1], 1)
         if description.map_shape is not None:
             shape = tuple(description.map_shape(*args, **kwargs))
         out = step(
             identity.transpose(1, 2).unflatten(2, shape),
-            branch.transpose(1, 2).unflatten(2, shape), norm,
-            observed=observed).flatten(2).transpose(1, 2)
+            branch.transpose(1, 2).unflatten(2, shape),
+            norm).flatten(2).transpose(1, 2)
     activation = find_part(block, description.activation)
     if activation is not None and activation is not step.activation:
         out = activation(out)
