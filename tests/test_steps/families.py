@@ -4,9 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
+import pytest
 import torch
 import torch.nn as nn
 from torch import Tensor
+
+QUICK = ('ResNet, basic', 'ResNet, frozen norms', 'ConvNeXt', 'ViT', 'Swin',
+         'mmpretrain ResNet-18', 'mmpretrain ConvNeXt', 'mmpretrain ViT',
+         'mmdet ResNet-50, DCN', 'mmseg ResNet-50, plugins, dilated',
+         'mmdet CSPNeXt', 'DETR, encoder')
+"""Families that every run of the tests builds; the others are slow."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,14 @@ class Family:
     inputs: Callable[[], Tensor | dict] = lambda: images(64)
     options: tuple = ()
     recorded: bool = True
+
+
+def cases(families: dict[str, Family]) -> list:
+    """Names of families as a test's parameters."""
+    return [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in families
+    ]
 
 
 def images(size: int) -> Tensor:

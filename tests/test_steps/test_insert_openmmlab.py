@@ -4,7 +4,7 @@ import pytest
 
 from mmstepnet import remove_steps
 
-from .families import openmmlab_families
+from .families import cases, openmmlab_families
 from .insertion import (
     check_compiles,
     check_fresh_process,
@@ -17,7 +17,7 @@ pytest.importorskip('mmengine', reason='needs OpenMMLab')
 FAMILIES = openmmlab_families()
 
 
-@pytest.mark.parametrize('name', FAMILIES)
+@pytest.mark.parametrize('name', cases(FAMILIES))
 def test_insertion_keeps_the_network(name):
     pytest.importorskip(name.split()[0])
     family = FAMILIES[name]
