@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment if need be and runs the checks and tests in it, on the
-# stack that STACK names (see setup_env.sh). Arguments go to pytest.
+# stack that STACK names (see setup_env.sh). Arguments go to pytest; without
+# any, STACK=core runs the library's own tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
@@ -9,4 +10,8 @@ export PATH="$(realpath "$venv")/bin:$PATH"
 ruff check .
 # Two workers of one thread each are faster than one of two.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+if [ "$stack" = core ] && [ $# -eq 0 ]; then
+    set -- tests/test_{attentions,steps,stiffness,propagation} \
+        tests/test_imports.py
+fi
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"
