@@ -1,6 +1,6 @@
 """The tail of a residual block in as few passes over memory as a plain one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn as nn
@@ -9,10 +9,11 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from mmstepnet.attentions import ChannelGate, pooling
+from mmstepnet.attentions import ChannelGate
 from mmstepnet.precision import accumulation_dtype
 
 from .kernels import backend
+from .vectors import Formulas
 
 
 def fused_residual_step(x: Tensor, branch: Tensor, norm: nn.Module | None,
@@ -49,7 +50,7 @@ def fused_residual_step(x: Tensor, branch: Tensor, norm: nn.Module | None,
     memory_format = _format(branch)
     x = x.contiguous(memory_format=memory_format)
     branch = branch.contiguous(memory_format=memory_format)
-    tail = _Formulas(norm, gate, relu, accumulation_dtype(branch.dtype))
+    tail = Formulas(norm, gate, relu, accumulation_dtype(branch.dtype))
     if torch.is_grad_enabled():
         return _Tail.apply(tail, x, branch, *tail.parameters)[0]
     pooled = tail.pool(x, branch)
@@ -58,105 +59,6 @@ def fused_residual_step(x: Tensor, branch: Tensor, norm: nn.Module | None,
     # The hosts, too, add into what comes out of the last layer.
     return backend(branch).step(
         x, branch, *_wide(coefficients), relu, in_place=norm is None)
-
-
-class _Formulas:
-    """What lies between the passes over the maps: work on (N, C) vectors.
-
-    Args:
-        norm (nn.Module, optional): See :func:`fused_residual_step`.
-        gate (ChannelGate): See there.
-        relu (bool): See there.
-        dtype (torch.dtype): Of the vectors.
-    """
-
-    def __init__(self, norm: nn.Module | None, gate: ChannelGate,
-                 relu: bool, dtype: torch.dtype):
-        self.norm = norm
-        self.gate = gate
-        self.relu = relu
-        self.dtype = dtype
-        self.parameters = [p for module in (norm, gate) if module is not None
-                           for p in module.parameters()]
-        # Whether the batch's statistics are used. A frozen BN has no mode.
-        self.normalises = type(norm) is nn.BatchNorm2d and (
-            norm.training or norm.running_mean is None)
-        self.batch_statistics = None
-
-    def pool(self, x: Tensor, c: Tensor) -> tuple[Tensor | None, ...]:
-        """Mean of x, mean and population variance of c, as needed."""
-        ops, wanted = backend(c), self.gate.pooled
-        c_mean = c_var = None
-        if self.normalises or 'f_std' in wanted:
-            c_mean, c_var = ops.moments(c)
-        elif 'f_mean' in wanted:
-            c_mean = ops.mean(c)
-        return ops.mean(x) if 'x_mean' in wanted else None, c_mean, c_var
-
-    def vectors(self, pooled: Sequence[Tensor | None],
-                gate: Callable | None = None) -> tuple[Tensor | None, ...]:
-        """Coefficients of ``x + (c - centre) * scale + shift``.
-
-        Args:
-            pooled (Sequence): What :meth:`pool` gave.
-            gate (Callable, optional): To call in the gate's place.
-
-        Returns:
-            tuple: Centre, (C,), scale and shift, (N, C). Centre and shift are
-            None where f is c.
-        """
-        x_mean, c_mean, c_var = pooled
-        wanted, norm = self.gate.pooled, self.norm
-        known = {'x_mean': x_mean, 'f_mean': c_mean}
-        f_var = c_var
-        if norm is not None:
-            mean, var = self._statistics(c_mean, c_var)
-            alpha = norm.weight.to(self.dtype) * (var + norm.eps).rsqrt()
-            beta = norm.bias.to(self.dtype)
-            if c_mean is not None:
-                known['f_mean'] = torch.addcmul(beta, c_mean - mean, alpha)
-            if 'f_std' in wanted:
-                f_var = c_var * alpha.square()
-        if 'f_std' in wanted:
-            known['f_std'] = (f_var + pooling.EPS).sqrt()
-        # Not rounded to half precision, as the reference path's step is.
-        step = (gate or self.gate)(*(known[name] for name in wanted))
-        step = step.to(self.dtype).expand_as(known[wanted[0]])
-        if norm is None:
-            return None, step, None
-        return mean, step * alpha, step * beta
-
-    def _statistics(self, c_mean: Tensor | None,
-                    c_var: Tensor | None) -> tuple[Tensor, Tensor]:
-        """BN's mean and variance, (C,)."""
-        if not self.normalises:
-            norm = self.norm
-            return tuple(t.to(self.dtype)
-                         for t in (norm.running_mean, norm.running_var))
-        mean = c_mean.mean(0)
-        deviation = c_mean - mean
-        var = torch.addcmul(c_var, deviation, deviation).mean(0)
-        self.batch_statistics = mean.detach(), var.detach()
-        return mean, var
-
-    @torch.no_grad()
-    def commit(self, c: Tensor) -> None:
-        """Update BN's running statistics, once, in the forward pass."""
-        norm = self.norm
-        if not (self.normalises and norm.training
-                and norm.track_running_stats):
-            return
-        mean, var = self.batch_statistics
-        momentum = norm.momentum
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-            if momentum is None:
-                momentum = 1 / norm.num_batches_tracked.to(mean.dtype)
-        count = c.numel() // c.shape[1]
-        unbiased = var * (count / (count - 1))
-        for running, batch in ((norm.running_mean, mean),
-                               (norm.running_var, unbiased)):
-            running.lerp_(batch.to(running.dtype), momentum)
 
 
 def _format(maps: Tensor) -> torch.memory_format:
@@ -168,7 +70,7 @@ def _format(maps: Tensor) -> torch.memory_format:
 class _Tail(Function):
     """The whole tail: pool, vectors, step; backward reduce, vectors, write.
 
-    Returns the result and what :meth:`_Formulas.pool` gave. Nobody else looks
+    Returns the result and what :meth:`Formulas.pool` gave. Nobody else looks
     at that, but derivatives of second order come back through it. In them the
     gate is called once more, on copies of its buffers.
     """
@@ -258,10 +160,10 @@ def _pull_back(grad: Tensor, out: Tensor | None, c: Tensor,
         grad (Tensor): Gradient of the step's result, (N, C, H, W).
         out (Tensor, optional): The result, if it was rectified.
         c (Tensor): Branch, (N, C, H, W).
-        leaves (Sequence): Pooled statistics, see :meth:`_Formulas.pool`.
+        leaves (Sequence): Pooled statistics, see :meth:`Formulas.pool`.
         parameters (Sequence): Parameters of norm and gate.
         needs (Sequence): Which of them need gradients.
-        coefficients (Sequence): See :meth:`_Formulas.vectors`.
+        coefficients (Sequence): See :meth:`Formulas.vectors`.
         twice (bool): Whether they will be differentiated again.
 
     Returns:

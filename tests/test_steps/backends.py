@@ -8,7 +8,7 @@ import torch
 from mmstepnet import steps
 from mmstepnet.attentions import StepNet
 from mmstepnet.precision import accumulation_dtype
-from mmstepnet.steps import ResidualStep, tail
+from mmstepnet.steps import ResidualStep, tail, vectors
 from mmstepnet.steps.kernels import aten
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -89,7 +89,8 @@ def check_large_means(backend, device):
 
 def check_whole_step(backend, device, monkeypatch):
     """The autograd functions over a backend, against the reference path."""
-    monkeypatch.setattr(tail, 'backend', lambda maps: backend)
+    for module in (tail, vectors):
+        monkeypatch.setattr(module, 'backend', lambda maps: backend)
     torch.manual_seed(0)
     for training, relu in itertools.product((True, False), repeat=2):
         step = ResidualStep(

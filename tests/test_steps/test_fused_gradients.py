@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from mmstepnet import steps
 from mmstepnet.attentions import SE, SRM, StepNet
-from mmstepnet.steps import tail
+from mmstepnet.steps.vectors import Formulas
 from tests.test_steps.cases import (
     build,
     inputs,
@@ -67,7 +67,7 @@ def test_a_gradient_of_the_gate_alone_leaves_nothing_behind():
     del out
     gc.collect()
     assert not any(ref() for ref in kept)
-    assert not any(isinstance(o, tail._Formulas) for o in gc.get_objects())
+    assert not any(isinstance(o, Formulas) for o in gc.get_objects())
 
 
 def test_no_reentrant_surprises():
