@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mmstepnet import steps
-from mmstepnet.models import residual
+from mmstepnet.steps import residual
 from mmstepnet.steps.kernels import inductor
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
