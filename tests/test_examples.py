@@ -1,5 +1,6 @@
 """The examples run, and what they write is right."""
 
+import re
 import runpy
 import sys
 
@@ -62,3 +63,15 @@ def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
 def test_folder_without_pictures_is_named(run_example, tmp_path):
     with pytest.raises(SystemExit, match='no picture .png, .jpg, .jpeg in'):
         run_example('stiffness_of_resnet50.py', tmp_path)
+
+
+def test_steps_in_timm(run_example, capsys):
+    """It learns to read digits, of which one in ten is right by chance."""
+    for library in ('timm', 'sklearn'):
+        pytest.importorskip(library)
+    run_example('steps_in_timm.py', '--epochs', 1)
+    first, *epochs = capsys.readouterr().out.splitlines()
+    assert first == (
+        'StepNet in layer1.0, layer1.1, layer2.1, layer3.1, layer4.1')
+    accuracy, = re.fullmatch(r'epoch 1: accuracy (\S+) %', *epochs).groups()
+    assert float(accuracy) > 50
