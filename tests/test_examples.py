@@ -61,6 +61,7 @@ def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
 
 
 def test_folder_without_pictures_is_named(run_example, tmp_path):
+    pytest.importorskip('matplotlib')
     with pytest.raises(SystemExit, match='no picture .png, .jpg, .jpeg in'):
         run_example('stiffness_of_resnet50.py', tmp_path)
 
