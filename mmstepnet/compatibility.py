@@ -19,7 +19,7 @@ VERSIONS = {
     'mmpretrain': ('1.2.0', '2.0.0'),
 }
 
-FIX = ("install one of the pinned sets of the README's version table, in an "
+FIX = ('install one of the pinned sets of docs/install_and_versions.md, in an '
        'environment of its own: requirements/onedl.txt or '
        'requirements/openmmlab.txt')
 

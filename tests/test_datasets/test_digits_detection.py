@@ -90,9 +90,9 @@ def test_missing_mmdet_names_the_fix(monkeypatch):
         sys.modules, 'mmstepnet.datasets.digits_detection', raising=False)
     for name in ('mmdet', 'mmdet.datasets'):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match='needs mmdet.*README'):
+    with pytest.raises(ImportError, match='needs mmdet.*install_and_versions'):
         DATASETS.build(dict(type='mmstepnet.DigitsDetection'))
-    with pytest.raises(ImportError, match='needs mmdet.*README'):
+    with pytest.raises(ImportError, match='needs mmdet.*install_and_versions'):
         mmstepnet.datasets.DigitsDetection  # noqa: B018
     DATASETS.build(dict(type='mmstepnet.DigitsClassification', split='val'))
 

@@ -1,7 +1,7 @@
 """What mim can do with an installed mmstepnet, tried, and a table of it.
 
 ``python -m tests.test_tools.mim_trials`` tries the stack it runs on, writes
-down what it saw and renews the README's table.
+down what it saw and renews the table of docs/install_and_versions.md.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name('mim_trials.json')
-README = ROOT / 'README.md'
+PAGE = ROOT / 'docs' / 'install_and_versions.md'
 
 MIMS = {'onedl': 'onedl-mim', 'openmmlab': 'openmim'}
 INSTALLS = ('mim install -e .', 'mim install .')
@@ -130,7 +130,7 @@ def try_install(folder: Path, install: str) -> dict[str, str]:
 
 
 def table(record: dict) -> str:
-    """The README's table of a record of every stack."""
+    """The page's table of a record of every stack."""
     columns = [(name, install) for name in MIMS for install in INSTALLS]
     rows = [
         ['', *(f'{MIMS[name]}, `{install}`' for name, install in columns)],
@@ -142,10 +142,9 @@ def table(record: dict) -> str:
     return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
-def renew_readme(record: dict) -> None:
-    before, rest = README.read_text().split(BEGIN)
-    README.write_text(before + BEGIN + table(record) + END
-                      + rest.split(END)[1])
+def renew_page(record: dict) -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + table(record) + END + rest.split(END)[1])
 
 
 def main() -> None:
@@ -156,7 +155,7 @@ def main() -> None:
             for index, install in enumerate(INSTALLS)
         }
     RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + '\n')
-    renew_readme(record)
+    renew_page(record)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ def test_mim_does_what_was_recorded(install, tmp_path):
     assert mim_trials.try_install(tmp_path, install) == RECORD[HERE][install]
 
 
-def test_readme_shows_what_was_recorded():
-    readme = mim_trials.README.read_text()
-    shown = readme.split(mim_trials.BEGIN)[1].split(mim_trials.END)[0]
+def test_page_shows_what_was_recorded():
+    page = mim_trials.PAGE.read_text()
+    shown = page.split(mim_trials.BEGIN)[1].split(mim_trials.END)[0]
     assert shown == mim_trials.table(RECORD)

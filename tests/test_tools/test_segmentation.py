@@ -1,4 +1,4 @@
-"""A StepNet segmentor of MMSegmentation: the README's config, as users run it.
+"""A StepNet segmentor of MMSegmentation: the docs' config, as users run it.
 
 The masks are rings and bars of three classes, drawn here.
 """
@@ -6,7 +6,6 @@ The masks are rings and bars of three classes, drawn here.
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from mmstepnet import steps
 from mmstepnet.models import StepResNet
 from mmstepnet.stiffness import Trajectories
+from tests.documents import python_snippets
 
 pytest.importorskip(
     'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
@@ -26,7 +26,7 @@ pytest.importorskip(
 ROOT = Path(__file__).parents[2]
 CLASSES = ('ground', 'ring', 'bar')
 SMALL = """
-_base_ = ['./readme.py']
+_base_ = ['./documented.py']
 norm = dict(type='BN')  # SyncBN needs a GPU
 head = dict(channels=16, num_classes=3, norm_cfg=norm)
 model = dict(
@@ -72,10 +72,9 @@ def draw(folder):
         cv2.imwrite(str(folder / 'masks' / f'{i}.png'), mask)
 
 
-def readme_config():
-    blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(
-        encoding='utf-8'), re.DOTALL)
-    config, = [block for block in blocks if 'mmseg::' in block]
+def documented_config():
+    config, = [snippet for snippet in python_snippets(
+        ROOT / 'docs' / 'other_projects.md') if 'mmseg::' in snippet]
     return config
 
 
@@ -91,7 +90,7 @@ def job(tmp_path_factory):
     """Folder of a job that was trained for three iterations and tested."""
     folder = tmp_path_factory.mktemp('segmentation')
     draw(folder / 'data')
-    (folder / 'readme.py').write_text(readme_config())
+    (folder / 'documented.py').write_text(documented_config())
     config = folder / 'small.py'
     config.write_text(SMALL.format(
         data=str(folder / 'data'), classes=CLASSES))

@@ -1,0 +1,120 @@
+"""README and docs: snippets run, links and commands lead somewhere.
+
+The config over MMSegmentation is trained by test_tools/test_segmentation.py.
+"""
+
+import ast
+import re
+from unicodedata import east_asian_width
+
+import pytest
+import torch
+
+from tests.documents import PAGES, READMES, ROOT, headings, snippets
+from tests.documents import python_snippets as python
+
+
+def is_program(snippet):
+    return re.search(r'^(import|from) ', snippet, re.MULTILINE)
+
+
+PROGRAMS = {
+    path: [snippet for snippet in python(path) if is_program(snippet)]
+    for path in PAGES if path != READMES[1]}
+CONFIGS = [
+    pytest.param(snippet, id=f'{path.name}-{number}')
+    for path in PROGRAMS  # the second README's code is that of the first
+    for number, snippet in enumerate(python(path))
+    if not is_program(snippet) and 'mmseg::' not in snippet
+]
+MARKDOWN = [
+    path for path in ROOT.rglob('*.md')
+    if not {'.venv', 'data', 'work_dirs', 'build'} & {
+        part.split('-')[0] for part in path.relative_to(ROOT).parts}
+    and '.pytest_cache' not in path.parts
+]
+
+
+def columns(line):
+    return sum(2 if east_asian_width(c) in 'WF' else 1 for c in line)
+
+
+@pytest.mark.parametrize('readme', READMES, ids=lambda path: path.name)
+def test_readme_is_short(readme):
+    lines = readme.read_text('utf-8').splitlines()
+    assert len(lines) <= 150
+    assert max(map(columns, lines)) <= 120
+
+
+def test_readmes_show_the_same_code():
+    first, second = (
+        [ast.dump(ast.parse(snippet)) for snippet in python(path)]
+        for path in READMES)
+    assert first == second
+    first, second = (
+        [re.sub(r'\s*#.*', '', snippet) for snippet in snippets(path, 'bash')]
+        for path in READMES)
+    assert first == second
+
+
+@pytest.mark.parametrize('page', [p for p in PROGRAMS if PROGRAMS[p]],
+                         ids=lambda path: path.name)
+def test_programs_run(page, tmp_path, monkeypatch):
+    """One after the other, as a reader of the page runs them."""
+    monkeypatch.chdir(tmp_path)
+    names = {'__name__': page.name}
+    for snippet in PROGRAMS[page]:
+        for library in ('mmpretrain', 'timm', 'torchvision'):
+            if library in snippet.replace('mmstepnet.models', 'mmpretrain'):
+                pytest.importorskip(library)
+        # Weights would have to be downloaded.
+        snippet = snippet.replace('pretrained=True', 'pretrained=False')
+        exec(compile(snippet, page.name, 'exec'), names)
+
+
+@pytest.mark.parametrize('snippet', CONFIGS)
+def test_config_builds(snippet, tmp_path):
+    pytest.importorskip('mmpretrain', reason='needs OpenMMLab')
+    from mmengine.config import Config
+    from mmengine.registry import HOOKS, MODELS, init_default_scope
+    if 'mmdet::' in snippet:
+        pytest.importorskip('mmdet', reason='needs MMDetection')
+    (tmp_path / 'documented.py').write_text(snippet)
+    cfg = Config.fromfile(tmp_path / 'documented.py')
+    if '_base_' in snippet:
+        init_default_scope(cfg.default_scope)
+    for hook in cfg.get('custom_hooks', ()):
+        assert type(HOOKS.build(hook)).__module__.startswith('mmstepnet.')
+    if 'model' in cfg:
+        backbone = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
+        assert type(backbone).__module__.startswith('mmstepnet.')
+        size = 224 if 'VisionTransformer' in snippet else 64
+        outs = backbone.eval()(torch.rand(1, 3, size, size))
+        assert all(out.isfinite().all() for out in outs)
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda path: path.name)
+def test_commands_exist(page):
+    for line in '\n'.join(snippets(page, 'bash')).splitlines():
+        for script in re.findall(r'\b(?:tools|configs|requirements)/[\w/.-]+',
+                                 line):
+            assert (ROOT / script).exists(), line
+        for module in re.findall(r'python -m ([\w.]+)', line):
+            path = ROOT / module.replace('.', '/')
+            assert path.with_suffix('.py').exists() or (
+                path / '__main__.py').exists(), line
+
+
+@pytest.mark.parametrize('page', MARKDOWN, ids=lambda path: str(
+    path.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r'^```.*?^```', '', page.read_text('utf-8'),
+                  flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r'\]\(([^)\s]+)\)', text):
+        if link.startswith(('http://', 'https://')):
+            continue
+        target, _, anchor = link.partition('#')
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in headings(path), link

@@ -1,0 +1,78 @@
+"""The examples run, and what they write is right."""
+
+import re
+import runpy
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mmstepnet.stiffness import Trajectories
+from tests.documents import ROOT
+from tests.utils import perturb
+
+torchvision = pytest.importorskip('torchvision')
+
+
+@pytest.fixture
+def run_example(monkeypatch):
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments)])
+        runpy.run_path(str(ROOT / 'examples' / name), run_name='__main__')
+
+    return run
+
+
+def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
+    """Against the definition at each block's last norm."""
+    pytest.importorskip('matplotlib')
+    from torchvision.io import write_png
+    images = torch.randint(0, 256, (3, 3, 300, 260), dtype=torch.uint8)
+    (tmp_path / 'pictures').mkdir()
+    for i, image in enumerate(images):
+        write_png(image, str(tmp_path / 'pictures' / f'{i}.png'))
+    model = perturb(torchvision.models.resnet50()).eval()
+    torch.save(model.state_dict(), tmp_path / 'resnet50.pth')
+    run_example(
+        'stiffness_of_resnet50.py', tmp_path / 'pictures', '--weights',
+        tmp_path / 'resnet50.pth', '--out', tmp_path / 'out',
+        '--batch-size', 2)
+    recorded = Trajectories.load(tmp_path / 'out' / 'stiffness.npz')
+
+    states, branches = [], []
+    for name in recorded.blocks:
+        block = model.get_submodule(name)
+        block.register_forward_pre_hook(
+            lambda module, inputs: states.append(inputs[0].flatten(1)))
+        block.bn3.register_forward_hook(
+            lambda module, inputs, out: branches.append(
+                out.flatten(1).clone()))
+    weights = torchvision.models.ResNet50_Weights.IMAGENET1K_V1
+    with torch.no_grad():
+        model(weights.transforms()(images))
+    nsi = np.stack([(f.norm(dim=1) / x.norm(dim=1)).numpy()
+                    for x, f in zip(states, branches, strict=True)], 1)
+    assert nsi.shape == (3, 12)
+    np.testing.assert_allclose(recorded.adaptive, nsi, rtol=1e-3)
+    assert f'TNS {recorded.tns():.3f}' in capsys.readouterr().out
+    assert len(list((tmp_path / 'out').glob('*.png'))) >= 3
+
+
+def test_folder_without_pictures_is_named(run_example, tmp_path):
+    pytest.importorskip('matplotlib')
+    with pytest.raises(SystemExit, match='no picture .png, .jpg, .jpeg in'):
+        run_example('stiffness_of_resnet50.py', tmp_path)
+
+
+def test_steps_in_timm(run_example, capsys):
+    """It learns to read digits, of which one in ten is right by chance."""
+    for library in ('timm', 'sklearn'):
+        pytest.importorskip(library)
+    run_example('steps_in_timm.py', '--epochs', 1)
+    first, *epochs = capsys.readouterr().out.splitlines()
+    assert first == (
+        'StepNet in layer1.0, layer1.1, layer2.1, layer3.1, layer4.1')
+    accuracy, = re.fullmatch(r'epoch 1: accuracy (\S+) %', *epochs).groups()
+    assert float(accuracy) > 50
