@@ -204,7 +204,8 @@ for model, inputs, wanted in torch.load(sys.argv[1], weights_only=False):
     out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     while not isinstance(out, torch.Tensor):
         out = list(out.values() if isinstance(out, dict) else out)[0]
-    assert torch.equal(out, wanted), type(model)
+    # Small maps are fused in the tests alone, which rounds in its own way.
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
     print(type(model).__name__)
 """
 
