@@ -21,7 +21,8 @@ def collect(checkout: Path, folder: Path) -> dict:
     """What a checkout computes; a file is read."""
     if checkout.is_file():
         return torch.load(checkout, weights_only=True)
-    out = folder / f'{checkout.resolve().name}.pt'
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    out = folder / 'found.pt'
     subprocess.run(
         [sys.executable, str(COLLECT), str(out), '--work-dir', str(folder)],
         cwd=checkout, check=True,
@@ -50,10 +51,8 @@ def main() -> int:
     parser.add_argument('after', type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        before, after = (collect(path, Path(folder) / name)
-                         for path, name in ((args.before, 'before'),
-                                            (args.after, 'after'))
-                         if (Path(folder) / name).mkdir() is None)
+        before, after = (collect(path, Path(folder))
+                         for path in (args.before, args.after))
     differ = 0
     for part in before:
         keys = before[part].keys() | after[part].keys()

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-import pytest
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -35,14 +34,6 @@ class Family:
     inputs: Callable[[], Tensor | dict] = lambda: images(64)
     options: tuple = ()
     recorded: bool = True
-
-
-def cases(families: dict[str, Family]) -> list:
-    """Names of families as a test's parameters."""
-    return [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in families
-    ]
 
 
 def images(size: int) -> Tensor:
