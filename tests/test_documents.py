@@ -28,10 +28,9 @@ CONFIGS = [
     if not is_program(snippet) and 'mmseg::' not in snippet
 ]
 MARKDOWN = [
-    path for path in ROOT.rglob('*.md')
-    if not {'.venv', 'data', 'work_dirs', 'build'} & {
-        part.split('-')[0] for part in path.relative_to(ROOT).parts}
-    and '.pytest_cache' not in path.parts
+    path for pattern in ('*.md', 'configs/**/*.md', 'docs/**/*.md',
+                         'examples/*.md', 'projects/**/*.md')
+    for path in sorted(ROOT.glob(pattern))
 ]
 
 
