@@ -94,7 +94,8 @@ def stiffness() -> dict:
     from mmstepnet.stiffness import TrajectoryRecorder, total_neural_stiffness
     found = {}
     for name, cfg in MEASURED.items():
-        model = perturb(MODELS.build(cfg)).eval()
+        model = perturb(MODELS.build(cfg))
+        model.eval()  # returns None in the hosts' ResNets
         torch.manual_seed(1)
         with torch.no_grad(), TrajectoryRecorder(model) as recorder:
             model(torch.randn(4, 3, 64, 64))
