@@ -9,6 +9,7 @@ asks the registries for all that it builds and names no module that moved.
 import argparse
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -106,12 +107,12 @@ def stiffness() -> dict:
     return found
 
 
-def losses(work: Path) -> dict:
+def losses() -> dict:
     """Loss of each of the first iterations of some configs."""
     found = {}
     for name in CONFIGS:
         cfg = Config.fromfile(name)
-        cfg.work_dir = str(work / Path(name).stem)
+        cfg.work_dir = tempfile.mkdtemp()
         cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
         cfg.pop('custom_hooks', None)
         for key in ('val_dataloader', 'val_cfg', 'val_evaluator',
@@ -143,16 +144,21 @@ def tables() -> dict:
     }
 
 
+PARTS = {'backbones': backbones, 'stiffness': stiffness, 'losses': losses,
+         'tables': tables}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('out', type=Path)
-    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs'))
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     init_default_scope('mmpretrain')
-    found = {'backbones': backbones(), 'stiffness': stiffness(),
-             'tables': tables(), 'losses': losses(args.work_dir)}
-    torch.save(found, args.out)
+    found = {}
+    for part in args.parts:
+        found[part] = PARTS[part]()
+        torch.save(found, args.out)
 
 
 if __name__ == '__main__':

@@ -21,11 +21,9 @@ def collect(checkout: Path, folder: Path) -> dict:
     """What a checkout computes; a file is read."""
     if checkout.is_file():
         return torch.load(checkout, weights_only=True)
-    folder = Path(tempfile.mkdtemp(dir=folder))
-    out = folder / 'found.pt'
+    out = Path(tempfile.mkdtemp(dir=folder)) / 'found.pt'
     subprocess.run(
-        [sys.executable, str(COLLECT), str(out), '--work-dir', str(folder)],
-        cwd=checkout, check=True,
+        [sys.executable, str(COLLECT), str(out)], cwd=checkout, check=True,
         env={**os.environ, 'PYTHONPATH': str(checkout.resolve())})
     return torch.load(out, weights_only=True)
 
