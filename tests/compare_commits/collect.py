@@ -120,7 +120,6 @@ def losses() -> dict:
             cfg[key] = None
         runner = Runner.from_cfg(cfg)
         history = found[f'{name}.losses'] = []
-        runner.train_loop = runner.build_train_loop(cfg.train_cfg)
         runner._init_model_weights()
         runner.optim_wrapper = runner.build_optim_wrapper(cfg.optim_wrapper)
         model = runner.model.train()
