@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environment of one stack with this package in it: STACK=onedl (the
-# default, .venv) or STACK=openmmlab (.venv-openmmlab). A second call finds
-# everything there and returns at once. PYTHON names the interpreter, VENV the
-# folder.
+# default, .venv), STACK=openmmlab (.venv-openmmlab) or STACK=core
+# (.venv-core). A second call finds everything there and returns at once.
+# PYTHON names the interpreter, VENV the folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh

@@ -180,7 +180,8 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
             used.update(matched)
     if stepped:
         raise ValueError(f'there are steps already in {", ".join(stepped)}; '
-                         f'call remove_steps(model) first')
+                         f'call remove_steps(model) first, or, in a backbone '
+                         f'of mmstepnet, choose its attention=')
     missing = [p for p in patterns or () if p not in used]
     if missing or not found:
         what = f'blocks names {missing}' if missing else 'no block is known'

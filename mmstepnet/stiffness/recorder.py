@@ -34,14 +34,15 @@ class TrajectoryRecorder:
     it is has index 0.
 
     The blocks of this package are measured at their :class:`ResidualStep`;
-    those of MMPretrain, MMDetection, torchvision and timm that
-    ``residual_blocks.py`` lists, at their parts; any other, chosen by
-    ``blocks``, by input, output and last activation, with
-    :math:`\Delta t = 1`. A stage is the container that blocks stand in. The
-    first block of each stage is left out. A transformer block is two steps,
-    attention and MLP, both recorded. Of IEBN, whose gates stand in the
-    block's norms and hence inside f, every reading takes :math:`\Delta t = 1`:
-    its TNS does not compare with that of the other attentions.
+    those of other libraries that ``residual_blocks.py`` lists, at their
+    parts; the others that :func:`~mmstepnet.steps.insert_steps` knows take
+    steps of :math:`\Delta t = 1` meanwhile; any other, chosen by ``blocks``,
+    by input, output and last activation, with :math:`\Delta t = 1`. A stage
+    is the container that blocks stand in. The first block of each stage is
+    left out. A transformer block is two steps, attention and MLP, both
+    recorded. Of IEBN, whose gates stand in the block's norms and hence inside
+    f, every reading takes :math:`\Delta t = 1`: its TNS does not compare with
+    that of the other attentions.
 
     Several forward passes add up; a pass that raises adds nothing. Features
     are not kept, only six numbers a sample and block. Copies of the model

@@ -1,6 +1,7 @@
 """What insert_steps does and refuses, on small blocks of our own."""
 
 import copy
+import hashlib
 
 import pytest
 import torch
@@ -197,6 +198,32 @@ def test_another_forward_is_refused():
     with pytest.raises(RuntimeError, match=fingerprint(Other.forward)) as e:
         insert_steps(nn.Sequential(Other(8)))
     assert fingerprint(Conv.forward) in str(e.value)
+
+
+def test_a_forward_without_source_is_refused():
+    typed = {}
+    exec('def forward(self, x):\n    return x', typed)
+    typed = type('Typed', (Conv, ), dict(forward=typed['forward']))
+    with pytest.raises(RuntimeError, match='source cannot be read'):
+        insert_steps(nn.Sequential(typed(8)))
+
+
+def test_the_fingerprint_is_that_of_python_3_11():
+    """Python 3.10 writes brackets around the tuples that are assigned to."""
+
+    def forward(self, x):
+        y, (z, _) = self.f(x)
+        for i, (w, _) in enumerate(y):
+            z += w[i, 0]
+        return z, [a for a, _ in y]
+
+    text = ('def forward(self, x):\n'
+            '    y, (z, _) = self.f(x)\n'
+            '    for i, (w, _) in enumerate(y):\n'
+            '        z += w[i, 0]\n'
+            '    return (z, [a for a, _ in y])')
+    assert fingerprint(forward) == hashlib.sha256(
+        text.encode()).hexdigest()[:12]
 
 
 def test_the_fingerprint_is_of_what_is_computed():

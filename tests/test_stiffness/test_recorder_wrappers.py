@@ -167,3 +167,25 @@ def test_threads_do_not_disturb_other_models():
         model(IMAGES)
         thread.join()
     assert len(recorder) == 3
+
+
+def test_backward_after_the_recorder_has_stopped():
+    """The second run of a checkpointed block that is no block of ours."""
+    model = mmpretrain_backbones.Res2Net(
+        depth=50, base_width=4, with_cp=True)
+    block = model.layer1[1]
+    forward = type(block).forward
+
+    def gradients():
+        model.zero_grad()
+        model(IMAGES)[-1].square().sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    model.train()
+    wanted = gradients()
+    recorder = TrajectoryRecorder(model)
+    recorder.start(once=True)
+    found = gradients()
+    assert len(recorder) == len(IMAGES)
+    assert all(map(torch.equal, found, wanted))
+    assert block.with_cp and type(block).forward is forward

@@ -167,7 +167,18 @@ def fingerprint(forward: Callable) -> str:
                 node.body = node.body[1:] or [ast.Pass()]
         elif isinstance(node, ast.arg):
             node.annotation = None
+        elif isinstance(node, ast.Assign):
+            node.targets = list(map(_bare, node.targets))
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            node.target = _bare(node.target)
     return hashlib.sha256(ast.unparse(function).encode()).hexdigest()[:12]
+
+
+def _bare(target: ast.expr) -> ast.expr:
+    """A tuple that is assigned to, as text: Python 3.10 would bracket it."""
+    if isinstance(target, ast.Tuple) and target.elts:
+        return ast.Name(ast.unparse(target)[1:-1])
+    return target
 
 
 def register_block(cls: str | type,
@@ -228,7 +239,7 @@ def register_block(cls: str | type,
 def _present_forward(cls: type) -> dict[str, str]:
     try:
         return {fingerprint(cls.forward): 'the one that was registered'}
-    except OSError:  # typed into an interpreter, which keeps no source
+    except (OSError, TypeError):  # typed into an interpreter, or compiled
         return {}
 
 
@@ -257,7 +268,10 @@ def describe(cls: type) -> KnownBlock | None:
     known = _described(cls, len(KNOWN_BLOCKS))
     if known is None or not known.forwards:
         return known
-    found = fingerprint(cls.forward)
+    try:
+        found = fingerprint(cls.forward)
+    except (OSError, TypeError):  # typed into an interpreter, or compiled
+        found = '(its source cannot be read)'
     if found in known.forwards:
         return known
     library = known.name.partition('.')[0]
