@@ -33,6 +33,7 @@ def read_checkpoint(path: str, trusted: bool = False) -> dict:
         UnsafeCheckpointError: It is more than data.
         ValueError: It is cut off, or is not a checkpoint at all.
     """
+    path = osp.expanduser(path)
     if '://' not in path and not osp.isfile(path):
         raise FileNotFoundError(f'checkpoint {path!r} does not exist')
     try:
