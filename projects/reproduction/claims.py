@@ -5,16 +5,19 @@ via Dynamical System Perspective, ICCV 2023,
 https://arxiv.org/abs/2308.09939) unless they are called ours; the tests are
 ours. A claim names no table: it is looked at in every column of every table
 that has its rows. It gets a verdict in two cases: in the paper's own tables,
-at the paper's five seeds, and where :data:`PLAN` says so.
+at the paper's five seeds, and where :data:`PLAN` says so. The second paper's
+(https://arxiv.org/abs/2412.18288) are those of :data:`METRIC_PLAN` alone.
 """
 
 from dataclasses import dataclass
 
-DIFFERENCE, RANKS, SHARE, CORRELATION = (
-    'difference', 'ranks', 'share', 'correlation')
+DIFFERENCE, VARIANCE, RANKS, SHARE, CORRELATION = (
+    'difference', 'variance', 'ranks', 'share', 'correlation')
 """Kinds of claims, see :class:`Claim`."""
 
 TNS = 'tns'
+LOSS = 'training loss'
+"""Quantities beside the metrics; the loss is that of the last epoch."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,11 @@ class Claim:
             difference none, see ``pairs``.
         pairs (tuple[tuple[str, str], ...]): Pairs of rows, of which the
             first has more of the quantity than the second.
-        quantity (str): A metric of ``METRICS``, or TNS, which is looked at
-            in each reading. Defaults to ``'Accuracy'``.
-        kind (str): ``'difference'``, of paired seeds. Or ``'ranks'``: rows
+        quantity (str): A metric of ``METRICS``, the loss, or TNS, which is
+            looked at in each reading. Defaults to ``'Accuracy'``.
+        kind (str): ``'difference'``, of paired seeds. Or ``'variance'``: the
+            first varies more over the seeds than the second. Or
+            ``'ranks'``: rows
             of a higher accuracy have a higher TNS. Or ``'share'``: few
             blocks are stiff, which is described. Or ``'correlation'``: NSI
             and attention values correlate negatively over the images.
@@ -50,7 +55,7 @@ class PlannedClaim:
     """A claim that is judged where and when it was planned.
 
     Attributes:
-        claim (Claim): Of the kind ``'difference'``.
+        claim (Claim): Of the kind ``'difference'`` or ``'variance'``.
         table (str): Such as ``'small'``.
         column (str): Of the table.
         seeds (range): Those that count, and all must be there.
@@ -121,6 +126,35 @@ PLAN = tuple(
     for name, row in (('the plain network', 'plain'), ('SE', 'SE')))
 """The confirmatory claims, as PLAN.md set them down before their runs. Their
 level is divided by their number (Bonferroni)."""
+
+PRINTED = tuple(
+    (f'{name}-printed', column, f', {modules} module{"s" * (modules > 1)}',
+     seeds)
+    for name, column, seeds in (('moon', 'Moon', range(5, 15)),
+                                ('mnist', 'MNIST', range(1, 11)))
+    for modules in (1, 2, 4)) + (
+        ('human-seg-printed', 'Human segmentation', '', range(5)), )
+"""Table, column, what follows a row's name, and planned seeds."""
+
+
+def _of_metric_attention(rest: str) -> tuple[Claim, ...]:
+    ours, *others = (f'{name}{rest}' for name in (
+        'Metric-attention', 'Dot product', 'L2'))
+    text = f'{ours}, %s than the dot product and L2 (Section 4.2)'
+    return (
+        Claim(text % 'is more accurate', pairs=against(ours, *others)),
+        Claim(text % 'has a lower training loss at the end',
+              pairs=each(others, ours), quantity=LOSS),
+        Claim(text % 'varies less over the seeds', pairs=each(others, ours),
+              kind=VARIANCE))
+
+
+METRIC_PLAN = tuple(
+    PlannedClaim(claim, table, column, seeds)
+    for table, column, rest, seeds in PRINTED
+    for claim in _of_metric_attention(rest))
+"""The second paper's claims, as projects/metric_attention/PLAN.md set them
+down; corrected like :data:`PLAN`, and apart from it."""
 
 _WARM_AT_ONCE, _WARM_LATER = (
     tuple((f'{name}, init_step=1, {when}', f"{name}, paper's gate, {when}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t, ttest_1samp
+from scipy.stats import levene, t, ttest_1samp
 
 from .power import POWER, difference_power, equivalence_power, seeds_needed
 
@@ -49,7 +49,12 @@ class Comparison:
     @property
     def complete(self) -> bool:
         """Whether all planned seeds are there."""
-        return len(self.differences) >= max(self.planned, 1)
+        return self.seeds >= max(self.planned, 1)
+
+    @property
+    def seeds(self) -> int:
+        """Those that both rows have."""
+        return len(self.differences)
 
     @property
     def varies(self) -> bool:
@@ -122,6 +127,57 @@ class Comparison:
                 f'for a difference of {margin:g} and {shown} for equivalence')
 
 
+@dataclass(frozen=True)
+class VarianceComparison:
+    """Two rows, of which a claim says that the first varies more over seeds.
+
+    Attributes:
+        name (str): What is compared.
+        ours (tuple[float, ...]): One value a seed, in the quantity's unit.
+        others (tuple[float, ...]): Of the row that varies less.
+        planned (int): Seeds of either that were planned.
+    """
+
+    name: str
+    ours: tuple[float, ...]
+    others: tuple[float, ...]
+    planned: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether all planned seeds are there."""
+        return self.seeds >= max(self.planned, 2)
+
+    @property
+    def seeds(self) -> int:
+        """Those that both have."""
+        return min(len(self.ours), len(self.others))
+
+    @property
+    def variances(self) -> tuple[float, float]:
+        """Sample variances (over N - 1) of both."""
+        return (float(np.var(self.ours, ddof=1)),
+                float(np.var(self.others, ddof=1)))
+
+    @property
+    def mean(self) -> float:
+        """Difference of the variances."""
+        return self.variances[0] - self.variances[1]
+
+    @property
+    def p(self) -> float:
+        """Brown and Forsythe's test (1974), two-sided; 1 without one."""
+        if max(np.ptp(self.ours), np.ptp(self.others)) < EQUAL:
+            return 1.0
+        return float(levene(self.ours, self.others, center='median').pvalue)
+
+    def format(self, decimals: int = 2) -> str:
+        """Write it as evidence."""
+        ours, others = (f'{v:.3g}' for v in self.variances)
+        return (f'{self.name}: variances over {self.seeds} seeds {ours} and '
+                f'{others}')
+
+
 def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
          value: Value, seeds: Collection[int] | None = None,
          shift: float = 0.0) -> Comparison:
@@ -147,11 +203,11 @@ def pair(name: str, ours: Sequence[dict], others: Sequence[dict],
                     if seeds is None or s in seeds), len(seeds or ()))
 
 
-def judge(comparisons: Sequence[Comparison], margin: float | None,
-          level: float = LEVEL) -> str:
+def judge(comparisons: Sequence[Comparison | VarianceComparison],
+          margin: float | None, level: float = LEVEL) -> str:
     """Judge a claim that all differences are positive.
 
-    Held where the t-tests find that every one is, each at the full level:
+    Held where the tests find that every one is, each at the full level:
     that all must be is itself the correction (intersection-union test;
     Berger, 1982). Refuted where they find that one is negative, or where one
     that they do not find to be positive is shown to be smaller than the
@@ -160,7 +216,7 @@ def judge(comparisons: Sequence[Comparison], margin: float | None,
     Args:
         comparisons (Sequence[Comparison]): Those of the claim.
         margin (float, optional): The smallest difference that matters. None
-            makes no test of equivalence.
+            makes no test of equivalence, and there is none of variances.
         level (float): Defaults to 0.05.
 
     Returns:

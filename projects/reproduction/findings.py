@@ -11,14 +11,13 @@ from .claims import (
     CLAIMS,
     CORRELATION,
     DIFFERENCE,
+    LOSS,
     MARGIN,
     PAPER_SEEDS,
     PAPER_TABLES,
-    PLAN,
     RANKS,
     SHARE,
     Claim,
-    PlannedClaim,
 )
 from .columns import Column
 from .comparisons import (
@@ -58,7 +57,7 @@ class Finding:
     @property
     def evidence(self) -> tuple[str, ...]:
         """Its numbers, as text."""
-        decimals = 4 if self.claim.quantity == 'tns' else 2
+        decimals = 2 if self.claim.quantity in METRICS else 4
         return (*(c.format(decimals) for c in self.comparisons), *self.lines)
 
 
@@ -68,56 +67,10 @@ def find_all(columns: Sequence[Column]) -> list[Finding]:
             for finding in _find(claim, column)]
 
 
-def judge_plan(columns: Sequence[Column],
-               plan: Sequence[PlannedClaim] = PLAN) -> list[Finding]:
-    """Judge the planned claims, at a level corrected for their number.
-
-    Args:
-        columns (Sequence[Column]): All columns.
-        plan (Sequence[PlannedClaim]): Defaults to :data:`PLAN`.
-
-    Raises:
-        ValueError: A planned claim is of a column or row that there is not,
-            or rows were run with different settings.
-    """
-    findings = []
-    for planned in plan:
-        claim, column = planned.claim, next(
-            (c for c in columns if (c.table, c.name) ==
-             (planned.table, planned.column)), None)
-        pairs = column and _labels(claim, column)
-        if not pairs or len(pairs) < len(claim.pairs):
-            raise ValueError(
-                f'planned claim {claim.text!r}: table {planned.table!r} has '
-                f'no column {planned.column!r}, or not all of its rows there')
-        column.check([row for names in pairs for row in names])
-        found = tuple(_compare(claim, column, pairs, _metric(claim.quantity),
-                               planned.seeds))
-        level = LEVEL / len(plan)
-        verdict = judge(found, MARGIN, level)
-        findings.append(Finding(
-            claim, column, comparisons=() if verdict == WAITING else found,
-            lines=_planned_lines(found, verdict, level), verdict=verdict))
-    return findings
-
-
-def _planned_lines(comparisons: Sequence[Comparison], verdict: str,
-                   level: float) -> tuple[str, ...]:
-    if verdict == WAITING:
-        return tuple(f'{c.name}: {len(c.differences)} of {c.planned} seeds'
-                     for c in comparisons)
-    lines = []
-    for c in comparisons:
-        equivalence = c.equivalence_p(MARGIN)
-        lines.append(f'{c.name}: p = {c.p:.2g} for a difference, '
-                     f'{equivalence:.2g} for one smaller than {MARGIN}; '
-                     f'level {level:g}')
-        if max(c.p, equivalence) < level:
-            lines.append(f'{c.name}: there is a difference, and it is too '
-                         'small to matter')
-    if verdict == UNDECIDED:
-        lines += [c.needed(MARGIN, level) for c in comparisons]
-    return tuple(lines)
+def margin_of(claim: Claim) -> float | None:
+    """For equivalence, which is of points; a shift is a margin already."""
+    return (MARGIN if claim.quantity in METRICS and claim.kind == DIFFERENCE
+            and not claim.behind else None)
 
 
 def _find(claim: Claim, column: Column) -> Iterator[Finding]:
@@ -126,13 +79,13 @@ def _find(claim: Claim, column: Column) -> Iterator[Finding]:
     kinds = {DIFFERENCE: _differences, RANKS: _ranks, SHARE: _shares,
              CORRELATION: _correlations}
     for finding in kinds[claim.kind](claim, column, seeds):
-        rows = _labels(claim, column)
+        rows = claim_labels(claim, column)
         column.check(list(dict.fromkeys(
             row for names in rows for row in names)))
         yield finding
 
 
-def _labels(claim: Claim, column: Column) -> list[tuple[str, ...]]:
+def claim_labels(claim: Claim, column: Column) -> list[tuple[str, ...]]:
     """Labels of the claim's pairs, or rows, as far as they are there."""
     groups = claim.pairs or tuple((row, ) for row in claim.rows)
     found = [tuple(map(column.label, group)) for group in groups]
@@ -145,7 +98,12 @@ def _has_results(column: Column, labels: Iterable[tuple[str, ...]],
                for r in column.results[name])
 
 
-def _metric(name: str) -> Callable[[dict], float | None]:
+def quantity_value(name: str) -> Callable[[dict], float | None]:
+    """How a metric or the loss of the last epoch is taken from a result."""
+    if name == LOSS:
+        return lambda result: dict(
+            result.get('curves', {}).get('loss', ())).get(
+                result['last']['epoch'])
     metric = METRICS[name]
 
     def value(result: dict) -> float | None:
@@ -162,7 +120,7 @@ def _values(claim: Claim, column: Column, labels: Sequence[tuple[str, ...]],
             ) -> dict[Reading | None, Callable[[dict], Any]]:
     """How the quantity is taken from a result, by reading."""
     if claim.quantity in METRICS:
-        value = _metric(claim.quantity)
+        value = quantity_value(claim.quantity)
         known = (claim.quantity in column.metrics
                  and _has_results(column, labels, value))
         return {None: value} if known else {}
@@ -173,8 +131,10 @@ def _values(claim: Claim, column: Column, labels: Sequence[tuple[str, ...]],
     return {r: _stiffness(claim.quantity, r) for r in readings}
 
 
-def _compare(claim: Claim, column: Column, labels: Sequence[tuple[str, str]],
-             value: Callable, seeds: range | None) -> Iterator[Comparison]:
+def compare_pairs(claim: Claim, column: Column,
+                  labels: Sequence[tuple[str, str]], value: Callable,
+                  seeds: range | None) -> Iterator[Comparison]:
+    """Pair the rows of a claim's labels, seed by seed."""
     shift = f' + {claim.behind:g}' if claim.behind else ''
     for ours, other in labels:
         yield pair(f'{ours} − {other}{shift}', column.results[ours],
@@ -183,13 +143,10 @@ def _compare(claim: Claim, column: Column, labels: Sequence[tuple[str, str]],
 
 def _differences(claim: Claim, column: Column,
                  seeds: range | None) -> Iterator[Finding]:
-    labels = _labels(claim, column)
-    # Equivalence is of points of accuracy; a shift is a margin already.
-    margin = (MARGIN if claim.quantity in METRICS and not claim.behind
-              else None)
+    labels = claim_labels(claim, column)
     for reading, value in _values(claim, column, labels).items():
-        found = tuple(_compare(claim, column, labels, value, seeds))
-        verdict = judge(found, margin) if seeds else ''
+        found = tuple(compare_pairs(claim, column, labels, value, seeds))
+        verdict = judge(found, margin_of(claim)) if seeds else ''
         yield Finding(claim, column, reading, found, verdict=verdict)
 
 
@@ -208,12 +165,12 @@ def model_means(claim: Claim, column: Column, reading: Reading = DEFAULT,
         tuple: By label of the row, of those that have any; and the number of
         seeds.
     """
-    tns, accuracy = _stiffness('tns', reading), _metric('Accuracy')
+    tns, accuracy = _stiffness('tns', reading), quantity_value('Accuracy')
     models = {row: {
         r['seed']: (tns(r), accuracy(r)) for r in column.results[row]
         if tns(r) is not None and accuracy(r) is not None
         and (seeds is None or r['seed'] in seeds)
-    } for row, in _labels(claim, column)}
+    } for row, in claim_labels(claim, column)}
     models = {row: found for row, found in models.items() if found}
     common = set.intersection(*map(set, models.values())) if models else ()
     if not common:
@@ -224,7 +181,7 @@ def model_means(claim: Claim, column: Column, reading: Reading = DEFAULT,
 
 def _ranks(claim: Claim, column: Column,
            seeds: range | None) -> Iterator[Finding]:
-    labels = _labels(claim, column)
+    labels = claim_labels(claim, column)
     for reading in _values(claim, column, labels):
         means, count = model_means(claim, column, reading, seeds)
         if len(means) < 3:
@@ -249,7 +206,7 @@ def _judge_ranks(found: RankCorrelation | str) -> str:
 
 def _shares(claim: Claim, column: Column,
             seeds: range | None) -> Iterator[Finding]:
-    labels = _labels(claim, column)
+    labels = claim_labels(claim, column)
     for reading, value in _values(claim, column, labels).items():
         lines, blocks = [], set()
         for row, in labels:
@@ -271,7 +228,7 @@ def _shares(claim: Claim, column: Column,
 
 def _correlations(claim: Claim, column: Column,
                   seeds: range | None) -> Iterator[Finding]:
-    labels = _labels(claim, column)
+    labels = claim_labels(claim, column)
     for reading, value in _values(claim, column, labels).items():
         (row, ), = labels
         found = {r['seed']: _first_stage(r['stiffness']['stages'], value(r))

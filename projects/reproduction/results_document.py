@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 from .claims import (
     CLAIMS,
     MARGIN,
+    METRIC_PLAN,
     OTHER_TNS,
     PAPER_SEEDS,
     PAPER_TABLES,
     PLAN,
+    PlannedClaim,
 )
 from .columns import Column, read_columns
 from .comparisons import LEVEL
-from .findings import Finding, find_all, judge_plan
+from .findings import Finding, find_all
 from .metafile import Cell
+from .planned_findings import judge_plan
 from .plots import save_plots, save_ranking
 from .results import load_results
 from .sheet import Sheet
@@ -43,6 +46,12 @@ CONFIRMATORY = f"""## Confirmatory
 Claims whose seeds, tests and smallest difference that matters ({MARGIN} points) were written down before the runs, in [PLAN.md](PLAN.md), at level {LEVEL} for
 all of them together (Bonferroni's correction). **Held**: a paired t-test finds the claimed difference. **Refuted**: it finds the opposite one; or it finds none, and
 two one-sided paired t-tests show that a difference would be smaller than {MARGIN} points. **Undecided**: neither. There is no verdict before all planned seeds.
+"""  # noqa: E501
+
+METRIC = f"""### The second paper's claims
+
+Metric-attention (https://arxiv.org/abs/2412.18288), with the printed settings: [its plan](../metric_attention/PLAN.md), {len(METRIC_PLAN)} claims, corrected over all of them, apart from those above.
+Loss and variance have no smallest difference that matters; variances are compared by Brown and Forsythe's test.
 """  # noqa: E501
 
 PAPER = f"""### The paper's tables
@@ -116,12 +125,11 @@ def claims_text(columns: Sequence[Column]) -> str:
     Args:
         columns (Sequence[Column]): Columns of all tables and warm starts.
     """
-    planned = judge_plan(columns)
     judged, explored = [], []
     for finding in find_all(columns):
         (judged if finding.verdict else explored).append(finding)
-    parts = [CONFIRMATORY]
-    parts += [_planned_text(f, p.seeds) for f, p in zip(planned, PLAN)]
+    parts = [CONFIRMATORY, *_plan_texts(columns, PLAN), '', METRIC,
+             *_plan_texts(columns, METRIC_PLAN)]
     if judged:
         parts += ['', PAPER, _findings_text(judged)]
     parts += ['', EXPLORATORY, *(
@@ -131,6 +139,12 @@ def claims_text(columns: Sequence[Column]) -> str:
     if missing:
         parts.append(f'\nWithout results yet: {"; ".join(missing)}.')
     return '\n'.join([*parts, ''])
+
+
+def _plan_texts(columns: Sequence[Column],
+                plan: Sequence[PlannedClaim]) -> list[str]:
+    return [_planned_text(finding, planned.seeds)
+            for finding, planned in zip(judge_plan(columns, plan), plan)]
 
 
 def _planned_text(finding: Finding, seeds: range) -> str:

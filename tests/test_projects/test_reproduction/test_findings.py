@@ -12,16 +12,16 @@ from projects.reproduction.claims import (
     CLAIMS,
     FIG_2,
     LABELS,
+    METRIC_PLAN,
     MODELS,
     PAPER_TABLES,
     PLAN,
     RANKS,
     TABLE_1,
-    Claim,
-    PlannedClaim,
 )
 from projects.reproduction.columns import Column, read_columns
-from projects.reproduction.findings import find_all, judge_plan, model_means
+from projects.reproduction.findings import find_all, model_means
+from projects.reproduction.planned_findings import judge_plan
 from projects.reproduction.readings import Reading
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -210,63 +210,16 @@ def test_few_blocks_may_fall_behind_by_the_margin():
         0.3 + np.mean(NOISE[:5, 2] - NOISE[:5, 1]))
 
 
-def plan(seeds):
-    return [PlannedClaim(Claim('A', pairs=(('StepNet', other), )), '1',
-                         'CIFAR10', seeds) for other in ('plain', 'SE')]
-
-
-def test_the_plan_waits_for_its_seeds_and_shows_nothing_before():
-    column = table_1(seeds=range(9))
-    a, b = judge_plan([column], plan(range(3, 10)))
-    assert a.verdict == b.verdict == 'no verdict before all planned seeds'
-    assert a.evidence == ('StepNet − ResNet: 6 of 7 seeds', )
-
-
-def test_only_the_planned_seeds_decide():
-    column = table_1(seeds=range(3, 9), StepNet=80)
-    for row in column.results:  # others, which would turn all around
-        column.results[row] += results(
-            0 if row == 'StepNet' else 99, 20, seeds=range(3))
-    a, _ = judge_plan([column], plan(range(3, 9)))
-    assert a.verdict == 'held'
-    assert len(a.comparisons[0].differences) == 6
-
-
-def test_the_plan_is_corrected_for_its_claims():
-    column = table_1()
-    for result, d in zip(column.results['StepNet'],
-                         (0.3, 0.9, 1.3, 0.05, 1.0)):
-        seed = result['seed']
-        other, = (r for r in column.results['ResNet'] if r['seed'] == seed)
-        result['last']['metrics']['accuracy/top1'] = (
-            other['last']['metrics']['accuracy/top1'] + d)
-    one, = judge_plan([column], plan(range(5))[:1])
-    assert 0.025 < one.comparisons[0].p < 0.05 and one.verdict == 'held'
-    two, _ = judge_plan([column], plan(range(5)))
-    assert two.verdict == 'undecided'
-    assert any('80% power takes' in line for line in two.evidence)
-
-
-def test_a_difference_too_small_to_matter_is_held_and_named():
-    column = table_1(StepNet=70.2)
-    a, _ = judge_plan([column], plan(range(5)))
-    assert a.verdict == 'held'
-    assert any('too small to matter' in line for line in a.evidence)
-
-
-def test_a_plan_of_rows_that_are_not_there():
-    with pytest.raises(ValueError, match="'A': table '1' has no column"):
-        judge_plan([Column('1', 'X', {})], plan(range(5)))
-
-
 @pytest.fixture(scope='module')
 def columns():
     return read_columns(read_tables(ROOT), Path('none'))
 
 
 def test_the_committed_plan_is_of_tables_that_there_are(columns):
-    found = judge_plan(columns)
-    assert [len(p.seeds) for p in PLAN] == [32] * len(found)
+    for plan, seeds in ((PLAN, [32] * 2),
+                        (METRIC_PLAN, [10] * 18 + [5] * 3)):
+        assert len(judge_plan(columns, plan)) == len(seeds)
+        assert [len(p.seeds) for p in plan] == seeds
 
 
 def test_every_claim_has_its_rows_in_some_table(columns):
