@@ -81,8 +81,11 @@ class _Tail(Function):
         ctx.tail = tail
         pooled = tail.pool(x, c)
         # A graph of vectors alone, for the backward. A checkpoint that took
-        # its tensors away would run everything once more for them.
-        with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
+        # its tensors away would run everything once more for them. A hook
+        # that packed an operation's result as it is would tie it to itself,
+        # and nothing of the step would ever be freed.
+        with torch.enable_grad(), saved_tensors_hooks(
+                torch.detach, _itself):
             leaves = [t if t is None else t.detach().requires_grad_()
                       for t in pooled]
             coefficients = tail.vectors(leaves)

@@ -1,6 +1,7 @@
 """The fused residual step against the reference path."""
 
 import copy
+import gc
 import itertools
 
 import pytest
@@ -36,6 +37,31 @@ def test_equals_reference_in_float64(attention, training, memory_format, relu,
             run(True, step, norm, *args), run(False, step, norm, *args))
         assert error < 1e-10, (shape, name)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize('attention', [StepNet, SE, SRM, SEM])
+def test_a_step_is_freed_after_the_backward(attention, calls):
+    """At once, without Python's collector; a network takes millions."""
+    step, norm = build(attention, 6)
+
+    def take():
+        x, c, grad = inputs((2, 6, 4, 4), torch.float32)
+        x.requires_grad_()
+        step(x, c.requires_grad_(), norm).backward(grad)
+
+    def alive():
+        return sum(isinstance(o, torch.Tensor) or 'Tail' in type(o).__name__
+                   for o in gc.get_objects())
+    take()  # parameters get their gradients
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        take()
+        after = alive()
+    finally:
+        gc.enable()
+    assert len(calls) == 2 and after == before
 
 
 def test_one_image_in_eval(calls):
