@@ -1,0 +1,121 @@
+"""The check on a GPU, as far as a machine without one can try it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmstepnet import steps
+
+FOLDER = Path(__file__).resolve().parents[2] / 'tools' / 'analysis_tools'
+
+
+@pytest.fixture(scope='module')
+def tool():
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import gpu_check
+        yield gpu_check
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture
+def call(tool, monkeypatch, capsys):
+    def run(*args):
+        monkeypatch.setattr(sys, 'argv', ['gpu_check.py', *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            tool.main()
+        return stop.value.code, capsys.readouterr()
+    return run
+
+
+@pytest.fixture
+def few(tool, monkeypatch):
+    """The first checks of a part alone; the networks' take minutes."""
+    def keep(part, *names):
+        checks = tool.PARTS[part].checks
+        monkeypatch.setattr(tool.PARTS[part], 'checks', lambda setting: [
+            c for c in checks(setting) if c[0].startswith(names)])
+    return keep
+
+
+def rows(folder):
+    found = json.loads((folder / 'gpu_check.json').read_text())['rows']
+    return {row['check']: row for row in found}
+
+
+def test_tails_pass_and_a_second_call_goes_on(call, few, tmp_path):
+    few('correctness', 'tail', 'large means')
+    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
+    code, printed = call(*args)
+    found = rows(tmp_path)
+    assert code == 0 and len(found) == 18
+    assert {row['verdict'] for row in found.values()} == {'passes'}
+    table = (tmp_path / 'gpu_check.md').read_text()
+    assert table.count('| passes |') == len(found)
+    code, printed = call(*args)
+    assert code == 0 and printed.out.startswith('18 checks, 0 failed')
+
+
+def test_a_path_that_is_not_taken_fails_and_is_tried_again(
+        call, few, tmp_path):
+    few('correctness', 'tail, StepNet, float64')
+    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
+
+    class Never(steps.fused):
+        def __init__(self, mode):
+            super().__init__(False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, 'fused', Never)
+        code, _ = call(*args)
+    assert code == 1
+    assert all('NotTakenError: the fused path was taken by 0 tails, not by 1'
+               in row['value'] for row in rows(tmp_path).values())
+    assert call(*args)[0] == 0
+
+
+def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
+    few('correctness', 'tail, StepNet, float64')
+    step = steps.kernels.aten.step
+    monkeypatch.setattr(steps.kernels.aten, 'step',
+                        lambda *args, **kwargs: 1.01 * step(*args, **kwargs))
+    code, _ = call('correctness', '--device', 'cpu', '--quick', '--out',
+                   tmp_path)
+    assert code == 1
+    assert {row['verdict'] for row in rows(tmp_path).values()} == {'fails'}
+
+
+def test_passes_are_timed_against_a_copy(call, few, tmp_path):
+    few('launches', 'bandwidth', 'tail over plain', 'metric-attention')
+    call('launches', '--device', 'cpu', '--quick', '--out', tmp_path)
+    for name, row in rows(tmp_path).items():
+        assert row['verdict'] in ('passes', 'fails', 'reported'), row
+        assert 'Error' not in row['value'], row
+        if name.startswith('bandwidth'):
+            assert "of a copy's" in row['value']
+
+
+def test_results_of_another_machine_are_not_mixed(call, few, tmp_path):
+    few('correctness', 'large means')
+    args = '--device', 'cpu', '--quick', '--out', tmp_path
+    call('correctness', *args)
+    path = tmp_path / 'gpu_check.json'
+    found = json.loads(path.read_text())
+    found['machine']['PyTorch'] = '1.0'
+    path.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match='give another --out'):
+        call('correctness', *args)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_without_a_gpu(call, tmp_path):
+    code, printed = call('--out', tmp_path)
+    assert code == 2 and '--device cpu --quick' in printed.err
+
+
+def test_parts_are_known(call, tmp_path):
+    code, printed = call('kernels', '--device', 'cpu', '--out', tmp_path)
+    assert code == 2 and 'got kernels' in printed.err

@@ -1,0 +1,1 @@
+"""The parts of gpu_check.py: each yields its checks one by one."""
