@@ -102,8 +102,8 @@ def _check(sd: float, seeds: int, level: float) -> None:
         raise ValueError(f'sd must be above 0, got {sd}')
     if seeds < 2:
         raise ValueError(f'a test needs at least 2 seeds, got {seeds}')
-    if not 0 < level < 1:
-        raise ValueError(f'level must lie between 0 and 1, got {level}')
+    if not 0 < level < 0.5:
+        raise ValueError(f'level must lie between 0 and 0.5, got {level}')
 
 
 def power_sheet(deviations: list[float], seeds: list[int], margin: float,

@@ -262,6 +262,10 @@ class TrainingJob:
 
     def _best(self) -> dict:
         values = logged_metric(self.folder, self.key)
+        if not values:
+            raise ValueError(
+                f'{self}: no log in {self.folder} has {self.key!r}, of which '
+                'the best epoch is wanted; remove the folder to train again')
         best = max(values, key=values.get)
         logged = {
             metric.key: logged_metric(

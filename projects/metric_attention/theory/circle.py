@@ -80,11 +80,6 @@ def decay(scale: float, eps: float, steps: int,
     return np.array(amplitude)
 
 
-def decay_rate(amplitude: np.ndarray) -> float:
-    """Of what decays like exp(-rate x step)."""
-    return -float(np.log(amplitude[-1])) / (len(amplitude) - 1)
-
-
 def arcs(clusters: int, gap: float, count: int) -> tuple[Tensor, np.ndarray]:
     """Points on equal arcs of a circle, with gaps between them.
 

@@ -18,6 +18,8 @@ one angle and the function on two, so that what both sides are at a finite
 time scale, with infinitely many points, has a closed form or is one integral.
 """
 
+import argparse
+
 import numpy as np
 import torch
 from scipy.special import ive
@@ -160,6 +162,9 @@ def root_mean_square(error: np.ndarray) -> float:
 
 def main() -> None:
     """Print both sides' errors: by sampling, by the time scale, and both."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.
+        RawDescriptionHelpFormatter).parse_args()
     at, seeds = receivers(32), range(3)
     print('Root mean squares at 32 points over 3 draws; that of the operator '
           f'itself is {root_mean_square(exact(at)):.3f}.\n')

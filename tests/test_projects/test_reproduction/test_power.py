@@ -66,7 +66,7 @@ def test_seeds_needed_are_the_fewest():
 @pytest.mark.parametrize('args, match', [
     ((0.0, 5, 0.5, 0.05), 'sd must be above 0, got 0.0'),
     ((0.4, 1, 0.5, 0.05), 'at least 2 seeds, got 1'),
-    ((0.4, 5, 0.5, 1.0), 'level must lie between 0 and 1, got 1.0')])
+    ((0.4, 5, 0.5, 1.0), 'level must lie between 0 and 0.5, got 1.0')])
 def test_bad_arguments(args, match):
     for power in (difference_power, equivalence_power):
         with pytest.raises(ValueError, match=match):
