@@ -1,12 +1,7 @@
 """Show what the quickstart's models do, through the hosts' inferencers."""
 
 import argparse
-import json
 from pathlib import Path
-
-from mmdet.apis import DetInferencer
-from mmengine.registry import init_default_scope
-from mmpretrain import ImageClassificationInferencer
 
 from mmstepnet.datasets import load_digit_split
 
@@ -17,6 +12,7 @@ DETECTOR = 'faster_rcnn_r18_stepnet_digits'
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('out', type=Path, help="the quickstart's folder")
+    parser.add_argument('what', choices=list(SHOWN))
     return parser.parse_args()
 
 
@@ -28,6 +24,7 @@ def config_and_checkpoint(work_dir: Path) -> tuple[str, str]:
 
 def classify(out: Path) -> Path:
     """Write pictures of ten digits with the classes they were given."""
+    from mmpretrain import ImageClassificationInferencer
     config, checkpoint = config_and_checkpoint(out / CLASSIFIER)
     images, labels, _ = load_digit_split('val')
     chosen = [images[labels == digit][0] for digit in range(10)]
@@ -41,25 +38,22 @@ def classify(out: Path) -> Path:
 
 def detect(out: Path) -> Path:
     """Write some validation pictures with the boxes found in them."""
+    from mmdet.apis import DetInferencer  # needs mmcv's ops
     config, checkpoint = config_and_checkpoint(out / DETECTOR)
     data_root = Path('data/digits_detection')
     images = sorted((data_root / 'val').iterdir())[:8]
-    # The other inferencer has left its host's scope behind.
-    init_default_scope('mmdet')
     inferencer = DetInferencer(config, checkpoint, device='cpu')
     inferencer([str(image) for image in images], batch_size=4,
                out_dir=str(out / 'detection'), no_save_pred=True)
     return out / 'detection' / 'vis'
 
 
+SHOWN = {'classify': classify, 'detect': detect}
+
+
 def main() -> None:
-    out = parse_args().out
-    pictures = classify(out), detect(out)
-    for metrics in sorted(out.glob('*/metrics.json')):
-        values = json.loads(metrics.read_text())
-        print(metrics.parent.name, ', '.join(
-            f'{name} {value:.3f}' for name, value in values.items()))
-    print('pictures:', *pictures)
+    args = parse_args()
+    print('pictures:', SHOWN[args.what](args.out))
 
 
 if __name__ == '__main__':

@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Makes the environment of one stack with this package in it: STACK=onedl (the
-# default, .venv), STACK=openmmlab (.venv-openmmlab) or STACK=core
-# (.venv-core). A second call finds everything there and returns at once.
-# PYTHON names the interpreter, VENV the folder.
+# setup_env.sh [PART]: make the environment of a stack with this package in
+# it, see stack.sh. A second call finds everything there and returns at once,
+# or goes on where one was interrupted. PART is
+#   basis  enough to classify: no compiled ops of mmcv, no tools of the tests
+#   wheel  mmcv's wheel alone, fetched or built; nothing is installed
+#   ops    the basis and mmcv with its ops, enough to detect
+# and without it, all that the tests need is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
+part=${1:-all}
 case $stack in
-    onedl) version=3.11 mmcv=onedl-mmcv ;;
-    openmmlab) version=3.10 mmcv=mmcv ;;
-    core) version=3.11 mmcv= ;;
+    onedl) mmcv=onedl-mmcv ;;
+    openmmlab) mmcv=mmcv ;;
+    core) mmcv= ;;
 esac
-stamp="$venv/mmstepnet.stamp"
 hosts=requirements/$stack.txt
 if [ "$stack" = core ]; then
     tests=(requirements/tests-core.txt)
@@ -21,89 +24,135 @@ else
 fi
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
-pinned() { grep "^$1[=<]" "$hosts"; }
-has_ops() { "$venv/bin/python" -c 'import mmcv.ops' 2>/dev/null; }
-find_python() {
-    local candidate
-    for candidate in "${PYTHON:-python$version}" \
-        "$(pyenv root 2>/dev/null)/versions/$version".*/bin/python; do
-        # pyenv's shims are there for versions that are switched off, too.
-        if "$candidate" -c "import sys; sys.exit(
-                '%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null
-        then
-            echo "$candidate"
-            return
-        fi
-    done
-    echo "no Python $version here: install it, or name it with PYTHON=..." >&2
-    return 1
-}
-
-wanted=$(cat "$hosts" "${tests[@]}" pyproject.toml setup.py "$0" | sha256sum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-    exit 0
-fi
-say "environment $venv"
-if ! [ -x "$venv/bin/python" ]; then
-    python=$(find_python)
-    "$python" -m venv "$venv"
-fi
-pip() { "$venv/bin/python" -m pip "$@" --quiet --disable-pip-version-check; }
-pip install "$(pinned torch)" "$(pinned torchvision)" \
-    "$(pinned setuptools)" wheel ninja psutil
-
-finish() {
-    say 'mmstepnet'
-    pip install --no-build-isolation --no-deps -e .
-    echo "$wanted" > "$stamp"
-    exit
-}
-if [ "$stack" = core ]; then
-    pip install "${tests[@]/#/--requirement=}"
-    finish
-fi
-
-say 'OpenMMLab packages'
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pinned() { grep "^$1[=<>]" "$hosts"; }
+wanted=$(cat "$hosts" "${tests[@]}" pyproject.toml setup.py \
+    tools/stack.sh "$0" | sha256sum)
+made() { [ "$(cat "$venv/$1.made" 2>/dev/null)" = "$wanted" ]; }
 # In one call, so that nothing replaces the pinned torch and setuptools.
-grep -v "^$mmcv=" "$hosts" > "$venv/hosts.txt"
-pip install -r "$venv/hosts.txt" "${tests[@]/#/--requirement=}"
+install() {
+    local files=("$venv/hosts.txt" "$@")
+    grep -v "^${mmcv:-none}=" "$hosts" > "$venv/hosts.txt"
+    pip install --quiet "${files[@]/#/--requirement=}"
+    if [ "$stack" = openmmlab ]; then
+        # openmim pins one that does not read pyproject.toml's metadata; newer
+        # ones than this no longer make the editable layout it looks for.
+        pip install --quiet --no-deps 'setuptools==63.4.3'
+    fi
+}
 
-if ! has_ops; then
-    say 'mmcv with its ops'
-    # mim knows where prebuilt wheels for some torch versions lie.
-    PATH="$venv/bin:$PATH" timeout 60 "$venv/bin/mim" install --quiet \
-        --no-deps --only-binary=:all: "$(pinned "$mmcv")" \
-        >/dev/null 2>&1 || true
-fi
-build_mmcv() {
-    MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} pip install \
-        --no-build-isolation --no-deps --force-reinstall "$@" \
-        "$(pinned "$mmcv")" &
-    local job=$! start=$SECONDS
+make_basis() {
+    say "environment $venv"
+    [ -x "$venv/bin/python" ] || "$(find_python)" -m venv "$venv"
+    pip install --quiet "$(pinned torch)" "$(pinned torchvision)" \
+        "$(pinned setuptools)" wheel ninja psutil
+    if [ "$stack" != core ]; then
+        say 'OpenMMLab packages'
+        install requirements/runtime.txt
+        # Where torch is hidden from its setup, mmcv comes without its ops.
+        pinned setuptools > "$venv/build.txt"
+        "$venv/bin/python" -c 'import mmcv' 2>/dev/null ||
+            PIP_CONSTRAINT=$(realpath "$venv/build.txt") pip install --quiet \
+                --no-deps --no-cache-dir "$(pinned "$mmcv")"
+    fi
+    say 'mmstepnet'
+    pip install --quiet --no-build-isolation --no-deps -e .
+    echo "$wanted" > "$venv/basis.made"
+}
+
+# pip's cache does not know which torch a wheel was built for.
+name_wheel() {
+    fits=$("$venv/bin/python" -c 'import sys, torch; print(
+        "torch-%s-cp%d%d" % (torch.__version__, *sys.version_info[:2]))')
+    wheels="$(pip cache dir 2>/dev/null || echo "$venv")/mmstepnet/$fits"
+    source="$venv/mmcv"
+}
+fetch_wheel() {
+    local link
+    # mim knows where wheels for some versions of torch lie.
+    link=$("$venv/bin/python" -W ignore -c '
+from mim.commands.install import DEFAULT_MMCV_BASE_URL, get_mmcv_full_find_link
+print(get_mmcv_full_find_link(DEFAULT_MMCV_BASE_URL))')
+    say "mmcv for $fits: looking for a wheel"
+    timeout 120 "$venv/bin/python" -m pip wheel --quiet --no-deps \
+        --retries 1 --only-binary=:all: --find-links "$link" \
+        --wheel-dir "$wheels" "$(pinned "$mmcv")" >/dev/null 2>&1
+}
+build_wheel() {
+    say "mmcv for $fits: building, about 15 minutes of one core"
+    if ! [ -d "$source" ]; then
+        rm -rf "$source.new"
+        pip download --quiet --no-deps --no-build-isolation \
+            --no-binary=:all: --dest "$source.new" "$(pinned "$mmcv")"
+        tar -xzf "$source.new"/*.tar.gz -C "$source.new" --strip-components 1
+        mv "$source.new" "$source"
+    fi
+    # In place, where ninja goes on after an interruption. Debug symbols would
+    # take two thirds of the time.
+    CFLAGS=-g0 MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} pip wheel \
+        --verbose --no-deps --no-build-isolation \
+        --wheel-dir "$source/dist" "$source" > "$venv/mmcv.log" 2>&1 &
+    local job=$! seconds=0
     while kill -0 $job 2>/dev/null; do
         sleep 1
-        if (((SECONDS - start) % 30 == 0)); then
-            echo "building mmcv from source: $(((SECONDS - start) / 60)) min" \
-                "$(((SECONDS - start) % 60)) s (about 8 min on 2 cores)"
+        if ((++seconds % 30 == 0)); then
+            echo "mmcv: file $(grep -aoE '[0-9]+/[0-9]+\]' "$venv/mmcv.log" |
+                tail -n 1 | tr -d ']')"
         fi
     done
-    wait $job
+    wait $job || { tail -n 30 "$venv/mmcv.log" >&2; exit 1; }
+    mkdir -p "$wheels"
+    mv "$source/dist"/*.whl "$wheels"
+    rm -r "$source"
 }
-if ! has_ops; then
-    echo 'no prebuilt wheel for this torch; taking the source'
-    build_mmcv
-fi
-# pip's cached wheel does not know which torch it was built for.
-has_ops || build_mmcv --no-cache-dir
-if ! has_ops; then
-    echo 'mmcv was built without its ops:' >&2
-    "$venv/bin/python" -c 'import mmcv.ops' >&2
-    exit 1
-fi
+has_wheel() { compgen -G "$wheels/*.whl" >/dev/null; }
+has_ops() {
+    [ "$(cat "$venv/ops.made" 2>/dev/null)" = "$fits" ] &&
+        "$venv/bin/python" -c 'import mmcv.ops' 2>/dev/null
+}
+install_ops() {
+    pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl
+    echo "$fits" > "$venv/ops.made"
+}
+make_ops() {
+    name_wheel
+    if ! has_ops; then
+        has_wheel || fetch_wheel || build_wheel
+        install_ops
+    fi
+    if ! has_ops; then
+        echo 'that wheel has no ops for this torch'
+        rm -r "$wheels"
+        build_wheel
+        install_ops
+    fi
+    if ! has_ops; then
+        echo 'mmcv was built without its ops:' >&2
+        "$venv/bin/python" -c 'import mmcv.ops' >&2
+        exit 1
+    fi
+}
 
-if [ "$stack" = openmmlab ]; then
-    # openmim pins one that does not read pyproject.toml's metadata; newer ones
-    # than this no longer make the editable layout that it looks for.
-    pip install --no-deps 'setuptools==63.4.3'
+if made all; then
+    exit
 fi
-finish
+case $part in
+    basis) made basis || make_basis ;;
+    wheel)
+        name_wheel
+        has_ops || has_wheel || fetch_wheel || build_wheel
+        ;;
+    ops | all)
+        made basis || make_basis
+        [ "$stack" = core ] || make_ops
+        ;;
+    *)
+        echo "PART must be basis, wheel or ops, got '$part'" >&2
+        exit 2
+        ;;
+esac
+if [ "$part" = all ]; then
+    say 'what the tests need'
+    install "${tests[@]}"
+    echo "$wanted" > "$venv/all.made"
+fi
