@@ -76,3 +76,33 @@ def test_steps_in_timm(run_example, capsys):
         'StepNet in layer1.0, layer1.1, layer2.1, layer3.1, layer4.1')
     accuracy, = re.fullmatch(r'epoch 1: accuracy (\S+) %', *epochs).groups()
     assert float(accuracy) > 50
+
+
+def test_notebook(tmp_path):
+    """It says of the networks what their card says."""
+    for library in ('mmpretrain', 'nbclient', 'ipykernel', 'safetensors'):
+        pytest.importorskip(library)
+    import nbformat
+    from nbclient import NotebookClient
+    for folder in ('configs', 'weights', 'mmstepnet'):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / 'examples').mkdir()
+    notebook = nbformat.read(
+        ROOT / 'examples' / 'stiffness_from_a_checkpoint.ipynb', 4)
+    NotebookClient(notebook, timeout=600, kernel_name='python3', resources={
+        'metadata': {'path': str(tmp_path / 'examples')}}).execute()
+    printed = ''.join(
+        output.text for cell in notebook.cells if cell.cell_type == 'code'
+        for output in cell.outputs if output.get('name') == 'stdout')
+    card = (ROOT / 'weights' / 'README.md').read_text('utf-8')
+    for name in ('plain', 'SE', 'StepNet'):
+        accuracy, tns = re.search(
+            rf'_{name.lower()}_digits\.py\) \| (\S+) \| (\S+) \|',
+            card).groups()
+        right, measured = re.search(
+            rf'^{name} +(\d+) of 360 right, TNS (\S+),', printed,
+            re.MULTILINE).groups()
+        # Another CPU may round an image to the other side.
+        assert abs(int(right) - 3.6 * float(accuracy)) < 1.01
+        assert float(measured) == pytest.approx(float(tns), abs=2e-3)
+    assert len(list((tmp_path / 'work_dirs' / 'notebook').glob('*.png'))) == 6
