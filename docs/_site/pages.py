@@ -14,7 +14,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ('CONTRIBUTING.md', 'CHANGELOG.md', 'configs/*/README.md',
-          'examples/README.md', 'projects/**/*.md', 'projects/**/*.png')
+          'examples/README.md', 'weights/README.md', 'projects/**/*.md',
+          'projects/**/*.png')
 LINK = re.compile(r'(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)')
 
 

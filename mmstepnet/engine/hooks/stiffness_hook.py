@@ -13,6 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
+from mmstepnet.engine.shown_figures import show_figures
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
     StiffnessMetric,
@@ -48,7 +49,8 @@ class StiffnessHook(Hook):
       and in every visualizer backend,
     - ``stiffness/nsi/BLOCK``, the mean over samples, in the backends,
     - ``WORK_DIR/stiffness/stiffness_*.npz`` (see
-      :meth:`~mmstepnet.stiffness.Trajectories.load`) and its figures.
+      :meth:`~mmstepnet.stiffness.Trajectories.load`) and its figures, which
+      TensorBoard, W&B and other backends show as images.
 
     TNS of a network with IEBN is measured with the gates inside f and does
     not compare with that of the other attentions.
@@ -222,8 +224,12 @@ class StiffnessHook(Hook):
         if self.figures:
             # Drawing libraries are slow to import.
             from mmstepnet.figures import save_stiffness_figures
-            save_stiffness_figures(
+            figures = save_stiffness_figures(
                 trajectories, path.parent, name, self.reading)
+            show_figures(runner, {
+                f'{PREFIX}/{split}_{file.stem.removeprefix(f"{name}_")}': file
+                for file in figures
+            }, settings.get(when, 0))
         runner.logger.info(
             f'Stiffness of {len(trajectories)} samples: {path}')
 
