@@ -1,0 +1,147 @@
+"""The quickstart's stages, with commands that take no time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from mmengine.config import Config
+
+from tests.documents import ROOT
+from tools import quickstart
+from tools.quickstart import Progress, Stage
+
+
+def shell(text):
+    return ['sh', '-c', text]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the stages with these commands instead of the environment's."""
+    monkeypatch.setattr(quickstart, 'OUT', tmp_path)
+    sleep = time.sleep
+    monkeypatch.setattr(time, 'sleep', lambda seconds: sleep(.01))
+
+    def run(first, then, setup='exit 0'):
+        bash = tmp_path / 'bin' / 'bash'
+        bash.parent.mkdir(exist_ok=True)
+        bash.write_text(f'#!/bin/sh\n{setup}\n')
+        bash.chmod(0o755)
+        monkeypatch.setattr(quickstart, 'plan', lambda: (first, then))
+        monkeypatch.setattr(sys, 'argv', ['quickstart', str(tmp_path)])
+        quickstart.main()
+
+    return run
+
+
+def test_plan_is_that_of_the_configs():
+    first, then = quickstart.plan()
+    trained = [stage for stage in (*first, *then) if stage.result]
+    assert len(trained) == 4
+    for stage in trained:
+        train, test = stage.commands
+        cfg = Config.fromfile(ROOT / train[2])
+        assert test[3].endswith(f'epoch_{cfg.train_cfg.max_epochs}.pth')
+    # What needs the ops comes after them.
+    assert all('faster_rcnn' not in str(stage) for stage in first)
+    assert then[0].commands == [['bash', 'tools/setup_env.sh', 'ops']]
+
+
+def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):
+    """The wheel is installed after it is made, and not while one trains."""
+    order = tmp_path / 'order'
+    result = tmp_path / 'metrics.json'
+    first = [Stage('training', 1, [
+        shell(f'echo train $OMP_NUM_THREADS $OMP_WAIT_POLICY >> {order}'),
+        shell(f"echo '{{\"accuracy\": 99.5}}' > {result}; touch {order}.go"),
+    ], result, result)]
+    then = [Stage('ops', 1, [shell(f'echo install >> {order}')])]
+    setup = (f'echo $2 >> {order}; [ $2 = basis ] && exit 0\n'
+             f'while ! [ -e {order}.go ]; do sleep 0.01; done\n'
+             f'echo wheel done >> {order}')
+    run(first, then, setup)
+    told = order.read_text().splitlines()
+    assert told[0] == 'basis'
+    assert sorted(told[1:3]) == ['train 1 PASSIVE', 'wheel']
+    assert told[3:] == ['wheel done', 'install']
+    out = capsys.readouterr().out
+    assert '[2/3] training: done in 0 s\n      accuracy 99.500' in out
+    assert f'look at {result}' in out
+
+    order.unlink()
+    run(first, then)
+    assert order.read_text() == 'install\n'
+    assert '[2/2] ops: done' in capsys.readouterr().out
+
+
+def test_failure_names_its_log(run, tmp_path):
+    stage = Stage('training', 1, [shell('echo no data; exit 3')])
+    log = tmp_path / 'logs' / '2_0.log'
+    with pytest.raises(SystemExit, match=rf'no data\nfailed: sh.*{log}'):
+        run([stage], [stage])
+    assert log.read_text() == 'no data\n'
+
+
+def test_children_end_with_it(tmp_path):
+    """Also those of a child, which a shell leaves behind."""
+    program = (
+        'import sys; from pathlib import Path; from tools import quickstart\n'
+        f'quickstart.OUT = Path({str(tmp_path)!r})\n'
+        'long = quickstart.Stage("long", 1, [["sh", "-c", "sleep 77 & echo $!'
+        f' > {tmp_path}/pid; wait"]])\n'
+        'quickstart.plan = lambda: ([long], [long])\n'
+        f'sys.argv[1:] = [{str(tmp_path)!r}]\n'
+        'quickstart.main()')
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin' / 'bash').symlink_to('/bin/true')
+    job = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT,
+                           stderr=subprocess.PIPE, text=True)
+    pid = tmp_path / 'pid'
+    while not (pid.exists() and pid.read_text().strip()):
+        assert job.poll() is None
+        time.sleep(.05)
+    job.send_signal(signal.SIGTERM)
+    _, err = job.communicate()
+    assert job.returncode == 1 and 'interrupted; the same command' in err
+    with pytest.raises(ProcessLookupError):
+        while True:  # until init has reaped it
+            os.kill(int(pid.read_text()), 0)
+            time.sleep(.05)
+
+
+def test_estimate(tmp_path, monkeypatch):
+    """By a training's own, the pace so far, and the wheel that is awaited."""
+    clock = SimpleNamespace(now=0.)
+    monkeypatch.setattr(time, 'monotonic', lambda: clock.now)
+    log, wheel_log = tmp_path / 'log', tmp_path / 'wheel'
+    stages = [Stage(name, 100, []) for name in 'abcd']
+    progress = Progress(stages)
+    progress.begin(stages[0])
+    assert progress.left(log) == 400
+    clock.now = 150
+    progress.end()
+    progress.begin(stages[1])
+    assert progress.left(log) == 450  # half as slow again
+    log.write_text('... Epoch(train)  [3][10/22]  lr: 0.1  eta: 0:01:20  ...')
+    assert progress.left(log) == 80 + 300
+    progress.beside = stages[3], 50, wheel_log
+    wheel_log.write_text('mmcv: file \nmmcv: file 10/78\n')
+    assert progress.left(log) == 100 * 68 / 10 + 150
+    wheel_log.write_text('mmcv: file 77/78\n')
+    assert progress.left(log) == 80 + 300
+
+
+def test_what_was_there_already_is_no_pace(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.)
+    monkeypatch.setattr(time, 'monotonic', lambda: clock.now)
+    stages = [Stage('environment', 100, []), Stage('training', 100, [])]
+    progress = Progress(stages)
+    progress.begin(stages[0])
+    clock.now = 1
+    progress.end()
+    progress.begin(stages[1])
+    assert progress.left(tmp_path / 'no.log') == 100
