@@ -24,7 +24,11 @@ else
 fi
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+# A build takes the environment's ninja.
+bin=$(realpath -m "$venv")/bin
+pip() {
+    PATH="$bin:$PATH" "$bin/python" -m pip --disable-pip-version-check "$@"
+}
 pinned() { grep "^$1[=<>]" "$hosts"; }
 wanted=$(cat "$hosts" "${tests[@]}" pyproject.toml setup.py \
     tools/stack.sh "$0" | sha256sum)
