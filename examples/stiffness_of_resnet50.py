@@ -57,6 +57,9 @@ def main() -> None:
     with TrajectoryRecorder(model) as recorder, torch.inference_mode():
         for start in range(0, len(pictures), args.batch_size):
             model(torch.stack(pictures[start:start + args.batch_size]))
+            print(f'\r{len(recorder)} of {len(pictures)} pictures', end='',
+                  flush=True)
+    print()
 
     trajectories = recorder.trajectories(
         model='ResNet-50', split=args.pictures.name)

@@ -29,7 +29,7 @@ CONFIGS = [
 ]
 MARKDOWN = [
     path for pattern in ('*.md', 'configs/**/*.md', 'docs/**/*.md',
-                         'examples/*.md', 'projects/**/*.md')
+                         'examples/*.md', 'weights/*.md', 'projects/**/*.md')
     for path in sorted(ROOT.glob(pattern))
 ]
 
@@ -102,6 +102,14 @@ def test_commands_exist(page):
             path = ROOT / module.replace('.', '/')
             assert path.with_suffix('.py').exists() or (
                 path / '__main__.py').exists(), line
+
+
+@pytest.mark.parametrize('stack', ['onedl', 'openmmlab', 'core'])
+def test_versions_are_the_pins(stack):
+    page = (ROOT / 'docs' / 'install_and_versions.md').read_text('utf-8')
+    pins = (ROOT / 'requirements' / f'{stack}.txt').read_text()
+    for name, version in re.findall(r'^([\w-]+)==(\S+)$', pins, re.MULTILINE):
+        assert version in page, name
 
 
 @pytest.mark.parametrize('page', MARKDOWN, ids=lambda path: str(
