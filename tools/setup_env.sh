@@ -10,6 +10,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
 part=${1:-all}
+if ! [[ $part =~ ^(basis|wheel|ops|all)$ ]]; then
+    echo "PART must be basis, wheel or ops, got '$part'" >&2
+    exit 2
+fi
 case $stack in
     onedl) mmcv=onedl-mmcv ;;
     openmmlab) mmcv=mmcv ;;
@@ -118,12 +122,8 @@ install_ops() {
     pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl
     echo "$fits" > "$venv/ops.made"
 }
-make_ops() {
-    name_wheel
-    if ! has_ops; then
-        has_wheel || fetch_wheel || build_wheel
-        install_ops
-    fi
+install_wheel() {
+    has_ops || install_ops
     if ! has_ops; then
         echo 'that wheel has no ops for this torch'
         rm -r "$wheels"
@@ -140,21 +140,16 @@ make_ops() {
 if made all; then
     exit
 fi
-case $part in
-    basis) made basis || make_basis ;;
-    wheel)
-        name_wheel
-        has_ops || has_wheel || fetch_wheel || build_wheel
-        ;;
-    ops | all)
-        made basis || make_basis
-        [ "$stack" = core ] || make_ops
-        ;;
-    *)
-        echo "PART must be basis, wheel or ops, got '$part'" >&2
-        exit 2
-        ;;
-esac
+if [ "$part" != wheel ]; then
+    made basis || make_basis
+fi
+if [ "$stack" != core ] && [ "$part" != basis ]; then
+    name_wheel
+    if ! has_ops; then
+        has_wheel || fetch_wheel || build_wheel
+    fi
+    [ "$part" = wheel ] || install_wheel
+fi
 if [ "$part" = all ]; then
     say 'what the tests need'
     install "${tests[@]}"

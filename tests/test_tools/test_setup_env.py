@@ -1,0 +1,108 @@
+"""The environment's scripts, with a Python that only writes down its calls."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tests.documents import ROOT
+
+FITS = 'torch-9.0-cp399'
+FAKE = f'''#!/bin/sh
+echo "$*" >> "$CALLS"
+for word in "$@"; do
+    [ "$last" = --dest ] && dest=$word
+    [ "$last" = --wheel-dir ] && wheels=$word
+    last=$word
+done
+case "$*" in
+    *"cache dir") echo "$FOLDER/cache" ;;
+    *torch.__version__*) echo {FITS} ;;
+    *find_link*) echo https://wheels.example ;;
+    *--only-binary*)
+        [ "$PREBUILT" ] && mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
+    *"pip --disable-pip-version-check download"*)
+        mkdir -p "$dest/mmcv-2" && touch "$dest/mmcv-2/setup.py"
+        tar -czf "$dest/mmcv-2.tar.gz" -C "$dest" mmcv-2 ;;
+    *--verbose*)
+        [ -f "$last/setup.py" ] && [ "$CFLAGS" = -g0 ] || exit 1
+        [ "$BROKEN" ] && exit 1
+        mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
+    *force-reinstall*) touch "$FOLDER/ops" ;;
+    *"import mmcv.ops"*) [ -e "$FOLDER/ops" ] ;;
+esac
+'''
+
+
+@pytest.fixture
+def setup_env(tmp_path):
+    """Calls setup_env.sh; returns the calls of Python, by what they did."""
+    python = tmp_path / 'venv' / 'bin' / 'python'
+    python.parent.mkdir(parents=True)
+    python.write_text(FAKE)
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    calls = tmp_path / 'calls'
+
+    def run(*arguments, code=0, **env):
+        calls.write_text('')
+        done = subprocess.run(
+            ['bash', ROOT / 'tools' / 'setup_env.sh', *arguments],
+            capture_output=True, text=True, env={
+                **os.environ, 'VENV': str(tmp_path / 'venv'),
+                'STACK': 'onedl', 'FOLDER': str(tmp_path),
+                'CALLS': str(calls), **env})
+        assert done.returncode == code, done.stdout + done.stderr
+        names = {'--only-binary': 'fetch', ' download': 'download',
+                 '--verbose': 'build', '--force-reinstall': 'install',
+                 '-e .': 'package', 'tests.txt': 'tests'}
+        return [name for line in calls.read_text().splitlines()
+                for mark, name in names.items() if mark in line], done.stderr
+
+    return run
+
+
+def wheels(tmp_path):
+    return list((tmp_path / 'cache' / 'mmstepnet' / FITS).glob('*'))
+
+
+def test_a_wheel_that_is_found_is_not_built(setup_env, tmp_path):
+    assert setup_env('basis')[0] == ['package']
+    assert setup_env('wheel', PREBUILT='1')[0] == ['fetch']
+    assert len(wheels(tmp_path)) == 1
+    assert setup_env('ops')[0] == ['install']
+    assert setup_env('ops')[0] == []
+    assert setup_env()[0] == ['tests']
+    assert setup_env()[0] == []
+    assert setup_env('wheel')[0] == []
+
+
+def test_else_it_is_built_and_kept(setup_env, tmp_path):
+    """A build that failed goes on in the same sources."""
+    done, err = setup_env('ops', code=1, BROKEN='1')
+    assert done == ['package', 'fetch', 'download', 'build']
+    assert wheels(tmp_path) == []
+    assert setup_env('ops')[0] == ['fetch', 'build', 'install']
+    assert len(wheels(tmp_path)) == 1
+    assert not (tmp_path / 'venv' / 'mmcv').exists()
+    # Another environment of this torch takes it.
+    (tmp_path / 'venv' / 'ops.made').unlink()
+    assert setup_env('ops')[0] == ['install']
+
+
+def test_unknown_part(setup_env):
+    assert "got 'everything'" in setup_env('everything', code=2)[1]
+
+
+@pytest.mark.parametrize('stack, python, code, text', [
+    ('onedl', sys.executable, 0, sys.executable),
+    ('openmmlab', '/bin/false', 1, '/bin/false is not Python 3.10'),
+    ('mine', '', 2, "core, got 'mine'")])
+def test_find_python(stack, python, code, text):
+    done = subprocess.run(
+        ['bash', '-c', '. tools/stack.sh; find_python'], cwd=ROOT,
+        capture_output=True, text=True,
+        env={**os.environ, 'STACK': stack, 'PYTHON': python})
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr
