@@ -23,7 +23,7 @@ hosts=requirements/$stack.txt
 if [ "$stack" = core ]; then
     tests=(requirements/tests-core.txt)
 else
-    tests=(requirements/runtime.txt requirements/tests.txt
+    tests=(requirements/runtime.txt requirements/{tests,docs}.txt
         projects/*/requirements.txt "requirements/tests-$stack.txt")
 fi
 

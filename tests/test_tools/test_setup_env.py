@@ -56,7 +56,7 @@ def setup_env(tmp_path):
         assert done.returncode == code, done.stdout + done.stderr
         names = {'--only-binary': 'fetch', ' download': 'download',
                  '--verbose': 'build', '--force-reinstall': 'install',
-                 '-e .': 'package', 'tests.txt': 'tests'}
+                 '-e .': 'package', 'docs.txt': 'tests'}
         return [name for line in calls.read_text().splitlines()
                 for mark, name in names.items() if mark in line], done.stderr
 
