@@ -61,7 +61,7 @@ make_basis() {
         pinned setuptools > "$venv/build.txt"
         "$venv/bin/python" -c 'import mmcv' 2>/dev/null ||
             PIP_CONSTRAINT=$(realpath "$venv/build.txt") pip install --quiet \
-                --no-deps --no-cache-dir "$(pinned "$mmcv")"
+                --use-pep517 --no-deps --no-cache-dir "$(pinned "$mmcv")"
     fi
     say 'mmstepnet'
     pip install --quiet --no-build-isolation --no-deps -e .
