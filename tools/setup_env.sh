@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Makes the environment of one stack with this package in it: STACK=onedl (the
-# default, .venv), STACK=openmmlab (.venv-openmmlab) or STACK=core
-# (.venv-core). A second call finds everything there and returns at once.
-# PYTHON names the interpreter, VENV the folder.
+# default, .venv), STACK=openmmlab (.venv-openmmlab), STACK=core (.venv-core) or
+# STACK=examples (.venv-examples). A second call finds everything there and
+# returns at once. PYTHON names the interpreter, VENV the folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
 case $stack in
     onedl) version=3.11 mmcv=onedl-mmcv ;;
     openmmlab) version=3.10 mmcv=mmcv ;;
-    core) version=3.11 mmcv= ;;
+    core | examples) version=3.11 mmcv= ;;
 esac
 stamp="$venv/mmstepnet.stamp"
 hosts=requirements/$stack.txt
-if [ "$stack" = core ]; then
+if [ -z "$mmcv" ]; then
+    hosts=requirements/core.txt
     tests=(requirements/tests-core.txt)
+    [ "$stack" = core ] || tests+=(requirements/examples.txt)
 else
     tests=(requirements/runtime.txt requirements/tests.txt
         projects/*/requirements.txt "requirements/tests-$stack.txt")
@@ -58,7 +60,7 @@ finish() {
     echo "$wanted" > "$stamp"
     exit
 }
-if [ "$stack" = core ]; then
+if [ -z "$mmcv" ]; then
     pip install "${tests[@]/#/--requirement=}"
     finish
 fi

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 
+from mmstepnet import insert_steps, remove_steps
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.test_stiffness.reference import (
@@ -58,6 +59,17 @@ def test_copies_are_the_model_alone(build):
         ema(IMAGES)
     assert wrapped.blocks == recorder.blocks and len(wrapped) == 3
     assert not torch.allclose(wrapped.nsi, second.nsi)
+
+
+def test_steps_come_and_go_outside_a_recording():
+    net = ready(small_torchvision())
+    with TrajectoryRecorder(net) as recorder, torch.no_grad():
+        with pytest.raises(ValueError, match='layer1.1 is being recorded'):
+            insert_steps(net)
+        assert remove_steps(net) == []
+        net(IMAGES)
+    assert len(recorder) == 3
+    assert insert_steps(net) == remove_steps(net) != []
 
 
 def outputs(net, x):
