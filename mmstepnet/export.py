@@ -1,5 +1,6 @@
 """ONNX files of models with residual steps, compared with PyTorch."""
 
+import copy
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -35,7 +36,7 @@ def export_onnx(model: nn.Module,
 
     Args:
         model (nn.Module): A model on the CPU with residual steps, called with
-            images alone. It is left as it was, in its mode too.
+            images alone. It is left as it was.
         path (str | Path): Where to.
         size (Sequence[int]): Height and width of images that it works on.
             Defaults to (224, 224).
@@ -72,11 +73,11 @@ def export_onnx(model: nn.Module,
     trials = [torch.rand(2, channels, *size),
               torch.rand(3, channels, *(side + more for side in size))]
     axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
-    training = model.training
-    model.train(False)  # eval() of some hosts returns nothing
+    reference = copy.deepcopy(model)
+    reference.train(False)  # eval() of some hosts returns nothing
     try:
         with torch.no_grad():
-            wanted = [list(_tensors(model(images))) for images in trials]
+            wanted = [list(_tensors(reference(images))) for images in trials]
             content = _export(folded, trials[0], len(wanted[0]), axes)
             difference = max(map(_difference, _run(content, trials), wanted))
     except Exception as error:
@@ -85,8 +86,6 @@ def export_onnx(model: nn.Module,
             f'{", ".join(filter(None, axes))}' + (
                 '; a model of one image size needs dynamic_size=False'
                 if dynamic_size else '')) from error
-    finally:
-        model.train(training)
     if not difference <= TOLERANCE:
         raise RuntimeError(
             f'{path} was not written: what onnxruntime computes differs from '

@@ -33,7 +33,9 @@ def stepped(key):
     return model.eval(), options
 
 
-@pytest.mark.parametrize('key', FAMILIES)
+@pytest.mark.parametrize('key', [
+    'torchvision', *(pytest.param(key, marks=pytest.mark.slow)
+                     for key in ('timm', 'tokens'))])
 def test_file_computes_what_the_model_does(key, tmp_path):
     """Of sizes that it was not written with, too."""
     import onnx

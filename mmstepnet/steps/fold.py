@@ -150,7 +150,8 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
     calls = [node for node in graph.nodes if node.op == 'call_module']
     called = Counter(node.target for node in calls)
     once = {names[0]: child for child, names in tracer.names.items()
-            if len(names) == 1 and called[names[0]] <= 1}
+            if len(names) == 1 and called[names[0]] <= 1
+            and not (child._forward_hooks or child._forward_pre_hooks)}
     pairs = []
     for norm in calls:
         before = norm.args[0] if len(norm.args) == 1 else None

@@ -47,10 +47,19 @@ FOLDED = {
 LEFT = {'mmdet ResNet-50, DCN': 4}
 """Norms that stay, behind other convolutions."""
 
+QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
+         'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
+         'mmpretrain mmdet ResNet-50, DCN',
+         'mmpretrain mmpretrain SEResNet-50',
+         'mmpretrain mmpretrain ResNet-50, checkpointed')
+"""What every run of the tests tries; the others are slow."""
 
-def pairs(networks):
-    return [(library, name) for library, names in networks.items()
-            for name in names]
+
+def cases(networks):
+    return pytest.mark.parametrize('library, name', [
+        pytest.param(library, name, marks=(
+            () if f'{library} {name}' in QUICK else pytest.mark.slow))
+        for library, names in networks.items() for name in names])
 
 
 def stepped(library, name):
@@ -69,7 +78,7 @@ def stepped(library, name):
     return model, family.inputs()
 
 
-every = pytest.mark.parametrize('library, name', pairs(NETWORKS))
+every = cases(NETWORKS)
 
 
 def norms(model):
@@ -77,7 +86,7 @@ def norms(model):
                for c in (type(m), *type(m).__bases__))
 
 
-@pytest.mark.parametrize('library, name', pairs(FOLDED))
+@cases(FOLDED)
 def test_fold(library, name):
     model, inputs = stepped(library, name)
     model.double()
@@ -177,16 +186,9 @@ def test_compiled_as_a_whole(library, name):
     torch._dynamo.reset()
 
 
-CHECKPOINTED = {
-    'timm': (('ResNet, basic', ), ('ConvNeXt', ), ('ViT', )),
-    'mmpretrain': (('mmpretrain ResNet-50, checkpointed', ), ),
-}
-
-
 @pytest.mark.parametrize('observed', [False, True])
-@pytest.mark.parametrize('library, name', [
-    (library, name) for library, names in CHECKPOINTED.items()
-    for name, in names])
+@cases({'timm': ('ResNet, basic', 'ConvNeXt', 'ViT'),
+        'mmpretrain': ('mmpretrain ResNet-50, checkpointed', )})
 def test_checkpointing_as_the_host_does(library, name, observed):
     """Also where somebody records the forward pass alone."""
     model, inputs = stepped(library, name)
