@@ -2,12 +2,10 @@
 
 import argparse
 
-import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from digits import load_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,20 +25,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0)
     return parser.parse_args()
-
-
-def load_split() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 images to train with and 360 to test with, (3, 32, 32)."""
-    digits = load_digits()
-    images = torch.from_numpy(digits.images / 16).float()[:, None]
-    images = F.interpolate(images, size=32, mode='bilinear')
-    labels = torch.from_numpy(digits.target)
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=360, random_state=0,
-        stratify=digits.target)
-    images = (images.expand(-1, 3, -1, -1) - 0.5) / 0.5
-    return (TensorDataset(images[train], labels[train]),
-            TensorDataset(images[test], labels[test]))
 
 
 @torch.inference_mode()

@@ -3,6 +3,8 @@
 Versions compare as ``torch.__version__ >= (2, 6)``.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -34,3 +36,17 @@ def is_transformed() -> bool:
     return not is_compiling() and (
         torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active())
+
+
+def onnx_arguments(axes: Sequence[str | None]) -> dict:
+    """How ``torch.onnx.export`` is told which axes of its input are free.
+
+    Args:
+        axes (Sequence): For each axis its name, None where it is fixed.
+    """
+    free = {i: name for i, name in enumerate(axes) if name is not None}
+    if torch.__version__ < (2, 6):  # by tracing
+        return dict(opset_version=17, dynamic_axes=dict(images=free))
+    return dict(
+        dynamo=True, external_data=False, verbose=False,
+        dynamic_shapes=(free, ))

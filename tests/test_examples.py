@@ -1,5 +1,6 @@
 """The examples run, and what they write is right."""
 
+import csv
 import re
 import runpy
 import sys
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmstepnet import TrajectoryRecorder, insert_steps
 from mmstepnet.stiffness import Trajectories
 from tests.documents import ROOT
 from tests.utils import perturb
@@ -19,6 +21,7 @@ torchvision = pytest.importorskip('torchvision')
 def run_example(monkeypatch):
 
     def run(name, *arguments):
+        monkeypatch.syspath_prepend(ROOT / 'examples')
         monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments)])
         runpy.run_path(str(ROOT / 'examples' / name), run_name='__main__')
 
@@ -106,3 +109,56 @@ def test_notebook(tmp_path):
         assert abs(int(right) - 3.6 * float(accuracy)) < 1.01
         assert float(measured) == pytest.approx(float(tns), abs=2e-3)
     assert len(list((tmp_path / 'work_dirs' / 'notebook').glob('*.png'))) == 6
+
+
+def test_tns_in_lightning(run_example, tmp_path, capsys):
+    """What the callback logs is what the recorder measures."""
+    for library in ('lightning', 'sklearn'):
+        pytest.importorskip(library, reason=f'needs {library}')
+    run_example('tns_in_lightning.py', '--epochs', 1, '--out', tmp_path)
+    printed = capsys.readouterr().out
+    assert ('StepNet in layer1.0, layer1.1, layer1.2, layer2.1, layer2.2\n'
+            in printed)
+    accuracy, tns = map(float, re.search(
+        r'epoch 1: accuracy (\S+) %, TNS (\S+)', printed).groups())
+    assert accuracy > 30 and tns > 0
+    with open(next(tmp_path.rglob('metrics.csv'))) as file:
+        rows = list(csv.DictReader(file))
+    logged, = (row for row in rows if row['tns'])
+    assert float(logged['tns']) == pytest.approx(tns, abs=1e-4)
+    assert float(logged['nsi']) > 0
+    saved, = tmp_path.rglob('*.ckpt')
+
+    weights = torch.load(saved, weights_only=False)['state_dict']
+    resnet = torchvision.models.resnet
+    model = resnet.ResNet(resnet.BasicBlock, [3, 3, 1, 1], num_classes=10)
+    insert_steps(model, init_step=None)
+    model.load_state_dict(
+        {k.removeprefix('network.'): v for k, v in weights.items()})
+    from digits import load_split  # of the examples
+    model.eval()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(load_split()[1].tensors[0])
+    assert recorder.trajectories().tns() == pytest.approx(tns, abs=1e-4)
+
+
+def test_steps_in_hf_trainer(run_example, tmp_path, capsys):
+    for library in ('transformers', 'accelerate', 'sklearn'):
+        pytest.importorskip(library, reason=f'needs {library}')
+    run_example('steps_in_hf_trainer.py', '--epochs', 1, '--out', tmp_path)
+    printed = capsys.readouterr().out
+    accuracy, again = re.findall(r'accuracy (\S+) %', printed)
+    assert accuracy == again and float(accuracy) > 30
+
+
+def test_steps_in_torchvision_detector(run_example, capsys):
+    """The loss goes down; the digits take more epochs than a test has."""
+    pytest.importorskip('sklearn')
+    run_example('steps_in_torchvision_detector.py', '--pictures', 24,
+                '--epochs', 2)
+    first, *epochs = capsys.readouterr().out.splitlines()
+    assert first == 'StepNet in ' + ', '.join(
+        f'backbone.body.{block}' for block in (
+            'layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1'))
+    losses = [float(re.search(r'loss (\S+),', line)[1]) for line in epochs]
+    assert len(losses) == 2 and losses[1] < losses[0]

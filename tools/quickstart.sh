@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
-if [ "$stack" = core ]; then
+if [[ $stack =~ ^(core|examples)$ ]]; then
     echo 'the quickstart needs OpenMMLab: STACK=onedl or STACK=openmmlab' >&2
     exit 2
 fi

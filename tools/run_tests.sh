@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environment if need be and runs the checks and tests in it, on the
 # stack that STACK names (see setup_env.sh). Arguments go to pytest; without
-# any, STACK=core runs the library's own tests.
+# any, STACK=core runs the library's own tests, and STACK=examples those of the
+# examples and of transformers' networks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
@@ -13,5 +14,8 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 if [ "$stack" = core ] && [ $# -eq 0 ]; then
     set -- tests/test_{attentions,steps,stiffness,propagation} \
         tests/test_imports.py
+elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
+    set -- tests/test_examples.py tests/test_steps/test_insert_families.py \
+        tests/test_steps/test_modes.py
 fi
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"

@@ -17,11 +17,13 @@ fi
 case $stack in
     onedl) mmcv=onedl-mmcv ;;
     openmmlab) mmcv=mmcv ;;
-    core) mmcv= ;;
+    core | examples) mmcv= ;;
 esac
 hosts=requirements/$stack.txt
-if [ "$stack" = core ]; then
+if [ -z "$mmcv" ]; then
+    hosts=requirements/core.txt
     tests=(requirements/tests-core.txt)
+    [ "$stack" = core ] || tests+=(requirements/examples.txt)
 else
     tests=(requirements/runtime.txt requirements/{tests,docs}.txt
         projects/*/requirements.txt "requirements/tests-$stack.txt")
@@ -54,7 +56,7 @@ make_basis() {
     [ -x "$venv/bin/python" ] || "$(find_python)" -m venv "$venv"
     pip install --quiet "$(pinned torch)" "$(pinned torchvision)" \
         "$(pinned setuptools)" wheel ninja psutil
-    if [ "$stack" != core ]; then
+    if [ -n "$mmcv" ]; then
         say 'OpenMMLab packages'
         install requirements/runtime.txt
         # Where torch is hidden from its setup, mmcv comes without its ops.
@@ -143,7 +145,7 @@ fi
 if [ "$part" != wheel ]; then
     made basis || make_basis
 fi
-if [ "$stack" != core ] && [ "$part" != basis ]; then
+if [ -n "$mmcv" ] && [ "$part" != basis ]; then
     name_wheel
     if ! has_ops; then
         has_wheel || fetch_wheel || build_wheel

@@ -1,14 +1,16 @@
 # Sourced by the scripts beside it: `stack`, its environment `venv` and the
 # Pythons that it is made for, the first choice first. STACK=onedl (the
-# default), STACK=openmmlab, or STACK=core: the library alone, without
-# OpenMMLab; VENV names another folder, PYTHON an interpreter.
+# default), STACK=openmmlab, STACK=core: the library alone, without OpenMMLab,
+# or STACK=examples: that and what the examples need. VENV names another
+# folder, PYTHON an interpreter.
 stack=${STACK:-onedl}
 case $stack in
     onedl) venv=${VENV:-.venv} pythons='3.11 3.12 3.10 3.13' ;;
     openmmlab) venv=${VENV:-.venv-openmmlab} pythons='3.10' ;;
     core) venv=${VENV:-.venv-core} pythons='3.11' ;;
+    examples) venv=${VENV:-.venv-examples} pythons='3.11' ;;
     *)
-        echo "STACK must be onedl, openmmlab or core, got '$stack'" >&2
+        echo "STACK must be onedl, openmmlab, core or examples, got '$stack'" >&2
         exit 2
         ;;
 esac

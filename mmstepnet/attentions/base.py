@@ -35,6 +35,10 @@ class Attention(nn.Module):
     needs_map_size = False
     """Whether the constructor takes ``map_size``, the side of the maps."""
 
+    needs_positions = False
+    """Whether it looks at where a value stands in the map, which a set of
+    tokens does not have."""
+
     initial_logits = (0.0, )
     """What the sigmoids whose product the gate is see at the start, where
     ``init_step`` is set."""
@@ -77,10 +81,13 @@ class MapAttention(Attention):
 
     Subclasses implement ``forward(x, f) -> step`` with the state x_t and the
     residual f(x_t), both (N, C, H, W), and a step that broadcasts to f, in
-    its dtype.
+    its dtype. One that may stand over tokens, whose order means nothing,
+    sets :attr:`needs_positions` to False.
 
     Arguments are those of :class:`Attention`.
     """
+
+    needs_positions = True
 
 
 def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:

@@ -153,6 +153,8 @@ class OursMeanStd(Adaptor, MapAttention):
         init_step (float, optional): See :class:`Adaptor`. Defaults to None.
     """
 
+    needs_positions = False
+
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
         self.style_weight = nn.Parameter(torch.empty(channels, 4))

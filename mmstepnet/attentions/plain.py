@@ -25,6 +25,8 @@ class Plain(MapAttention):
         ValueError: ``init_step`` is neither None nor 1.
     """
 
+    needs_positions = False
+
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
         if init_step not in (None, 1):

@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 
 import torch
 from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.dist import barrier
+from mmengine.dist import all_gather_object
 from mmengine.fileio import LocalBackend, get_file_backend, register_backend
 from mmengine.runner import CheckpointLoader, Runner
 from mmengine.runner.checkpoint import (
@@ -130,10 +130,20 @@ def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
     folder = osp.join(torch.hub.get_dir(), 'checkpoints')
     path = osp.join(folder, osp.basename(urlparse(filename).path))
     # One process of a node fetches, all read.
+    error, said = None, None
     if int(os.environ.get('LOCAL_RANK', 0)) == 0 and not osp.isfile(path):
-        os.makedirs(folder, exist_ok=True)
-        torch.hub.download_url_to_file(filename, path)
-    barrier()
+        try:
+            os.makedirs(folder, exist_ok=True)
+            torch.hub.download_url_to_file(filename, path)
+        except Exception as found:
+            error, said = found, f'{type(found).__name__}: {found}'
+    # The others wait here, and would for ever for one that is gone.
+    for rank, text in enumerate(all_gather_object(said)):
+        if text is not None:
+            raise RuntimeError(
+                f'rank {rank} could not fetch {filename!r} to {path!r} '
+                f'({text}); fetch the file by hand and put it there, or name '
+                f'it by its path') from error
     return load_file(path, map_location)
 
 

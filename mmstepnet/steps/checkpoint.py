@@ -20,7 +20,8 @@ def checkpoint(module: nn.Module, function: Callable, *args,
     differences. The second run takes the paths that the first one took,
     whatever switch, hook or observer came or went in between. And it leaves
     running statistics alone, so that those of a checkpointed block are
-    updated once, as without checkpointing.
+    updated once, as without checkpointing. Both hold for a checkpoint inside
+    another, too, which runs a third time.
 
     Args:
         module (nn.Module): What owns the norms that ``function`` runs.
@@ -30,14 +31,16 @@ def checkpoint(module: nn.Module, function: Callable, *args,
     """
     if is_compiling():  # a compiler plans the second run itself
         return cp.checkpoint(function, *args, use_reentrant=False, **kwargs)
-    decisions = []
+    outer = getattr(_thread, 'run', None)
+    decisions = decide(list)  # one of the outer run's, which repeats it
+    again = outer is not None and outer.again
     return cp.checkpoint(
         function, *args, use_reentrant=False, context_fn=lambda: (
-            _Run(module, decisions, False), _Run(module, decisions, True)),
+            _Run(module, decisions, again), _Run(module, decisions, True)),
         **kwargs)
 
 
-def decide(question: Callable[[], bool]) -> bool:
+def decide(question: Callable) -> Any:
     """Answer a question; in a checkpoint's second run as in its first."""
     run = getattr(_thread, 'run', None)
     return question() if run is None else run.decide(question)
@@ -46,8 +49,7 @@ def decide(question: Callable[[], bool]) -> bool:
 class _Run:
     """Context of a checkpointed function's first run, or of its second."""
 
-    def __init__(self, module: nn.Module, decisions: list[bool],
-                 again: bool):
+    def __init__(self, module: nn.Module, decisions: list, again: bool):
         self.module = module
         self.decisions = decisions
         self.again = again
@@ -70,7 +72,7 @@ class _Run:
         for norm, buffers in self.buffers:
             norm._buffers = buffers
 
-    def decide(self, question: Callable[[], bool]) -> bool:
+    def decide(self, question: Callable) -> Any:
         if not self.again:
             self.decisions.append(question())
         self.place += 1

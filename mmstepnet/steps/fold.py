@@ -1,19 +1,21 @@
 """Folding for inference: norms into convolutions, adaptors into a line."""
 
 import copy
+from collections import Counter
 
 import torch
 import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mmstepnet.attentions import ChannelGate, StepNet
 
+from .known_blocks import qualified_name
 from .residual import ResidualStep
 
-# Exactly these: a subclass may do more, as IEBN and weight standardisation.
-CONVS = (nn.Conv2d, )
-NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
+FROZEN_NORM = 'torchvision.ops.misc.FrozenBatchNorm2d'
+TIMM_NORM = 'timm.layers.norm_act.BatchNormAct2d'
+"""A BN with drop and activation behind it."""
 
 PAIR_WEIGHTS = {  # of (GAP(x), GAP(f)), from the weights of StepNet's inputs
     'both': lambda w: (w[:, 0] + w[:, 1], w[:, 1]),
@@ -66,23 +68,50 @@ class FoldedStepNet(ChannelGate):
         return torch.sigmoid(total) * self.scale
 
 
+class _Tracer(fx.Tracer):
+    """Follows what one module does with its children, who are not entered."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        # With all its names: one alone could not be exchanged.
+        self.names = {}
+        for name, child in module.named_modules(remove_duplicate=False):
+            self.names.setdefault(child, []).append(name)
+
+    def path_of_module(self, module: nn.Module) -> str:
+        return self.names[module][0]
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        # A step calls the norm that its block hands to it.
+        return (module is not self.module
+                and not isinstance(module, ResidualStep))
+
+    def create_arg(self, value: object) -> object:
+        if isinstance(value, (Tensor, nn.Module)):
+            return self.create_node('get_attr', 'constant', (), {})
+        return super().create_arg(value)
+
+    def to_bool(self, value: fx.Proxy) -> bool:
+        # Blocks that may checkpoint themselves ask for it.
+        if value.node.args[1:] == ('requires_grad', ):
+            return False
+        return super().to_bool(value)
+
+
 def fold(model: nn.Module) -> nn.Module:
     """Fold a model for inference; the outputs stay the same.
 
-    Each convolution takes in the BN behind it, and each StepNet adaptor
+    Each convolution takes in the BN right behind it, and each StepNet adaptor
     becomes :class:`FoldedStepNet`. The result runs and exports as any module;
     it cannot be trained on. What cannot be folded exactly (IEBN, GroupNorm,
-    other attentions, a BN without running statistics) stays as it is.
-
-    Which BN stands right behind which convolution is known of an
-    ``nn.Sequential``, of MMCV's ``ConvModule``, and of a module that says it:
-    its ``conv_norm_pairs()`` returns their names in pairs, as the blocks and
-    the backbones of this package do.
+    other attentions, a BN without running statistics) stays as it is, and so
+    do the norms of a module whose ``forward`` torch.fx cannot trace.
 
     Args:
-        model (nn.Module): A model with residual steps, such as a backbone of
-            this package or a classifier or detector that has one. It is left
-            as it was.
+        model (nn.Module): A model with residual steps, of this package or put
+            in by :func:`~mmstepnet.steps.insert_steps`, or one that has such a
+            model in it. It is left as it was.
 
     Returns:
         nn.Module: A folded copy, in eval mode.
@@ -92,34 +121,65 @@ def fold(model: nn.Module) -> nn.Module:
     """
     if not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise TypeError(
-            'fold expects a model with residual steps, such as StepResNet, '
-            f'got {type(model).__name__}; for other models see '
-            'torch.nn.utils.fuse_conv_bn_eval')
-    model = copy.deepcopy(model).eval()
+            'fold expects a model with residual steps, such as StepResNet or '
+            f'what insert_steps made, got {type(model).__name__}; for other '
+            f'models see torch.nn.utils.fuse_conv_bn_eval')
+    model = copy.deepcopy(model)
+    model.train(False)  # eval() of some hosts returns nothing
     for module in list(model.modules()):
-        for conv, norm in _pairs(module):
-            _fold_norm(module, conv, norm)
+        if any(_is_norm(child) for child in module.modules()):
+            for conv, norm in _pairs(module):
+                _fold_norm(module, conv, norm)
         attention = getattr(module, 'attention', None)
         if isinstance(attention, StepNet):
             module.attention = FoldedStepNet(attention)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def _pairs(module: nn.Module) -> list[tuple[str, str]]:
-    """Names of the convolutions and of the norms right behind them."""
-    if hasattr(module, 'conv_norm_pairs'):
-        return module.conv_norm_pairs()
-    if getattr(module, 'order', ())[:2] == ('conv', 'norm'):  # ConvModule
-        return [('conv', module.norm_name)] if module.with_norm else []
-    if isinstance(module, nn.Sequential):
-        names = list(module._modules)
-        return list(zip(names, names[1:]))
-    return []
+    """Names of convolutions and of the norms that alone see what they give.
+
+    Of the module's children, and of theirs where it calls these itself.
+    """
+    tracer = _Tracer(module)
+    try:
+        graph = tracer.trace(lambda x: module(x))
+    except Exception:  # of a forward that asks what a trace does not know
+        return []
+    calls = [node for node in graph.nodes if node.op == 'call_module']
+    called = Counter(node.target for node in calls)
+    once = {names[0]: child for child, names in tracer.names.items()
+            if len(names) == 1 and called[names[0]] <= 1
+            and not (child._forward_hooks or child._forward_pre_hooks)}
+    pairs = []
+    for norm in calls:
+        before = norm.args[0] if len(norm.args) == 1 else None
+        if (not _is_norm(once.get(norm.target)) or norm.kwargs
+                or before not in calls or len(before.users) > 1):
+            continue
+        name = before.target
+        while type(once.get(name)) is nn.Sequential and len(once[name]):
+            name = f'{name}.{list(once[name]._modules)[-1]}'
+        if (type(once.get(name)) is nn.Conv2d
+                and (name == before.target or not called[name])):
+            pairs.append((name, norm.target))
+    return pairs
 
 
-def _fold_norm(owner: nn.Module, conv_name: str, norm_name: str) -> None:
-    conv, norm = getattr(owner, conv_name), getattr(owner, norm_name)
-    if (type(conv) in CONVS and type(norm) in NORMS
-            and norm.running_mean is not None):
-        setattr(owner, conv_name, fuse_conv_bn_eval(conv, norm))
-        setattr(owner, norm_name, nn.Identity())
+def _is_norm(module: nn.Module | None) -> bool:
+    """Whether it is a BN that is nothing else, but for timm's activation."""
+    return (type(module) in (nn.BatchNorm2d, nn.SyncBatchNorm)
+            or qualified_name(type(module)) in (FROZEN_NORM, TIMM_NORM)
+            ) and module.running_mean is not None
+
+
+def _fold_norm(module: nn.Module, conv_name: str, norm_name: str) -> None:
+    conv, norm = map(module.get_submodule, (conv_name, norm_name))
+    rest = nn.Identity()
+    if qualified_name(type(norm)) == TIMM_NORM:
+        rest = nn.Sequential(norm.drop, norm.act)
+    for name, child in ((conv_name, fuse_conv_bn_eval(conv, norm)),
+                        (norm_name, rest)):
+        owner, _, name = name.rpartition('.')
+        setattr(module.get_submodule(owner), name, child)

@@ -11,9 +11,6 @@ from .known_blocks import KNOWN_BLOCKS, StepDescription, describe
 from .residual import ResidualStep
 from .step_block import StepBlock, put_steps, take_steps
 
-READ_MAPS = ('CBAM', 'FCA', 'OursDepthwiseConv', 'SGE')
-"""Attentions that look at positions, which a set of tokens has not."""
-
 
 def insert_steps(model: nn.Module,
                  attention: str | type = 'StepNet',
@@ -107,7 +104,7 @@ def remove_steps(model: nn.Module) -> list[str]:
         list[str]: Names of the blocks that had steps.
     """
     blocks = {name: block for name, block in model.named_modules()
-              if isinstance(block, StepBlock)}
+              if isinstance(block, StepBlock) and block.lasting}
     for block in blocks.values():
         take_steps(block)
     return list(blocks)
@@ -171,6 +168,9 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
         matched = [p for p in patterns or () if _matches(name, p)]
         if not name.startswith(scope) or not (matched or patterns is None):
             continue
+        if isinstance(module, StepBlock) and not module.lasting:
+            raise ValueError(f'{name} is being recorded; stop the recorder '
+                             f'before you call insert_steps')
         if any(isinstance(m, ResidualStep) for m in module.children()):
             stepped.append(name)
         elif describe(type(module)) is not None:
@@ -215,12 +215,12 @@ def _build(cfg: dict, name: str, block: nn.Module,
                              f'got {cfg["map_size"]!r}')
         cfg['map_size'] = sizes[0]
     attention = build_attention(cfg, description.channels(block))
-    kind = type(attention).__name__
-    if kind in READ_MAPS and not description.has_map:
+    if attention.needs_positions and not description.has_map:
         raise ValueError(
-            f'{kind} looks at positions and cannot stand in {name}, a '
-            f'{type(block).__name__}, whose state is a set of tokens; take '
-            f'an attention over channels, such as StepNet, SE or ECA')
+            f'{type(attention).__name__} looks at positions and cannot stand '
+            f'in {name}, a {type(block).__name__}, whose state is a set of '
+            f'tokens; take an attention over channels, such as StepNet, SE or '
+            f'ECA')
     reference = next(p for p in block.parameters() if p.is_floating_point())
     return attention.to(reference.device, reference.dtype).train(
         block.training)

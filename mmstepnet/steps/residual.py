@@ -62,7 +62,8 @@ class ResidualStep(nn.Module):
     def forward(self,
                 identity: Tensor,
                 branch: Tensor,
-                norm: nn.Module | None = None) -> Tensor:
+                norm: nn.Module | None = None,
+                behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Take the step.
 
         Args:
@@ -71,6 +72,9 @@ class ResidualStep(nn.Module):
                 (N, C, H, W).
             norm (nn.Module, optional): The block's last norm, with
                 f = norm(branch). None in pre-activation, where f = branch.
+            behind (Callable, optional): Activation that the block keeps
+                under a key of its own, as a post-norm Transformer its norm;
+                applied behind :attr:`activation`. Defaults to None.
 
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
@@ -78,9 +82,10 @@ class ResidualStep(nn.Module):
         if not is_compiling() and decide(
                 lambda: not self._observers and serves(
                     identity, branch, norm, self)):
-            return fused_residual_step(
+            out = fused_residual_step(
                 identity, branch, norm, self.attention,
                 relu=isinstance(self.activation, nn.ReLU))
+            return out if behind is None else behind(out)
         f = branch if norm is None else norm(branch)
         if self.attention is None or isinstance(self.attention, Plain):
             step, residual = None, f
@@ -96,14 +101,17 @@ class ResidualStep(nn.Module):
         else:
             total = identity + residual
         if not self._observers:
-            return self.activation(total)
+            out = self.activation(total)
+            return out if behind is None else behind(out)
         # The hosts' ReLU works in place and would overwrite the sum.
-        if getattr(self.activation, 'inplace', False):
+        if behind is not None or getattr(self.activation, 'inplace', False):
             wanted = any(w for _, w in self._observers.values())
             x_next = total.clone() if wanted else None
         else:
             x_next = total
         out = self.activation(total)
+        if behind is not None:
+            out = behind(out)
         for observer, _ in tuple(self._observers.values()):
             observer(self, identity, f, step, x_next, out)
         return out

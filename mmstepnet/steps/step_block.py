@@ -1,6 +1,6 @@
 """A block of another library, turned into one that takes ResidualSteps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch.nn as nn
@@ -28,6 +28,10 @@ class StepBlock(nn.Module):
     host: type
     """Class of the block without steps."""
     known: KnownBlock
+    kind: type
+    """Class of ours that it is made with."""
+    lasting = True
+    """Whether copies keep the steps."""
 
     def forward(self, *args, **kwargs) -> Tensor:
         """Take the block's steps. Arguments are those of the host's."""
@@ -46,24 +50,25 @@ class StepBlock(nn.Module):
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Name the host's class: ours is made anew in each process."""
         _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new_block, (self.host, ), *state
+        return _new_block, (self.host, self.kind), *state
 
 
-def _new_block(host: type) -> StepBlock:
-    cls = step_class(host)
+def _new_block(host: type, kind: type = StepBlock) -> StepBlock:
+    cls = step_class(host, kind)
     return cls.__new__(cls)
 
 
 @cache
-def step_class(host: type) -> type:
-    """Class of a host's block that takes steps."""
+def step_class(host: type, kind: type) -> type:
+    """Class of a host's block that takes steps, of one kind of them."""
     known = describe(host)
     if known is None:
         raise RuntimeError(
             f'{qualified_name(host)} has no description in this process; '
             f'call mmstepnet.steps.register_block beside the class')
-    return type(host)('Step' + host.__name__, (StepBlock, host),
-                      dict(host=host, known=known, __module__=__name__))
+    return type(host)('Step' + host.__name__, (kind, host),
+                      dict(host=host, known=known, kind=kind,
+                           __module__=__name__))
 
 
 def _take_step(block: nn.Module, description: StepDescription, first: bool,
@@ -75,37 +80,46 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
     identity = x
     if description.projects(block):
         identity = find_part(block, description.identity)(x)
-    norm = find_part(block, description.norm)
     step = getattr(block, description.name)
-    if description.layout == 'NCHW':
-        out = step(identity, branch, norm)
-    elif description.layout == 'NHWC':
-        out = step(
-            identity.permute(0, 3, 1, 2), branch.permute(0, 3, 1, 2),
-            norm).permute(0, 2, 3, 1)
-    else:
-        shape = (x.shape[1], 1)
-        if description.map_shape is not None:
-            shape = tuple(description.map_shape(*args, **kwargs))
-        out = step(
-            identity.transpose(1, 2).unflatten(2, shape),
-            branch.transpose(1, 2).unflatten(2, shape),
-            norm).flatten(2).transpose(1, 2)
     activation = find_part(block, description.activation)
-    if activation is not None and activation is not step.activation:
-        out = activation(out)
-    return out
+    to_maps, from_maps = _layout(description, x, *args, **kwargs)
+
+    def behind(total: Tensor) -> Tensor:
+        return to_maps(activation(from_maps(total)))
+
+    own = activation is not None and activation is not step.activation
+    return from_maps(
+        step(
+            to_maps(identity), to_maps(branch),
+            find_part(block, description.norm), behind if own else None))
+
+
+def _layout(description: StepDescription, x: Tensor, *args,
+            **kwargs) -> tuple[Callable, Callable]:
+    """Views of a state as maps, (N, C, H, W), and of maps as a state."""
+    if description.layout == 'NCHW':
+        return (lambda t: t), (lambda t: t)
+    if description.layout == 'NHWC':
+        return (lambda t: t.permute(0, 3, 1, 2),
+                lambda t: t.permute(0, 2, 3, 1))
+    shape = (x.shape[1], 1)
+    if description.map_shape is not None:
+        shape = tuple(description.map_shape(*args, **kwargs))
+    return (lambda t: t.transpose(1, 2).unflatten(2, shape),
+            lambda t: t.flatten(2).transpose(1, 2))
 
 
 def put_steps(block: nn.Module,
-              attentions: Sequence[nn.Module | None]) -> None:
+              attentions: Sequence[nn.Module | None],
+              kind: type[StepBlock] = StepBlock) -> None:
     """Put a ResidualStep for each attention into a known block, in place.
 
     Args:
         block (nn.Module): The block.
         attentions (Sequence): One for each of its steps; None is Δt = 1.
+        kind (type): What the block becomes. Defaults to :class:`StepBlock`.
     """
-    block.__class__ = step_class(type(block))
+    block.__class__ = step_class(type(block), kind)
     block._switched = {}
     for description, attention in zip(block.known.steps, attentions):
         for part, value in description.switches.items():

@@ -6,21 +6,12 @@ from pathlib import PurePosixPath
 
 import torch.nn as nn
 
-from mmstepnet.steps.known_blocks import KNOWN_BLOCKS as STEP_BLOCKS
-from mmstepnet.steps.known_blocks import KnownBlock
-from mmstepnet.steps.known_blocks import describe as describe_steps
+from mmstepnet.steps.known_blocks import KNOWN_BLOCKS, KnownBlock, describe
 from mmstepnet.steps.residual import ResidualStep
 from mmstepnet.steps.step_block import StepBlock
 
-from .known_block import KnownBlockProbe
-from .probes import (
-    BranchProbe,
-    Probe,
-    Report,
-    ResidualStepProbe,
-    StatesProbe,
-)
-from .residual_blocks import KNOWN_BLOCKS, Branch, States, describe
+from .known_block import KnownBlockProbe, MeasuredBlock
+from .probes import Probe, Report, ResidualStepProbe
 from .unknown_block import UnknownBlockProbe
 
 Selection = str | type | Sequence[str | type]
@@ -63,6 +54,8 @@ def find_blocks(model: nn.Module,
     Raises:
         ValueError: Nothing was found; the message lists what was looked for.
         TypeError: ``selection`` is neither names nor classes.
+        RuntimeError: ``selection`` is None and the ``forward`` of a block is
+            another than the one that is known.
     """
     modules = dict(model.named_modules())
     if selection is None:
@@ -71,17 +64,16 @@ def find_blocks(model: nn.Module,
         names = [
             name for name, module in modules.items()
             if name.startswith(scope) and (
-                _has_residual_step(module) or describe(module)
-                or _known_steps(module))
+                _has_residual_step(module) or _known(module))
         ]
         if not names:
             raise ValueError(
                 f'{type(model).__name__} has no residual block that is known'
                 f'{" in its backbone" if scope else ""}. Looked for blocks '
-                f'that hold a ResidualStep and for ' +
-                ', '.join(sorted({*KNOWN_BLOCKS, *STEP_BLOCKS})) +
-                " (with their own forward). Name the blocks by a pattern, "
-                "such as blocks='layer*.*', or by their class")
+                f'that hold a ResidualStep and for '
+                f'{", ".join(sorted(KNOWN_BLOCKS))} (with their own forward). '
+                f"Name the blocks by a pattern, such as blocks='layer*.*', "
+                f'or by their class')
     else:
         names = _select(modules, selection)
     blocks = []
@@ -110,14 +102,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def build_probe(block: FoundBlock, report: Report) -> Probe:
     """Choose how to measure a block."""
-    described = describe(block.module)
     if _has_residual_step(block.module):
         return ResidualStepProbe(block.name, block.module, report)
-    if isinstance(described, Branch):
-        return BranchProbe(block.name, block.module, report, described)
-    if isinstance(described, States):
-        return StatesProbe(block.name, block.module, report, described)
-    known = _known_steps(block.module)
+    try:
+        known = _known(block.module)
+    except RuntimeError:  # it was chosen as one that is not known
+        known = None
     if known is not None:
         return KnownBlockProbe(block.name, block.module, report, known)
     return UnknownBlockProbe(block.name, block.module, report)
@@ -129,15 +119,18 @@ def _host(module: nn.Module) -> type:
 
 
 def _has_residual_step(module: nn.Module) -> bool:
-    return any(isinstance(m, ResidualStep) for m in module.children())
+    """Whether a block has steps of its own, none that a recorder put in."""
+    return not isinstance(module, MeasuredBlock) and any(
+        isinstance(m, ResidualStep) for m in module.children())
 
 
-def _known_steps(module: nn.Module) -> KnownBlock | None:
-    """What is known of a block whose ``forward`` is the one described."""
-    try:
-        known = describe_steps(type(module))
-    except RuntimeError:
-        return None
+def _known(module: nn.Module) -> KnownBlock | None:
+    """What is known of a residual block.
+
+    Raises:
+        RuntimeError: See :func:`describe`.
+    """
+    known = describe(_host(module))
     return known if known is not None and known.is_residual(module) else None
 
 

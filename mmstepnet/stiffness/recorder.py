@@ -34,10 +34,11 @@ class TrajectoryRecorder:
     it is has index 0.
 
     The blocks of this package are measured at their :class:`ResidualStep`;
-    those of other libraries that ``residual_blocks.py`` lists, at their
-    parts; the others that :func:`~mmstepnet.steps.insert_steps` knows take
-    steps of :math:`\Delta t = 1` meanwhile; any other, chosen by ``blocks``,
-    by input, output and last activation, with :math:`\Delta t = 1`. A stage
+    those of other libraries that :func:`~mmstepnet.steps.insert_steps` knows
+    take steps of :math:`\Delta t = 1` meanwhile, and a gate that they have
+    behind their norm is taken for :math:`\Delta t`; any other, chosen by
+    ``blocks``, is measured by input, output and last activation, with
+    :math:`\Delta t = 1`. A stage
     is the container that blocks stand in. The first block of each stage is
     left out. A transformer block is two steps, attention and MLP, both
     recorded. Of IEBN, whose gates stand in the block's norms and hence inside
@@ -60,6 +61,8 @@ class TrajectoryRecorder:
     Raises:
         TypeError: ``model`` is no module.
         ValueError: No block was found, or only first ones of stages.
+        RuntimeError: A block's ``forward`` is another than the one that is
+            known, and ``blocks`` does not choose.
 
     Example:
         >>> from mmstepnet.models import StepResNetCIFAR
@@ -206,6 +209,10 @@ class TrajectoryRecorder:
     def __deepcopy__(self, memo: dict) -> 'TrajectoryRecorder':
         """Stay one: hooks in a copy of the model lead here in vain."""
         return self
+
+    def __getstate__(self) -> dict:
+        """Those in a pickle lead to a recorder of nothing."""
+        return dict(model=None)
 
     def _reset_pass(self) -> None:
         self._pass: dict[str, StepNorms] = {}

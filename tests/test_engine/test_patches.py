@@ -1,6 +1,10 @@
 """What the tools change in mmengine."""
 
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from mmengine.runner import CheckpointLoader
 from mmstepnet.engine.patches import hand_over, patch_mmengine
 from mmstepnet.engine.safe_load import UnsafeCheckpointError
 from tests.checkpoints import Payload, mmengine_content
+from tests.utils import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +150,23 @@ def test_each_node_fetches_for_its_own(tmp_path, patched, monkeypatch):
     CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
     monkeypatch.setenv('LOCAL_RANK', '1')
     CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
+
+
+def test_every_rank_hears_of_a_file_that_cannot_be_fetched(tmp_path):
+    """Else the others would wait for ever."""
+    env = dict(os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port(),
+               PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS='1')
+    script = Path(__file__).with_name('fetching_rank.py')
+    jobs = [subprocess.Popen(
+        [sys.executable, script, str(rank), tmp_path], env=env, text=True,
+        stderr=subprocess.PIPE) for rank in range(2)]
+    try:
+        errors = [job.communicate(timeout=120)[1] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    for job, error in zip(jobs, errors):
+        assert job.returncode == 1
+        assert re.search('RuntimeError: rank 0 could not fetch '
+                         "'https://models.example/net-1.pth' .*OSError: no "
+                         'route to host.*by its path', error), error

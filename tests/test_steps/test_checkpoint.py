@@ -84,6 +84,49 @@ def test_whatever_comes_or_goes_before_backward(kind, attention, forward,
     assert tracked and all(b == 1 for b in tracked)
 
 
+def in_context(name, blocks):
+    stack = contextlib.ExitStack()
+    for block in blocks:
+        stack.enter_context(CONTEXTS[name](block))
+    return stack
+
+
+@pytest.mark.parametrize('forward', CONTEXTS)
+def test_blocks_inside_a_stage(forward, calls):
+    """Checkpointed twice, they run three times, by the path of the first."""
+    torch.manual_seed(0)
+    stage = nn.Sequential(*(StepBasicBlock(6, 6) for _ in range(2)))
+    for block in stage:
+        block.step.attention = StepNet(6)
+    randomise(stage)
+    stage.double().train()
+    x = torch.randn(3, 6, 5, 4, dtype=torch.float64)
+
+    def gradients(run, backward, with_cp):
+        twin, x_ = copy.deepcopy(stage), x.clone().requires_grad_()
+        for block in twin:
+            block.with_cp = with_cp
+        with in_context(forward, twin):
+            out = run(twin, x_)
+        with in_context(backward, twin):
+            out.square().sum().backward()
+        return [x_.grad, *(p.grad for p in twin.parameters()),
+                *twin.buffers()]
+
+    wanted = gradients(lambda twin, x: twin(x), 'nothing', False)
+    counts = {len(calls)}
+    for backward in CONTEXTS:
+        calls.clear()
+        found = gradients(
+            lambda twin, x: checkpoint(twin, twin, x), backward, True)
+        counts.add(len(calls))
+        for a, b in zip(found, wanted):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    # Fused steps without checkpoints, and with them, however one goes back.
+    assert counts == {0} if forward != 'nothing' else (
+        len(counts) == 2 and min(counts) == 2)
+
+
 def test_graph_that_is_kept():
     """Each backward runs the block once more, from the same start."""
     torch.manual_seed(0)

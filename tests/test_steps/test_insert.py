@@ -1,7 +1,6 @@
 """What insert_steps does and refuses, on small blocks of our own."""
 
 import copy
-import hashlib
 
 import pytest
 import torch
@@ -9,8 +8,10 @@ import torch.nn as nn
 import torch.utils.checkpoint as cp
 
 from mmstepnet import insert_steps, remove_steps, step_parameters
+from mmstepnet.attentions import ATTENTIONS, CBAM, MapAttention
 from mmstepnet.steps import ResidualStep, StepDescription, register_block
 from mmstepnet.steps.known_blocks import KNOWN_BLOCKS, describe, fingerprint
+from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import not_on_torch_21
 
 from .insertion import perturb, steps_of
@@ -66,6 +67,27 @@ for cls, layout in ((Encoder, 'NLC'), (Last, 'NHWC')):
         StepDescription(
             lambda block, x: block.mlp(x), width='mlp', layout=layout,
             name='mlp_step'))
+
+
+class PostNorm(nn.Module):
+    """norm(x + attn(x)), then norm(x + mlp(x))."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attn, self.mlp = (nn.Linear(width, width) for _ in range(2))
+        self.norm1, self.norm2 = (nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x):
+        x = self.norm1(x + self.attn(x))
+        return self.norm2(x + self.mlp(x))
+
+
+register_block(
+    PostNorm, *(
+        StepDescription(
+            lambda block, x, part=part: getattr(block, part)(x), width=part,
+            layout='NLC', activation=f'norm{k}', name=f'{part}_step')
+        for k, part in ((1, 'attn'), (2, 'mlp'))))
 
 
 class Net(nn.Module):
@@ -145,6 +167,25 @@ def test_tokens_have_no_positions(attention):
     assert insert_steps(nn.Sequential(Last(8)), attention, **options) == ['0']
 
 
+def test_tokens_refuse_map_attentions_of_any_name(monkeypatch):
+
+    class Named(CBAM):
+        pass
+
+    class Pools(MapAttention):
+        needs_positions = False
+
+        def forward(self, x, f):
+            return f.mean((2, 3), keepdim=True)
+
+    for cls in (Named, Pools):
+        monkeypatch.setitem(ATTENTIONS, cls.__name__, cls)
+    with pytest.raises(ValueError, match='Named looks at positions'):
+        insert_steps(nn.Sequential(Encoder(8)), Named)
+    for name in ('OursMeanStd', 'Plain', Pools):
+        assert insert_steps(nn.Sequential(Encoder(8)), name) == ['0']
+
+
 def test_map_sizes_by_stage():
     model = Net()
     insert_steps(model, 'FCA', map_size={'layer1': 14, 'layer2': 7})
@@ -207,45 +248,6 @@ def test_a_forward_without_source_is_refused():
     typed = type('Typed', (Conv, ), dict(forward=typed['forward']))
     with pytest.raises(RuntimeError, match='source cannot be read'):
         insert_steps(nn.Sequential(typed(8)))
-
-
-def test_the_fingerprint_is_that_of_python_3_11():
-    """Python 3.10 writes brackets around the tuples that are assigned to."""
-
-    def forward(self, x):
-        y, (z, _) = self.f(x)
-        for i, (w, _) in enumerate(y):
-            z += w[i, 0]
-        return z, [a for a, _ in y]
-
-    text = ('def forward(self, x):\n'
-            '    y, (z, _) = self.f(x)\n'
-            '    for i, (w, _) in enumerate(y):\n'
-            '        z += w[i, 0]\n'
-            '    return (z, [a for a, _ in y])')
-    assert fingerprint(forward) == hashlib.sha256(
-        text.encode()).hexdigest()[:12]
-
-
-def test_the_fingerprint_is_of_what_is_computed():
-
-    def forward(self, x):
-        return self.norm(x + 1)
-
-    given = fingerprint(forward)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Say what it does."""
-        # And how.
-        return self.norm(
-            x + 1)
-
-    assert fingerprint(forward) == given
-
-    def forward(self, x):
-        return self.norm(x + 2)
-
-    assert fingerprint(forward) != given
 
 
 def test_registering():
@@ -330,6 +332,35 @@ def test_autocast():
         half = model(X)
     assert torch.isfinite(half).all()
     torch.testing.assert_close(half.float(), model(X), rtol=0.1, atol=0.3)
+
+
+def relative(x, out):
+    return ((out - x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+            ).detach()
+
+
+@pytest.mark.parametrize('stepped', [False, True])
+def test_what_a_block_returns_is_measured(stepped):
+    """Activations with weights stand behind the step, under their own key."""
+    model = perturb(nn.Sequential(PostNorm(8), PostNorm(8))).eval()
+    tokens = torch.randn(2, 5, 8)
+    state, block = model[0](tokens), model[1]
+    between = block.norm1(state + block.attn(state))
+    convs = perturb(Net()).eval()
+    before = convs.layer1[0](X)
+    wanted = [relative(state, between), relative(between, block(state)),
+              relative(before, convs.layer1[1](before))]
+    if stepped:
+        insert_steps(model)
+        insert_steps(convs)
+    with TrajectoryRecorder(model) as tokenwise, torch.no_grad():
+        model(tokens)
+    with TrajectoryRecorder(convs, 'layer1.*') as mapwise, torch.no_grad():
+        convs(X)
+    assert tokenwise.blocks == ['1.attn_step', '1.mlp_step']
+    for recorder, expected in ((tokenwise, wanted[:2]), (mapwise, wanted[2:])):
+        torch.testing.assert_close(
+            recorder.record['returned'], torch.stack(expected, 1))
 
 
 def test_steps_are_observed():

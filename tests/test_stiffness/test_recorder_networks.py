@@ -57,6 +57,11 @@ def convnext(block, x):
     return [plain_step(x, block.gamma.view(-1, 1, 1) * y.permute(0, 3, 1, 2))]
 
 
+def block_of(step):
+    """Name of a block, from that of its step."""
+    return step.removesuffix('.attn_step').removesuffix('.mlp_step')
+
+
 def step_resnet(attention=None, **kwargs):
     return StepResNetCIFAR(20, attention=attention, **kwargs)
 
@@ -151,10 +156,7 @@ def test_equals_an_evaluation_that_keeps_all_features(key):
     assert len(recorder.blocks) == count
     assert len(recorder) == 3
     assert len(recorder.excluded) == stages
-    blocks = [
-        b.removesuffix('.attn').removesuffix('.ffn') for b in recorder.blocks
-    ]
-    blocks = list(dict.fromkeys(blocks))
+    blocks = list(dict.fromkeys(map(block_of, recorder.blocks)))
     # The first of its container, and nothing else, is left out.
     assert all(name.endswith('.0') for name in recorder.excluded)
     assert not any(name.endswith('.0') for name in blocks)

@@ -159,8 +159,10 @@ def test_a_subclass_with_its_own_forward_is_not_taken_for_its_parent():
         arch_settings = {50: (Halved, (3, 4, 6, 3))}
 
     model = Net(50, **TWO_STAGES)
-    with pytest.raises(ValueError, match='no residual block that is known'):
+    with pytest.raises(RuntimeError, match='leave these blocks out'):
         TrajectoryRecorder(model)
+    chosen = TrajectoryRecorder(model, 'layer1.*')
+    assert chosen.blocks == ['layer1.1', 'layer1.2']
 
 
 def test_a_network_of_the_table_that_steps_use():

@@ -1,6 +1,7 @@
 """Copies, wrappers, compiled models, threads and stochastic depth."""
 
 import copy
+import pickle
 import threading
 
 import mmpretrain.models.backbones as mmpretrain_backbones
@@ -8,10 +9,12 @@ import pytest
 import torch
 import torch.nn as nn
 
+from mmstepnet import insert_steps, remove_steps
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.test_stiffness.reference import (
     IMAGES,
+    TWO_STAGES,
     no_hooks,
     ready,
     small_torchvision,
@@ -19,23 +22,61 @@ from tests.test_stiffness.reference import (
 from tests.utils import perturb
 
 
-def test_copies_are_not_recorded():
-    """An EMA copy made while recording."""
-    model = ready(StepResNetCIFAR(20))
-    host = ready(small_torchvision())
-    for net in (model, host):
-        with TrajectoryRecorder(net) as recorder, torch.no_grad():
-            net(IMAGES)
+@pytest.mark.parametrize('build', [
+    lambda: StepResNetCIFAR(20),
+    small_torchvision,
+    # Its modules drop paths and add the identity themselves.
+    lambda: mmpretrain_backbones.SwinTransformer(
+        arch=dict(embed_dims=12, depths=[3, 1], num_heads=[1, 2]),
+        img_size=32, patch_size=2, window_size=4, pad_small_map=True,
+        drop_path_rate=0.5, out_indices=(1, )),
+    lambda: mmpretrain_backbones.ResNet(34, with_cp=True, **TWO_STAGES),
+], ids=['ours', 'torchvision', 'Swin', 'checkpointed'])
+def test_copies_are_the_model_alone(build):
+    """An EMA copy, or a pickle, made while recording."""
+    net = ready(build())
+    parts = [(type(m), set(vars(m))) for m in net.modules()]
+    x = IMAGES.clone().requires_grad_()
+    wanted = outputs(net, x)
+    with TrajectoryRecorder(net) as recorder:
+        outputs(net, x)
+        with TrajectoryRecorder(net) as second:
+            outputs(net, x)
             ema = torch.optim.swa_utils.AveragedModel(net)
-            for parameter in ema.parameters():
-                parameter.mul_(1.5)
-            ema(IMAGES)
-            copy.deepcopy(net)(IMAGES)
-        assert len(recorder) == 3
-        with TrajectoryRecorder(ema) as wrapped, torch.no_grad():
-            ema(IMAGES)
-        assert wrapped.blocks == recorder.blocks and len(wrapped) == 3
-        assert not torch.allclose(wrapped.nsi, recorder.nsi)
+            copies = [copy.deepcopy(net), pickle.loads(pickle.dumps(net)),
+                      ema.module]
+        for twin in copies:
+            assert [(type(m), set(vars(m)))
+                    for m in twin.modules()] == parts
+            torch.testing.assert_close(outputs(twin, x), wanted)
+        torch.testing.assert_close(outputs(net, x), wanted)
+    assert len(recorder) == 9 and len(second) == 3
+    assert torch.equal(recorder.nsi[3:6], second.nsi)
+    assert [(type(m), set(vars(m))) for m in net.modules()] == parts
+    with TrajectoryRecorder(ema) as wrapped, torch.no_grad():
+        for parameter in ema.parameters():
+            parameter.mul_(1.5)
+        ema(IMAGES)
+    assert wrapped.blocks == recorder.blocks and len(wrapped) == 3
+    assert not torch.allclose(wrapped.nsi, second.nsi)
+
+
+def test_steps_come_and_go_outside_a_recording():
+    net = ready(small_torchvision())
+    with TrajectoryRecorder(net) as recorder, torch.no_grad():
+        with pytest.raises(ValueError, match='layer1.1 is being recorded'):
+            insert_steps(net)
+        assert remove_steps(net) == []
+        net(IMAGES)
+    assert len(recorder) == 3
+    assert insert_steps(net) == remove_steps(net) != []
+
+
+def outputs(net, x):
+    """One tensor of all that a network returns."""
+    out = net(x)
+    out = out if isinstance(out, (list, tuple)) else (out, )
+    return torch.cat([o.detach().flatten() for o in out])
 
 
 def test_wrappers():
@@ -142,15 +183,11 @@ def test_transformers_propose_steps_that_are_dropped(build):
     proposed = recorder.record['adaptive'].double()
     returned = recorder.record['returned'].double()
     assert (proposed > 0).all() and (returned == 0).any()
-    shares = {
-        name: next((m.drop_prob for m in model.get_submodule(name).modules()
-                    if type(m).__name__ == 'DropPath'), 0)
-        for name in {b.removesuffix('.attn').removesuffix('.ffn')
-                     for b in recorder.blocks}
-    }
+    blocks = [b.removesuffix('.attn_step').removesuffix('.mlp_step')
+              for b in recorder.blocks]
     kept = 1 - torch.tensor([
-        shares[b.removesuffix('.attn').removesuffix('.ffn')]
-        for b in recorder.blocks
+        next((m.drop_prob for m in model.get_submodule(name).modules()
+              if type(m).__name__ == 'DropPath'), 0) for name in blocks
     ], dtype=torch.float64)
     survived = returned > 0
     assert survived.any(0).all()

@@ -46,6 +46,12 @@ def _behind_timm_norm(block: nn.Module, x: Tensor, norm: str) -> Tensor:
     return x if block.se is None else block.se(getattr(block, norm)(x))
 
 
+def _timm_gate(block: nn.Module, norm: str) -> tuple | None:
+    """An attention whose gate is no module (CBAM has two) is part of f."""
+    gate = getattr(block.se, 'gate', None)
+    return None if gate is None else (getattr(block, norm), gate)
+
+
 def _timm_basic(block: nn.Module, x: Tensor) -> Tensor:
     x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
     return _behind_timm_norm(block, block.conv2(x), 'bn2')
@@ -102,10 +108,12 @@ known(
     StepDescription(
         _timm_basic, width='conv2',
         norm=lambda block: block.bn2 if block.se is None else None,
-        identity='downsample', activation='act2', drop_path='drop_path'))
+        identity='downsample', activation='act2', drop_path='drop_path',
+        gate=lambda block: _timm_gate(block, 'bn2')))
 TIMM_BOTTLENECK = dict(
     width='conv3', norm=lambda block: block.bn3 if block.se is None else None,
-    identity='downsample', drop_path='drop_path')
+    identity='downsample', drop_path='drop_path',
+    gate=lambda block: _timm_gate(block, 'bn3'))
 known(
     'timm.models.resnet.Bottleneck',
     StepDescription(_timm_bottleneck, activation='act3', **TIMM_BOTTLENECK))
@@ -187,7 +195,10 @@ known(
         _mm_bottleneck, norm='norm3', drop_path='drop_path', **MM_BOTTLENECK))
 known(
     'mmpretrain.models.backbones.seresnet.SEBottleneck',
-    StepDescription(_mm_se_bottleneck, **MM_BOTTLENECK))
+    StepDescription(
+        _mm_se_bottleneck,
+        gate=lambda block: (block.norm3, block.se_layer.conv2),
+        **MM_BOTTLENECK))
 known(
     'mmpretrain.models.backbones.res2net.Bottle2neck',
     StepDescription(_mm_res2net, norm='norm3', **MM_BOTTLENECK))

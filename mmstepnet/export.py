@@ -1,0 +1,144 @@
+"""ONNX files of models with residual steps, compared with PyTorch."""
+
+import copy
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from .files import write_whole
+from .steps.fold import fold
+from .torch_version import onnx_arguments
+
+NEEDED = ('onnx', 'onnxruntime', 'onnxscript')
+
+TOLERANCE = 1e-3
+"""Largest difference to PyTorch, relative to an output's largest value."""
+
+
+def export_onnx(model: nn.Module,
+                path: str | Path,
+                size: Sequence[int] = (224, 224),
+                *,
+                channels: int = 3,
+                dynamic_size: bool = True) -> float:
+    """Write a model as an ONNX file, folded, and compare it with PyTorch.
+
+    The file takes ``images``, (N, C, H, W) in float32 and prepared as the
+    model was trained with, with any N, and gives every tensor that the model
+    returns, as ``output_0`` and so on. onnxruntime runs it on images of
+    ``size``, and on others of another number and size where these are free;
+    only then it gets its name.
+
+    Args:
+        model (nn.Module): A model on the CPU with residual steps, called with
+            images alone. It is left as it was.
+        path (str | Path): Where to.
+        size (Sequence[int]): Height and width of images that it works on.
+            Defaults to (224, 224).
+        channels (int): Channels of an image. Defaults to 3.
+        dynamic_size (bool): Whether height and width are free; not of a
+            model of one size, such as most ViTs. Defaults to True.
+
+    Returns:
+        float: Largest difference to PyTorch, relative to the largest value
+        of an output.
+
+    Raises:
+        ImportError: onnx, onnxruntime or onnxscript is missing.
+        TypeError: The model has no residual step.
+        RuntimeError: PyTorch cannot export it, or the file computes something
+            else. There is no new file then.
+
+    Example:
+        >>> from torchvision.models import resnet18
+        >>> from mmstepnet import insert_steps
+        >>> from mmstepnet.export import export_onnx
+        >>> model = resnet18()
+        >>> blocks = insert_steps(model)
+        >>> export_onnx(model, 'resnet18.onnx') < 1e-3  # doctest: +SKIP
+        True
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f'an ONNX export needs {" and ".join(missing)}: '
+            f"pip install 'mmstepnet[onnx]'")
+    folded = _Flat(fold(model)).eval()
+    more = 32 if dynamic_size else 0
+    trials = [torch.rand(2, channels, *size),
+              torch.rand(3, channels, *(side + more for side in size))]
+    axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
+    reference = copy.deepcopy(model)
+    reference.train(False)  # eval() of some hosts returns nothing
+    try:
+        with torch.no_grad():
+            wanted = [list(_tensors(reference(images))) for images in trials]
+            content = _export(folded, trials[0], len(wanted[0]), axes)
+            difference = max(map(_difference, _run(content, trials), wanted))
+    except Exception as error:
+        raise RuntimeError(
+            'PyTorch cannot export the model with free '
+            f'{", ".join(filter(None, axes))}' + (
+                '; a model of one image size needs dynamic_size=False'
+                if dynamic_size else '')) from error
+    if not difference <= TOLERANCE:
+        raise RuntimeError(
+            f'{path} was not written: what onnxruntime computes differs from '
+            f'PyTorch by {difference:.2g} of the largest value, expected at '
+            f'most {TOLERANCE:.2g}')
+    write_whole(path, content)
+    return difference
+
+
+class _Flat(nn.Module):
+    """A model that returns all its tensors in one tuple."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_tensors(self.model(images)))
+
+
+def _tensors(out: object) -> Iterator[Tensor]:
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, Mapping):
+        yield from _tensors(list(out.values()))
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            yield from _tensors(item)
+
+
+def _export(model: nn.Module, images: Tensor, outputs: int,
+            axes: Sequence[str | None]) -> bytes:
+    names = [f'output_{i}' for i in range(outputs)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'model.onnx'
+        torch.onnx.export(
+            model, (images, ), str(path), input_names=['images'],
+            output_names=names, **onnx_arguments(axes))
+        return path.read_bytes()
+
+
+def _run(content: bytes, trials: list[Tensor]) -> Iterator[list[Tensor]]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        content, providers=['CPUExecutionProvider'])
+    for images in trials:
+        outs = session.run(None, {'images': images.numpy()})
+        yield [torch.from_numpy(out) for out in outs]
+
+
+def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
+    if [t.shape for t in found] != [t.shape for t in wanted]:
+        return float('inf')
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
+               for a, b in zip(found, wanted))

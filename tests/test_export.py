@@ -1,0 +1,90 @@
+"""ONNX files of networks with steps, run by onnxruntime."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn as nn
+
+from mmstepnet import export, insert_steps
+from mmstepnet.export import export_onnx
+from tests.test_steps.families import timm_families, torchvision_families
+from tests.test_steps.insertion import outputs, perturb, steps_of
+
+for name in ('onnx', 'onnxruntime', 'onnxscript'):
+    if find_spec(name) is None:
+        pytest.skip(f'needs {name}', allow_module_level=True)
+
+FAMILIES = {
+    'torchvision': (torchvision_families, 'ResNet, bottleneck', {}),
+    'timm': (timm_families, 'ConvNeXt', {}),
+    'tokens': (torchvision_families, 'ViT', dict(dynamic_size=False)),
+}
+
+
+def stepped(key):
+    families, name, options = FAMILIES[key]
+    pytest.importorskip('timm' if key == 'timm' else 'torchvision')
+    family = families()[name]
+    model = perturb(family.build())
+    insert_steps(model, **dict(family.options))
+    for step in steps_of(model).values():
+        perturb(step.attention)
+    return model.eval(), options
+
+
+@pytest.mark.parametrize('key', [
+    'torchvision', *(pytest.param(key, marks=pytest.mark.slow)
+                     for key in ('timm', 'tokens'))])
+def test_file_computes_what_the_model_does(key, tmp_path):
+    """Of sizes that it was not written with, too."""
+    import onnx
+    import onnxruntime
+    model, options = stepped(key)
+    size = (32, 32) if key == 'tokens' else (48, 40)
+    path = tmp_path / 'new' / 'model.onnx'
+    model.train()
+    assert 0 < export_onnx(model, path, size, **options) < 1e-4
+    assert model.training
+    model.eval()
+    onnx.checker.check_model(str(path))
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), providers=['CPUExecutionProvider'])
+    given, = session.get_inputs()
+    assert given.name == 'images' and given.shape[:2] == ['batch', 3]
+    images = torch.rand(5, 3, *size) if options else torch.rand(1, 3, 80, 64)
+    found, = session.run(['output_0'], {'images': images.numpy()})
+    with torch.no_grad():
+        wanted, = outputs(model, images)
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4,
+                               atol=1e-4 * float(wanted.abs().max()))
+    # Adaptors and norms were folded.
+    types = {node.op_type for node in onnx.load(path).graph.node}
+    assert 'BatchNormalization' not in types and 'Sigmoid' in types
+
+
+def test_one_image_size_is_named(tmp_path):
+    model, _ = stepped('tokens')
+    with pytest.raises(RuntimeError, match='height, width.*dynamic_size'):
+        export_onnx(model, tmp_path / 'model.onnx', (32, 32))
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_result_is_refused(tmp_path, monkeypatch):
+    model, _ = stepped('torchvision')
+    run = export._run
+    monkeypatch.setattr(export, '_run', lambda *args: (
+        [out * 1.01 for out in outs] for outs in run(*args)))
+    with pytest.raises(RuntimeError, match='differs from PyTorch by 0.0'):
+        export_onnx(model, tmp_path / 'model.onnx', (32, 32))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, 'find_spec', lambda name: None)
+    with pytest.raises(ImportError, match='onnx and onnxruntime.*stepnet.onnx'
+                       ):
+        export_onnx(nn.Identity(), tmp_path / 'model.onnx')
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match='with residual steps'):
+        export_onnx(nn.Identity(), tmp_path / 'model.onnx')

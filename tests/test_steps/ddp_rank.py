@@ -1,0 +1,36 @@
+"""One of two processes of test_modes.py: rank, and the folder of the job."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.test_steps.insertion import outputs
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+dist.init_process_group('gloo', world_size=2, rank=rank)
+model, images = torch.load(folder / 'job.pth', weights_only=False)
+mine = images[rank:rank + 1]
+wrapped = DistributedDataParallel(model)
+
+
+def backward(batch):
+    wrapped.zero_grad()
+    sum(o.square().mean() for o in outputs(wrapped, batch)).backward()
+
+
+backward(mine)  # in eval mode: a norm's statistics would be each rank's own
+grads = {name: p.grad.clone() for name, p in model.named_parameters()
+         if p.grad is not None}
+model.train()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(2):
+    backward(images.roll(rank, 3) + rank)
+    optimizer.step()
+torch.save(
+    dict(grads=grads, weights={n: p.detach()
+                               for n, p in model.named_parameters()}),
+    folder / f'{rank}.pth')
+dist.destroy_process_group()

@@ -1,0 +1,278 @@
+"""Networks of others, with steps, in the ways in which networks are used."""
+
+import copy
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+from mmstepnet import TrajectoryRecorder, fold, insert_steps
+from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.fold import FoldedStepNet
+from tests.utils import free_port, not_on_torch_21
+
+from .families import (
+    openmmlab_families,
+    timm_families,
+    torchvision_families,
+    transformers_families,
+)
+from .insertion import difference, outputs, perturb, steps_of
+
+LIBRARIES = dict(
+    torchvision=torchvision_families, timm=timm_families,
+    mmpretrain=openmmlab_families, transformers=transformers_families)
+NETWORKS = {
+    'torchvision': ('ResNet, basic', 'ViT'),
+    'timm': ('ConvNeXt', 'ViT'),
+    'mmpretrain': ('mmdet CSPNeXt', ),
+}
+"""What every mode is tried with."""
+
+FOLDED = {
+    'torchvision': ('ResNet, basic', 'ResNet, bottleneck',
+                    'ResNet, frozen norms', 'RegNet', 'MobileNetV3'),
+    'timm': ('ResNet, basic', 'ResNet-D, anti-aliased, SE', 'EfficientNet',
+             'HRNet', 'ViT'),
+    'mmpretrain': ('mmpretrain ResNet-50, checkpointed',
+                   'mmpretrain SEResNet-50', 'mmdet ResNet-50, DCN',
+                   'mmdet CSPNeXt', 'mmseg ResNet-50, plugins, dilated'),
+    'transformers': ('ResNet, basic', ),
+}
+LEFT = {'mmdet ResNet-50, DCN': 4}
+"""Norms that stay, behind other convolutions."""
+
+QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
+         'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
+         'mmpretrain mmdet ResNet-50, DCN',
+         'mmpretrain mmpretrain SEResNet-50',
+         'mmpretrain mmpretrain ResNet-50, checkpointed')
+"""What every run of the tests tries; the others are slow."""
+
+
+def cases(networks):
+    return pytest.mark.parametrize('library, name', [
+        pytest.param(library, name, marks=(
+            () if f'{library} {name}' in QUICK else pytest.mark.slow))
+        for library, names in networks.items() for name in names])
+
+
+def stepped(library, name):
+    """A small network whose gates have moved, and its input."""
+    if not find_spec(library):
+        pytest.skip(f'needs {library}')
+    if library == 'mmpretrain':
+        pytest.importorskip(name.split()[0])
+    torch.manual_seed(0)
+    family = LIBRARIES[library]()[name]
+    model = perturb(family.build())
+    insert_steps(model, **dict(family.options))
+    for step in steps_of(model).values():
+        perturb(step.attention)
+    model.eval()  # returns nothing in some hosts
+    return model, family.inputs()
+
+
+every = cases(NETWORKS)
+
+
+def norms(model):
+    return sum('BatchNorm2d' in c.__name__ for m in model.modules()
+               for c in (type(m), *type(m).__bases__))
+
+
+@cases(FOLDED)
+def test_fold(library, name):
+    model, inputs = stepped(library, name)
+    model.double()
+    inputs = ({k: v.double() for k, v in inputs.items()}
+              if isinstance(inputs, dict) else inputs.double())
+    before = norms(model)
+    folded = fold(model)
+    with torch.no_grad():
+        wanted = outputs(model, inputs)
+        assert difference(outputs(folded, inputs), wanted) < 1e-9
+    assert norms(folded) == LEFT.get(name, 0) <= before == norms(model)
+    assert len(steps_of(model)) == sum(
+        isinstance(m, FoldedStepNet) for m in folded.modules()) > 0
+    # Copies of it are what it is.
+    with torch.no_grad():
+        assert difference(outputs(copy.deepcopy(folded), inputs), wanted
+                          ) < 1e-9
+
+
+class Odd(nn.Module):
+    """Norms that may not be folded into the convolutions before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.conv3, self.conv4 = (
+            nn.Conv2d(3, 3, 1) for _ in range(4))
+        self.other = self.conv4
+        self.norm1, self.norm2, self.norm3, self.norm4 = (
+            nn.BatchNorm2d(3) for _ in range(4))
+        self.step = ResidualStep()
+
+    def forward(self, x):
+        seen_twice = self.conv1(x)
+        x = self.norm1(seen_twice) + seen_twice
+        x = self.norm2(torch.relu(self.conv2(x)))
+        x = self.norm3(self.conv3(self.conv3(x)))
+        return self.step(x, self.norm4(self.other(x)))
+
+
+def test_norms_that_cannot_be_folded_stay():
+    model = perturb(Odd()).eval()
+    x = torch.rand(2, 3, 4, 4)
+    folded = fold(model)
+    assert norms(folded) == norms(model) == 4
+    with torch.no_grad():
+        assert torch.equal(folded(x), model(x))
+
+
+@every
+@pytest.mark.parametrize('dtype', [
+    torch.bfloat16,
+    pytest.param(torch.float16, marks=not_on_torch_21(
+        'has no float16 autocast on CPU')),
+])
+def test_autocast(library, name, dtype):
+    """As far from float32 as the network without steps, and trainable."""
+    model, inputs = stepped(library, name)
+    plain = LIBRARIES[library]()[name].build()
+    state = model.state_dict()
+    plain.load_state_dict({k: state[k] for k in plain.state_dict()})
+    plain.eval()
+    with torch.no_grad():
+        errors = []
+        for net in (model, plain):
+            wanted = outputs(net, inputs)
+            with torch.autocast('cpu', dtype):
+                errors.append(difference(outputs(net, inputs), wanted))
+    assert errors[0] < max(3 * errors[1], torch.finfo(dtype).eps)
+    with torch.autocast('cpu', dtype):
+        loss = sum(o.float().square().mean() for o in outputs(model, inputs))
+    loss.backward()
+    for step in steps_of(model).values():
+        for p in step.attention.parameters():
+            assert p.grad.dtype == torch.float32
+            assert p.grad.isfinite().all() and p.grad.abs().max() > 0
+
+
+def gradients(model, inputs):
+    model.zero_grad()
+    sum(o.square().mean() for o in outputs(model, inputs)).backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters()
+            if p.grad is not None}
+
+
+@every
+def test_compiled_as_a_whole(library, name):
+    """Forward and backward, by Dynamo and AOTAutograd."""
+    model, inputs = stepped(library, name)
+    wanted, grads = outputs(model, inputs), gradients(model, inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend='aot_eager')
+    assert difference(outputs(compiled, inputs), wanted) < 1e-5
+    for key, grad in gradients(compiled, inputs).items():
+        torch.testing.assert_close(
+            grad, grads[key.removeprefix('_orig_mod.')], rtol=1e-3,
+            atol=1e-4 * float(grad.abs().max()))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize('observed', [False, True])
+@cases({'timm': ('ResNet, basic', 'ConvNeXt', 'ViT'),
+        'mmpretrain': ('mmpretrain ResNet-50, checkpointed', )})
+def test_checkpointing_as_the_host_does(library, name, observed):
+    """Also where somebody records the forward pass alone."""
+    model, inputs = stepped(library, name)
+    model.train()
+    twin = copy.deepcopy(model)
+    for block in twin.modules():
+        block.with_cp = False
+    if library == 'timm':
+        model.set_grad_checkpointing()
+    results = []
+    for net in (model, twin):
+        recorder = TrajectoryRecorder(net)
+        if observed:
+            recorder.start(once=True)
+        results.append(gradients(net, inputs))
+        assert len(recorder) == 2 * observed
+    assert results[0].keys() == results[1].keys()
+    for key, grad in results[0].items():
+        torch.testing.assert_close(
+            grad, results[1][key], rtol=1e-3,
+            atol=1e-4 * float(grad.abs().max()))
+    # PyTorch's own checkpoints, as timm's, update statistics twice.
+    if library != 'timm':
+        for (key, a), b in zip(model.named_buffers(), twin.buffers()):
+            torch.testing.assert_close(a, b, msg=key)
+
+
+@every
+def test_ema(library, name):
+    """An average of gates too, that computes as one put in by hand."""
+    model, inputs = stepped(library, name)
+    ema = torch.optim.swa_utils.AveragedModel(
+        model, avg_fn=lambda mean, new, count: 0.9 * mean + 0.1 * new,
+        use_buffers=True)
+    by_hand = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.train()
+    for k in range(3):
+        gradients(model, inputs)
+        optimizer.step()
+        ema.update_parameters(model)
+        share = 0.1 if k else 1  # the first is taken as it is
+        with torch.no_grad():
+            for mean, new in zip(by_hand.state_dict().values(),
+                                 model.state_dict().values()):
+                if mean.is_floating_point():
+                    mean.copy_((1 - share) * mean + share * new)
+                else:
+                    mean.copy_(new)
+    with torch.no_grad():
+        averaged = outputs(ema.module, inputs)
+        assert difference(averaged, outputs(by_hand, inputs)) < 1e-5
+        model.eval()
+        assert difference(averaged, outputs(model, inputs)) > 1e-6
+    assert ema.module.state_dict().keys() == model.state_dict().keys()
+
+
+@every
+def test_two_processes(library, name, tmp_path):
+    """DDP's gradients of two halves are one process's of the whole."""
+    model, inputs = stepped(library, name)
+    torch.save((model, inputs), tmp_path / 'job.pth')
+    port = free_port()
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, Path(__file__).with_name('ddp_rank.py'),
+             str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True,
+            env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path),
+                     MASTER_ADDR='127.0.0.1', MASTER_PORT=port,
+                     OMP_NUM_THREADS='1')) for rank in range(2)]
+    errors = [job.communicate(timeout=300)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], errors
+    first, second = (torch.load(tmp_path / f'{rank}.pth')
+                     for rank in range(2))
+    wanted = gradients(model, inputs)
+    for key, grad in wanted.items():
+        for found in (first, second):
+            torch.testing.assert_close(
+                found['grads'][key], grad, rtol=1e-3,
+                atol=1e-4 * float(grad.abs().max()))
+    # Two steps in training mode: weights agree, whatever the statistics.
+    for key, value in first['weights'].items():
+        assert torch.equal(value, second['weights'][key])
+        assert value.isfinite().all()
+    assert any(not torch.equal(value, model.state_dict()[key])
+               for key, value in first['weights'].items()
+               if '.attention.' in key)

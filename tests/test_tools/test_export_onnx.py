@@ -1,0 +1,71 @@
+"""The tool that writes ONNX files, with configs of both kinds."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+from tests.utils import perturb
+
+for name in ('onnx', 'onnxruntime', 'onnxscript'):
+    pytest.importorskip(name, reason=f'needs {name}')
+
+ROOT = Path(__file__).resolve().parents[2]
+DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
+CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
+
+
+def export(config, folder, *arguments):
+    cfg = Config.fromfile(ROOT / config)
+    init_default_scope(cfg.default_scope)
+    model = perturb(MODELS.build(cfg.model))
+    model.eval()
+    torch.save(dict(state_dict=model.state_dict()), folder / 'model.pth')
+    done = subprocess.run(
+        [sys.executable, 'tools/export_onnx.py', config,
+         folder / 'model.pth', folder / 'model.onnx', '--size', '32', '32',
+         *arguments], cwd=ROOT, capture_output=True, text=True)
+    return model, done
+
+
+def run(path, images):
+    import onnxruntime
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), providers=['CPUExecutionProvider'])
+    return [torch.from_numpy(out)
+            for out in session.run(None, {'images': images.numpy()})]
+
+
+@pytest.mark.parametrize('config, part', [
+    (CLASSIFIER, ''), (DETECTOR, 'backbone')])
+def test_file(config, part, tmp_path):
+    model, done = export(config, tmp_path, *(['--part', part] if part else []))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r'model.onnx: \S+ MiB, differs from PyTorch by',
+                     done.stdout)
+    images = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        wanted = (model.get_submodule(part)(images) if part else
+                  [model(images, mode='tensor')])
+    found = run(tmp_path / 'model.onnx', images)
+    assert len(found) == len(wanted) == (4 if part else 1)
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b, rtol=1e-3,
+                                   atol=1e-4 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize('arguments, message', [
+    pytest.param((), '--part names what else of FasterRCNN',
+                 marks=pytest.mark.slow),
+    (('--part', 'spine'), "--part 'spine': FasterRCNN has the parts .*neck"),
+])
+def test_what_cannot_be_exported(arguments, message, tmp_path):
+    _, done = export(DETECTOR, tmp_path, *arguments)
+    assert done.returncode == 1
+    assert re.search(message, done.stderr), done.stderr
+    assert not (tmp_path / 'model.onnx').exists()
