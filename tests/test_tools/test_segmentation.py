@@ -31,7 +31,8 @@ norm = dict(type='BN')  # SyncBN needs a GPU
 head = dict(channels=16, num_classes=3, norm_cfg=norm)
 model = dict(
     data_preprocessor=dict(size=(64, 64)),
-    backbone=dict(norm_cfg=norm, init_cfg=None),
+    pretrained=None,
+    backbone=dict(norm_cfg=norm),
     decode_head=head,
     auxiliary_head=head)
 pipeline = [
