@@ -44,7 +44,8 @@ def config(name, **kwargs):
 
 
 def backbone(kind, attention, **kwargs):
-    narrow = dict(depth=18, base_channels=16, stem_channels=16, **kwargs)
+    narrow = dict(depth=18, base_channels=16, stem_channels=16,
+                  zero_init_residual=False, **kwargs)
     if kind == 'StepResNet':
         return dict(type='mmstepnet.StepResNet', attention=attention, **narrow)
     return dict(type='mmstepnet.StepBackbone', attention=attention,

@@ -4,8 +4,9 @@ from mmstepnet.compatibility import check_hosts
 from mmstepnet.registry import MODELS
 
 from .host import StepBackbone
-from .resnet import StepResNet, StepResNetV1c, StepResNetV1d, StepResNeXt
+from .resnet import StepResNet, StepResNetV1c, StepResNetV1d
 from .resnet_cifar import StepResNetCIFAR
+from .resnext import StepResNeXt
 
 __all__ = [
     'PropagationVisionTransformer', 'StepBackbone', 'StepResNeXt',
