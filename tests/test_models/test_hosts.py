@@ -76,7 +76,7 @@ def test_cifars_is_the_same_under_every_host():
 
 
 @pytest.mark.parametrize('kwargs', [
-    DCN, PLUGINS, dict(norm_cfg=dict(type='BN', eps=0.)),
+    DCN, PLUGINS, dict(norm_cfg=dict(type='BN', eps=1e-3)),
     dict(style='caffe', frozen_stages=1),
     dict(base_channels=32, num_stages=3, strides=(1, 2, 1),
          dilations=(1, 1, 2), out_indices=(2, ))], ids=str)
@@ -98,7 +98,8 @@ def test_mmdetections_arguments(kwargs):
             for a, b in zip(got, expected):
                 same_tensors(a, b, exact=True)
         else:
-            same_tensors(got[0], expected[0])
+            for key, out in expected[0].items():
+                assert (got[0][key] - out).norm() <= 1e-5 * out.norm()
 
 
 def test_preactivation_has_no_dcn():
@@ -120,7 +121,8 @@ def test_copies_and_pickles(preact, tmp_path):
     torch.save((model, x, expected), tmp_path / 'model.pt')
     subprocess.run([sys.executable, '-c', (
         'import sys, torch; model, x, expected = torch.load(sys.argv[1], '
-        'weights_only=False); assert torch.equal(model(x)[-1], expected)'),
+        'weights_only=False); torch.testing.assert_close('
+        'model(x)[-1], expected, rtol=1e-4, atol=1e-5)'),  # not fused
         str(tmp_path / 'model.pt')], check=True)
 
 

@@ -61,7 +61,11 @@ def compare(setting: dict) -> str:
 
 def differences(ours: nn.Module, theirs: nn.Module) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
-    ours.load_state_dict(theirs.state_dict())
+    try:
+        ours.load_state_dict(theirs.state_dict())
+    except RuntimeError as error:
+        yield f'other keys: {error}'
+        return
     for name in parameters(type(theirs)).keys() - OURS_ALONE:
         values = [getattr(model, name, None) for model in (ours, theirs)]
         if values[0] != values[1]:
@@ -77,6 +81,9 @@ def differences(ours: nn.Module, theirs: nn.Module) -> Iterator[str]:
             expected = theirs(images)
         except (AttributeError, RuntimeError, ValueError) as error:
             yield f"the host's own does not run on images alone: {error}"
+            return
+        if not all(out.isfinite().all() for out in expected):
+            yield "the host's own outputs are not finite with these weights"
             return
         if not same(ours(images), expected):
             yield 'other outputs in eval mode'
@@ -146,6 +153,8 @@ def draw(model: nn.Module) -> None:
                 value.copy_(some).mul_((2 / value[0].numel())**0.5)
             elif name.endswith(('weight', 'var')):
                 value.copy_(some).mul_(0.2).abs_().add_(0.6)
+            elif name.endswith('gamma'):  # of standardised weights
+                value.copy_(some).abs_().mul_(0.02)
             else:
                 value.copy_(some).mul_(0.2)
 
