@@ -135,17 +135,6 @@ class StepResNet(SteppedBackbone):
             for index, block in enumerate(getattr(self, stage)):
                 yield f'{stage}.{index}', block
 
-    def conv_norm_pairs(self) -> list[tuple[str, str]]:
-        """Name convolutions and the norms right behind them, to fold."""
-        pairs = [] if self.deep_stem else [('conv1', self.norm1_name)]
-        for name, block in self.residual_blocks():
-            count = 3 if hasattr(block, 'conv3') else 2
-            norms = [getattr(block, f'norm{k}_name')
-                     for k in range(1, count + 1)][int(self.preact):]
-            pairs += [(f'{name}.conv{k}', f'{name}.{norm}')
-                      for k, norm in enumerate(norms, 1)]
-        return pairs
-
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Compute the feature maps.
 
