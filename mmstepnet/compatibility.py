@@ -17,6 +17,8 @@ VERSIONS = {
     'mmengine': ('0.10.3', '1.0.0'),
     'mmcv': ('2.1.0', '2.4.0'),
     'mmpretrain': ('1.2.0', '2.0.0'),
+    'mmdet': ('3.3.0', '4.0.0'),
+    'mmseg': ('1.2.2', '2.0.0'),
 }
 
 FIX = ('install one of the pinned sets of docs/install_and_versions.md, in an '

@@ -85,7 +85,7 @@ def test_config_builds(snippet, tmp_path):
     for hook in cfg.get('custom_hooks', ()):
         assert type(HOOKS.build(hook)).__module__.startswith('mmstepnet.')
     if 'model' in cfg:
-        backbone = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
+        backbone = MODELS.build(cfg.model.backbone)
         assert type(backbone).__module__.startswith('mmstepnet.')
         size = 224 if 'VisionTransformer' in snippet else 64
         outs = backbone.eval()(torch.rand(1, 3, size, size))

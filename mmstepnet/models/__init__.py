@@ -1,6 +1,6 @@
 from mmstepnet.compatibility import check_hosts
 
-check_hosts('mmengine', 'mmcv', 'mmpretrain')
+check_hosts('mmengine', 'mmcv')
 
 from mmstepnet import attentions, propagation  # noqa: E402
 from mmstepnet.attentions import *  # noqa: E402, F403

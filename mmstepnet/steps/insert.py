@@ -53,8 +53,8 @@ def insert_steps(model: nn.Module,
 
     Raises:
         ValueError: No block was found, one of ``blocks`` does not exist, a
-            block has steps already, or the attention looks at positions and
-            the blocks have tokens. The model is left as it was.
+            block has an attention already, or the attention looks at
+            positions and the blocks have tokens. The model is left as it was.
         RuntimeError: A block's ``forward`` is another than the one that its
             description was written for.
 
@@ -76,7 +76,7 @@ def insert_steps(model: nn.Module,
     cfg = dict(attention_args, type=attention, init_step=init_step)
     prepared = []
     for name, block, by_name in _select(model, blocks):
-        known = describe(type(block))
+        known = block.known if _steps(block) else describe(type(block))
         if not known.is_residual(block):
             continue
         attentions = [_build(cfg, name, block, step) for step in known.steps]
@@ -171,9 +171,11 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
         if isinstance(module, StepBlock) and not module.lasting:
             raise ValueError(f'{name} is being recorded; stop the recorder '
                              f'before you call insert_steps')
-        if any(isinstance(m, ResidualStep) for m in module.children()):
+        steps = _steps(module)
+        if steps and (not hasattr(module, 'known') or any(
+                step.attention is not None for step in steps)):
             stepped.append(name)
-        elif describe(type(module)) is not None:
+        elif steps or describe(type(module)) is not None:
             by_name = any(_path(name).match(p.replace('.', '/'))
                           and not set(p) & set('*?[') for p in matched)
             found.append((name, module, by_name))
@@ -191,6 +193,10 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
             f'{", ".join(sorted(KNOWN_BLOCKS))}; describe others by '
             f'mmstepnet.steps.register_block')
     return found
+
+
+def _steps(block: nn.Module) -> list[ResidualStep]:
+    return [m for m in block.children() if isinstance(m, ResidualStep)]
 
 
 def _path(name: str) -> PurePosixPath:

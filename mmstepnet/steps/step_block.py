@@ -115,10 +115,15 @@ def put_steps(block: nn.Module,
     """Put a ResidualStep for each attention into a known block, in place.
 
     Args:
-        block (nn.Module): The block.
+        block (nn.Module): The block. Where it has steps, they are kept and
+            get the attentions.
         attentions (Sequence): One for each of its steps; None is Δt = 1.
         kind (type): What the block becomes. Defaults to :class:`StepBlock`.
     """
+    if any(isinstance(m, ResidualStep) for m in block.children()):
+        for description, attention in zip(block.known.steps, attentions):
+            getattr(block, description.name).attention = attention
+        return
     block.__class__ = step_class(type(block), kind)
     block._switched = {}
     for description, attention in zip(block.known.steps, attentions):

@@ -12,9 +12,8 @@ BLOCK = re.compile(r'(?:.*\.)?(layer\d+\.\d+)')
 
 COUNTERPARTS = {
     'ResNet': dict(type='mmstepnet.StepResNet'),
-    'ResNetV1c': dict(type='mmstepnet.StepResNet', deep_stem=True),
-    'ResNetV1d': dict(
-        type='mmstepnet.StepResNet', deep_stem=True, avg_down=True),
+    'ResNetV1c': dict(type='mmstepnet.StepResNetV1c'),
+    'ResNetV1d': dict(type='mmstepnet.StepResNetV1d'),
     'ResNeXt': dict(type='mmstepnet.StepResNeXt'),
 }
 """Our backbones by the hosts' of the same structure."""

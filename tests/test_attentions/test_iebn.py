@@ -1,3 +1,5 @@
+from functools import partial
+
 import mmdet.models
 import mmpretrain.models
 import numpy as np
@@ -9,9 +11,11 @@ from mmengine.model import convert_sync_batchnorm
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from mmstepnet.models import IEBN, StepResNet, StepResNetCIFAR
+from mmstepnet import models
+from mmstepnet.models import IEBN, StepResNetCIFAR
 from tests.utils import not_on_torch_21, perturb
 
+StepResNet = partial(models.StepResNet, host='mmpretrain')
 CFG = dict(type='mmstepnet.IEBN')
 
 

@@ -1,13 +1,17 @@
 """Attentions inside StepResNet and StepResNetCIFAR."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from mmstepnet import steps
+from mmstepnet import models, steps
 from mmstepnet.attentions import FCA, Attention
-from mmstepnet.models import StepResNet, StepResNetCIFAR
+from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.registry import MODELS
 from tests.utils import perturb
+
+StepResNet = partial(models.StepResNet, host='mmpretrain')
 
 # What makes the gate constant at a warm start.
 GATE_START = {

@@ -32,6 +32,7 @@ class Detector(BaseModel):
         super().__init__()
         self.backbone = perturb(StepResNet(
             18,
+            host='mmpretrain',
             norm_eval=True,
             attention=dict(type=type, init_step=init_step),
             init_cfg=None,

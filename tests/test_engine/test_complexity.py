@@ -27,7 +27,7 @@ FREE = {
 
 def test_plain_resnet50_by_hand():
     """Every layer's own shape; two operations for a multiply-add."""
-    model = StepResNet(50, attention=None).eval()
+    model = StepResNet(50, attention=None, host='mmpretrain').eval()
     flops = count_flops(model, (1, 3, 64, 96))
     expected = dict(convolution=0, norm=0, relu=0)
 

@@ -1,13 +1,18 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn as nn
 from mmengine.registry import MODELS
 from mmpretrain.models import ResNet as PretrainResNet
 
+from mmstepnet import models
 from mmstepnet.attentions import SE, choose_step
-from mmstepnet.models import StepResNet, StepResNetCIFAR
+from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.steps import fused
 from tests.utils import perturb, run, same_tensors
+
+StepResNet = partial(models.StepResNet, host='mmpretrain')
 
 
 def host_pair(depth, host):
@@ -16,7 +21,9 @@ def host_pair(depth, host):
     else:
         theirs = pytest.importorskip('mmdet.models').ResNet(
             depth, norm_eval=False)
-    ours = StepResNet(depth, attention=None, out_indices=(0, 1, 2, 3))
+    ours = models.StepResNet(
+        depth, attention=None, out_indices=(0, 1, 2, 3), norm_eval=False,
+        host=host)
     perturb(theirs)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
@@ -135,7 +142,7 @@ def test_which_blocks_carry_the_attention():
 
 
 @pytest.mark.parametrize('blocks', [['layer5.0'], ['layer1.2'], ['layer'],
-                                    'layer1', [], [('layer1', 0)]])
+                                    'layer', [], [('layer1', 0)]])
 def test_impossible_blocks(blocks):
     with pytest.raises(ValueError, match='blocks'):
         StepResNet(18, blocks=blocks)
@@ -147,7 +154,7 @@ def test_blocks_without_attention():
 
 
 @pytest.mark.parametrize('cls, depth', [(StepResNet, 20), (StepResNet, '50'),
-                                        (StepResNetCIFAR, 50)])
+                                        (StepResNetCIFAR, 51)])
 def test_unsupported_depth(cls, depth):
     with pytest.raises(ValueError, match=f'depth {depth!r}.*expected one of'):
         cls(depth)
@@ -174,19 +181,20 @@ def test_classes_as_types():
 
 @pytest.mark.parametrize('argument', ['dcn', 'plugins'])
 def test_what_only_mmdetections_resnet_has(argument):
-    with pytest.raises(TypeError, match=f'StepResNet has no {argument}; .*'
-                       'neither DCN nor plugins'):
+    with pytest.raises(TypeError, match='StepResNet over mmpretrain.*ResNet '
+                       f"has no {argument}; it takes .*host='mmdet'"):
         StepResNet(50, **{argument: None})
 
 
 def test_what_only_resnext_has():
-    with pytest.raises(TypeError, match="type='mmstepnet.StepResNeXt'"):
+    with pytest.raises(TypeError, match='groups of mmstepnet.StepResNeXt'):
         StepResNet(50, groups=32, width_per_group=4)
 
 
+@pytest.mark.parametrize('host', ['mmpretrain', 'mmseg'])
 @pytest.mark.parametrize('depth', [18, 50])
 @pytest.mark.parametrize('contract', [False, True])
-def test_dilated_as_in_mmsegmentation(depth, contract):
+def test_dilated_as_in_mmsegmentation(depth, contract, host):
     """At an output stride of 8, as under DeepLabV3 and PSPNet."""
     backbones = pytest.importorskip('mmseg.models.backbones')
     setting = dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4),
@@ -194,8 +202,8 @@ def test_dilated_as_in_mmsegmentation(depth, contract):
     theirs = backbones.ResNet(
         depth=depth, norm_cfg=dict(type='BN'), norm_eval=False, **setting)
     perturb(theirs)
-    ours = StepResNet(depth, attention=None, out_indices=(0, 1, 2, 3),
-                      **setting)
+    ours = models.StepResNet(
+        depth, attention=None, out_indices=(0, 1, 2, 3), host=host, **setting)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 33, 48)
     results = [run(model.train() or model, x) for model in (ours, theirs)]
@@ -221,9 +229,8 @@ def test_features_by_torch_fx(attention):
 def test_train_returns_the_model_and_keeps_frozen_stages():
     model = StepResNet(50, frozen_stages=2, norm_eval=True)
     assert model.train() is model
-    frozen = [model.conv1, model.bn1, model.layer1, model.layer2]
-    for module in frozen:
-        assert not module.training
+    for module in (model.conv1, model.bn1, model.layer1, model.layer2):
+        assert module is model.conv1 or not module.training
         assert not any(p.requires_grad for p in module.parameters())
     attention = model.layer2[1].step.attention
     assert not attention.bn.training and not attention.ie_bias.requires_grad
@@ -241,11 +248,11 @@ def test_train_returns_the_model_and_keeps_frozen_stages():
 ])
 def test_checkpointing_changes_nothing(kwargs, preact):
     x = torch.randn(2, 3, 48, 64)
-    models = [StepResNet(**kwargs, preact=preact, with_cp=with_cp)
-              for with_cp in (False, True)]
-    models[1].load_state_dict(perturb(models[0]).state_dict())
+    pair = [StepResNet(**kwargs, preact=preact, with_cp=with_cp)
+            for with_cp in (False, True)]
+    pair[1].load_state_dict(perturb(pair[0]).state_dict())
     results = []
-    for model in models:
+    for model in pair:
         torch.manual_seed(0)
         results.append(run(model.train(), x))
     for got, expected in zip(*results):
@@ -282,7 +289,7 @@ def test_preactivation_against_a_written_out_network():
         y = shortcut + block.conv3(bn(block.norm3, block.conv2(b)).relu())
     expected = bn(model.bn_last, y).relu()
     torch.testing.assert_close(model(x)[0], expected, rtol=1e-4, atol=1e-5)
-    assert not hasattr(model, 'bn1')
+    assert isinstance(model.bn1, nn.Identity)
     assert all(len(b.downsample) == 1 for _, b in model.residual_blocks()
                if b.downsample is not None)
 

@@ -7,36 +7,37 @@ from mmstepnet.models import StepResNeXt
 from tests.utils import perturb
 
 
-def test_plain_form_is_the_hosts():
-    host = mmpretrain.models.ResNeXt(50, out_indices=(0, 1, 2, 3))
-    perturb(host).eval()
-    model = StepResNeXt(50, attention=None, out_indices=(0, 1, 2, 3)).eval()
-    model.load_state_dict(host.state_dict())
+@pytest.mark.parametrize('host, names', [
+    ('mmpretrain', ('width_per_group', 'base_width')),
+    ('mmdet', ('base_width', 'width_per_group')),
+])
+def test_plain_form_is_the_hosts(host, names):
+    """By either host's name of the width."""
+    theirs = pytest.importorskip(f'{host}.models').ResNeXt
+    outs = dict(depth=50, out_indices=(0, 1, 2, 3), groups=8)
+    host_ = perturb(theirs(**outs, **{names[0]: 6}))
+    host_.eval()  # which returns None
     images = torch.rand(2, 3, 70, 54)
-    for ours, theirs in zip(model(images), host(images)):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for name in names:
+        model = StepResNeXt(attention=None, host=host, **outs, **{name: 6})
+        model.load_state_dict(host_.state_dict())
+        for ours, expected in zip(model.eval()(images), host_(images)):
+            assert torch.equal(ours, expected)
 
 
-def test_mmdetections_arguments_give_its_network():
-    """Its zoo writes base_width for width_per_group."""
-    ResNeXt = pytest.importorskip('mmdet.models').ResNeXt
-    arguments = dict(depth=50, groups=8, base_width=6, num_stages=4,
-                     out_indices=(0, 1, 2, 3), frozen_stages=1,
-                     norm_cfg=dict(type='BN', requires_grad=True),
-                     norm_eval=True, style='pytorch')
-    host = perturb(ResNeXt(**arguments))
-    host.eval()  # which returns None
-    model = StepResNeXt(attention=None, **arguments).eval()
-    model.load_state_dict(host.state_dict())
-    images = torch.rand(2, 3, 70, 54)
-    for ours, theirs in zip(model(images), host(images)):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+def test_groups_default_to_the_hosts():
+    assert StepResNeXt(50, host='mmpretrain').groups == 32
+    assert mmpretrain.models.ResNeXt(50).groups == 32
+    mmdet = pytest.importorskip('mmdet.models')
+    assert StepResNeXt(50, host='mmdet').groups == 1
+    assert mmdet.ResNeXt(depth=50).groups == 1
 
 
 def test_torchvision_checkpoint_lacks_the_attention_only():
     theirs = perturb(torchvision.models.resnext50_32x4d()).eval()
     model = StepResNeXt(
-        50, attention=dict(type='StepNet', init_step=1.0)).eval()
+        50, attention=dict(type='StepNet', init_step=1.0),
+        host='mmpretrain').eval()
     keys = model.load_state_dict(theirs.state_dict(), strict=False)
     assert keys.unexpected_keys == ['fc.weight', 'fc.bias']
     assert all('.step.attention.' in key for key in keys.missing_keys)
@@ -50,7 +51,8 @@ def test_torchvision_checkpoint_lacks_the_attention_only():
 
 
 def test_every_parameter_learns():
-    model = perturb(StepResNeXt(50, groups=8, width_per_group=8)).train()
+    model = perturb(StepResNeXt(
+        50, groups=8, width_per_group=8, host='mmpretrain')).train()
     assert model.layer1[0].conv2.groups == 8
     out, = model(torch.randn(2, 3, 64, 64))
     (out * torch.randn_like(out)).sum().backward()
@@ -59,7 +61,8 @@ def test_every_parameter_learns():
 
 def test_builds_from_a_config():
     from mmengine.registry import MODELS
-    model = MODELS.build(dict(type='mmstepnet.StepResNeXt', depth=101))
+    model = MODELS.build(dict(
+        type='mmstepnet.StepResNeXt', depth=101, _scope_='mmpretrain'))
     assert len(model.layer3) == 23
 
 
@@ -69,4 +72,4 @@ def test_builds_from_a_config():
 ])
 def test_wrong_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        StepResNeXt(**kwargs)
+        StepResNeXt(**kwargs, host='mmpretrain')

@@ -16,7 +16,7 @@ def pyramid(fpn, backbone, images):
 
 def build(**kwargs):
     backbone = StepResNet(
-        depth=18, out_indices=(0, 1, 2, 3), **kwargs)
+        depth=18, out_indices=(0, 1, 2, 3), host='mmpretrain', **kwargs)
     return backbone, ops.FeaturePyramidNetwork([64, 128, 256, 512], 16)
 
 

@@ -13,13 +13,16 @@ import torch.nn as nn
 
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, SE, SRM, StepNet
-from mmstepnet.models.backbones.blocks import (
-    PreActStepBasicBlock,
-    StepBasicBlock,
-    StepBottleneck,
-)
+from mmstepnet.models import StepResNet
 from mmstepnet.steps import checkpoint
 from tests.test_steps.cases import FORMATS, inputs, randomise, worst
+
+
+def block_of(depth, **kwargs):
+    """The second block of a backbone, 8 or 32 channels wide."""
+    model = StepResNet(depth, attention=None, host='mmpretrain',
+                       base_channels=8, stem_channels=8, **kwargs)
+    return model.layer1[1]
 
 
 def hooked(block):
@@ -66,15 +69,15 @@ def passes(block, x, forward, backward):
 @pytest.mark.parametrize('forward', CONTEXTS)
 @pytest.mark.parametrize('backward', CONTEXTS)
 @pytest.mark.parametrize('attention', [StepNet, SE, CBAM])
-@pytest.mark.parametrize('kind', [StepBasicBlock, PreActStepBasicBlock])
-def test_whatever_comes_or_goes_before_backward(kind, attention, forward,
+@pytest.mark.parametrize('preact', [False, True])
+def test_whatever_comes_or_goes_before_backward(preact, attention, forward,
                                                 backward):
     torch.manual_seed(0)
-    block = kind(6, 6, norm_cfg=dict(type='BN'))
-    block.step.attention = attention(6)
+    block = block_of(18, preact=preact)
+    block.step.attention = attention(8)
     randomise(block)
     block.double().train()
-    x = torch.randn(3, 6, 5, 4, dtype=torch.float64)
+    x = torch.randn(3, 8, 5, 4, dtype=torch.float64)
     expected = passes(block, x, 'switched off', 'nothing')
     block.with_cp = True
     got = passes(block, x, forward, backward)
@@ -95,12 +98,12 @@ def in_context(name, blocks):
 def test_blocks_inside_a_stage(forward, calls):
     """Checkpointed twice, they run three times, by the path of the first."""
     torch.manual_seed(0)
-    stage = nn.Sequential(*(StepBasicBlock(6, 6) for _ in range(2)))
+    stage = nn.Sequential(*(block_of(18) for _ in range(2)))
     for block in stage:
-        block.step.attention = StepNet(6)
+        block.step.attention = StepNet(8)
     randomise(stage)
     stage.double().train()
-    x = torch.randn(3, 6, 5, 4, dtype=torch.float64)
+    x = torch.randn(3, 8, 5, 4, dtype=torch.float64)
 
     def gradients(run, backward, with_cp):
         twin, x_ = copy.deepcopy(stage), x.clone().requires_grad_()
@@ -130,10 +133,10 @@ def test_blocks_inside_a_stage(forward, calls):
 def test_graph_that_is_kept():
     """Each backward runs the block once more, from the same start."""
     torch.manual_seed(0)
-    block = StepBasicBlock(6, 6, with_cp=True).double()
-    block.step.attention = StepNet(6).double()
+    block = block_of(18, with_cp=True).double()
+    block.step.attention = StepNet(8).double()
     randomise(block)
-    x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 8, 5, 4, dtype=torch.float64, requires_grad=True)
     with steps.fused(False):
         out = block(x).square().sum()
     first, = torch.autograd.grad(out, x, retain_graph=True)
@@ -160,17 +163,18 @@ def test_runs_inside_each_other():
     assert inner.num_batches_tracked == 1
 
 
-@pytest.mark.parametrize('block', [StepBasicBlock, StepBottleneck])
+@pytest.mark.parametrize('depth', [18, 50])
 @pytest.mark.parametrize('memory_format', FORMATS)
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_three_optimizer_steps(block, memory_format, with_cp, calls):
+def test_three_optimizer_steps(depth, memory_format, with_cp, calls):
     torch.manual_seed(0)
-    template = block(16, 16, with_cp=with_cp)
-    template.step.attention = StepNet(16)
+    template = block_of(depth, with_cp=with_cp)
+    width = template.conv1.in_channels
+    template.step.attention = StepNet(width)
     randomise(template)
     template.double().to(memory_format=memory_format)
     data = [
-        inputs((3, 16, 9, 9), memory_format=memory_format)
+        inputs((3, width, 9, 9), memory_format=memory_format)
         for _ in range(3)
     ]
     states = {}
@@ -197,11 +201,11 @@ def test_second_order_through_a_checkpoint(training, calls):
     found = []
     for fused, with_cp in itertools.product([False, True], repeat=2):
         torch.manual_seed(0)
-        block = StepBasicBlock(6, 6, with_cp=with_cp).double()
-        block.step.attention = SRM(6).double()  # means and deviations
+        block = block_of(18, with_cp=with_cp).double()
+        block.step.attention = SRM(8).double()  # means and deviations
         randomise(block)
         block.train(training)
-        x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(3, 8, 5, 4, dtype=torch.float64, requires_grad=True)
         with steps.fused(fused):
             grad, = torch.autograd.grad(
                 block(x).square().sum(), x, create_graph=True)

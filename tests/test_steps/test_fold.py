@@ -1,17 +1,23 @@
 """Folded inference against the model it was folded from, and exports."""
 
 import importlib.util
+from functools import partial
 
 import pytest
 import torch
 import torch.nn as nn
 
 import mmstepnet
-from mmstepnet.models import StepNet, StepVisionTransformer
-from mmstepnet.models.backbones import StepResNet, StepResNetCIFAR
+from mmstepnet import models
+from mmstepnet.models import (
+    StepNet,
+    StepResNetCIFAR,
+    StepVisionTransformer,
+)
 from mmstepnet.steps.fold import FoldedStepNet
 from tests.utils import TORCH_21, not_on_torch_21, perturb
 
+StepResNet = partial(models.StepResNet, host='mmpretrain')
 MODELS = {
     'basic': dict(depth=18),
     'bottleneck': dict(depth=50),

@@ -74,6 +74,7 @@ def test_backbones_of_another_structure_are_refused(config):
 def test_weights_that_do_not_fit_are_named():
     build = MODELS.build
     plain = build(dict(type='mmpretrain.ResNet', depth=50, deep_stem=True))
-    ours = build(dict(type='mmstepnet.StepResNet', depth=50))
+    ours = build(dict(
+        type='mmstepnet.StepResNet', depth=50, host='mmpretrain'))
     with pytest.raises(ValueError, match='stem.0.conv.weight is .32, 3, 3'):
         check_structure(plain, ours)

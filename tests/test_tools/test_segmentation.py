@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mmstepnet import steps
-from mmstepnet.models import StepResNet
+from mmstepnet.models import StepResNetV1c
 from mmstepnet.stiffness import Trajectories
 from tests.documents import python_snippets
 
@@ -31,7 +31,8 @@ norm = dict(type='BN')  # SyncBN needs a GPU
 head = dict(channels=16, num_classes=3, norm_cfg=norm)
 model = dict(
     data_preprocessor=dict(size=(64, 64)),
-    backbone=dict(norm_cfg=norm, init_cfg=None),
+    pretrained=None,
+    backbone=dict(norm_cfg=norm),
     decode_head=head,
     auxiliary_head=head)
 pipeline = [
@@ -147,7 +148,7 @@ def test_stiffness_is_of_these_images(job):
     path, = (job / 'test' / 'stiffness').glob('*.npz')
     record = Trajectories.load(path)
     weights = torch.load(job / 'train' / 'iter_3.pth', weights_only=False)
-    backbone = StepResNet(depth=50, attention=dict(
+    backbone = StepResNetV1c(depth=50, host='mmseg', attention=dict(
         type='StepNet', init_step=1.0)).eval()
     backbone.load_state_dict({
         key.removeprefix('backbone.'): value

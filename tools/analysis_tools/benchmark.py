@@ -50,7 +50,7 @@ def timm_net(name: str, **kwargs) -> nn.Module:
 def step_net(attention: str | None = 'StepNet', **kwargs) -> StepResNet:
     """ResNet-50 of ours with an attention."""
     cfg = None if attention is None else dict(type=attention)
-    return StepResNet(50, attention=cfg, **kwargs)
+    return StepResNet(50, attention=cfg, host='mmpretrain', **kwargs)
 
 
 NETWORKS = {

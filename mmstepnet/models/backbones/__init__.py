@@ -1,10 +1,28 @@
-from .propagation_vision_transformer import PropagationVisionTransformer
-from .resnet import StepResNet
+from importlib.util import find_spec
+
+from mmstepnet.compatibility import check_hosts
+from mmstepnet.registry import MODELS
+
+from .host import StepBackbone
+from .resnet import StepResNet, StepResNetV1c, StepResNetV1d
 from .resnet_cifar import StepResNetCIFAR
 from .resnext import StepResNeXt
-from .vision_transformer import StepVisionTransformer
 
 __all__ = [
-    'PropagationVisionTransformer', 'StepResNeXt', 'StepResNet',
-    'StepResNetCIFAR', 'StepVisionTransformer'
+    'PropagationVisionTransformer', 'StepBackbone', 'StepResNeXt',
+    'StepResNet', 'StepResNetCIFAR', 'StepResNetV1c', 'StepResNetV1d',
+    'StepVisionTransformer'
 ]
+
+if find_spec('mmpretrain') is not None:
+    from .propagation_vision_transformer import PropagationVisionTransformer
+    from .vision_transformer import StepVisionTransformer
+else:
+
+    def _needs_mmpretrain(**kwargs) -> None:
+        """Say what is missing: these two are MMPretrain's."""
+        check_hosts('mmpretrain')
+
+    PropagationVisionTransformer = StepVisionTransformer = _needs_mmpretrain
+    for _name in ('PropagationVisionTransformer', 'StepVisionTransformer'):
+        MODELS.register_module(_name, module=_needs_mmpretrain)

@@ -13,9 +13,8 @@ from mmstepnet.attentions import build_attention
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep
 
-from .blocks import warn_of_frozen_starts
+from .host import STEPNET, warn_of_frozen_starts
 from .host_attention import take_over
-from .resnet import STEPNET
 
 
 class ValueProjection(BaseModule):

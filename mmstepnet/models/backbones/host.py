@@ -1,0 +1,208 @@
+"""The hosts' backbones with steps: found by scope, initialised, frozen."""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from inspect import signature
+
+import torch.nn as nn
+from mmengine.registry import DefaultScope
+
+from mmstepnet.compatibility import VERSIONS, check_hosts
+from mmstepnet.registry import MODELS
+from mmstepnet.steps import ResidualStep, insert_steps
+
+STEPNET = dict(type='StepNet')
+
+
+def find_host(name: str, host: str | None = None) -> type:
+    """Find a host's class.
+
+    Args:
+        name (str): Name that the host has registered it by.
+        host (str, optional): Scope of the host, such as ``'mmdet'``. None is
+            the default scope. Defaults to None.
+
+    Raises:
+        ValueError: There is no default scope and no ``host``, or that host
+            has no such class.
+        ImportError: The host is not installed, or in a version that this
+            package does not know.
+    """
+    current = DefaultScope.get_current_instance()
+    scope = host or (current.scope_name if current else None)
+    if scope in VERSIONS:
+        check_hosts(scope)
+    found = None
+    if isinstance(scope, str) and find_spec(scope) is not None:
+        try:
+            found = MODELS.get(f'{scope}.{name}')
+        except RuntimeError:  # what mmengine raises where there is none
+            pass
+    if found is None:
+        raise ValueError(
+            f"whose {name}? The hosts' defaults differ, so name one, as in "
+            f"host='mmpretrain' or host='mmdet', or build it in the scope of "
+            f'one, as configs with a default_scope do; got host={host!r}, and '
+            f'the default scope is {current and current.scope_name!r}')
+    return found
+
+
+def parameters(host: type) -> dict[str, object]:
+    """What a host's constructor takes, with the defaults."""
+    found = {}
+    for cls in reversed(host.__mro__):
+        found.update(signature(cls.__init__).parameters)
+    return {name: parameter.default for name, parameter in found.items()
+            if name not in ('self', 'args', 'kwargs')}
+
+
+@cache
+def join(ours: type, host: type) -> type:
+    """Class of ours over a host's. It is made anew in each process."""
+    name = ours.__name__
+    if ours is SteppedBackbone:
+        name = 'Step' + host.__name__
+    return type(host)(name, (ours, host), dict(
+        made_of=(ours, host), __module__=ours.__module__))
+
+
+class OverHost(nn.Module):
+    """What is made of a class of ours and a host's by :func:`join`."""
+
+    made_of: tuple[type, type]
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Name both classes, for pickles."""
+        _, _, *state = super().__reduce_ex__(max(protocol, 2))
+        return _new, self.made_of, *state
+
+
+def _new(ours: type, host: type) -> nn.Module:
+    cls = join(ours, host)
+    return cls.__new__(cls)
+
+
+class SteppedBackbone(OverHost):
+    """A host's backbone whose residual blocks take steps."""
+
+    def init_weights(self) -> None:
+        """Initialise as the host does, and the attentions as they are to be.
+
+        A host's initialisation would move them from their start (Kaiming's
+        of convolutions, say), and what it loads may hold them. So they are
+        brought to their start when loading begins, else at the end.
+        """
+        initialise = getattr(super(), 'init_weights', lambda: None)
+        waiting = [] if getattr(self, 'is_init', False) else list(
+            self._attentions())
+
+        def start(attention: nn.Module, *args) -> None:
+            if attention in waiting:
+                waiting.remove(attention)
+                attention.init_weights()
+
+        handles = [
+            attention._register_load_state_dict_pre_hook(
+                start, with_module=True) for attention in waiting
+        ]
+        initialise()
+        for handle in handles:
+            handle.remove()
+        for attention in list(waiting):
+            start(attention)
+
+    def _attentions(self):
+        return (step.attention for step in self.modules()
+                if isinstance(step, ResidualStep)
+                and hasattr(step.attention, 'init_weights'))
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Set the mode as the host does, whose method may return None."""
+        super().train(mode)
+        return self
+
+    def _insert(self, attention: dict, blocks: Sequence[str] | str | None,
+                first_block: bool | None) -> None:
+        """Put the attention in; frozen stages freeze theirs, too."""
+        if not isinstance(attention, dict) or 'type' not in attention:
+            raise TypeError("attention must be a dict with 'type', such as "
+                            f"dict(type='StepNet'), got {attention!r}")
+        arguments = dict(attention)
+        insert_steps(self, arguments.pop('type'), blocks=blocks,
+                     first_block=first_block, **arguments)
+        for step in self.modules():
+            if isinstance(step, ResidualStep):
+                step.is_init = True  # init_weights above sees to it
+        if hasattr(self, '_freeze_stages'):
+            self._freeze_stages()
+        warn_of_frozen_starts(self)
+
+
+@MODELS.register_module()
+def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
+                 attention: dict = STEPNET,
+                 blocks: Sequence[str] | str | None = None,
+                 first_block: bool | None = None) -> nn.Module:
+    """Build a host's backbone and put an attention into its blocks.
+
+    :func:`mmstepnet.insert_steps` for configs. What comes back is the host's
+    own object, an instance of the host's class; keys of checkpoints stay, and
+    ``*step.attention.*`` comes on top.
+
+    Args:
+        backbone (dict): Config of any registered backbone whose blocks
+            :func:`insert_steps` knows. Its type is looked for in the default
+            scope, or in that of its prefix, as in ``'mmdet.ResNet'``.
+        attention (dict, optional): Config of an attention. As in
+            :func:`insert_steps`, and other than in :class:`StepResNet`,
+            ``init_step`` is 1.0 where it is not given, so that the backbone
+            computes what it did before; ``init_step=None`` is the paper's
+            gate. Defaults to ``dict(type='StepNet')``.
+        blocks (Sequence[str] | str, optional): See :func:`insert_steps`.
+        first_block (bool, optional): See :func:`insert_steps`.
+
+    Returns:
+        nn.Module: The backbone.
+
+    Raises:
+        KeyError: The backbone or the attention is not registered.
+        ValueError: No block is known, or one of ``blocks`` does not exist.
+        RuntimeError: A block's ``forward`` is another than the one known.
+
+    Example:
+        >>> from mmstepnet.models import StepBackbone
+        >>> model = StepBackbone(
+        ...     dict(type='mmpretrain.SEResNet', depth=50),
+        ...     attention=dict(type='StepNet'), blocks='layer4')
+        >>> model.layer4[1].step.attention
+        StepNet(channels=2048, init_step=1.0)
+    """
+    model = MODELS.build(backbone)
+    if not isinstance(model, SteppedBackbone):
+        model.__class__ = join(SteppedBackbone, type(model))
+    model._insert(attention, blocks, first_block)
+    return model
+
+
+def warn_of_frozen_starts(backbone: nn.Module) -> None:
+    """Warn of attentions with ``init_step`` whose parameters are frozen.
+
+    Args:
+        backbone (nn.Module): A backbone whose stages are frozen already.
+    """
+    names = [
+        name.rpartition('.')[0] for name, module in backbone.named_modules()
+        if isinstance(module, ResidualStep)
+        and getattr(module.attention, 'init_step', None) is not None
+        and not any(p.requires_grad for p in module.attention.parameters())
+    ]
+    if names:
+        warnings.warn(
+            f'{type(backbone).__name__}: frozen_stages='
+            f'{backbone.frozen_stages} freezes the attentions of '
+            f'{", ".join(names)}, whose step then stays at their init_step '
+            'for ever; leave these blocks out with blocks=, or freeze fewer '
+            'stages',
+            stacklevel=4)

@@ -1,0 +1,66 @@
+"""Pre-activation blocks, made of a host's post-activation ones."""
+
+import torch.nn as nn
+from mmcv.cnn import build_norm_layer
+from torch import Tensor
+
+from mmstepnet.steps import ResidualStep, StepDescription, checkpoint
+from mmstepnet.steps.known_blocks import KnownBlock
+
+from .host import OverHost, join
+
+
+class PreActBlock(OverHost):
+    """A host's basic block or bottleneck with norms before convolutions.
+
+    Identity Mappings in Deep Residual Networks, ECCV 2016,
+    https://arxiv.org/abs/1603.05027. Where the shape changes, the projection
+    takes the activated input and has no norm of its own, as there.
+    """
+
+    known = KnownBlock('PreActBlock', (StepDescription(
+        lambda block, x: block.branch(block.relu(block.norm1(x))),
+        width=lambda block: block.convs[-1].out_channels,
+        identity='downsample'), ), {})
+
+    @property
+    def convs(self) -> list[nn.Module]:
+        return [getattr(self, f'conv{k}') for k in (1, 2, 3)
+                if hasattr(self, f'conv{k}')]
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Compute f from the activated input."""
+        first, *others = self.convs
+        x = first(x)
+        for k, conv in enumerate(others, 2):
+            x = conv(self.relu(getattr(self, getattr(
+                self, f'norm{k}_name'))(x)))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the block's step."""
+        if self.with_cp and x.requires_grad:
+            return checkpoint(self, self._forward, x)
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.norm1(x))
+        identity = x if self.downsample is None else self.downsample(out)
+        return self.step(identity, self.branch(out))
+
+
+def make_preact(block: nn.Module, norm_cfg: dict) -> None:
+    """Turn a block of a host into a :class:`PreActBlock`, in place.
+
+    Args:
+        block (nn.Module): A block of the host's ResNet.
+        norm_cfg (dict): Config of its norms.
+    """
+    block.__class__ = join(PreActBlock, type(block))
+    # Norm k stands before convolution k and has its input's width.
+    for k, conv in enumerate(block.convs, 1):
+        _, norm = build_norm_layer(norm_cfg, conv.in_channels)
+        setattr(block, getattr(block, f'norm{k}_name'), norm)
+    if block.downsample is not None:
+        del block.downsample[-1]
+    block.step = ResidualStep(drop_path=getattr(block, 'drop_path', None))

@@ -1,0 +1,230 @@
+"""Whose ResNet StepResNet is, what it then takes, and each host alone."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+
+from mmstepnet import insert_steps, models
+from mmstepnet.models import StepBackbone, StepResNetCIFAR
+from mmstepnet.models.backbones.host import find_host
+from tests.utils import perturb, run, same_tensors
+
+mmdet = pytest.importorskip('mmdet.models')
+ALL = (0, 1, 2, 3)
+DCN = dict(
+    dcn=dict(type='DCNv2', deform_groups=1, fallback_on_stride=False),
+    stage_with_dcn=(False, True, True, True))
+PLUGINS = dict(plugins=[dict(
+    cfg=dict(type='ContextBlock', ratio=1. / 4),
+    stages=(False, True, True, True), position='after_conv3')])
+
+
+@pytest.mark.parametrize('name', [
+    'StepResNet', 'StepResNetV1c', 'StepResNetV1d', 'StepResNeXt'])
+def test_whose(name):
+    """By name, by the default scope, by mmengine's word for it."""
+    build = getattr(models, name)
+    with pytest.raises(ValueError, match="host='mmdet', or build it in"):
+        build(50)
+    for host, out_indices, norm_eval in (('mmpretrain', (3, ), False),
+                                         ('mmdet', ALL, True)):
+        found = [build(50, host=host), MODELS.build(dict(
+            type=f'mmstepnet.{name}', depth=50, _scope_=host))]
+        init_default_scope(host)
+        found.append(MODELS.build(dict(type=f'mmstepnet.{name}', depth=50)))
+        for model in found:
+            theirs = find_host(build.host_type, host)
+            assert isinstance(model, build) and isinstance(model, theirs)
+            assert theirs.__module__.startswith(host)
+            assert type(model).__name__ == name
+            assert model.out_indices == out_indices
+            assert model.norm_eval is norm_eval
+    assert isinstance(build(50, host='mmpretrain'), find_host(
+        build.host_type, 'mmpretrain'))  # in MMDetection's scope
+
+
+@pytest.mark.parametrize('scope', ['mmengine', 'nonsense', None])
+def test_scopes_without_a_resnet(scope):
+    if scope:
+        init_default_scope(scope)
+    with pytest.raises(ValueError, match=f'default scope is {scope!r}'):
+        models.StepResNet(18)
+    with pytest.raises(ValueError, match="got host='mmnothing'"):
+        models.StepResNet(18, host='mmnothing')
+
+
+def test_cifars_is_the_same_under_every_host():
+    hosts = [StepResNetCIFAR(20), StepResNetCIFAR(20, host='mmdet')]
+    init_default_scope('mmdet')
+    hosts.append(StepResNetCIFAR(20))
+    assert [isinstance(m, mmdet.ResNet) for m in hosts] == [False, True, True]
+    state = perturb(hosts[0]).state_dict()
+    x = torch.randn(2, 3, 32, 32)
+    results = []
+    for model in hosts:
+        assert not model.norm_eval and model.out_indices == (2, )
+        model.load_state_dict(state)
+        results.append(run(model.train(), x))
+    for other in results[1:]:
+        for got, expected in zip(other, results[0]):
+            same_tensors(got, expected, exact=True)
+
+
+@pytest.mark.parametrize('kwargs', [
+    DCN, PLUGINS, dict(norm_cfg=dict(type='BN', eps=1e-3)),
+    dict(style='caffe', frozen_stages=1),
+    dict(base_channels=32, num_stages=3, strides=(1, 2, 1),
+         dilations=(1, 1, 2), out_indices=(2, ))], ids=str)
+def test_mmdetections_arguments(kwargs):
+    """Each network is the host's, and a warm start changes none of it."""
+    theirs = perturb(mmdet.ResNet(50, **copy.deepcopy(kwargs)))
+    x = torch.randn(2, 3, 64, 64)
+    theirs.train()
+    expected = run(theirs, x)
+    for attention in (None, dict(type='StepNet', init_step=1.0)):
+        ours = models.StepResNet(
+            50, attention=attention, host='mmdet', blocks=attention and [
+                'layer2', 'layer3'], **copy.deepcopy(kwargs))
+        missing = ours.load_state_dict(theirs.state_dict(), strict=False)
+        assert not missing.unexpected_keys
+        assert all('.step.attention.' in key for key in missing.missing_keys)
+        got = run(ours.train(), x)
+        if attention is None:
+            for a, b in zip(got, expected):
+                same_tensors(a, b, exact=True)
+        else:
+            for key, out in expected[0].items():
+                assert (got[0][key] - out).norm() <= 1e-5 * out.norm()
+
+
+def test_preactivation_has_no_dcn():
+    for kwargs in DCN, PLUGINS:
+        with pytest.raises(ValueError, match='preact=True has no norm'):
+            models.StepResNet(50, preact=True, host='mmdet', **kwargs)
+
+
+@pytest.mark.parametrize('preact', [False, True])
+def test_copies_and_pickles(preact, tmp_path):
+    """A pickle loads in a process that knows nothing of it."""
+    model = perturb(models.StepResNet(
+        18, preact=preact, host='mmdet', base_channels=8)).eval()
+    x = torch.randn(1, 3, 64, 64)
+    expected = model(x)[-1]
+    for twin in copy.deepcopy(model), pickle.loads(pickle.dumps(model)):
+        assert type(twin) is type(model)
+        assert torch.equal(twin(x)[-1], expected)
+    torch.save((model, x, expected), tmp_path / 'model.pt')
+    subprocess.run([sys.executable, '-c', (
+        'import sys, torch; model, x, expected = torch.load(sys.argv[1], '
+        'weights_only=False); torch.testing.assert_close('
+        'model(x)[-1], expected, rtol=1e-4, atol=1e-5)'),  # not fused
+        str(tmp_path / 'model.pt')], check=True)
+
+
+def test_plain_steps_take_attentions():
+    model = models.StepResNet(18, attention=None, host='mmdet')
+    assert insert_steps(model, 'SE', blocks='layer4') == ['layer4.0',
+                                                          'layer4.1']
+    with pytest.raises(ValueError, match='layer4.0, layer4.1'):
+        insert_steps(model, 'SE')
+
+
+@pytest.mark.parametrize('cls', ['StepResNetV1c', 'StepResNetV1d'])
+def test_deep_stems_of_older_checkpoints(cls):
+    """Which were MMPretrain's under every host."""
+    before, now = (perturb(getattr(models, cls)(
+        50, host=host, out_indices=ALL)).eval()
+        for host in ('mmpretrain', 'mmdet'))
+    x = torch.randn(1, 3, 64, 64)
+    assert before.state_dict().keys() != now.state_dict().keys()
+    perturb(now, seed=1)
+    now.load_state_dict(before.state_dict())
+    for got, expected in zip(now(x), before(x)):
+        assert torch.equal(got, expected)
+    state = copy.deepcopy(now.state_dict())  # its own still load
+    perturb(now, seed=2)
+    now.load_state_dict(state)
+    assert torch.equal(now(x)[-1], before(x)[-1])
+
+
+@pytest.mark.parametrize('backbone, x', [
+    (dict(type='mmdet.ResNet', depth=50, **DCN), 64),
+    (dict(type='mmpretrain.SEResNet', depth=50), 64),
+    (dict(type='mmdet.SwinTransformer', embed_dims=24, depths=(2, 2, 2, 2)),
+     64),
+])
+def test_step_backbone(backbone, x):
+    theirs = perturb(MODELS.build(copy.deepcopy(backbone)))
+    ours = MODELS.build(dict(
+        type='mmstepnet.StepBackbone', backbone=backbone,
+        attention=dict(type='SE')))
+    assert isinstance(ours, type(theirs))
+    missing = ours.load_state_dict(theirs.state_dict(), strict=False)
+    assert not missing.unexpected_keys
+    assert all('step.attention.' in key for key in missing.missing_keys)
+    x = torch.randn(2, 3, x, x)
+    theirs.eval(), ours.eval()
+    for got, expected in zip(ours(x), theirs(x)):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert ours.train() is ours
+    twin = pickle.loads(pickle.dumps(ours.eval()))
+    assert torch.equal(twin(x)[-1], ours(x)[-1])
+
+
+def test_step_backbone_freezes_and_warns(recwarn):
+    frozen = dict(type='mmdet.ResNet', depth=50, frozen_stages=1)
+    warm = dict(type='StepNet')
+    with pytest.warns(UserWarning, match='layer1.1, layer1.2, whose step'):
+        model = StepBackbone(frozen, warm)
+    gate = model.layer1[1].step.attention
+    assert not gate.ie_bias.requires_grad
+    assert not model.train().layer1[1].step.attention.training
+    recwarn.clear()
+    StepBackbone(frozen, warm, blocks=['layer2', 'layer3', 'layer4'])
+    assert not recwarn.list
+
+
+def test_step_backbone_refuses():
+    with pytest.raises(TypeError, match='attention must be a dict'):
+        StepBackbone(dict(type='mmdet.ResNet', depth=18), None)
+    with pytest.raises(ValueError, match='no block is known'):
+        StepBackbone(dict(type='mmpretrain.VGG', depth=11))
+    with pytest.raises(ValueError, match='there are steps already'):
+        StepBackbone(dict(
+            type='mmstepnet.StepResNet', depth=18, _scope_='mmdet'))
+
+
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys({absent!r}))
+import torch
+from mmengine.registry import MODELS, init_default_scope
+init_default_scope({host!r})
+for cfg in (dict(type='mmstepnet.StepResNet', depth=18),
+            dict(type='mmstepnet.StepResNetCIFAR', depth=20),
+            dict(type='mmstepnet.StepBackbone', backbone=dict(
+                type='ResNet', depth=18))):
+    model = MODELS.build(cfg)
+    model.init_weights()
+    assert model.train()(torch.randn(2, 3, 32, 32))[-1].isfinite().all()
+    assert any({host!r} in cls.__module__ for cls in type(model).__mro__)
+try:
+    MODELS.build(dict(type='mmstepnet.StepVisionTransformer'))
+except ImportError as error:
+    assert 'needs mmpretrain' in str(error), error
+else:
+    assert {host!r} == 'mmpretrain'
+"""
+
+
+@pytest.mark.parametrize('host, absent', [('mmdet', 'mmpretrain'),
+                                          ('mmpretrain', 'mmdet')])
+def test_each_host_suffices_alone(host, absent):
+    subprocess.run(
+        [sys.executable, '-c', ALONE.format(host=host, absent=[absent])],
+        check=True, capture_output=True)
