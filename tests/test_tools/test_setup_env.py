@@ -98,7 +98,7 @@ def test_unknown_part(setup_env):
 @pytest.mark.parametrize('stack, python, code, text', [
     ('onedl', sys.executable, 0, sys.executable),
     ('openmmlab', '/bin/false', 1, '/bin/false is not Python 3.10'),
-    ('mine', '', 2, "core, got 'mine'")])
+    ('mine', '', 2, "got 'mine'")])
 def test_find_python(stack, python, code, text):
     done = subprocess.run(
         ['bash', '-c', '. tools/stack.sh; find_python'], cwd=ROOT,
