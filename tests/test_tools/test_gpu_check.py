@@ -79,8 +79,8 @@ def test_a_path_that_is_not_taken_fails_and_is_tried_again(
 
 def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
     few('correctness', 'tail, StepNet, float64')
-    step = steps.kernels.aten.step
-    monkeypatch.setattr(steps.kernels.aten, 'step',
+    step = steps.kernels.plain.step
+    monkeypatch.setattr(steps.kernels.plain, 'step',
                         lambda *args, **kwargs: 1.01 * step(*args, **kwargs))
     code, _ = call('correctness', '--device', 'cpu', '--quick', '--out',
                    tmp_path)
