@@ -50,3 +50,11 @@ def onnx_arguments(axes: Sequence[str | None]) -> dict:
     return dict(
         dynamo=True, external_data=False, verbose=False,
         dynamic_shapes=(free, ))
+
+
+_TELLS_AUTOCAST = torch.__version__ >= (2, 4)
+
+
+def is_autocasting(device_type: str) -> bool:
+    """Whether autocast is on for a device type, as far as that is known."""
+    return not _TELLS_AUTOCAST or torch.is_autocast_enabled(device_type)

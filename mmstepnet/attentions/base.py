@@ -66,7 +66,8 @@ class ChannelGate(Attention):
     statistics that :attr:`pooled` names, in that order, (N, C) each and in
     float32 or better, and returns the step, (N, C). It sees nothing else, so
     that the fused residual step, which never forms f, calls it as the
-    reference path does.
+    reference path does; once more in the backward pass, so it draws nothing
+    at random, and through :func:`torch.func.vjp`.
 
     Arguments are those of :class:`Attention`.
     """

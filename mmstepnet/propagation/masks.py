@@ -1,5 +1,7 @@
 """Who may inform whom: the masks of information propagation."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -33,8 +35,9 @@ def check_mask(mask: Tensor | None,
     Raises:
         TypeError: The mask is not a bool tensor.
         ValueError: It does not broadcast, is sparse beside ``is_causal``,
-            or some row has no source. Compiled code does not look into
-            sparse masks and raises a RuntimeError for a row of a dense one.
+            or some row has no source. On a GPU and in compiled code, which
+            do not wait for the mask, a row without a source is an assertion
+            of the device; compiled code does not look into sparse masks.
     """
     if is_causal and receivers != sources:
         raise ValueError(
@@ -60,13 +63,24 @@ def check_mask(mask: Tensor | None,
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
                          f'j may inform receiver i, got {tuple(mask.shape)}')
     informed = _informed(mask, is_causal)
-    if is_compiling():
-        # A compiled or exported graph cannot branch on values.
-        torch._assert_async(
-            informed.all(), f'a row of the mask leaves no source: {REMEDY}')
-    elif not informed.all():
-        _name_row(mask, informed, is_causal)
+    _refuse_unless(
+        informed.all(), f'a row of the mask leaves no source: {REMEDY}',
+        lambda: _name_row(mask, informed, is_causal))
     return mask
+
+
+def _refuse_unless(good: Tensor, message: str,
+                   explain: Callable[[], str] | None = None) -> None:
+    """Raise a ValueError, on a CPU, for a mask that is not good.
+
+    A compiled or exported graph cannot branch on values, and on a GPU that
+    would wait for it at each call: there the device says it, when it gets
+    there.
+    """
+    if is_compiling() or good.device.type != 'cpu':
+        torch._assert_async(good, message)
+    elif not good:
+        raise ValueError(explain() if explain else message)
 
 
 def _informed(mask: Tensor, is_causal: bool) -> Tensor:
@@ -77,10 +91,10 @@ def _informed(mask: Tensor, is_causal: bool) -> Tensor:
     return mask.tril().any(-1)
 
 
-def _name_row(mask: Tensor, informed: Tensor, is_causal: bool) -> None:
+def _name_row(mask: Tensor, informed: Tensor, is_causal: bool) -> str:
     *where, row = (~informed).nonzero()[0].tolist()
     place = f' of {tuple(where)}' if where else ''
-    raise ValueError(
+    return (
         f'row {row}{place} of the mask, of shape {tuple(mask.shape)}, leaves '
         f"no source{' at or before it' if is_causal else ''}: {REMEDY}")
 
@@ -94,17 +108,19 @@ def _check_edges(mask: Tensor, receivers: int, sources: int,
     if is_causal:
         raise ValueError('is_causal beside a sparse mask: leave the edges '
                          'with j > i out of the mask')
-    mask = mask.coalesce()
-    if not mask.values().all():
-        raise ValueError('a sparse mask stores the edges alone, and this one '
-                         'stores False too; build it from the True ones')
+    mask = mask.coalesce()  # a GPU is waited for unless it is already
+    _refuse_unless(
+        mask.values().all(), 'a sparse mask stores the edges alone, and this '
+        'one stores False too; build it from the True ones')
     if not is_compiling():
-        degree = torch.bincount(mask.indices()[0], minlength=receivers)
-        if not degree.all():
-            row = int((degree == 0).nonzero()[0])
-            raise ValueError(
-                f'node {row} has no neighbour in the sparse mask: its '
-                'softmax is not defined. Add self-loops, or drop it')
+        informed = torch.zeros(
+            receivers, dtype=torch.bool, device=mask.device).index_fill_(
+                0, mask.indices()[0], True)
+        _refuse_unless(
+            informed.all(), 'a node has no neighbour in the sparse mask',
+            lambda: f'node {int((~informed).nonzero()[0])} has no neighbour '
+            'in the sparse mask: its softmax is not defined. Add self-loops, '
+            'or drop it')
     return mask
 
 

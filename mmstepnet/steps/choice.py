@@ -7,11 +7,19 @@ from torch import Tensor
 from mmstepnet.attentions import ChannelGate
 from mmstepnet.torch_version import is_transformed
 
-from .kernels import aten, backend
+from .compiled import Compiled
+from .kernels import backend
+from .vectors import parts
 
-SMALLEST = 1 << 18
-"""Elements of the smallest maps that are fused on a CPU: smaller ones stay in
-its cache, and what a step then takes is the number of its operations."""
+SMALLEST = 3 << 19
+"""Elements of the smallest maps that are fused on a CPU. To compile for it
+takes up to half a minute, which a job on smaller ones would not win back."""
+
+SMALLEST_WARM = 1 << 18
+"""As ``SMALLEST`` where the process has compiled for larger ones: these stay
+in the cache, and what a step then takes is the number of its operations."""
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
 
 SERVED = {'x_mean', 'f_mean', 'f_std'}
 """Statistics that the fused path knows how to pass on."""
@@ -78,17 +86,31 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
             and (type(step.drop_path) is nn.Identity
                  or not step.drop_path.training)
             and not _is_hooked(step, norm)
-            and not any('Sync' in type(m).__name__  # PyTorch's and MMCV's
-                        for m in gate.modules())
-            and _pays(branch))
+            and all(_is_function(m) for _, m in parts(gate))
+            and _pays(branch)
+            # Somebody who counts or changes operations wants to see them.
+            and not torch._C._len_torch_dispatch_stack())
+
+
+def _is_function(module: nn.Module) -> bool:
+    """Whether a part of a gate gives the same if called once more.
+
+    The backward does so. A BN in training does, since it does not read what
+    it updates; one that synchronises would do it on some ranks alone.
+    """
+    if 'Sync' in type(module).__name__:  # PyTorch's and MMCV's
+        return False
+    return not module.training or (
+        not isinstance(module, nn.modules.dropout._DropoutNd)
+        and (not module._buffers or isinstance(module, BATCH_NORMS)))
 
 
 def _pays(branch: Tensor) -> bool:
     """Whether fewer passes over memory are worth the operations they take."""
-    if branch.device.type == 'cpu':
-        return branch.numel() >= SMALLEST
-    # In half precision ATen's operations copy every map to float32.
-    return branch.element_size() > 2 or backend(branch) is not aten
+    smallest = min(SMALLEST, SMALLEST_WARM) if Compiled.warm else SMALLEST
+    if branch.device.type == 'cpu' and branch.numel() < smallest:
+        return False
+    return backend(branch) is not None
 
 
 def _are_plain_maps(x: Tensor, branch: Tensor) -> bool:
@@ -130,7 +152,7 @@ def _is_hooked(step: nn.Module, norm: nn.Module | None) -> bool:
             or everywhere._global_backward_hooks
             or everywhere._global_backward_pre_hooks):
         return True
-    inner = [module for module in step.modules() if module is not step]
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
                or m._backward_pre_hooks
-               for m in (*inner, *([] if norm is None else [norm])))
+               for module in (*step._modules.values(), norm)
+               if module is not None for _, m in parts(module))

@@ -3,8 +3,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmstepnet.propagation import metric_propagation, neighbourhood
+from mmstepnet.propagation import (
+    masks,
+    metric_propagation,
+    neighbourhood,
+)
+from mmstepnet.propagation.masks import check_mask
 
 
 def take(mask, n=4, m=4, lead=(2, 3), **kwargs):
@@ -71,6 +77,37 @@ def test_causal_leaves_nothing(dense):
     upper[0, 0] = upper[3, 0] = True
     with pytest.raises(ValueError, match='row 1.*at or before it'):
         take(upper, is_causal=True, dense=dense)
+
+
+def test_no_wait_for_a_gpu():
+    """A fake tensor raises where its value would be asked for."""
+    fake_tensor = pytest.importorskip('torch._subclasses.fake_tensor')
+    with fake_tensor.FakeTensorMode():
+        mask = torch.ones(4, 4, dtype=torch.bool, device='cuda')
+        for is_causal in (False, True):
+            assert check_mask(mask, 4, 4, is_causal) is mask
+            check_mask(mask[:1], 4, 4, is_causal)
+        with pytest.raises(Exception, match='data-dependent|_local_scalar'):
+            bool(mask.all())
+
+
+def test_edges_without_a_wait(monkeypatch):
+    """What decides over a sparse mask is asked on the device alone."""
+    asked = []
+    monkeypatch.setattr(masks, '_refuse_unless',
+                        lambda good, *_: asked.append(good))
+    mask = torch.eye(4, dtype=torch.bool).to_sparse()
+
+    class Waits(TorchDispatchMode):
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.name().partition('::')[2].partition('.')[0]
+            assert name not in ('_local_scalar_dense', 'nonzero', 'bincount',
+                                '_unique2', 'item'), name
+            return function(*args, **kwargs or {})
+    with Waits():
+        check_mask(mask, 4, 4)
+    assert all(asked) and len(asked) == 2
 
 
 def test_all_sources_shut():

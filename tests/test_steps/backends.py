@@ -8,8 +8,9 @@ import torch
 from mmstepnet import steps
 from mmstepnet.attentions import StepNet
 from mmstepnet.precision import accumulation_dtype
-from mmstepnet.steps import ResidualStep, tail, vectors
-from mmstepnet.steps.kernels import aten
+from mmstepnet.steps import ResidualStep, tail
+from mmstepnet.steps.kernels import plain
+from mmstepnet.steps.vectors import join
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 TOLERANCES = {
@@ -44,32 +45,49 @@ def data(shape, dtype, memory_format, device):
     return maps, rows
 
 
-def beside_aten(backend, device, dtype, memory_format, shape):
-    """Call every function in every way; pairs of a backend's and ATen's."""
-    (x, c, g), (centre, scale, shift, slope, offset) = data(
+def beside_plain(backend, device, dtype, memory_format, shape):
+    """Call every function in every way; pairs of a backend's and plain."""
+    (x, c, g), (rows, scale, shift, slope, offset) = data(
         shape, dtype, memory_format, device)
-    pairs = [(backend.mean(c), aten.mean(c)),
-             *zip(backend.moments(c), aten.moments(c))]
+    centre = rows[0]
+    pairs = []
+
+    def both(name, *args):
+        """Whose sums, of however many spans, are joined to means."""
+        found = []
+        for passes in (backend, plain):
+            sums = getattr(passes, name)(*args)
+            pixels, span = passes.spans(c)
+            if name == 'moments':
+                sums = join((None, *sums), pixels, span)[1:]
+            elif name == 'reduce':
+                sums = [t.sum(0) for t in sums]
+            else:
+                sums = sums.sum(0),
+            found.append(sums)
+        pairs.extend(zip(*found))
+    both('total', c)
+    both('moments', c)
     for args in ((centre, scale, shift, True), (None, scale, None, False)):
-        pairs.append((backend.step(x, c, *args), aten.step(x, c, *args)))
-    out = aten.step(x, c, centre, scale, shift, True)
+        pairs.append((backend.step(x, c, *args), plain.step(x, c, *args)))
+    out = plain.step(x, c, centre, scale, shift, True)
     written = c.clone(memory_format=torch.preserve_format)
     returned = backend.step(x, written, centre, scale, shift, True, True)
     assert returned.data_ptr() == written.data_ptr()
     pairs.append((written, out))
     for args in ((out, c, centre), (None, c, None)):
-        pairs += zip(backend.reduce(g, *args), aten.reduce(g, *args))
-    for args in ((out, c, centre, scale, slope, offset, shift, True, True),
-                 (out, c, centre, scale, slope, None, None, True, True),
-                 (None, c, centre, scale, slope, None, None, False, True),
+        both('reduce', g, *args)
+    for args in ((out, c, rows, scale, slope, offset, shift, True, True),
+                 (out, c, rows, scale, slope, None, None, True, True),
+                 (None, c, rows, scale, slope, None, None, False, True),
                  (None, c, None, scale, None, offset, shift, True, True),
                  (out, c, None, scale, None, None, shift, True, False)):
-        pairs += zip(backend.gradients(g, *args), aten.gradients(g, *args))
+        pairs += zip(backend.gradients(g, *args), plain.gradients(g, *args))
     return pairs
 
 
-def check_equal_aten(backend, device, dtype, memory_format, shape):
-    pairs = beside_aten(backend, device, dtype, memory_format, shape)
+def check_equal_plain(backend, device, dtype, memory_format, shape):
+    pairs = beside_plain(backend, device, dtype, memory_format, shape)
     for index, (got, expected) in enumerate(pairs):
         assert error(got, expected) < TOLERANCES[dtype], index
         if got is not None and got.ndim == 4:
@@ -82,15 +100,14 @@ def check_large_means(backend, device):
         c = torch.randn(1, 2, 6, 6, dtype=torch.float64) + 1e4
         c = c.to(device, torch.float32).contiguous(
             memory_format=memory_format)
-        _, var = backend.moments(c)
+        *_, var = join((None, *backend.moments(c)), *backend.spans(c))
         exact = c.double().var((2, 3), correction=0)
         torch.testing.assert_close(var.double(), exact, rtol=1e-3, atol=0)
 
 
 def check_whole_step(backend, device, monkeypatch):
     """The autograd functions over a backend, against the reference path."""
-    for module in (tail, vectors):
-        monkeypatch.setattr(module, 'backend', lambda maps: backend)
+    monkeypatch.setattr(tail, 'backend', lambda maps: backend)
     torch.manual_seed(0)
     for training, relu in itertools.product((True, False), repeat=2):
         step = ResidualStep(

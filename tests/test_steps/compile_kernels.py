@@ -1,24 +1,49 @@
-"""Compile the kernels to machine code for a GPU that need not be there.
+"""Compile the kernels to machine code for GPUs that need not be there.
 
-In a process of its own: Triton keeps what it compiled for the process' GPU.
+Prints for each GPU, kernel, dtype and memory format, over all the ways in
+which it is called, the most registers of a thread and the most bytes that one
+spills. In a process of its own: Triton keeps what it compiled for the
+process' GPU. ::
+
+    python -m tests.test_steps.compile_kernels [--all]
 """
 
+import argparse
+import re
+import subprocess
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from mmstepnet.steps.kernels import triton_kernels
-from tests.test_steps.backends import FORMATS, beside_aten
+from tests.test_steps.backends import FORMATS, beside_plain
+
+TARGETS = 80, 90, 100
+"""Compute capabilities: A100, H100, B200."""
+
+SMALL = ((torch.float64, (2, 3, 5, 4)), (torch.float32, (2, 3, 5, 4)),
+         (torch.float16, (1, 1, 1, 1)), (torch.bfloat16, (2, 64, 8, 8)))
+REAL = [(dtype, (2, channels, side, side))
+        for dtype in (torch.float32, torch.bfloat16)
+        for channels, side in ((256, 56), (512, 28), (1024, 14), (2048, 7))]
 
 
 class AbsentGPU:
     """What Triton's compiler asks a driver."""
 
+    def __init__(self, capability):
+        self.capability = capability
+
     def get_current_target(self):
-        return GPUTarget('cuda', 90, warp_size=32)
+        return GPUTarget('cuda', self.capability, warp_size=32)
 
     def get_current_device(self):
-        return 0
+        return self.capability  # Triton keeps kernels by device
 
     def get_current_stream(self, device):
         return 0
@@ -27,30 +52,54 @@ class AbsentGPU:
 class Compiled:
     """A kernel that is compiled where it should be launched."""
 
-    def __init__(self, name):
+    found = defaultdict(set)
+
+    def __init__(self, name, kernel):
         self.name = name
-        self.kernel = getattr(triton_kernels, name)
+        self.kernel = kernel
 
     def __getitem__(self, grid):
 
         def launch(*args, **kwargs):
             compiled = self.kernel.warmup(*args, grid=grid, **kwargs)
-            assert compiled.asm['cubin']
-            print(self.name)
+            self.found[self.name].add(compiled.asm['cubin'])
 
         return launch
 
 
+def resources(cubin):
+    """Registers of a thread and the bytes of its stack, where it spills."""
+    tool = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, '-res-usage', file.name], check=True,
+                              capture_output=True, text=True).stdout
+    return tuple(int(re.search(rf'{key}:(\d+)', text)[1])
+                 for key in ('REG', 'STACK'))
+
+
 def main():
-    driver.set_active(AbsentGPU())
-    for name in [n for n in vars(triton_kernels) if n.endswith('_kernel')]:
-        setattr(triton_kernels, name, Compiled(name))
-    for dtype, shape in ((torch.float64, (2, 3, 5, 4)),
-                         (torch.float32, (2, 3, 5, 4)),
-                         (torch.float16, (1, 1, 1, 1)),
-                         (torch.bfloat16, (2, 64, 8, 8))):
-        for memory_format in FORMATS:
-            beside_aten(triton_kernels, 'cpu', dtype, memory_format, shape)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--all', action='store_true',
+                        help="at ResNet-50's sizes, too")
+    cases = SMALL + tuple(REAL if parser.parse_args().all else ())
+    kernels = {name: kernel for name, kernel in vars(triton_kernels).items()
+               if name.endswith('_kernel')}
+    for name, kernel in kernels.items():
+        setattr(triton_kernels, name, Compiled(name, kernel))
+    for target in TARGETS:
+        driver.set_active(AbsentGPU(target))
+        for dtype, shape in cases if target == 90 else cases[1::2]:
+            for memory_format in FORMATS:
+                Compiled.found.clear()
+                beside_plain(triton_kernels, 'meta', dtype, memory_format,
+                             shape)
+                for name, cubins in Compiled.found.items():
+                    used = [resources(cubin) for cubin in cubins]
+                    print(f'sm_{target}', name, str(dtype)[6:],
+                          str(memory_format)[6:], 'x'.join(map(str, shape)),
+                          *map(max, zip(*used)), flush=True)
 
 
 if __name__ == '__main__':

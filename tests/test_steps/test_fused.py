@@ -4,12 +4,13 @@ import copy
 import gc
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
 from mmstepnet import steps
 from mmstepnet.attentions import SE, SEM, SRM, StepNet
-from mmstepnet.steps.kernels import aten
+from mmstepnet.steps.vectors import join
 from tests.test_steps.cases import (
     FORMATS,
     away_from_kink,
@@ -78,18 +79,17 @@ def test_one_image_in_eval(calls):
     assert len(calls) == 2
 
 
-def test_blocks_of_a_map_are_joined(monkeypatch):
-    """Maps larger than a block, in rows that do not divide it."""
-    monkeypatch.setattr(aten, 'BLOCK', 37)
-    torch.manual_seed(0)
-    step, norm = build(SRM, 5)
-    step.double()
-    norm.double()
-    for memory_format in FORMATS:
-        args = inputs((3, 5, 7, 6), memory_format=memory_format)
-        error, name = worst(
-            run(True, step, norm, *args), run(False, step, norm, *args))
-        assert error < 1e-10, name
+@pytest.mark.parametrize('span', [1, 7, 10, 35])
+def test_spans_of_a_map_are_joined(span):
+    """Of unequal means and lengths, the last span being shorter."""
+    x, c = np.random.default_rng(0).normal(size=(2, 3, 5, 35)).cumsum(-1)
+    parts = [c[..., k:k + span] for k in range(0, 35, span)]
+    sums = [x[..., k:k + span].sum(-1) for k in range(0, 35, span)]
+    got = join([torch.from_numpy(np.stack(t)) for t in (
+        sums, [part.mean(-1) for part in parts],
+        [part.var(-1) * part.shape[-1] for part in parts])], 35, span)
+    for a, b in zip(got, (x.mean(-1), c.mean(-1), c.var(-1))):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)

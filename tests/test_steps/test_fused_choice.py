@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.nn as nn
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, IEBN, ChannelGate, Plain, StepNet
 from mmstepnet.steps import choice
+from mmstepnet.steps.compiled import Compiled
 from tests.test_steps.cases import build, inputs
 
 
@@ -125,14 +127,35 @@ class TestStepsAside:
     def test_where_it_would_be_slower(self, monkeypatch):
         monkeypatch.setattr(choice, 'SMALLEST', self.c.numel() + 1)
         self.expect_reference(self.take)
-        monkeypatch.setattr(choice, 'SMALLEST', self.c.numel())
+        monkeypatch.setattr(choice, 'SMALLEST_WARM', self.c.numel())
+        monkeypatch.setattr(Compiled, 'warm', False)
+        self.expect_reference(self.take)
+        monkeypatch.setattr(Compiled, 'warm', True)  # at no further cost
         self.take()
         assert self.calls
-        # No CPU, no kernels for it: every map would be copied to float32.
-        for dtype, pays in ((torch.float16, False), (torch.bfloat16, False),
-                            (torch.float32, True)):
-            maps = torch.empty(1, device='meta', dtype=dtype)
-            assert choice._pays(maps) == pays
+        # No CPU, and no kernels for it.
+        assert not choice._pays(torch.empty(1 << 20, device='meta'))
+
+    def test_a_gate_that_is_no_function(self):
+        """The backward calls it once more."""
+        class Forgetful(StepNet):
+
+            def __init__(self, channels):
+                super().__init__(channels)
+                self.dropout = nn.Dropout(0.5)
+                self.register_buffer('calls', torch.zeros(()))
+
+        gate = self.step.attention = Forgetful(4)
+        self.expect_reference(self.take)
+        del gate.dropout
+        self.expect_reference(self.take)
+        gate.eval()
+        self.take()
+        assert self.calls
+
+    def test_somebody_who_wants_to_see_operations(self):
+        with FlopCounterMode(display=False):
+            self.expect_reference(self.take)
 
     def test_other_activation(self):
         self.step.activation = nn.ReLU6()

@@ -79,8 +79,8 @@ def test_a_path_that_is_not_taken_fails_and_is_tried_again(
 
 def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
     few('correctness', 'tail, StepNet, float64')
-    step = steps.kernels.aten.step
-    monkeypatch.setattr(steps.kernels.aten, 'step',
+    step = steps.kernels.plain.step
+    monkeypatch.setattr(steps.kernels.plain, 'step',
                         lambda *args, **kwargs: 1.01 * step(*args, **kwargs))
     code, _ = call('correctness', '--device', 'cpu', '--quick', '--out',
                    tmp_path)
@@ -92,7 +92,7 @@ def test_passes_are_timed_against_a_copy(call, few, tmp_path):
     few('launches', 'bandwidth', 'tail over plain', 'metric-attention')
     call('launches', '--device', 'cpu', '--quick', '--out', tmp_path)
     for name, row in rows(tmp_path).items():
-        assert row['verdict'] in ('passes', 'fails', 'reported'), row
+        assert row['verdict'] == 'reported', row
         assert 'Error' not in row['value'], row
         if name.startswith('bandwidth'):
             assert "of a copy's" in row['value']

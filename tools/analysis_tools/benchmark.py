@@ -9,12 +9,12 @@ with the quartiles.
 import argparse
 import itertools
 import json
-import math
 import os
 import statistics
 from collections.abc import Callable
 from functools import partial
 
+import tails
 import timm
 import torch
 import torch.nn as nn
@@ -33,7 +33,6 @@ import mmstepnet
 from mmstepnet import steps
 from mmstepnet.engine.job import positive_int
 from mmstepnet.models import StepResNet
-from mmstepnet.steps.kernels import inductor
 
 BASELINE = 'mmpretrain ResNet-50'
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -58,7 +57,6 @@ NETWORKS = {
     'plain': lambda: step_net(None),
     'StepNet naive': step_net,
     'StepNet': step_net,
-    'StepNet ATen': step_net,
     **{name: lambda name=name: step_net(name) for name in ATTENTIONS},
     'IEBN': lambda: step_net(None, norm_cfg=dict(type='mmstepnet.IEBN')),
     'mmpretrain SEResNet-50': lambda: SEResNet(50),
@@ -75,13 +73,11 @@ BACKBONES = {
        for name, attention in (
            ('plain', None), ('StepNet naive', dict(type='StepNet')),
            ('StepNet', dict(type='StepNet')),
-           ('StepNet ATen', dict(type='StepNet')),
            ('SE', dict(type='SE')))},
 }
 FOLDED = {
     'plain folded': lambda: mmstepnet.fold(step_net(None)),
     'StepNet folded': lambda: mmstepnet.fold(step_net()),
-    'StepNet ATen folded': lambda: mmstepnet.fold(step_net()),
 }
 
 
@@ -149,8 +145,7 @@ class Contestant(Timed):
 
     Args:
         name (str): Its name in the table; 'naive' in it takes the reference
-            path of the residual step, 'ATen' none of the passes that are
-            compiled for the CPU.
+            path of the residual step.
         build (Callable): Builds the network.
         args (Namespace): The command line.
         mode (str): 'train', 'inference' or 'detection', which trains too.
@@ -164,7 +159,6 @@ class Contestant(Timed):
         super().__init__(args)
         torch.manual_seed(0)
         self.fused = 'naive' not in name
-        self.smallest = math.inf if 'ATen' in name else inductor.SMALLEST
         self.train = mode != 'inference'
         self.dtype = DTYPES[dtype]
         model = build() if mode == 'detection' else Classifier(build())
@@ -189,7 +183,6 @@ class Contestant(Timed):
 
     def step(self) -> None:
         """One step of training, or one of inference."""
-        inductor.SMALLEST = self.smallest
         if not self.train:
             with torch.inference_mode():
                 self.loss()
@@ -263,8 +256,9 @@ def print_table(title: str, rows: list[dict]) -> None:
         memory = [f'{row[key] / base[key]:8.3f}' if key in row else ' ' * 8
                   for key in ('saved_bytes', 'peak_bytes')]
         spread = f'{row["low"]:.3f}-{row["high"]:.3f}'
-        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}'
-              f'{row["images_per_second"]:10.1f}{"".join(memory)}')
+        rate = row.get('images_per_second')
+        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}',
+              ' ' * 9 if rate is None else f'{rate:9.1f}', *memory, sep='')
 
 
 def parse_args() -> argparse.Namespace:
@@ -276,8 +270,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--size', type=positive_int, default=224,
                         help='side of the images in pixels')
     parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
-                        choices=['train', 'inference', 'detection'],
-                        help='detection is a training step of Faster R-CNN')
+                        choices=['tails', 'train', 'inference', 'detection'],
+                        help='tails are the ends of blocks alone, detection '
+                        'is a training step of Faster R-CNN')
     parser.add_argument('--formats', nargs='+', default=list(FORMATS),
                         choices=list(FORMATS))
     parser.add_argument('--dtypes', nargs='+', default=['float32'],
@@ -308,8 +303,13 @@ def main() -> None:
     set_threads(args)
     result = dict(
         machine(args), batch_size=args.batch_size, size=args.size, tables=[])
+    if 'tails' in args.modes:
+        for title, rows in tails.tables(args, FORMATS):
+            print_table(title, rows)
+            result['tables'].append(dict(mode=title, rows=rows))
     for mode, memory_format, dtype, compiled in itertools.product(
-            args.modes, args.formats, args.dtypes, args.compiled):
+            [mode for mode in args.modes if mode != 'tails'], args.formats,
+            args.dtypes, args.compiled):
         load = os.getloadavg()[0]
         rows = benchmark(args, mode, memory_format, dtype, bool(compiled))
         title = ', '.join([mode, memory_format, dtype,

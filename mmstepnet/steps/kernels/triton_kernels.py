@@ -1,6 +1,6 @@
 """The fused residual step's passes over memory, as Triton kernels.
 
-The functions are those of :mod:`.aten`. One kernel serves both
+The functions are those of :mod:`.plain`. One kernel serves both
 memory formats: a tile is some channels by some pixels of one image, addressed
 by strides, and Triton coalesces along the stride that is 1. Arithmetic is in
 float32 (float64 for float64 maps), rounded once on the way out.
@@ -46,7 +46,7 @@ def _tile(c, row_mask, last, c_stride, p_stride, start, BP: tl.constexpr):
 
 
 @triton.jit
-def _mean_kernel(x_ptr, sum_ptr, C, HW, NC, n_stride, c_stride, p_stride,
+def _total_kernel(x_ptr, sum_ptr, C, HW, NC, n_stride, c_stride, p_stride,
                  span, ACC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     first = tl.program_id(1) * span
     last = tl.minimum(first + span, HW)
@@ -99,7 +99,7 @@ def _step_kernel(x_ptr, c_ptr, centre_ptr, scale_ptr, shift_ptr, out_ptr, C,
                           (tl.program_id(0) % p_blocks) * BP, BP)
     total = tl.load(c_ptr + image + offsets, mask, 0.0).to(ACC)
     if CENTRE:
-        total -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+        total -= tl.load(centre_ptr + c, row_mask, 0.0)[:, None]
     total *= tl.load(scale_ptr + row, row_mask, 0.0)[:, None]
     if SHIFT:
         total += tl.load(shift_ptr + row, row_mask, 0.0)[:, None]
@@ -131,7 +131,7 @@ def _reduce_kernel(grad_ptr, out_ptr, c_ptr, centre_ptr, sum_ptr,
         grad = grad.to(ACC)
         deviation = tl.load(c_ptr + image + offsets, mask, 0.0).to(ACC)
         if CENTRE:
-            deviation -= tl.load(centre_ptr + row, row_mask, 0.0)[:, None]
+            deviation -= tl.load(centre_ptr + c, row_mask, 0.0)[:, None]
         total += tl.sum(grad, 1)
         product += tl.sum(grad * deviation, 1)
     tl.store(sum_ptr + tl.program_id(1) * NC + row, total, row_mask)
@@ -234,41 +234,40 @@ def _on_device_of_maps(function: Callable) -> Callable:
     return launch
 
 
+def spans(maps: Tensor) -> tuple[int, int]:
+    """See :func:`mmstepnet.steps.kernels.plain.spans`."""
+    launch = _Launch(maps)
+    return launch.pixels, launch.spans()[1]
+
+
 @_on_device_of_maps
-def mean(x: Tensor) -> Tensor:
-    """Mean over the map, (N, C)."""
+def total(x: Tensor) -> Tensor:
+    """See :func:`mmstepnet.steps.kernels.plain.total`."""
     launch = _Launch(x)
     splits, span = launch.spans()
     sums = launch.partial(x, splits)
-    _mean_kernel[launch.rows, splits](x, sums, *launch.shape,
-                                      launch.n * launch.c, *launch.strides,
-                                      span, **launch.meta)
-    return _total(sums).div_(launch.pixels)
+    _total_kernel[launch.rows, splits](x, sums, *launch.shape,
+                                       launch.n * launch.c, *launch.strides,
+                                       span, **launch.meta)
+    return sums
 
 
 @_on_device_of_maps
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population variance over the map, both (N, C)."""
+    """See :func:`mmstepnet.steps.kernels.plain.moments`."""
     launch = _Launch(x)
     splits, span = launch.spans()
     means, squares = (launch.partial(x, splits) for _ in range(2))
     _moments_kernel[launch.rows, splits](x, means, squares, *launch.shape,
                                          launch.n * launch.c, *launch.strides,
                                          span, **launch.meta)
-    if splits == 1:
-        return means[0], squares[0].div_(launch.pixels)
-    weights = torch.full((splits, 1, 1), span / launch.pixels,
-                         dtype=launch.dtype, device=x.device)
-    weights[-1] = 1 - (splits - 1) * span / launch.pixels
-    average = (means * weights).sum(0)
-    between = ((means - average).square_() * weights).sum(0)
-    return average, between.add_(squares.sum(0), alpha=1 / launch.pixels)
+    return means, squares
 
 
 @_on_device_of_maps
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
          shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
-    """See :func:`mmstepnet.steps.kernels.aten.step`."""
+    """See :func:`mmstepnet.steps.kernels.plain.step`."""
     launch = _Launch(c)
     out = c if in_place else torch.empty_like(c)
     _step_kernel[launch.grid](
@@ -281,7 +280,7 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
 @_on_device_of_maps
 def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
            centre: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See :func:`mmstepnet.steps.kernels.aten.reduce`."""
+    """See :func:`mmstepnet.steps.kernels.plain.reduce`."""
     launch = _Launch(c)
     splits, span = launch.spans()
     sums, products = (launch.partial(c, splits) for _ in range(2))
@@ -289,16 +288,16 @@ def reduce(grad: Tensor, out: Tensor | None, c: Tensor,
         grad, grad if out is None else out, c, *_rows(sums, centre), sums,
         products, *launch.shape, launch.n * launch.c, *launch.strides, span,
         CENTRE=centre is not None, RELU=out is not None, **launch.meta)
-    return _total(sums), _total(products)
+    return sums, products
 
 
 @_on_device_of_maps
 def gradients(
-        grad: Tensor, out: Tensor | None, c: Tensor | None,
-        centre: Tensor | None, scale: Tensor, slope: Tensor | None,
-        offset: Tensor | None, x_offset: Tensor | None, needs_x: bool,
+        grad: Tensor, out: Tensor | None, c: Tensor, centre: Tensor | None,
+        scale: Tensor, slope: Tensor | None, offset: Tensor | None,
+        x_offset: Tensor | None, needs_x: bool,
         needs_c: bool) -> tuple[Tensor | None, Tensor | None]:
-    """See :func:`mmstepnet.steps.kernels.aten.gradients`."""
+    """See :func:`mmstepnet.steps.kernels.plain.gradients`."""
     launch = _Launch(grad)
     writes_x = needs_x and (out is not None or x_offset is not None)
     grad_x = grad if needs_x else None
@@ -307,7 +306,7 @@ def gradients(
     grad_c = torch.empty_like(grad) if needs_c else None
     if needs_c or writes_x:
         _gradients_kernel[launch.grid](
-            grad, grad if out is None else out, grad if c is None else c,
+            grad, grad if out is None else out, c,
             *_rows(scale, centre, scale, slope, offset, x_offset),
             grad if grad_x is None else grad_x,
             grad if grad_c is None else grad_c, *launch.shape,
@@ -321,6 +320,3 @@ def _rows(like: Tensor, *coefficients: Tensor | None) -> list[Tensor]:
     """Dense (N, C) arguments; any pointer where a kernel reads none."""
     return [like if t is None else t.contiguous() for t in coefficients]
 
-
-def _total(partial: Tensor) -> Tensor:
-    return partial[0] if len(partial) == 1 else partial.sum(0)

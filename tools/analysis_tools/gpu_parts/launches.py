@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mmstepnet import steps
 from mmstepnet.propagation import metric_propagation
-from mmstepnet.steps.kernels import backend
+from mmstepnet.steps.kernels import backend, plain
 
 from .common import (
     FORMATS,
@@ -138,14 +138,14 @@ def _bandwidth(setting: Setting, shape: tuple[int, ...], dtype: torch.dtype,
                memory_format: str) -> Outcome:
     x, c, grad = maps(setting, shape, dtype, FORMATS[memory_format])
     target = torch.empty_like(x)
-    ops = backend(x)
+    ops = backend(x) or plain
     a, b, d, e, g = torch.randn(5, *shape[:2], device=setting.device)
     runs = {
         'copy': (2, lambda: target.copy_(x)),
-        'mean': (1, lambda: ops.mean(x)),
+        'total': (1, lambda: ops.total(x)),
         'moments': (1, lambda: ops.moments(c)),
-        'step': (3, lambda: ops.step(x, c, a, b, d, True)),
-        'reduce': (3, lambda: ops.reduce(grad, x, c, a)),
+        'step': (3, lambda: ops.step(x, c, a[0], b, d, True)),
+        'reduce': (3, lambda: ops.reduce(grad, x, c, a[0])),
         'gradients': (5, lambda: ops.gradients(grad, x, c, a, b, d, e, g,
                                                True, True))}
     found = seconds(setting, {k: f for k, (_, f) in runs.items()},
