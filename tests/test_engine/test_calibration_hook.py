@@ -89,7 +89,7 @@ def pooled_inputs(model, images):
             continue
 
         def keep(step, inputs, name=name):
-            x, branch, norm = inputs
+            x, branch, norm, *_ = inputs
             x_next = x + norm(branch)
             weight = step.attention.pair_weight
             seen[name] = (weight[:, 0] * x.mean((2, 3)) +

@@ -39,7 +39,8 @@ WRONG = {
     'eps': NO_POSITIVE_NUMBERS,
     'pseudo_metric': NO_NUMBERS,
     'activation': st.one_of(NO_NUMBERS, st.just('relu')),
-    'inputs': st.one_of(NO_NUMBERS, st.none(), st.integers()),
+    'inputs': st.one_of(NO_NUMBERS, st.none(), st.integers()).filter(
+        lambda v: v not in ('both', 'x', 'x_next', 'difference')),
 }
 
 

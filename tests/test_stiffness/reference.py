@@ -73,7 +73,8 @@ def ours(block, x):
 
 def ours_preact(block, x):
     y = x
-    for norm, conv in zip(block.norms, block.convs):
+    for k, conv in enumerate(block.convs, 1):
+        norm = getattr(block, getattr(block, f'norm{k}_name'))
         y = conv(relu(norm(y)))
     step = (
         torch.ones(()) if block.step.attention is None else

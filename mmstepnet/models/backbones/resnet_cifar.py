@@ -67,7 +67,9 @@ class StepResNetCIFAR(StepResNet):
         if kwargs.get('deep_stem'):
             raise ValueError(f'{type(self).__name__} has a stem of its own; '
                              f'leave deep_stem out')
-        four = depth in self.made_of[1].arch_settings
+        # A depth that is none is refused by the host's class.
+        four = (isinstance(depth, int)
+                and depth in self.made_of[1].arch_settings)
         super().__init__(
             depth, **{**(FOUR_STAGES if four else THREE_STAGES), **kwargs})
 
