@@ -22,7 +22,8 @@ BELOW = {
 """The core's packages, and what each may import beside itself."""
 
 LIBRARIES = {'torch', 'numpy', 'scipy'}
-FURTHER = {'mmstepnet/steps/kernels/triton_kernels.py': {'triton'}}
+FURTHER = {f'mmstepnet/steps/kernels/triton_{name}.py': {'triton'}
+           for name in ('kernels', 'programs')}
 
 
 def imported(path, tree=None):

@@ -1,4 +1,9 @@
-from . import convolutional, inverted_residual, transformers
+from . import (
+    convolutional,
+    convolutional_openmmlab,
+    inverted_residual,
+    transformers,
+)
 from .description import (
     KNOWN_BLOCKS,
     KnownBlock,
@@ -12,6 +17,6 @@ from .description import (
 
 __all__ = [
     'KNOWN_BLOCKS', 'KnownBlock', 'StepDescription', 'convolutional',
-    'describe', 'find_part', 'fingerprint', 'inverted_residual',
-    'qualified_name', 'register_block', 'transformers'
+    'convolutional_openmmlab', 'describe', 'find_part', 'fingerprint',
+    'inverted_residual', 'qualified_name', 'register_block', 'transformers'
 ]
