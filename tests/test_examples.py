@@ -1,8 +1,10 @@
 """The examples run, and what they write is right."""
 
 import csv
+import os
 import re
 import runpy
+import subprocess
 import sys
 
 import numpy as np
@@ -162,3 +164,51 @@ def test_steps_in_torchvision_detector(run_example, capsys):
             'layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1'))
     losses = [float(re.search(r'loss (\S+),', line)[1]) for line in epochs]
     assert len(losses) == 2 and losses[1] < losses[0]
+
+
+def test_rtmdet_is_the_hosts_with_steps():
+    """With the host's weights it gives the host's maps."""
+    pytest.importorskip('mmdet')
+    from mmengine.config import Config
+    from mmengine.registry import MODELS, init_default_scope
+    cfg = Config.fromfile(ROOT / 'examples/rtmdet_tiny_stepnet_coco.py')
+    init_default_scope('mmdet')
+    host = perturb(MODELS.build(cfg.model.backbone.backbone))
+    model = MODELS.build(cfg.model.backbone)
+    for network in (host, model):
+        network.eval()  # the host's returns None
+    missing, unknown = model.load_state_dict(host.state_dict(), strict=False)
+    assert unknown == []
+    assert missing and all('.step.attention.' in key for key in missing)
+    images = torch.rand(2, 3, 96, 128)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), host(images))
+
+
+def test_rtmdet_learns_on_digits(tmp_path):
+    """Every adaptor has moved, and the job ends with an evaluation."""
+    pytest.importorskip('mmdet.models')
+    data = tmp_path / 'data'
+    loops = [f'{loop}_dataloader.dataset.data_root={data}/'
+             for loop in ('train', 'val', 'test')]
+    for command in (
+        ['tools/dataset_converters/compose_digits.py', '--out', data,
+         '--train', 24, '--val', 5],
+        ['tools/train.py', 'examples/rtmdet_tiny_stepnet_digits.py',
+         '--work-dir', tmp_path / 'job', '--cfg-options', *loops,
+         f'val_evaluator.ann_file={data}/annotations/instances_val.json',
+         'train_cfg.max_epochs=2', 'train_cfg.val_interval=2',
+         'default_hooks.checkpoint.interval=1', 'randomness.seed=0']):
+        subprocess.run([sys.executable, *map(str, command)], cwd=ROOT,
+                       check=True, capture_output=True,
+                       env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    first, last = (torch.load(tmp_path / 'job' / f'epoch_{n}.pth',
+                              weights_only=False)['state_dict']
+                   for n in (1, 2))
+    adaptors = [key for key in first
+                if '.step.attention.' in key and key.endswith('weight')]
+    assert adaptors
+    for key in adaptors:
+        assert not torch.equal(first[key], last[key]), key
+    log, = (tmp_path / 'job').glob('*/vis_data/scalars.json')
+    assert '"coco/bbox_mAP"' in log.read_text()

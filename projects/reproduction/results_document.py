@@ -184,9 +184,10 @@ def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
             command += ['--cfg-options', *options] if options else []
             rows.append([table, *_origin(found), f'`{" ".join(command)}`'])
     for seeds in warm_starts:
+        epochs = ' '.join(map(str, seeds[0]['epochs']))
         rows.append(['warm start', *_origin(seeds),
-                     '`python -m projects.reproduction.warm_start`, see '
-                     '[the suite](../../configs/small/README.md)'])
+                     '`python -m projects.reproduction.warm_start CONFIG '
+                     f'CHECKPOINT --epochs {epochs} --lr {seeds[0]["lr"]:g}`'])
     return Sheet('Runs', [
         'Table', 'Runs', 'Machine', 'PyTorch', 'Commits', 'Command'
     ], rows, labels=6)

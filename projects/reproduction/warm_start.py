@@ -1,19 +1,19 @@
 """What a pretrained plain network loses when an attention is put into it.
 
-Inserts attentions into the trained plain model of an MMPretrain config, with
-the paper's gate and with init_step=1.0, and evaluates before any further
-training and after it, the plain model too.
+Inserts attentions into the trained plain model of a config, with the paper's
+gate and with init_step=1.0, and evaluates before any further training and
+during it, the plain model too.
 """
 
 import argparse
 import math
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 from rich.console import Console
-from rich.table import Table
 
 from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.data_check import check_data
@@ -21,6 +21,7 @@ from mmstepnet.engine.job import positive_int
 from mmstepnet.registry import ATTENTIONS, find_registered
 from projects.reproduction import save_result
 from projects.reproduction.provenance import provenance
+from projects.reproduction.warm_start_results import warm_start_sheet
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,8 +35,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--epochs',
         type=positive_int,
-        default=1,
-        help='epochs of further training')
+        nargs='+',
+        default=[1],
+        help='epochs of further training after which to evaluate')
     parser.add_argument(
         '--lr', type=rate, default=0.01, help='their constant learning rate')
     parser.add_argument(
@@ -69,7 +71,7 @@ def insert(args: argparse.Namespace, attention: str | None,
     cfg.randomness = dict(seed=args.seed)
     cfg.optim_wrapper.optimizer.lr = args.lr
     cfg.param_scheduler = None
-    cfg.train_cfg.update(max_epochs=args.epochs, val_interval=args.epochs)
+    cfg.train_cfg.update(max_epochs=max(args.epochs), val_interval=1)
     return cfg
 
 
@@ -88,8 +90,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         find_registered(ATTENTIONS, attention, 'attention')
 
 
-def measure(cfg: Config, checkpoint: dict) -> tuple[str, float, float]:
-    """Name of the first metric, and its values before and after training."""
+def measure(cfg: Config, checkpoint: dict,
+            epochs: Sequence[int]) -> tuple[str, float, list[float]]:
+    """Name of the first metric, its value at once and after these epochs."""
     runner = Runner.from_cfg(cfg)
     if cfg.model.backbone.attention is None:
         load_weights(runner.model, checkpoint, cfg.load_from)
@@ -97,31 +100,29 @@ def measure(cfg: Config, checkpoint: dict) -> tuple[str, float, float]:
     name = next(iter(before))
     runner = Runner.from_cfg(cfg)
     runner.train()
-    after = runner.message_hub.get_scalar(f'val/{name}').current()
-    return name, before[name], after
+    values, _ = runner.message_hub.get_scalar(f'val/{name}').data
+    return name, before[name], [float(values[epoch - 1]) for epoch in epochs]
 
 
 def main() -> None:
     args = parse_args()
+    args.epochs = sorted(set(args.epochs))
     check_arguments(args)
     checkpoint = read_checkpoint(args.checkpoint)
     check_data(Config.fromfile(args.config), 'train', 'val')
-    table = Table('attention', 'init_step', 'before', 'after')
     rows = []
     for attention, init_step in [(None, None),
                                  *product(args.attentions, (None, 1.0))]:
         name, before, after = measure(insert(args, attention, init_step),
-                                      checkpoint)
+                                      checkpoint, args.epochs)
         rows.append(dict(attention=attention, init_step=init_step,
                          metric=name, before=before, after=after))
-        table.add_row(str(attention), str(init_step), f'{before:.2f}',
-                      f'{after:.2f}')
-    save_result(
-        args.out or args.work_dir / 'warm_start.json',
-        dict(config=Path(args.config).stem, seed=args.seed,
-             checkpoint=Path(args.checkpoint).name, epochs=args.epochs,
-             lr=args.lr, rows=rows, starts=[provenance(ROOT)]))
-    Console().print(table)
+    found = dict(
+        config=Path(args.config).stem, seed=args.seed,
+        checkpoint=Path(args.checkpoint).name, epochs=args.epochs,
+        lr=args.lr, rows=rows, starts=[provenance(ROOT)])
+    save_result(args.out or args.work_dir / 'warm_start.json', found)
+    warm_start_sheet([found]).print(Console())
 
 
 if __name__ == '__main__':

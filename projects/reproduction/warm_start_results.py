@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from .columns import Column
-from .metrics import METRICS
+from .metrics import METRICS, Metric
 from .results import read_json, summarise
 from .sheet import NONE, Sheet
 
 FOLDER = 'warm_start'
-WHEN = {'before': 'at once', 'after': 'trained on'}
+BY_KEY = {metric.key: (name, metric) for name, metric in METRICS.items()}
 
 
 def read_warm_starts(results: Path) -> list[list[dict]]:
@@ -57,6 +57,10 @@ def _gate(row: dict) -> tuple[str, str]:
     return row['attention'] or 'none', gate if row['attention'] else NONE
 
 
+def _metric(seeds: list[dict]) -> tuple[str, Metric]:
+    return BY_KEY[seeds[0]['rows'][0]['metric']]
+
+
 def warm_start_column(seeds: list[dict]) -> Column:
     """Lay the seeds of a config out as a table's column, for claims.
 
@@ -64,39 +68,42 @@ def warm_start_column(seeds: list[dict]) -> Column:
         seeds (list[dict]): What the seeds left.
 
     Returns:
-        Column: A row for each network, at once and trained on, such as
-        ``'SE, init_step=1, at once'``.
+        Column: A row for each network, at once and after the last epoch, such
+        as ``'SE, init_step=1, at once'``.
     """
-    key = METRICS['Accuracy'].key
     results = {}
     for start in seeds:
         for row in start['rows']:
             name = ', '.join(part for part in _gate(row) if part != NONE)
-            for when, text in WHEN.items():
-                results.setdefault(f'{name}, {text}', []).append(dict(
+            for when, value in (('at once', row['before']),
+                                ('trained on', row['after'][-1])):
+                results.setdefault(f'{name}, {when}', []).append(dict(
                     seed=start['seed'], cfg_options=[],
-                    last=dict(epoch=start['epochs'],
-                              metrics={key: row[when]})))
+                    last=dict(epoch=start['epochs'][-1],
+                              metrics={row['metric']: value})))
     return Column('warm start', seeds[0]['config'], results)
 
 
 def warm_start_sheet(seeds: list[dict]) -> Sheet:
-    """Accuracy of a plain network after an attention was put in."""
+    """The metric of a plain network after an attention was put in."""
+    name, metric = _metric(seeds)
     groups = {}
     for start in seeds:
         for row in start['rows']:
-            groups.setdefault(_gate(row), []).append(row)
+            groups.setdefault(_gate(row), []).append(
+                [row['before'], *row['after']])
     rows = [[
         *gate,
-        *(summarise([row[when] for row in members]).format(2)
-          for when in WHEN), str(len(members))
+        *(summarise([value * metric.scale for value in values]).format(2)
+          for values in zip(*members)), str(len(members))
     ] for gate, members in groups.items()]
     start = seeds[0]
     return Sheet(
         f'Attention put into the trained plain network of '
-        f'{start["config"]}, Accuracy (%)',
-        ['Attention', 'Gate', 'At once', f'After {start["epochs"]} epoch',
-         'seeds'], rows, [
+        f'{start["config"]}, {name} ({metric.unit})',
+        ['Attention', 'Gate', 'At once',
+         *(f'After {epochs} epoch{"s" * (epochs > 1)}'
+           for epochs in start['epochs']), 'seeds'], rows, [
              f'Further training at the constant rate {start["lr"]:g}. Mean ± '
              'sample standard deviation over the seeds.'
          ], labels=2)

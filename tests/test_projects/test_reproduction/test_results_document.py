@@ -85,13 +85,13 @@ def results(tmp_path_factory):
             curves={'loss': [(99, 0.4), (100, 0.3)]}))
     for seed, plain in enumerate((75.41, 75.72)):
         rows = [dict(attention=attention, init_step=step, before=before,
-                     after=before + 1)
+                     metric='accuracy/top1', after=[before + 1])
                 for attention, step, before in (
                     (None, None, plain), ('SE', None, 12.5 + seed),
                     ('SE', 1.0, plain))]
         save_result(
             folder / 'warm_start' / PLAIN / f'seed_{seed}.json',
-            dict(config=PLAIN, seed=seed, epochs=1, lr=0.01, rows=rows,
+            dict(config=PLAIN, seed=seed, epochs=[1], lr=0.01, rows=rows,
                  starts=[dict(machine='m', torch='t', commit=c)
                          for c in ('c' * 40, 'd' * 40 + '-dirty')]))
     return folder
@@ -195,9 +195,9 @@ def test_warm_starts(results, report):
 
 
 @pytest.mark.parametrize('changed', [
-    dict(epochs=5), dict(lr=0.1), dict(rows=[])])
+    dict(epochs=[5]), dict(lr=0.1), dict(rows=[])])
 def test_warm_starts_of_other_settings_are_not_averaged(tmp_path, changed):
-    start = dict(config=PLAIN, epochs=1, lr=0.01,
+    start = dict(config=PLAIN, epochs=[1], lr=0.01,
                  rows=[dict(attention='SE', init_step=1)])
     for seed, found in enumerate((start, start | changed)):
         save_result(tmp_path / 'warm_start' / PLAIN / f'seed_{seed}.json',
@@ -208,7 +208,7 @@ def test_warm_starts_of_other_settings_are_not_averaged(tmp_path, changed):
 
 def test_a_copied_warm_start_is_no_further_seed(tmp_path):
     save_result(tmp_path / 'warm_start' / PLAIN / 'seed_1.json',
-                dict(config=PLAIN, seed=0, epochs=1, lr=0.01, rows=[]))
+                dict(config=PLAIN, seed=0, epochs=[1], lr=0.01, rows=[]))
     with pytest.raises(ValueError, match='seed_1.json is of seed 0'):
         read_warm_starts(tmp_path)
 

@@ -10,7 +10,6 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 
-from mmstepnet.engine.metric_log import logged_metric
 from tests.utils import perturb
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,7 +53,7 @@ def test_a_warm_start_begins_where_the_plain_network_is(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', [
         str(TOOL), str(config), 'plain.pth', '--attentions', 'SE', '--lr',
-        '0.05', '--seed', '3'
+        '0.05', '--seed', '3', '--epochs', '1', '2'
     ])
     spec = importlib.util.spec_from_file_location('warm_start', TOOL)
     module = importlib.util.module_from_spec(spec)
@@ -63,10 +62,17 @@ def test_a_warm_start_begins_where_the_plain_network_is(
     found = json.loads(Path('work_dirs/warm_start/warm_start.json')
                        .read_text())
     assert (found['config'], found['checkpoint']) == ('tiny', 'plain.pth')
-    assert (found['seed'], found['epochs'], found['lr']) == (3, 1, 0.05)
+    assert (found['seed'], found['epochs'], found['lr']) == (
+        3, [1, 2], 0.05)
     rows = {(r['attention'], r['init_step']): r for r in found['rows']}
     assert list(rows) == [(None, None), ('SE', None), ('SE', 1.0)]
     assert rows[None, None]['before'] == pytest.approx(accuracy)
     assert rows['SE', 1.0]['before'] == pytest.approx(accuracy)
-    logged = logged_metric('work_dirs/warm_start/SE_1.0', 'accuracy/top1')
-    assert rows['SE', 1.0]['after'] == pytest.approx(logged[1])
+    for step in (None, 1.0):
+        logs = Path(f'work_dirs/warm_start/SE_{step}').glob(
+            '*/vis_data/scalars.json')
+        log, = (text for text in map(Path.read_text, logs) if '"loss"' in text)
+        records = map(json.loads, log.splitlines())
+        logged = [r['accuracy/top1'] for r in records if 'accuracy/top1' in r]
+        assert len(logged) == 2
+        assert rows['SE', step]['after'] == pytest.approx(logged)
