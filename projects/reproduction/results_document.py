@@ -1,6 +1,7 @@
 """RESULTS.md: verdicts, intervals, tables and figures from ``results/``."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -143,8 +144,20 @@ def claims_text(columns: Sequence[Column]) -> str:
 
 def _plan_texts(columns: Sequence[Column],
                 plan: Sequence[PlannedClaim]) -> list[str]:
-    return [_planned_text(finding, planned.seeds)
-            for finding, planned in zip(judge_plan(columns, plan), plan)]
+    texts, waiting = [], Counter()
+    for finding, planned in zip(judge_plan(columns, plan), plan):
+        begun = any(result['seed'] in planned.seeds
+                    for results in finding.column.results.values()
+                    for result in results)
+        if begun:
+            texts.append(_planned_text(finding, planned.seeds))
+        else:
+            waiting[str(finding.column)] += 1
+    if waiting:
+        texts.append('- No run yet: ' + '; '.join(
+            f'{column} ({number} claims)'
+            for column, number in waiting.items()))
+    return texts
 
 
 def _planned_text(finding: Finding, seeds: range) -> str:

@@ -159,7 +159,8 @@ def test_readings_are_rows_and_means_are_columns(report):
 
 def test_claims_and_evidence(report):
     confirmatory, explored = report.split('## Exploratory')
-    assert '- StepNet − Plain: 0 of 32 seeds' in confirmatory
+    assert ('- No run yet: small, CIFAR-10 JPEG, 10k images, 20 epochs '
+            '(2 claims)\n') in confirmatory
     assert 'Plain: -' not in confirmatory
     explored = explored.split('\n## ')[0]
     # Two seeds of StepNet meet three of plain.
@@ -173,6 +174,19 @@ def test_claims_and_evidence(report):
         assert f'small, CIFAR-10 JPEG, 10k images, 20 epochs; {reading}' in (
             explored)
     assert re.search('Without results yet: .*Table 4', explored)
+
+
+def test_a_plan_that_has_begun(tmp_path):
+    """It waits for seeds of both rows, and says how many there are."""
+    name = 'resnet20_stepnet_cifar10-10k'
+    evaluated = dict(epoch=20, metrics={'accuracy/top1': 75.})
+    for seed in (0, 3):  # the plan begins at 3
+        save_result(tmp_path / name / f'seed_{seed}.json', dict(
+            config=name, seed=seed, cfg_options=[], last=evaluated,
+            best=evaluated, starts=STARTS))
+    text = claims_text(read_columns(read_tables(ROOT), tmp_path))
+    assert text.count(': no verdict before all planned seeds.**') == 2
+    assert '  - StepNet − Plain: 0 of 32 seeds\n' in text
 
 
 def test_origin(report):
