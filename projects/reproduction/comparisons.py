@@ -118,13 +118,19 @@ class Comparison:
         """How many seeds a decision would take, as text."""
         if not self.varies:
             return f'{self.name}: the differences do not vary'
-        found, shown = (
-            seeds_needed(lambda n, power=power: power(
-                self.deviation, n, margin, level))
-            for power in (difference_power, equivalence_power))
-        return (f'{self.name}: at the measured deviation of '
+        found, measured, shown = (
+            seeds_needed(lambda n, power=power, size=size: power(
+                self.deviation, n, size, level))
+            for power, size in (
+                (difference_power, margin),
+                (difference_power, max(abs(self.mean), margin)),
+                (equivalence_power, margin)))
+        text = (f'{self.name}: at the measured deviation of '
                 f'{self.deviation:.2f}, {POWER:.0%} power takes {found} seeds '
                 f'for a difference of {margin:g} and {shown} for equivalence')
+        if abs(self.mean) > margin:
+            text += f', {measured} for a difference like the measured one'
+        return text
 
 
 @dataclass(frozen=True)

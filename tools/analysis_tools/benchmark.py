@@ -206,9 +206,11 @@ def main() -> None:
     result = dict(
         machine(args), batch_size=args.batch_size, size=args.size, tables=[])
     if 'tails' in args.modes:
-        for title, rows in tails.tables(args, FORMATS):
-            print_table(title, rows)
-            result['tables'].append(dict(mode=title, rows=rows))
+        for shape, memory_format, rows in tails.tables(args, FORMATS):
+            print_table(f'tail, {shape}, {memory_format}', rows)
+            result['tables'].append(dict(
+                mode='tail', shape=shape, memory_format=memory_format,
+                rows=rows))
     for mode, memory_format, dtype, compiled in itertools.product(
             [mode for mode in args.modes if mode != 'tails'], args.formats,
             args.dtypes, args.compiled):

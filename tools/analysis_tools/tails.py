@@ -67,8 +67,8 @@ class Tail(Timed):
 
 def tables(args: argparse.Namespace,
            formats: dict[str, torch.memory_format],
-           ) -> Iterator[tuple[str, list[dict]]]:
-    """Title and rows: the four stages in each format, then small maps."""
+           ) -> Iterator[tuple[str, str, list[dict]]]:
+    """Shape, format and rows: the four stages in each, then small maps."""
     choice.SMALLEST = 0
     shapes = [((args.batch_size, channels, side, side), name, 1)
               for name in args.formats for channels, side in SHAPES]
@@ -77,6 +77,6 @@ def tables(args: argparse.Namespace,
         gates = GATES if shape == SMALL else GATES[:2]
         contestants = {'plain': tail(), **{gate: tail(gate) for gate in gates},
                        'StepNet naive': tail('StepNet', fused=False)}
-        title = f'tail, {"x".join(map(str, shape))}, {name}'
-        yield title, [dict(row, network=network) for network, row in
-                      measure(contestants, args).items()]
+        yield 'x'.join(map(str, shape)), name, [
+            dict(row, network=network)
+            for network, row in measure(contestants, args).items()]

@@ -1,5 +1,7 @@
 """Verdicts of planned claims, on results that are made to decide."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy.stats import f
@@ -19,6 +21,7 @@ from projects.reproduction.comparisons import (
     judge,
 )
 from projects.reproduction.planned_findings import judge_plan
+from projects.reproduction.power import difference_power
 
 from .test_findings import results, table_1
 
@@ -57,7 +60,12 @@ def test_the_plan_is_corrected_for_its_claims():
     assert 0.025 < one.comparisons[0].p < 0.05 and one.verdict == 'held'
     two, _ = judge_plan([column], plan(range(5)))
     assert two.verdict == 'undecided'
-    assert any('80% power takes' in line for line in two.evidence)
+    line, = (line for line in two.evidence if '80% power takes' in line)
+    measured = int(re.search(r'(\d+) for a difference like', line)[1])
+    c = two.comparisons[0]
+    for seeds, enough in ((measured, True), (measured - 1, False)):
+        power = difference_power(c.deviation, seeds, c.mean, 0.025)
+        assert (power >= 0.8) == enough
 
 
 def test_a_difference_too_small_to_matter_is_held_and_named():
