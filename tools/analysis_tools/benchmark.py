@@ -153,14 +153,15 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
 def print_table(title: str, rows: list[dict]) -> None:
     base = rows[0]
     print(f'\n{title}\n{"network":24}{"ratio":>8}{"quartiles":>16}'
-          f'{"images/s":>10}{"saved":>8}{"peak":>8}')
+          f'{"first (s)":>11}{"images/s":>10}{"saved":>8}{"peak":>8}')
     for row in rows:
         memory = [f'{row[key] / base[key]:8.3f}' if key in row else ' ' * 8
                   for key in ('saved_bytes', 'peak_bytes')]
         spread = f'{row["low"]:.3f}-{row["high"]:.3f}'
         rate = row.get('images_per_second')
-        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}',
-              ' ' * 9 if rate is None else f'{rate:9.1f}', *memory, sep='')
+        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}'
+              f'{row["first"]:11.2f}',
+              ' ' * 10 if rate is None else f'{rate:10.1f}', *memory, sep='')
 
 
 def parse_args() -> argparse.Namespace:

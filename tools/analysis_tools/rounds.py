@@ -87,15 +87,17 @@ def measure(contestants: dict[str, Timed],
         args (Namespace): The command line.
 
     Returns:
-        dict[str, dict]: For each name the ``seconds`` of its steps, and
-        ``ratio``, ``low`` and ``high``: median and quartiles of their ratios
-        to the baseline's steps of the same round.
+        dict[str, dict]: For each name the ``seconds`` of its steps;
+        ``first``, those of the very first, which may compile; and ``ratio``,
+        ``low`` and ``high``: median and quartiles of their ratios to the
+        baseline's steps of the same round.
     """
-    seconds = {name: [] for name in contestants}
+    first, seconds = {}, {name: [] for name in contestants}
     bar = ProgressBar(len(contestants) * (args.rounds + args.warmup))
     for round_ in range(args.warmup + args.rounds):
         for name, contestant in contestants.items():
             elapsed = contestant.time()
+            first.setdefault(name, elapsed)
             if round_ >= args.warmup:
                 seconds[name].append(elapsed)
             bar.update()
@@ -105,5 +107,6 @@ def measure(contestants: dict[str, Timed],
     for name, own in seconds.items():
         low, ratio, high = statistics.quantiles(
             [a / b for a, b in zip(own, baseline)], n=4)
-        result[name] = dict(ratio=ratio, low=low, high=high, seconds=own)
+        result[name] = dict(
+            ratio=ratio, low=low, high=high, first=first[name], seconds=own)
     return result
