@@ -140,7 +140,8 @@ PRINTED = tuple(
 def _of_metric_attention(rest: str) -> tuple[Claim, ...]:
     ours, *others = (f'{name}{rest}' for name in (
         'Metric-attention', 'Dot product', 'L2'))
-    text = f'{ours}, %s than the dot product and L2 (Section 4.2)'
+    subject = f'{ours},' if rest else ours
+    text = f'{subject} %s than the dot product and L2 (Section 4.2)'
     return (
         Claim(text % 'is more accurate', pairs=against(ours, *others)),
         Claim(text % 'has a lower training loss at the end',

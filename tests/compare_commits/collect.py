@@ -151,7 +151,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('out', type=Path)
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS)
+    parser.add_argument('--double', action='store_true',
+                        help='in float64, of backbones and stiffness alone: '
+                        'what is left is no rounding')
     args = parser.parse_args()
+    if args.double:
+        torch.set_default_dtype(torch.float64)
+        args.parts = ['backbones', 'stiffness']
     torch.set_num_threads(1)
     init_default_scope('mmpretrain')
     found = {}

@@ -1,8 +1,10 @@
 """Two checkouts on one machine, compared: bit by bit, else by how much.
 
-    python tests/compare_commits/compare.py BEFORE AFTER
+    python tests/compare_commits/compare.py BEFORE AFTER [--double]
 
-BEFORE and AFTER are checkouts, or files that collect.py wrote.
+BEFORE and AFTER are checkouts, or files that collect.py wrote. --double
+compares in float64, where orders of summation and BN over a few values do not
+hide what else differs.
 """
 
 import argparse
@@ -17,13 +19,14 @@ import torch
 COLLECT = Path(__file__).with_name('collect.py')
 
 
-def collect(checkout: Path, folder: Path) -> dict:
+def collect(checkout: Path, folder: Path, double: bool) -> dict:
     """What a checkout computes; a file is read."""
     if checkout.is_file():
         return torch.load(checkout, weights_only=True)
     out = Path(tempfile.mkdtemp(dir=folder)) / 'found.pt'
     subprocess.run(
-        [sys.executable, str(COLLECT), str(out)], cwd=checkout, check=True,
+        [sys.executable, str(COLLECT), str(out), *['--double'] * double],
+        cwd=checkout, check=True,
         env={**os.environ, 'PYTHONPATH': str(checkout.resolve())})
     return torch.load(out, weights_only=True)
 
@@ -47,9 +50,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('before', type=Path)
     parser.add_argument('after', type=Path)
+    parser.add_argument('--double', action='store_true')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        before, after = (collect(path, Path(folder))
+        before, after = (collect(path, Path(folder), args.double)
                          for path in (args.before, args.after))
     differ = 0
     for part in before:
