@@ -12,6 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from mmstepnet.figures.style import line_style, paper_figure, short
 
+LETTER = 0.08
+"""Width of a label's letter in inches, about."""
+
 Curve = tuple[np.ndarray, np.ndarray]
 """Epochs (E,) and values (S, E) of S seeds."""
 
@@ -39,12 +42,13 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
         ax.set_xlabel('epoch')
         ax.set_ylabel(quantity)
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    wide = LETTER * max(map(len, lines)) + 0.5  # with its line
     figure.legend(
         lines.values(),
         lines.keys(),
         frameon=False,
         loc='outside upper center',
-        ncols=min(len(labels), 4),
+        ncols=max(1, min(len(labels), 4, int(figure.get_figwidth() / wide))),
         title='mean ± std (seeds)')
     return figure
 
@@ -68,12 +72,13 @@ def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
         ax.scatter(np.full(len(values), place), values, s=9, color=color)
         ax.hlines(np.mean(values), place - 0.25, place + 0.25, color=color,
                   linewidth=1.5)
-    ax.set_xticks(
-        range(len(rows)), [
-            f'{short(row)}\n({len(values)} '
-            f'{"seed" if len(values) == 1 else "seeds"})'
-            for row, values in rows.items()
-        ])
+    labels = [f'{short(row)}\n({len(values)} '
+              f'{"seed" if len(values) == 1 else "seeds"})'
+              for row, values in rows.items()]
+    ax.set_xticks(range(len(rows)), labels)
+    wide = LETTER * max(len(short(row)) for row in rows)
+    if wide * len(rows) > figure.get_figwidth():
+        ax.set_xticks(range(len(rows)), labels, rotation=40, ha='right')
     ax.grid(axis='x', visible=False)
     ax.set_ylabel(quantity)
     return figure
