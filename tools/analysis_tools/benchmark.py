@@ -201,6 +201,11 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def save(args: argparse.Namespace, result: dict) -> None:
+    with open(args.out, 'w') as file:
+        json.dump(result, file, indent=1)
+
+
 def main() -> None:
     args = parse_args()
     set_threads(args)
@@ -212,6 +217,7 @@ def main() -> None:
             result['tables'].append(dict(
                 mode='tail', shape=shape, memory_format=memory_format,
                 rows=rows))
+            save(args, result)
     for mode, memory_format, dtype, compiled in itertools.product(
             [mode for mode in args.modes if mode != 'tails'], args.formats,
             args.dtypes, args.compiled):
@@ -225,8 +231,7 @@ def main() -> None:
             mode=mode, memory_format=memory_format, dtype=dtype,
             compiled=bool(compiled), load=[load, os.getloadavg()[0]],
             rows=rows))
-        with open(args.out, 'w') as file:
-            json.dump(result, file, indent=1)
+        save(args, result)
 
 
 if __name__ == '__main__':
