@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -15,6 +16,16 @@ from mmstepnet.torch_version import is_autocasting, is_compiling
 from .kernels import compiles
 
 _made = {}
+_images = {}
+_numbers = count()
+
+ONE_KERNEL = {'split_reductions': False, 'unroll_reductions_threshold': 1}
+"""Inductor's options for functions of small tensors on a GPU.
+
+What sums over images, and what follows from the sum, become one kernel, if
+the sizes are known. Several kernels would be there to fill a GPU, but these
+tensors are too small for that, and a launch takes longer than any of them.
+"""
 
 
 class Compiled:
@@ -28,24 +39,29 @@ class Compiled:
     Args:
         function (Callable): The function; its positional arguments are what
             the graphs depend on.
+        **how: Keywords of ``torch.compile``, of which ``dynamic=None``
+            takes sizes for constant until they change.
     """
 
     warm = False
     """Whether this process has compiled one."""
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable, **how):
         self.function = function
+        self.how = {'dynamic': True, **how}
         self.ready = False
         self.broken = False
 
     @cached_property
     def compiled(self) -> Callable:
-        # Dynamo keeps graphs, and limits their number, by code object. It
-        # takes as long to import as PyTorch, so not before it is wanted.
+        # Dynamo keeps graphs, and limits their number, by code object, and
+        # by a code's name which sizes change. It takes as long to import as
+        # PyTorch, so not before it is wanted.
         function, code = self.function, self.function.__code__
-        own = FunctionType(code.replace(), function.__globals__,
-                           function.__name__, function.__defaults__)
-        return torch.compile(own, dynamic=True, fullgraph=True)
+        name = f'{function.__name__}_{next(_numbers)}'
+        own = FunctionType(code.replace(co_name=name), function.__globals__,
+                           name, function.__defaults__)
+        return torch.compile(own, fullgraph=True, **self.how)
 
     def __call__(self, device: torch.device, changed: Sequence[Tensor],
                  *args) -> Any:
@@ -101,4 +117,28 @@ def compiled(function: Callable, *key: Hashable) -> Compiled:
     key = function, *key
     if key not in _made:
         _made[key] = Compiled(function)
+    return _made[key]
+
+
+def compiled_on_gpu(function: Callable, images: int, channels: int,
+                    *key: Hashable) -> Compiled:
+    """The compiled form of a function of (N, C) tensors on a GPU.
+
+    The first number of images that comes has graphs of its own, with fewer
+    kernels, for each number of channels. Others, as that of an epoch's last
+    batch, share one for all sizes, which takes no time to compile anew.
+
+    Args:
+        function (Callable): A module's function.
+        images (int): N.
+        channels (int): C.
+        *key (Hashable): See :func:`compiled`.
+    """
+    key = function, *key
+    if _images.setdefault((key, channels), images) == images:
+        key, dynamic = (*key, images, channels), None
+    else:
+        dynamic = True
+    if key not in _made:
+        _made[key] = Compiled(function, dynamic=dynamic, options=ONE_KERNEL)
     return _made[key]

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from mmstepnet.attentions import ChannelGate
 
-from .compiled import compiled
+from .compiled import compiled, compiled_on_gpu
 from .kernels import backend, plain
 from .vectors import (
     Formulas,
@@ -122,7 +122,8 @@ def _forward(formulas: Formulas, x: Tensor, c: Tensor,
             c.device, (*moving, c) if in_place else moving, plain,
             forward_vectors, *args)
     return _pass_forward(passes, partial(
-        compiled(forward_vectors, *key), c.device, moving), *args)
+        compiled_on_gpu(forward_vectors, *c.shape[:2], *key), c.device,
+        moving), *args)
 
 
 def _pass_forward(passes: ModuleType, vectors: Callable, formulas: Formulas,
@@ -151,7 +152,8 @@ def _backward(formulas: Formulas, grad: Tensor, out: Tensor | None,
         return compiled(_pass_back, *key)(
             c.device, (), plain, backward_vectors, *args)
     return _pass_back(passes, partial(
-        compiled(backward_vectors, *key), c.device, ()), *args)
+        compiled_on_gpu(backward_vectors, *c.shape[:2], *key), c.device,
+        ()), *args)
 
 
 def _pass_back(passes: ModuleType, vectors: Callable, formulas: Formulas,

@@ -6,7 +6,7 @@ hand-written Triton kernels, and the launches and external calls in the code
 that Inductor writes for CUDA from the vectors' functions. In a process of its
 own, which it makes believe that there is an H100. ::
 
-    python -m tests.test_steps.count_launches [--code]
+    python -m tests.test_steps.count_launches [--shape 2 256 200 336] [--code]
 """
 
 import argparse
@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 import torch.nn as nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -35,7 +36,6 @@ from mmstepnet.steps.kernels import triton_kernels
 from tests.test_steps.compile_kernels import AbsentGPU
 
 GATES = 'StepNet', 'SE', 'ECA', 'SEM', 'SRM'
-SHAPE = (8, 256, 28, 28)
 
 H100 = SimpleNamespace(
     name='NVIDIA H100', major=9, minor=0, multi_processor_count=132,
@@ -78,7 +78,7 @@ class WrittenError(Exception):
     """The code that Inductor wrote; nothing is built from it."""
 
 
-def written_code(function, args):
+def written_code(to_compile, args):
     """Code that Inductor writes for CUDA, from a function of CPU tensors.
 
     The graph of PyTorch's operations, as AOTAutograd leaves it, is brought to
@@ -106,10 +106,12 @@ def written_code(function, args):
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=write, decompositions=(
         select_decomp_table()), keep_inference_input_mutations=True)
-    with mock.patch.object(GraphLowering, 'compile_to_module', stop):
+    how = dict(to_compile.how)
+    with (mock.patch.object(GraphLowering, 'compile_to_module', stop),
+          config.patch(how.pop('options'))):
         try:
-            torch.compile(function, dynamic=True, fullgraph=True,
-                          backend=backend)(*args)
+            torch.compile(to_compile.function, fullgraph=True,
+                          backend=backend, **how)(*args)
         except Exception:
             if not written:
                 raise
@@ -123,21 +125,21 @@ def launches(code):
                       r'(torch\.ops\.[\w.]+)\(', body)
 
 
-def count(gate, print_code=False):
+def count(gate, shape, print_code=False):
     """Operations, hand-written kernels and those of each function."""
     found = {}
     operations = Operations()
 
     def record(self, device, changed, *args):
         with torch.no_grad(), _disable_current_modes():
-            code = written_code(self.function, args)
+            code = written_code(self, args)
             result = self.function(*args)
         if print_code:
             print(code)
         found[self.function.__name__] = [
             next(filter(None, names)) for names in launches(code)]
         return result
-    step, norm, x, c, grad = tensors_of(gate)
+    step, norm, x, c, grad = tensors_of(gate, shape)
     Launched.count = 0
     with (mock.patch.object(compiled.Compiled, '__call__', record),
           mock.patch.object(tail, 'backend', lambda maps: triton_kernels),
@@ -148,9 +150,9 @@ def count(gate, print_code=False):
     return operations.names, Launched.count, found
 
 
-def count_operations(gate, plain):
+def count_operations(gate, shape, plain):
     """Those of the tail of a plain network, or of the reference path."""
-    step, norm, x, c, grad = tensors_of(gate)
+    step, norm, x, c, grad = tensors_of(gate, shape)
     with steps.fused(False), Operations() as operations:
         if plain:
             out = norm(c).add_(x).relu_()
@@ -162,10 +164,10 @@ def count_operations(gate, plain):
     return len(operations.names)
 
 
-def tensors_of(gate):
-    step = ResidualStep(getattr(attentions, gate)(SHAPE[1]), nn.ReLU())
-    x, c, grad = (torch.zeros(SHAPE, dtype=torch.bfloat16) for _ in range(3))
-    return (step, nn.BatchNorm2d(SHAPE[1]), x.requires_grad_(),
+def tensors_of(gate, shape):
+    step = ResidualStep(getattr(attentions, gate)(shape[1]), nn.ReLU())
+    x, c, grad = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(3))
+    return (step, nn.BatchNorm2d(shape[1]), x.requires_grad_(),
             c.requires_grad_(), grad)
 
 
@@ -198,16 +200,19 @@ def believe_in_a_gpu(stack):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('gates', nargs='*', default=GATES)
+    parser.add_argument('--shape', type=int, nargs=4, metavar='SIZE',
+                        default=(8, 256, 28, 28), help='of the maps')
     parser.add_argument('--code', action='store_true',
                         help='print the code that Inductor writes')
     args = parser.parse_args()
     for name in [n for n in vars(triton_kernels) if n.endswith('_kernel')]:
         setattr(triton_kernels, name, Launched())
     for gate in args.gates:
-        operations, kernels, found = count(gate, args.code)
+        operations, kernels, found = count(gate, args.shape, args.code)
         total = len(operations) + kernels + sum(map(len, found.values()))
-        print(gate, total, 'plain', count_operations(gate, True),
-              'reference', count_operations(gate, False), 'operations',
+        print(gate, total, 'plain',
+              count_operations(gate, args.shape, True), 'reference',
+              count_operations(gate, args.shape, False), 'operations',
               operations, 'kernels', kernels, found, flush=True)
 
 

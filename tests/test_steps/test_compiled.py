@@ -108,6 +108,48 @@ def test_blocks_and_sizes_share_graphs(monkeypatch):
     assert counter.frame_count == 2
 
 
+def standardised(sums, weight, pixels):
+    """Vectors as a step has them, with what reduces them and follows."""
+    means = sums.sum(0) / pixels
+    return (means - means.mean(0)) / (means.var(0) + 1e-5).sqrt() * weight
+
+
+@needs_compiler
+def test_graphs_of_vectors(monkeypatch):
+    """One for each C, one more for all sizes of maps, one for all else."""
+    monkeypatch.setattr(compiled, 'compiles', lambda device: True)
+    monkeypatch.setattr(compiled, '_made', {})
+    monkeypatch.setattr(compiled, '_images', {})
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda f, options, **kw: compile_(
+        f, **kw, backend=counter))
+    for n, channels, spans, pixels, graphs in (
+            (4, 6, 3, 16, 1), (4, 6, 3, 16, 1), (4, 10, 3, 16, 2),
+            (4, 6, 5, 25, 3), (4, 6, 4, 20, 3),
+            (7, 6, 3, 16, 4), (5, 10, 4, 20, 4), (4, 6, 3, 16, 4)):
+        function = compiled.compiled_on_gpu(standardised, n, channels, 'key')
+        sums, weight = torch.randn(spans, n, channels), torch.randn(channels)
+        torch.testing.assert_close(
+            function(sums.device, (), sums, weight, pixels),
+            standardised(sums, weight, pixels))
+        assert counter.frame_count == graphs, (n, channels, spans)
+
+
+@pytest.mark.slow
+def test_one_kernel_of_vectors(made, monkeypatch):
+    """Inductor's options for them change no value."""
+    monkeypatch.setattr(compiled, '_images', {})
+    for n in (2, 9, 300):
+        function = compiled.compiled_on_gpu(standardised, n, 6)
+        sums = torch.randn(3, n, 6, dtype=torch.float64)
+        weight = torch.randn(6, dtype=torch.float64)
+        torch.testing.assert_close(
+            function(sums.device, (), sums, weight, 7),
+            standardised(sums, weight, 7))
+
+
 @needs_compiler
 @pytest.mark.parametrize('fails', ['compiling', 'running'])
 def test_failure(fails, monkeypatch):

@@ -45,6 +45,24 @@ def test_compile(tmp_path):
 
 
 @triton_3
+@pytest.mark.slow
+@pytest.mark.parametrize('shape', ['8 256 28 28', '2 256 200 336'])
+def test_launches(shape):
+    """A tail's on CUDA, counted in what Inductor writes for it."""
+    result = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-m',
+         f'{__package__}.count_launches', 'StepNet', 'ECA', 'SRM', '--shape',
+         *shape.split()],
+        capture_output=True,
+        text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    found = [line.split()[:2] for line in result.stdout.splitlines()]
+    assert [name for name, _ in found] == ['StepNet', 'ECA', 'SRM']
+    # Five or four passes over maps, and at least a kernel a direction.
+    assert all(6 <= int(launches) <= 14 for _, launches in found)
+
+
+@triton_3
 @pytest.mark.skipif(INTERPRETED, reason='this is the interpreter')
 def test_in_the_interpreter():
     result = subprocess.run(
