@@ -81,13 +81,13 @@ def serves(x: Tensor, branch: Tensor, norm: nn.Module | None,
         return False
     if is_transformed() or torch.autograd.forward_ad._current_level >= 0:
         return False
-    return (_are_plain_maps(x, branch) and _is_plain_norm(norm, branch)
+    return (_are_plain_maps(x, branch) and _pays(branch)
+            and _is_plain_norm(norm, branch)
             and type(step.activation) in (nn.ReLU, nn.Identity)
             and (type(step.drop_path) is nn.Identity
                  or not step.drop_path.training)
             and not _is_hooked(step, norm)
             and all(_is_function(m) for _, m in parts(gate))
-            and _pays(branch)
             # Somebody who counts or changes operations wants to see them.
             and not torch._C._len_torch_dispatch_stack())
 

@@ -27,6 +27,9 @@ the sizes are known. Several kernels would be there to fill a GPU, but these
 tensors are too small for that, and a launch takes longer than any of them.
 """
 
+BATCHES = 8
+"""Numbers of images that have graphs of their own, as many as Dynamo keeps."""
+
 
 class Compiled:
     """A function that is compiled for all sizes of its tensors.
@@ -39,16 +42,18 @@ class Compiled:
     Args:
         function (Callable): The function; its positional arguments are what
             the graphs depend on.
-        **how: Keywords of ``torch.compile``, of which ``dynamic=None``
-            takes sizes for constant until they change.
+        dynamic (bool, optional): As of ``torch.compile``: None takes sizes
+            for constant until they change. Defaults to True.
+        options (dict, optional): Of Inductor. Defaults to None.
     """
 
     warm = False
     """Whether this process has compiled one."""
 
-    def __init__(self, function: Callable, **how):
+    def __init__(self, function: Callable, dynamic: bool | None = True,
+                 options: dict[str, Any] | None = None):
         self.function = function
-        self.how = {'dynamic': True, **how}
+        self.dynamic, self.options = dynamic, options or {}
         self.ready = False
         self.broken = False
 
@@ -61,7 +66,14 @@ class Compiled:
         name = f'{function.__name__}_{next(_numbers)}'
         own = FunctionType(code.replace(co_name=name), function.__globals__,
                            name, function.__defaults__)
-        return torch.compile(own, fullgraph=True, **self.how)
+        options = dict(self.options)
+        if hasattr(torch.compiler, 'skip_guard_on_globals_unsafe'):
+            # Functions stay what they are. To look whether each does would
+            # take a tenth of the time of a small step.
+            options['guard_filter_fn'] = (
+                torch.compiler.skip_guard_on_globals_unsafe)
+        return torch.compile(own, dynamic=self.dynamic, fullgraph=True,
+                             options=options)
 
     def __call__(self, device: torch.device, changed: Sequence[Tensor],
                  *args) -> Any:
@@ -124,9 +136,9 @@ def compiled_on_gpu(function: Callable, images: int, channels: int,
                     *key: Hashable) -> Compiled:
     """The compiled form of a function of (N, C) tensors on a GPU.
 
-    The first number of images that comes has graphs of its own, with fewer
-    kernels, for each number of channels. Others, as that of an epoch's last
-    batch, share one for all sizes, which takes no time to compile anew.
+    A number of images, as of channels, has graphs of its own, with fewer
+    kernels. Where more than ``BATCHES`` numbers come, the others share one
+    for all sizes.
 
     Args:
         function (Callable): A module's function.
@@ -135,10 +147,11 @@ def compiled_on_gpu(function: Callable, images: int, channels: int,
         *key (Hashable): See :func:`compiled`.
     """
     key = function, *key
-    if _images.setdefault((key, channels), images) == images:
+    seen = _images.setdefault((*key, channels), set())
+    dynamic = True
+    if images in seen or len(seen) < BATCHES:
+        seen.add(images)
         key, dynamic = (*key, images, channels), None
-    else:
-        dynamic = True
     if key not in _made:
         _made[key] = Compiled(function, dynamic=dynamic, options=ONE_KERNEL)
     return _made[key]

@@ -106,12 +106,11 @@ def written_code(to_compile, args):
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=write, decompositions=(
         select_decomp_table()), keep_inference_input_mutations=True)
-    how = dict(to_compile.how)
     with (mock.patch.object(GraphLowering, 'compile_to_module', stop),
-          config.patch(how.pop('options'))):
+          config.patch(to_compile.options)):
         try:
-            torch.compile(to_compile.function, fullgraph=True,
-                          backend=backend, **how)(*args)
+            torch.compile(to_compile.function, dynamic=to_compile.dynamic,
+                          fullgraph=True, backend=backend)(*args)
         except Exception:
             if not written:
                 raise
