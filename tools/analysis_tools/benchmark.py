@@ -18,7 +18,7 @@ import tails
 import torch
 from benchmark_networks import (
     BACKBONES,
-    FOLDED,
+    INFERENCE,
     NETWORKS,
     Classifier,
     Detector,
@@ -130,7 +130,7 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
                     for name, backbone in BACKBONES.items()}
     baseline = next(iter(builders))
     if mode == 'inference':
-        builders.update(FOLDED)
+        builders.update(INFERENCE)
     if args.networks:
         builders = {name: build for name, build in builders.items()
                     if name in (baseline, *args.networks)}
@@ -184,7 +184,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--compiled', nargs='+', type=int, default=[0],
                         choices=[0, 1], help='eager is 0')
     parser.add_argument('--networks', nargs='+', metavar='NAME',
-                        choices=list({**NETWORKS, **FOLDED, **BACKBONES}),
+                        choices=list({**NETWORKS, **INFERENCE, **BACKBONES}),
                         help='beside the baseline; all by default')
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
     args = parser.parse_args()

@@ -26,6 +26,12 @@ def step_net(attention: str | None = 'StepNet', **kwargs) -> StepResNet:
     return StepResNet(50, attention=cfg, host='mmpretrain', **kwargs)
 
 
+def recorded(model: nn.Module) -> nn.Module:
+    """A network whose stiffness is recorded in every pass."""
+    mmstepnet.TrajectoryRecorder(model).start()
+    return model
+
+
 NETWORKS = {
     BASELINE: lambda: ResNet(50, norm_eval=False),
     'plain': lambda: step_net(None),
@@ -49,9 +55,11 @@ BACKBONES = {
            ('StepNet', dict(type='StepNet')),
            ('SE', dict(type='SE')))},
 }
-FOLDED = {
+INFERENCE = {
     'plain folded': lambda: mmstepnet.fold(step_net(None)),
     'StepNet folded': lambda: mmstepnet.fold(step_net()),
+    'plain recorded': lambda: recorded(step_net(None)),
+    'StepNet recorded': lambda: recorded(step_net()),
 }
 
 
