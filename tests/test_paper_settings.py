@@ -92,10 +92,11 @@ def test_table_6_imagenet(path):
         'cifar10', 'cifar100', 'stl10', 'imagenet', 'digits', 'small')
     and not p.stem.startswith('faster_rcnn')], ids=lambda path: path.stem)
 def test_the_trained_network_s_stiffness_is_measured(path):
-    """Figs. 2 to 10 need no further command; validations are not measured."""
+    """Figs. 2 to 10 need no further command; few validations are measured."""
     hook, = load(path).custom_hooks
-    assert hook.type == 'mmstepnet.StiffnessHook'
-    assert hook.interval is None and not hook.figures
+    assert hook.type == 'mmstepnet.StiffnessHook' and not hook.figures
+    passing = path.parent.name == 'small' and path.stem.startswith('resnet164')
+    assert hook.get('interval', 1) == (1 if passing else None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Curves over the epochs, and what they tell of robustness."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,28 @@ def stack_curves(results: Sequence[dict[str, Any]],
         tuple: The epochs (E,) that all seeds have, and values (S, E); None
         where a seed has no such curve.
     """
-    curves = [dict(r.get('curves', {}).get(key, [])) for r in results]
+    return _stack([dict(r.get('curves', {}).get(key, [])) for r in results])
+
+
+def stack_validations(
+        results: Sequence[dict[str, Any]], quantity: Callable[[dict], Any]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Lay what validations measured of stiffness over each other.
+
+    Args:
+        results (Sequence[dict]): Results of the S seeds.
+        quantity (Callable): Takes it from a validation's record, see
+            :func:`~projects.reproduction.stiffness.summarise_validations`.
+
+    Returns:
+        tuple: The epochs (E,) that all seeds have, and values (S, E, ...);
+        None where a seed has none.
+    """
+    return _stack([{v['epoch']: quantity(v) for v in r.get('validations', [])}
+                   for r in results])
+
+
+def _stack(curves: Sequence[dict]) -> tuple[np.ndarray, np.ndarray] | None:
     if not curves:
         return None
     epochs = sorted(set.intersection(*map(set, curves)))

@@ -11,7 +11,7 @@ from mmstepnet.stiffness import correlate_ranks
 
 from .claims import CLAIMS, RANKS
 from .columns import Column
-from .curves import stack_curves
+from .curves import stack_curves, stack_validations
 from .findings import model_means
 from .metafile import Cell
 from .metrics import METRICS
@@ -19,6 +19,7 @@ from .model_figures import draw_rows, draw_stiffness
 from .readings import DEFAULT
 from .results import load_results
 from .seed_figures import draw_curves, draw_violins
+from .step_figures import draw_steps
 
 MOST_ROWS = 12
 """More are drawn as lines of points: their curves could not be told apart."""
@@ -35,7 +36,9 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
             training loss and one for each metric, and for each metric
             ``TABLE_COLUMN_METRIC_violin.png``, that of the last epoch. Of
             more than 12 rows it gets ``TABLE_COLUMN_METRIC_rows.png``
-            alone.
+            alone. Where validations measured stiffness, a panel more shows
+            TNS, and ``TABLE_COLUMN_steps.png`` the attention values of the
+            rows that have any.
 
     Returns:
         list[Path]: The files.
@@ -62,6 +65,15 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
         if panels:
             path = Path(out) / f'{stem}_curves.png'
             saved.append(_save(draw_curves(panels), path))
+        steps = _steps(found)
+        if steps and panels:
+            stages = next(r['stiffness']['stages'] for row in steps
+                          for r in found[row])
+            title = next(t for t in panels if t.startswith(next(iter(names))))
+            path = Path(out) / f'{stem}_steps.png'
+            saved.append(_save(draw_steps(steps, stages, title, {
+                row: curve for row, curve in panels[title].items()
+                if row in steps}), path))
         kind, draw = ('rows', draw_rows) if many else ('violin', draw_violins)
         for name in names:
             ends = _ends(found, name)
@@ -112,13 +124,26 @@ def _panels(found: dict[str, list[dict]], names: Sequence[str]) -> dict:
                     METRICS[name].scale) for name in names]
     for title, key, scale in quantities:
         stacks = {row: stack_curves(r, key) for row, r in found.items()}
-        curves = {
+        panels[title] = {
             row: (stack[0], stack[1] * scale)
             for row, stack in stacks.items() if stack is not None
         }
-        if curves:
-            panels[title] = curves
-    return panels
+    stacks = {row: stack_validations(
+        r, lambda record: record['tns'][DEFAULT.nsi][DEFAULT.mu])
+        for row, r in found.items()}
+    panels[f'TNS, {DEFAULT}'] = {
+        row: stack for row, stack in stacks.items() if stack is not None}
+    return {title: curves for title, curves in panels.items() if curves}
+
+
+def _steps(found: dict[str, list[dict]]) -> dict:
+    """Epochs and mean attention values by row; a plain network has none."""
+    steps = {}
+    for row, results in found.items():
+        stack = stack_validations(results, lambda record: record['step'])
+        if stack is not None and (stack[1] != 1).any():
+            steps[row] = stack[0], stack[1].mean(0)
+    return steps
 
 
 def _ends(found: dict[str, list[dict]], name: str) -> dict[str, np.ndarray]:

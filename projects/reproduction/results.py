@@ -10,7 +10,9 @@
 holds pairs of epoch and value: the training loss, and the metrics of every
 validation. ``stiffness`` is what
 :func:`~projects.reproduction.stiffness.summarise_stiffness` gives for the
-test, null where the config has no StiffnessHook. ``starts`` holds what
+test, null where the config has no StiffnessHook, ``validations`` what
+:func:`~projects.reproduction.stiffness.summarise_validations` gives for the
+training; older results have none. ``starts`` holds what
 :func:`~projects.reproduction.provenance.provenance` gives, once for each
 machine, version and commit that the run was started or went on with.
 """

@@ -4,9 +4,10 @@ Figures 3 to 5 of "Towards understanding how attention mechanism works in deep
 learning".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -29,18 +30,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
     figure, axes = paper_figure(len(panels), 1, 3.4, 2.6)
     labels = list(dict.fromkeys(r for rows in panels.values() for r in rows))
     for ax, (quantity, rows) in zip(axes, panels.items()):
-        for label, (epochs, values) in rows.items():
-            color, dash = _line(labels.index(label))
-            mean = values.mean(0)
-            ax.plot(epochs, mean, color=color, linestyle=dash,
-                    linewidth=1.2, label=f'{short(label)} ({len(values)})')
-            if len(values) > 1:
-                std = values.std(0, ddof=1)
-                ax.fill_between(epochs, mean - std, mean + std, color=color,
-                                alpha=0.18, linewidth=0)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set_xlabel('epoch')
-        ax.set_ylabel(quantity)
+        draw_lines(ax, quantity, rows, labels)
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
     wide = LETTER * max(map(len, lines)) + 0.5  # with its line
     figure.legend(
@@ -51,6 +41,31 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
         ncols=max(1, min(len(labels), 4, int(figure.get_figwidth() / wide))),
         title='mean ± std (seeds)')
     return figure
+
+
+def draw_lines(ax: Axes, quantity: str, rows: Mapping[str, Curve],
+               labels: Sequence[str]) -> None:
+    """Draw the curves of one quantity.
+
+    Args:
+        ax (Axes): Where.
+        quantity (str): What they are of.
+        rows (Mapping): The curves by the labels of their rows.
+        labels (Sequence[str]): All labels of the figure, which choose the
+            styles of the lines.
+    """
+    for label, (epochs, values) in rows.items():
+        color, dash = _line(labels.index(label))
+        mean = values.mean(0)
+        ax.plot(epochs, mean, color=color, linestyle=dash,
+                linewidth=1.2, label=f'{short(label)} ({len(values)})')
+        if len(values) > 1:
+            std = values.std(0, ddof=1)
+            ax.fill_between(epochs, mean - std, mean + std, color=color,
+                            alpha=0.18, linewidth=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel('epoch')
+    ax.set_ylabel(quantity)
 
 
 def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:

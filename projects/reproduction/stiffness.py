@@ -54,16 +54,39 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         'samples': len(run),
         'blocks': run.blocks,
         'stages': run.stages.tolist(),
-        'tns': _by_reading(run.tns),
         'p_hat': _by_reading(run.proportion),
         'few_stiff': {reading: _few_stiff(run, reading)
                       for reading in READINGS},
-        'nsi': [_short(v) for v in run.nsi().mean(0, dtype=np.float64)],
-        'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
+        **_passing(run),
         'correlation': {
             reading: [None if np.isnan(r) else _short(r)
                       for r in run.block_correlations(reading)]
             for reading in READINGS},
+    }
+
+
+def summarise_validations(folder: Path) -> list[dict[str, Any]]:
+    """Reduce the records of a training's validations.
+
+    Args:
+        folder (Path): Its work directory.
+
+    Returns:
+        list[dict]: For each epoch that was measured ``epoch``, ``tns``,
+        ``nsi`` and ``step``, see :func:`summarise_stiffness`.
+    """
+    runs = map(Trajectories.load,
+               folder.glob('stiffness/stiffness_val_epoch_*.npz'))
+    found = [{'epoch': run.settings['epoch'], **_passing(run)}
+             for run in runs]
+    return sorted(found, key=lambda record: record['epoch'])
+
+
+def _passing(run: Trajectories) -> dict[str, Any]:
+    return {
+        'tns': _by_reading(run.tns),
+        'nsi': [_short(v) for v in run.nsi().mean(0, dtype=np.float64)],
+        'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
     }
 
 

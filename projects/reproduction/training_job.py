@@ -26,7 +26,7 @@ from .results import (
     save_result,
 )
 from .schedule import BATCH_SIZE, Schedule
-from .stiffness import summarise_stiffness
+from .stiffness import summarise_stiffness, summarise_validations
 
 CHECKPOINT = re.compile(r'epoch_(\d+)\.pth')
 # With one, mmengine deletes the old checkpoint before the new one is written.
@@ -218,6 +218,7 @@ class TrainingJob:
             'best': self._best() if schedule.validates_on_test else None,
             'curves': self._curves(),
             'stiffness': self._stiffness(),
+            'validations': summarise_validations(self.folder),
             'launcher': self.launch.launcher,
             'gpus': self.launch.gpus,
             'starts': self._starts(),

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from mmstepnet.engine.complexity import Complexity, measure_complexity
 from mmstepnet.engine.metric_log import logged_losses
-from projects.reproduction import Cell, save_result, table_sheets
+from projects.reproduction import Cell, plots, save_result, table_sheets
 from projects.reproduction.curves import (
     late_validations,
     mean_variance,
@@ -17,6 +17,7 @@ from projects.reproduction.curves import (
 )
 from projects.reproduction.plots import save_plots
 from projects.reproduction.seed_figures import draw_curves, draw_violins
+from projects.reproduction.step_figures import draw_steps
 
 KEY = 'accuracy/top1'
 
@@ -137,6 +138,47 @@ def test_pictures(tmp_path, runs):
         assert imread(path)[..., :3].std() > 0.01
     with pytest.raises(FileNotFoundError, match='reproduction.paper run moon'):
         save_plots([cell(tmp_path)], tmp_path / 'none', tmp_path / 'out')
+
+
+def test_picture_of_attention_values(tmp_path, monkeypatch):
+    """Beside the metric; a plain network and a row without records have
+    none."""
+    drawn = []
+
+    def draw(*args):
+        drawn.append(args)
+        return draw_steps(*args)
+
+    monkeypatch.setattr(plots, 'draw_steps', draw)
+    rng = np.random.default_rng(0)
+    steps = {'Plain': np.ones((2, 3, 4)), 'SE': rng.random((2, 3, 4)),
+             'Other': None}
+    for row, values in steps.items():
+        for seed in range(2):
+            r = dict(result(seed, [60., 70., 80., 90.], [4., 3., 2., 1.]),
+                     config=row, stiffness=dict(stages=[0, 0, 1, 1]))
+            if values is not None:
+                r['validations'] = [
+                    dict(epoch=2 + 2 * i, step=step.tolist(), nsi=[],
+                         tns=dict(adaptive=dict(stage=seed + i)))
+                    for i, step in enumerate(values[seed])]
+            save_result(tmp_path / row / f'seed_{seed}.json', r)
+    cells = [Cell('moon', row, 'Two Moons', ('Accuracy', ), {},
+                  config=tmp_path / f'{row}.py') for row in steps]
+    paths = save_plots(cells, tmp_path, tmp_path / 'out')
+    assert 'moon_Two_Moons_steps.png' in [p.name for p in paths]
+    (rows, stages, title, curves), = drawn
+    assert stages == [0, 0, 1, 1] and title == 'Accuracy (%), test'
+    assert list(rows) == list(curves) == ['SE']
+    assert curves['SE'][1].tolist() == [[60., 70., 80., 90.]] * 2
+    figure = draw_steps(rows, stages, title, curves)
+    image, = figure.axes[0].images
+    np.testing.assert_allclose(image.get_array(),
+                               steps['SE'].mean(0).T, rtol=1e-12)
+    ticks = figure.axes[0].get_xticklabels()
+    assert [t.get_text() for t in ticks] == ['2', '4', '6']
+    border, = figure.axes[0].lines
+    assert set(border.get_ydata()) == {1.5}
 
 
 def test_curves_show_mean_and_deviation():

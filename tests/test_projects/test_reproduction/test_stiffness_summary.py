@@ -11,19 +11,22 @@ from projects.reproduction.readings import (
     Reading,
     stiffness_by_reading,
 )
-from projects.reproduction.stiffness import summarise_stiffness
+from projects.reproduction.stiffness import (
+    summarise_stiffness,
+    summarise_validations,
+)
 
 STAGES = np.array([0, 0, 1, 1, 1])
 BLOCKS = [f'layer{s + 1}.{i}' for i, s in enumerate(STAGES)]
 
 
-def write(path, step, **nsi):
+def write(path, step, when=None, **nsi):
     other = np.full_like(step, 3)
     record = {**dict.fromkeys(FIELDS, other), **nsi, 'step_mean': step}
     Trajectories(
         **record, stages=STAGES, blocks=BLOCKS, excluded=['layer1.0'],
         settings=dict(model='net', split='test', reading='adaptive',
-                      dataset_size=len(step))).save(path)
+                      dataset_size=len(step), **(when or {}))).save(path)
 
 
 @pytest.fixture(scope='module')
@@ -55,6 +58,29 @@ def test_what_has_no_reading(record):
     np.testing.assert_allclose(found['nsi'], nsi['adaptive'].mean(0),
                                rtol=1e-5)
     np.testing.assert_allclose(found['step'], step.mean(0), rtol=1e-5)
+
+
+def test_validations_come_in_their_order(tmp_path):
+    rng = np.random.default_rng(0)
+    steps = {epoch: rng.random((7, 5)).astype(np.float32)
+             for epoch in (10, 2)}
+    for epoch, step in steps.items():
+        path = tmp_path / 'stiffness' / f'stiffness_val_epoch_{epoch}.npz'
+        nsi = rng.gamma(1.5, 1, (7, 5)).astype(np.float32)
+        write(path, step, dict(epoch=epoch), **dict.fromkeys(READINGS, nsi))
+    write(tmp_path / 'test' / 'stiffness' / 'stiffness_test.npz', steps[2])
+    found = summarise_validations(tmp_path)
+    assert [record['epoch'] for record in found] == [2, 10]
+    for record in found:
+        np.testing.assert_allclose(
+            record['step'], steps[record['epoch']].mean(0), rtol=1e-5)
+        whole = summarise_stiffness(
+            tmp_path / 'stiffness'
+            / f'stiffness_val_epoch_{record["epoch"]}.npz')
+        assert record == dict(
+            epoch=record['epoch'],
+            **{key: whole[key] for key in ('tns', 'nsi', 'step')})
+    assert summarise_validations(tmp_path / 'test' / 'none') == []
 
 
 @pytest.mark.parametrize('reading', READINGS)

@@ -1,0 +1,13 @@
+_base_ = ['./small_20e.py']
+
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=79),
+    dict(
+        type='CosineAnnealingLR',
+        by_epoch=True,
+        begin=1,
+        end=12,
+        T_max=11,
+        convert_to_iter_based=True),
+]
+train_cfg = dict(max_epochs=12, val_interval=2)
