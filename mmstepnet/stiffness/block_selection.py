@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch.nn as nn
 
-from .checks import ArrayLike
+from .checks import ArrayLike, check_choice
 
 BLOCK = re.compile(r'(?:.*\.)?(layer\d+\.\d+)')
 
@@ -19,28 +19,41 @@ COUNTERPARTS = {
 """Our backbones by the hosts' of the same structure."""
 
 
-def stiffest_blocks(blocks: Sequence[str], stiffness: ArrayLike,
-                    count: int) -> list[str]:
-    """Choose the stiffest blocks, in the network's order.
+CHOICES = 'stiffest', 'least-stiff', 'random'
+"""Which blocks to choose: the stiffest, or what they are compared with."""
+
+
+def choose_blocks(blocks: Sequence[str], stiffness: ArrayLike, count: int,
+                  which: str = 'stiffest') -> list[str]:
+    """Choose a few blocks, in the network's order.
 
     Args:
         blocks (Sequence[str]): Names of the L blocks.
         stiffness (Tensor | ndarray): Their stiffness, (L,), see
             :func:`~mmstepnet.stiffness.block_stiffness`.
         count (int): How many.
+        which (str): ``'stiffest'``, ``'least-stiff'`` or ``'random'``,
+            always the same ones. Defaults to ``'stiffest'``.
 
     Raises:
-        ValueError: Fewer blocks than ``count`` are stiff to any degree.
+        ValueError: There are fewer blocks than ``count``, or fewer that are
+            stiff to any degree where the stiffest are wanted; or ``which``
+            is none of the three.
     """
+    check_choice('which', which, CHOICES)
     stiffness = np.asarray(stiffness)
     stiff = int((stiffness > 0).sum())
-    if not 1 <= count <= stiff:
+    if not 1 <= count <= (stiff if which == 'stiffest' else len(blocks)):
         raise ValueError(
             f'{count} blocks cannot be chosen: {stiff} of the {len(blocks)} '
             'that are measured are stiff to any degree (the first of each '
             'stage is not measured); choose --count accordingly')
-    chosen = np.argsort(-stiffness, kind='stable')[:count]
-    return [blocks[i] for i in sorted(chosen.tolist())]
+    if which == 'random':
+        order = np.random.default_rng(0).permutation(len(blocks))
+    else:
+        sign = -1 if which == 'stiffest' else 1
+        order = np.argsort(sign * stiffness, kind='stable')
+    return [blocks[i] for i in sorted(order[:count].tolist())]
 
 
 def backbone_names(blocks: Sequence[str]) -> list[str]:

@@ -47,7 +47,8 @@ COMMANDS = {
         ['run'], {'--reading': ['adaptiv', ''], '--metrics': ['x']}),
     'analysis_tools/select_blocks.py': (
         [CONFIG, 'x.pth'], {'--count': COUNTS, '--max-samples': COUNTS,
-                            '--out': ['x.json', 'x'], '--split': ['all']}),
+                            '--out': ['x.json', 'x'], '--split': ['all'],
+                            '--which': ['most']}),
     'projects.reproduction.warm_start': (
         [CONFIG, 'x.pth'], {'--epochs': COUNTS, '--lr': RATES}),
     'analysis_tools/benchmark.py': (

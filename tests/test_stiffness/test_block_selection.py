@@ -1,5 +1,6 @@
 """Which blocks carry the attention, and in which backbone."""
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -10,7 +11,7 @@ from mmstepnet.attentions import StepNet
 from mmstepnet.stiffness.block_selection import (
     backbone_names,
     check_structure,
-    stiffest_blocks,
+    choose_blocks,
     with_stepnet,
 )
 
@@ -18,10 +19,29 @@ from mmstepnet.stiffness.block_selection import (
 def test_choice_keeps_the_networks_order():
     names = list('abcdef')
     stiffness = torch.tensor([1., 5., 0., 2., 4., 3.])
-    assert stiffest_blocks(names, stiffness, 3) == ['b', 'e', 'f']
+    assert choose_blocks(names, stiffness, 3) == ['b', 'e', 'f']
+    assert choose_blocks(names, stiffness, 3, 'least-stiff') == [
+        'a', 'c', 'd']
     for count in (0, 6):
         with pytest.raises(ValueError, match='5 of the 6'):
-            stiffest_blocks(names, stiffness, count)
+            choose_blocks(names, stiffness, count)
+    assert choose_blocks(names, stiffness, 6, 'least-stiff') == names
+    with pytest.raises(ValueError, match='7 blocks'):
+        choose_blocks(names, stiffness, 7, 'random')
+    with pytest.raises(ValueError, match='stiff'):
+        choose_blocks(names, stiffness, 2, 'most')
+
+
+def test_random_blocks_know_nothing_of_stiffness():
+    """And are the same again."""
+    names = [f'layer1.{i}' for i in range(50)]
+    rising, falling = np.arange(1., 51), np.arange(50., 0, -1)
+    chosen = choose_blocks(names, rising, 20, 'random')
+    assert chosen == choose_blocks(names, falling, 20, 'random')
+    assert chosen == sorted(set(chosen), key=names.index)
+    assert len(chosen) == 20
+    # The mean of 20 places is within three deviations of the middle.
+    assert abs(np.mean([names.index(name) for name in chosen]) - 24.5) < 7.6
 
 
 def test_names():

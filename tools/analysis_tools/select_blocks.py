@@ -10,7 +10,6 @@ import math
 import os
 from pathlib import Path
 
-import numpy as np
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -28,9 +27,10 @@ from mmstepnet.engine.job import (
 from mmstepnet.engine.patches import patch_mmengine
 from mmstepnet.stiffness import block_stiffness
 from mmstepnet.stiffness.block_selection import (
+    CHOICES,
     backbone_names,
     check_structure,
-    stiffest_blocks,
+    choose_blocks,
     with_stepnet,
 )
 
@@ -50,6 +50,12 @@ def parse_args() -> argparse.Namespace:
         metavar='K',
         help='how many blocks. Default: a tenth of those measured, the share '
         "of the paper's Fig. 6, and at least one")
+    parser.add_argument(
+        '--which',
+        choices=CHOICES,
+        default=CHOICES[0],
+        help='which of them. The least stiff and random ones are what the '
+        'stiffest are compared with. Default: stiffest')
     parser.add_argument(
         '--split',
         choices=SPLITS,
@@ -103,14 +109,15 @@ def main() -> None:
     nsi = measured.nsi()
     stiffness = block_stiffness(nsi, measured.stages)
     count = args.count or max(1, math.floor(STIFF_SHARE * len(names)))
-    chosen = stiffest_blocks(names, stiffness, count)
+    chosen = choose_blocks(names, stiffness, count, args.which)
     table = Table('block', 'mean NSI', 'stiffness', 'chosen')
     for name, mean, value in zip(names, nsi.mean(0), stiffness):
         table.add_row(name, f'{mean:.4f}', f'{value:.4f}',
                       '*' if name in chosen else '')
     Console().print(table)
-    print(f'{count} of {len(names)} measured blocks have '
-          f'{np.sort(stiffness)[-count:].sum() / stiffness.sum():.0%} '
+    share = sum(value for name, value in zip(names, stiffness)
+                if name in chosen) / (stiffness.sum() or 1)
+    print(f'{count} of {len(names)} measured blocks have {share:.0%} '
           'of the stiffness. Over this config, for StepNet in them:\n')
     model = dict(backbone=with_stepnet(cfg.model.backbone, chosen))
     source = Config(dict(model=model)).pretty_text
@@ -119,7 +126,7 @@ def main() -> None:
         base = os.path.relpath(args.config, args.out.parent)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(
-            f'# The {count} stiffest blocks of {Path(args.checkpoint).name}, '
+            f'# {count} {args.which} blocks of {Path(args.checkpoint).name}, '
             f'{len(measured)} images of {args.split}.\n'
             f'_base_ = [{base!r}]\n\n{source}')
         print(f'written: {args.out}')
