@@ -77,6 +77,30 @@ def logged_losses(work_dir: str | Path,
     return {epoch: fmean(values) for epoch, values in losses.items()}
 
 
+def logged_seconds(work_dir: str | Path) -> float:
+    """Add up what the iterations of a training took, by the clock.
+
+    As far as they are logged: a mean of the last ones stands for all since
+    the entry before. Validations and starts are left out; iterations that a
+    resumed run repeats count twice.
+
+    Args:
+        work_dir (str | Path): Work directory of an mmengine runner.
+    """
+    seconds = 0.0
+    for path in log_files(work_dir):
+        entries = [e for e in _entries(path)
+                   if 'iter' in e and _is_finite(e.get('time'))]
+        if entries:
+            steps = [e['step'] for e in entries]
+            # Where a resumed run began, its log does not say.
+            done = max(0, 2 * steps[0] - steps[1]) if len(steps) > 1 else 0
+            for entry in entries:
+                seconds += entry['time'] * (entry['step'] - done)
+                done = entry['step']
+    return seconds
+
+
 def _finite(path: Path, name: str, value: object, fix: str = '') -> float:
     if not _is_finite(value):
         raise ValueError(

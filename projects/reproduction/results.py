@@ -12,7 +12,9 @@ validation. ``stiffness`` is what
 :func:`~projects.reproduction.stiffness.summarise_stiffness` gives for the
 test, null where the config has no StiffnessHook, ``validations`` what
 :func:`~projects.reproduction.stiffness.summarise_validations` gives for the
-training; older results have none. ``starts`` holds what
+training, and ``seconds`` what
+:func:`~mmstepnet.engine.metric_log.logged_seconds` does; older results have
+neither. ``starts`` holds what
 :func:`~projects.reproduction.provenance.provenance` gives, once for each
 machine, version and commit that the run was started or went on with.
 """

@@ -24,7 +24,7 @@ from .metafile import Cell
 from .planned_findings import judge_plan
 from .plots import save_plots, save_ranking
 from .results import load_results
-from .sheet import Sheet
+from .sheet import NONE, Sheet
 from .tables import table_sheets
 from .warm_start_results import (
     read_warm_starts,
@@ -202,8 +202,9 @@ def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
                      '`python -m projects.reproduction.warm_start CONFIG '
                      f'CHECKPOINT --epochs {epochs} --lr {seeds[0]["lr"]:g}`'])
     return Sheet('Runs', [
-        'Table', 'Runs', 'Machine', 'PyTorch', 'Commits', 'Command'
-    ], rows, labels=6)
+        'Table', 'Runs', 'Hours', 'Machine', 'PyTorch', 'Commits', 'Command'
+    ], rows, ['Hours: of training iterations by the clock; in brackets how '
+              'many runs noted them, which older ones did not.'], labels=7)
 
 
 def _origin(results: list[dict]) -> list[str]:
@@ -211,7 +212,9 @@ def _origin(results: list[dict]) -> list[str]:
               for start in result.get('starts', ())]
     commits = {re.sub('(?<=^.{9})[0-9a-f]+', '', str(s['commit']))
                for s in starts}
-    return [str(len(results)),
+    seconds = [r['seconds'] for r in results if 'seconds' in r]
+    hours = f'{sum(seconds) / 3600:.1f} ({len(seconds)})' if seconds else NONE
+    return [str(len(results)), hours,
             *(', '.join(sorted({s[key] for s in starts}))
               for key in ('machine', 'torch')), ', '.join(sorted(commits))]
 

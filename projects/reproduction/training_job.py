@@ -12,6 +12,7 @@ from mmstepnet.engine.metric_log import (
     TEST,
     logged_losses,
     logged_metric,
+    logged_seconds,
 )
 from mmstepnet.files import write_whole
 
@@ -221,6 +222,7 @@ class TrainingJob:
             'validations': summarise_validations(self.folder),
             'launcher': self.launch.launcher,
             'gpus': self.launch.gpus,
+            'seconds': round(logged_seconds(self.folder)),
             'starts': self._starts(),
         }
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from mmstepnet.engine.complexity import Complexity, measure_complexity
-from mmstepnet.engine.metric_log import logged_losses
+from mmstepnet.engine.metric_log import logged_losses, logged_seconds
 from projects.reproduction import Cell, plots, save_result, table_sheets
 from projects.reproduction.curves import (
     late_validations,
@@ -201,12 +201,30 @@ def test_violin_of_one_seed_is_a_point():
     assert (0., 90.) in places and (1., 4.) in places
 
 
-def test_losses_of_epochs(tmp_path):
-    def log(start, *entries):
+@pytest.fixture
+def log(tmp_path):
+    def write(start, *entries):
         folder = tmp_path / start / 'vis_data'
         folder.mkdir(parents=True)
         (folder / f'{start}.json').write_text(
             ''.join(json.dumps(e) + '\n' for e in entries))
+    return write
+
+
+def test_seconds_of_iterations(tmp_path, log):
+    """Each second once: those of validations are not of the training."""
+    log('20260101_000000', *(
+        dict(epoch=1, time=seconds, iter=i, step=i)
+        for i, seconds in ((20, 1.), (40, 2.), (79, 3.))),
+        {KEY: 50., 'time': 100., 'step': 1})
+    assert logged_seconds(tmp_path) == 20 + 2 * 20 + 3 * 39
+    # This one began at 60 and repeats what was lost.
+    log('20260102_000000', *(dict(epoch=1, time=10., iter=i, step=i)
+                             for i in (70, 80)))
+    assert logged_seconds(tmp_path) == 20 + 2 * 20 + 3 * 39 + 10 * 20
+
+
+def test_losses_of_epochs(tmp_path, log):
     log('20260101_000000', dict(epoch=1, loss=4., iter=5, step=5),
         dict(epoch=1, loss=2., iter=10, step=10),
         {KEY: 50., 'step': 1}, dict(epoch=2, loss=9., iter=15, step=15))

@@ -73,6 +73,8 @@ def results(tmp_path_factory):
             save_result(folder / name / f'seed_{seed}.json', dict(
                 config=name, seed=seed, cfg_options=[], last=evaluated[0],
                 best=evaluated[1], starts=STARTS,
+                # As with older results, not all of them have it.
+                **(dict(seconds=4500) if place == 0 and seed < 2 else {}),
                 stiffness=NEW if '60e' in name else dict(
                     tns=0.1 + 0.02 * place + seed / 99, p_hat=0.05,
                     few_stiff=0.7, stages=[0, 1],
@@ -191,10 +193,11 @@ def test_a_plan_that_has_begun(tmp_path):
 
 def test_origin(report):
     origin = report.split('## Where they come from')[1]
-    assert '| small | 9 | m | t | ccccccccc |' in origin
+    assert '| small | 9 | 2.5 (2) | m | t | ccccccccc |' in origin
     assert ('python -m projects.reproduction.paper run small --seeds 3'
             in origin)
-    assert '| warm start | 2 | m | t | ccccccccc, ddddddddd-dirty |' in origin
+    assert ('| warm start | 2 | – | m | t | ccccccccc, ddddddddd-dirty |'
+            in origin)
 
 
 def test_warm_starts(results, report):
