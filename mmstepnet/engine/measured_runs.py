@@ -145,7 +145,8 @@ def _metric_names(record: Path, run: Run) -> set[str]:
 
 def _distinct_names(paths: list[Path]) -> list[str]:
     """The shortest ends of the paths that tell them apart."""
-    parts = [path.resolve().with_suffix('').parts for path in paths]
+    parts = [(path.with_suffix('') if path.suffix == '.npz' else path
+              ).resolve().parts for path in paths]
     names = ['/'.join(p[-1:]) for p in parts]
     depth = 1
     while len(set(names)) < len(names) and depth < max(map(len, parts)):

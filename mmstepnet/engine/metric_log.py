@@ -81,23 +81,26 @@ def logged_seconds(work_dir: str | Path) -> float:
     """Add up what the iterations of a training took, by the clock.
 
     As far as they are logged: a mean of the last ones stands for all since
-    the entry before. Validations and starts are left out; iterations that a
-    resumed run repeats count twice.
+    the entry before, of this start or an earlier one. Validations and starts
+    are left out; iterations that a resumed run repeats count twice.
 
     Args:
         work_dir (str | Path): Work directory of an mmengine runner.
     """
-    seconds = 0.0
+    starts = {}  # mmengine writes each entry into two files
     for path in log_files(work_dir):
-        entries = [e for e in _entries(path)
-                   if 'iter' in e and _is_finite(e.get('time'))]
-        if entries:
-            steps = [e['step'] for e in entries]
-            # Where a resumed run began, its log does not say.
-            done = max(0, 2 * steps[0] - steps[1]) if len(steps) > 1 else 0
-            for entry in entries:
-                seconds += entry['time'] * (entry['step'] - done)
-                done = entry['step']
+        times = starts.setdefault(path.relative_to(work_dir).parts[0], {})
+        times.update((e['step'], e['time']) for e in _entries(path)
+                     if 'iter' in e and _is_finite(e.get('time')))
+    seconds, logged = 0.0, []
+    for times in starts.values():
+        steps = sorted(times)
+        done = max((s for s in logged if s < min(steps, default=0)),
+                   default=0)
+        for step in steps:
+            seconds += times[step] * (step - done)
+            done = step
+        logged += steps
     return seconds
 
 

@@ -96,9 +96,13 @@ def _is_function(module: nn.Module) -> bool:
     """Whether a part of a gate gives the same if called once more.
 
     The backward does so. A BN in training does, since it does not read what
-    it updates; one that synchronises would do it on some ranks alone.
+    it updates; one that synchronises would do it on some ranks alone. And a
+    part whose tensors are attributes, as those of replicas under DataParallel
+    and FSDP's views are, would pass them no gradient.
     """
     if 'Sync' in type(module).__name__:  # PyTorch's and MMCV's
+        return False
+    if any(isinstance(value, Tensor) for value in vars(module).values()):
         return False
     return not module.training or (
         not isinstance(module, nn.modules.dropout._DropoutNd)
@@ -130,6 +134,8 @@ def _is_plain_norm(norm: nn.Module | None, branch: Tensor) -> bool:
         return len(norm.weight) == branch.shape[1]
     return (type(norm) is nn.BatchNorm2d and norm.affine
             and norm.num_features == branch.shape[1]
+            and (norm.running_mean is not None
+                 or not norm.track_running_stats)
             # One value a channel: the reference path raises the error.
             and branch.numel() > branch.shape[1])
 

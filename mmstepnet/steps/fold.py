@@ -8,7 +8,7 @@ import torch.nn as nn
 from torch import Tensor, fx
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mmstepnet.attentions import ChannelGate, StepNet
+from mmstepnet.attentions import ChannelGate, OursNoNorm, StepNet
 
 from .known_blocks import qualified_name
 from .residual import ResidualStep
@@ -131,7 +131,7 @@ def fold(model: nn.Module) -> nn.Module:
             for conv, norm in _pairs(module):
                 _fold_norm(module, conv, norm)
         attention = getattr(module, 'attention', None)
-        if isinstance(attention, StepNet):
+        if _is_foldable(attention):
             module.attention = FoldedStepNet(attention)
     model.train(False)
     return model
@@ -165,6 +165,14 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
                 and (name == before.target or not called[name])):
             pairs.append((name, norm.target))
     return pairs
+
+
+def _is_foldable(attention: nn.Module | None) -> bool:
+    """Whether it is StepNet's adaptor that is nothing else."""
+    if type(attention) not in (StepNet, OursNoNorm):
+        return False
+    return (isinstance(attention.bn, nn.Identity)
+            or attention.bn.running_mean is not None)
 
 
 def _is_norm(module: nn.Module | None) -> bool:

@@ -9,7 +9,7 @@ from mmstepnet.attentions import Attention, build_attention
 
 from .known_blocks import KNOWN_BLOCKS, StepDescription, describe
 from .residual import ResidualStep
-from .step_block import StepBlock, put_steps, take_steps
+from .step_block import StepBlock, check_forward, put_steps, take_steps
 
 
 def insert_steps(model: nn.Module,
@@ -74,11 +74,18 @@ def insert_steps(model: nn.Module,
         raise ValueError(f'first_block must be True, False or None, got '
                          f'{first_block!r}')
     cfg = dict(attention_args, type=attention, init_step=init_step)
-    prepared = []
+    prepared, without = [], []
     for name, block, by_name in _select(model, blocks):
         known = block.known if _steps(block) else describe(type(block))
         if not known.is_residual(block):
+            if by_name:
+                raise ValueError(
+                    f'{type(model).__name__}: {name} adds no identity, so '
+                    f'there is no step in it; leave it out of blocks=')
+            without.append(name)
             continue
+        if not _steps(block):
+            check_forward(block)
         attentions = [_build(cfg, name, block, step) for step in known.steps]
         with_first = (
             attentions[0].first_block if first_block is None else first_block)
@@ -86,9 +93,11 @@ def insert_steps(model: nn.Module,
                 step.projects(block) for step in known.steps):
             prepared.append((name, block, attentions))
     if not prepared:
+        found = (f'; {", ".join(without)} add none' if without else '')
         raise ValueError(
             f'{type(model).__name__}: each block that was found projects its '
-            f'identity, so none got a step; first_block=True includes them')
+            f'identity, so none got a step; first_block=True includes them'
+            f'{found}')
     for _, block, attentions in prepared:
         put_steps(block, attentions)
     return [name for name, _, _ in prepared]

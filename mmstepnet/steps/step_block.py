@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import signature
 
 import torch.nn as nn
 from torch import Tensor
@@ -30,13 +31,19 @@ class StepBlock(nn.Module):
     known: KnownBlock
     kind: type
     """Class of ours that it is made with."""
+    state: str
+    """What the first argument of its ``forward`` is called."""
     lasting = True
     """Whether copies keep the steps."""
 
     def forward(self, *args, **kwargs) -> Tensor:
         """Take the block's steps. Arguments are those of the host's."""
-        if not args:  # the state comes first, under whatever name
-            args = (kwargs.pop(next(iter(kwargs))), )
+        if not args:
+            if self.state not in kwargs:
+                raise TypeError(
+                    f'{self.host.__name__}.forward() misses its first '
+                    f"argument, '{self.state}'; got {', '.join(kwargs)}")
+            args = (kwargs.pop(self.state), )
         if getattr(self, 'with_cp', False) and args[0].requires_grad:
             return checkpoint(self, self._forward, *args, **kwargs)
         return self._forward(*args, **kwargs)
@@ -68,6 +75,7 @@ def step_class(host: type, kind: type) -> type:
             f'call mmstepnet.steps.register_block beside the class')
     return type(host)('Step' + host.__name__, (kind, host),
                       dict(host=host, known=known, kind=kind,
+                           state=list(signature(host.forward).parameters)[1],
                            __module__=__name__))
 
 
@@ -82,12 +90,15 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
         identity = find_part(block, description.identity)(x)
     step = getattr(block, description.name)
     activation = find_part(block, description.activation)
+    own = description.name in block._behind
+    if not own and activation is not None and (
+            activation is not step.activation):  # somebody put in another
+        own = _give_activation(block, description, step)
     to_maps, from_maps = _layout(description, x, *args, **kwargs)
 
     def behind(total: Tensor) -> Tensor:
         return to_maps(activation(from_maps(total)))
 
-    own = activation is not None and activation is not step.activation
     return from_maps(
         step(
             to_maps(identity), to_maps(branch),
@@ -125,20 +136,49 @@ def put_steps(block: nn.Module,
             getattr(block, description.name).attention = attention
         return
     block.__class__ = step_class(type(block), kind)
-    block._switched = {}
+    check_forward(block)
+    block._switched, block._behind = {}, set()
     for description, attention in zip(block.known.steps, attentions):
         for part, value in description.switches.items():
             block._switched[part] = find_part(block, part)
             _set_part(block, part, value)
-        activation = find_part(block, description.activation)
-        if activation is not None and (
-                description.layout != 'NCHW' or activation.state_dict()):
-            activation = None  # applied behind the step, under its own key
-        step = ResidualStep(attention, activation,
-                            find_part(block, description.drop_path))
+        step = ResidualStep(attention, drop_path=find_part(
+            block, description.drop_path))
+        _give_activation(block, description, step)
         if _is_inner(description.drop_path):
             _set_part(block, description.drop_path, nn.Identity())
         block.add_module(description.name, step.train(block.training))
+
+
+def check_forward(block: nn.Module) -> None:
+    """Refuse a block that will not call the ``forward`` of its class.
+
+    Raises:
+        RuntimeError: One was set on the object.
+    """
+    if 'forward' in vars(block):
+        raise RuntimeError(
+            f'a {qualified_name(type(block))} has a forward of its own, set '
+            f'on the object, which would never take a step; put steps in '
+            f'before what sets it (hooks of accelerate do), or leave the '
+            f'block out by blocks=')
+
+
+def _give_activation(block: nn.Module, description: StepDescription,
+                     step: ResidualStep) -> bool:
+    """Give the block's activation to the step, or leave it behind the step.
+
+    Returns:
+        bool: Whether it is applied behind the step, under its own key.
+    """
+    activation = find_part(block, description.activation)
+    behind = activation is not None and bool(
+        description.layout != 'NCHW' or activation.state_dict())
+    step.activation = (
+        nn.Identity() if behind or activation is None else activation)
+    if behind:
+        block._behind.add(description.name)
+    return behind
 
 
 def take_steps(block: StepBlock) -> None:
@@ -148,6 +188,7 @@ def take_steps(block: StepBlock) -> None:
         if _is_inner(description.drop_path):
             _set_part(block, description.drop_path, step.drop_path)
         delattr(block, description.name)
+    del block.__dict__['_behind']
     for part, value in block.__dict__.pop('_switched').items():
         _set_part(block, part, value)
     block.__class__ = block.host

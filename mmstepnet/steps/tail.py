@@ -38,8 +38,7 @@ def fused_residual_step(x: Tensor, branch: Tensor, norm: nn.Module | None,
     (N, C) vectors are saved, as by BN and ReLU; the gate, a function of
     vectors, is called once more. On a CPU each direction is one compiled
     function, on CUDA what lies between Triton's passes is. Derivatives of
-    second order are those of the same functions, uncompiled. Without
-    gradients and without a norm, the result is written into ``branch``.
+    second order are those of the same functions, uncompiled.
 
     Args:
         x (Tensor): State x_t, (N, C, H, W).
@@ -63,8 +62,7 @@ def fused_residual_step(x: Tensor, branch: Tensor, norm: nn.Module | None,
     values, moving = formulas.tensors(norm, gate)
     if torch.is_grad_enabled():
         return _Tail.apply(formulas, moving, x, branch, *values)[0]
-    # The hosts, too, add into what comes out of the last layer.
-    return _forward(formulas, x, branch, values, moving, norm is None)[0]
+    return _forward(formulas, x, branch, values, moving)[0]
 
 
 def _format(maps: Tensor) -> torch.memory_format:
@@ -84,8 +82,7 @@ class _Tail(Function):
     def forward(ctx, formulas, moving, x, c, *values):
         ctx.set_materialize_grads(False)
         ctx.formulas, ctx.moving = formulas, moving
-        out, ctx.centre, *pooled = _forward(formulas, x, c, values, moving,
-                                            False)
+        out, ctx.centre, *pooled = _forward(formulas, x, c, values, moving)
         ctx.save_for_backward(c, out if formulas.relu else None, *pooled,
                               *values)
         return out, *pooled
@@ -110,17 +107,16 @@ class _Tail(Function):
 
 
 def _forward(formulas: Formulas, x: Tensor, c: Tensor,
-             values: Sequence[Tensor | None], moving: list[Tensor],
-             in_place: bool) -> Vectors:
+             values: Sequence[Tensor | None],
+             moving: list[Tensor]) -> Vectors:
     """Result, centre, and what :func:`~.vectors.join` gave."""
     x, c, *values = _detached(x, c, *values)
-    args = formulas, x, c, values, moving, in_place
+    args = formulas, x, c, values, moving
     passes = backend(c) or plain
     key = _key(formulas, c)
     if passes is plain:
         return compiled(_pass_forward, *key)(
-            c.device, (*moving, c) if in_place else moving, plain,
-            forward_vectors, *args)
+            c.device, moving, plain, forward_vectors, *args)
     return _pass_forward(passes, partial(
         compiled_on_gpu(forward_vectors, *c.shape[:2], *key), c.device,
         moving), *args)
@@ -128,11 +124,11 @@ def _forward(formulas: Formulas, x: Tensor, c: Tensor,
 
 def _pass_forward(passes: ModuleType, vectors: Callable, formulas: Formulas,
                   x: Tensor, c: Tensor, values: Sequence[Tensor | None],
-                  moving: Sequence[Tensor], in_place: bool) -> Vectors:
+                  moving: Sequence[Tensor]) -> Vectors:
     sums = pool(formulas, passes, x, c)
     pooled, (centre, scale, shift) = vectors(
         formulas, sums, *passes.spans(c), values, moving)
-    out = passes.step(x, c, centre, scale, shift, formulas.relu, in_place)
+    out = passes.step(x, c, centre, scale, shift, formulas.relu)
     return out, centre, *pooled
 
 

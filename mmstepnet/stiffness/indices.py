@@ -176,12 +176,11 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         (u.numel(), ) * 2,
         matvec=product,
         dtype=np.float32 if u.dtype == torch.float32 else np.float64)
-    arpack = {
-        'k': 6,
-        # ARPACK would draw another start at each call.
-        'v0': np.random.default_rng(0).standard_normal(u.numel()),
-        **arpack
-    }
+    # ARPACK would draw another start at each call.
+    start = np.random.default_rng(0).standard_normal(u.numel())
+    if not product(start).any():  # a Jacobian of zeros, which it refuses
+        return 0.0
+    arpack = {'k': 6, 'v0': start, **arpack}
     largest = 0.0
     for which in ('LR', 'SR'):
         try:

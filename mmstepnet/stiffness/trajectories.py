@@ -240,7 +240,7 @@ class Trajectories:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
-        except (OSError, ValueError, EOFError, AttributeError,
+        except (OSError, ValueError, EOFError, AttributeError, TypeError,
                 NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f'{path} is damaged or no .npz file: {error}; '
                              f'record it again') from error

@@ -21,8 +21,8 @@ def read_warm_starts(results: Path) -> list[list[dict]]:
         ValueError: A file is damaged, or the seeds differ in their rows or
             further training.
     """
-    return [_read_seeds(folder)
-            for folder in sorted((results / FOLDER).glob('*'))]
+    return [seeds for folder in sorted((results / FOLDER).glob('*'))
+            if (seeds := _read_seeds(folder))]
 
 
 def _read_seeds(folder: Path) -> list[dict]:

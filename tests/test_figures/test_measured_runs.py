@@ -47,6 +47,11 @@ def test_default_labels_differ(tmp_path):
         write_record(tmp_path / model / 'seed_0' / 'stiffness_x.npz', None, 0)
     runs = load_runs([tmp_path / 'a' / 'seed_0', tmp_path / 'b' / 'seed_0'])
     assert [run.label for run in runs] == ['a/seed_0', 'b/seed_0']
+    rates = [tmp_path / 'net_lr0.1', tmp_path / 'net_lr0.5']
+    for rate in rates:
+        write_record(rate / 'stiffness_x.npz', None, 0)
+    assert [run.model for run in load_runs(rates)] == [
+        'net_lr0.1', 'net_lr0.5']
 
 
 def test_runs_of_other_blocks_are_not_overlaid(runs):

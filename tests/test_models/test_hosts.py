@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -187,6 +188,39 @@ def test_step_backbone_freezes_and_warns(recwarn):
     recwarn.clear()
     StepBackbone(frozen, warm, blocks=['layer2', 'layer3', 'layer4'])
     assert not recwarn.list
+
+
+@pytest.mark.parametrize('frozen', [-1, 0, 2])
+def test_step_backbone_freezes_what_the_host_does(frozen):
+    """MMPretrain's ViT freezes its embeddings only where it is told to."""
+    config = dict(type='mmpretrain.VisionTransformer', arch='deit-tiny',
+                  img_size=32, patch_size=16, frozen_stages=frozen)
+    theirs = MODELS.build(dict(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of frozen starts
+        ours = StepBackbone(dict(config)).train()
+    wanted = {name: p.requires_grad for name, p in theirs.named_parameters()}
+    got = {name: p.requires_grad for name, p in ours.named_parameters()}
+    assert got.items() >= wanted.items()
+    for place, layer in enumerate(ours.layers):
+        for step in (layer.attn_step, layer.ffn_step):
+            learns = place >= frozen
+            assert step.attention.bn.training == learns
+            assert all(p.requires_grad == learns
+                       for p in step.attention.parameters())
+    # Who freezes by hand, to train the attentions alone, can.
+    ours = StepBackbone(dict(config, frozen_stages=-1))
+    for name, p in ours.named_parameters():
+        p.requires_grad_('attention.bn' in name)
+    assert ours.train().layers[0].attn_step.attention.bn.training
+
+
+def test_a_checkpoint_of_another_depth():
+    """PyTorch's message, as from the host."""
+    state = MODELS.build(dict(type='mmpretrain.ResNet', depth=50)).state_dict()
+    with pytest.raises(RuntimeError, match='size mismatch'):
+        models.StepResNet(18, host='mmpretrain').load_state_dict(
+            state, strict=False)
 
 
 def test_step_backbone_refuses():

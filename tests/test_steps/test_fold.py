@@ -65,6 +65,27 @@ def test_what_is_folded():
     assert count(mmstepnet.fold(preact), nn.BatchNorm2d) == 16 + 1
 
 
+def test_other_adaptors_stay():
+    """A subclass may compute anything, and statistics may be missing."""
+    class Twice(StepNet):
+        def forward(self, *means):
+            return super().forward(*means).clamp(max=0.5) * 2
+
+    x = torch.rand(2, 3, 32, 32)
+    for change in (lambda block: setattr(block.step, 'attention',
+                                         Twice(block.step.attention.channels)),
+                   lambda block: block.step.attention.bn.__dict__[
+                       '_buffers'].update(running_mean=None,
+                                          running_var=None)):
+        model = perturb(StepResNet(18)).eval()
+        for stage in (model.layer1, model.layer4):
+            change(stage[1])
+        folded = mmstepnet.fold(model)
+        assert count(folded, FoldedStepNet) == count(model, StepNet) - 2
+        for got, wanted in zip(folded(x), model(x)):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_training_model_is_folded_with_its_running_statistics():
     model = perturb(StepResNetCIFAR(20)).train()
     x = torch.randn(2, 3, 32, 32)

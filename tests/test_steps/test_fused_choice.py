@@ -153,6 +153,42 @@ class TestStepsAside:
         self.take()
         assert self.calls
 
+    @pytest.mark.parametrize('names', [('ie_weight', ), ('bn', 'weight')])
+    def test_tensors_that_are_no_parameters(self, names):
+        """As FSDP's views of its flat parameter; they get their gradients."""
+        *path, name = names
+        module = self.step.attention.get_submodule('.'.join(path))
+        value = module._parameters.pop(name)
+        flat = value.detach().clone().requires_grad_()
+        setattr(module, name, flat.view_as(flat))
+        self.expect_reference(self.take).square().sum().backward()
+        assert flat.grad.abs().sum() > 0
+
+    def test_replicas_of_data_parallel(self):
+        """They hold plain tensors; copied here as nn.parallel.replicate
+        does, which works on GPUs alone."""
+        replica = copy.copy(self.step)
+        replica._modules = dict(self.step._modules)
+        own = self.step.attention
+        gate = replica.attention = own._replicate_for_data_parallel()
+        gate._modules = {}
+        gate.bn = self.step.attention.bn._replicate_for_data_parallel()
+        for module, own in ((gate, self.step.attention),
+                            (gate.bn, self.step.attention.bn)):
+            module._parameters = {}
+            for name, parameter in own.named_parameters(recurse=False):
+                setattr(module, name, parameter.view_as(parameter))
+        self.step = replica
+        self.expect_reference(self.take).square().sum().backward()
+
+    def test_running_statistics_that_were_taken_away(self):
+        """PyTorch's own BN trains on; so do adaptations at test time."""
+        self.norm.running_mean = self.norm.running_var = None
+        self.expect_reference(self.take)
+        self.norm.track_running_stats = False
+        self.take()
+        assert self.calls
+
     def test_somebody_who_wants_to_see_operations(self):
         with FlopCounterMode(display=False):
             self.expect_reference(self.take)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.utils.checkpoint as cp
+from torchvision.models import resnet18
 
 from mmstepnet import insert_steps, remove_steps, step_parameters
 from mmstepnet.attentions import ATTENTIONS, CBAM, MapAttention
@@ -203,7 +204,8 @@ def test_map_sizes_by_stage():
     (dict(blocks=[3]), 'blocks must be names'),
     (dict(first_block='no'), 'first_block must be True, False or None'),
     (dict(init_step=-1), 'init_step must be a positive number'),
-    (dict(blocks='layer2.2'), 'none got a step'),
+    (dict(blocks='layer2.2'), 'layer2.2 adds no identity'),
+    (dict(blocks=['layer1.0*', 'layer2.2*']), 'none got a.*layer2.2 add none'),
 ])
 def test_bad_arguments(options, message):
     model = Net()
@@ -296,6 +298,82 @@ def test_an_activation_with_weights_keeps_its_key():
     insert_steps(model)
     new = set(model.state_dict()) - keys
     assert all('.step.attention.' in key for key in new)
+
+
+def swap_children(module):
+    """The usual way to exchange activations, which goes by names."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ReLU):
+            setattr(module, name, nn.LeakyReLU(0.1))
+        else:
+            swap_children(child)
+
+
+def swap_unique(model):
+    """The other one, which sees a shared module once."""
+    for name, child in list(model.named_modules()):
+        if isinstance(child, nn.ReLU):
+            owner, _, name = name.rpartition('.')
+            setattr(model.get_submodule(owner), name, nn.LeakyReLU(0.1))
+
+
+def test_an_activation_that_is_exchanged_later():
+    """It is applied, once, also where it has weights."""
+    x = torch.randn(2, 3, 32, 32)
+    plain = perturb(resnet18()).eval()
+    swap_unique(plain)
+    wanted = plain(x)
+    for swap in (swap_children, swap_unique):
+        model = resnet18().eval()
+        model.load_state_dict(plain.state_dict())
+        insert_steps(model)
+        swap(model)
+        torch.testing.assert_close(model(x), wanted)
+        remove_steps(model)
+        torch.testing.assert_close(model(x), wanted)
+    model = resnet18().eval()
+    model.load_state_dict(plain.state_dict())
+    insert_steps(model)
+    keys = set(model.state_dict())
+    for block in (model.layer1[0], model.layer1[1]):
+        block.relu = nn.PReLU(init=0.1)
+    model(x)
+    assert set(model.state_dict()) - keys == {
+        'layer1.0.relu.weight', 'layer1.1.relu.weight'}
+    swap_unique(model)
+    torch.testing.assert_close(model(x), wanted)
+
+
+def test_a_forward_that_was_set_on_a_block():
+    model = resnet18()
+    model.layer2[1].forward = model.layer2[1].forward
+    keys = set(model.state_dict())
+    with pytest.raises(RuntimeError, match='BasicBlock has a forward of its'):
+        insert_steps(model)
+    assert set(model.state_dict()) == keys
+    with pytest.raises(RuntimeError, match='BasicBlock has a forward of its'):
+        TrajectoryRecorder(model).start()
+    assert insert_steps(model, blocks=['layer1', 'layer3']) == [
+        'layer1.0', 'layer1.1', 'layer3.1']
+
+
+def test_arguments_by_name():
+    block = Encoder(6)
+    x = torch.randn(2, 5, 6)
+    wanted = block(x, gain=2.0)
+    model = nn.Sequential(block)
+    insert_steps(model)
+    for given in (dict(gain=2.0, x=x), dict(x=x, gain=2.0)):
+        torch.testing.assert_close(model[0](**given), wanted)
+    with pytest.raises(TypeError, match="misses its first argument, 'x'"):
+        model[0](gain=2.0)
+
+
+def test_a_named_block_without_an_identity():
+    model = nn.Sequential(Conv(4, identity=False), Conv(4))
+    with pytest.raises(ValueError, match='0 adds no identity'):
+        insert_steps(model, blocks=['0', '1'])
+    assert insert_steps(model, blocks='*') == ['1']
 
 
 @pytest.mark.parametrize('reentrant', [False, True])

@@ -187,6 +187,13 @@ def test_si_through_custom_autograd_function(n):
         27, rel=1e-6)
 
 
+@pytest.mark.parametrize('n', [5, 200])
+def test_si_of_a_block_that_starts_at_zero(n):
+    """``zero_init_residual`` makes f and its Jacobian zero."""
+    u = torch.rand(n, dtype=torch.float64)
+    assert stiffness_index(lambda v: 0 * v, u) == 0
+
+
 @pytest.mark.parametrize('attention', [None, dict(type='StepNet')])
 def test_si_of_a_real_block(attention):
     """f of a ResNet-20 block at a real state, against the dense Jacobian."""

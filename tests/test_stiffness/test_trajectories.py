@@ -105,6 +105,10 @@ def test_damaged_files(tmp_path):
         path.write_bytes(damage)
         with pytest.raises(ValueError, match='stiffness_val.npz is damaged'):
             Trajectories.load(path)
+    with path.open('wb') as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ValueError, match='stiffness_val.npz is damaged'):
+        Trajectories.load(path)
 
 
 def test_other_npz_files(tmp_path):

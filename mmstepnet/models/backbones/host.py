@@ -12,6 +12,7 @@ from mmengine.registry import DefaultScope
 from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
+from mmstepnet.steps.step_block import StepBlock
 
 STEPNET = dict(type='StepNet')
 
@@ -119,8 +120,15 @@ class SteppedBackbone(OverHost):
                 and hasattr(step.attention, 'init_weights'))
 
     def train(self, mode: bool = True) -> nn.Module:
-        """Set the mode as the host does, whose method may return None."""
+        """Set the mode as the host does, whose method may return None.
+
+        A frozen attention stays in eval mode, else its BN would go on
+        collecting statistics: not every host puts what it freezes there.
+        """
         super().train(mode)
+        for attention in self._attentions():
+            if _is_frozen(attention):
+                attention.eval()
         return self
 
     def _insert(self, attention: dict, blocks: Sequence[str] | str | None,
@@ -135,9 +143,29 @@ class SteppedBackbone(OverHost):
         for step in self.modules():
             if isinstance(step, ResidualStep):
                 step.is_init = True  # init_weights above sees to it
-        if hasattr(self, '_freeze_stages'):
-            self._freeze_stages()
+        self.train(self.training)  # where many hosts freeze
+        for block in self.modules():
+            if isinstance(block, StepBlock):
+                _freeze_as_the_block(block)
+        self.train(self.training)
         warn_of_frozen_starts(self)
+
+
+def _freeze_as_the_block(block: StepBlock) -> None:
+    """Freeze the attentions of a block whose other parameters are frozen."""
+    attentions = [step.attention for step in block.children()
+                  if isinstance(step, ResidualStep)
+                  and isinstance(step.attention, nn.Module)]
+    ours = {p for attention in attentions for p in attention.parameters()}
+    theirs = [p for p in block.parameters() if p not in ours]
+    if theirs and not any(p.requires_grad for p in theirs):
+        for attention in attentions:
+            attention.requires_grad_(False)
+
+
+def _is_frozen(attention: nn.Module) -> bool:
+    found = [p.requires_grad for p in attention.parameters()]
+    return bool(found) and not any(found)
 
 
 @MODELS.register_module()
@@ -196,7 +224,7 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         name.rpartition('.')[0] for name, module in backbone.named_modules()
         if isinstance(module, ResidualStep)
         and getattr(module.attention, 'init_step', None) is not None
-        and not any(p.requires_grad for p in module.attention.parameters())
+        and _is_frozen(module.attention)
     ]
     if names:
         warnings.warn(

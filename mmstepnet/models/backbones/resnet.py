@@ -247,8 +247,9 @@ class StepResNet(SteppedBackbone):
                 names[f'stem.{k}.conv.'] = f'stem.{3 * k}.'
                 names[f'stem.{k}.bn.'] = f'stem.{3 * k + 1}.'
         block = f'{self.res_layers[0]}.0.downsample.'
-        if (f'{prefix}{block}0.weight' in state_dict
-                and isinstance(self.layer1[0].downsample[0], nn.AvgPool2d)):
+        projection = self.layer1[0].downsample  # None of basic blocks
+        if (f'{prefix}{block}0.weight' in state_dict and projection is not None
+                and isinstance(projection[0], nn.AvgPool2d)):
             # Theirs has no pooling by 1; the norm moves first.
             names |= {f'{block}1.': f'{block}2.', f'{block}0.': f'{block}1.'}
         for old, new in names.items():

@@ -37,7 +37,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
-         shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
+         shift: Tensor | None, relu: bool) -> Tensor:
     """``x + (c - centre) * scale + shift``, rectified on request.
 
     Args:
@@ -47,7 +47,6 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
         scale (Tensor): (N, C).
         shift (Tensor, optional): (N, C). None is 0.
         relu (bool): Whether to rectify.
-        in_place (bool): Whether to write into c. Defaults to False.
 
     Returns:
         Tensor: (N, C, H, W), in the dtype and memory format of c.
@@ -56,8 +55,7 @@ def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
     if shift is not None:
         residual = residual + _as_map(shift)
     out = x + residual
-    out = (out.relu() if relu else out).to(c.dtype)
-    return c.copy_(out) if in_place else out
+    return (out.relu() if relu else out).to(c.dtype)
 
 
 def reduce(grad: Tensor, out: Tensor | None, c: Tensor,

@@ -121,10 +121,10 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @_on_device_of_maps
 def step(x: Tensor, c: Tensor, centre: Tensor | None, scale: Tensor,
-         shift: Tensor | None, relu: bool, in_place: bool = False) -> Tensor:
+         shift: Tensor | None, relu: bool) -> Tensor:
     """See :func:`mmstepnet.steps.kernels.plain.step`."""
     launch = _Launch(c)
-    out = c if in_place else torch.empty_like(c)
+    out = torch.empty_like(c)
     step_kernel[launch.grid](
         x, c, *_rows(scale, centre, scale, shift), out, *launch.shape,
         *launch.strides, CENTRE=centre is not None, SHIFT=shift is not None,

@@ -206,8 +206,9 @@ def log(tmp_path):
     def write(start, *entries):
         folder = tmp_path / start / 'vis_data'
         folder.mkdir(parents=True)
-        (folder / f'{start}.json').write_text(
-            ''.join(json.dumps(e) + '\n' for e in entries))
+        for name in (start, 'scalars'):  # as mmengine does
+            (folder / f'{name}.json').write_text(
+                ''.join(json.dumps(e) + '\n' for e in entries))
     return write
 
 
@@ -222,6 +223,10 @@ def test_seconds_of_iterations(tmp_path, log):
     log('20260102_000000', *(dict(epoch=1, time=10., iter=i, step=i)
                              for i in (70, 80)))
     assert logged_seconds(tmp_path) == 20 + 2 * 20 + 3 * 39 + 10 * 20
+    # This one at 79, and it was killed soon.
+    log('20260103_000000', dict(epoch=2, time=5., iter=99, step=99))
+    assert logged_seconds(tmp_path) == (
+        20 + 2 * 20 + 3 * 39 + 10 * 20 + 5 * 19)
 
 
 def test_losses_of_epochs(tmp_path, log):

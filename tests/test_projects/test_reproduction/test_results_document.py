@@ -244,6 +244,8 @@ def test_a_damaged_warm_start_is_named(tmp_path):
     path.write_text('{"rows": ')
     with pytest.raises(ValueError, match='seed_0.json'):
         read_warm_starts(tmp_path)
+    path.unlink()  # as the message says; its folder is left
+    assert read_warm_starts(tmp_path) == []
 
 
 def test_one_row_of_the_papers_scale_is_a_report(
