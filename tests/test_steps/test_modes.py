@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 
 from mmstepnet import TrajectoryRecorder, fold, insert_steps
@@ -276,3 +277,58 @@ def test_two_processes(library, name, tmp_path):
     assert any(not torch.equal(value, model.state_dict()[key])
                for key, value in first['weights'].items()
                if '.attention.' in key)
+
+
+@not_on_torch_21('shards on GPUs alone')
+@pytest.mark.parametrize('kind', [
+    'flat parameters', 'flat parameters, original', 'parameter by parameter'])
+def test_sharded(kind, tmp_path, calls):
+    """One process, whose gates learn as they do without FSDP."""
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel,
+        StateDictType,
+        fully_shard,
+    )
+    model, inputs = stepped('torchvision', 'ResNet, basic')
+    model.double()
+    inputs = inputs.double()
+    wanted = copy.deepcopy(model)
+    learn(wanted, inputs)
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store',
+                            world_size=1, rank=0)
+    try:
+        calls.clear()
+        if kind.startswith('flat'):
+            wrapped = FullyShardedDataParallel(
+                model, device_id=torch.device('cpu'),
+                use_orig_params='original' in kind)
+            learn(wrapped, inputs)
+            assert not calls  # its views get no gradient there
+            with FullyShardedDataParallel.state_dict_type(
+                    wrapped, StateDictType.FULL_STATE_DICT):
+                found = wrapped.state_dict()
+        else:
+            mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
+            for part in (model.layer2, model):
+                fully_shard(part, mesh=mesh)
+            learn(model, inputs)
+            assert calls
+            found = {key: value.full_tensor() if hasattr(
+                value, 'full_tensor') else value
+                for key, value in model.state_dict().items()}
+    finally:
+        dist.destroy_process_group()
+    moved = 0
+    for key, before in stepped('torchvision', 'ResNet, basic')[
+            0].double().state_dict().items():
+        value = wanted.state_dict()[key]
+        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9)
+        moved += '.attention.' in key and not torch.equal(value, before)
+    assert moved
+
+
+def learn(model, inputs):
+    """A step of a training, in eval mode."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    gradients(model, inputs)
+    optimizer.step()
