@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import export, insert_steps
+from mmstepnet import MetricAttention, export, insert_steps
 from mmstepnet.export import export_onnx
 from tests.test_steps.families import timm_families, torchvision_families
 from tests.test_steps.insertion import outputs, perturb, steps_of
@@ -88,3 +88,28 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(TypeError, match='with residual steps'):
         export_onnx(nn.Identity(), tmp_path / 'model.onnx')
+
+
+def test_causal_attention_over_padded_tokens(tmp_path):
+    """The check of the mask stands in the file, too."""
+    import onnxruntime
+
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = MetricAttention(16, 2)
+
+        def forward(self, x, keep):
+            return self.attention(x, mask=keep, is_causal=True)
+
+    model = Causal().eval()
+    x, keep = torch.randn(2, 20, 16), torch.ones(2, 1, 20, dtype=torch.bool)
+    keep[:, :, 12:] = False
+    path = tmp_path / 'model.onnx'
+    torch.onnx.export(model, (x, keep), str(path), dynamo=True, verbose=False,
+                      external_data=False, input_names=['x', 'keep'])
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), providers=['CPUExecutionProvider'])
+    found, = session.run(None, {'x': x.numpy(), 'keep': keep.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x, keep),
+                               rtol=1e-4, atol=1e-5)

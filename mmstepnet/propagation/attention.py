@@ -75,7 +75,10 @@ class AttentionBlock(PropagationModule):
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         # Until the pseudo-metric had a place of its own, its layers stood
         # beside the values', and the default of eps was sqrt(C/H).
-        for layer, _ in self.pseudo_metric.named_children():
+        has_place = any(key.startswith(f'{prefix}pseudo_metric.')
+                        for key in state_dict)
+        for layer, _ in (() if has_place else
+                         self.pseudo_metric.named_children()):
             old = f'{prefix}{layer}.'
             found = [key for key in state_dict if key.startswith(old)]
             for key in found:

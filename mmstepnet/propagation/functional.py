@@ -26,8 +26,8 @@ from mmstepnet.torch_version import is_compiling, is_transformed
 from .masks import check_mask
 from .sdpa import compute_dtype, propagate
 
-LARGEST_ERROR = 1e-4
-"""Of a score, which is as much of a weight."""
+LARGEST_ERROR, LARGEST_HALF_ERROR = 1e-4, 0.5
+"""Of a score, which is as much of a weight; the second in half precision."""
 
 
 def pseudo_metric_propagation(f: Callable[[Tensor, Tensor], Tensor],
@@ -95,10 +95,11 @@ def metric_propagation(a: Tensor,
     the mean of b first (of what the mask leaves of it), for which distances
     do not change, so that points far from the origin lose no digits. Points
     that are far from each other would: a score's error is their squared
-    spread over eps, times float32's. Where that exceeds
-    :data:`LARGEST_ERROR`, CPUs compute in float64; on other devices and in
-    compiled code nothing is checked, and ``dense=True`` loses nothing. A
-    sparse mask costs its edges alone.
+    spread over eps, times their dtype's. Where that exceeds
+    :data:`LARGEST_ERROR`, CPUs compute in float64, and in half precision,
+    from :data:`LARGEST_HALF_ERROR` on, in float32 or float64; on other
+    devices and in compiled code nothing is checked, and ``dense=True`` loses
+    nothing. A sparse mask costs its edges alone.
 
     Args:
         a (Tensor): Points that are informed, :math:`\tilde f(x_i)`,
@@ -140,12 +141,13 @@ def metric_propagation(a: Tensor,
         return _dense(scores, v, mask, is_causal).to(dtype)
     seen = None if mask is None else mask.any(-2, keepdim=True)
     centre = _centre(b.detach(), seen)
-    values = v.to(dtype)
-    if dtype == torch.float32 and _loses_digits(
-            a.detach(), b.detach(), centre, seen, eps):
-        a, b, values, centre = (t.double() for t in (a, b, values, centre))
-    return propagate(
-        a, b, values, 2 / eps, centre, mask, is_causal).to(dtype)
+    wide = _kept_by(dtype, a.detach(), b.detach(), centre, seen, eps)
+    if wide == dtype:
+        return propagate(
+            a, b, v.to(dtype), 2 / eps, centre, mask, is_causal)
+    a, b, v, centre = (t.to(wide) for t in (a, b, v.to(dtype), centre))
+    with torch.autocast(a.device.type, enabled=False):
+        return propagate(a, b, v, 2 / eps, centre, mask, is_causal).to(dtype)
 
 
 def dot_product_propagation(q: Tensor,
@@ -195,7 +197,7 @@ def check_eps(eps: float) -> None:
         ValueError: It is not.
     """
     if isinstance(eps, bool) or not isinstance(
-            eps, Real) or not 0 < eps < math.inf:
+            eps, Real) or not 0 < eps < math.inf or math.isinf(2 / eps):
         raise ValueError('eps, the time scale of the similarity, must be a '
                          f'positive number, got {eps!r}')
 
@@ -237,14 +239,15 @@ def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
         return (kept / kept.sum(-1, keepdim=True)) @ b
 
 
-def _loses_digits(a: Tensor, b: Tensor, centre: Tensor, seen: Tensor | None,
-                  eps: float) -> bool:
-    """Whether float32's dot product is too coarse for these distances."""
+def _kept_by(dtype: torch.dtype, a: Tensor, b: Tensor, centre: Tensor,
+             seen: Tensor | None, eps: float) -> torch.dtype:
+    """The dtype, or a wider one, whose dot product keeps these distances."""
     # Elsewhere a look at values would wait for the device, or is impossible.
-    if a.device.type != 'cpu' or is_compiling() or is_transformed():
-        return False
+    if (dtype == torch.float64 or a.device.type != 'cpu' or is_compiling()
+            or is_transformed()):
+        return dtype
     if a.numel() == 0:  # an empty batch has no largest
-        return False
+        return dtype
     sources = (full_precision(b) - centre).square().sum(-1, keepdim=True)
     if seen is not None:
         sources = sources.masked_fill(~seen.transpose(-2, -1), 0)
@@ -253,7 +256,14 @@ def _loses_digits(a: Tensor, b: Tensor, centre: Tensor, seen: Tensor | None,
     # |a . b| and |b|² / 2, the terms of a score.
     term = math.sqrt(largest) * max(
         math.sqrt(receivers.amax().item()), math.sqrt(largest) / 2)
-    return 2 / eps * term * torch.finfo(torch.float32).eps > LARGEST_ERROR
+    score = 2 / eps * term
+    if (dtype != torch.float32
+            and score * torch.finfo(dtype).eps > LARGEST_HALF_ERROR):
+        dtype = torch.float32
+    if (dtype == torch.float32
+            and score * torch.finfo(dtype).eps > LARGEST_ERROR):
+        dtype = torch.float64
+    return dtype
 
 
 def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,

@@ -75,8 +75,11 @@ def _refuse_unless(good: Tensor, message: str,
 
     A compiled or exported graph cannot branch on values, and on a GPU that
     would wait for it at each call: there the device says it, when it gets
-    there.
+    there. Under vmap all samples are looked at.
     """
+    functorch = torch._C._functorch
+    while not is_compiling() and functorch.is_batchedtensor(good):
+        good, explain = functorch.get_unwrapped(good).all(), None
     if is_compiling() or good.device.type != 'cpu':
         torch._assert_async(good, message)
     elif not good:
@@ -87,7 +90,7 @@ def _informed(mask: Tensor, is_causal: bool) -> Tensor:
     if not is_causal:
         return mask.any(-1)
     if mask.shape[-2] == 1:
-        return mask.cummax(-1).values
+        return mask.cumsum(-1) > 0  # ONNX has no cummax
     return mask.tril().any(-1)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmstepnet.precision import full_precision
-from mmstepnet.torch_version import is_transformed
+from mmstepnet.torch_version import is_exporting, is_transformed
 
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]
@@ -20,7 +20,8 @@ HALF = (torch.float16, torch.bfloat16)
 CPU_VECTOR = 16
 """With fewer sources PyTorch's kernel for CPUs makes 0 of NaN scores."""
 
-SHUT_SCORE = 1e30
+SHUT_SCORES = {torch.float64: 1e300, torch.float32: 1e30,
+               torch.bfloat16: 1e30, torch.float16: 1e30}
 """No weight survives its negative; finite, for kernels that multiply it."""
 
 
@@ -86,6 +87,8 @@ def propagate(q: Tensor,
     # kernel runs.
     if centre is not None:
         q, k = q - centre, k - centre
+        if of_sources:  # what nobody sees may be anywhere
+            k = k.masked_fill(~mask.transpose(-2, -1), 0)
     q, k = q.to(v.dtype), k.to(v.dtype)
     if centre is not None:
         # Of the points as the kernel will see them.
@@ -120,8 +123,10 @@ def propagate(q: Tensor,
         is_causal=is_causal,
         scale=scale)
     out = out[..., :width].reshape(*lead, q.shape[-2], width)
-    if q.device.type == 'cpu' and k.shape[-2] < CPU_VECTOR:
-        # Zeros, or NaN where there is something to be seen.
+    # Zeros, or NaN where there is something to be seen. An exported graph
+    # cannot ask how many sources there are.
+    if q.device.type == 'cpu' and (
+            is_exporting() or k.shape[-2] < CPU_VECTOR):
         out = (out + (0 * q).sum(-1, keepdim=True)
                + (0 * k).sum((-2, -1), keepdim=True))
     return out
@@ -146,7 +151,7 @@ def _columns(bias: Tensor, dtype: torch.dtype) -> Columns:
 
     Half precision takes two, a high and a low part. Float16, whose range is
     small, keeps them in units of a power of two in which the largest fits;
-    beyond squared norms of 2e9 none does.
+    beyond squared norms of 4e9 none does, and sources count as that far.
     """
     if dtype not in HALF:
         return [(bias, 1.0)]
@@ -154,6 +159,7 @@ def _columns(bias: Tensor, dtype: torch.dtype) -> Columns:
     if dtype == torch.float16:
         largest = bias.detach().abs().amax(-1, keepdim=True) / 2**15
         unit = largest.log2().ceil().clamp(0, 15).exp2()
+        bias = bias.clamp(min=-torch.finfo(dtype).max * 2**15)
     bias = bias / unit
     high = bias.to(dtype)
     return [(high, unit), (bias - high, unit)]
@@ -164,7 +170,8 @@ def _shut(columns: Columns, mask: Tensor, k: Tensor,
     """Give sources that the mask shuts out a bias no weight survives."""
     shut = ~mask.expand(*k.shape[:-2], 1, k.shape[-2]).squeeze(-2)
     meets = 2.0**15 if k.dtype in HALF else 1.0
-    lowest = -min(SHUT_SCORE / scale / meets, torch.finfo(k.dtype).max / 4)
+    lowest = -min(SHUT_SCORES[k.dtype] / scale / meets,
+                  torch.finfo(k.dtype).max / 4)
     if -lowest * meets * scale < 100:
         raise ValueError(
             f'{k.dtype} cannot close a key padding mask at a factor of the '

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mmstepnet.precision import full_precision
+
 
 def metric_similarity(distance: Tensor,
                       t: float,
@@ -265,11 +267,15 @@ def _normalize(m: Tensor, total: Callable[[Tensor], Tensor],
     m = _matrix(m, 'm')
     _refuse(m, ~((m >= 0) & m.isfinite()), 'm',
             'a similarity to be normalised is a finite number not below 0')
-    sums = total(m)
+    wide = full_precision(m)  # sums may exceed what half precision holds
+    sums = total(wide)
     _refuse(sums, sums == 0, 'the sums',
             f'all similarities of that {what} are 0, and so they cannot sum '
             'to 1')
-    return m / sums
+    _refuse(sums, sums.isinf(), 'the sums',
+            f'the similarities of that {what} sum to more than {sums.dtype} '
+            'holds; divide all of them by their largest first')
+    return (wide / sums).to(m.dtype)
 
 
 def _matrix(m: Tensor, name: str, square: bool = False) -> Tensor:

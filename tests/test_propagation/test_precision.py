@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmstepnet.propagation import metric_propagation
+from mmstepnet.propagation.sdpa import propagate
 from tests.test_propagation.references import (
     EPS,
     FORMS,
@@ -207,3 +208,51 @@ def test_autocast(form):
                              mask=graph())
     assert error(out, by_numpy(form, a, b, v)) < 1e-10
     assert sparse.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize('dtype', HALF)
+@pytest.mark.parametrize('autocast', [False, True])
+def test_half_precision_of_points_that_lie_apart(dtype, autocast):
+    """Two clumps: the rounding of the distance between them would drown the
+    distances within each."""
+    x, _, v = points(2, dtype=dtype)
+    x = x / 10
+    x[:, ::2] += 30
+    x, v = x.to(dtype), v.to(dtype)
+    exact = [t.double() for t in (x, x, v)]
+    expected = gradients(FORMS['metric'], exact, dense=True)
+    if autocast:
+        with torch.autocast('cpu', dtype):
+            got = gradients(FORMS['metric'], [x.float(), x.float(), v.float()])
+    else:
+        got = gradients(FORMS['metric'], [x, x, v])
+    for one, other in zip(got, expected):
+        assert error(one, other) < 1e-2
+
+
+@pytest.mark.parametrize('form', [
+    lambda keep: keep, lambda keep: keep.expand(2, N, N).clone()])
+def test_a_far_source_in_float16(form):
+    """Seen or in the padding, it costs the others nothing."""
+    a, b, v = points(2, dtype=torch.float16)
+    b[:, -1] = 1e4
+    keep = torch.ones(2, 1, N, dtype=torch.bool)
+    keep[..., -1] = False
+    for mask in (None, form(keep)):
+        out = metric_propagation(a, b, v, EPS, mask)
+        assert error(out, by_numpy('metric', a, b, v, mask=mask)) < 5e-3
+        with torch.no_grad():
+            sent = propagate(a, b, v, 2 / EPS, b[:, :-1].mean(
+                1, keepdim=True), mask)  # as on other devices
+        assert error(sent, out) < 5e-2
+
+
+@pytest.mark.parametrize('distance', [1e14, 1e15, 1e17])
+def test_a_shut_source_at_the_receiver(distance):
+    """However far the others are, in whatever form it is shut out."""
+    a = torch.tensor([[0.], [distance]])
+    v, keep = torch.tensor([[100.], [1.]]), torch.tensor([[False, True]])
+    for needs in (False, True):
+        out = metric_propagation(a, a.clone().requires_grad_(needs), v, 1.,
+                                 keep)
+        assert out.tolist() == [[1.], [1.]]

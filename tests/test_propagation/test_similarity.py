@@ -230,6 +230,20 @@ BAD = {
 }
 
 
+def test_sums_that_half_precision_cannot_hold():
+    """300 x 300 ones sum to 90,000; float16 ends at 65,504."""
+    ones = torch.ones(300, 300, dtype=torch.float16)
+    for normalize, sums in ((operators.normalize_rows, 300),
+                            (operators.normalize_two_sides, 300**2),
+                            (operators.normalize_globally, 300**2)):
+        out = normalize(ones)
+        assert out.dtype == torch.float16
+        torch.testing.assert_close(
+            out, torch.full_like(ones, 1 / sums), rtol=1e-2, atol=0)
+    with pytest.raises(ValueError, match='more than torch.float32 holds'):
+        operators.normalize_rows(torch.full((1, 4), 1e38))
+
+
 @pytest.mark.parametrize('name', BAD)
 def test_bad_input(name):
     function, arguments, message = BAD[name]

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from mmstepnet.propagation import metric_propagation
+from mmstepnet.propagation import MetricAttention, metric_propagation
 from tests.test_propagation.references import (
     EPS,
     FORMS,
@@ -57,6 +57,37 @@ def test_batching_transform():
             lambda *x: metric_propagation(*x, EPS))(a, b, v)
     out = metric_propagation(a, b, v, EPS, dense=True)
     assert error(batched, out) < 1e-10
+
+
+@not_on_torch_21('has no batching rule for its attention kernel')
+@pytest.mark.parametrize('dense', [False, True])
+def test_a_mask_for_each_sample(dense):
+    """Under vmap, as for gradients of each sample of padded tokens."""
+    a, b, v = points(4)
+    mask = torch.rand(4, 1, b.shape[-2]) > 0.4
+    mask[..., 0] = True
+    each = torch.func.vmap(lambda *x: metric_propagation(
+        *x[:3], EPS, x[3], dense=dense))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='There is a performance')
+        batched = each(a, b, v, mask)
+        assert error(batched, metric_propagation(
+            a, b, v, EPS, mask, dense=True)) < 1e-10
+        with pytest.raises(ValueError, match='leaves no source'):
+            each(a, b, v, mask & (torch.arange(4) != 2)[:, None, None])
+
+
+@not_on_torch_21('has another exporter')
+def test_exported_for_any_number_of_tokens():
+    model = MetricAttention(16, 2).eval()
+    for tokens in (10, 40):
+        dim = torch.export.Dim('tokens', min=2, max=4096)
+        graph = torch.export.export(
+            model, (torch.randn(2, tokens, 16), ),
+            dynamic_shapes=({1: dim}, )).module()
+        for other in (5, 300):
+            x = torch.randn(2, other, 16)
+            torch.testing.assert_close(graph(x), model(x))
 
 
 @not_on_torch_21("breaks the graph at autocast's dtype")
