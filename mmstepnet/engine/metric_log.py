@@ -95,8 +95,9 @@ def logged_seconds(work_dir: str | Path) -> float:
     seconds, logged = 0.0, []
     for times in starts.values():
         steps = sorted(times)
-        done = max((s for s in logged if s < min(steps, default=0)),
-                   default=0)
+        # Where a resumed run began, its log does not say.
+        done = max([0, *(s for s in logged if s < min(steps, default=0)),
+                    *(2 * a - b for a, b in zip(steps[:1], steps[1:]))])
         for step in steps:
             seconds += times[step] * (step - done)
             done = step

@@ -203,7 +203,7 @@ def test_step_backbone_freezes_what_the_host_does(frozen):
     got = {name: p.requires_grad for name, p in ours.named_parameters()}
     assert got.items() >= wanted.items()
     for place, layer in enumerate(ours.layers):
-        for step in (layer.attn_step, layer.ffn_step):
+        for step in (layer.attn_step, layer.mlp_step):
             learns = place >= frozen
             assert step.attention.bn.training == learns
             assert all(p.requires_grad == learns
