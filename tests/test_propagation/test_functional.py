@@ -179,8 +179,8 @@ def test_memory_does_not_grow_with_the_square():
 
 class TestBadInput:
 
-    @pytest.mark.parametrize('eps', [5e-324,
-        0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, '1', None,
+    @pytest.mark.parametrize('eps', [
+        5e-324, 0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, '1', None,
         torch.tensor(1.0)
     ])
     def test_eps(self, eps):

@@ -169,17 +169,17 @@ class TestStepsAside:
         does, which works on GPUs alone."""
         replica = copy.copy(self.step)
         replica._modules = dict(self.step._modules)
-        own = self.step.attention
-        gate = replica.attention = own._replicate_for_data_parallel()
+        first = self.step.attention
+        gate = replica.attention = first._replicate_for_data_parallel()
         gate._modules = {}
-        gate.bn = self.step.attention.bn._replicate_for_data_parallel()
-        for module, own in ((gate, self.step.attention),
-                            (gate.bn, self.step.attention.bn)):
+        gate.bn = first.bn._replicate_for_data_parallel()
+        for module, own in ((gate, first), (gate.bn, first.bn)):
             module._parameters = {}
             for name, parameter in own.named_parameters(recurse=False):
                 setattr(module, name, parameter.view_as(parameter))
         self.step = replica
         self.expect_reference(self.take).square().sum().backward()
+        assert all(p.grad is not None for p in first.parameters())
 
     def test_running_statistics_that_were_taken_away(self):
         """PyTorch's own BN trains on; so do adaptations at test time."""

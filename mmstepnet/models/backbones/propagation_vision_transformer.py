@@ -76,7 +76,8 @@ class PropagationVisionTransformer(VisionTransformer):
     only that of the values is left in metric-attention.
 
     Checkpoints of the host load. Where there are no queries and keys, theirs
-    are left out, and the metric is to be learnt.
+    are left out, and the metric is to be learnt. ``AttentionBlock`` takes
+    their biases with ``pseudo_metric=dict(type='DotProduct', bias=True)``.
 
     Args:
         arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.
