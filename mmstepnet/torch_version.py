@@ -58,3 +58,20 @@ _TELLS_AUTOCAST = torch.__version__ >= (2, 4)
 def is_autocasting(device_type: str) -> bool:
     """Whether autocast is on for a device type, as far as that is known."""
     return not _TELLS_AUTOCAST or torch.is_autocast_enabled(device_type)
+
+
+def compute_dtype(like: torch.Tensor) -> torch.dtype:
+    """The dtype in which autocast would multiply, else the tensor's."""
+    kind = like.device.type
+    if hasattr(torch, 'get_autocast_dtype'):
+        enabled = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if enabled else None
+    else:  # torch < 2.4
+        on_cpu = kind == 'cpu'
+        enabled = (torch.is_autocast_cpu_enabled()
+                   if on_cpu else torch.is_autocast_enabled())
+        dtype = (torch.get_autocast_cpu_dtype()
+                 if on_cpu else torch.get_autocast_gpu_dtype())
+    if enabled and like.dtype != torch.float64:
+        return dtype
+    return like.dtype

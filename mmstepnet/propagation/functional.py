@@ -21,10 +21,14 @@ import torch
 from torch import Tensor
 
 from mmstepnet.precision import full_precision
-from mmstepnet.torch_version import is_compiling, is_transformed
+from mmstepnet.torch_version import (
+    compute_dtype,
+    is_compiling,
+    is_transformed,
+)
 
 from .masks import check_mask
-from .sdpa import compute_dtype, propagate
+from .sdpa import propagate
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 1e-4, 0.5
 """Of a score, which is as much of a weight; the second in half precision."""

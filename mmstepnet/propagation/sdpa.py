@@ -25,23 +25,6 @@ SHUT_SCORES = {torch.float64: 1e300, torch.float32: 1e30,
 """No weight survives its negative; finite, for kernels that multiply it."""
 
 
-def compute_dtype(like: Tensor) -> torch.dtype:
-    """The dtype in which autocast would run the kernel, else the tensor's."""
-    kind = like.device.type
-    if hasattr(torch, 'get_autocast_dtype'):
-        enabled = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if enabled else None
-    else:  # torch < 2.4
-        on_cpu = kind == 'cpu'
-        enabled = (torch.is_autocast_cpu_enabled()
-                   if on_cpu else torch.is_autocast_enabled())
-        dtype = (torch.get_autocast_cpu_dtype()
-                 if on_cpu else torch.get_autocast_gpu_dtype())
-    if enabled and like.dtype != torch.float64:
-        return dtype
-    return like.dtype
-
-
 def propagate(q: Tensor,
               k: Tensor,
               v: Tensor,

@@ -27,7 +27,9 @@ def provenance(root: Path) -> dict[str, str | None]:
     cuda = torch.cuda.is_available()
     return {
         'machine': (torch.cuda.get_device_name() if cuda else
-                    f'{platform.machine()}, {os.cpu_count()} CPUs'),
+                    f'{platform.machine()} with '
+                    f'{torch.backends.cpu.get_cpu_capability()}, '
+                    f'{os.cpu_count()} CPUs'),
         'torch': torch.__version__,
         'mmstepnet': __version__,
         'commit': _commit(root),
