@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/resnet164_cifar.py',
     '../_base_/datasets/cifar10_10k_bs128.py',
-    '../_base_/schedules/small_12e.py',
+    '../_base_/schedules/small_6e.py',
     '../_base_/small_runtime.py',
 ]
 

@@ -6,8 +6,8 @@ param_scheduler = [
         type='CosineAnnealingLR',
         by_epoch=True,
         begin=1,
-        end=12,
-        T_max=11,
+        end=6,
+        T_max=5,
         convert_to_iter_based=True),
 ]
-train_cfg = dict(max_epochs=12, val_interval=2)
+train_cfg = dict(max_epochs=6, val_interval=1)
