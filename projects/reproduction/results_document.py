@@ -215,7 +215,7 @@ def _origin(results: list[dict]) -> list[str]:
     seconds = [r['seconds'] for r in results if 'seconds' in r]
     hours = f'{sum(seconds) / 3600:.1f} ({len(seconds)})' if seconds else NONE
     return [str(len(results)), hours,
-            *(', '.join(sorted({s[key] for s in starts}))
+            *('; '.join(sorted({s[key] for s in starts}))
               for key in ('machine', 'torch')), ', '.join(sorted(commits))]
 
 

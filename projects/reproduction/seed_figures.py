@@ -5,6 +5,7 @@ learning".
 """
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def draw_lines(ax: Axes, quantity: str, rows: Mapping[str, Curve],
                             alpha=0.18, linewidth=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel('epoch')
-    ax.set_ylabel(quantity)
+    ax.set_ylabel(fill(quantity, 26))
 
 
 def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
