@@ -181,21 +181,28 @@ def _findings_text(findings: Sequence[Finding]) -> str:
 
 def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
                      warm_starts: Sequence[list[dict]]) -> Sheet:
-    """Machines, versions, commits and command of each table's results."""
+    """Machines, versions, commits and command of each table's results.
+
+    Configs that were run with other seeds have a row of their own.
+    """
     rows = []
     for table, cells in tables.items():
         names = dict.fromkeys(cell.name for cell in cells if cell.config)
         groups = {}
-        for result in (r for n in names for r in load_results(results, n)):
-            groups.setdefault(tuple(result['cfg_options']),
-                              []).append(result)
-        for options, found in groups.items():
-            seeds = [r['seed'] for r in found]
-            command = ['python -m projects.reproduction.paper run', table,
-                       '--seeds', f'{min(seeds)}-{max(seeds)}'
-                       if min(seeds) else str(max(seeds) + 1)]
+        for name in names:
+            found = load_results(results, name)
+            if found:
+                run = (tuple(found[0]['cfg_options']), found[0]['seed'],
+                       found[-1]['seed'])
+                groups.setdefault(run, {})[name] = found
+        for (options, first, last), found in groups.items():
+            command = ['python -m projects.reproduction.paper run', table]
+            command += found if len(found) < len(names) else []
+            span = f'{first}-{last}' if first else str(last + 1)
+            command += ['--seeds', span]
             command += ['--cfg-options', *options] if options else []
-            rows.append([table, *_origin(found), f'`{" ".join(command)}`'])
+            origin = _origin([r for seeds in found.values() for r in seeds])
+            rows.append([table, *origin, f'`{" ".join(command)}`'])
     for seeds in warm_starts:
         epochs = ' '.join(map(str, seeds[0]['epochs']))
         rows.append(['warm start', *_origin(seeds),

@@ -193,9 +193,14 @@ def test_a_plan_that_has_begun(tmp_path):
 
 def test_origin(report):
     origin = report.split('## Where they come from')[1]
-    assert '| small | 9 | 2.5 (2) | m | t | ccccccccc |' in origin
-    assert ('python -m projects.reproduction.paper run small --seeds 3'
-            in origin)
+    run = '`python -m projects.reproduction.paper run small'
+    # The configs with three seeds, with two and with one.
+    for count, hours, names, seeds in (
+            (6, '2.5 (2)', f'{PLAIN} resnet20_se_cifar10-10k', 3),
+            (2, '–', 'resnet20_stepnet_cifar10-10k', 2),
+            (1, '–', 'resnet20_stepnet-60e_cifar10-10k', 1)):
+        assert (f'| small | {count} | {hours} | m | t | ccccccccc | '
+                f'{run} {names} --seeds {seeds}` |' in origin)
     assert ('| warm start | 2 | – | m | t | ccccccccc, ddddddddd-dirty |'
             in origin)
 
