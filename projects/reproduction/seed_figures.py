@@ -48,6 +48,8 @@ def draw_lines(ax: Axes, quantity: str, rows: Mapping[str, Curve],
                labels: Sequence[str]) -> None:
     """Draw the curves of one quantity.
 
+    The axis is logarithmic where the means are a hundredfold apart.
+
     Args:
         ax (Axes): Where.
         quantity (str): What they are of.
@@ -64,6 +66,10 @@ def draw_lines(ax: Axes, quantity: str, rows: Mapping[str, Curve],
             std = values.std(0, ddof=1)
             ax.fill_between(epochs, mean - std, mean + std, color=color,
                             alpha=0.18, linewidth=0)
+    means = np.concatenate([values.mean(0) for _, values in rows.values()])
+    # A run that fails would press all others onto the axis.
+    if 0 < 100 * means.min() < means.max():
+        ax.set_yscale('log')
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel('epoch')
     ax.set_ylabel(fill(quantity, 26))

@@ -36,5 +36,5 @@ def draw_steps(rows: Mapping[str, Curve], stages: Sequence[int],
     axes[0].set_ylabel('block, from the input down')
     figure.colorbar(heat, ax=axes[:len(rows)], label='Δt, mean over images')
     draw_lines(axes[-1], quantity, curves, list(curves))
-    axes[-1].legend(loc='lower right', fontsize=6.5, frameon=False)
+    figure.legend(loc='outside right center', fontsize=6.5, frameon=False)
     return figure

@@ -192,6 +192,16 @@ def test_curves_show_mean_and_deviation():
     assert band[:, 1].min() == pytest.approx(2 - root)
 
 
+@pytest.mark.parametrize(('least', 'scale'), [
+    (1.1, 'linear'), (0.9, 'log'), (0., 'linear'), (-1., 'linear')])
+def test_far_apart_curves_have_a_logarithmic_axis(least, scale):
+    figure = draw_curves({'TNS': {
+        'a': (np.arange(2), np.array([[5., 110.], [5., 90.]])),
+        'b': (np.arange(2), np.array([[least, 2.]]))}})
+    ax, = figure.axes
+    assert ax.get_yscale() == scale
+
+
 def test_violin_of_one_seed_is_a_point():
     figure = draw_violins('accuracy', {
         'a': np.array([90.]), 'b': np.array([1., 2., 4.])})
