@@ -38,6 +38,15 @@ def is_transformed() -> bool:
         or torch._C._are_functorch_transforms_active())
 
 
+def is_checkpointing() -> bool:
+    """Whether hooks are set on saved tensors, as a checkpoint sets them.
+
+    Also where PyTorch cannot say.
+    """
+    top = getattr(torch._C._autograd, '_top_saved_tensors_default_hooks', None)
+    return top is None or top(True) is not None  # torch < 2.8: None
+
+
 def onnx_arguments(axes: Sequence[str | None]) -> dict:
     """How ``torch.onnx.export`` is told which axes of its input are free.
 

@@ -5,7 +5,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.attentions import ChannelGate
-from mmstepnet.torch_version import is_transformed
+from mmstepnet.torch_version import is_checkpointing, is_transformed
 
 from .compiled import Compiled
 from .kernels import backend
@@ -17,7 +17,8 @@ takes up to half a minute, which a job on smaller ones would not win back."""
 
 SMALLEST_WARM = 1 << 18
 """As ``SMALLEST`` where the process has compiled for larger ones: these stay
-in the cache, and what a step then takes is the number of its operations."""
+in the cache, and what a step then takes is the number of its operations. Not
+under activation checkpointing, nor where PyTorch cannot tell (before 2.8)."""
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
 
@@ -111,9 +112,13 @@ def _is_function(module: nn.Module) -> bool:
 
 def _pays(branch: Tensor) -> bool:
     """Whether fewer passes over memory are worth the operations they take."""
-    smallest = min(SMALLEST, SMALLEST_WARM) if Compiled.warm else SMALLEST
-    if branch.device.type == 'cpu' and branch.numel() < smallest:
-        return False
+    if branch.device.type == 'cpu':
+        # Between a checkpoint's two runs others may compile, and both have to
+        # choose alike.
+        warm = Compiled.warm and not is_checkpointing()
+        smallest = min(SMALLEST, SMALLEST_WARM) if warm else SMALLEST
+        if branch.numel() < smallest:
+            return False
     return backend(branch) is not None
 
 
