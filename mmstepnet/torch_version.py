@@ -47,6 +47,11 @@ def is_checkpointing() -> bool:
     return top is None or top(True) is not None  # torch < 2.8: None
 
 
+def is_backward() -> bool:
+    """Whether autograd runs: what it calls runs for a checkpoint again."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def onnx_arguments(axes: Sequence[str | None]) -> dict:
     """How ``torch.onnx.export`` is told which axes of its input are free.
 

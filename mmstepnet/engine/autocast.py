@@ -59,8 +59,10 @@ class Float32Products(TorchFunctionMode):
                            args: tuple = (),
                            kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if (func not in (torch.conv2d, F.linear)
-                or compute_dtype(args[0]) != torch.bfloat16):
+        if func not in (torch.conv2d, F.linear):
+            return func(*args, **kwargs)
+        like = args[0] if args else kwargs['input']
+        if compute_dtype(like) != torch.bfloat16:
             return func(*args, **kwargs)
         with torch.autocast('cpu', enabled=False):
             args = [_rounded(value) for value in args]

@@ -112,7 +112,8 @@ def count_flops(model: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
     Returns:
         dict[str, int]: Operations by operator, such as ``'convolution'``.
     """
-    model = copy.deepcopy(model).to('meta').eval()
+    model = copy.deepcopy(model).to('meta')
+    model.train(False)  # some backbones of the hosts return None
     # PyTorch versions differ in their operators.
     formulas = {
         getattr(torch.ops.aten, name): formula

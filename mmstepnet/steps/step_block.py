@@ -135,8 +135,8 @@ def put_steps(block: nn.Module,
         for description, attention in zip(block.known.steps, attentions):
             getattr(block, description.name).attention = attention
         return
-    block.__class__ = step_class(type(block), kind)
     check_forward(block)
+    block.__class__ = step_class(type(block), kind)
     block._switched, block._behind = {}, set()
     for description, attention in zip(block.known.steps, attentions):
         for part, value in description.switches.items():

@@ -159,7 +159,7 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         # The fused kernels of attention have no forward-mode derivative.
         with _attention_by_formula():
             value, change = torch.func.jvp(
-                rhs, (u, ), (tangent.view_as(u), ))
+                lambda v: rhs(v.clone()), (u, ), (tangent.view_as(u), ))
         for name, tensor in (('rhs(u)', value),
                              ("the derivative of rhs at u", change)):
             if tensor.shape != u.shape:

@@ -3,8 +3,8 @@
 A probe registers hooks on its block and reports, once a forward pass and
 step, the norms from which all readings follow. Features are reduced where
 they pass; no hook returns anything. Hooks inside a block count only between
-the block's beginning and its end, so that the second run of a checkpointed
-block, during backward, is not taken for another sample.
+the block's beginning and its end, and no block begins during backward, so
+that the second run of what is checkpointed is not taken for another sample.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.steps.residual import ResidualStep
+from mmstepnet.torch_version import is_backward
 
 from .readings import StepNorms
 from .sample_norms import measure_branch, norm_and_distance
@@ -48,11 +49,12 @@ class Probe:
         return [self.name]
 
     def attach(self) -> list[RemovableHandle]:
-        """Register all hooks."""
+        """Register all hooks, or none where a block refuses."""
+        inside = self.attach_inside()
         return [
             self.block.register_forward_pre_hook(
                 self._begin, with_kwargs=True),
-            *self.attach_inside(),
+            *inside,
             self.block.register_forward_hook(self._end, prepend=True),
             # Runs where the block raises, too.
             self.block.register_forward_hook(self._leave, always_call=True),
@@ -81,7 +83,7 @@ class Probe:
         return dict(block=None, active=False)
 
     def _begin(self, block: nn.Module, inputs: tuple, named: dict) -> None:
-        if block is not self.block:
+        if block is not self.block or is_backward():
             return
         x = next(iter((*inputs, *named.values())), None)
         if not isinstance(x, Tensor):

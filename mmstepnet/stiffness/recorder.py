@@ -6,6 +6,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.torch_version import is_backward
+
 from .block_search import Selection, build_probe, find_blocks, unwrap
 from .eager import EAGER
 from .readings import DEFAULT_READING, FIELDS, StepNorms, compute_fields
@@ -222,12 +224,12 @@ class TrajectoryRecorder:
             probe.reset()
 
     def _begin_pass(self, model: nn.Module, inputs: tuple) -> None:
-        if model is self.model:
+        if model is self.model and not is_backward():
             self._reset_pass()
             self._pending = []
 
     def _end_pass(self, model: nn.Module, inputs: tuple, out: object) -> None:
-        if model is not self.model:
+        if model is not self.model or is_backward():
             return
         if self._pass or not self._pending:
             raise RuntimeError(

@@ -69,9 +69,8 @@ class Trajectories:
 
     def __post_init__(self):
         for name in (*FIELDS, 'stages'):
-            value = np.asarray(
+            value = np.array(
                 getattr(self, name), np.float32 if name in FIELDS else None)
-            value = value.view()
             value.flags.writeable = False
             object.__setattr__(self, name, value)
         for name in ('blocks', 'excluded'):

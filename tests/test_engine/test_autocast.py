@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.optim import SGD
 
 from mmstepnet.engine import autocast
@@ -45,10 +46,12 @@ def test_a_sum_is_rounded_once():
     with (torch.no_grad(), torch.autocast('cpu', torch.bfloat16),
           Float32Products()):
         ours = layer(x)
+        by_name = F.linear(input=x, weight=layer.weight, bias=layer.bias)
     a, w, b = (v.detach().bfloat16().double()
                for v in (x, layer.weight, layer.bias))
     exact = a @ w.T + b
     step = 2.0**(torch.frexp(exact)[1] - 8)
+    assert torch.equal(ours, by_name)
     assert ours.dtype == torch.bfloat16
     assert ((ours.double() - exact).abs() <= 0.501 * step).all()
 

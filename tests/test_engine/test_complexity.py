@@ -50,6 +50,17 @@ def test_plain_resnet50_by_hand():
     assert flops.get('relu_', 0) + flops.get('relu', 0) == expected['relu']
 
 
+def test_a_network_whose_train_returns_nothing():
+    """As those of MMPretrain and MMDetection."""
+    class Quiet(nn.Conv2d):
+
+        def train(self, mode=True):
+            super().train(mode)
+
+    flops = count_flops(Quiet(3, 4, 1, bias=False), (1, 3, 5, 5))
+    assert flops['convolution'] == 2 * 3 * 4 * 25
+
+
 def test_adaptor_by_hand():
     """Pooling twice, the product, and what a channel costs."""
     plain = count_flops(StepResNetCIFAR(20, attention=None), (1, 3, 32, 32))

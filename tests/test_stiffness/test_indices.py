@@ -259,6 +259,17 @@ def test_theorem_2_on_a_linear_symmetric_system():
     assert abs(ratios[0] - np.sqrt(share[0])) > 1e-2
 
 
+def test_si_of_a_rhs_that_works_in_place():
+    def rhs(v):
+        v += 1
+        return -v**3
+
+    u = torch.linspace(0, 1, 3).double()
+    given = u.clone()
+    assert stiffness_index(rhs, u) == pytest.approx(3 * 2**2)
+    assert torch.equal(u, given)
+
+
 def test_si_bad_input():
     u = torch.ones(4, dtype=torch.float64)
     with pytest.raises(ValueError, match=r'rhs\(u\) has shape \(2,\)'):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+import torch.utils.checkpoint as cp
 
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import TrajectoryRecorder
@@ -18,6 +19,7 @@ from tests.test_stiffness.reference import (
     ready,
     size,
     small_torchvision,
+    unknown_blocks,
 )
 from tests.utils import not_on_torch_21, perturb
 
@@ -39,6 +41,25 @@ def test_with_cp_counts_each_sample_once(build):
         model(IMAGES)
     torch.testing.assert_close(
         recorder.nsi, plain.nsi.repeat(2, 1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+@pytest.mark.parametrize('build, blocks', [
+    (lambda: StepResNetCIFAR(20), None),
+    (small_torchvision, None),
+    (lambda: unknown_blocks(lambda: Residual(nn.ReLU())), 'body.*'),
+])
+def test_a_checkpoint_around_blocks_counts_each_sample_once(
+        build, blocks, reentrant):
+    model = ready(build())
+    with TrajectoryRecorder(model, blocks) as plain, torch.no_grad():
+        model(IMAGES)
+    with TrajectoryRecorder(model, blocks) as recorder:
+        out = cp.checkpoint(model, IMAGES.clone().requires_grad_(),
+                            use_reentrant=reentrant)
+        (out[-1] if isinstance(out, tuple) else out).sum().backward()
+    assert len(recorder) == len(IMAGES)
+    torch.testing.assert_close(recorder.nsi, plain.nsi, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize('recorded', [(True, False), (False, True)])

@@ -226,3 +226,15 @@ def test_backward_after_the_recorder_has_stopped():
     assert len(recorder) == len(IMAGES)
     assert all(map(torch.equal, found, wanted))
     assert block.with_cp and type(block).forward is forward
+
+
+def test_a_block_that_refuses_is_left_as_it_was():
+    """Its forward was set on the object, as by accelerate's hooks."""
+    model = small_torchvision()
+    block = model.layer1[1]
+    kind, block.forward = type(block), block.forward
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match='a forward of its own'):
+            TrajectoryRecorder(model).start()
+        assert type(block) is kind and no_hooks(model)
+    copy.deepcopy(model)(IMAGES)

@@ -181,6 +181,10 @@ def test_it_is_frozen():
         found.unit = found.adaptive
     with pytest.raises(ValueError, match='read-only'):
         found.unit[0] = 1
+    given['unit'] = given['unit'].astype(np.float32)
+    found, before = Trajectories(**given), given['unit'].copy()
+    given['unit'] += 1
+    np.testing.assert_array_equal(found.unit, before)
     found = replace(found, settings=dict(SETTINGS, split='test'))
     assert found.settings['split'] == 'test' and len(found) == 4
 

@@ -227,9 +227,11 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         and _is_frozen(module.attention)
     ]
     if names:
+        stages = getattr(backbone, 'frozen_stages', None)
+        cause = ('what freezes these blocks' if stages is None else
+                 f'frozen_stages={stages}')
         warnings.warn(
-            f'{type(backbone).__name__}: frozen_stages='
-            f'{backbone.frozen_stages} freezes the attentions of '
+            f'{type(backbone).__name__}: {cause} freezes the attentions of '
             f'{", ".join(names)}, whose step then stays at their init_step '
             'for ever; leave these blocks out with blocks=, or freeze fewer '
             'stages',
