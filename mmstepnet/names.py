@@ -1,5 +1,6 @@
 """Names by which a text, such as a config, chooses a class."""
 
+from pkgutil import resolve_name
 from typing import Any
 
 
@@ -38,16 +39,25 @@ class NameTable(dict[str, type]):
 
         Args:
             name (str | type): Its name, with or without the scope
-                ``mmstepnet.``, or a registered class itself.
+                ``mmstepnet.``, a registered class itself, or the path by
+                which it is imported, as dumped configs have it.
 
         Raises:
             KeyError: It is not registered; the message lists what is.
         """
-        if isinstance(name, type):
-            found = name if name in self.values() else None
+        if isinstance(name, str):
+            found = self.get(name.removeprefix('mmstepnet.')) or _load(name)
         else:
-            found = self.get(str(name).removeprefix('mmstepnet.'))
-        if found is None:
+            found = name
+        if found not in self.values():
             raise KeyError(f'{self.what} {name!r} is unknown; registered are '
                            f'{sorted(self)}')
         return found
+
+
+def _load(path: str) -> Any:
+    """Import what a dotted path names; None where there is no such thing."""
+    try:
+        return resolve_name(path)
+    except (ImportError, AttributeError, ValueError):
+        return None

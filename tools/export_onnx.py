@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch.nn as nn
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.job import (
     KeyValueAction,
     add_trust_argument,
+    init_scope,
     load_config,
     positive_int,
 )
@@ -68,7 +69,7 @@ def main() -> None:
     patch_mmengine(args.trust_checkpoint)
     checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
     cfg = load_config(args)
-    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    init_scope(cfg)
     model = MODELS.build(cfg.model)
     load_weights(model, checkpoint, args.checkpoint)
     try:

@@ -15,6 +15,7 @@ from mmstepnet.engine.job import (
     add_hooks,
     add_job_arguments,
     build_runner,
+    find_host,
     load_config,
     process_group,
 )
@@ -37,8 +38,8 @@ def parse_args() -> argparse.Namespace:
 def dump_predictions(cfg: Config, path: str) -> None:
     """Make the evaluator write the predictions too."""
     # Masks need mmdet's own, which encodes them.
-    name = ('DumpDetResults'
-            if cfg.get('default_scope') == 'mmdet' else 'DumpResults')
+    name = ('mmdet.DumpDetResults'
+            if find_host(cfg) == 'mmdet' else 'DumpResults')
     evaluators = cfg.test_evaluator
     if not isinstance(evaluators, (list, tuple)):
         evaluators = [evaluators]

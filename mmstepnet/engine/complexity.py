@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmstepnet.steps import fused
+
+from .job import find_host, init_scope
 
 ELEMENTWISE = ('add', 'add_', 'sub', 'rsub', 'mul', 'mul_', 'div', 'neg',
                'pow', 'sqrt', 'exp', 'sigmoid', 'tanh', 'relu', 'relu_',
@@ -173,19 +175,19 @@ def measure_complexity(path: str) -> Complexity:
         path (str): Config of MMPretrain, MMDetection or ours.
     """
     cfg = Config.fromfile(path)
-    init_default_scope(cfg.default_scope)
+    init_scope(cfg)
+    host = find_host(cfg)
     preprocessor = cfg.get('data_preprocessor')
-    if preprocessor and cfg.default_scope == 'mmpretrain':
+    if preprocessor and host == 'mmpretrain':
         cfg.model.setdefault('data_preprocessor', preprocessor)
     model = MODELS.build(cfg.model)
     if 'pipeline' not in cfg.test_dataloader.dataset:
         return Complexity(count_parameters(model), None, None, 'whole model')
     size = input_size(cfg)
-    detector = cfg.default_scope == 'mmdet'
-    flops = count_flops(_Features(model) if detector else model,
+    flops = count_flops(_Features(model) if host == 'mmdet' else model,
                         (1, 3, *size))
     return Complexity(
         parameters=count_parameters(model),
         flops=sum(flops.values()),
         input_size=size,
-        part='backbone and neck' if detector else 'whole model')
+        part='backbone and neck' if host == 'mmdet' else 'whole model')

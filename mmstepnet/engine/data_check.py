@@ -10,7 +10,9 @@ from types import TracebackType
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.evaluator import BaseMetric
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS
+
+from .job import init_scope
 
 
 def check_data(cfg: Config, *loops: str) -> None:
@@ -24,7 +26,7 @@ def check_data(cfg: Config, *loops: str) -> None:
         FileNotFoundError: An annotation file or data root is missing; the
             message names the field of the config and how to set it.
     """
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    init_scope(cfg)
     for field, path in _paths(cfg, loops):
         _check_path(field, path)
 

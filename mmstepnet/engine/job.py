@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mmengine.config import Config, ConfigDict, DictAction
-from mmengine.registry import RUNNERS
+from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
 
 from .safe_load import TRUST_FLAG
@@ -97,7 +97,7 @@ def load_config(args: Namespace) -> Config:
     except (OSError, SyntaxError) as error:
         raise ValueError(f'config {args.config!r}, or one that it is based '
                          f'on, cannot be read: {error}') from error
-    if cfg.get('default_scope') == 'mmpretrain':
+    if find_host(cfg) == 'mmpretrain':
         for name in ('train', 'val', 'test'):
             _set_mmpretrain_defaults(cfg.get(f'{name}_dataloader'))
     if args.cfg_options is not None:
@@ -110,6 +110,30 @@ def load_config(args: Namespace) -> Config:
         name = osp.splitext(osp.basename(args.config))[0]
         cfg.work_dir = osp.join('work_dirs', name)
     return cfg
+
+
+def init_scope(cfg: Config) -> None:
+    """Look up names where the config's runner will.
+
+    Configs that name classes may set ``default_scope=None``: a name in them
+    is then looked up in the registry of who asks.
+    """
+    scope = cfg.get('default_scope', 'mmengine')
+    if scope is not None:
+        init_default_scope(scope)
+
+
+def find_host(cfg: Config) -> str | None:
+    """The package that a config is of, such as ``'mmdet'``.
+
+    Where ``default_scope`` does not say it, that of the model's class.
+    """
+    scope = cfg.get('default_scope')
+    if scope not in (None, 'mmengine') or not cfg.get('model'):
+        return scope
+    kind = cfg.model['type']
+    name = kind if isinstance(kind, str) else kind.__module__
+    return name.partition('.')[0]
 
 
 def _check_options(cfg: Config, options: dict) -> None:

@@ -83,7 +83,8 @@ def with_stepnet(backbone: Mapping, blocks: Sequence[str]) -> dict:
             structure.
     """
     name = backbone['type']
-    name = name if isinstance(name, str) else name.__name__
+    if not isinstance(name, str):
+        name = f'{name.__module__}.{name.__name__}'
     changes = {}
     if name.startswith('mmstepnet.'):
         # Left out, it is StepNet.

@@ -1,7 +1,9 @@
 """Training that is stopped anywhere ends as training that is not."""
 
+import random
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
@@ -54,7 +56,7 @@ class Killer(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.seen.append(runner.iter)
         state = torch.get_rng_state()
-        self.draws.append(torch.rand(()).item())
+        self.draws += torch.rand(()).item(), np.random.rand(), random.random()
         torch.set_rng_state(state)
         if runner.iter == self.iteration and not self.saving:
             raise KilledError
@@ -118,7 +120,7 @@ def test_stopped_and_resumed(uninterrupted, tmp_path, iteration, saving,
     resumed = train(tmp_path)
     assert resumed.seen == list(range(first, 10))
     expected, draws = uninterrupted
-    assert resumed.draws == draws[first:]
+    assert resumed.draws == draws[3 * first:]
     found = weights(tmp_path)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
@@ -127,7 +129,16 @@ def test_stopped_and_resumed(uninterrupted, tmp_path, iteration, saving,
 def test_iterations_and_seeds_draw_differently(uninterrupted, tmp_path):
     """Else dropout would leave out the same units in each."""
     draws = uninterrupted[1] + train(tmp_path, seed=4).draws
-    assert len(set(draws)) == 20
+    assert len(set(draws)) == 60
+
+
+@pytest.mark.parametrize('seed', [None, 4])
+def test_another_seed(tmp_path, seed):
+    """Resuming brings the checkpoint's seed, but not its sampler's."""
+    with pytest.raises(KilledError):
+        train(tmp_path, Killer(3))
+    with pytest.raises(ValueError, match='resume it with randomness.seed=3'):
+        train(tmp_path, seed=seed)
 
 
 def test_epochs_of_another_length(tmp_path):

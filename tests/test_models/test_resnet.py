@@ -175,8 +175,13 @@ def test_classes_as_types():
                                ('mmstepnet.StepResNetCIFAR', 'SE')))
     assert isinstance(by_class.layer1[1].step.attention, SE)
     assert by_class.state_dict().keys() == by_name.state_dict().keys()
-    with pytest.raises(KeyError, match='Conv2d.* is unknown; registered are'):
-        StepResNetCIFAR(20, attention=dict(type=nn.Conv2d))
+    dumped = StepResNetCIFAR(
+        20, attention=dict(type='mmstepnet.attentions.SE'))
+    assert isinstance(dumped.layer1[1].step.attention, SE)
+    for unknown in (nn.Conv2d, 'torch.nn.Conv2d', 'mmstepnet.Conv2d',
+                    'no_such.Conv2d'):
+        with pytest.raises(KeyError, match='Conv2d.* is unknown; registered'):
+            StepResNetCIFAR(20, attention=dict(type=unknown))
 
 
 @pytest.mark.parametrize('argument', ['dcn', 'plugins'])

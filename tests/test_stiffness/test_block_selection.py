@@ -1,5 +1,7 @@
 """Which blocks carry the attention, and in which backbone."""
 
+from pkgutil import resolve_name
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,15 @@ def test_backbones_of_another_structure_are_refused(config):
     backbone = get_config(config).model.backbone
     with pytest.raises(ValueError, match=f"'{backbone.type}' has no counter"):
         with_stepnet(backbone, ['layer2.1'])
+
+
+@pytest.mark.parametrize('name', [
+    'mmpretrain.models.ResNet', 'mmstepnet.models.StepResNetCIFAR'])
+def test_classes_as_types(name):
+    """As in a config of the new style, and as its dump names them."""
+    plain = dict(depth=20, attention=None)
+    assert with_stepnet(plain | dict(type=resolve_name(name)), ['a']
+                        ) == with_stepnet(plain | dict(type=name), ['a'])
 
 
 def test_weights_that_do_not_fit_are_named():

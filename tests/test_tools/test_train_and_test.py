@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmstepnet.engine.complexity import measure_complexity
 from tests.utils import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +108,64 @@ def test_bad_command_lines():
                               capture_output=True, text=True)
         assert done.returncode == 2
         assert 'usage' in done.stderr or 'positive integer' in done.stderr
+
+
+def test_configs_of_classes_without_a_default_scope(tmp_path):
+    """As MMPretrain's and MMDetection's own configs of the new style are."""
+    config = tmp_path / 'new_style.py'
+    config.write_text('''
+from mmengine.config import read_base  # noqa: F401
+from mmengine.dataset import DefaultSampler
+from mmengine.hooks import CheckpointHook
+from mmpretrain.datasets import CenterCrop, PackInputs
+from mmpretrain.evaluation import Accuracy
+from mmpretrain.models import (ClsDataPreprocessor, GlobalAveragePooling,
+                               ImageClassifier, LinearClsHead)
+from torch.optim import SGD
+
+from mmstepnet.attentions import StepNet
+from mmstepnet.datasets import DigitsClassification
+from mmstepnet.models import StepResNetCIFAR
+
+default_scope = None
+default_hooks = dict(checkpoint=dict(type=CheckpointHook, interval=1))
+model = dict(
+    type=ImageClassifier,
+    data_preprocessor=dict(type=ClsDataPreprocessor, num_classes=10,
+                           mean=[78.] * 3, std=[96.] * 3),
+    backbone=dict(type=StepResNetCIFAR, depth=20,
+                  attention=dict(type=StepNet)),
+    neck=dict(type=GlobalAveragePooling),
+    head=dict(type=LinearClsHead, num_classes=10, in_channels=64))
+val_dataloader = dict(
+    batch_size=64, num_workers=0, persistent_workers=False,
+    dataset=dict(type=DigitsClassification, split='val',
+                 pipeline=[dict(type=CenterCrop, crop_size=32),
+                           dict(type=PackInputs)]),
+    sampler=dict(type=DefaultSampler, shuffle=False))
+train_dataloader = test_dataloader = val_dataloader
+val_evaluator = test_evaluator = dict(type=Accuracy)
+optim_wrapper = dict(optimizer=dict(type=SGD, lr=0.1))
+train_cfg = dict(by_epoch=True, max_epochs=1)
+val_cfg = dict()
+test_cfg = dict()
+''')
+    work_dir = tmp_path / 'work_dir'
+    succeed(sys.executable, 'tools/train.py', config, '--work-dir', work_dir)
+    checkpoint = work_dir / 'epoch_1.pth'
+    # The run's own copy of the config has paths of the classes.
+    predictions = {}
+    for path in (config, work_dir / 'new_style.py'):
+        predictions[path] = tmp_path / f'{path.parent.name}.pkl'
+        succeed(sys.executable, 'tools/test.py', path, checkpoint,
+                '--work-dir', tmp_path / 'test', '--out', predictions[path])
+    scores = [torch.stack([sample['pred_score'] for sample in
+                           pickle.loads(path.read_bytes())])
+              for path in predictions.values()]
+    assert scores[0].shape == (50, 10)
+    assert torch.equal(*scores)
+    succeed(sys.executable, 'tools/analysis_tools/stiffness.py', config,
+            checkpoint, '--out', tmp_path / 'stiffness')
+    assert (tmp_path / 'stiffness' / 'stiffness_test_epoch_1.npz').exists()
+    complexity = measure_complexity(str(config))
+    assert complexity.part == 'whole model' and complexity.flops

@@ -15,7 +15,7 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import ProgressBar
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -25,6 +25,7 @@ from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.engine.job import (
     KeyValueAction,
     add_trust_argument,
+    init_scope,
     load_config,
     positive_int,
 )
@@ -129,7 +130,7 @@ def build_runner(cfg: Config, out_dir: Path, split: str,
 
     A part of the split is not evaluated.
     """
-    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    init_scope(cfg)
     dataloader = build_dataloader(cfg, split, max_samples)
     part = isinstance(dataloader.dataset, Subset)
     evaluator = None if part else cfg.get(f'{split}_evaluator')
@@ -144,7 +145,7 @@ def build_runner(cfg: Config, out_dir: Path, split: str,
         env_cfg=cfg.get('env_cfg') or dict(),
         randomness=cfg.get('randomness') or dict(seed=None),
         log_level='WARNING',
-        default_scope=cfg.get('default_scope') or 'mmengine',
+        default_scope=cfg.get('default_scope', 'mmengine'),
         cfg=cfg)
 
 
