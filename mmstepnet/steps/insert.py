@@ -106,16 +106,31 @@ def insert_steps(model: nn.Module,
 def remove_steps(model: nn.Module) -> list[str]:
     """Take out what :func:`insert_steps` has put in.
 
+    A pre-activation block of ours keeps its steps, with Δt = 1.
+
     Args:
         model (nn.Module): The model, changed in place.
 
     Returns:
         list[str]: Names of the blocks that had steps.
+
+    Raises:
+        RuntimeError: A ``forward`` was set on one of the blocks since. The
+            model is left as it was.
     """
-    blocks = {name: block for name, block in model.named_modules()
-              if isinstance(block, StepBlock) and block.lasting}
+    blocks = {}
+    for name, block in model.named_modules():
+        if isinstance(block, StepBlock) and block.lasting:
+            check_forward(block)
+            blocks[name] = block
+        elif hasattr(block, 'known') and any(
+                step.attention is not None for step in _steps(block)):
+            blocks[name] = block
     for block in blocks.values():
-        take_steps(block)
+        if isinstance(block, StepBlock):
+            take_steps(block)
+        else:
+            put_steps(block, [None] * len(block.known.steps))
     return list(blocks)
 
 

@@ -81,6 +81,14 @@ def step_class(host: type, kind: type) -> type:
 
 def _take_step(block: nn.Module, description: StepDescription, first: bool,
                x: Tensor, *args, **kwargs) -> Tensor:
+    step = getattr(block, description.name)
+    # Somebody may have exchanged what the step applies.
+    _give_drop_path(block, description, step)
+    activation = find_part(block, description.activation)
+    own = description.name in block._behind
+    if not own and activation is not None and (
+            activation is not step.activation):
+        own = _give_activation(block, description, step)
     if first:
         branch = description.branch(block, x, *args, **kwargs)
     else:
@@ -88,12 +96,6 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
     identity = x
     if description.projects(block):
         identity = find_part(block, description.identity)(x)
-    step = getattr(block, description.name)
-    activation = find_part(block, description.activation)
-    own = description.name in block._behind
-    if not own and activation is not None and (
-            activation is not step.activation):  # somebody put in another
-        own = _give_activation(block, description, step)
     to_maps, from_maps = _layout(description, x, *args, **kwargs)
 
     def behind(total: Tensor) -> Tensor:
@@ -142,11 +144,9 @@ def put_steps(block: nn.Module,
         for part, value in description.switches.items():
             block._switched[part] = find_part(block, part)
             _set_part(block, part, value)
-        step = ResidualStep(attention, drop_path=find_part(
-            block, description.drop_path))
+        step = ResidualStep(attention)
         _give_activation(block, description, step)
-        if _is_inner(description.drop_path):
-            _set_part(block, description.drop_path, nn.Identity())
+        _give_drop_path(block, description, step)
         block.add_module(description.name, step.train(block.training))
 
 
@@ -156,12 +156,19 @@ def check_forward(block: nn.Module) -> None:
     Raises:
         RuntimeError: One was set on the object.
     """
-    if 'forward' in vars(block):
+    if 'forward' not in vars(block):
+        return
+    what = ('has a forward of its own, set on the object (hooks of accelerate '
+            'do so)')
+    if isinstance(block, StepBlock):
         raise RuntimeError(
-            f'a {qualified_name(type(block))} has a forward of its own, set '
-            f'on the object, which would never take a step; put steps in '
-            f'before what sets it (hooks of accelerate do), or leave the '
-            f'block out by blocks=')
+            f'a {qualified_name(block.host)} with a step {what}, which would '
+            f'go on to call the step; take off what set it and delete it '
+            f'(del block.forward) before you take out steps')
+    raise RuntimeError(
+        f'a {qualified_name(type(block))} {what}, which would never take a '
+        f'step; put steps in before what sets it, or leave the block out by '
+        f'blocks=')
 
 
 def _give_activation(block: nn.Module, description: StepDescription,
@@ -181,11 +188,29 @@ def _give_activation(block: nn.Module, description: StepDescription,
     return behind
 
 
+class _Taken(nn.Identity):
+    """In place of a stochastic depth within the branch: the step has it."""
+
+
+def _give_drop_path(block: nn.Module, description: StepDescription,
+                    step: ResidualStep) -> None:
+    """Give the block's stochastic depth to the step."""
+    drop_path = find_part(block, description.drop_path)
+    if isinstance(drop_path, _Taken) or drop_path is step.drop_path:
+        return
+    if drop_path is not None:
+        step.drop_path = drop_path
+    elif type(step.drop_path) is not nn.Identity:
+        step.drop_path = nn.Identity()
+    if _is_inner(description.drop_path):
+        _set_part(block, description.drop_path, _Taken())
+
+
 def take_steps(block: StepBlock) -> None:
     """Take the steps out of a block, in place."""
     for description in block.known.steps:
         step = getattr(block, description.name)
-        if _is_inner(description.drop_path):
+        if isinstance(find_part(block, description.drop_path), _Taken):
             _set_part(block, description.drop_path, step.drop_path)
         delattr(block, description.name)
     del block.__dict__['_behind']

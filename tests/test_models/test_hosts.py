@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
 
-from mmstepnet import insert_steps, models
+from mmstepnet import insert_steps, models, remove_steps
 from mmstepnet.models import StepBackbone, StepResNetCIFAR
 from mmstepnet.models.backbones.host import find_host
 from tests.utils import perturb, run, same_tensors
@@ -127,12 +127,22 @@ def test_copies_and_pickles(preact, tmp_path):
         str(tmp_path / 'model.pt')], check=True)
 
 
-def test_plain_steps_take_attentions():
-    model = models.StepResNet(18, attention=None, host='mmdet')
+@pytest.mark.parametrize('preact', [False, True])
+def test_plain_steps_take_attentions(preact):
+    model = perturb(models.StepResNet(
+        18, attention=None, host='mmdet', preact=preact)).eval()
+    x = torch.randn(1, 3, 64, 64)
+    wanted, keys = model(x), model.state_dict().keys()
     assert insert_steps(model, 'SE', blocks='layer4') == ['layer4.0',
                                                           'layer4.1']
     with pytest.raises(ValueError, match='layer4.0, layer4.1'):
         insert_steps(model, 'SE')
+    perturb(model.layer4[1].step.attention)
+    assert not torch.equal(model(x)[-1], wanted[-1])
+    assert remove_steps(model)[-2:] == ['layer4.0', 'layer4.1']
+    assert model.state_dict().keys() == keys
+    for got, expected in zip(model(x), wanted):
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize('cls', ['StepResNetV1c', 'StepResNetV1d'])

@@ -91,6 +91,30 @@ register_block(
         for k, part in ((1, 'attn'), (2, 'mlp'))))
 
 
+class Deep(nn.Module):
+    """Two branches with stochastic depth, of the second one a part."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attn = nn.Linear(width, width)
+        self.drop = nn.Dropout(1.0)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.Dropout(1.0))
+
+    def forward(self, x):
+        f = self.attn(x)
+        x = x + (f if self.drop is None else self.drop(f))
+        return x + self.mlp(x)
+
+
+register_block(
+    Deep, *(
+        StepDescription(
+            lambda block, x, part=part: getattr(block, part)(x),
+            width=width, layout='NLC', drop_path=drop, name=f'{part}_step')
+        for part, width, drop in (('attn', 'attn', 'drop'),
+                                  ('mlp', 'mlp.0', 'mlp.1'))))
+
+
 class Net(nn.Module):
 
     def __init__(self):
@@ -344,6 +368,37 @@ def test_an_activation_that_is_exchanged_later():
     torch.testing.assert_close(model(x), wanted)
 
 
+@pytest.mark.parametrize('other', [nn.Identity(), nn.Dropout(0.0), nn.Tanh()])
+def test_a_stochastic_depth_that_is_exchanged_later(other):
+    """As by who switches it off in a part of a network."""
+    plain = Deep(6)
+    model = nn.Sequential(copy.deepcopy(plain))
+    insert_steps(model)
+    x = torch.randn(2, 5, 6)
+    torch.testing.assert_close(model(x), x)
+    plain.drop = plain.mlp[1] = model[0].drop = model[0].mlp[1] = other
+    wanted = plain(x)
+    assert (wanted - x).abs().max() > 0.1
+    model = copy.deepcopy(model)
+    for _ in range(2):
+        torch.testing.assert_close(model(x), wanted)
+    remove_steps(model)
+    torch.testing.assert_close(model(x), wanted)
+    assert type(model[0].mlp[1]) is type(other)
+
+
+def test_a_stochastic_depth_that_is_taken_away():
+    """By None, which hosts such as timm may have in its place."""
+    plain = Deep(6)
+    model = copy.deepcopy(plain)
+    insert_steps(model)
+    plain.drop = model.drop = None
+    x = torch.randn(2, 5, 6)
+    wanted = plain(x)
+    assert (wanted - x).abs().max() > 0.1
+    torch.testing.assert_close(model(x), wanted)
+
+
 def test_a_forward_that_was_set_on_a_block():
     model = resnet18()
     model.layer2[1].forward = model.layer2[1].forward
@@ -355,6 +410,12 @@ def test_a_forward_that_was_set_on_a_block():
         TrajectoryRecorder(model).start()
     assert insert_steps(model, blocks=['layer1', 'layer3']) == [
         'layer1.0', 'layer1.1', 'layer3.1']
+    model.layer3[1].forward = model.layer3[1].forward
+    with pytest.raises(RuntimeError, match='Block with a step has a forward'):
+        remove_steps(model)
+    assert len(steps_of(model)) == 3
+    del model.layer3[1].forward
+    assert len(remove_steps(model)) == 3
 
 
 def test_arguments_by_name():
