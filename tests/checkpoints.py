@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import numpy as np
 import torch
+from mmengine.config import ConfigDict
 from mmengine.logging import MessageHub
 
 
@@ -24,7 +25,8 @@ def mmengine_content():
     hub.update_info('epoch', 3)
     hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
     return dict(
-        meta=dict(classes=('a', 'b'), where=slice(1, 2), seen={1, 2}),
+        meta=dict(classes=('a', 'b'), where=slice(1, 2), seen={1, 2},
+                  dataset_meta=dict(joints=ConfigDict(left=dict(id=0)))),
         state_dict=OrderedDict(
             half=torch.ones(2, dtype=torch.bfloat16),
             parameter=torch.nn.Parameter(torch.arange(3.)),

@@ -6,6 +6,7 @@ import re
 from collections import OrderedDict
 from pathlib import Path
 
+import torch
 import torch.nn as nn
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
@@ -147,6 +148,7 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
                         for name, value in weights.items()
                         if isinstance(name, str))
     found._metadata = getattr(weights, '_metadata', None)
+    _leave_out_settings(model, found, path)
     # The model's own reading, which renames what older versions wrote.
     try:
         names = model.load_state_dict(found, strict=False)
@@ -176,6 +178,26 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
             f'{path!r} holds NaN or infinity in {len(broken)} tensors '
             f'({", ".join(broken[:3])}, ...): its training has diverged; '
             'take an earlier checkpoint')
+
+
+def _leave_out_settings(model: nn.Module, weights: dict[str, Tensor],
+                        path: str) -> None:
+    """Take buffers out of weights that the model sets from its config.
+
+    Published weights have some, as the mean and deviation of colours.
+    """
+    kept = model.state_dict()
+    for name, own in model.named_buffers():
+        if name in kept or name not in weights:
+            continue
+        value = weights.pop(name)
+        if value.shape != own.shape or not torch.allclose(
+                value.to(own), own):
+            print_log(
+                f'{path!r} was trained with another {name}, beginning with '
+                f'{value.flatten()[:3].tolist()}, than this config sets and '
+                f'is used here: {own.flatten()[:3].tolist()}',
+                logger='current', level=logging.WARNING)
 
 
 def not_finite(weights: dict[str, Tensor], model: nn.Module) -> list[str]:

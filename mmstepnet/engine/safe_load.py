@@ -11,6 +11,7 @@ from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import torch
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 
@@ -64,6 +65,8 @@ def _allowlist() -> dict[str, Any]:
         'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
         'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler':
         _Annealing,
+        # In a data set's metainfo, of a config.
+        'mmengine.config.config.ConfigDict': ConfigDict,
         'builtins.getattr': _attribute,
         'builtins.slice': slice,
         'builtins.set': set,

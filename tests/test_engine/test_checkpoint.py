@@ -15,9 +15,10 @@ from mmstepnet.engine.checkpoint import (
 from mmstepnet.engine.safe_load import UnsafeCheckpointError
 
 
-def classifier(depth=20, attention=None, **kwargs):
+def classifier(depth=20, attention=None, data_preprocessor=None, **kwargs):
     init_default_scope('mmpretrain')
     return ImageClassifier(
+        data_preprocessor=data_preprocessor,
         backbone=dict(
             type='mmstepnet.StepResNetCIFAR', depth=depth,
             attention=attention, **kwargs),
@@ -81,6 +82,25 @@ def test_foreign_checkpoint_is_refused(checkpoint, foreign, difference):
     with pytest.raises(
             ValueError, match=f'does not fit the model.*{difference}'):
         load(classifier(**foreign), str(checkpoint))
+
+
+@pytest.mark.parametrize('mean, warned', [(120., False), (110., True)])
+def test_colours_that_published_weights_hold(checkpoint, mean, warned,
+                                             monkeypatch):
+    """The config says them; where it says others, it is told."""
+    model = classifier(data_preprocessor=dict(
+        mean=[120.] * 3, std=[60.] * 3))
+    content = torch.load(checkpoint)
+    content['state_dict']['data_preprocessor.mean'] = torch.full(
+        (3, 1, 1), mean)
+    torch.save(content, checkpoint)
+    told = []
+    monkeypatch.setattr(checkpoint_module, 'print_log',
+                        lambda message, **kwargs: told.append(message))
+    load(model, checkpoint)
+    assert model.data_preprocessor.mean.flatten().tolist() == [120.] * 3
+    assert ['mean, beginning with [110.0, 110.0, 110.0]' in message
+            for message in told] == [True] * warned
 
 
 def test_names_of_older_versions_are_the_models_to_read(tmp_path):

@@ -1,6 +1,7 @@
 """StiffnessHook beside an EMA, compiled steps, half precision and errors."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -68,6 +69,36 @@ def test_training_with_ema_and_interval(tmp_path):
     trained = runner.message_hub.log_scalars['train/stiffness/nsi']
     values, _ = trained.data
     assert len(values) == 9 // 2 and (values > 0).all()
+
+
+@pytest.mark.parametrize('hook, options, message', [
+    (dict(blocks='layer9'), {}, 'layer9'),
+    (dict(interval=None, train_interval=2, blocks='layer9'), {}, 'layer9'),
+    ({}, {'val_dataloader.drop_last': True}, 'drop_last=False'),
+])
+def test_what_cannot_be_measured_is_told_before_training(
+        tmp_path, hook, options, message):
+    runner = digits_runner(tmp_path, hook=hook, options=options)
+    with pytest.raises(ValueError, match=message):
+        runner.train()
+    assert runner.iter == 0
+
+
+@pytest.mark.parametrize('how', ['not installed', 'broken'])
+def test_no_picture_stops_a_training(tmp_path, monkeypatch, how):
+    if how == 'not installed':
+        monkeypatch.setitem(sys.modules, 'plotly', None)
+        message = 'draws no figures without plotly '
+    else:
+        monkeypatch.setitem(sys.modules, 'mmstepnet.figures', None)
+        message = 'cannot draw .*stiffness_val_epoch_1.npz: ModuleNotFound'
+    runner = digits_runner(tmp_path, images=3, hook=dict(figures=True),
+                           options={'train_cfg.max_epochs': 2,
+                                    'train_cfg.val_interval': 1})
+    runner.train()
+    assert len(re.findall(message, log_text(tmp_path))) == 1
+    assert len(list(tmp_path.rglob('stiffness_val_epoch_*.npz'))) == 2
+    assert not list(tmp_path.rglob('*.png'))
 
 
 def test_a_resumed_run_counts_on(tmp_path):

@@ -139,6 +139,23 @@ def test_training_stops_at_a_loss_that_is_not_finite(
     assert not list(work_dir.glob('*.pth'))
 
 
+@pytest.mark.parametrize('hooks, trained', [(['DataCheckHook'], 0), ([], 3)])
+def test_a_last_batch_of_one_image(tmp_path, hooks, trained):
+    """The hook tells before the epoch what the gate would at its end."""
+    job = runner(tmp_path, Images(size=7), *hooks)
+    with pytest.raises(ValueError, match='drop_last=True'):
+        job.train()
+    assert job.iter == trained
+
+
+@pytest.mark.parametrize('size, norm_eval', [(8, False), (7, True)])
+def test_last_batches_that_gates_can_take(tmp_path, size, norm_eval):
+    job = runner(tmp_path, Images(size=size), 'DataCheckHook')
+    job.model.backbone.norm_eval = norm_eval
+    job.train()
+    assert job.iter == 8
+
+
 def test_without_the_hook_nan_is_saved(tmp_path):
     """What the hook is for, and the reason to look at weights in testing."""
     runner(tmp_path, Images(spoilt=1, value=float('nan'))).train()

@@ -1,15 +1,17 @@
 """A look at a job's data sets once they are loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from numbers import Integral
 
 import numpy as np
+import torch.nn as nn
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
-from mmengine.runner import Runner
-from torch.utils.data import Dataset
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import DataLoader, Dataset
 
 from mmstepnet.registry import HOOKS
+from mmstepnet.steps import ResidualStep
 
 
 @HOOKS.register_module()
@@ -18,6 +20,8 @@ class DataCheckHook(Hook):
 
     - An empty one, all annotations filtered out: mmengine divides by zero, or
       finishes without an iteration.
+    - A last training batch of one image, under gates that normalise over
+      the batch: they would end the job with its first epoch.
     - Labels of an MMPretrain data set beyond the head's classes: the loss
       fails within an epoch, on a GPU without saying why.
     - An MMDetection data set in COCO format whose file lacks classes: the
@@ -32,6 +36,8 @@ class DataCheckHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Look at the training and the validation data."""
         self._check(runner, 'train')
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            check_last_batch(runner.train_dataloader, runner.model)
         if runner.val_loop is not None:
             self._check(runner, 'val')
 
@@ -65,6 +71,33 @@ def check_not_empty(dataset: Dataset, split: str) -> None:
     if hasattr(dataset, '__len__') and len(dataset) == 0:
         raise ValueError(f'the {split} data set{_source(dataset)} has no '
                          'samples, or filter_cfg filters all of them out')
+
+
+def check_last_batch(loader: DataLoader, model: nn.Module) -> None:
+    """Refuse a last batch of one image where gates need two.
+
+    Args:
+        loader (DataLoader): The training data's.
+        model (nn.Module): What is trained, left in training mode.
+
+    Raises:
+        ValueError: A gate normalises one vector an image over the batch, and
+            the last batch of an epoch has one image a process.
+    """
+    size = loader.batch_size  # None where a sampler makes the batches
+    if (not size or loader.drop_last or not isinstance(loader.sampler, Sized)
+            or len(loader.sampler) % size != 1):
+        return
+    model.train()
+    for name, step in model.named_modules():
+        if isinstance(step, ResidualStep) and any(
+                type(part) is nn.BatchNorm1d and part.training
+                for part in step.modules()):
+            raise ValueError(
+                f'the last training batch of an epoch has one of the '
+                f'{len(loader.sampler)} images of a process, and the gate of '
+                f'{name} normalises over the batch; set '
+                f'train_dataloader.drop_last=True or another batch_size')
 
 
 def check_categories(dataset: Dataset, split: str) -> None:

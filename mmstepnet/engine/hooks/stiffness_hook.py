@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,9 @@ from mmstepnet.stiffness import (
     TrajectoryRecorder,
 )
 from mmstepnet.stiffness.checks import check_choice
+
+DRAWING = ('jinja2', 'matplotlib', 'plotly')
+"""What :mod:`mmstepnet.figures` needs."""
 
 
 @HOOKS.register_module()
@@ -118,10 +122,28 @@ class StiffnessHook(Hook):
         self._train_recorder: TrajectoryRecorder | None = None
         self._undo: list[Callable[[], None]] = []
 
+    def before_run(self, runner: Runner) -> None:
+        """Tell before the work that nothing will be drawn."""
+        missing = [name for name in DRAWING if find_spec(name) is None]
+        if self.figures and missing:
+            self.figures = False
+            runner.logger.warning(
+                f'StiffnessHook draws no figures without {", ".join(missing)} '
+                '(pip install mmstepnet[figures]); it keeps the measurements, '
+                'from which mmstepnet.figures can draw them later')
+
     # Validation and test
 
     def before_train(self, runner: Runner) -> None:
-        """Count the validations of a run that was resumed."""
+        """Refuse what could not be measured once the first epoch is trained.
+
+        And count the validations of a run that was resumed.
+        """
+        validates = self.interval and runner.val_loop is not None
+        if validates:
+            check_loader(runner.model, runner.val_dataloader)
+        if validates or self.train_interval:
+            TrajectoryRecorder(runner.model, self.blocks)
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop):
             done = runner.epoch
@@ -221,17 +243,24 @@ class StiffnessHook(Hook):
             {**blocks, **(scalars if split == 'test' else {})},
             step=settings.get(when, 0))
         trajectories.save(path)
-        if self.figures:
+        runner.logger.info(
+            f'Stiffness of {len(trajectories)} samples: {path}')
+        if not self.figures:
+            return
+        try:
             # Drawing libraries are slow to import.
             from mmstepnet.figures import save_stiffness_figures
             figures = save_stiffness_figures(
                 trajectories, path.parent, name, self.reading)
-            show_figures(runner, {
-                f'{PREFIX}/{split}_{file.stem.removeprefix(f"{name}_")}': file
-                for file in figures
-            }, settings.get(when, 0))
-        runner.logger.info(
-            f'Stiffness of {len(trajectories)} samples: {path}')
+        except Exception as error:  # whatever a drawing library raises
+            runner.logger.warning(
+                f'StiffnessHook cannot draw {path}: '
+                f'{type(error).__name__}: {error}')
+            return
+        show_figures(runner, {
+            f'{PREFIX}/{split}_{file.stem.removeprefix(f"{name}_")}': file
+            for file in figures
+        }, settings.get(when, 0))
 
     # Training
 
