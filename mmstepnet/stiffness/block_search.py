@@ -76,15 +76,19 @@ def find_blocks(model: nn.Module,
                 f'or by their class')
     else:
         names = _select(modules, selection)
-    blocks = []
+    kinds: dict[str, set[type]] = {}
     for name in names:
         stage = name.rpartition('.')[0]
-        siblings = [
-            child for child in modules[stage].children()
-            if _host(child) is _host(modules[name])
-        ]
-        first = bool(siblings) and siblings[0] is modules[name]
-        blocks.append(FoundBlock(name, modules[name], stage, first))
+        kinds.setdefault(stage, set()).add(_host(modules[name]))
+    first = {
+        stage: next((child for child in modules[stage].children()
+                     if _host(child) in found), None)
+        for stage, found in kinds.items()
+    }
+    blocks = []
+    for name in names:
+        stage, block = name.rpartition('.')[0], modules[name]
+        blocks.append(FoundBlock(name, block, stage, first[stage] is block))
     return blocks
 
 

@@ -54,6 +54,10 @@ class KnownBlockProbe(ResidualStepProbe):
     def attach_inside(self) -> list:
         """See :class:`Probe`."""
         block = self.block
+        if isinstance(block, StepBlock) and block.lasting:
+            raise RuntimeError(
+                f'block {self.name} has got steps since this recorder was '
+                f'built; build the recorder after insert_steps')
         if not isinstance(block, MeasuredBlock):
             put_steps(block, [None] * len(self.parts), MeasuredBlock)
             if getattr(block, 'with_cp', False):
@@ -89,4 +93,8 @@ class KnownBlockProbe(ResidualStepProbe):
     def _take_gate(self, module: nn.Module, inputs: tuple,
                    step: Tensor) -> None:
         if self.active:
-            self.gated = measure_branch(self.f, step)
+            f = self.f
+            if step.dim() != f.dim():
+                # timm's ECA gates (N, C, H, W) by (N, 1, C).
+                step = step.reshape(*f.shape[:2], *[1] * (f.dim() - 2))
+            self.gated = measure_branch(f, step)

@@ -9,6 +9,7 @@ that the second run of what is checkpointed is not taken for another sample.
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 
 import torch
 import torch.nn as nn
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.steps.residual import ResidualStep
+from mmstepnet.steps.step_block import StepBlock
 from mmstepnet.torch_version import is_backward
 
 from .readings import StepNorms
@@ -42,6 +44,9 @@ class Probe:
         self.block = block
         self.report = report
         self.active = False
+        # What the first argument of its forward is called.
+        self.state = block.state if isinstance(block, StepBlock) else next(
+            iter(signature(block.forward).parameters), None)
 
     @property
     def steps(self) -> list[str]:
@@ -85,11 +90,24 @@ class Probe:
     def _begin(self, block: nn.Module, inputs: tuple, named: dict) -> None:
         if block is not self.block or is_backward():
             return
-        x = next(iter((*inputs, *named.values())), None)
+        x = inputs[0] if inputs else named.get(self.state)
+        what = f'block {self.name} ({type(block).__name__})'
         if not isinstance(x, Tensor):
-            raise TypeError(f'block {self.name} ({type(block).__name__}) '
-                            f'takes no tensor as first argument, hence has no '
-                            f'state x_t to measure')
+            raise TypeError(f'{what} takes no tensor as first argument, hence '
+                            f'has no state x_t to measure')
+        if x.is_nested:
+            raise ValueError(
+                f'{what} takes a nested tensor, which PyTorch makes of a '
+                f'padding mask; call torch.backends.mha.set_fastpath_enabled('
+                f'False) before you record')
+        if x.dim() < 2 or not x.numel():
+            raise ValueError(f'{what} takes a state {tuple(x.shape)}; '
+                             f'expected samples, (N, ...), one or more')
+        if isinstance(block, (nn.TransformerEncoderLayer,
+                              nn.TransformerDecoderLayer)) and (
+                                  not block.self_attn.batch_first):
+            raise ValueError(f'{what} has tokens before samples; build it '
+                             f'with batch_first=True to measure samples')
         self.active = True
         with torch.no_grad():
             self.begin(x)

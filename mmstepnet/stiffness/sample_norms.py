@@ -78,10 +78,8 @@ def measure_branch(f: Tensor,
     if step is None:
         f_norm = norm(f)
         return f_norm, f_norm, torch.ones_like(f_norm)
-    if step.dim() != f.dim():
-        # timm's ECA gates (N, C, H, W) by (N, 1, C).
-        step = step.reshape(*f.shape[:2], *[1] * (f.dim() - 2))
-    step = step.detach().expand(len(f), *step.shape[1:])
+    step = step.detach()[(None, ) * (f.dim() - step.dim())]
+    step = step.expand(len(f), *step.shape[1:])
     mean = step.flatten(1).double().mean(1)
     return *residual_norms(f, step), mean
 

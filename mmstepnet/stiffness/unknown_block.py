@@ -15,9 +15,10 @@ from .sample_norms import norm, norm_and_distance
 ACTIVATIONS = {
     F.relu, F.relu6, F.leaky_relu, F.prelu, F.elu, F.celu, F.selu, F.gelu,
     F.silu, F.mish, F.softplus, F.hardtanh, F.hardswish, F.hardsigmoid,
-    torch.relu, torch.relu_, torch.sigmoid, torch.sigmoid_, torch.tanh,
-    torch.tanh_, Tensor.relu, Tensor.relu_, Tensor.sigmoid, Tensor.sigmoid_,
-    Tensor.tanh, Tensor.tanh_
+    F.hardshrink, F.softshrink, F.tanhshrink, F.logsigmoid, F.softsign,
+    F.rrelu, F.threshold, torch.relu, torch.relu_, torch.sigmoid,
+    torch.sigmoid_, torch.tanh, torch.tanh_, Tensor.relu, Tensor.relu_,
+    Tensor.sigmoid, Tensor.sigmoid_, Tensor.tanh, Tensor.tanh_
 }
 """Activations as functions, which their modules call."""
 
@@ -51,7 +52,7 @@ class UnknownBlockProbe(Probe):
                     f'paths at random by its {name}; what step it proposes '
                     'cannot be told from what it returns. Record it in eval '
                     'mode')
-        self.x = x
+        self.x = x.clone()  # the block may add to it in place
         self.mode = _SeeActivations(self._before, self._after)
         self.mode.__enter__()
 

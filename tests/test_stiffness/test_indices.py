@@ -127,6 +127,16 @@ def test_si_of_unstable_system(n):
         40, rel=1e-6)
 
 
+@pytest.mark.parametrize('stiffest', [-1e6, 1e6])
+def test_si_of_a_stiff_spectrum(stiffest):
+    """At its other end the eigenvalues lie too close for ARPACK."""
+    rest = [[[v]] for v in -np.logspace(0, 5, 299)]
+    matrix = similar([[[stiffest]], *rest], 6)
+    u = torch.randn(300, dtype=torch.float64)
+    assert stiffness_index(lambda v: matrix @ v, u) == pytest.approx(
+        1e6, rel=1e-6)
+
+
 @pytest.mark.parametrize('mu', [0.5, 5.0, 100.0])
 @pytest.mark.parametrize('state', [(2.0, 0.0), (0.3, -1.2)])
 def test_si_of_van_der_pol(mu, state):

@@ -4,6 +4,7 @@ import mmdet.models.backbones as mmdet_backbones
 import mmpretrain.models.backbones as mmpretrain_backbones
 import pytest
 import torch
+import torch.nn as nn
 import torchvision
 
 from mmstepnet.attentions import choose_step
@@ -12,6 +13,7 @@ from mmstepnet.models import (
     StepResNetCIFAR,
     StepVisionTransformer,
 )
+from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.test_stiffness.reference import (
     IMAGES,
@@ -143,6 +145,32 @@ MODELS = {
     'timm_se': (lambda: timm_model(attn_layer='se'),
                 post_activation(tv_branch, timm_se), 3, 4),
 }
+
+
+@pytest.mark.parametrize('choose', [
+    lambda f: torch.tensor(0.5),
+    lambda f: f.new_tensor([0.5]),
+    lambda f: torch.linspace(0.1, 2, f.shape[1])[:, None, None],
+    lambda f: f.mean((1, 2, 3), keepdim=True).exp(),
+    lambda f: f.mean((0, 1), keepdim=True).exp(),
+    lambda f: f.mean(1, keepdim=True).exp(),
+])
+def test_steps_that_broadcast(choose):
+    class Own(nn.Module):
+        def forward(self, x, f):
+            return choose(f)
+
+    torch.manual_seed(0)
+    model = ready(step_resnet())
+    for module in model.modules():
+        if isinstance(module, ResidualStep):
+            module.attention = Own()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES)
+    expected = keep_features(model, recorder.blocks, ours, IMAGES)
+    for name, value in recorder.record.items():
+        torch.testing.assert_close(
+            value.double(), expected[name], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize('key', MODELS)

@@ -218,3 +218,97 @@ def test_unknown_blocks_that_drop_paths_are_refused():
             model(IMAGES)
         model.eval()(IMAGES)
     assert len(recorder) == 6 and no_hooks(model)
+
+
+def encoder(**kwargs):
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, **kwargs), 3).eval()
+
+
+@pytest.mark.parametrize('call, message', [
+    (lambda: (encoder(), IMAGES[:, 0, :6, :8]), 'batch_first=True'),
+    (lambda: (encoder(batch_first=True), torch.zeros(0, 6, 8)),
+     r'state \(0, 6, 8\); expected samples'),
+    (lambda: (encoder(batch_first=True), torch.zeros(6, 8), None,
+              torch.arange(6) > 3), 'layers.1.*set_fastpath_enabled'),
+])
+def test_states_that_are_no_batch(call, message):
+    model, x, *mask = call()
+    if mask:
+        x, mask = torch.randn(4, 6, 8), [None, mask[1].expand(4, 6)]
+    with TrajectoryRecorder(model, 'layers.*'), torch.no_grad():
+        with pytest.raises(ValueError, match=message):
+            model(x, *mask)
+
+
+class AddsToItsInput(Residual):
+
+    def forward(self, x):
+        x += self.branch(x)
+        return x
+
+
+class NamesItsState(Residual):
+
+    def forward(self, state, shift=None):
+        return super().forward(state) + shift
+
+
+class CallsByName(nn.Sequential):
+
+    def forward(self, x):
+        for block in self:
+            x = block(shift=torch.zeros(()), state=x)
+        return x
+
+
+class Mixed(nn.Sequential):
+    """Blocks of two classes."""
+
+    def __init__(self, first, *others):
+        super().__init__(first, *(type('Other', (type(block), ), {})(None)
+                                  for block in others))
+
+
+@pytest.mark.parametrize('change', [
+    lambda body: [AddsToItsInput(None) for _ in body],
+    lambda body: CallsByName(*(NamesItsState(None) for _ in body)),
+    lambda body: Mixed(*body),
+])
+def test_other_forms_of_the_same_network(change):
+    plain = unknown_blocks(lambda: Residual(None))
+    model = unknown_blocks(lambda: Residual(None))
+    changed = change(model.body)
+    model.body = changed if isinstance(changed, nn.Module) else (
+        nn.Sequential(*changed))
+    model.load_state_dict(plain.state_dict())
+    records = []
+    for net in (plain, model):
+        with TrajectoryRecorder(net, 'body.*') as recorder, torch.no_grad():
+            net(IMAGES)
+        assert recorder.blocks == ['body.1', 'body.2']
+        records.append(recorder.record)
+    assert records[0]['adaptive'].min() > 0
+    for name, value in records[0].items():
+        assert torch.equal(records[1][name], value)
+
+
+ELEMENTWISE = sorted(set(nn.modules.activation.__all__) - {
+    'GLU', 'MultiheadAttention', 'Softmin', 'Softmax', 'Softmax2d',
+    'LogSoftmax', 'Threshold'})
+
+
+@pytest.mark.parametrize('name', ELEMENTWISE)
+def test_every_activation_is_seen(name):
+    """What stands behind it is no part of the step."""
+    activation = getattr(nn, name)()
+    model = unknown_blocks(lambda: Residual(activation)).eval()
+    with TrajectoryRecorder(model, 'body.*') as recorder, torch.no_grad():
+        model(IMAGES)
+    record = recorder.record
+    expected = keep_features(model, recorder.blocks, lambda block, x: [(
+        x, block.branch(x), torch.ones(()), x + block.branch(x),
+        activation(x + block.branch(x)))], IMAGES)
+    for name, value in record.items():
+        torch.testing.assert_close(
+            value.double(), expected[name], rtol=1e-5, atol=0)

@@ -70,6 +70,12 @@ def test_steps_come_and_go_outside_a_recording():
         net(IMAGES)
     assert len(recorder) == 3
     assert insert_steps(net) == remove_steps(net) != []
+    insert_steps(net)
+    with pytest.raises(RuntimeError, match='layer1.1 has got steps since'):
+        recorder.start()
+    remove_steps(net)
+    with recorder, torch.no_grad():
+        net(IMAGES)
 
 
 def outputs(net, x):
