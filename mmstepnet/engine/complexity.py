@@ -23,10 +23,16 @@ from mmstepnet.steps import fused
 
 from .job import find_host, init_scope
 
-ELEMENTWISE = ('add', 'add_', 'sub', 'rsub', 'mul', 'mul_', 'div', 'neg',
-               'pow', 'sqrt', 'exp', 'sigmoid', 'tanh', 'relu', 'relu_',
-               'clamp', 'clamp_min', 'hardtanh', 'gelu', 'silu')
-"""ATen operators of one operation for each element that comes out."""
+ELEMENTWISE = ('add', 'sub', 'rsub', 'mul', 'div', 'neg', 'abs', 'pow',
+               'sqrt', 'rsqrt', 'reciprocal', 'exp', 'log', 'erf', 'maximum',
+               'minimum', 'sigmoid', 'tanh', 'relu', 'leaky_relu',
+               '_prelu_kernel', 'clamp', 'clamp_min', 'clamp_max',
+               'threshold', 'hardtanh', 'hardswish', 'hardsigmoid', 'gelu',
+               'silu', 'mish', 'elu', 'softplus')
+"""ATen operators of one operation for each element that comes out.
+
+Their forms in place cost the same.
+"""
 
 REDUCTIONS = ('mean', 'sum', 'amax', 'max', 'linalg_vector_norm',
               '_adaptive_avg_pool2d', 'adaptive_max_pool2d')
@@ -60,6 +66,7 @@ def _window(in_shape, kernel, *args, out_shape=None, **kwargs) -> int:
 
 FORMULAS = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys([f'{name}_' for name in ELEMENTWISE], _elementwise),
     **dict.fromkeys(REDUCTIONS, _reduction),
     # x * a + b, with a and b known beforehand in inference.
     'native_batch_norm': _times(2),
@@ -68,6 +75,7 @@ FORMULAS = {
     'addcmul': _times(2),
     # Mean, deviation, its square and their sum, normalisation, scale, shift.
     'native_layer_norm': _times(7),
+    'native_group_norm': _times(7),
     'var': _times(4),
     # Maximum, difference, exponential, sum, quotient.
     '_softmax': _times(5),

@@ -61,6 +61,17 @@ def test_a_network_whose_train_returns_nothing():
     assert flops['convolution'] == 2 * 3 * 4 * 25
 
 
+@pytest.mark.parametrize('layer, cost', [
+    (nn.SiLU(inplace=True), 1), (nn.Hardswish(inplace=True), 1),
+    (nn.Hardsigmoid(), 1), (nn.LeakyReLU(inplace=True), 1),
+    (nn.ReLU6(inplace=True), 1), (nn.Mish(), 1), (nn.PReLU(), 1),
+    (nn.ELU(inplace=True), 1), (nn.Softplus(), 1), (nn.GroupNorm(2, 4), 7),
+])
+def test_layers_of_other_networks(layer, cost):
+    flops = count_flops(layer, (1, 4, 5, 6))
+    assert sum(flops.values()) == cost * 4 * 5 * 6
+
+
 def test_adaptor_by_hand():
     """Pooling twice, the product, and what a channel costs."""
     plain = count_flops(StepResNetCIFAR(20, attention=None), (1, 3, 32, 32))
