@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -166,7 +167,8 @@ def test_every_rank_hears_of_a_file_that_cannot_be_fetched(tmp_path):
         for job in jobs:
             job.kill()
     for job, error in zip(jobs, errors):
-        assert job.returncode == 1
+        # gloo's threads may abort a process whose peer has left before it.
+        assert job.returncode in (1, -signal.SIGABRT), error
         assert re.search('RuntimeError: rank 0 could not fetch '
                          "'https://models.example/net-1.pth' .*OSError: no "
                          'route to host.*by its path', error), error
