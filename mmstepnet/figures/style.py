@@ -67,7 +67,7 @@ def grid_shape(count: int, columns: int = 4) -> tuple[int, int]:
     return columns, ceil(count / columns)
 
 
-def short(label: str, most: int = 26) -> str:
+def short(label: str, most: int = 28) -> str:
     """The label, its middle left out where it is too long for a panel."""
     if len(label) <= most:
         return label

@@ -102,7 +102,7 @@ def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
     if wide * len(rows) > figure.get_figwidth():
         ax.set_xticks(range(len(rows)), labels, rotation=40, ha='right')
     ax.grid(axis='x', visible=False)
-    ax.set_ylabel(quantity)
+    ax.set_ylabel(fill(quantity, 16))
     return figure
 
 
