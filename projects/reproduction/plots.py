@@ -71,9 +71,8 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
                           for r in found[row])
             title = next(t for t in panels if t.startswith(next(iter(names))))
             path = Path(out) / f'{stem}_steps.png'
-            saved.append(_save(draw_steps(steps, stages, title, {
-                row: curve for row, curve in panels[title].items()
-                if row in steps}), path))
+            saved.append(_save(draw_steps(steps, stages, title,
+                                          panels[title]), path))
         kind, draw = ('rows', draw_rows) if many else ('violin', draw_violins)
         for name in names:
             ends = _ends(found, name)

@@ -19,7 +19,8 @@ def draw_steps(rows: Mapping[str, Curve], stages: Sequence[int],
             of its L blocks, (E, L), by its label.
         stages (Sequence[int]): Of the blocks, (L,).
         quantity (str): The metric.
-        curves (Mapping): Its curves of the same rows.
+        curves (Mapping): Its curves, also of rows without attention values:
+            a plain network is the one whose Δt is 1.
     """
     figure, axes = paper_figure(len(rows) + 1, 1, 2.5, 2.8)
     low = min(steps.min() for _, steps in rows.values())

@@ -141,8 +141,8 @@ def test_pictures(tmp_path, runs):
 
 
 def test_picture_of_attention_values(tmp_path, monkeypatch):
-    """Beside the metric; a plain network and a row without records have
-    none."""
+    """Beside the metric of all rows; a plain network and a row without
+    records have none."""
     drawn = []
 
     def draw(*args):
@@ -169,7 +169,7 @@ def test_picture_of_attention_values(tmp_path, monkeypatch):
     assert 'moon_Two_Moons_steps.png' in [p.name for p in paths]
     (rows, stages, title, curves), = drawn
     assert stages == [0, 0, 1, 1] and title == 'Accuracy (%), test'
-    assert list(rows) == list(curves) == ['SE']
+    assert list(rows) == ['SE'] and list(curves) == list(steps)
     assert curves['SE'][1].tolist() == [[60., 70., 80., 90.]] * 2
     figure = draw_steps(rows, stages, title, curves)
     image, = figure.axes[0].images
