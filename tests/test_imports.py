@@ -22,8 +22,8 @@ BELOW = {
 """The core's packages, and what each may import beside itself."""
 
 LIBRARIES = {'torch', 'numpy', 'scipy'}
-FURTHER = {f'mmstepnet/steps/kernels/triton_{name}.py': {'triton'}
-           for name in ('kernels', 'programs')}
+FURTHER = {f'mmstepnet/steps/tail/{name}.py': {'triton'}
+           for name in ('triton', 'triton_kernels')}
 
 
 def imported(path, tree=None):

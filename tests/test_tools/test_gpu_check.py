@@ -2,12 +2,14 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from mmstepnet import steps
+from mmstepnet.steps.tail import aten
 
 FOLDER = Path(__file__).resolve().parents[2] / 'tools' / 'analysis_tools'
 
@@ -48,21 +50,21 @@ def rows(folder):
 
 
 def test_tails_pass_and_a_second_call_goes_on(call, few, tmp_path):
-    few('correctness', 'tail', 'large means')
+    few('correctness', 'tail', 'large means, 10 ')
     args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
     code, printed = call(*args)
     found = rows(tmp_path)
-    assert code == 0 and len(found) == 18
+    assert code == 0 and len(found) == 22
     assert {row['verdict'] for row in found.values()} == {'passes'}
     table = (tmp_path / 'gpu_check.md').read_text()
     assert table.count('| passes |') == len(found)
     code, printed = call(*args)
-    assert code == 0 and printed.out.startswith('18 checks, 0 failed')
+    assert code == 0 and printed.out.startswith('22 checks, 0 failed')
 
 
 def test_a_path_that_is_not_taken_fails_and_is_tried_again(
         call, few, tmp_path):
-    few('correctness', 'tail, StepNet, float64')
+    few('correctness', 'tail, float64')
     args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
 
     class Never(steps.fused):
@@ -78,10 +80,13 @@ def test_a_path_that_is_not_taken_fails_and_is_tried_again(
 
 
 def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
-    few('correctness', 'tail, StepNet, float64')
-    step = steps.kernels.plain.step
-    monkeypatch.setattr(steps.kernels.plain, 'step',
-                        lambda *args, **kwargs: 1.01 * step(*args, **kwargs))
+    few('correctness', 'tail, float64')
+    forward = aten.forward
+
+    def wrong(*args):
+        out, saved = forward(*args)
+        return 1.01 * out, saved
+    monkeypatch.setattr(aten, 'forward', wrong)
     code, _ = call('correctness', '--device', 'cpu', '--quick', '--out',
                    tmp_path)
     assert code == 1
@@ -89,8 +94,9 @@ def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
 
 
 def test_passes_are_timed_against_a_copy(call, few, tmp_path):
-    few('launches', 'bandwidth', 'tail over plain', 'metric-attention')
-    call('launches', '--device', 'cpu', '--quick', '--out', tmp_path)
+    few('launches', 'bandwidth', 'CPU time', 'device time')
+    few('speed', 'metric-attention')
+    call('launches', 'speed', '--device', 'cpu', '--quick', '--out', tmp_path)
     for name, row in rows(tmp_path).items():
         assert row['verdict'] == 'reported', row
         assert 'Error' not in row['value'], row
@@ -98,8 +104,72 @@ def test_passes_are_timed_against_a_copy(call, few, tmp_path):
             assert "of a copy's" in row['value']
 
 
+def test_gates_count_a_checkpointed_step_once(call, few, tmp_path):
+    few('modes', 'checkpointing')
+    code, _ = call('modes', '--device', 'cpu', '--quick', '--out', tmp_path)
+    assert code == 0 and len(rows(tmp_path)) == 2
+
+
+@pytest.fixture
+def made(tool, monkeypatch):
+    """Three checks in place of a part's; the one in the middle fails."""
+    names = []
+
+    def make(name):
+        names.append(name)
+        if name == 'second' and names.count(name) == 1:
+            raise RuntimeError('an illegal memory access')
+        return tool.correctness.Outcome('1', '1', True)
+    monkeypatch.setattr(tool.correctness, 'checks', lambda setting: [
+        (name, partial(make, name)) for name in ('first', 'second', 'third')])
+    return names
+
+
+def test_a_check_that_fails_ends_nothing_and_is_repeated_last(
+        call, made, tmp_path):
+    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
+    assert call(*args)[0] == 1
+    assert made == ['first', 'second', 'third']
+    assert [row['verdict'] for row in rows(tmp_path).values()] == [
+        'passes', 'fails', 'passes']
+    assert 'RuntimeError: an illegal' in rows(tmp_path)['second']['value']
+    assert call(*args)[0] == 0
+    assert made == ['first', 'second', 'third', 'second']
+
+
+def test_a_budget_ends_between_two_checks(
+        call, made, tool, tmp_path, monkeypatch):
+    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
+    code, printed = call(*args, '--budget', 0)
+    assert code == 3 and not made and '3 checks are left' in printed.out
+    clock = iter((0, 59, 61))
+    with monkeypatch.context() as patch:
+        patch.setattr(tool.time, 'monotonic', lambda: next(clock))
+        code, printed = call(*args, '--budget', 1)
+    assert code == 3 and made == ['first']
+    assert '2 checks are left' in printed.out
+    call(*args)
+    assert made == ['first', 'second', 'third']
+
+
+def test_a_check_that_breaks_cuda_starts_a_new_process(
+        call, made, tool, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(tool, 'works', lambda setting: made[-1] != 'second')
+    monkeypatch.setattr(tool.os, 'execv', lambda *args: started.append(args))
+    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
+    call(*args)
+    (program, command), = started
+    assert program == command[0] == sys.executable
+    assert command[-2:] == [str(tmp_path), '--budget=inf']
+    call(*args, '--budget', 0.5)  # what is left
+    call(*args)  # what failed, after which nothing is
+    assert made == ['first', 'second', 'third', 'second']
+    assert len(started) == 1
+
+
 def test_results_of_another_machine_are_not_mixed(call, few, tmp_path):
-    few('correctness', 'large means')
+    few('correctness', 'tail, folded')
     args = '--device', 'cpu', '--quick', '--out', tmp_path
     call('correctness', *args)
     path = tmp_path / 'gpu_check.json'

@@ -10,7 +10,7 @@ from rounds import Timed, measure
 from torch import Tensor
 
 from mmstepnet import attentions, steps
-from mmstepnet.steps import ResidualStep, choice
+from mmstepnet.steps import ResidualStep
 
 GATES = ('StepNet', 'SE', 'ECA', 'SEM', 'SRM')
 SHAPES = ((256, 56), (512, 28), (1024, 14), (2048, 7))
@@ -69,7 +69,6 @@ def tables(args: argparse.Namespace,
            formats: dict[str, torch.memory_format],
            ) -> Iterator[tuple[str, str, list[dict]]]:
     """Shape, format and rows: the four stages in each, then small maps."""
-    choice.SMALLEST = 0
     shapes = [((args.batch_size, channels, side, side), name, 1)
               for name in args.formats for channels, side in SHAPES]
     for shape, name, repeats in (*shapes, (SMALL, 'contiguous', 20)):

@@ -1,28 +1,25 @@
-"""What the parts of the check share: outcomes, tails, networks, ratios."""
+"""What the parts of the check share: outcomes, tails, networks, times."""
 
-import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet import insert_steps, steps
-from mmstepnet.attentions import ATTENTIONS, ChannelGate, build_attention
-from mmstepnet.steps import ResidualStep, residual
+from mmstepnet.attentions import build_attention
+from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.tail.dispatch import Tail
 
 FORMATS = {'contiguous': torch.contiguous_format,
            'channels_last': torch.channels_last}
 STAGES = ((256, 56), (512, 28), (1024, 14), (2048, 7))
 """Channels and side of the maps behind the stages of ResNet-50 at 224."""
-
-GATES = tuple(
-    name for name in ('StepNet', 'SE', 'ECA', 'SEM', 'SRM')
-    if issubclass(ATTENTIONS.get(name), ChannelGate))
 
 
 @dataclass(frozen=True)
@@ -55,9 +52,13 @@ class Setting:
     device: str
     quick: bool
 
+    @property
+    def on_cuda(self) -> bool:
+        return self.device == 'cuda'
+
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self.device == 'cuda':
+        if self.on_cuda:
             torch.cuda.synchronize()
 
 
@@ -66,8 +67,8 @@ class NotTakenError(AssertionError):
 
 
 @contextmanager
-def fused_tails(expected: int | None = None) -> Iterator[list[int]]:
-    """Count the tails that take the fused path.
+def fused_tails(expected: int | None = None) -> Iterator[None]:
+    """Switch the fused path on and count the tails that take it.
 
     Args:
         expected (int, optional): How many have to. None is one at least.
@@ -75,31 +76,39 @@ def fused_tails(expected: int | None = None) -> Iterator[list[int]]:
     Raises:
         NotTakenError: Another number did.
     """
-    taken, original = [], residual.fused_residual_step
+    taken, apply = [], Tail.apply
 
-    def counted(*args, **kwargs):
+    def counted(*args):
         taken.append(1)
-        return original(*args, **kwargs)
-    residual.fused_residual_step = counted
-    try:
-        yield taken
-    finally:
-        residual.fused_residual_step = original
+        return apply(*args)
+    with mock.patch.object(Tail, 'apply', counted), steps.fused(True):
+        yield
     if len(taken) != expected if expected is not None else not taken:
         wanted = 'any' if expected is None else expected
         raise NotTakenError(f'the fused path was taken by {len(taken)} '
                             f'tails, not by {wanted}')
 
 
-def tail(gate: str, channels: int, norm: Callable = nn.BatchNorm2d,
-         ) -> nn.ModuleDict:
+@contextmanager
+def exact_values(exact: bool = True) -> Iterator[None]:
+    """Let float32 be float32: no TF32, where values are compared."""
+    owners = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [owner.allow_tf32 for owner in owners]
+    try:
+        for owner, allowed in zip(owners, before):
+            owner.allow_tf32 = allowed and not exact
+        yield
+    finally:
+        for owner, allowed in zip(owners, before):
+            owner.allow_tf32 = allowed
+
+
+def tail(gate: str | None, channels: int,
+         norm: Callable = nn.BatchNorm2d) -> nn.ModuleDict:
     """A step and the norm before it, with random parameters."""
-    modules = nn.ModuleDict(dict(
-        step=ResidualStep(build_attention(dict(type=gate), channels),
-                          nn.ReLU()),
-        norm=norm(channels)))
-    perturb(modules)
-    return modules
+    attention = gate and build_attention(dict(type=gate), channels)
+    return perturb(nn.ModuleDict(dict(
+        step=ResidualStep(attention, nn.ReLU()), norm=norm(channels))))
 
 
 def perturb(module: nn.Module) -> nn.Module:
@@ -107,17 +116,20 @@ def perturb(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.add_(torch.rand_like(buffer) * 0.05)
     return module
 
 
 def maps(setting: Setting, shape: tuple[int, ...], dtype: torch.dtype,
-         memory_format: torch.memory_format) -> list[Tensor]:
+         memory_format: str) -> list[Tensor]:
     """State, branch and gradient; images and channels differ in means."""
     found = []
     for _ in range(3):
-        t = torch.randn(shape, device=setting.device)
+        t = torch.randn(shape, device=setting.device, dtype=dtype)
         t += torch.randn(shape[:2], device=setting.device)[..., None, None]
-        found.append(t.to(dtype).contiguous(memory_format=memory_format))
+        found.append(t.contiguous(memory_format=FORMATS[memory_format]))
     return found
 
 
@@ -141,50 +153,80 @@ def detector(attention: str | None = 'StepNet') -> nn.Module:
     return model
 
 
-def flat_gradients(module: nn.Module) -> Tensor:
-    """All gradients, one vector in float64."""
-    return torch.cat([p.grad.double().flatten()
-                      for p in module.parameters() if p.grad is not None])
-
-
 def error(found: Tensor, exact: Tensor) -> float:
     """Relative error in the 2-norm."""
     found, exact = found.double(), exact.double()
     return float((found - exact).norm() / exact.norm())
 
 
-def network_gradients(model: nn.Module, x: Tensor, fused: bool,
-                      autocast: torch.dtype | None = None,
-                      scaled: bool = False) -> Tensor:
-    """Gradients of a copy of the model, by the fused or reference path."""
-    model = copy.deepcopy(model)
-    scaler = torch.amp.GradScaler(x.device.type, enabled=scaled,
-                                  init_scale=2.0**12)
-    # Around the backward, too: a checkpoint computes again there.
-    with steps.fused(fused):
-        with torch.autocast(x.device.type, autocast,
-                            enabled=autocast is not None):
-            loss = model(x).double().square().mean()
-        scaler.scale(loss).backward()
-    return flat_gradients(model) / (scaler.get_scale() if scaled else 1)
+def network_gradients(model: nn.Module, x: Tensor,
+                      autocast: torch.dtype | None = None) -> Tensor:
+    """Gradients of all parameters, one vector in float64.
+
+    By ``backward``, for wrappers and checkpoints that know no other.
+    """
+    scale = 2.0**12 if autocast == torch.float16 else 1
+    model.zero_grad()
+    with torch.autocast(x.device.type, autocast,
+                        enabled=autocast is not None):
+        loss = model(x).double().square().mean()
+    (loss * scale).backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return torch.cat([getattr(g, 'full_tensor', lambda g=g: g)().double()
+                      .flatten() for g in grads]) / scale
 
 
 def seconds(setting: Setting, contestants: dict[str, Callable[[], object]],
-            rounds: int, warmup: int) -> dict[str, list[float]]:
-    """Times of the contestants, which take turns in every round."""
+            rounds: int, warmup: int = 3,
+            device: bool = False) -> dict[str, list[float]]:
+    """Times of the contestants, which take turns in every round.
+
+    Args:
+        setting (Setting): Where they run.
+        contestants (dict[str, Callable]): By name.
+        rounds (int): That are timed; two where the setting is quick.
+        warmup (int): Rounds before; one likewise. Defaults to 3.
+        device (bool): Whether to time what the device does alone, by its
+            events; else launching counts as well. Defaults to False.
+    """
     found = {name: [] for name in contestants}
+    clock = _device_time if device and setting.on_cuda else _wall_time
+    if setting.quick:
+        rounds, warmup = 2, 1
     for k in range(warmup + rounds):
         for name, take in contestants.items():
             setting.synchronize()
-            start = time.perf_counter()
-            take()
-            setting.synchronize()
+            elapsed = clock(setting, take)
             if k >= warmup:
-                found[name].append(time.perf_counter() - start)
+                found[name].append(elapsed)
     return found
 
 
-def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
-    """Median over the rounds of a contestant's time over another's."""
-    return statistics.median(
-        a / b for a, b in zip(found[name], found[base]))
+def _wall_time(setting: Setting, take: Callable) -> float:
+    start = time.perf_counter()
+    take()
+    setting.synchronize()
+    return time.perf_counter() - start
+
+
+def _device_time(setting: Setting, take: Callable) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(20_000_000)  # some 10 ms, for the host to go ahead
+    start.record()
+    take()
+    end.record()
+    setting.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def ratios(found: dict[str, list[float]],
+           base: str = 'plain') -> dict[str, float]:
+    """Medians over the rounds of the contestants' times over one's."""
+    return {name: statistics.median(a / b for a, b in zip(own, found[base]))
+            for name, own in found.items() if name != base}
+
+
+def listed(numbers: dict[str, float], form: str) -> str:
+    """Numbers by name, as a row states them."""
+    return ', '.join(f'{name} {number:{form}}'
+                     for name, number in numbers.items())

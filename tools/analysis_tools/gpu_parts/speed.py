@@ -1,11 +1,13 @@
-"""Whole networks: training and inference over plain ones."""
+"""Whole networks over plain ones, and metric-attention."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+import torch.nn as nn
 
 from mmstepnet import steps
+from mmstepnet.propagation import metric_propagation
 
 from .common import (
     Check,
@@ -13,13 +15,14 @@ from .common import (
     Setting,
     detector,
     fused_tails,
-    ratio,
+    listed,
+    ratios,
     resnet,
     seconds,
 )
 
-SIZES = (256, 32, 2)
-"""Images of a step."""
+SIZES = (256, 32, 8)
+"""Images of a step; a detector takes two."""
 
 DTYPES = dict(bfloat16=torch.bfloat16, float32=None)
 PEERS = dict(plain=None, SE='SE', reference='StepNet', StepNet='StepNet')
@@ -27,42 +30,42 @@ PEERS = dict(plain=None, SE='SE', reference='StepNet', StepNet='StepNet')
 
 def checks(setting: Setting) -> Iterator[Check]:
     """Checks of this part."""
-    sizes = (2, ) if setting.quick else SIZES
-    for what, run in (('ResNet-50', _classification),
-                      ('Faster R-CNN R50', _detection)):
-        for images in sizes if run is _classification else sizes[-1:]:
-            for dtype in DTYPES:
-                for compiled in (False, ) if setting.quick or (
-                        run is _detection) else (False, True):
-                    for training in (True, False):
-                        yield ', '.join([
-                            what, 'training' if training else 'inference',
-                            f'{images} images', dtype,
-                            'compiled' if compiled else 'eager']), partial(
-                                _compare, setting, run, images, dtype,
-                                compiled, training)
+    rows = [('ResNet-50', _classification, images, compiled)
+            for images in ((2, ) if setting.quick else SIZES)
+            for compiled in (False, True)]
+    for what, make, images, compiled in (
+            *rows, ('Faster R-CNN R50', _detection, 2, False)):
+        for dtype in DTYPES:
+            for training in (True, False):
+                yield ', '.join([
+                    what, 'training' if training else 'inference',
+                    f'{images} images', dtype,
+                    'compiled' if compiled else 'eager']), partial(
+                        _compare, setting, make, images, dtype, compiled,
+                        training)
+    for tokens in (64, ) if setting.quick else (8192, 16384):
+        for width in (62, 64):
+            yield (f'metric-attention over dot product, {tokens} tokens, '
+                   f'width {width}', partial(_metric, setting, tokens, width))
 
 
-def _compare(setting: Setting, run: Callable, images: int, dtype: str,
+def _compare(setting: Setting, make: Callable, images: int, dtype: str,
              compiled: bool, training: bool) -> Outcome:
+    torch._dynamo.reset()  # networks of other rows count to its limit, too
     contestants = {}
     for name, attention in PEERS.items():
         if name == 'reference' and compiled:
             continue  # what a compiled network is in any case
-        take = run(setting, attention, images, compiled, training)
+        take = make(setting, attention, images, compiled, training)
         contestants[name] = partial(
-            _with, take, name != 'reference', setting.device, DTYPES[dtype])
-    on_cuda = setting.device == 'cuda'
-    with fused_tails() if on_cuda and not compiled else steps.fused(True):
-        found = seconds(setting, contestants, 2 if setting.quick else 12,
-                        1 if setting.quick else 4)
-    ratios = {name: ratio(found, name, 'plain') for name in contestants}
-    text = ', '.join(f'{k} {v:.3f}' for k, v in ratios.items()
-                     if k != 'plain')
+            _with, take, name == 'StepNet', setting.device, DTYPES[dtype])
+    with fused_tails(0 if compiled else None):
+        found = ratios(seconds(setting, contestants, 12, 4))
     # Nothing is faster than no attention but by what the fusion saves.
-    target = 1.0 if images >= 256 and not compiled else ratios['SE']
-    return Outcome(text, '≤ 1.000' if target == 1 else '≤ SE',
-                   ratios['StepNet'] <= target)
+    target = 1.0 if images >= 256 and not compiled else found['SE']
+    return Outcome(listed(found, '.3f'),
+                   '≤ 1.000' if target == 1 else '≤ SE',
+                   found['StepNet'] <= target)
 
 
 def _with(take: Callable, fused: bool, device: str,
@@ -80,7 +83,12 @@ def _classification(setting: Setting, attention: str | None, images: int,
     x = torch.randn(images, 3, side, side, device=setting.device).contiguous(
         memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    forward = torch.compile(model) if compiled else model
+    # With the whole graph or an error: not in parts, and not uncompiled from
+    # Dynamo's limit on.
+    forward = torch.compile(
+        model, fullgraph=True,
+        backend='eager' if setting.quick else 'inductor',
+    ) if compiled else model
     return partial(_step, lambda: forward(x).float().square().mean(),
                    optimizer, training)
 
@@ -111,3 +119,16 @@ def _step(loss: Callable, optimizer: torch.optim.Optimizer,
     optimizer.zero_grad()
     loss().backward()
     optimizer.step()
+
+
+def _metric(setting: Setting, tokens: int, width: int) -> Outcome:
+    q, k, v = (torch.randn(1, 8, tokens, width, device=setting.device,
+                           dtype=torch.bfloat16, requires_grad=True)
+               for _ in range(3))
+
+    def gradients(attend):
+        torch.autograd.grad(attend(q, k, v).sum(), [q, k, v])
+    found = ratios(seconds(setting, dict(
+        dot=partial(gradients, nn.functional.scaled_dot_product_attention),
+        metric=partial(gradients, metric_propagation)), 10, 2), 'dot')
+    return Outcome(f'{found["metric"]:.2f}')
