@@ -52,11 +52,16 @@ def is_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+NORMALISES_HALF_ON_CPU = torch.__version__ >= (2, 2)
+"""Whether BN takes float16 on a CPU."""
+
+
 def is_batched(tensor: torch.Tensor) -> bool:
     """Whether it stands for several tensors, as under ``is_grads_batched``."""
     functorch = torch._C._functorch
+    legacy = getattr(functorch, 'is_legacy_batchedtensor', None)  # >= 2.2
     return (functorch.is_batchedtensor(tensor)
-            or functorch.is_legacy_batchedtensor(tensor))
+            or legacy is not None and legacy(tensor))
 
 
 def onnx_arguments(axes: Sequence[str | None]) -> dict:

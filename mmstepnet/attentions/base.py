@@ -10,6 +10,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.names import NameTable
+from mmstepnet.torch_version import is_compiling
 
 from .pooling import STATISTICS
 
@@ -99,6 +100,9 @@ def is_frozen(attention: nn.Module) -> bool:
     FSDP gives modules views of its own parameters in place of theirs; of
     other tensors nobody knows.
     """
+    if is_compiling():  # which knows parameters, and no views of others
+        wanted = [p.requires_grad for p in attention.parameters()]
+        return bool(wanted) and not any(wanted)
     frozen = False
     for tensor in _tensors(attention):
         owner = tensor if isinstance(tensor, nn.Parameter) else tensor._base

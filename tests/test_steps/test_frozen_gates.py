@@ -184,6 +184,8 @@ def test_somebodys_attention(path):
     assert step.attention.norm.num_batches_tracked == 0
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 6),
+                    reason='older ones break the graph there')
 def test_under_torch_compile():
     step, norm = build(StepNet, 4)
     step.requires_grad_(False)

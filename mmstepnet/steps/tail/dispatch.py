@@ -15,7 +15,11 @@ from torch.nn.modules import module as every
 
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.attentions.base import normalises_by_batch
-from mmstepnet.torch_version import is_backward, is_transformed
+from mmstepnet.torch_version import (
+    NORMALISES_HALF_ON_CPU,
+    is_backward,
+    is_transformed,
+)
 
 from ..checkpoint import decide
 from . import aten
@@ -243,9 +247,10 @@ def is_watched(step: nn.Module) -> bool:
 
 def passes_for(maps: Tensor) -> ModuleType | None:
     """Module with the passes over such maps; None where none works."""
-    if not maps.is_cuda or maps.dtype == torch.float64:
-        return aten
-    return _triton(maps.device)
+    if maps.is_cuda and maps.dtype != torch.float64:
+        return _triton(maps.device)
+    half = maps.dtype == torch.float16 and not maps.is_cuda
+    return None if half and not NORMALISES_HALF_ON_CPU else aten
 
 
 @cache
