@@ -15,9 +15,8 @@ from .checkpoint import decide
 from .choice import serves
 from .tail import fused_residual_step
 
-Observer = Callable[[
-    'ResidualStep', Tensor, Tensor, Tensor | None, Tensor | None, Tensor
-], None]
+Observer = Callable[['ResidualStep', Tensor, Tensor, Tensor | None, Tensor],
+                    None]
 
 
 class ResidualStep(nn.Module):
@@ -100,43 +99,26 @@ class ResidualStep(nn.Module):
             total = residual.add_(identity)
         else:
             total = identity + residual
-        if not self._observers:
-            out = self.activation(total)
-            return out if behind is None else behind(out)
-        # The hosts' ReLU works in place and would overwrite the sum.
-        if behind is not None or getattr(self.activation, 'inplace', False):
-            wanted = any(w for _, w in self._observers.values())
-            x_next = total.clone() if wanted else None
-        else:
-            x_next = total
         out = self.activation(total)
         if behind is not None:
             out = behind(out)
-        for observer, _ in tuple(self._observers.values()):
-            observer(self, identity, f, step, x_next, out)
+        for observer in tuple(self._observers.values()):
+            observer(self, identity, f, step, out)
         return out
 
-    def observe(self,
-                observer: Observer,
-                want_x_next: bool = True) -> RemovableHandle:
-        """Register ``observer(self, x, f, step, x_next, out)``.
+    def observe(self, observer: Observer) -> RemovableHandle:
+        """Register ``observer(self, x, f, step, out)``.
 
         It is called in every forward pass with x_t, f(x_t), the attention
-        value (None for a plain block), x_{t+1} before the activation, and
-        what the block returns. Tensors are overwritten by later layers:
-        reduce them inside the observer.
-
-        Args:
-            observer (Callable): What to call.
-            want_x_next (bool): Whether it needs x_{t+1}, which costs a copy
-                where the activation works in place. False may give it None.
-                Defaults to True.
+        value (None for a plain block) and what the block returns; x_{t+1}
+        before the activation is x + f * step. Tensors are overwritten by
+        later layers: reduce them inside the observer.
 
         Returns:
             RemovableHandle: Its ``remove()`` ends the observation.
         """
         handle = RemovableHandle(self._observers)
-        self._observers[handle.id] = observer, want_x_next
+        self._observers[handle.id] = observer
         return handle
 
     def __getstate__(self) -> dict:

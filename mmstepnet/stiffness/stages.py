@@ -1,0 +1,365 @@
+"""Names, stages and first blocks of the residual steps that were found."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import torch.nn as nn
+
+from .sums import Run, Sum
+
+Selection = str | type | Sequence[str | type]
+"""Blocks by name pattern, by class, or a mixture of both."""
+
+WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module',
+            '_fsdp_wrapped_module', 'module')
+"""What wrappers call the module that is in them."""
+
+LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
+
+FIRST = 'first of its stage'
+
+
+@dataclass(frozen=True)
+class FoundStep:
+    """A residual step of a model, or what might be taken for one.
+
+    Attributes:
+        name (str): What a recording calls it.
+        owner (str): The module whose code adds.
+        ordinals (tuple[int, ...]): Which it is of the additions of two
+            tensors of one shape that the owner executes in one run, from 0.
+            Several where branches are added one after the other.
+        block (str, optional): The block that it belongs to.
+        stage (str, optional): The container that the block stands in.
+        shape (tuple[int, ...]): Of the state x_t and of f(x_t).
+        channels (int, optional): Axis of the channels: the only one as long
+            as a weight of the block with one dimension. None if several are.
+        gate (tuple[int, ...], optional): Shape of the attention value Δt.
+        activation (str, optional): What becomes of the sum before the block
+            hands it on, by PyTorch's name of the operation.
+        left_out (str, optional): Why it is not recorded. None: it is.
+    """
+
+    name: str
+    owner: str
+    ordinals: tuple[int, ...]
+    block: str | None
+    stage: str | None
+    shape: tuple[int, ...]
+    channels: int | None
+    gate: tuple[int, ...] | None
+    activation: str | None
+    left_out: str | None
+
+    def __str__(self) -> str:
+        more = ''.join(
+            f', {key} {value}' for key, value in
+            (('gate', self.gate), ('then', self.activation)) if value)
+        return (f'{self.name}: {self.shape}{more}, '
+                f'{self.left_out or "recorded"}')
+
+
+@dataclass(eq=False)
+class Child:
+    """A child of a container, in one run of what encloses it."""
+
+    name: str
+    run: Run
+    sums: list[Sum] = field(default_factory=list)
+    returned: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Container:
+    """What may be a stage, in one run of what encloses it."""
+
+    name: str
+    children: dict[object, Child]
+    is_stage: dict[tuple, bool] = field(default_factory=dict)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Model inside wrappers: parallel, averaged or compiled."""
+    while (inner := _inside(model)) is not None:
+        model = inner
+    return model
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    """What a wrapper wraps; None where the module is no wrapper."""
+    children = dict(module.named_children())
+    for name in WRAPPERS:
+        inner = children.get(name)
+        if inner is None and name == '_orig_mod':
+            inner = getattr(module, name, None)
+        if isinstance(inner, nn.Module) and len(children) < 2:
+            return inner
+    return None
+
+
+def name_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Names of all modules, without those that wrappers give.
+
+    A wrapper and what is in it have one name.
+    """
+    names = {}
+    for name, module in model.named_modules():
+        parent, _, part = name.rpartition('.')
+        outer = model.get_submodule(parent)
+        if name and _inside(outer) is module:
+            names[module] = names[outer]
+        else:
+            names[module] = '.'.join(filter(None, (names.get(outer), part)))
+    return names
+
+
+class Arrangement:
+    """Steps of one pass in their blocks and stages.
+
+    Args:
+        model (nn.Module): The model.
+        names (dict): See :func:`name_modules`.
+        sums (list[Sum]): What a pass has left.
+        selection (Selection, optional): Blocks, see :func:`check_selection`.
+
+    Attributes:
+        steps (list[FoundStep]): All that was found, in the order of the pass.
+        recorded (list[tuple]): Those that are recorded: the step, its sum
+            and the run of its block.
+        excluded (list[str]): Names of the blocks left out as first ones.
+    """
+
+    def __init__(self, model: nn.Module, names: dict[nn.Module, str],
+                 sums: list[Sum], selection: Selection | None = None):
+        # Of a wrapper and what is in it, the latter.
+        self.modules = {name: module for module, name in names.items()}
+        self.chosen = None if selection is None else _selected(
+            self.modules, selection)
+        self.scope = 'backbone.' if selection is None and isinstance(
+            getattr(model, 'backbone', None), nn.Module) else ''
+        self.containers: dict[object, Container] = {}
+        sums = [s for s in sums if s.state or s.returned]
+        places = {s: list(self._place(s)) for s in sums}
+        blocks = {s: self._block(s, places[s]) for s in sums}
+        if self.chosen is None:  # stages of one block, like those in others
+            kinds = {self._kind(b[1].name) for b in blocks.values() if b}
+            blocks = {s: b or next(
+                (p for p in places[s] if self._kind(p[1].name) in kinds),
+                None) for s, b in blocks.items()}
+        self._leave_out(sums, blocks)
+        self._build(sums, blocks)
+
+    def _place(self, found: Sum) -> Iterator[tuple[Container, Child]]:
+        """Containers around a sum and their children, from inside."""
+        run = found.owner
+        while run.outer is not None:
+            name = run.name
+            while name:
+                container = self._container(run.outer, name)
+                child = container.children.setdefault(
+                    run if name == run.name else name, Child(name, run))
+                child.sums.append(found)
+                child.returned |= run.returned
+                yield container, child
+                name = container.name
+                if not f'{name}.'.startswith(f'{run.outer.name}.'.lstrip(
+                        '.')) or name == run.outer.name:
+                    break
+            run = run.outer
+
+    def _container(self, outer: Run, name: str) -> Container:
+        """The container of a module, with all its children that ran."""
+        parent = name.rpartition('.')[0]
+        if (outer, parent) not in self.containers:
+            self.containers[outer, parent] = Container(parent, {
+                run: Child(run.name, run, returned=set(run.returned))
+                for run in outer.inner
+                if run.name.rpartition('.')[0] == parent
+            })
+        return self.containers[outer, parent]
+
+    def _block(self, found: Sum,
+               places: list) -> tuple[Container, Child] | None:
+        """The block of a sum, by the selection or by its stage."""
+        if self.chosen is not None:
+            return next((p for p in places if p[1].name in self.chosen), None)
+        if not found.state:  # a block that projects does so by itself
+            places = places[:1]
+        for alike, chained in ((True, True), (True, False), (False, True)):
+            for container, child in places:
+                if self._is_stage(container, alike, chained):
+                    return container, child
+        return None
+
+    def _is_stage(self, container: Container, alike: bool,
+                  chained: bool) -> bool:
+        """Whether two children hold sums, one of them a step, of one shape.
+
+        A child of the same class that only makes the state is one, too.
+
+        Args:
+            container (Container): The container.
+            alike (bool): Whether both must be of one class; else the
+                container must be a list of modules.
+            chained (bool): Whether the one must begin with a state that the
+                other returned.
+        """
+        key = alike, chained
+        if key not in container.is_stage:
+            container.is_stage[key] = (
+                alike or isinstance(self.modules[container.name], LISTS)
+            ) and any(
+                self._follows(found, child, other, alike, chained)
+                for child in container.children.values()
+                for found in child.sums if found.state and not found.left_out
+                for other in container.children.values())
+        return container.is_stage[key]
+
+    def _follows(self, found: Sum, child: Child, other: Child, alike: bool,
+                 chained: bool) -> bool:
+        kind = self._kind(other.name)
+        if other is child or alike and kind is not self._kind(child.name):
+            return False
+        if not other.sums and (not alike or kind in LISTS):
+            return False
+        if chained:
+            return found.state in other.returned
+        return any(s.shape == found.shape for s in other.sums)
+
+    def _kind(self, name: str) -> type:
+        return type(self.modules.get(name))
+
+    def _first(self, container: Container) -> Child | None:
+        """The first block of a stage, if it holds a sum.
+
+        It is a stage's first child that holds one or is of the class of one
+        that does, as a first block that only makes the stage's state.
+        """
+        holders = [c for c in container.children.values() if c.sums]
+        names = {c.name for c in holders}
+        kinds = {self._kind(c.name) for c in holders
+                 if any(s.state for s in c.sums)}
+        for part in self.modules[container.name]._modules:
+            name = f'{container.name}.{part}'.lstrip('.')
+            if name in names or self._kind(name) in kinds:
+                return next((c for c in holders if c.name == name), None)
+        return holders[0]
+
+    def _leave_out(self, sums: list[Sum], blocks: dict) -> None:
+        for found in sums:
+            place = blocks[found]
+            if found.left_out:
+                continue
+            if place is None:
+                found.left_out = 'no container' if self.chosen is None else (
+                    'not chosen by blocks=')
+            elif not found.owner.name.startswith(self.scope):
+                found.left_out = 'outside of the backbone'
+            elif self._first(place[0]) is place[1]:
+                found.left_out = FIRST
+            else:
+                later = [s for s in sums if s is not found and s.state
+                         and blocks[s] == place]
+                for other in later:
+                    if (other.of_branch >> found.number & 1
+                            and not other.of_state >> found.number & 1):
+                        found.left_out = 'part of the branch of another step'
+
+    def _build(self, sums: list[Sum], blocks: dict) -> None:
+        self.steps, self.recorded, self.excluded = [], [], []
+        counts: Counter = Counter()
+        for found in sums:
+            place = blocks[found]
+            name, block = found.owner.name, None
+            if place is not None:
+                block = place[1]
+                name = self._name(found, block, [
+                    s for s in sums if blocks[s] == place and s.state
+                    and s.left_out in (None, FIRST)])
+                if found.left_out == FIRST or (
+                        not found.state and self._first(place[0]) is block):
+                    self.excluded.append(block.name)
+            counts[name] += 1
+            if counts[name] > 1:
+                name = f'{name}#{counts[name]}'
+            step = FoundStep(
+                name, found.owner.name, tuple(found.ordinals),
+                block and block.name, place and place[0].name, found.shape,
+                self._channels(found, block), found.gate, found.activation,
+                found.left_out)
+            self.steps.append(step)
+            if not found.left_out:
+                self.recorded.append((step, found, block.run))
+        self.excluded = list(dict.fromkeys(self.excluded))
+
+    def _name(self, found: Sum, block: Child, steps: list[Sum]) -> str:
+        if len(steps) < 2 or found not in steps:
+            return block.name
+        if found.part is not None:
+            return f'{block.name}.{found.part}'
+        place = steps.index(found)
+        if len(steps) == 2:
+            return f'{block.name}.{("attn_step", "mlp_step")[place]}'
+        owner = found.owner.name
+        if owner == block.name or sum(s.owner.name == owner for s in steps) > 1:
+            return f'{owner}.step{place + 1}'
+        return owner
+
+    def _channels(self, found: Sum, block: Child | None) -> int | None:
+        module = self.modules[block.name if block else found.owner.name]
+        widths = {p.numel() for p in module.parameters() if p.dim() == 1}
+        axes = [d for d in range(1, len(found.shape))
+                if found.shape[d] in widths]
+        return axes[0] if len(axes) == 1 else None
+
+
+def check_selection(modules: dict[str, nn.Module],
+                    selection: Selection) -> None:
+    """Refuse a selection of blocks that can choose nothing.
+
+    Args:
+        modules (dict): Modules by name.
+        selection (str | type | Sequence): Classes of blocks, or patterns of
+            their names, from the right and part by part as in
+            :meth:`pathlib.PurePath.match`: ``'layer3.*'`` means every child
+            of any ``layer3``.
+
+    Raises:
+        ValueError: An item matches no module.
+        TypeError: It is neither names nor classes.
+    """
+    items = _items(selection)
+    if not items:
+        raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
+                        f'classes of blocks; got {selection!r}')
+    for item in items:
+        if not isinstance(item, (str, type)):
+            raise TypeError("blocks must hold name patterns, such as "
+                            f"'layer3.*', or classes; got {item!r}")
+        if not _selected(modules, item):
+            names = [n for n, m in modules.items() if n and not any(
+                m.children())]
+            some = ', '.join(names[::max(len(names) // 4, 1)][:5])
+            raise ValueError(
+                f'blocks={item!r} matches no module. Names look like '
+                f'{some or "nothing"}; a * stands for one part between dots')
+
+
+def _items(selection: Selection) -> list:
+    if isinstance(selection, (str, type)):
+        return [selection]
+    return list(selection) if isinstance(selection, Sequence) else []
+
+
+def _selected(modules: dict[str, nn.Module],
+              selection: Selection) -> set[str]:
+    names = set()
+    for item in _items(selection):
+        if isinstance(item, type):
+            names |= {n for n, m in modules.items() if isinstance(m, item)}
+        elif item:
+            names |= {n for n in modules if n and PurePosixPath(
+                n.replace('.', '/')).match(item.replace('.', '/'))}
+    return names
