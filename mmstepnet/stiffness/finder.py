@@ -10,12 +10,15 @@ before any activation, and a state from then on. Nothing is replaced.
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
+    _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
 from torch.utils.hooks import RemovableHandle
@@ -26,7 +29,7 @@ from mmstepnet.torch_version import is_backward
 from .operations import Operation, describe_operation
 from .sums import Norms, Run, Sum
 from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
-
+from .wrappers import name_modules
 
 PROJECTS = ('both operands were computed from the state, as where the '
             'identity is projected')
@@ -37,29 +40,29 @@ class Finder(TorchDispatchMode):
 
     Args:
         model (nn.Module): The model.
-        names (dict): Names of its modules, see
-            :func:`~mmstepnet.stiffness.stages.name_modules`.
+        blocks (set[str]): Names of the blocks, once they are known: a state
+            is kept until its block returns, and no longer.
         measure (bool): Whether to measure what is found. Defaults to True.
 
     Attributes:
         sums (list[Sum]): Steps of the last pass, and what might be one.
         missed (Counter): Sums of two tensors that are none, by the module's
             name and the reason.
+        tokens_first (dict): Modules with ``batch_first=False``, by the shapes
+            of what they were given.
         outside (Counter): Modules that ran without the model or in another
             thread, by name.
-        blocks (set[str]): Names of the blocks, once they are known: a state
-            is kept until its block returns, and no longer.
     """
 
     # A mode that does not say so may not see them.
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module, names: dict[nn.Module, str],
+    def __init__(self, model: nn.Module, blocks: Collection[str] = (),
                  measure: bool = True):
         super().__init__()
-        self.model, self.names, self.measure = model, names, measure
-        self.learns = {module: _has_weights(module) for module in names}
-        self.blocks: set[str] = set()
+        self.model, self.blocks, self.measure = model, set(blocks), measure
+        self.names = name_modules(model)
+        self.learns = {module: _has_weights(module) for module in self.names}
         self.outside: Counter = Counter()
         self.forget()
 
@@ -69,7 +72,7 @@ class Finder(TorchDispatchMode):
 
     def __reduce__(self) -> tuple:
         """Those in a pickle lead to a finder of nothing."""
-        return Finder, (None, {})
+        return Finder, (nn.Module(), )
 
     def forget(self) -> None:
         """Forget the last pass."""
@@ -77,8 +80,8 @@ class Finder(TorchDispatchMode):
         self.stack: list[Run] = []
         self.sums: list[Sum] = []
         self.missed: Counter = Counter()
+        self.tokens_first: dict[tuple, str] = {}
         self.thread: int | None = None
-        self._busy = False
         self._pending: list[Sum] = []
         self._before: dict[int, int] = {}  # state of a sum, by its number
         self._steps: dict[int, Sum] = {}
@@ -136,6 +139,8 @@ class Finder(TorchDispatchMode):
             if is_real(t):
                 run.given |= 1 << self.tags.mark(t)
                 run.views.add(self.tags.view(t))
+                if getattr(module, 'batch_first', True) is False:
+                    self.tokens_first[tuple(t.shape)] = run.name
         run.states = run.given
         if outer is not None:
             outer.states |= run.given
@@ -153,14 +158,12 @@ class Finder(TorchDispatchMode):
         for found in run.sums:
             found.returned = any(
                 self.tags.get(t).plain >> found.number & 1 for t in outs)
-        with torch.no_grad():
-            self._busy = True
+        with _unseen():
             for found in self._pending[:]:
                 if run.encloses(found.owner) and (
                         not self._returns(run, found, outs)
                         or run.name in self.blocks or not self.stack):
                     self._settle(found)
-            self._busy = False
         if not self.stack:
             self.__exit__(None, None, None)
             self.tags, self.thread = Tags(), None
@@ -199,17 +202,15 @@ class Finder(TorchDispatchMode):
         run = self.stack[-1].outer
         part = self.names[module].rpartition('.')[2]
         found = self._new_sum(run, x, f, part=part)
-        with torch.no_grad():
-            self._busy = True
+        if step is not None:
+            found.gate = tuple(step.shape)
+        with _unseen():
             if self.measure:
                 found.norms = Norms(x)
-                found.norms.see_branch(f, step, 1)
-            if step is not None:
-                found.gate = tuple(step.shape)
+                found.norms.see_branch(f, step, 1, dropped=True)
             self._conclude(found, out)
             self._hand_on(found, None, out)
             self._settle(found)
-            self._busy = False
 
     # Operations
 
@@ -218,7 +219,7 @@ class Finder(TorchDispatchMode):
                            kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         operation = describe_operation(func)
-        if self._busy or operation.views or is_backward():
+        if operation.views or is_backward():
             return func(*args, **kwargs)
         if operation.composite and torch.is_inference_mode_enabled():
             with self:  # elsewhere autograd takes it apart before
@@ -229,13 +230,13 @@ class Finder(TorchDispatchMode):
         tags += [self.tags.get(t) for t in tensors(kwargs) if is_real(t)]
         tags = [tag for tag in tags if tag is not None]
         found = factor = None
-        if tags:
-            if operation.pairs or operation.fused:
+        if tags and (operation.pairs or operation.fused):
+            with _unseen():
                 found = self._look(operation, args, kwargs)
-            elif operation.name == 'mul':
-                factor = self._factor(operation, *args[:2])
-            if operation.writes:
-                self._save_states(args[0])
+        elif tags and operation.name == 'mul':
+            factor = self._factor(operation, *args[:2])
+        if tags and operation.writes:
+            self._save_states(args[0])
         out = func(*args, **kwargs)
         if tags or operation.random:
             self._pass_on(operation, tags, out)
@@ -243,7 +244,8 @@ class Finder(TorchDispatchMode):
         if factor is not None:
             self.tags.make(out).factor = factor
         if found is not None:
-            self._conclude(found, out)
+            with _unseen():
+                self._conclude(found, out)
         return out
 
     def _pass_on(self, operation: Operation, tags: list[Tag],
@@ -403,30 +405,35 @@ class Finder(TorchDispatchMode):
             if tag.known >> old.number & 1 and not old.left_out and (
                     old.owner is owner or not old.returned):
                 old.left_out = 'an operand of it goes on as a later state'
-        if x.dim() < 2:
-            found.left_out = 'a state of one dimension has no samples'
+        if x.dim() < 2 or not x.numel():
+            found.left_out = (f'a state {tuple(x.shape)}: samples, (N, ...), '
+                              'one or more, were expected')
             return None
-        f, gate = self._ungated(f, base)
+        f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
         if self.measure:
             first = args[0] is x
             alpha = kwargs.get('alpha', 1)
             found.norms = Norms(x if first or alpha == 1 else x * alpha)
             if operation.name in ('add', 'sub'):
-                found.norms.see_branch(f, gate, alpha if first else 1)
+                found.norms.see_branch(
+                    f, gate, alpha if first else 1, dropped)
         return found
 
-    def _ungated(self, f: Tensor, base: int) -> tuple[Tensor, Tensor | None]:
-        """Branch and attention value of a product of both."""
-        gate = None
+    def _factors(self, f: Tensor,
+                 base: int) -> tuple[Tensor, Tensor | None, bool]:
+        """Branch, attention value, and whether stochastic depth was there."""
+        gate, dropped = None, False
         while (tag := self.tags.get(f)) is not None and (
                 factor := tag.factor) is not None:
             if factor.gate is not None:
                 if gate is not None or not factor.known >> base & 1:
                     break
                 gate = factor.gate
+            else:
+                dropped = True
             f = factor.of
-        return f, gate
+        return f, gate, dropped
 
     def _new_sum(self, owner: Run, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:
@@ -481,6 +488,13 @@ class Finder(TorchDispatchMode):
                     left_out=PROJECTS)
         self.sums.append(found)
         return found
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Hide what is done from autograd and from all dispatch modes."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -11,16 +11,10 @@ from mmstepnet.torch_version import is_backward
 from .eager import EAGER
 from .finder import Finder
 from .readings import DEFAULT_READING, FIELDS, compute_fields
-from .search import batch_size, check_model, count_back, explain
-from .stages import (
-    Arrangement,
-    FoundStep,
-    Selection,
-    check_selection,
-    name_modules,
-    unwrap,
-)
+from .search import batch_size, count_back, explain
+from .stages import Arrangement, FoundStep, Selection, select
 from .trajectories import Trajectories
+from .wrappers import unwrap
 
 
 class TrajectoryRecorder:
@@ -110,12 +104,10 @@ class TrajectoryRecorder:
                 'samples get mixed up; use DistributedDataParallel or '
                 'record model.module')
         self.model = unwrap(model)
-        self._names = name_modules(self.model)
-        check_model(self._names)
+        self._finder = Finder(self.model)
         if blocks is not None:
-            check_selection({n: m for m, n in self._names.items()}, blocks)
+            select({n: m for m, n in self._finder.names.items()}, blocks)
         self._selection = blocks
-        self._finder = Finder(self.model, self._names)
         self._handles = []
         self.clear()
 
@@ -140,6 +132,7 @@ class TrajectoryRecorder:
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._once = once
+        self._finder = Finder(self.model, self._finder.blocks)
         self._handles = [
             *self._finder.attach(),
             self.model.register_forward_hook(
@@ -252,18 +245,23 @@ class TrajectoryRecorder:
                   out: object) -> None:
         if model is not self.model or is_backward():
             return
-        found = Arrangement(
-            self.model, self._names, self._finder.sums, self._selection)
+        found = Arrangement(self._finder, self._selection)
         norms = {step.name: total.norms.of_block(block)
                  for step, total, block in found.recorded}
         if not norms:
-            raise ValueError(explain(self.model, found.steps, self._finder))
+            raise ValueError(explain(self._finder, found.steps))
         if self._found is not None and list(norms) != self.blocks:
             raise RuntimeError(
                 'a forward pass ran other steps than the first one'
                 + _difference(self.blocks, list(norms)) + '. Name those that '
                 'run each time by blocks=; in training mode, blocks may be '
                 'skipped at random')
+        for step, *_ in found.recorded:
+            if step.shape in self._finder.tokens_first:
+                raise ValueError(
+                    f'{self._finder.tokens_first[step.shape]} in the block '
+                    f'{step.block} takes tokens before samples; build it with '
+                    'batch_first=True to measure samples')
         part = compute_fields(
             count_back(norms, batch_size(inputs, named)), self._samples)
         if self._found is None:

@@ -9,8 +9,9 @@ import torch.nn as nn
 from .eager import EAGER
 from .finder import Finder
 from .readings import StepNorms
-from .stages import Arrangement, FoundStep, name_modules, unwrap
+from .stages import Arrangement, FoundStep
 from .tags import tensors
+from .wrappers import unwrap
 
 
 def find_steps(model: nn.Module, *inputs: object,
@@ -54,21 +55,15 @@ def find_steps(model: nn.Module, *inputs: object,
         >>> print(steps[1])
         layer1.1: (1, 256, 56, 56), then relu, recorded
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f'model must be an nn.Module, got {type(model).__name__}')
-    model = unwrap(model)
-    names = name_modules(model)
-    check_model(names)
-    finder = Finder(model, names, measure=False)
+    finder = Finder(unwrap(model), measure=False)
     handles = finder.attach()
     try:
-        with EAGER, _evaluating(model), torch.no_grad():
+        with EAGER, _evaluating(finder.model), torch.no_grad():
             model(*inputs, **named)
     finally:
         for handle in handles:
             handle.remove()
-    return Arrangement(model, names, finder.sums).steps
+    return Arrangement(finder).steps
 
 
 @contextmanager
@@ -84,23 +79,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def check_model(names: dict[nn.Module, str]) -> None:
-    """Refuse modules whose operations hooks cannot be set between.
-
-    Raises:
-        TypeError: A module was made by ``torch.jit``.
-    """
-    for module, name in names.items():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise TypeError(
-                f'{name or "the model"} was made by torch.jit, whose modules '
-                'run no hooks; record the model that it was made of')
-
-
-def explain(model: nn.Module, steps: list[FoundStep],
-            finder: Finder) -> str:
+def explain(finder: Finder, steps: list[FoundStep]) -> str:
     """What was seen where nothing can be recorded."""
-    lines = [f'no residual step of {type(model).__name__} can be recorded.']
+    lines = [f'no residual step of {type(finder.model).__name__} can be '
+             'recorded.']
     if steps:
         lines.append('Found, but left out:')
         lines += _first_few([f'{s.name}: {s.left_out}' for s in steps])

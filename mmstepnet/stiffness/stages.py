@@ -7,14 +7,11 @@ from pathlib import PurePosixPath
 
 import torch.nn as nn
 
+from .finder import Finder
 from .sums import Run, Sum
 
 Selection = str | type | Sequence[str | type]
 """Blocks by name pattern, by class, or a mixture of both."""
-
-WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module',
-            '_fsdp_wrapped_module', 'module')
-"""What wrappers call the module that is in them."""
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
@@ -80,49 +77,12 @@ class Container:
     is_stage: dict[tuple, bool] = field(default_factory=dict)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """Model inside wrappers: parallel, averaged or compiled."""
-    while (inner := _inside(model)) is not None:
-        model = inner
-    return model
-
-
-def _inside(module: nn.Module) -> nn.Module | None:
-    """What a wrapper wraps; None where the module is no wrapper."""
-    children = dict(module.named_children())
-    for name in WRAPPERS:
-        inner = children.get(name)
-        if inner is None and name == '_orig_mod':
-            inner = getattr(module, name, None)
-        if isinstance(inner, nn.Module) and len(children) < 2:
-            return inner
-    return None
-
-
-def name_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Names of all modules, without those that wrappers give.
-
-    A wrapper and what is in it have one name.
-    """
-    names = {}
-    for name, module in model.named_modules():
-        parent, _, part = name.rpartition('.')
-        outer = model.get_submodule(parent)
-        if name and _inside(outer) is module:
-            names[module] = names[outer]
-        else:
-            names[module] = '.'.join(filter(None, (names.get(outer), part)))
-    return names
-
-
 class Arrangement:
     """Steps of one pass in their blocks and stages.
 
     Args:
-        model (nn.Module): The model.
-        names (dict): See :func:`name_modules`.
-        sums (list[Sum]): What a pass has left.
-        selection (Selection, optional): Blocks, see :func:`check_selection`.
+        finder (Finder): What has followed the pass.
+        selection (Selection, optional): Blocks, see :func:`select`.
 
     Attributes:
         steps (list[FoundStep]): All that was found, in the order of the pass.
@@ -131,16 +91,15 @@ class Arrangement:
         excluded (list[str]): Names of the blocks left out as first ones.
     """
 
-    def __init__(self, model: nn.Module, names: dict[nn.Module, str],
-                 sums: list[Sum], selection: Selection | None = None):
+    def __init__(self, finder: Finder, selection: Selection | None = None):
         # Of a wrapper and what is in it, the latter.
-        self.modules = {name: module for module, name in names.items()}
-        self.chosen = None if selection is None else _selected(
+        self.modules = {name: m for m, name in finder.names.items()}
+        self.chosen = None if selection is None else select(
             self.modules, selection)
         self.scope = 'backbone.' if selection is None and isinstance(
-            getattr(model, 'backbone', None), nn.Module) else ''
+            getattr(finder.model, 'backbone', None), nn.Module) else ''
         self.containers: dict[object, Container] = {}
-        sums = [s for s in sums if s.state or s.returned]
+        sums = [s for s in finder.sums if s.state or s.returned]
         places = {s: list(self._place(s)) for s in sums}
         blocks = {s: self._block(s, places[s]) for s in sums}
         if self.chosen is None:  # stages of one block, like those in others
@@ -224,9 +183,11 @@ class Arrangement:
             return False
         if not other.sums and (not alike or kind in LISTS):
             return False
+        one_shape = any(s.shape == found.shape for s in other.sums)
         if chained:
-            return found.state in other.returned
-        return any(s.shape == found.shape for s in other.sums)
+            return found.state in other.returned and (
+                one_shape or not other.sums)
+        return one_shape
 
     def _kind(self, name: str) -> type:
         return type(self.modules.get(name))
@@ -303,7 +264,8 @@ class Arrangement:
         if len(steps) == 2:
             return f'{block.name}.{("attn_step", "mlp_step")[place]}'
         owner = found.owner.name
-        if owner == block.name or sum(s.owner.name == owner for s in steps) > 1:
+        owners = [s.owner.name for s in steps]
+        if owner == block.name or owners.count(owner) > 1:
             return f'{owner}.step{place + 1}'
         return owner
 
@@ -315,9 +277,8 @@ class Arrangement:
         return axes[0] if len(axes) == 1 else None
 
 
-def check_selection(modules: dict[str, nn.Module],
-                    selection: Selection) -> None:
-    """Refuse a selection of blocks that can choose nothing.
+def select(modules: dict[str, nn.Module], selection: Selection) -> set[str]:
+    """Names of the modules that a selection means.
 
     Args:
         modules (dict): Modules by name.
@@ -330,36 +291,26 @@ def check_selection(modules: dict[str, nn.Module],
         ValueError: An item matches no module.
         TypeError: It is neither names nor classes.
     """
-    items = _items(selection)
-    if not items:
+    items = [selection] if isinstance(selection, (str, type)) else selection
+    if not isinstance(items, Sequence) or not items:
         raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
                         f'classes of blocks; got {selection!r}')
+    chosen = set()
     for item in items:
-        if not isinstance(item, (str, type)):
+        if isinstance(item, type):
+            found = {n for n, m in modules.items() if isinstance(m, item)}
+        elif isinstance(item, str):
+            found = {n for n in modules if n and item and PurePosixPath(
+                n.replace('.', '/')).match(item.replace('.', '/'))}
+        else:
             raise TypeError("blocks must hold name patterns, such as "
                             f"'layer3.*', or classes; got {item!r}")
-        if not _selected(modules, item):
+        if not found:
             names = [n for n, m in modules.items() if n and not any(
                 m.children())]
             some = ', '.join(names[::max(len(names) // 4, 1)][:5])
             raise ValueError(
                 f'blocks={item!r} matches no module. Names look like '
                 f'{some or "nothing"}; a * stands for one part between dots')
-
-
-def _items(selection: Selection) -> list:
-    if isinstance(selection, (str, type)):
-        return [selection]
-    return list(selection) if isinstance(selection, Sequence) else []
-
-
-def _selected(modules: dict[str, nn.Module],
-              selection: Selection) -> set[str]:
-    names = set()
-    for item in _items(selection):
-        if isinstance(item, type):
-            names |= {n for n, m in modules.items() if isinstance(m, item)}
-        elif item:
-            names |= {n for n in modules if n and PurePosixPath(
-                n.replace('.', '/')).match(item.replace('.', '/'))}
-    return names
+        chosen |= found
+    return chosen

@@ -101,20 +101,24 @@ class Norms:
 
     def __init__(self, x: Tensor):
         self.state: Tensor | None = x
+        self.dropped = False
         self.x = self.f = self.change = self.step = None
         self.handed: Tensor | None = None
         self.handed_by: dict[Run, Tensor] = {}
         self.last: tuple[object, Tensor | None] = None, None
 
-    def see_branch(self, f: Tensor, step: Tensor | None,
-                   scale: float) -> None:
+    def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
+                   dropped: bool) -> None:
         """Measure the branch, which may soon be overwritten.
 
         Args:
             f (Tensor): The branch f(x_t), (N, ...).
             step (Tensor, optional): The attention value. None is 1.
             scale (float): What both are multiplied by when they are added.
+            dropped (bool): Whether stochastic depth comes on top, so that
+                the sum has changed by something else.
         """
+        self.dropped = dropped
         f_norm, change, self.step = measure_branch(f, step)
         self.f, self.change = f_norm * abs(scale), change * abs(scale)
 
@@ -134,7 +138,7 @@ class Norms:
             key (object): Equal where this value was measured before.
             same (bool): Whether it is the sum itself.
         """
-        if same:
+        if same and not self.dropped:
             distance = self.change
         elif key == self.last[0]:
             distance = self.last[1]
