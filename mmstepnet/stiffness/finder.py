@@ -10,15 +10,13 @@ before any activation, and a state from then on. Nothing is replaced.
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
 from torch.utils.hooks import RemovableHandle
@@ -93,12 +91,12 @@ class Finder(TorchDispatchMode):
         """Register all hooks."""
         handles = []
         for module in self.names:
-            handles += [
-                module.register_forward_pre_hook(
-                    self._enter, with_kwargs=True),
+            handles.append(module.register_forward_pre_hook(
+                self._enter, with_kwargs=True))
+            if not _is_elementary(module):
                 # Runs where the module raises, too.
-                module.register_forward_hook(self._leave, always_call=True),
-            ]
+                handles.append(module.register_forward_hook(
+                    self._leave, always_call=True))
             if isinstance(module, ResidualStep):
                 handles.append(module.observe(self._observe))
         return handles
@@ -128,8 +126,9 @@ class Finder(TorchDispatchMode):
         run = Run(self.names[module], module, outer, self.learns[module],
                   isinstance(module, ResidualStep)
                   or outer is not None and outer.told)
-        self.stack.append(run)
-        for t in tensors((args, kwargs)):
+        if outer is None or not _is_elementary(module):
+            self.stack.append(run)
+        for t in tensors((args, kwargs) if kwargs else args):
             if t.is_nested:
                 raise ValueError(
                     f'{run.name} ({type(module).__name__}) takes a nested '
@@ -158,12 +157,11 @@ class Finder(TorchDispatchMode):
         for found in run.sums:
             found.returned = any(
                 self.tags.get(t).plain >> found.number & 1 for t in outs)
-        with _unseen():
-            for found in self._pending[:]:
-                if run.encloses(found.owner) and (
-                        not self._returns(run, found, outs)
-                        or run.name in self.blocks or not self.stack):
-                    self._settle(found)
+        for found in self._pending[:]:
+            if run.encloses(found.owner) and (
+                    not self._returns(run, found, outs)
+                    or run.name in self.blocks or not self.stack):
+                self._settle(found)
         if not self.stack:
             self.__exit__(None, None, None)
             self.tags, self.thread = Tags(), None
@@ -204,13 +202,12 @@ class Finder(TorchDispatchMode):
         found = self._new_sum(run, x, f, part=part)
         if step is not None:
             found.gate = tuple(step.shape)
-        with _unseen():
-            if self.measure:
-                found.norms = Norms(x)
-                found.norms.see_branch(f, step, 1, dropped=True)
-            self._conclude(found, out)
-            self._hand_on(found, None, out)
-            self._settle(found)
+        if self.measure:
+            found.norms = Norms(x)
+            found.norms.see_branch(f, step, 1, dropped=True)
+        self._conclude(found, out)
+        self._hand_on(found, None, out)
+        self._settle(found)
 
     # Operations
 
@@ -226,13 +223,12 @@ class Finder(TorchDispatchMode):
                 return func._op_dk(
                     torch._C.DispatchKey.CompositeImplicitAutograd, *args,
                     **kwargs)
-        tags = [self.tags.get(t) for t in tensors(args) if is_real(t)]
-        tags += [self.tags.get(t) for t in tensors(kwargs) if is_real(t)]
-        tags = [tag for tag in tags if tag is not None]
+        given = tensors((args, kwargs) if kwargs else args)
+        tags = [tag for t in given if is_real(t)
+                and (tag := self.tags.get(t)) is not None]
         found = factor = None
         if tags and (operation.pairs or operation.fused):
-            with _unseen():
-                found = self._look(operation, args, kwargs)
+            found = self._look(operation, args, kwargs)
         elif tags and operation.name == 'mul':
             factor = self._factor(operation, *args[:2])
         if tags and operation.writes:
@@ -244,8 +240,7 @@ class Finder(TorchDispatchMode):
         if factor is not None:
             self.tags.make(out).factor = factor
         if found is not None:
-            with _unseen():
-                self._conclude(found, out)
+            self._conclude(found, out)
         return out
 
     def _pass_on(self, operation: Operation, tags: list[Tag],
@@ -281,7 +276,7 @@ class Finder(TorchDispatchMode):
         if number is None:
             return
         if operation.norm:
-            bit = 1 << self.tags.mark(next(tensors(out)))
+            bit = 1 << self.tags.mark(tensors(out)[0])
             for run in self.stack[-2:]:
                 run.states |= bit
         elif is_real(out):
@@ -490,11 +485,10 @@ class Finder(TorchDispatchMode):
         return found
 
 
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Hide what is done from autograd and from all dispatch modes."""
-    with torch.no_grad(), _disable_current_modes():
-        yield
+def _is_elementary(module: nn.Module) -> bool:
+    """Whether PyTorch's own code computes a module, which adds no states."""
+    return not module._modules and type(module).__module__.startswith(
+        'torch.nn.modules.')
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -246,8 +246,8 @@ class TrajectoryRecorder:
         if model is not self.model or is_backward():
             return
         found = Arrangement(self._finder, self._selection)
-        norms = {step.name: total.norms.of_block(block)
-                 for step, total, block in found.recorded}
+        norms = {name: total.norms.of_block(block.run)
+                 for name, total, block in found.recorded}
         if not norms:
             raise ValueError(explain(self._finder, found.steps))
         if self._found is not None and list(norms) != self.blocks:
@@ -256,17 +256,17 @@ class TrajectoryRecorder:
                 + _difference(self.blocks, list(norms)) + '. Name those that '
                 'run each time by blocks=; in training mode, blocks may be '
                 'skipped at random')
-        for step, *_ in found.recorded:
-            if step.shape in self._finder.tokens_first:
+        for name, total, _ in found.recorded:
+            if total.shape in self._finder.tokens_first:
                 raise ValueError(
-                    f'{self._finder.tokens_first[step.shape]} in the block '
-                    f'{step.block} takes tokens before samples; build it with '
-                    'batch_first=True to measure samples')
+                    f'{self._finder.tokens_first[total.shape]} takes the '
+                    f'state of {name} with tokens before samples; build it '
+                    'with batch_first=True to measure samples')
         part = compute_fields(
             count_back(norms, batch_size(inputs, named)), self._samples)
         if self._found is None:
             self._found, self._excluded = found.steps, found.excluded
-            self._finder.blocks = {step.block for step, *_ in found.recorded}
+            self._finder.blocks = {b.name for *_, b in found.recorded}
         self._parts.append(part)
         self._samples += len(part)
 

@@ -85,9 +85,7 @@ class Arrangement:
         selection (Selection, optional): Blocks, see :func:`select`.
 
     Attributes:
-        steps (list[FoundStep]): All that was found, in the order of the pass.
-        recorded (list[tuple]): Those that are recorded: the step, its sum
-            and the run of its block.
+        recorded (list[tuple]): What is recorded: name, sum and block.
         excluded (list[str]): Names of the blocks left out as first ones.
     """
 
@@ -229,7 +227,7 @@ class Arrangement:
                         found.left_out = 'part of the branch of another step'
 
     def _build(self, sums: list[Sum], blocks: dict) -> None:
-        self.steps, self.recorded, self.excluded = [], [], []
+        self.named, self.recorded, self.excluded = [], [], []
         counts: Counter = Counter()
         for found in sums:
             place = blocks[found]
@@ -245,15 +243,21 @@ class Arrangement:
             counts[name] += 1
             if counts[name] > 1:
                 name = f'{name}#{counts[name]}'
-            step = FoundStep(
-                name, found.owner.name, tuple(found.ordinals),
-                block and block.name, place and place[0].name, found.shape,
-                self._channels(found, block), found.gate, found.activation,
-                found.left_out)
-            self.steps.append(step)
+            self.named.append((name, found, place))
             if not found.left_out:
-                self.recorded.append((step, found, block.run))
+                self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
+
+    @property
+    def steps(self) -> list[FoundStep]:
+        """All that was found, in the order of the pass."""
+        return [
+            FoundStep(
+                name, s.owner.name, tuple(s.ordinals),
+                place and place[1].name, place and place[0].name, s.shape,
+                self._channels(s, place), s.gate, s.activation, s.left_out)
+            for name, s, place in self.named
+        ]
 
     def _name(self, found: Sum, block: Child, steps: list[Sum]) -> str:
         if len(steps) < 2 or found not in steps:
@@ -269,8 +273,8 @@ class Arrangement:
             return f'{owner}.step{place + 1}'
         return owner
 
-    def _channels(self, found: Sum, block: Child | None) -> int | None:
-        module = self.modules[block.name if block else found.owner.name]
+    def _channels(self, found: Sum, place: tuple | None) -> int | None:
+        module = self.modules[place[1].name if place else found.owner.name]
         widths = {p.numel() for p in module.parameters() if p.dim() == 1}
         axes = [d for d in range(1, len(found.shape))
                 if found.shape[d] in widths]

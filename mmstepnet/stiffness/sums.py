@@ -1,10 +1,13 @@
 """What a pass leaves behind: runs of modules, and the sums that they made."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 
 from .readings import StepNorms
 from .sample_norms import measure_branch, norm, norm_and_distance
@@ -90,6 +93,13 @@ class Sum:
     norms: 'Norms | None' = None
 
 
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """Hide operations from autograd and from all dispatch modes."""
+    with torch.no_grad(), no_dispatch():
+        yield
+
+
 class Norms:
     """Norms of one step, taken while its tensors are there.
 
@@ -119,12 +129,14 @@ class Norms:
                 the sum has changed by something else.
         """
         self.dropped = dropped
-        f_norm, change, self.step = measure_branch(f, step)
+        with _hidden():
+            f_norm, change, self.step = measure_branch(f, step)
         self.f, self.change = f_norm * abs(scale), change * abs(scale)
 
     def see_sum(self, total: Tensor) -> None:
         """Measure the branch by what it has changed."""
-        self.x, self.change = norm_and_distance(self.state, total)
+        with _hidden():
+            self.x, self.change = norm_and_distance(self.state, total)
         self.f, self.step = self.change, torch.ones_like(self.change)
 
     def hand_on(self, run: Run | None, value: Tensor, key: object,
@@ -143,7 +155,8 @@ class Norms:
         elif key == self.last[0]:
             distance = self.last[1]
         else:
-            self.x, distance = norm_and_distance(self.state, value)
+            with _hidden():
+                self.x, distance = norm_and_distance(self.state, value)
             self.last = key, distance
         if run is None:
             self.handed = distance
@@ -153,7 +166,8 @@ class Norms:
     def settle(self) -> None:
         """Let the state go."""
         if self.state is not None and self.x is None:
-            self.x = norm(self.state)
+            with _hidden():
+                self.x = norm(self.state)
         self.state = None
         self.last = None, None
 

@@ -4,7 +4,6 @@ States are numbered, and sets of them are the bits of an integer, so that a
 union costs one operation however many states a network has.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -136,16 +135,15 @@ def is_real(t: object) -> bool:
             t.layout is torch.strided)
 
 
-def tensors(value: object) -> Iterator[Tensor]:
+def tensors(value: object) -> list[Tensor]:
     """All tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [t for item in value for t in tensors(item)]
 
 
 def gate_axis(gate: Tensor, f: Tensor) -> int | None:
