@@ -46,7 +46,7 @@ class Finder(TorchDispatchMode):
         sums (list[Sum]): Steps of the last pass, and what might be one.
         missed (Counter): Sums of two tensors that are none, by the module's
             name and the reason.
-        tokens_first (dict): Modules with ``batch_first=False``, by the shapes
+        wrong_shapes (dict): Modules with ``batch_first=False``, by the shapes
             of what they were given.
         outside (Counter): Modules that ran without the model or in another
             thread, by name.
@@ -55,12 +55,21 @@ class Finder(TorchDispatchMode):
     # A mode that does not say so may not see them.
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled meanwhile: no need to tell Dynamo each time."""
+        return False
+
     def __init__(self, model: nn.Module, blocks: Collection[str] = (),
                  measure: bool = True):
         super().__init__()
         self.model, self.blocks, self.measure = model, set(blocks), measure
         self.names = name_modules(model)
-        self.learns = {module: _has_weights(module) for module in self.names}
+        self.learns = {m for m in self.names if _has_weights(m)}
+        self.elementary = {m for m in self.names if _is_elementary(m)
+                           and m is not model}
+        self.tokens_first = {m for m in self.names
+                             if getattr(m, 'batch_first', True) is False}
         self.outside: Counter = Counter()
         self.forget()
 
@@ -78,7 +87,7 @@ class Finder(TorchDispatchMode):
         self.stack: list[Run] = []
         self.sums: list[Sum] = []
         self.missed: Counter = Counter()
-        self.tokens_first: dict[tuple, str] = {}
+        self.wrong_shapes: dict[tuple, str] = {}
         self.thread: int | None = None
         self._pending: list[Sum] = []
         self._before: dict[int, int] = {}  # state of a sum, by its number
@@ -93,7 +102,7 @@ class Finder(TorchDispatchMode):
         for module in self.names:
             handles.append(module.register_forward_pre_hook(
                 self._enter, with_kwargs=True))
-            if not _is_elementary(module):
+            if module not in self.elementary:
                 # Runs where the module raises, too.
                 handles.append(module.register_forward_hook(
                     self._leave, always_call=True))
@@ -123,27 +132,30 @@ class Finder(TorchDispatchMode):
             self.thread = threading.get_ident()
             self.__enter__()
         outer = self.stack[-1] if self.stack else None
-        run = Run(self.names[module], module, outer, self.learns[module],
-                  isinstance(module, ResidualStep)
-                  or outer is not None and outer.told)
-        if outer is None or not _is_elementary(module):
-            self.stack.append(run)
-        for t in tensors((args, kwargs) if kwargs else args):
-            if t.is_nested:
-                raise ValueError(
-                    f'{run.name} ({type(module).__name__}) takes a nested '
-                    'tensor, which has no samples to measure. PyTorch makes '
-                    'one of a padding mask; call torch.backends.mha.'
-                    'set_fastpath_enabled(False) before you record')
+        given, learns = 0, module in self.learns
+        views = []
+        for t in tensors(*args, kwargs):
             if is_real(t):
-                run.given |= 1 << self.tags.mark(t)
-                run.views.add(self.tags.view(t))
-                if getattr(module, 'batch_first', True) is False:
-                    self.tokens_first[tuple(t.shape)] = run.name
-        run.states = run.given
+                given |= 1 << self.tags.mark(t)
+                if not learns:
+                    views.append(self.tags.view(t))
+                if module in self.tokens_first:
+                    self.wrong_shapes[tuple(t.shape)] = self.names[module]
+            elif t.is_nested:
+                raise ValueError(
+                    f'{self.names[module]} ({type(module).__name__}) takes a '
+                    'nested tensor, which has no samples to measure. PyTorch '
+                    'makes one of a padding mask; call torch.backends.mha.'
+                    'set_fastpath_enabled(False) before you record')
         if outer is not None:
-            outer.states |= run.given
-            outer.inner.append(run)
+            outer.states |= given
+        if module not in self.elementary:
+            self.stack.append(Run(
+                self.names[module], module, outer, learns,
+                isinstance(module, ResidualStep)
+                or outer is not None and outer.told, views, given, given))
+            if outer is not None:
+                outer.inner.append(self.stack[-1])
 
     def _leave(self, module: nn.Module, args: tuple, out: object) -> None:
         if not self._is_here(module):
@@ -152,7 +164,7 @@ class Finder(TorchDispatchMode):
             run = self.stack.pop()
             if run.module is module:
                 break
-        outs = [t for t in tensors(out) if is_real(t)]
+        outs = list(filter(is_real, tensors(out)))
         run.returned = {self.tags.mark(t) for t in outs}
         for found in run.sums:
             found.returned = any(
@@ -223,9 +235,8 @@ class Finder(TorchDispatchMode):
                 return func._op_dk(
                     torch._C.DispatchKey.CompositeImplicitAutograd, *args,
                     **kwargs)
-        given = tensors((args, kwargs) if kwargs else args)
-        tags = [tag for t in given if is_real(t)
-                and (tag := self.tags.get(t)) is not None]
+        tags = [tag for t in filter(is_real, tensors(*args, kwargs))
+                if (tag := self.tags.get(t)) is not None]
         found = factor = None
         if tags and (operation.pairs or operation.fused):
             found = self._look(operation, args, kwargs)
@@ -361,7 +372,7 @@ class Finder(TorchDispatchMode):
             return 'no contraction lies between the operands'
         adder = self.stack[-1]
         if owner is None or not (adder.learns or {
-                tags.view(x), tags.view(f)} <= adder.views):
+                tags.view(x), tags.view(f)} <= set(adder.views)):
             return 'the module that adds has no weights'
         if not any(run.states >> number & 1 for run in self.stack):
             return 'neither operand is a state that a module was given'

@@ -81,7 +81,7 @@ class Operation:
         """What may be the state, and the branch that is added to it."""
         pairs = self.pairs
         if self.fused:
-            args = list(tensors((args, kwargs)))
+            args = tensors(args, kwargs)
             pairs = permutations(range(len(args)), 2)
         for i, j in pairs:
             if max(i, j) < len(args):

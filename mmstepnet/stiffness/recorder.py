@@ -257,9 +257,9 @@ class TrajectoryRecorder:
                 'run each time by blocks=; in training mode, blocks may be '
                 'skipped at random')
         for name, total, _ in found.recorded:
-            if total.shape in self._finder.tokens_first:
+            if total.shape in self._finder.wrong_shapes:
                 raise ValueError(
-                    f'{self._finder.tokens_first[total.shape]} takes the '
+                    f'{self._finder.wrong_shapes[total.shape]} takes the '
                     f'state of {name} with tokens before samples; build it '
                     'with batch_first=True to measure samples')
         part = compute_fields(

@@ -110,7 +110,7 @@ def batch_size(inputs: tuple, named: dict) -> int | None:
     first = next(iter((*inputs, *named.values())), None)
     if isinstance(first, (list, tuple)):
         return len(first)
-    first = next(iter(tensors((inputs, named))), None)
+    first = next(iter(tensors(inputs, named)), None)
     return None if first is None or first.dim() == 0 else len(first)
 
 

@@ -24,7 +24,8 @@ class Run:
         learns (bool): Whether the module has weights.
         told (bool): Whether it is, or runs inside, a
             :class:`~mmstepnet.ResidualStep`, which tells its step itself.
-        views (set): What it was given: memory, offset and size.
+        views (list): What it was given, if it has no weights: memory, offset
+            and size.
         given (int): The states among that, as bits.
         states (int): These and what its children were given.
         returned (set[int]): States that it returned.
@@ -38,9 +39,9 @@ class Run:
     outer: 'Run | None'
     learns: bool
     told: bool
-    views: set = field(default_factory=set)
-    given: int = 0
-    states: int = 0
+    views: list[tuple]
+    given: int
+    states: int
     returned: set[int] = field(default_factory=set)
     sums: list['Sum'] = field(default_factory=list)
     inner: list['Run'] = field(default_factory=list)

@@ -130,20 +130,22 @@ class Tags:
 
 def is_real(t: object) -> bool:
     """Whether it is a tensor of numbers that a state can have."""
-    return isinstance(t, Tensor) and (
-        t.is_floating_point() or t.is_complex()) and (
-            t.layout is torch.strided)
+    return (isinstance(t, Tensor)
+            and (t.is_floating_point() or t.is_complex())
+            and t.layout is torch.strided and not t.is_nested)
 
 
-def tensors(value: object) -> list[Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [t for item in value for t in tensors(item)]
+def tensors(*values: object) -> list[Tensor]:
+    """All tensors among values and in nested lists, tuples and dicts."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors(*value)
+        elif isinstance(value, dict):
+            found += tensors(*value.values())
+    return found
 
 
 def gate_axis(gate: Tensor, f: Tensor) -> int | None:
