@@ -29,8 +29,9 @@ from .sums import Norms, Run, Sum
 from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
 from .wrappers import name_modules
 
+NO_STATE = 'neither operand is a state that a module was given'
 PROJECTS = ('both operands were computed from the state, as where the '
-            'identity is projected')
+            'identity is projected, or by hyper-connections')
 
 
 class Finder(TorchDispatchMode):
@@ -228,13 +229,13 @@ class Finder(TorchDispatchMode):
                            kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         operation = describe_operation(func)
-        if operation.views or is_backward():
-            return func(*args, **kwargs)
         if operation.composite and torch.is_inference_mode_enabled():
             with self:  # elsewhere autograd takes it apart before
                 return func._op_dk(
                     torch._C.DispatchKey.CompositeImplicitAutograd, *args,
                     **kwargs)
+        if operation.views or is_backward():
+            return func(*args, **kwargs)
         tags = [tag for t in filter(is_real, tensors(*args, kwargs))
                 if (tag := self.tags.get(t)) is not None]
         found = factor = None
@@ -350,21 +351,24 @@ class Finder(TorchDispatchMode):
                 continue
             if reason is None and owner is not None:
                 owner.additions += 1
-            reason = self._refuse(operation, x, f, owner)
-            if reason is None:
+            why = self._refuse(operation, x, f, owner)
+            if why is None:
                 return self._begin(operation, owner, x, f, args, kwargs)
-        if reason is not None and not operation.fused and owner is not None:
-            self.missed[owner.name, reason] += 1
-            return self._see_projection(owner, *args[:2])
-        return None
+            if reason in (None, NO_STATE):
+                reason = why
+        if reason is None or operation.fused:
+            return None
+        self.missed[(owner or self.stack[-1]).name, reason] += 1
+        return owner and self._see_projection(owner, *args[:2])
 
     def _refuse(self, operation: Operation, x: Tensor, f: Tensor,
                 owner: Run | None) -> str | None:
         """Why the sum of two tensors is no step from the first."""
         tags = self.tags
         number, tag = tags.number(x), tags.get(f)
-        if number is None or number == tags.number(f):
-            return 'neither operand is a state that a module was given'
+        if number is None or (
+                number == tags.number(f) and not operation.multiplies):
+            return NO_STATE
         base = self._base(number, tag)
         if tag is None or not tag.known >> base & 1:
             return 'neither operand was computed from the other'
@@ -375,7 +379,7 @@ class Finder(TorchDispatchMode):
                 tags.view(x), tags.view(f)} <= set(adder.views)):
             return 'the module that adds has no weights'
         if not any(run.states >> number & 1 for run in self.stack):
-            return 'neither operand is a state that a module was given'
+            return NO_STATE
         return None
 
     def _base(self, number: int, tag: Tag | None) -> int:
@@ -392,7 +396,7 @@ class Finder(TorchDispatchMode):
         number = self.tags.number(x)
         base = self._base(number, tag)
         if is_traceable_wrapper_subclass(x):
-            raise TypeError(
+            raise ValueError(  # Python takes a TypeError for another operand
                 f'{owner.name} adds to a state that is a {type(x).__name__}, '
                 'whose parts cannot be measured sample by sample; record a '
                 'model whose features are plain tensors')

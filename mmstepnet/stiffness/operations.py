@@ -126,4 +126,5 @@ def describe_operation(func: object) -> Operation:
 
 
 def _has_kernel(func: torch._ops.OpOverload, key: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return func.namespace == 'aten' and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

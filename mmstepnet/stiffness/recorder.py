@@ -13,6 +13,7 @@ from .finder import Finder
 from .readings import DEFAULT_READING, FIELDS, compute_fields
 from .search import batch_size, count_back, explain
 from .stages import Arrangement, FoundStep, Selection, select
+from .sums import hidden
 from .trajectories import Trajectories
 from .wrappers import unwrap
 
@@ -262,8 +263,9 @@ class TrajectoryRecorder:
                     f'{self._finder.wrong_shapes[total.shape]} takes the '
                     f'state of {name} with tokens before samples; build it '
                     'with batch_first=True to measure samples')
-        part = compute_fields(
-            count_back(norms, batch_size(inputs, named)), self._samples)
+        with hidden():
+            part = compute_fields(
+                count_back(norms, batch_size(inputs, named)), self._samples)
         if self._found is None:
             self._found, self._excluded = found.steps, found.excluded
             self._finder.blocks = {b.name for *_, b in found.recorded}
@@ -272,7 +274,8 @@ class TrajectoryRecorder:
 
     def _leave_pass(self, model: nn.Module, inputs: tuple,
                     out: object) -> None:
-        if model is self.model:
+        # Not where another thread is refused while the model runs in this one.
+        if model is self.model and self._finder.thread is None:
             self._finder.forget()
             if self._once and not is_backward():
                 self.stop()

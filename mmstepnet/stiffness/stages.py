@@ -240,9 +240,10 @@ class Arrangement:
                 if found.left_out == FIRST or (
                         not found.state and self._first(place[0]) is block):
                     self.excluded.append(block.name)
-            counts[name] += 1
-            if counts[name] > 1:
-                name = f'{name}#{counts[name]}'
+            if found.left_out in (None, FIRST):
+                counts[name] += 1
+                if counts[name] > 1:  # a block that runs several times
+                    name = f'{name}#{counts[name]}'
             self.named.append((name, found, place))
             if not found.left_out:
                 self.recorded.append((name, found, block))

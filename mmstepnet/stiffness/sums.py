@@ -95,7 +95,7 @@ class Sum:
 
 
 @contextmanager
-def _hidden() -> Iterator[None]:
+def hidden() -> Iterator[None]:
     """Hide operations from autograd and from all dispatch modes."""
     with torch.no_grad(), no_dispatch():
         yield
@@ -130,15 +130,15 @@ class Norms:
                 the sum has changed by something else.
         """
         self.dropped = dropped
-        with _hidden():
+        with hidden():
             f_norm, change, self.step = measure_branch(f, step)
-        self.f, self.change = f_norm * abs(scale), change * abs(scale)
+            self.f, self.change = f_norm * abs(scale), change * abs(scale)
 
     def see_sum(self, total: Tensor) -> None:
         """Measure the branch by what it has changed."""
-        with _hidden():
+        with hidden():
             self.x, self.change = norm_and_distance(self.state, total)
-        self.f, self.step = self.change, torch.ones_like(self.change)
+            self.f, self.step = self.change, torch.ones_like(self.change)
 
     def hand_on(self, run: Run | None, value: Tensor, key: object,
                 same: bool) -> None:
@@ -156,7 +156,7 @@ class Norms:
         elif key == self.last[0]:
             distance = self.last[1]
         else:
-            with _hidden():
+            with hidden():
                 self.x, distance = norm_and_distance(self.state, value)
             self.last = key, distance
         if run is None:
@@ -167,7 +167,7 @@ class Norms:
     def settle(self) -> None:
         """Let the state go."""
         if self.state is not None and self.x is None:
-            with _hidden():
+            with hidden():
                 self.x = norm(self.state)
         self.state = None
         self.last = None, None
