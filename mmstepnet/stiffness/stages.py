@@ -97,7 +97,9 @@ class Arrangement:
         self.scope = 'backbone.' if selection is None and isinstance(
             getattr(finder.model, 'backbone', None), nn.Module) else ''
         self.containers: dict[object, Container] = {}
-        sums = [s for s in finder.sums if s.state or s.returned]
+        stepping = {s.owner for s in finder.sums if s.state}
+        sums = [s for s in finder.sums if s.state
+                or s.returned and s.owner not in stepping]
         places = {s: list(self._place(s)) for s in sums}
         blocks = {s: self._block(s, places[s]) for s in sums}
         if self.chosen is None:  # stages of one block, like those in others
@@ -105,6 +107,9 @@ class Arrangement:
             blocks = {s: b or next(
                 (p for p in places[s] if self._kind(p[1].name) in kinds),
                 None) for s, b in blocks.items()}
+        stages = {b[0] for s, b in blocks.items() if b and s.state}
+        blocks = {s: b if b and b[0] in stages else None
+                  for s, b in blocks.items()}
         self._leave_out(sums, blocks)
         self._build(sums, blocks)
 

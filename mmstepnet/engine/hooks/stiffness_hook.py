@@ -40,8 +40,8 @@ class StiffnessHook(Hook):
 
     Works with every model in which
     :class:`~mmstepnet.stiffness.TrajectoryRecorder` finds residual steps, in
-    any mmengine runner: ``custom_hooks=[dict(type='mmstepnet.StiffnessHook')]``. Each
-    epoch gives
+    any mmengine runner:
+    ``custom_hooks=[dict(type='mmstepnet.StiffnessHook')]``. Each epoch gives
 
     - ``stiffness/tns``, ``stiffness/p_hat`` (the integral of the proportion
       of stiff blocks) and ``stiffness/nsi`` (mean over samples and blocks)
