@@ -103,13 +103,13 @@ class Arrangement:
         places = {s: list(self._place(s)) for s in sums}
         blocks = {s: self._block(s, places[s]) for s in sums}
         if self.chosen is None:  # stages of one block, like those in others
-            kinds = {self._kind(b[1].name) for b in blocks.values() if b}
+            kinds = {self._kind(b[1].name)
+                     for s, b in blocks.items() if b and s.state}
+            blocks = {s: b if b and (s.state or self._kind(
+                b[1].name) in kinds) else None for s, b in blocks.items()}
             blocks = {s: b or next(
                 (p for p in places[s] if self._kind(p[1].name) in kinds),
                 None) for s, b in blocks.items()}
-        stages = {b[0] for s, b in blocks.items() if b and s.state}
-        blocks = {s: b if b and b[0] in stages else None
-                  for s, b in blocks.items()}
         self._leave_out(sums, blocks)
         self._build(sums, blocks)
 
