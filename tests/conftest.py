@@ -4,8 +4,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mmstepnet.steps import choice, compiled, kernels
-
 ALONE = find_spec('mmengine') is None
 """Whether the library is tested without OpenMMLab."""
 
@@ -34,17 +32,6 @@ def subclasses(cls):
     for subclass in cls.__subclasses__():
         yield subclass
         yield from subclasses(subclass)
-
-
-@pytest.fixture(autouse=True)
-def small_maps_are_fused(monkeypatch):
-    """As large ones are, so that tests of small maps test the fused path.
-
-    By functions that are not compiled, which would take a minute a test.
-    """
-    monkeypatch.setattr(choice, 'SMALLEST', 0)
-    monkeypatch.setattr(kernels, 'compiles', lambda device: True)
-    monkeypatch.setattr(compiled, 'compiles', lambda device: False)
 
 
 @pytest.fixture(autouse=True)

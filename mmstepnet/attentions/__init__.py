@@ -22,11 +22,11 @@ from .se import SE
 from .sem import SEM
 from .sge import SGE
 from .srm import SRM
-from .stepnet import StepNet
+from .stepnet import FoldedStepNet, StepNet
 
 __all__ = [
     'ATTENTIONS', 'CBAM', 'ECA', 'FCA', 'IEBN', 'SE', 'SEM', 'SGE', 'SRM',
-    'Attention', 'ChannelGate', 'MapAttention', 'OursDepthwiseConv',
-    'OursMeanStd', 'OursNoNorm', 'OursNormFirst', 'OursSharedMLP', 'Plain',
-    'StepNet', 'build_attention', 'choose_step'
+    'Attention', 'ChannelGate', 'FoldedStepNet', 'MapAttention',
+    'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
+    'OursSharedMLP', 'Plain', 'StepNet', 'build_attention', 'choose_step'
 ]

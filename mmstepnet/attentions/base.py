@@ -1,5 +1,7 @@
 """What all attentions share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Real
 
 import numpy as np
@@ -91,8 +93,66 @@ class MapAttention(Attention):
     needs_positions = True
 
 
+def is_frozen(attention: nn.Module) -> bool:
+    """Whether an attention has parameters and none requires a gradient.
+
+    FSDP gives modules views of its own parameters in place of theirs; of
+    other tensors nobody knows.
+    """
+    frozen = False
+    for tensor in _tensors(attention):
+        owner = tensor if isinstance(tensor, nn.Parameter) else tensor._base
+        if owner is None or owner.requires_grad:
+            return False
+        frozen = True
+    return frozen
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, and what stands in their place: other attributes."""
+    for tensor in module._parameters.values():
+        if tensor is not None:
+            yield tensor
+    for value in vars(module).values():
+        if isinstance(value, Tensor):
+            yield value
+    for child in module._modules.values():
+        if child is not None:
+            yield from _tensors(child)
+
+
+def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
+    """Whether a BN in an attention takes the statistics of the batch.
+
+    In training it does, and updates its running ones, unless the attention is
+    frozen: who freezes an attention wants it to stay the function that it is.
+
+    Args:
+        attention (nn.Module): The attention.
+        norm (nn.Module): A norm in it that has running statistics, or could.
+    """
+    if norm.running_mean is None:
+        return True
+    return norm.training and not is_frozen(attention)
+
+
+@contextmanager
+def evaluating(norms: list[nn.Module]) -> Iterator[None]:
+    """Let norms take their running statistics, and leave them, inside."""
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
 def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
     """Choose the step by an attention of either kind.
+
+    A frozen one normalises by its running statistics and leaves them, see
+    :func:`normalises_by_batch`.
 
     Args:
         attention (nn.Module): A channel gate, or what is called as
@@ -103,6 +163,12 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
     Returns:
         Tensor: Step, broadcastable to f, in its dtype.
     """
+    held = [m for m in attention.modules()
+            if m.training and getattr(m, 'running_mean', None) is not None
+            and not normalises_by_batch(attention, m)]
+    if held:
+        with evaluating(held):
+            return choose_step(attention, x, f)
     if not isinstance(attention, ChannelGate):
         return attention(x, f)
     vectors = (STATISTICS[name](x, f) for name in attention.pooled)

@@ -139,3 +139,52 @@ class StepNet(Adaptor, ChannelGate):
     def extra_repr(self) -> str:
         """Channels, warm start and inputs, for ``print(model)``."""
         return f'{super().extra_repr()}, inputs={self.inputs!r}'
+
+
+class FoldedStepNet(ChannelGate):
+    r"""StepNet's adaptor with frozen statistics, three numbers a channel.
+
+    .. math::
+        \Delta t = k\, \sigma(w_0\, p + w_1\, q + b)
+
+    with p and q as in :class:`StepNet`.
+
+    Args:
+        adaptor (StepNet): The adaptor to take the place of. Its BN's running
+            statistics are used, whatever mode it is in.
+    """
+
+    pooled = ('x_mean', 'f_mean')
+
+    def __init__(self, adaptor: StepNet):
+        super().__init__(adaptor.channels, adaptor.init_step)
+        self.scale = adaptor.scale
+        with torch.no_grad():
+            slope, offset = adaptor.ie_weight, adaptor.ie_bias
+            if not isinstance(adaptor.bn, nn.Identity):
+                bn = adaptor.bn
+                deviation = (bn.running_var + bn.eps).sqrt()
+                offset = offset + slope * (
+                    bn.bias - bn.running_mean * bn.weight / deviation)
+                slope = slope * bn.weight / deviation
+            weight = adaptor.pair_weight
+            zero = torch.zeros_like(weight[:, 0])
+            pair = {  # weights of p and q; GAP(f) = q - p
+                'both': lambda: weight.unbind(1),
+                'x': lambda: (weight[:, 0], zero),
+                'x_next': lambda: (zero, weight[:, 0]),
+                'difference': lambda: (-weight[:, 0], weight[:, 0]),
+            }[adaptor.inputs]()
+            self.pair_weight = nn.Parameter(
+                torch.stack(pair, 1) * slope[:, None])
+            self.ie_bias = nn.Parameter(offset.clone())
+
+    def init_weights(self) -> None:
+        """Keep the weights: a folded model is not initialised."""
+
+    def forward(self, p: Tensor, f_mean: Tensor) -> Tensor:
+        """Choose the step, (N, C), from what :attr:`pooled` names."""
+        first, second = self.pair_weight.unbind(1)
+        p, f_mean = p.to(first.dtype), f_mean.to(first.dtype)
+        logits = first * p + second * (p + f_mean) + self.ie_bias
+        return torch.sigmoid(logits) * self.scale

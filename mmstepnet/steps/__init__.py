@@ -1,8 +1,8 @@
 from .checkpoint import checkpoint
-from .choice import fused, is_fused
 from .insert import insert_steps, remove_steps, step_parameters
 from .known_blocks import StepDescription, register_block
 from .residual import ResidualStep
+from .tail import fused, is_fused
 
 __all__ = [
     'ResidualStep', 'StepDescription', 'checkpoint', 'fused', 'insert_steps',

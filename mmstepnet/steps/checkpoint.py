@@ -1,7 +1,8 @@
 """Activation checkpointing of what has residual steps in it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn as nn
@@ -46,6 +47,26 @@ def decide(question: Callable) -> Any:
     return question() if run is None else run.decide(question)
 
 
+@contextmanager
+def statistics_kept(*owners: nn.Module | None) -> Iterator[None]:
+    """Leave alone the running statistics of all norms in some modules.
+
+    Copies take the updates: without buffers to update, a BN would save fewer
+    tensors for the backward than in a checkpoint's first run.
+    """
+    norms = [(m, m._buffers) for owner in owners if owner is not None
+             for m in owner.modules()
+             if getattr(m, 'track_running_stats', False)]
+    for norm, buffers in norms:
+        norm._buffers = {name: t if t is None else t.clone()
+                         for name, t in buffers.items()}
+    try:
+        yield
+    finally:
+        for norm, buffers in norms:
+            norm._buffers = buffers
+
+
 class _Run:
     """Context of a checkpointed function's first run, or of its second."""
 
@@ -57,20 +78,12 @@ class _Run:
     def __enter__(self) -> None:
         self.outer, _thread.run = getattr(_thread, 'run', None), self
         self.place = 0
-        self.buffers = [
-            (m, m._buffers) for m in self.module.modules()
-            if self.again and getattr(m, 'track_running_stats', False)
-        ]
-        # Copies take the update: without buffers to update, a BN would save
-        # fewer tensors than in the first run.
-        for norm, buffers in self.buffers:
-            norm._buffers = {name: t if t is None else t.clone()
-                             for name, t in buffers.items()}
+        self.kept = statistics_kept(self.module if self.again else None)
+        self.kept.__enter__()
 
     def __exit__(self, *exc) -> None:
+        self.kept.__exit__(*exc)
         _thread.run = self.outer
-        for norm, buffers in self.buffers:
-            norm._buffers = buffers
 
     def decide(self, question: Callable) -> Any:
         if not self.again:

@@ -3,12 +3,11 @@
 import copy
 from collections import Counter
 
-import torch
 import torch.nn as nn
 from torch import Tensor, fx
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mmstepnet.attentions import ChannelGate, OursNoNorm, StepNet
+from mmstepnet.attentions import FoldedStepNet, OursNoNorm, StepNet
 
 from .known_blocks import qualified_name
 from .residual import ResidualStep
@@ -16,57 +15,6 @@ from .residual import ResidualStep
 FROZEN_NORM = 'torchvision.ops.misc.FrozenBatchNorm2d'
 TIMM_NORM = 'timm.layers.norm_act.BatchNormAct2d'
 """A BN with drop and activation behind it."""
-
-PAIR_WEIGHTS = {  # of (GAP(x), GAP(f)), from the weights of StepNet's inputs
-    'both': lambda w: (w[:, 0] + w[:, 1], w[:, 1]),
-    'x': lambda w: (w[:, 0], None),
-    'x_next': lambda w: (w[:, 0], w[:, 0]),
-    'difference': lambda w: (None, w[:, 0]),
-}
-
-
-class FoldedStepNet(ChannelGate):
-    r"""StepNet's adaptor with frozen statistics, three numbers a channel.
-
-    .. math::
-        \Delta t = s\, \sigma(a\, \mathrm{GAP}(x_t) + b\, \mathrm{GAP}(f)
-        + c)
-
-    Args:
-        adaptor (StepNet): The adaptor to take the place of. Its BN's running
-            statistics are used, whatever mode it is in.
-    """
-
-    def __init__(self, adaptor: StepNet):
-        super().__init__(adaptor.channels, adaptor.init_step)
-        self.pooled = adaptor.pooled
-        self.scale = adaptor.scale
-        with torch.no_grad():
-            slope, offset = adaptor.ie_weight, adaptor.ie_bias
-            if not isinstance(adaptor.bn, nn.Identity):
-                bn = adaptor.bn
-                deviation = (bn.running_var + bn.eps).sqrt()
-                offset = offset + slope * (
-                    bn.bias - bn.running_mean * bn.weight / deviation)
-                slope = slope * bn.weight / deviation
-            weights = PAIR_WEIGHTS[adaptor.inputs](adaptor.pair_weight)
-            for name, weight in zip(('x_weight', 'f_weight'), weights):
-                if weight is not None:
-                    weight = nn.Parameter(slope * weight)
-                self.register_parameter(name, weight)
-            self.offset = nn.Parameter(offset.clone())
-
-    def init_weights(self) -> None:
-        """Keep the weights: a folded model is not initialised."""
-
-    def forward(self, *means: Tensor) -> Tensor:
-        """Choose the step, (N, C), from what :attr:`pooled` names."""
-        weights = [w for w in (self.x_weight, self.f_weight) if w is not None]
-        total = self.offset
-        for weight, mean in zip(weights, means):
-            total = total + weight * mean.to(weight.dtype)
-        return torch.sigmoid(total) * self.scale
-
 
 class _Tracer(fx.Tracer):
     """Follows what one module does with its children, who are not entered."""

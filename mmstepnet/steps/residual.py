@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.attentions import Plain, choose_step
-from mmstepnet.torch_version import is_compiling
+from mmstepnet.torch_version import is_backward, is_compiling
 
-from .checkpoint import decide
-from .choice import serves
-from .tail import fused_residual_step
+from .checkpoint import statistics_kept
+from .tail import fused_step
 
 Observer = Callable[['ResidualStep', Tensor, Tensor, Tensor | None, Tensor],
                     None]
@@ -29,8 +28,10 @@ class ResidualStep(nn.Module):
     A plain ResNet has :math:`\Delta t = 1`; a channel attention is a rule
     that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
     of this package ends in this module, so stiffness is measured here too.
-    Where nobody observes it and :func:`serves` allows, the step is fused with
-    the norm; the lines of the reference path say what it is.
+    Where :func:`~.tail.fused_step` knows all its parts, the step is fused
+    with the norm; the lines of the reference path say what it is. What
+    autograd runs again for a checkpoint updates no statistics, in either
+    path.
 
     Args:
         attention (nn.Module, optional): A :class:`ChannelGate`, or what is
@@ -78,13 +79,18 @@ class ResidualStep(nn.Module):
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
-        if not is_compiling() and decide(
-                lambda: not self._observers and serves(
-                    identity, branch, norm, self)):
-            out = fused_residual_step(
-                identity, branch, norm, self.attention,
-                relu=isinstance(self.activation, nn.ReLU))
-            return out if behind is None else behind(out)
+        if not is_compiling():
+            out = fused_step(self, identity, branch, norm)
+            if out is not None:
+                return out if behind is None else behind(out)
+            if is_backward():
+                with statistics_kept(norm, self.attention):
+                    return self._reference(identity, branch, norm, behind)
+        return self._reference(identity, branch, norm, behind)
+
+    def _reference(self, identity: Tensor, branch: Tensor,
+                   norm: nn.Module | None,
+                   behind: Callable[[Tensor], Tensor] | None) -> Tensor:
         f = branch if norm is None else norm(branch)
         if self.attention is None or isinstance(self.attention, Plain):
             step, residual = None, f

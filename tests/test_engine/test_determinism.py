@@ -6,11 +6,10 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mmstepnet import steps
-from mmstepnet.steps import compiled, kernels, residual
+from mmstepnet.steps.tail.dispatch import Tail
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 ITERATIONS = 30
-COMPILES = kernels.compiles('cpu')
 
 
 def train(work_dir):
@@ -43,20 +42,14 @@ def settings():
     torch.backends.cudnn.deterministic = False
 
 
-@pytest.mark.parametrize('passes', ['compiled', 'reference'])
-def test_bit_equal(tmp_path, settings, monkeypatch, passes):
-    if passes == 'compiled':
-        if not COMPILES:
-            pytest.skip('needs a C++ compiler and a PyTorch that compiles')
-        monkeypatch.setattr(compiled, 'compiles', lambda device: True)
-    served = []
-    fused = residual.fused_residual_step
-    monkeypatch.setattr(residual, 'fused_residual_step',
-                        lambda *args, **kw: served.append(1) or fused(
-                            *args, **kw))
-    with steps.fused(passes != 'reference'):
+@pytest.mark.parametrize('fused', [True, False])
+def test_bit_equal(tmp_path, settings, monkeypatch, fused):
+    served, apply = [], Tail.apply
+    monkeypatch.setattr(
+        Tail, 'apply', lambda *args: served.append(1) or apply(*args))
+    with steps.fused(fused):
         first, second = (train(tmp_path / name) for name in 'ab')
-    assert bool(served) == (passes != 'reference')
+    assert bool(served) == fused
     assert first.keys() == second.keys()
     for name, value in first.items():
         assert torch.equal(value, second[name]), name

@@ -2,13 +2,20 @@
 
 import copy
 
+import pytest
 import torch
 import torch.nn as nn
 
 from mmstepnet import steps
+from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.steps import ResidualStep
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
+NORMS = ('batch', 'running', 'untracked', 'frozen', 'identity', 'none')
+"""A block's last norm: BN in both modes or without running statistics,
+torchvision's frozen one, or none."""
+GATES = ('batch', 'running', 'untracked', 'folded')
+"""The gate's BN likewise, or a gate that is folded."""
 
 
 def randomise(*modules):
@@ -16,7 +23,7 @@ def randomise(*modules):
         for parameter in module.parameters():
             nn.init.normal_(parameter)
         for name, buffer in module.named_buffers():
-            if name.endswith('running_mean'):
+            if name.endswith(('running_mean', 'weight', 'bias')):
                 buffer.normal_()
             elif name.endswith('running_var'):
                 buffer.uniform_(0.5, 2)
@@ -28,6 +35,32 @@ def build(attention, channels, relu=True, norm=True, **norm_args):
     norm = nn.BatchNorm2d(channels, **norm_args) if norm else None
     randomise(*[m for m in (step, norm) if m is not None])
     return step, norm
+
+
+def build_modes(norm, gate, channels=6, relu=True):
+    """A step and a norm of :data:`GATES` and :data:`NORMS`, in float64."""
+    step, _ = build(StepNet, channels, relu)
+    if gate == 'untracked':
+        step.attention.bn = nn.BatchNorm1d(channels,
+                                           track_running_stats=False)
+    step.train(gate == 'batch')
+    made = None
+    if norm == 'frozen':
+        ops = pytest.importorskip('torchvision.ops')
+        made = ops.FrozenBatchNorm2d(channels)
+    elif norm == 'identity':
+        made = nn.Identity()
+    elif norm != 'none':
+        made = nn.BatchNorm2d(
+            channels, track_running_stats=norm != 'untracked')
+        made.train(norm == 'batch')
+    for module in (step, made):
+        if module is not None:
+            randomise(module)
+            module.double()
+    if gate == 'folded':
+        step.attention = FoldedStepNet(step.attention)
+    return step, made
 
 
 def inputs(shape, dtype=torch.float64, memory_format=FORMATS[0], mean=1.0):
@@ -74,13 +107,18 @@ def run(fused, step, norm, x, c, grad, dtype=None):
     }
 
 
-def worst(got, expected):
-    """Largest error of an entry, relative to its norm, and its name."""
+def errors(got, expected):
+    """Error of each entry, relative to the entry's norm."""
     assert got.keys() == expected.keys()
-    errors = {
+    return {
         k: ((got[k].double() - v.double()).norm() /
             v.double().norm().clamp(min=1e-12)).item()
         for k, v in expected.items()
     }
-    name = max(errors, key=errors.get)
-    return errors[name], name
+
+
+def worst(got, expected):
+    """Largest error of an entry, relative to its norm, and its name."""
+    found = errors(got, expected)
+    name = max(found, key=found.get)
+    return found[name], name

@@ -1,7 +1,7 @@
 """Compile the kernels to machine code for GPUs that need not be there.
 
-Prints for each GPU, kernel, dtype and memory format, over all the ways in
-which it is called, the most registers of a thread and the most bytes that one
+Prints for each GPU, kernel, dtype and memory format, for a tail with norms
+and one without, the most registers of a thread and the most bytes that one
 spills. In a process of its own: Triton keeps what it compiled for the
 process' GPU. ::
 
@@ -9,6 +9,7 @@ process' GPU. ::
 """
 
 import argparse
+import itertools
 import re
 import subprocess
 import tempfile
@@ -20,16 +21,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from mmstepnet.steps.kernels import triton_kernels
-from tests.test_steps.backends import FORMATS, beside_plain
+from mmstepnet.steps.tail import triton as passes
+from tests.test_steps.backends import FEW, tail_arguments
+from tests.test_steps.cases import FORMATS
 
 TARGETS = 80, 90, 100
 """Compute capabilities: A100, H100, B200."""
 
-SMALL = ((torch.float64, (2, 3, 5, 4)), (torch.float32, (2, 3, 5, 4)),
-         (torch.float16, (1, 1, 1, 1)), (torch.bfloat16, (2, 64, 8, 8)))
-REAL = [(dtype, (2, channels, side, side))
-        for dtype in (torch.float32, torch.bfloat16)
+SMALL = ((torch.float32, (5, 3, 5, 4)), (torch.float16, (1, 1, 1, 1)),
+         (torch.bfloat16, (2, 64, 8, 8)))
+REAL = [(dtype, (n, channels, side, side))
+        for dtype in (torch.float32, torch.bfloat16) for n in (2, 256)
         for channels, side in ((256, 56), (512, 28), (1024, 14), (2048, 7))]
 
 
@@ -54,17 +56,12 @@ class Compiled:
 
     found = defaultdict(set)
 
-    def __init__(self, name, kernel):
-        self.name = name
-        self.kernel = kernel
+    def __init__(self, launcher):
+        self.kernel, self.warps = launcher.kernel, launcher.warps
 
-    def __getitem__(self, grid):
-
-        def launch(*args, **kwargs):
-            compiled = self.kernel.warmup(*args, grid=grid, **kwargs)
-            self.found[self.name].add(compiled.asm['cubin'])
-
-        return launch
+    def __call__(self, grid, key, *args):
+        compiled = self.kernel.warmup(*args, grid=grid, num_warps=self.warps)
+        self.found[self.kernel.fn.__name__].add(compiled.asm['cubin'])
 
 
 def resources(cubin):
@@ -84,22 +81,24 @@ def main():
     parser.add_argument('--all', action='store_true',
                         help="at ResNet-50's sizes, too")
     cases = SMALL + tuple(REAL if parser.parse_args().all else ())
-    kernels = {name: kernel for name, kernel in vars(triton_kernels).items()
-               if name.endswith('_kernel')}
-    for name, kernel in kernels.items():
-        setattr(triton_kernels, name, Compiled(name, kernel))
+    for name, launcher in passes.LAUNCH.items():
+        passes.LAUNCH[name] = Compiled(launcher)
     for target in TARGETS:
         driver.set_active(AbsentGPU(target))
-        for dtype, shape in cases if target == 90 else cases[1::2]:
-            for memory_format in FORMATS:
-                Compiled.found.clear()
-                beside_plain(triton_kernels, 'meta', dtype, memory_format,
-                             shape)
-                for name, cubins in Compiled.found.items():
-                    used = [resources(cubin) for cubin in cubins]
-                    print(f'sm_{target}', name, str(dtype)[6:],
-                          str(memory_format)[6:], 'x'.join(map(str, shape)),
-                          *map(max, zip(*used)), flush=True)
+        for (dtype, shape), memory_format in itertools.product(
+                cases if target == 90 else cases[:1], FORMATS):
+            Compiled.found.clear()
+            for norm, gate, relu in FEW:
+                spec, x, c, learned, *running = tail_arguments(
+                    shape, dtype, memory_format, 'meta', norm, gate, relu)
+                out, saved = passes.forward(spec, x, c, learned, *running)
+                passes.backward(spec, c, out if relu else None, c, learned,
+                                running[1], saved, True, relu)
+            for name, cubins in Compiled.found.items():
+                used = [resources(cubin) for cubin in cubins]
+                print(f'sm_{target}', name, str(dtype)[6:],
+                      str(memory_format)[6:], 'x'.join(map(str, shape)),
+                      *map(max, zip(*used)), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,17 +1,17 @@
 import pytest
 
-from mmstepnet.steps import residual
+from mmstepnet.steps.tail.dispatch import Tail
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Count the calls that took the fused path."""
+    """Count the steps that took the fused path."""
     count = []
-    fused = residual.fused_residual_step
+    apply = Tail.apply
 
-    def spy(*args, **kwargs):
+    def spy(*args):
         count.append(1)
-        return fused(*args, **kwargs)
+        return apply(*args)
 
-    monkeypatch.setattr(residual, 'fused_residual_step', spy)
+    monkeypatch.setattr(Tail, 'apply', spy)
     return count

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 
 from mmstepnet import steps
-from mmstepnet.attentions import CBAM, SE, SRM, StepNet
+from mmstepnet.attentions import CBAM, SE, StepNet
 from mmstepnet.models import StepResNet
 from mmstepnet.steps import checkpoint
 from tests.test_steps.cases import FORMATS, inputs, randomise, worst
@@ -202,7 +202,7 @@ def test_second_order_through_a_checkpoint(training, calls):
     for fused, with_cp in itertools.product([False, True], repeat=2):
         torch.manual_seed(0)
         block = block_of(18, with_cp=with_cp).double()
-        block.step.attention = SRM(8).double()  # means and deviations
+        block.step.attention = StepNet(8).double()
         randomise(block)
         block.train(training)
         x = torch.randn(3, 8, 5, 4, dtype=torch.float64, requires_grad=True)

@@ -9,12 +9,12 @@ import torch.nn as nn
 
 import mmstepnet
 from mmstepnet import models
+from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.models import (
     StepNet,
     StepResNetCIFAR,
     StepVisionTransformer,
 )
-from mmstepnet.steps.fold import FoldedStepNet
 from tests.utils import TORCH_21, not_on_torch_21, perturb
 
 StepResNet = partial(models.StepResNet, host='mmpretrain')

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from mmstepnet import TrajectoryRecorder, fold, insert_steps
+from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps import ResidualStep
-from mmstepnet.steps.fold import FoldedStepNet
 from tests.utils import free_port, not_on_torch_21
 
 from .families import (
@@ -211,9 +211,9 @@ def test_checkpointing_as_the_host_does(library, name, observed):
         torch.testing.assert_close(
             grad, results[1][key], rtol=1e-3,
             atol=1e-4 * float(grad.abs().max()))
-    # PyTorch's own checkpoints, as timm's, update statistics twice.
-    if library != 'timm':
-        for (key, a), b in zip(model.named_buffers(), twin.buffers()):
+    # PyTorch's own checkpoints, as timm's, update others' statistics twice.
+    for (key, a), b in zip(model.named_buffers(), twin.buffers()):
+        if library != 'timm' or '.attention.' in key:
             torch.testing.assert_close(a, b, msg=key)
 
 
@@ -303,7 +303,7 @@ def test_sharded(kind, tmp_path, calls):
                 model, device_id=torch.device('cpu'),
                 use_orig_params='original' in kind)
             learn(wrapped, inputs)
-            assert not calls  # its views get no gradient there
+            assert calls
             with FullyShardedDataParallel.state_dict_type(
                     wrapped, StateDictType.FULL_STATE_DICT):
                 found = wrapped.state_dict()

@@ -1,4 +1,4 @@
-"""Triton's kernels against the plain passes.
+"""Triton's kernels against ATen's passes.
 
 On a GPU where there is one, else in Triton's interpreter, which has to be
 chosen before Triton is imported: a process of its own runs this file again.
@@ -10,133 +10,206 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 
+from mmstepnet import steps
+from mmstepnet.attentions import StepNet
+from mmstepnet.steps.tail import dispatch
 from tests.test_steps import backends
+from tests.test_steps.cases import (
+    FORMATS,
+    away_from_kink,
+    build,
+    inputs,
+    run,
+    worst,
+)
 
 triton = pytest.importorskip('triton', reason='needs triton')
+if int(triton.__version__.split('.')[0]) < 3:
+    pytest.skip(f'the kernels need Triton 3, this is {triton.__version__}',
+                allow_module_level=True)
 
 INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
+DEVICE = 'cpu' if INTERPRETED else 'cuda'
+
+compiles = pytest.mark.skipif(
+    INTERPRETED, reason='the interpreter compiles nothing')
 
 
-triton_3 = pytest.mark.skipif(
-    int(triton.__version__.split('.')[0]) < 3,
-    reason=f'the kernels need Triton 3, this is {triton.__version__}')
+@pytest.fixture
+def passes(monkeypatch):
+    """Triton's passes; in the interpreter they split small maps, too."""
+    if not (INTERPRETED or torch.cuda.is_available()):
+        pytest.skip('no GPU; test_in_the_interpreter runs it')
+    from mmstepnet.steps.tail import triton
+    triton.geometry.cache_clear()
+    yield triton
+    triton.geometry.cache_clear()
 
 
-@triton_3
-@pytest.mark.skipif(INTERPRETED, reason='the interpreter compiles nothing')
+def run_module(name, *args, **env):
+    return subprocess.run(
+        [sys.executable, '-W', 'ignore', '-m', name, *args],
+        env={**os.environ, **env}, capture_output=True, text=True)
+
+
+@compiles
 def test_compile(tmp_path):
-    result = subprocess.run(
-        [sys.executable, '-m', f'{__package__}.compile_kernels'],
-        env={**os.environ, 'TRITON_CACHE_DIR': str(tmp_path)},
-        capture_output=True,
-        text=True)
+    """For every GPU that is in use, without a register too many."""
+    result = run_module(f'{__package__}.compile_kernels',
+                        TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-4000:]
-    from mmstepnet.steps.kernels import triton_kernels
-    kernels = {n for n in vars(triton_kernels) if n.endswith('_kernel')}
+    from mmstepnet.steps.tail import triton
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert len(kernels) == 5
     for target in ('sm_80', 'sm_90', 'sm_100'):
-        assert {row[1] for row in rows if row[0] == target} == kernels
-    assert all(0 < int(registers) <= 255 for *_, registers, _ in rows)
+        assert {row[1] for row in rows if row[0] == target} == {
+            f'{name}_kernel' for name in triton.LAUNCH}
+    assert all(0 < int(registers) <= 128 and int(spilled) <= 8
+               for *_, registers, spilled in rows)
 
 
-@triton_3
-@pytest.mark.slow
-@pytest.mark.parametrize('shape', ['8 256 28 28', '2 256 200 336'])
-def test_launches(shape):
-    """A tail's on CUDA, counted in what Inductor writes for it."""
-    result = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m',
-         f'{__package__}.count_launches', 'StepNet', 'ECA', 'SRM', '--shape',
-         *shape.split()],
-        capture_output=True,
-        text=True)
+@compiles
+def test_launches(tmp_path):
+    """Six kernels, and no operation of PyTorch beside them."""
+    result = run_module(f'{__package__}.count_launches',
+                        TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-4000:]
-    found = [line.split()[:2] for line in result.stdout.splitlines()]
-    assert [name for name, _ in found] == ['StepNet', 'ECA', 'SRM']
-    # Five or four passes over maps, and at least a kernel a direction.
-    assert all(6 <= int(launches) <= 14 for _, launches in found)
+    assert ('StepNet: 6 kernels of Triton, 0 operations of PyTorch;'
+            in result.stdout)
 
 
-@triton_3
-@pytest.mark.skipif(INTERPRETED, reason='this is the interpreter')
+@compiles
 def test_in_the_interpreter():
-    result = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', __file__],
-        env={**os.environ, 'TRITON_INTERPRET': '1'},
-        capture_output=True,
-        text=True)
+    result = run_module('pytest', '-p', 'no:cacheprovider', __file__,
+                        TRITON_INTERPRET='1')
     assert result.returncode == 0, result.stdout[-4000:]
     assert ' passed' in result.stdout
 
 
-@pytest.fixture
-def kernels(monkeypatch):
-    """The kernels' module and the device it runs on."""
-    if not (INTERPRETED or torch.cuda.is_available()):
-        pytest.skip('no GPU; test_in_the_interpreter runs it')
-    from mmstepnet.steps.kernels import triton_kernels
-    if INTERPRETED:
-        # Several tiles a map, several splits a reduction, in a few elements.
-        monkeypatch.setattr(triton_kernels, 'TILE', 16)
-        monkeypatch.setattr(triton_kernels, 'PROGRAMS', 16)
-    return triton_kernels, 'cpu' if INTERPRETED else 'cuda'
+@pytest.mark.parametrize('memory_format', FORMATS)
+def test_equal_aten(passes, memory_format):
+    backends.check_equals_aten(passes, DEVICE, torch.float32, memory_format,
+                               (5, 3, 5, 4), backends.EVERY)
 
 
-@pytest.mark.parametrize('memory_format', backends.FORMATS)
+@pytest.mark.parametrize('memory_format', FORMATS)
 @pytest.mark.parametrize('dtype,shape', [
-    *((dtype, (2, 3, 5, 4)) for dtype in backends.TOLERANCES),
-    (torch.float32, (2, 5, 1, 1)),
+    (torch.float16, (5, 3, 5, 4)), (torch.bfloat16, (5, 3, 5, 4)),
+    (torch.float32, (3, 5, 1, 1)), (torch.float32, (3, 40, 8, 8)),
 ])
-def test_equal_plain(kernels, dtype, memory_format, shape):
-    backends.check_equal_plain(*kernels, dtype, memory_format, shape)
+def test_other_dtypes_and_shapes(passes, dtype, memory_format, shape):
+    backends.check_equals_aten(passes, DEVICE, dtype, memory_format, shape)
 
 
-@pytest.mark.parametrize('memory_format', backends.FORMATS)
-def test_more_than_one_tile_and_split(memory_format, monkeypatch):
-    """Of the size that a GPU is given."""
-    if not (INTERPRETED or torch.cuda.is_available()):
-        pytest.skip('no GPU; test_in_the_interpreter runs it')
-    from mmstepnet.steps.kernels import triton_kernels
-    shape = (2, 5, 70, 70)
-    maps = torch.empty(shape).contiguous(memory_format=memory_format)
-    launch = triton_kernels._Launch(maps)
-    assert launch.grid[0] > launch.rows and launch.spans()[0] > 1
-    backends.check_equal_plain(
-        triton_kernels, 'cpu' if INTERPRETED else 'cuda', torch.float32,
-        memory_format, shape)
+def test_one_image(passes):
+    backends.check_equals_aten(
+        passes, DEVICE, torch.float32, torch.contiguous_format, (1, 4, 3, 3),
+        [('batch', 'running', True), ('running', 'none', True)])
 
 
-@triton_3
-@pytest.mark.skipif(INTERPRETED, reason='the tiles of a GPU are larger')
+@pytest.mark.parametrize('memory_format', FORMATS)
+def test_more_than_one_split_and_chunk(passes, memory_format):
+    """Maps in several splits, images in several chunks."""
+    shape = (35, 2, 5, 410)
+    plan = passes.geometry(35, 2, 2050, memory_format == torch.channels_last)
+    assert plan.splits > 1 and plan.vectors[0] < 35
+    backends.check_equals_aten(passes, DEVICE, torch.float32, memory_format,
+                               shape, backends.FEW[:1])
+
+
+@compiles
 def test_grids_of_large_maps():
     """CUDA takes 2^31 - 1 programs on the first axis, 65,535 on others."""
-    from mmstepnet.steps.kernels import triton_kernels
-    shape = (1, 128, 1600, 1600)
-    for memory_format in backends.FORMATS:
-        launch = triton_kernels._Launch(torch.empty(
-            shape, device='meta', memory_format=memory_format))
-        tiles, = launch.grid
-        assert 65_535 < tiles < 2**31
-        assert launch.bc * launch.bp * tiles >= math.prod(shape)
-        assert launch.spans()[0] <= 65_535
+    from mmstepnet.steps.tail import triton
+    for n, c, pixels in ((1, 128, 1600 * 1600), (65536, 64, 49),
+                         (8, 2048, 400 * 400)):
+        for last in (False, True):
+            plan = triton.geometry(n, c, pixels, last)
+            _, _, block, tile = plan.tile
+            assert plan.writes[0] < 2**31 and plan.splits <= 65_535
+            assert block * tile * plan.writes[0] >= n * c * pixels
+            assert plan.splits * plan.span * tile >= pixels
+            # Inside a tile offsets have 32 bits.
+            assert max(block * pixels, tile * c) < 2**31
 
 
-def test_large_means(kernels):
-    backends.check_large_means(*kernels)
+def test_geometry_is_of_few_kinds():
+    """So that forty sizes of images compile no more than one or two."""
+    from mmstepnet.steps.tail import triton
+    kinds = {triton.geometry(2, 256, side * (side + 3), last).tile
+             for side in range(7, 300) for last in (False, True)}
+    assert len(kinds) <= 12
 
 
-def test_whole_step(kernels, monkeypatch):
-    backends.check_whole_step(*kernels, monkeypatch)
+def test_large_means(passes):
+    """Errors stay those of plain PyTorch where E[c²] - E[c]² has none left."""
+    for memory_format in FORMATS:
+        spec, x, c, learned, *running = backends.tail_arguments(
+            (3, 2, 6, 6), torch.float32, memory_format, DEVICE, 'batch',
+            'batch', True)
+        c = (torch.randn_like(c) + 1e3).contiguous(
+            memory_format=memory_format)
+        _, saved = passes.forward(spec, x, c, learned, *running)
+        rstd = saved.kept[-3]
+        exact = c.double().var((0, 2, 3), correction=0).rsqrt()
+        torch.testing.assert_close(rstd.double(), exact, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_whole_step(passes, training, monkeypatch):
+    """The autograd function over the kernels, against the reference path."""
+    monkeypatch.setattr(dispatch, 'passes_for', lambda maps: passes)
+    step, norm = build(StepNet, 6)
+    step.to(DEVICE).train(training)
+    norm.to(DEVICE).train(training)
+    x, c, grad = (t.to(DEVICE) for t in inputs((5, 6, 7, 5), torch.float32))
+    grad = away_from_kink(step, norm, x, c, grad, 1e-3)
+    error, name = worst(
+        run(True, step, norm, x, c, grad),
+        run(False, step, norm, x, c, grad, torch.float64))
+    assert error < 1e-4, name
+
+
+def test_version_counters_tell_autograd(passes, monkeypatch):
+    """Who saved running statistics learns that they have changed."""
+    monkeypatch.setattr(dispatch, 'passes_for', lambda maps: passes)
+    step, norm = build(StepNet, 6)
+    step.to(DEVICE), norm.to(DEVICE)
+    x, c, _ = (t.to(DEVICE) for t in inputs((5, 6, 7, 5), torch.float32))
+    moved = [*norm.buffers(), *step.attention.bn.buffers()]
+    before = [t._version for t in moved]
+    with steps.fused(True):
+        step(x, c, norm)
+    assert all(t._version > v for t, v in zip(moved, before))
+
+
+@compiles
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_kernels_that_do_not_build_warn_once():
+    """And the reference path is taken."""
+    dispatch._triton.cache_clear()
+    with pytest.warns(UserWarning, match='takes the reference path') as seen:
+        assert dispatch._triton(torch.device('cuda:0')) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert dispatch._triton(torch.device('cuda:0')) is None
+    assert len(seen) == 1
+    dispatch._triton.cache_clear()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two GPUs')
-def test_on_another_than_the_current_device(kernels):
-    module, _ = kernels
-    x = torch.randn(2, 3, 5, 4, device='cuda:1')
+def test_on_another_than_the_current_device(passes):
+    backends.check_equals_aten(passes, 'cuda:1', torch.float32,
+                               torch.contiguous_format, (5, 3, 5, 4))
     assert torch.cuda.current_device() == 0
-    torch.testing.assert_close(module.total(x).sum(0), x.sum((2, 3)))
+
+
+def test_one_pixel_has_no_dangers():
+    """A grid of one program, a tile that is larger than the map."""
+    from mmstepnet.steps.tail import triton
+    plan = triton.geometry(1, 1, 1, False)
+    assert plan.splits == 1 and math.prod(plan.writes) == 1

@@ -1,0 +1,196 @@
+"""A frozen gate normalises by its running statistics and leaves them."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+
+from mmstepnet import steps
+from mmstepnet.attentions import (
+    CBAM,
+    SRM,
+    Attention,
+    OursMeanStd,
+    StepNet,
+)
+from mmstepnet.attentions.base import is_frozen
+from mmstepnet.steps import ResidualStep
+from tests.test_steps.cases import build, inputs, randomise
+
+GATES = {StepNet: 'bn', SRM: 'bn', OursMeanStd: 'bn', CBAM: None}
+
+
+def norms_of(module):
+    return [m for m in module.modules()
+            if getattr(m, 'running_mean', None) is not None]
+
+
+@pytest.fixture(params=[True, False], ids=['fused', 'reference'])
+def path(request):
+    with steps.fused(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize('kind', GATES, ids=lambda kind: kind.__name__)
+def test_it_stays_the_function_that_it_is(kind, path, calls):
+    """In training mode, however many batches pass."""
+    torch.manual_seed(0)
+    step, norm = build(kind, 8)
+    assert norms_of(step)
+    norm.eval()
+    step.requires_grad_(False)
+    x, c, grad = inputs((5, 8, 6, 6), torch.float32)
+    expected = step.eval()(x, c, norm)
+    buffers = copy.deepcopy(dict(step.named_buffers()))
+    step.train()
+    for _ in range(3):
+        step(*inputs((4, 8, 6, 6), torch.float32)[:2], norm)
+    c.requires_grad_()
+    out = step(x, c, norm)
+    assert torch.equal(out, expected)
+    out.backward(grad)
+    assert c.grad.abs().sum() > 0
+    for name, value in step.named_buffers():
+        assert torch.equal(value, buffers[name]), name
+    assert all(m.training for m in norms_of(step))
+    assert bool(calls) == (path and kind is StepNet)
+
+
+@pytest.mark.parametrize('kind', GATES, ids=lambda kind: kind.__name__)
+def test_a_partly_frozen_one_trains_on(kind, path):
+    torch.manual_seed(0)
+    step, norm = build(kind, 8)
+    step.requires_grad_(False)
+    last = list(step.parameters())[-1].requires_grad_()
+    before = [m.running_mean.clone() for m in norms_of(step)]
+    x, c, grad = inputs((5, 8, 6, 6), torch.float32)
+    step(x, c, norm).backward(grad)
+    assert last.grad is not None
+    for module, mean in zip(norms_of(step), before):
+        assert module.num_batches_tracked == 1
+        assert not torch.equal(module.running_mean, mean)
+
+
+def test_others_in_the_block_train_on(path):
+    """The block's own norm is no part of the gate."""
+    step, norm = build(StepNet, 4)
+    step.requires_grad_(False)
+    x, c, _ = inputs((3, 4, 5, 5), torch.float32)
+    step(x, c, norm)
+    assert norm.num_batches_tracked == 1
+    assert step.attention.bn.num_batches_tracked == 0
+    step.requires_grad_(True)
+    step(x, c, norm)
+    assert norm.num_batches_tracked == 2
+    assert step.attention.bn.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
+def test_one_image_in_training(kind, path):
+    torch.manual_seed(0)
+    step, norm = build(kind, 8)
+    x, c, _ = inputs((1, 8, 6, 6), torch.float32)
+    with pytest.raises(ValueError, match='at least 2 images'):
+        step(x, c, norm.eval())
+    step.requires_grad_(False)
+    out = step(x, c, norm)
+    assert torch.equal(out, step.eval()(x, c, norm))
+
+
+def test_gradients_of_both_paths_agree(calls):
+    step, norm = build(StepNet, 4)
+    nn.ModuleList([step, norm]).double()
+    step.requires_grad_(False)
+    x, c, grad = inputs((3, 4, 5, 5))
+    found = []
+    for fused in (True, False):
+        a, b = (t.clone().requires_grad_() for t in (x, c))
+        with steps.fused(fused):
+            out = step(a, b, norm)
+        found.append(torch.autograd.grad(out, (a, b, norm.weight), grad))
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert len(calls) == 1
+
+
+def with_views(module, requires_grad):
+    """Put views of one flat parameter in place of parameters, as FSDP."""
+    named = [(m, name, p) for m in module.modules()
+             for name, p in list(m._parameters.items())]
+    flat = nn.Parameter(torch.cat([p.detach().flatten()
+                                   for *_, p in named]), requires_grad)
+    parts = flat.split([p.numel() for *_, p in named])
+    for (owner, name, p), part in zip(named, parts):
+        del owner._parameters[name]
+        setattr(owner, name, part.view(p.shape))
+    return flat
+
+
+@pytest.mark.parametrize('frozen', [True, False])
+@pytest.mark.parametrize('grad_mode', [True, False])
+def test_views_as_of_fsdp(frozen, grad_mode, path):
+    torch.manual_seed(0)
+    step, norm = build(StepNet, 4)
+    x, c, grad = inputs((3, 4, 5, 5), torch.float32)
+    with torch.set_grad_enabled(grad_mode):
+        flat = with_views(step.attention, not frozen)
+        assert is_frozen(step.attention) == frozen
+        out = step(x, c.requires_grad_(), norm)
+    assert step.attention.bn.num_batches_tracked == (not frozen)
+    if grad_mode:
+        out.backward(grad)
+        assert (flat.grad is None) == frozen
+
+
+def test_other_tensors_are_no_frozen_parameters():
+    """Of them nobody knows; and what has none is not frozen."""
+    gate = StepNet(4).requires_grad_(False)
+    assert is_frozen(gate)
+    del gate._parameters['ie_bias']
+    gate.ie_bias = torch.zeros(4)
+    assert not is_frozen(gate)
+    assert not is_frozen(nn.BatchNorm1d(4, affine=False))
+    assert not is_frozen(nn.Sequential())
+
+
+def test_copies_are_frozen_alike(path):
+    step, norm = build(StepNet, 4)
+    step.requires_grad_(False)
+    x, c, _ = inputs((3, 4, 5, 5), torch.float32)
+    twin = copy.deepcopy(step)
+    assert torch.equal(twin(x, c, norm.eval()), step(x, c, norm))
+    twin.requires_grad_(True)
+    twin(x, c, norm)
+    assert twin.attention.bn.num_batches_tracked == 1
+    assert step.attention.bn.num_batches_tracked == 0
+
+
+def test_somebodys_attention(path):
+    """Any that is called as ``attention(x, f)``, whoever wrote it."""
+    class Somebodys(Attention):
+
+        def __init__(self, channels):
+            super().__init__(channels)
+            self.norm = nn.BatchNorm2d(channels)
+
+        def forward(self, x, f):
+            return torch.sigmoid(self.norm(x + f))
+    step = ResidualStep(Somebodys(4))
+    randomise(step)
+    step.requires_grad_(False)
+    x, c, _ = inputs((3, 4, 5, 5), torch.float32)
+    assert torch.equal(step(x, c), step.eval()(x, c))
+    assert step.attention.norm.num_batches_tracked == 0
+
+
+def test_under_torch_compile():
+    step, norm = build(StepNet, 4)
+    step.requires_grad_(False)
+    x, c, _ = inputs((3, 4, 5, 5), torch.float32)
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend='eager', fullgraph=True)
+    torch.testing.assert_close(compiled(x, c, norm.eval()), step(x, c, norm))
+    assert step.attention.bn.num_batches_tracked == 0
+    assert step.attention.bn.training
+    torch.compiler.reset()

@@ -1,0 +1,368 @@
+"""When a residual step takes the fused path, and when it must not."""
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmstepnet import steps
+from mmstepnet.attentions import CBAM, IEBN, ChannelGate, Plain, StepNet
+from mmstepnet.steps import ResidualStep
+from tests.test_steps.cases import build, build_modes, inputs, run, worst
+from tests.test_steps.test_frozen_gates import with_views
+
+
+def test_switch(calls, monkeypatch):
+    """On by default on CPUs alone, until somebody says so."""
+    monkeypatch.setattr(steps.fused, 'mode', None)
+    step, norm = build(StepNet, 4)
+    args = inputs((3, 4, 3, 3), torch.float32)[:2]
+    assert steps.is_fused() and steps.is_fused('cpu')
+    assert not steps.is_fused('cuda')
+    with steps.fused(True):
+        assert steps.is_fused() and steps.is_fused('cuda')
+        assert not steps.is_fused('meta')
+        with steps.fused(False):
+            assert not steps.is_fused() and not steps.is_fused('cuda')
+            step(*args, norm)
+            assert not calls
+        assert steps.is_fused('cuda')
+    assert steps.is_fused() and not steps.is_fused('cuda')
+    step(*args, norm)
+    assert len(calls) == 1
+    steps.fused(False)  # as a call, from there on
+    step(*args, norm)
+    assert len(calls) == 1 and not steps.is_fused()
+
+
+class TestStepsAside:
+    """Each case takes the reference path, and the plain one the fused."""
+
+    @pytest.fixture(autouse=True)
+    def _set_up(self, calls):
+        torch.manual_seed(0)
+        self.calls = calls
+        self.step, self.norm = build(StepNet, 4)
+        self.x, self.c, _ = inputs((3, 4, 3, 3), torch.float32)
+        self.take()
+        assert len(calls) == 1
+
+    def take(self, **changes):
+        args = {'x': self.x, 'c': self.c, 'norm': self.norm, **changes}
+        return self.step(args['x'], args['c'], args['norm'])
+
+    def expect_reference(self, function=None):
+        self.calls.clear()
+        result = (function or self.take)()
+        assert not self.calls
+        return result
+
+    @pytest.mark.parametrize('norm', [
+        nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), IEBN(4),
+        nn.BatchNorm2d(4, affine=False), nn.SyncBatchNorm(4).eval()
+    ])
+    def test_other_norms(self, norm):
+        self.expect_reference(lambda: self.take(norm=norm))
+
+    @pytest.mark.parametrize('norm', [
+        nn.BatchNorm2d(3), nn.BatchNorm2d(1), nn.BatchNorm1d(4)])
+    @pytest.mark.parametrize('training', [True, False])
+    def test_norms_of_other_shapes(self, norm, training):
+        """The error is PyTorch's."""
+        norm.train(training)
+        with pytest.raises((RuntimeError, ValueError), match='expected|shoul'):
+            self.take(norm=norm)
+
+    def test_spatial_attention(self):
+        self.step.attention = CBAM(4)
+        self.expect_reference()
+
+    @pytest.mark.parametrize('inputs', ['x', 'x_next', 'difference'])
+    def test_other_inputs_of_the_gate(self, inputs):
+        self.step.attention = StepNet(4, inputs=inputs)
+        self.expect_reference()
+
+    def test_foreign_attention(self):
+        class Foreign(nn.Module):
+            def forward(self, x, f):
+                return torch.sigmoid(f)
+
+        self.step.attention = Foreign()
+        self.expect_reference()
+
+    @pytest.mark.parametrize('attention', [None, Plain(4)])
+    def test_plain_block(self, attention):
+        self.step.attention = attention
+        expected = self.expect_reference()
+        self.step = ResidualStep(attention, nn.ReLU())
+        assert torch.equal(self.expect_reference(), expected)
+
+    @pytest.mark.parametrize('bn', [
+        nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4)])
+    def test_another_norm_in_the_gate(self, bn):
+        self.step.attention.bn = bn
+        self.expect_reference()
+
+    def test_statistics_that_it_does_not_know(self):
+        class Spread(ChannelGate):
+            pooled = ('x_std', )
+
+            def forward(self, x_std):
+                return torch.sigmoid(x_std)
+
+        self.step.attention = Spread(4)
+        out = self.expect_reference()
+        std = (self.x.var((2, 3), correction=0) + 1e-5).sqrt()
+        f = copy.deepcopy(self.norm)(self.c)
+        torch.testing.assert_close(
+            out, (self.x + f * std.sigmoid()[..., None, None]).relu())
+
+    def test_observer(self):
+        seen = []
+        handle = self.step.observe(lambda *args: seen.append(args[2]))
+        self.expect_reference()
+        torch.testing.assert_close(
+            seen[0], copy.deepcopy(self.norm)(self.c))
+        handle.remove()
+        self.take()
+        assert self.calls
+
+    @pytest.mark.parametrize('owner,name', [
+        ('gate', 'ie_weight'), ('bn', 'weight'), ('bn', 'running_mean'),
+        ('norm', 'bias'), ('norm', 'running_var'),
+        ('norm', 'num_batches_tracked'), ('args', 'x'), ('args', 'c')])
+    def test_subclasses_of_tensors(self, owner, name):
+        class Logged(torch.Tensor):
+            seen = []
+
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                cls.seen.append(func)
+                return super().__torch_function__(func, types, args, kwargs)
+        if owner == 'args':
+            self.expect_reference(lambda: self.take(
+                **{name: getattr(self, name).as_subclass(Logged)}))
+        else:
+            module = dict(gate=self.step.attention, norm=self.norm,
+                          bn=self.step.attention.bn)[owner]
+            tensors = (module._parameters if name in module._parameters
+                       else module._buffers)
+            tensors[name] = tensors[name].detach().as_subclass(Logged)
+            self.expect_reference()
+        assert Logged.seen
+
+    def test_running_statistics_that_were_taken_away(self):
+        """PyTorch's own BN trains on; so do adaptations at test time."""
+        self.norm.running_mean = self.norm.running_var = None
+        self.expect_reference()
+        self.norm.track_running_stats = False
+        self.take()
+        assert self.calls
+
+    def test_somebody_who_wants_to_see_operations(self):
+        with FlopCounterMode(display=False):
+            self.expect_reference()
+
+        class Names(TorchFunctionMode):
+            seen = []
+
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                self.seen.append(getattr(func, '__name__', ''))
+                return func(*args, **(kwargs or {}))
+        with Names():
+            self.expect_reference()
+        assert 'batch_norm' in Names.seen and 'sigmoid' in Names.seen
+
+    def test_other_activation(self):
+        self.step.activation = nn.ReLU6()
+        self.expect_reference()
+
+    def test_functions_in_place_of_modules(self):
+        step = ResidualStep(StepNet(4), torch.tanh, lambda r: r * 0)
+        out = self.expect_reference(
+            lambda: step(self.x, self.c, self.norm))
+        torch.testing.assert_close(out, self.x.tanh())
+
+    def test_active_drop_path(self):
+        """Also one that would be quiet: its kind is asked alone."""
+        self.step.drop_path = nn.Dropout2d(0.5)
+        self.expect_reference()
+
+    def test_other_maps(self):
+        for function in (
+                lambda: self.take(x=self.x.double(), c=self.c),
+                lambda: self.take(x=self.x[:1], c=self.c),
+                lambda: self.take(x=self.x[:0], c=self.c[:0],
+                                  norm=self.norm.eval())):
+            self.step.eval()
+            self.expect_reference(function)
+
+    def test_too_few_values(self):
+        with pytest.raises(ValueError, match='more than 1 value'):
+            self.take(x=self.x[:1, :, :1, :1], c=self.c[:1, :, :1, :1])
+        with pytest.raises(ValueError, match='at least 2 images'):
+            self.take(x=self.x[:1], c=self.c[:1])
+
+    def test_functorch(self):
+        self.step.eval()
+        self.norm.eval()
+        _, tangent = self.expect_reference(lambda: torch.func.jvp(
+            lambda x: self.take(x=x), (self.x, ), (self.c, )))
+        numeric = (self.take(x=self.x + 1e-3 * self.c).double() -
+                   self.take(x=self.x - 1e-3 * self.c)) / 2e-3
+        torch.testing.assert_close(
+            tangent.double(), numeric, rtol=0.05, atol=0.05)
+        grads = self.expect_reference(
+            lambda: torch.func.grad(lambda x: self.take(x=x).sum())(self.x))
+        x = self.x.clone().requires_grad_()
+        self.take(x=x).sum().backward()
+        torch.testing.assert_close(grads, x.grad, rtol=1e-4, atol=1e-5)
+        self.expect_reference(lambda: torch.func.vmap(lambda x: self.take(
+            x=x))(self.x[None]))
+
+    def test_forward_mode(self):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(self.x, torch.ones_like(self.x))
+            out = self.expect_reference(lambda: self.take(x=dual))
+            assert forward_ad.unpack_dual(out).tangent is not None
+
+
+@pytest.mark.parametrize('whose', ['gate', 'norm'])
+def test_views_of_fsdp_get_their_gradients(whose, calls):
+    step, norm = build_modes('batch', 'batch')
+    x, c, grad = inputs((3, 6, 5, 4))
+    wanted = run(False, step, norm, x, c, grad)
+    module, prefix = dict(gate=(step.attention, 'step.attention.'),
+                          norm=(norm, 'norm.'))[whose]
+    names = [prefix + name for name, _ in module.named_parameters()]
+    flat = with_views(module, True)
+    step(x, c, norm).backward(grad)
+    torch.testing.assert_close(
+        flat.grad, torch.cat([wanted[name].flatten() for name in names]))
+    assert len(calls) == 1
+
+
+def test_replicas_of_data_parallel(calls):
+    """They hold plain tensors; copied here as nn.parallel.replicate
+    does, which works on GPUs alone."""
+    step, norm = build_modes('batch', 'batch')
+    args = inputs((3, 6, 5, 4))
+    wanted = run(False, step, norm, *args)
+    replica = copy.copy(step)
+    replica._modules = dict(step._modules)
+    first = step.attention
+    gate = replica.attention = first._replicate_for_data_parallel()
+    gate._modules = {}
+    gate.bn = first.bn._replicate_for_data_parallel()
+    for module, own in ((gate, first), (gate.bn, first.bn)):
+        module._parameters = {}
+        for name, parameter in own.named_parameters(recurse=False):
+            setattr(module, name, parameter.clone())
+    replica(*args[:2], norm).backward(args[2])
+    for name, parameter in step.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[f'step.{name}'])
+    assert len(calls) == 1
+
+
+class Net(nn.Module):
+    """Two blocks of a convolution, a norm and a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1)
+                                   for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+        self.steps = nn.ModuleList(
+            ResidualStep(StepNet(4), nn.ReLU(inplace=True))
+            for _ in range(2))
+
+    def forward(self, x):
+        for conv, norm, step in zip(self.convs, self.norms, self.steps):
+            x = step(x, conv(x), norm)
+        return x
+
+
+def gradients(net, function, x):
+    net.zero_grad()
+    function(x).square().mean().backward()
+    return {**{k: p.grad for k, p in net.named_parameters()},
+            **dict(net.named_buffers())}
+
+
+def test_compile_of_a_training_step(calls):
+    """The reference path, without a graph break, and equal."""
+    torch.compiler.reset()
+    net = Net()
+    x = torch.randn(3, 4, 6, 6)
+    with steps.fused(False):
+        twin = copy.deepcopy(net)
+        expected = gradients(twin, twin, x)
+    compiled = torch.compile(net, backend='eager', fullgraph=True)
+    found = gradients(net, compiled, x)
+    assert not calls
+    error, name = worst(found, expected)
+    assert error < 1e-5, name
+    assert net.norms[0].num_batches_tracked == 1
+    torch.compiler.reset()
+
+
+def test_traced_and_exported(calls):
+    net = Net().eval()
+    args = (torch.randn(3, 4, 6, 6), )
+    expected = net(*args)
+    calls.clear()
+    with warnings.catch_warnings():  # which a tracer gives where it is asked
+        warnings.simplefilter('error', torch.jit.TracerWarning)
+        traced = torch.jit.trace(net, args, check_trace=False)
+    exported = torch.export.export(net, args).module()
+    assert not calls
+    for other in (traced, exported):
+        torch.testing.assert_close(other(*args), expected)
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_exported_then_copied_then_compiled(training, calls):
+    """Once a KeyError of a weak reference."""
+    torch.compiler.reset()
+    net = Net().train(training)
+    x = torch.randn(3, 4, 6, 6)
+    net(x)
+    torch.export.export(net, (x, ))
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(twin, backend='eager')
+    torch.testing.assert_close(compiled(x), net(x))
+    torch.compiler.reset()
+
+
+SCRIPT = """
+import sys, torch, torch.nn as nn
+from mmstepnet.attentions import SE, SRM, StepNet
+from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.tail import dispatch
+for gate in (StepNet, SE, SRM):
+    conv, norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+    step = ResidualStep(gate(4), nn.ReLU(inplace=True))
+    net = nn.ModuleList([conv, norm, step])
+    for _ in range(2):
+        x = torch.randn(3, 4, 6, 6)
+        step(x, conv(x), norm).square().sum().backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.01 * p.grad
+                p.grad = None
+print([m for m in sys.modules
+       if m.startswith(('torch._dynamo', 'torch._inductor', 'triton'))])
+"""
+
+
+def test_no_compiler_is_imported_by_a_training_step():
+    result = subprocess.run([sys.executable, '-c', SCRIPT],
+                            capture_output=True, text=True)
+    assert result.stdout.strip() == '[]', result.stderr

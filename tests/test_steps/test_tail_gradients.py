@@ -1,0 +1,269 @@
+"""Graphs, derivatives of both orders and memory of the fused step."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils.stateless import _reparametrize_module
+
+from mmstepnet import steps
+from mmstepnet.attentions import Plain, StepNet
+from mmstepnet.steps import ResidualStep
+from tests.test_steps.cases import (
+    FORMATS,
+    GATES,
+    NORMS,
+    build,
+    build_modes,
+    inputs,
+    randomise,
+    run,
+    worst,
+)
+
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('gate', GATES)
+@pytest.mark.parametrize('relu', [True, False])
+def test_derivatives_of_both_orders(norm, gate, relu, calls):
+    torch.manual_seed(0)
+    step, norm = build_modes(norm, gate, 2, relu)
+    modules = nn.ModuleList([step, norm] if norm is not None else [step])
+    names = [name for name, _ in modules.named_parameters()]
+
+    def function(x, c, *parameters):
+        values = dict(zip(names, parameters))
+        with _reparametrize_module(modules, values):
+            return step(x, c, norm)
+
+    args = [t.requires_grad_() for t in inputs((3, 2, 2, 2))[:2]]
+    args += list(modules.parameters())
+    assert gradcheck(function, args, fast_mode=False)
+    assert gradgradcheck(function, args, fast_mode=True)
+    assert calls
+
+
+def test_second_derivatives_leave_running_statistics_alone(calls):
+    step, norm = build_modes('batch', 'batch')
+    x, c, _ = (t.requires_grad_() for t in inputs((3, 6, 3, 3)))
+    out = step(x, c, norm)
+    tracked = {k: b.clone() for k, b in nn.ModuleList(
+        [step, norm]).named_buffers()}
+    grad, = torch.autograd.grad(out.square().sum(), c, create_graph=True)
+    grad.square().sum().backward()
+    for key, buffer in nn.ModuleList([step, norm]).named_buffers():
+        assert torch.equal(buffer, tracked[key]), key
+    assert norm.num_batches_tracked == 1
+    assert len(calls) == 1
+
+
+def test_second_derivatives_equal_the_references():
+    """Also where the parameters' gradients are accumulated."""
+    step, norm = build_modes('batch', 'batch')
+    args = inputs((3, 6, 5, 4))
+    found = []
+    for fused in (True, False):
+        modules = nn.ModuleList(copy.deepcopy((step, norm)))
+        x, c, direction = (t.clone().requires_grad_() for t in args)
+        with steps.fused(fused):
+            out = modules[0](x, c, modules[1])
+        grads = torch.autograd.grad(
+            out, [x, c, *modules.parameters()], direction, create_graph=True)
+        sum(g.square().sum() for g in grads).backward()
+        found.append({
+            'x': x.grad, 'c': c.grad, 'direction': direction.grad,
+            **{k: p.grad for k, p in modules.named_parameters()}})
+    error, name = worst(*found)
+    assert error < 1e-10, name
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_second_derivatives_where_the_branch_comes_from_the_state(training,
+                                                                  calls):
+    """As in every block; what comes by the branch is not the state's."""
+    block = Block(StepNet(8)).double().train(training)
+    randomise(block)
+    x = torch.randn(3, 8, 5, 4, dtype=torch.float64, requires_grad=True)
+    found = []
+    for fused in (True, False):
+        with steps.fused(fused):
+            out = block(x).square().sum()
+        wanted = [x, *block.parameters()]
+        first = torch.autograd.grad(out, wanted, create_graph=True)
+        second = torch.autograd.grad(
+            sum(t.square().sum() for t in first), wanted)
+        found.append((*first, *second))
+    for got, expected in zip(*found):
+        torch.testing.assert_close(
+            got, expected, rtol=1e-8, atol=1e-8 * expected.abs().max().item())
+    assert len(calls) == 1
+
+
+def test_a_step_is_freed_after_the_backward(calls):
+    """At once, without Python's collector; a network takes millions."""
+    step, norm = build(StepNet, 6)
+
+    def take():
+        x, c, grad = inputs((3, 6, 4, 4), torch.float32)
+        x.requires_grad_()
+        step(x, c.requires_grad_(), norm).backward(grad)
+
+    def alive():
+        return sum(isinstance(o, torch.Tensor) or 'Tail' in type(o).__name__
+                   for o in gc.get_objects())
+    take()  # parameters get their gradients
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        take()
+        after = alive()
+    finally:
+        gc.enable()
+    assert len(calls) == 2 and after == before
+
+
+def test_a_gradient_of_the_gate_alone_leaves_nothing_behind(calls):
+    """No cycle of nodes, which nothing would ever collect."""
+    class Kept:
+
+        def __init__(self, tensor):
+            self.tensor = tensor
+    kept = []
+
+    def pack(tensor):
+        packed = Kept(tensor.detach())
+        kept.append(weakref.ref(packed))
+        return packed
+    step, norm = build(StepNet, 6)
+    x, c, _ = inputs((3, 6, 5, 4), torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(
+            pack, lambda packed: packed.tensor):
+        out = step(x.requires_grad_(), c.requires_grad_(), norm)
+    gates = list(step.attention.parameters())
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(
+        out.square().sum(), gates))
+    assert kept and calls
+    del out
+    gc.collect()
+    assert not any(ref() for ref in kept)
+
+
+@pytest.mark.parametrize('memory_format', FORMATS)
+def test_whatever_is_wanted(memory_format, calls):
+    """Graphs that are kept, some gradients, a state that needs none."""
+    torch.manual_seed(0)
+    step, norm = build_modes('batch', 'batch')
+    x, c, grad = inputs((3, 6, 3, 3), memory_format=memory_format)
+    for needs_x, needs_c in ((True, True), (False, True), (True, False),
+                             (False, False)):
+        results = []
+        for fused in (True, False):
+            a = x.clone().requires_grad_(needs_x)
+            b = c.clone().requires_grad_(needs_c)
+            with steps.fused(fused):
+                out = step(a, b, norm)
+            wanted = [t for t in (a, b) if t.requires_grad]
+            wanted += [norm.weight, step.attention.pair_weight]
+            first = torch.autograd.grad(out, wanted[-1:], grad,
+                                        retain_graph=True)
+            again = [torch.autograd.grad(out, wanted, grad, retain_graph=True)
+                     for _ in range(2)]
+            for u, v in zip(*again):
+                assert torch.equal(u, v)
+            torch.testing.assert_close(first[0], again[0][-1])
+            results.append(again[0])
+        for u, v in zip(*results):
+            torch.testing.assert_close(u, v, rtol=1e-10, atol=1e-12)
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize('relu', [True, False])
+def test_what_it_is_given_is_left_alone(relu, calls):
+    modules = build_modes('batch', 'batch', relu=relu)
+    x, c, grad = inputs((3, 6, 3, 3))
+    kept = [t.clone() for t in (x, c, grad)]
+    modules[0](x.requires_grad_(), c.requires_grad_(),
+               modules[1]).backward(grad)
+    for tensor, before in zip((x, c, grad), kept):
+        assert torch.equal(tensor, before)
+    assert calls
+
+
+def test_gradients_of_many_directions_at_once(calls):
+    """As Jacobians are computed."""
+    modules = build_modes('batch', 'batch', 2)
+    x, c, _ = inputs((3, 2, 2, 2))
+    c.requires_grad_()
+    basis = torch.eye(c.numel(), dtype=c.dtype).view(-1, *c.shape)
+    found = []
+    for fused in (True, False):
+        with steps.fused(fused):
+            out = modules[0](x, c, modules[1])
+        found.append(torch.autograd.grad(out, c, basis,
+                                         is_grads_batched=True)[0])
+    torch.testing.assert_close(*found)
+    assert len(calls) == 1
+
+
+class Block(nn.Module):
+
+    def __init__(self, attention):
+        super().__init__()
+        self.conv1, self.conv2 = (
+            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.step = ResidualStep(attention, nn.ReLU(inplace=True))
+
+    def forward(self, x):
+        out = torch.relu_(self.norm1(self.conv1(x)))
+        return self.step(x, self.conv2(out), self.norm2)
+
+
+@pytest.mark.parametrize('memory_format', FORMATS)
+def test_memory_for_the_backward(memory_format, calls):
+    """Distinct storages: those of plain blocks and a few vectors."""
+    def saved(attention):
+        blocks = nn.Sequential(*(Block(attention(8)) for _ in range(3)))
+        blocks.to(memory_format=memory_format)
+        own = {t.untyped_storage().data_ptr()
+               for t in (*blocks.parameters(), *blocks.buffers())}
+        kept = {}
+
+        def pack(t):
+            storage = t.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return t
+        x = torch.randn(4, 8, 32, 32).contiguous(memory_format=memory_format)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = blocks(x)
+        assert out.requires_grad
+        return sum(n for key, n in kept.items() if key not in own)
+
+    vectors = 10 * 4 * 8 * 4  # 10 of (N, C) a block
+    plain = saved(Plain)
+    assert not calls
+    assert plain <= saved(StepNet) <= plain + 3 * vectors
+    assert len(calls) == 3
+
+
+def test_compiled_autograd(calls):
+    """Its tracer reads the backward of a forward that ran eagerly."""
+    compiled_autograd = pytest.importorskip('torch._dynamo.compiled_autograd')
+    if not hasattr(compiled_autograd, '_enable'):
+        pytest.skip('this PyTorch names its switch otherwise')
+    torch.manual_seed(0)
+    step, norm = build(StepNet, 6)
+    x, c, grad = inputs((3, 6, 5, 4), torch.float32)
+    expected = run(True, step, norm, x, c, grad)
+    torch.compiler.reset()
+    with compiled_autograd._enable(
+            lambda graph: torch.compile(graph, backend='eager')):
+        got = run(True, step, norm, x, c, grad)
+    error, name = worst(got, expected)
+    assert error < 1e-6, name
+    assert len(calls) == 2
