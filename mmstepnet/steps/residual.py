@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn as nn
@@ -11,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from mmstepnet.attentions import Plain, choose_step
 from mmstepnet.torch_version import is_backward, is_compiling
 
-from .checkpoint import statistics_kept
+from .checkpoint import repeated, statistics_kept
 from .tail import fused_step
 
 Observer = Callable[['ResidualStep', Tensor, Tensor, Tensor | None, Tensor],
@@ -31,7 +32,9 @@ class ResidualStep(nn.Module):
     Where :func:`~.tail.fused_step` knows all its parts, the step is fused
     with the norm; the lines of the reference path say what it is. What
     autograd runs again for a checkpoint updates no statistics, in either
-    path.
+    path, and takes the path of the step's last run with gradients, though it
+    was observed then and is not now, or the reverse: a checkpoint of PyTorch
+    compares what both save.
 
     Args:
         attention (nn.Module, optional): A :class:`ChannelGate`, or what is
@@ -43,6 +46,9 @@ class ResidualStep(nn.Module):
         drop_path (nn.Module, optional): Stochastic depth, applied to
             :math:`f \otimes \Delta t`. Defaults to None.
     """
+
+    _was_fused: bool | None = None
+    """Path of the last run that autograd might repeat."""
 
     def __init__(self,
                  attention: nn.Module | None = None,
@@ -80,13 +86,24 @@ class ResidualStep(nn.Module):
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
         if not is_compiling():
-            out = fused_step(self, identity, branch, norm)
+            again = is_backward()
+            with self._as_before() if again else nullcontext():
+                out = fused_step(self, identity, branch, norm)
+            if not again and torch.is_grad_enabled() and (
+                    self._was_fused is not (out is not None)):
+                self._was_fused = out is not None
             if out is not None:
                 return out if behind is None else behind(out)
-            if is_backward():
+            if again:
                 with statistics_kept(norm, self.attention):
                     return self._reference(identity, branch, norm, behind)
         return self._reference(identity, branch, norm, behind)
+
+    def _as_before(self) -> AbstractContextManager:
+        """Take the last run's path where observers may have changed it."""
+        if self._was_fused is False or self._was_fused and self._observers:
+            return repeated(self._was_fused)
+        return nullcontext()
 
     def _reference(self, identity: Tensor, branch: Tensor,
                    norm: nn.Module | None,

@@ -1,5 +1,6 @@
 """What a pass is: checkpointing, precision, interruptions, bad features."""
 
+import functools
 import gc
 
 import mmpretrain.models.backbones as mmpretrain_backbones
@@ -62,17 +63,23 @@ def test_a_checkpoint_around_blocks_counts_each_sample_once(
     torch.testing.assert_close(recorder.nsi, plain.nsi, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize('ours', [True, False])
 @pytest.mark.parametrize('recorded', [(True, False), (False, True)])
-def test_a_checkpointed_pass_goes_back_the_way_it_came(recorded):
-    """Whoever observes, or no longer does, at the time of backward."""
-    model = ready(StepResNetCIFAR(20, with_cp=True)).double()
+def test_a_checkpointed_pass_goes_back_the_way_it_came(recorded, ours):
+    """Whoever observes, or no longer does, at the time of backward.
+
+    PyTorch's own checkpoint compares what both runs save.
+    """
+    model = ready(StepResNetCIFAR(20, with_cp=ours)).double()
+    run = model if ours else functools.partial(
+        cp.checkpoint, model, use_reentrant=False)
     gradients = []
     for forward, backward in ((False, False), recorded):
         images = IMAGES.double().requires_grad_()
         recorder = TrajectoryRecorder(model)
         if forward:
             recorder.start()
-        out = model(images)[0].square().sum()
+        out = run(images)[0].square().sum()
         recorder.stop()
         if backward:
             recorder.start()
