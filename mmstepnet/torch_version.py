@@ -52,6 +52,13 @@ def is_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether it stands for several tensors, as under ``is_grads_batched``."""
+    functorch = torch._C._functorch
+    return (functorch.is_batchedtensor(tensor)
+            or functorch.is_legacy_batchedtensor(tensor))
+
+
 def onnx_arguments(axes: Sequence[str | None]) -> dict:
     """How ``torch.onnx.export`` is told which axes of its input are free.
 

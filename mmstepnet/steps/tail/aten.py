@@ -15,10 +15,15 @@ from torch import Tensor
 from mmstepnet.precision import accumulation_dtype
 
 from . import formulas
-from .formulas import ATEN, Learned, Running, Saved, TailSpec, widen
-
-TINY = 1e-30
-"""Epsilon that keeps the deviation of a constant map from being 0."""
+from .formulas import (
+    ATEN,
+    Batch,
+    Learned,
+    Running,
+    Saved,
+    TailSpec,
+    widen,
+)
 
 
 def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
@@ -86,13 +91,18 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     if needs_c and slope is None:
         d_c = _affine(masked, scale, offset)
     elif needs_c:
-        offset = torch.addcmul(offset, saved.mean, slope, value=-1)
         slope = slope.expand_as(scale)
-        if c.dtype == scale.dtype:
-            d_c = _affine(c, slope, offset).addcmul_(
-                masked, scale[..., None, None])
+        if c.is_contiguous():  # (c - μ) slope, without cancelling
+            d_c = _affine(c, torch.ones_like(scale),
+                          -saved.mean.expand_as(scale))
+            _affine(d_c, slope, offset, d_c)
         else:
-            d_c = _affine(c, slope, offset).add_(_affine(masked, scale))
+            offset = torch.addcmul(offset, saved.mean, slope, value=-1)
+            d_c = _affine(c, slope, offset)
+        if c.dtype == scale.dtype:
+            d_c.addcmul_(masked, scale[..., None, None])
+        else:
+            d_c.add_(_affine(masked, scale))
     if needs_x:
         x_offset = x_offset.to(c.dtype)[..., None, None]
         d_x = masked + x_offset if out is None else masked.add_(x_offset)
@@ -112,23 +122,27 @@ def _rows(views: tuple[Tensor, ...], vectors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _moments(c: Tensor, wide: torch.dtype) -> tuple[
-        Tensor | None, Tensor, tuple[Tensor, Tensor, int]]:
-    """Memory for a map, M, and mean, variance and count of the batch."""
-    n, channels, height, width = c.shape
+        Tensor | None, Tensor, Batch]:
+    """Memory for a map, M, and the statistics of the batch."""
+    n, _, height, width = c.shape
     count = n * height * width
-    affine = None, None
-    if c.dtype != wide:  # without it moments would be rounded to c's dtype
-        affine = [torch.ones(channels, dtype=wide, device=c.device)
-                  for _ in range(2)]
+    c_mean = c.mean((2, 3), dtype=wide)
     if not c.is_contiguous():
-        mean, var = torch.batch_norm_update_stats(c, *affine, 0.)
-        return None, c.mean((2, 3), dtype=wide), (mean, var, count)
-    unused, c_mean, rstd = torch.native_group_norm(
-        c, *affine, n, channels, height * width, channels, TINY)
-    c_mean, rstd = c_mean.view(n, channels), rstd.view(n, channels)
-    mean, between = torch.batch_norm_update_stats(c_mean, None, None, 0.)
-    var = torch.add(between, rstd.pow(-2).sum(0), alpha=1 / n)
-    return unused, c_mean, (mean, var, count)
+        given = None, None
+        if c.dtype != wide:  # without them moments are rounded to c's dtype
+            given = torch.zeros_like(c_mean[0]), torch.ones_like(c_mean[0])
+        mean, var = torch.batch_norm_update_stats(c, *given, 0.)
+        return None, c_mean, Batch(mean, var, c_mean - mean, count)
+    # Of a mean of a thousand deviations M keeps few digits, of the deviations
+    # from it all: what is left of their mean corrects it.
+    out = _affine(c, torch.ones_like(c_mean), -c_mean)
+    square = torch.linalg.vector_norm(out, dim=(2, 3), dtype=wide).square()
+    mean = c_mean.sum(0) / n
+    centred = (c_mean - mean).add_(out.mean((2, 3), dtype=wide))
+    rest = centred.sum(0) / n
+    centred -= rest
+    var = torch.addcmul(square / (height * width), centred, centred).mean(0)
+    return out, c_mean, Batch(mean + rest, var, centred, count)
 
 
 @lru_cache(64)

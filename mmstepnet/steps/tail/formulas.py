@@ -78,6 +78,15 @@ class Running(NamedTuple):
     count: Tensor | None = None
 
 
+class Batch(NamedTuple):
+    """Statistics of a batch: mean and variance, (C,), M - μ, (N, C)."""
+
+    mean: Tensor
+    var: Tensor
+    centred: Tensor
+    count: int
+
+
 class Saved(NamedTuple):
     """What :func:`backward` needs of :func:`forward`, (C,) or (N, C)."""
 
@@ -107,7 +116,7 @@ class Gradients(NamedTuple):
 
 def forward(spec: TailSpec, learned: Learned, norm_running: Running,
             gate_running: Running, x_mean: Tensor, c_mean: Tensor,
-            batch: tuple[Tensor, Tensor, int] | None,
+            batch: Batch | None,
             ) -> tuple[Tensor, Tensor | None, Saved]:
     """From pooled values to the coefficients of the result.
 
@@ -118,8 +127,7 @@ def forward(spec: TailSpec, learned: Learned, norm_running: Running,
         gate_running (Running): Of the gate's.
         x_mean (Tensor): X, (N, C).
         c_mean (Tensor): M, (N, C).
-        batch (tuple, optional): μ and σ², (C,), of the batch, and the number
-            of values. None if the block's norm takes its running ones.
+        batch (Batch, optional): None if the block's norm does not take it.
 
     Returns:
         tuple: Scale, (N, C), and shift, (N, C), or None without the block's
@@ -129,13 +137,14 @@ def forward(spec: TailSpec, learned: Learned, norm_running: Running,
     mean = rstd = a = centred = None
     f_mean = c_mean
     if spec.norm != 'none':
-        mean, var = widen((batch or norm_running)[:2], wide)
+        mean, var, centred, _ = batch or (
+            *widen(norm_running[:2], wide), None, None)
         rstd = (var + spec.norm_eps).rsqrt()
         a = learned.norm_weight * rstd
-        centred = c_mean - mean
+        centred = c_mean - mean if centred is None else centred
         f_mean = torch.addcmul(learned.norm_bias, centred, a)
         if spec.norm_momentum is not None:
-            _move(norm_running, spec.norm_momentum, *batch)
+            _move(norm_running, spec.norm_momentum, batch)
     pair = torch.stack((x_mean, x_mean + f_mean), 2)
     z = (pair * learned.pair_weight).sum(2)
     z_mean = z_rstd = y = None
@@ -161,12 +170,11 @@ def forward(spec: TailSpec, learned: Learned, norm_running: Running,
                                z_rstd, y, sigmoid, step, scale)
 
 
-def _move(running: Running, momentum: float, mean: Tensor, var: Tensor,
-          count: int) -> None:
+def _move(running: Running, momentum: float, batch: Batch) -> None:
     """Move running statistics towards a batch's, as BN does."""
-    running.mean.lerp_(mean.to(running.mean.dtype), momentum)
-    running.var.lerp_((var * (count / (count - 1))).to(running.var.dtype),
-                      momentum)
+    var = batch.var * (batch.count / (batch.count - 1))
+    running.mean.lerp_(batch.mean.to(running.mean.dtype), momentum)
+    running.var.lerp_(var.to(running.var.dtype), momentum)
     running.count.add_(1)
 
 

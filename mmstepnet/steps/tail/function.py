@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from mmstepnet.precision import accumulation_dtype
+from mmstepnet.torch_version import is_batched
 
 from . import formulas
-from .formulas import Learned, Running, TailSpec, widen
+from .formulas import Batch, Learned, Running, TailSpec, widen
 
 
 class Tail(Function):
@@ -44,7 +45,8 @@ class Tail(Function):
         norm, gate = Running(*rest[:2]), Running(*rest[2:4])
         learned, saved = Learned(*rest[4:11]), ctx.kind(*rest[11:])
         needed = ctx.needs_input_grad[4:]
-        if torch.is_grad_enabled():
+        # Derivatives of second order, and several gradients at once.
+        if torch.is_grad_enabled() or is_batched(grad):
             found = _differentiable_backward(ctx.spec, x, c, learned, norm,
                                              gate, grad, needed)
         else:
@@ -78,11 +80,14 @@ def _differentiable_backward(
     It is evaluated once more from x, c and the parameters. Nobody's running
     statistics are updated.
     """
-    inputs = x, c, *learned
-    out = evaluate(spec, x, c, learned, norm, gate)
+    # Views, for c may come from x, whose own derivative is wanted here.
+    with torch.enable_grad():
+        inputs = [t if t is None else t.view_as(t) for t in (x, c, *learned)]
+        out = evaluate(spec, *inputs[:2], Learned(*inputs[2:]), norm, gate)
     wanted = [t for t, n in zip(inputs, needed) if n]
-    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True,
-                                     allow_unused=True))
+    grads = iter(torch.autograd.grad(
+        out, wanted, grad, create_graph=torch.is_grad_enabled(),
+        allow_unused=True))
     return [next(grads) if n else None for n in needed]
 
 
@@ -100,14 +105,14 @@ def evaluate(spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
     """
     wide = accumulation_dtype(c.dtype)
     x_, c_ = x.to(wide), c.to(wide)
-    batch = None
+    c_mean, batch = c_.mean((2, 3)), None
     if spec.norm == 'batch':
         var, mean = torch.var_mean(c_, (0, 2, 3), correction=0)
-        batch = mean, var, None
+        batch = Batch(mean, var, c_mean - mean, 0)
     scale, shift, saved = formulas.forward(
         spec._replace(norm_momentum=None, gate_momentum=None),
-        Learned(*widen(learned, wide)), norm, gate, x_.mean((2, 3)),
-        c_.mean((2, 3)), batch)
+        Learned(*widen(learned, wide)), norm, gate, x_.mean((2, 3)), c_mean,
+        batch)
     if saved.mean is not None:
         c_ = c_ - saved.mean[:, None, None]
     out = x_ + c_ * scale[..., None, None]
