@@ -59,6 +59,7 @@ class ResidualStep(nn.Module):
         self.activation = activation or nn.Identity()
         self.drop_path = drop_path or nn.Identity()
         self._observers = OrderedDict()
+        self._was_fused = None
 
     def init_weights(self) -> None:
         """Bring the attention to its start: mmengine's recursion asks it."""
@@ -146,4 +147,5 @@ class ResidualStep(nn.Module):
 
     def __getstate__(self) -> dict:
         """Leave observers out of copies: an EMA model is not observed."""
-        return {**self.__dict__, '_observers': OrderedDict()}
+        return {**self.__dict__, '_observers': OrderedDict(),
+                '_was_fused': None}
