@@ -112,11 +112,13 @@ def test_one_image(passes):
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)
-def test_more_than_one_split_and_chunk(passes, memory_format):
-    """Maps in several splits, images in several chunks."""
-    shape = (35, 2, 5, 410)
-    plan = passes.geometry(35, 2, 2050, memory_format == torch.channels_last)
-    assert plan.splits > 1 and plan.vectors[0] < 35
+@pytest.mark.parametrize('shape', [(3, 2, 2, 515), (33, 2, 3, 2)])
+def test_more_than_one_split_or_chunk(passes, memory_format, shape):
+    """Maps in several splits; images in several chunks."""
+    n, channels, height, width = shape
+    plan = passes.geometry(n, channels, height * width,
+                           memory_format == torch.channels_last)
+    assert plan.splits > 1 or plan.vectors[0] < n
     backends.check_equals_aten(passes, DEVICE, torch.float32, memory_format,
                                shape, backends.FEW[:1])
 
