@@ -236,7 +236,7 @@ def check_positive(owner: str, **arguments: int) -> None:
         **arguments (int): Their values.
 
     Raises:
-        ValueError: One is none.
+        ValueError: A value is not a positive integer.
     """
     for name, value in arguments.items():
         if not isinstance(value, int) or value < 1:

@@ -81,7 +81,7 @@ class FCA(Excitation, MapAttention):
 
 @leaf
 def resize(f: Tensor, size: int) -> Tensor:
-    """Average into (N, C, size, size), where the map is none already.
+    """Average a map into (N, C, size, size), unless it has that size.
 
     Graphs for other programs get the same average as two matrix products:
     theirs must serve every size, and ONNX has no other form.

@@ -27,7 +27,7 @@ def read_checkpoint(path: str, trusted: bool = False) -> dict:
 
     Returns:
         dict: What it holds, with ``state_dict`` and ``meta``, also where
-        the file is but a dict of weights.
+        the file is only a dict of weights.
 
     Raises:
         FileNotFoundError: There is no such file.
