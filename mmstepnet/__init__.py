@@ -14,6 +14,7 @@ from .version import __version__
 LATER = {
     'MetricAttention': 'mmstepnet.propagation',
     'TrajectoryRecorder': 'mmstepnet.stiffness',
+    'find_steps': 'mmstepnet.stiffness',
     'fold': 'mmstepnet.steps.fold',
     'insert_steps': 'mmstepnet.steps',
     'register_block': 'mmstepnet.steps',
@@ -24,7 +25,7 @@ LATER = {
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
-    'TrajectoryRecorder', '__version__', 'fold', 'insert_steps',
+    'TrajectoryRecorder', '__version__', 'find_steps', 'fold', 'insert_steps',
     'register_block', 'remove_steps', 'step_parameters'
 ]
 

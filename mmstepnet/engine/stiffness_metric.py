@@ -20,7 +20,7 @@ from mmstepnet.stiffness import (
     Trajectories,
     TrajectoryRecorder,
 )
-from mmstepnet.stiffness.block_search import unwrap
+from mmstepnet.stiffness.wrappers import unwrap
 
 PREFIX = 'stiffness'
 """Of the scalars' names, the folder and the files."""

@@ -48,6 +48,21 @@ def decide(question: Callable) -> Any:
 
 
 @contextmanager
+def repeated(decision: bool) -> Iterator[None]:
+    """Answer by a decision of before, but where a run of ours repeats its own.
+
+    Checkpoints of PyTorch's keep none.
+    """
+    outer = getattr(_thread, 'run', None)
+    if outer is None:
+        _thread.run = _Run(None, [decision], True)
+    try:
+        yield
+    finally:
+        _thread.run = outer
+
+
+@contextmanager
 def statistics_kept(*owners: nn.Module | None) -> Iterator[None]:
     """Leave alone the running statistics of all norms in some modules.
 
@@ -70,10 +85,12 @@ def statistics_kept(*owners: nn.Module | None) -> Iterator[None]:
 class _Run:
     """Context of a checkpointed function's first run, or of its second."""
 
-    def __init__(self, module: nn.Module, decisions: list, again: bool):
+    def __init__(self, module: nn.Module | None, decisions: list,
+                 again: bool):
         self.module = module
         self.decisions = decisions
         self.again = again
+        self.place = 0
 
     def __enter__(self) -> None:
         self.outer, _thread.run = getattr(_thread, 'run', None), self

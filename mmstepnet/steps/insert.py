@@ -120,7 +120,7 @@ def remove_steps(model: nn.Module) -> list[str]:
     """
     blocks = {}
     for name, block in model.named_modules():
-        if isinstance(block, StepBlock) and block.lasting:
+        if isinstance(block, StepBlock):
             check_forward(block)
             blocks[name] = block
         elif hasattr(block, 'known') and any(
@@ -192,9 +192,6 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
         matched = [p for p in patterns or () if _matches(name, p)]
         if not name.startswith(scope) or not (matched or patterns is None):
             continue
-        if isinstance(module, StepBlock) and not module.lasting:
-            raise ValueError(f'{name} is being recorded; stop the recorder '
-                             f'before you call insert_steps')
         steps = _steps(module)
         if steps and (not hasattr(module, 'known') or any(
                 step.attention is not None for step in steps)):

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn as nn
@@ -11,12 +12,11 @@ from torch.utils.hooks import RemovableHandle
 from mmstepnet.attentions import Plain, choose_step
 from mmstepnet.torch_version import is_backward, is_compiling
 
-from .checkpoint import statistics_kept
+from .checkpoint import repeated, statistics_kept
 from .tail import fused_step
 
-Observer = Callable[[
-    'ResidualStep', Tensor, Tensor, Tensor | None, Tensor | None, Tensor
-], None]
+Observer = Callable[['ResidualStep', Tensor, Tensor, Tensor | None, Tensor],
+                    None]
 
 
 class ResidualStep(nn.Module):
@@ -32,7 +32,9 @@ class ResidualStep(nn.Module):
     Where :func:`~.tail.fused_step` knows all its parts, the step is fused
     with the norm; the lines of the reference path say what it is. What
     autograd runs again for a checkpoint updates no statistics, in either
-    path.
+    path, and takes the path of the step's last run with gradients, though it
+    was observed then and is not now, or the reverse: a checkpoint of PyTorch
+    compares what both save.
 
     Args:
         attention (nn.Module, optional): A :class:`ChannelGate`, or what is
@@ -45,6 +47,9 @@ class ResidualStep(nn.Module):
             :math:`f \otimes \Delta t`. Defaults to None.
     """
 
+    _was_fused: bool | None = None
+    """Path of the last run that autograd might repeat."""
+
     def __init__(self,
                  attention: nn.Module | None = None,
                  activation: nn.Module | None = None,
@@ -54,6 +59,7 @@ class ResidualStep(nn.Module):
         self.activation = activation or nn.Identity()
         self.drop_path = drop_path or nn.Identity()
         self._observers = OrderedDict()
+        self._was_fused = None
 
     def init_weights(self) -> None:
         """Bring the attention to its start: mmengine's recursion asks it."""
@@ -81,13 +87,24 @@ class ResidualStep(nn.Module):
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
         if not is_compiling():
-            out = fused_step(self, identity, branch, norm)
+            again = is_backward()
+            with self._as_before() if again else nullcontext():
+                out = fused_step(self, identity, branch, norm)
+            if not again and torch.is_grad_enabled() and (
+                    self._was_fused is not (out is not None)):
+                self._was_fused = out is not None
             if out is not None:
                 return out if behind is None else behind(out)
-            if is_backward():
+            if again:
                 with statistics_kept(norm, self.attention):
                     return self._reference(identity, branch, norm, behind)
         return self._reference(identity, branch, norm, behind)
+
+    def _as_before(self) -> AbstractContextManager:
+        """Take the last run's path where observers may have changed it."""
+        if self._was_fused is False or self._was_fused and self._observers:
+            return repeated(self._was_fused)
+        return nullcontext()
 
     def _reference(self, identity: Tensor, branch: Tensor,
                    norm: nn.Module | None,
@@ -106,45 +123,29 @@ class ResidualStep(nn.Module):
             total = residual.add_(identity)
         else:
             total = identity + residual
-        if not self._observers:
-            out = self.activation(total)
-            return out if behind is None else behind(out)
-        # The hosts' ReLU works in place and would overwrite the sum.
-        if behind is not None or getattr(self.activation, 'inplace', False):
-            wanted = any(w for _, w in self._observers.values())
-            x_next = total.clone() if wanted else None
-        else:
-            x_next = total
         out = self.activation(total)
         if behind is not None:
             out = behind(out)
-        for observer, _ in tuple(self._observers.values()):
-            observer(self, identity, f, step, x_next, out)
+        for observer in tuple(self._observers.values()):
+            observer(self, identity, f, step, out)
         return out
 
-    def observe(self,
-                observer: Observer,
-                want_x_next: bool = True) -> RemovableHandle:
-        """Register ``observer(self, x, f, step, x_next, out)``.
+    def observe(self, observer: Observer) -> RemovableHandle:
+        """Register ``observer(self, x, f, step, out)``.
 
         It is called in every forward pass with x_t, f(x_t), the attention
-        value (None for a plain block), x_{t+1} before the activation, and
-        what the block returns. Tensors are overwritten by later layers:
-        reduce them inside the observer.
-
-        Args:
-            observer (Callable): What to call.
-            want_x_next (bool): Whether it needs x_{t+1}, which costs a copy
-                where the activation works in place. False may give it None.
-                Defaults to True.
+        value (None for a plain block) and what the block returns; x_{t+1}
+        before the activation is x + f * step. Tensors are overwritten by
+        later layers: reduce them inside the observer.
 
         Returns:
             RemovableHandle: Its ``remove()`` ends the observation.
         """
         handle = RemovableHandle(self._observers)
-        self._observers[handle.id] = observer, want_x_next
+        self._observers[handle.id] = observer
         return handle
 
     def __getstate__(self) -> dict:
         """Leave observers out of copies: an EMA model is not observed."""
-        return {**self.__dict__, '_observers': OrderedDict()}
+        return {**self.__dict__, '_observers': OrderedDict(),
+                '_was_fused': None}

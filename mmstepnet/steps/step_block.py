@@ -29,12 +29,8 @@ class StepBlock(nn.Module):
     host: type
     """Class of the block without steps."""
     known: KnownBlock
-    kind: type
-    """Class of ours that it is made with."""
     state: str
     """What the first argument of its ``forward`` is called."""
-    lasting = True
-    """Whether copies keep the steps."""
 
     def forward(self, *args, **kwargs) -> Tensor:
         """Take the block's steps. Arguments are those of the host's."""
@@ -57,24 +53,24 @@ class StepBlock(nn.Module):
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Name the host's class: ours is made anew in each process."""
         _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new_block, (self.host, self.kind), *state
+        return _new_block, (self.host, ), *state
 
 
-def _new_block(host: type, kind: type = StepBlock) -> StepBlock:
-    cls = step_class(host, kind)
+def _new_block(host: type) -> StepBlock:
+    cls = step_class(host)
     return cls.__new__(cls)
 
 
 @cache
-def step_class(host: type, kind: type) -> type:
-    """Class of a host's block that takes steps, of one kind of them."""
+def step_class(host: type) -> type:
+    """Class of a host's block that takes steps."""
     known = describe(host)
     if known is None:
         raise RuntimeError(
             f'{qualified_name(host)} has no description in this process; '
             f'call mmstepnet.steps.register_block beside the class')
-    return type(host)('Step' + host.__name__, (kind, host),
-                      dict(host=host, known=known, kind=kind,
+    return type(host)('Step' + host.__name__, (StepBlock, host),
+                      dict(host=host, known=known,
                            state=list(signature(host.forward).parameters)[1],
                            __module__=__name__))
 
@@ -123,22 +119,20 @@ def _layout(description: StepDescription, x: Tensor, *args,
 
 
 def put_steps(block: nn.Module,
-              attentions: Sequence[nn.Module | None],
-              kind: type[StepBlock] = StepBlock) -> None:
+              attentions: Sequence[nn.Module | None]) -> None:
     """Put a ResidualStep for each attention into a known block, in place.
 
     Args:
         block (nn.Module): The block. Where it has steps, they are kept and
             get the attentions.
         attentions (Sequence): One for each of its steps; None is Δt = 1.
-        kind (type): What the block becomes. Defaults to :class:`StepBlock`.
     """
     if any(isinstance(m, ResidualStep) for m in block.children()):
         for description, attention in zip(block.known.steps, attentions):
             getattr(block, description.name).attention = attention
         return
     check_forward(block)
-    block.__class__ = step_class(type(block), kind)
+    block.__class__ = step_class(type(block))
     block._switched, block._behind = {}, set()
     for description, attention in zip(block.known.steps, attentions):
         for part, value in description.switches.items():

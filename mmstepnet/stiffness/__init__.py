@@ -7,6 +7,8 @@ from .indices import (
 )
 from .readings import DEFAULT_READING, FIELDS, READING_TEXTS, READINGS
 from .recorder import TrajectoryRecorder
+from .search import find_steps
+from .stages import FoundStep
 from .total import (
     MEANS,
     block_stiffness,
@@ -21,6 +23,7 @@ from .trajectories import Trajectories
 __all__ = [
     'DEFAULT_READING',
     'FIELDS',
+    'FoundStep',
     'MEANS',
     'READINGS',
     'READING_TEXTS',
@@ -30,6 +33,7 @@ __all__ = [
     'block_stiffness',
     'correlate_ranks',
     'degree_axes',
+    'find_steps',
     'neural_stiffness_index',
     'simplified_stiffness',
     'stiffness_aware_index',

@@ -22,6 +22,12 @@ class Eager:
             self.stance = torch.compiler.set_stance('force_eager')
             self.stance.__enter__()
 
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *error) -> None:
+        self.leave()
+
     def leave(self) -> None:
         """End; compiled code returns with the last one who leaves."""
         self.recorders -= 1

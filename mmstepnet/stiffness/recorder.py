@@ -8,10 +8,14 @@ from torch import Tensor
 
 from mmstepnet.torch_version import is_backward
 
-from .block_search import Selection, build_probe, find_blocks, unwrap
 from .eager import EAGER
-from .readings import DEFAULT_READING, FIELDS, StepNorms, compute_fields
+from .finder import Finder
+from .readings import DEFAULT_READING, FIELDS, compute_fields
+from .search import batch_size, count_back, explain
+from .stages import Arrangement, FoundStep, Selection, select
+from .sums import hidden
 from .trajectories import Trajectories
+from .wrappers import unwrap
 
 
 class TrajectoryRecorder:
@@ -35,36 +39,48 @@ class TrajectoryRecorder:
     it is an error while paths are dropped. A state of norm 0 that stays where
     it is has index 0.
 
-    The blocks of this package are measured at their :class:`ResidualStep`;
-    those of other libraries that :func:`~mmstepnet.steps.insert_steps` knows
-    take steps of :math:`\Delta t = 1` meanwhile, and a gate that they have
-    behind their norm is taken for :math:`\Delta t`; any other, chosen by
-    ``blocks``, is measured by input, output and last activation, with
-    :math:`\Delta t = 1`. A stage
-    is the container that blocks stand in. The first block of each stage is
-    left out. A transformer block is two steps, attention and MLP, both
-    recorded. Of IEBN, whose gates stand in the block's norms and hence inside
-    f, every reading takes :math:`\Delta t = 1`: its TNS does not compare with
-    that of the other attentions.
+    A residual step is found by running, see :func:`find_steps`: it is the
+    sum of a state and of something computed from it, and no class is known
+    by name. A factor that was computed from the state, one number an image
+    and channel, is the attention value, else :math:`\Delta t = 1`; a
+    :class:`~mmstepnet.ResidualStep` tells its own. A stage is a container of
+    blocks, and the first block of each stage is left out. A Transformer's
+    block is two steps, attention and MLP, both recorded. Of IEBN, whose gates
+    stand in the block's norms and hence inside f, every reading takes
+    :math:`\Delta t = 1`: its TNS does not compare with that of the other
+    attentions.
 
-    Several forward passes add up; a pass that raises adds nothing. Features
-    are not kept, only six numbers a sample and block. Copies of the model
-    made meanwhile are not recorded. Code compiled by ``torch.compile`` runs
-    uncompiled meanwhile, for it would pass the hooks by; PyTorch before 2.6
-    cannot do that, and a pass that no hook saw is an error.
+    Several forward passes add up; a pass that raises adds nothing, and one
+    with other steps than the first is an error. Features are not kept, only
+    six numbers a sample and step. Nothing in the model is replaced, and it
+    returns what it returns unrecorded, bit for bit, but where hooks alone
+    change that (:class:`torch.nn.TransformerEncoder` has a fast path without
+    hooks) and where a ResidualStep takes its plain path for its fused one.
+    Copies of the model made meanwhile are not recorded. Code compiled by
+    ``torch.compile`` runs uncompiled meanwhile, for it would pass the hooks
+    by; PyTorch before 2.6 cannot do that.
 
     Args:
         model (nn.Module): Model, or a wrapper (``DataParallel``,
             ``DistributedDataParallel``, an averaged or a compiled model).
-        blocks (str | type | Sequence, optional): See
-            :func:`~mmstepnet.stiffness.block_search.find_blocks`. None is
-            every known block, in the ``backbone`` if the model has one.
+        blocks (str | type | Sequence, optional): Blocks to choose among
+            what is found: classes, or patterns of names, from the right and
+            part by part as in :meth:`pathlib.PurePath.match`: ``'layer3.*'``
+            means every child of any ``layer3``. None is all, in the
+            ``backbone`` if the model has one: the blocks of a detector's
+            heads work on regions, not on images.
+
+    Attributes:
+        steps (list[FoundStep]): After a pass, all that was found, with the
+            reasons for which some of it is left out.
+        blocks (list[str]): Names of the L recorded steps.
+        stages (Tensor): Stage of each, (L,).
+        excluded (list[str]): First blocks of stages, which are left out.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: No block was found, or only first ones of stages.
-        RuntimeError: A block's ``forward`` is another than the one that is
-            known, and ``blocks`` does not choose.
+        TypeError: ``model`` is no module, or was made by ``torch.jit``.
+        ValueError: ``blocks`` matches no module. And, from the first forward
+            pass on: no step was found, or only those of first blocks.
 
     Example:
         >>> from mmstepnet.models import StepResNetCIFAR
@@ -89,21 +105,10 @@ class TrajectoryRecorder:
                 'samples get mixed up; use DistributedDataParallel or '
                 'record model.module')
         self.model = unwrap(model)
-        found = find_blocks(self.model, blocks)
-        self.excluded = [block.name for block in found if block.first]
-        recorded = [block for block in found if not block.first]
-        if not recorded:
-            raise ValueError(
-                'every block found is the first of its stage, and these are '
-                f'left out: {", ".join(self.excluded)}')
-        self._probes = [build_probe(b, self._report) for b in recorded]
-        self.blocks = [step for p in self._probes for step in p.steps]
-        names = list(dict.fromkeys(block.stage for block in recorded))
-        self.stages = torch.tensor([
-            names.index(block.stage)
-            for block, probe in zip(recorded, self._probes)
-            for _ in probe.steps
-        ])
+        self._finder = Finder(self.model)
+        if blocks is not None:
+            select({n: m for m, n in self._finder.names.items()}, blocks)
+        self._selection = blocks
         self._handles = []
         self.clear()
 
@@ -127,22 +132,17 @@ class TrajectoryRecorder:
         """
         if self._handles:
             raise RuntimeError('the recorder has been started already')
-        self._reset_pass()
         self._once = once
+        self._finder = Finder(self.model, self._finder.blocks)
         self._handles = [
-            self.model.register_forward_pre_hook(self._begin_pass),
-            self.model.register_forward_hook(self._end_pass),
+            *self._finder.attach(),
+            self.model.register_forward_hook(
+                self._end_pass, with_kwargs=True),
             # Runs where the model raises, too.
             self.model.register_forward_hook(
                 self._leave_pass, always_call=True),
         ]
         EAGER.enter()
-        try:
-            for probe in self._probes:
-                self._handles += probe.attach()
-        except BaseException:
-            self.stop()
-            raise
 
     def stop(self) -> None:
         """Remove all hooks; what was recorded stays. May be called twice."""
@@ -151,13 +151,12 @@ class TrajectoryRecorder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._reset_pass()
 
     def clear(self) -> None:
         """Forget all samples."""
         self._samples = 0
         self._parts: list[Tensor] = []
-        self._reset_pass()
+        self._found: list[FoundStep] | None = None
 
     @property
     def record(self) -> dict[str, Tensor]:
@@ -172,8 +171,8 @@ class TrajectoryRecorder:
         if not self._parts:
             raise RuntimeError(
                 'no forward pass was recorded: run the model between start() '
-                'and stop(), on the object that the recorder was given'
-                + _partly(self._pass, self.blocks))
+                'and stop(), by calling the object that the recorder was '
+                'given' + _ran_alone(self._finder))
         if len(self._parts) > 1:
             self._parts = [torch.cat(self._parts)]
         return dict(zip(FIELDS, self._parts[0].unbind(1)))
@@ -216,67 +215,84 @@ class TrajectoryRecorder:
         """Those in a pickle lead to a recorder of nothing."""
         return dict(model=None)
 
-    def _reset_pass(self) -> None:
-        self._pass: dict[str, StepNorms] = {}
-        # Rows of the model's pass; None where the blocks run by themselves.
-        self._pending: list[Tensor] | None = None
-        for probe in self._probes:
-            probe.reset()
+    @property
+    def steps(self) -> list[FoundStep]:
+        """All that was found in the first pass."""
+        if self._found is None:
+            raise RuntimeError(
+                'steps are found by running: the first forward pass between '
+                'start() and stop() tells them' + _ran_alone(self._finder))
+        return self._found
 
-    def _begin_pass(self, model: nn.Module, inputs: tuple) -> None:
-        if model is self.model and not is_backward():
-            self._reset_pass()
-            self._pending = []
+    @property
+    def blocks(self) -> list[str]:
+        """Names of the recorded steps."""
+        return [step.name for step in self.steps if not step.left_out]
 
-    def _end_pass(self, model: nn.Module, inputs: tuple, out: object) -> None:
+    @property
+    def stages(self) -> Tensor:
+        """Stage of each recorded step, (L,)."""
+        stages = [step.stage for step in self.steps if not step.left_out]
+        names = list(dict.fromkeys(stages))
+        return torch.tensor([names.index(stage) for stage in stages])
+
+    @property
+    def excluded(self) -> list[str]:
+        """First blocks of stages."""
+        self.steps  # noqa: B018, it refuses where nothing has run
+        return self._excluded
+
+    def _end_pass(self, model: nn.Module, inputs: tuple, named: dict,
+                  out: object) -> None:
         if model is not self.model or is_backward():
             return
-        if self._pass or not self._pending:
+        found = Arrangement(self._finder, self._selection)
+        norms = {name: total.norms.of_block(block.run)
+                 for name, total, block in found.recorded}
+        if not norms:
+            raise ValueError(explain(self._finder, found.steps))
+        if self._found is not None and list(norms) != self.blocks:
             raise RuntimeError(
-                'a forward pass of the model did not run all blocks'
-                + _partly(self._pass, self.blocks) + '. Name those that run '
-                'by blocks=; if torch.compile made the model, record the '
-                'original one')
-        self._commit(*self._pending)
+                'a forward pass ran other steps than the first one'
+                + _difference(self.blocks, list(norms)) + '. Name those that '
+                'run each time by blocks=; in training mode, blocks may be '
+                'skipped at random')
+        for name, total, _ in found.recorded:
+            if total.shape in self._finder.wrong_shapes:
+                raise ValueError(
+                    f'{self._finder.wrong_shapes[total.shape]} takes the '
+                    f'state of {name} with tokens before samples; build it '
+                    'with batch_first=True to measure samples')
+        with hidden():
+            part = compute_fields(
+                count_back(norms, batch_size(inputs, named)), self._samples)
+        if self._found is None:
+            self._found, self._excluded = found.steps, found.excluded
+            self._finder.blocks = {b.name for *_, b in found.recorded}
+        self._parts.append(part)
+        self._samples += len(part)
 
     def _leave_pass(self, model: nn.Module, inputs: tuple,
                     out: object) -> None:
-        if model is self.model:
-            self._reset_pass()
-            if self._once:
+        # Not where another thread is refused while the model runs in this one.
+        if model is self.model and self._finder.thread is None:
+            self._finder.forget()
+            if self._once and not is_backward():
                 self.stop()
 
-    def _commit(self, *parts: Tensor) -> None:
-        self._parts += parts
-        self._samples += sum(map(len, parts))
 
-    def _report(self, step: str, norms: StepNorms) -> None:
-        if step in self._pass:
-            missing = _partly(self._pass, self.blocks)
-            self._reset_pass()
-            raise RuntimeError(
-                f'{step} ran a second time in one forward pass' + missing +
-                '. Blocks that share weights cannot be told apart; name '
-                'others by blocks=. If the pass before was interrupted, run '
-                'this one again')
-        self._pass[step] = norms
-        if len(self._pass) == len(self.blocks):
-            self._complete_pass()
-
-    def _complete_pass(self) -> None:
-        steps = {name: self._pass[name] for name in self.blocks}
-        self._pass = {}
-        seen = self._samples + sum(map(len, self._pending or ()))
-        fields = compute_fields(steps, seen)
-        if self._pending is None:
-            self._commit(fields)
-        else:
-            self._pending.append(fields)
+def _difference(first: list[str], now: list[str]) -> str:
+    missing = [name for name in first if name not in now]
+    new = [name for name in now if name not in first]
+    return ''.join(
+        f': {", ".join(names[:5])}{", …" if len(names) > 5 else ""} {what}'
+        for names, what in ((missing, 'did not run'), (new, 'ran as well'))
+        if names)
 
 
-def _partly(seen: dict, blocks: list[str]) -> str:
-    missing = [name for name in blocks if name not in seen]
-    if len(missing) == len(blocks):
-        return ': none of them ran'
-    names = ', '.join(missing[:5]) + (', …' if len(missing) > 5 else '')
-    return f': {names} did not run'
+def _ran_alone(finder: Finder) -> str:
+    if not finder.outside:
+        return ''
+    names = ', '.join(name or 'the model' for name in list(
+        finder.outside)[:5])
+    return (f'. What ran by itself, or in another thread: {names}')

@@ -124,8 +124,8 @@ def test_both_steps_of_a_layer_are_observed():
     assert len(steps) == 2 * 3
     states = []
     for step in steps:
-        step.observe(lambda module, x, f, dt, x_next, out: states.append(
-            (x, f * (1 if dt is None else dt), x_next)))
+        step.observe(lambda module, x, f, dt, out: states.append(
+            (x, f * (1 if dt is None else dt), out)))
     out, = model(images())
     for (x, move, x_next), (following, *_) in zip(states, states[1:]):
         torch.testing.assert_close(x + move, x_next)

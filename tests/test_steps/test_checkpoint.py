@@ -10,6 +10,7 @@ import itertools
 import pytest
 import torch
 import torch.nn as nn
+from torch.utils.checkpoint import checkpoint as checkpoint_of_pytorch
 
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, SE, StepNet
@@ -85,6 +86,42 @@ def test_whatever_comes_or_goes_before_backward(preact, attention, forward,
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     tracked = [b for b in got if b.dtype == torch.int64]
     assert tracked and all(b == 1 for b in tracked)
+
+
+@pytest.mark.parametrize('forward, backward', [
+    *itertools.product(('switched off', 'hooked', 'observed'), CONTEXTS),
+    ('nothing', 'nothing'), ('nothing', 'observed')])
+def test_checkpoints_of_pytorch(forward, backward, calls):
+    """They keep no decisions: a step repeats that of its last run.
+
+    A switch or a hook that comes when the fused path has been taken is none
+    that may be passed over; it changes what is saved, and PyTorch says so.
+    """
+    torch.manual_seed(0)
+    block = block_of(18)
+    block.step.attention = StepNet(8)
+    randomise(block)
+    block.double().train()
+    x = torch.randn(3, 8, 5, 4, dtype=torch.float64)
+    expected = passes(block, x, 'switched off', 'nothing')
+    for before in ('nothing', 'switched off'):  # the last run is what counts
+        twin, x_ = copy.deepcopy(block), x.clone().requires_grad_()
+        with CONTEXTS[before](twin):
+            twin(x_)
+        twin.load_state_dict(block.state_dict())
+        calls.clear()
+        with CONTEXTS[forward](twin):
+            out = checkpoint_of_pytorch(twin, x_, use_reentrant=False)
+        with torch.no_grad():
+            twin.eval()(x_)  # autograd repeats nothing of it
+        fused = len(calls)
+        with CONTEXTS[backward](twin.train()):
+            out.square().sum().backward()
+        for a, b in zip([x_.grad, *(p.grad for p in twin.parameters())],
+                        expected):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        assert (fused, len(calls)) == (
+            (2, 3) if forward == 'nothing' else (1, 1))
 
 
 def in_context(name, blocks):

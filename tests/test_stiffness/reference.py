@@ -1,4 +1,4 @@
-"""An evaluation that keeps all features, and blocks of no known class."""
+"""An evaluation that keeps all features, and blocks to evaluate."""
 
 import torch
 import torch.nn as nn
@@ -56,7 +56,6 @@ def post_activation(branch, gate=None):
         return [(x, f, step, x_next, relu(x_next))]
 
     return steps
-
 
 
 def plain_step(x, f):
@@ -133,7 +132,7 @@ def no_hooks(model):
 
 
 class Residual(nn.Module):
-    """A block of no known class, with or without activation behind it."""
+    """A block of a class of its own, with or without activation behind it."""
 
     def __init__(self, last):
         super().__init__()
@@ -151,7 +150,7 @@ class Residual(nn.Module):
         return f if self.last is None else self.last(f)
 
 
-def unknown_blocks(block):
+def blocks_in_a_row(block):
     model = nn.Sequential()
     model.add_module('stem', nn.Conv2d(3, 8, 3))
     model.add_module('body', nn.Sequential(*[block() for _ in range(3)]))

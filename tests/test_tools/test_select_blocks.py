@@ -65,7 +65,7 @@ def test_stiffest_blocks_make_a_config(call, tmp_path, capsys):
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     images = [dataset[i]['inputs'] for i in spread_indices(len(dataset), 16)]
     x = (torch.stack(images).float() - 77.9) / 95.9
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+    with TrajectoryRecorder(model.backbone) as recorder, torch.no_grad():
         model.backbone(x)
     nsi = recorder.nsi.double().numpy().reshape(16, 3, 2)
     mean = nsi.mean(2, keepdims=True)

@@ -85,9 +85,6 @@ class KeepStiffnessHook(StiffnessHook):
 
     def before_test_epoch(self, runner: Runner) -> None:
         super().before_test_epoch(runner)
-        recorder = self._metric.recorder
-        print(f'{len(recorder.blocks)} residual steps; left out as the first '
-              f'of their stages: {", ".join(recorder.excluded)}')
         self.bar = ProgressBar(len(runner.test_dataloader))
 
     def after_test_iter(self, *args, **kwargs) -> None:
@@ -97,6 +94,8 @@ class KeepStiffnessHook(StiffnessHook):
     def keep(self, runner: Runner, trajectories: Trajectories,
              scalars: dict[str, float]) -> None:
         self.trajectories = trajectories
+        print(f'{len(trajectories.blocks)} residual steps; left out as the '
+              f'first of their stages: {", ".join(trajectories.excluded)}')
 
 
 def build_dataloader(cfg: Config, split: str,

@@ -38,10 +38,10 @@ DRAWING = ('jinja2', 'matplotlib', 'plotly')
 class StiffnessHook(Hook):
     """Measure stiffness in validation and test.
 
-    Works with every residual model that
-    :class:`~mmstepnet.stiffness.TrajectoryRecorder` knows, in any mmengine
-    runner: ``custom_hooks=[dict(type='mmstepnet.StiffnessHook')]``. Each
-    epoch gives
+    Works with every model in which
+    :class:`~mmstepnet.stiffness.TrajectoryRecorder` finds residual steps, in
+    any mmengine runner:
+    ``custom_hooks=[dict(type='mmstepnet.StiffnessHook')]``. Each epoch gives
 
     - ``stiffness/tns``, ``stiffness/p_hat`` (the integral of the proportion
       of stiff blocks) and ``stiffness/nsi`` (mean over samples and blocks)
@@ -187,6 +187,8 @@ class StiffnessHook(Hook):
         """Check what was recorded."""
         self._disarm()
         if self._metric is not None and not self._metric.complete:
+            if not self._metric.measured:
+                self._say_what_is_measured(runner, self._metric.recorder)
             self._metric.process(data_batch, outputs)
 
     after_test_iter = after_val_iter
@@ -292,9 +294,12 @@ class StiffnessHook(Hook):
         check_loader(runner.model, dataloader)
         size = len(dataloader.dataset)
         size = min(size, self.max_samples or size)
-        recorder = TrajectoryRecorder(runner.model, self.blocks)
         self._metric = StiffnessMetric(
-            recorder, size, describe(runner, split, self.reading, size))
+            TrajectoryRecorder(runner.model, self.blocks), size,
+            describe(runner, split, self.reading, size))
+
+    def _say_what_is_measured(self, runner: Runner,
+                              recorder: TrajectoryRecorder) -> None:
         runner.logger.info(
             f'StiffnessHook measures {len(recorder.blocks)} residual steps '
             f'and leaves out the first block of each stage: '

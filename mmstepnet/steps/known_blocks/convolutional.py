@@ -46,12 +46,6 @@ def _behind_timm_norm(block: nn.Module, x: Tensor, norm: str) -> Tensor:
     return x if block.se is None else block.se(getattr(block, norm)(x))
 
 
-def _timm_gate(block: nn.Module, norm: str) -> tuple | None:
-    """An attention whose gate is no module (CBAM has two) is part of f."""
-    gate = getattr(block.se, 'gate', None)
-    return None if gate is None else (getattr(block, norm), gate)
-
-
 def _timm_basic(block: nn.Module, x: Tensor) -> Tensor:
     x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
     return _behind_timm_norm(block, block.conv2(x), 'bn2')
@@ -108,12 +102,10 @@ known(
     StepDescription(
         _timm_basic, width='conv2',
         norm=lambda block: block.bn2 if block.se is None else None,
-        identity='downsample', activation='act2', drop_path='drop_path',
-        gate=lambda block: _timm_gate(block, 'bn2')))
+        identity='downsample', activation='act2', drop_path='drop_path'))
 TIMM_BOTTLENECK = dict(
     width='conv3', norm=lambda block: block.bn3 if block.se is None else None,
-    identity='downsample', drop_path='drop_path',
-    gate=lambda block: _timm_gate(block, 'bn3'))
+    identity='downsample', drop_path='drop_path')
 known(
     'timm.models.resnet.Bottleneck',
     StepDescription(_timm_bottleneck, activation='act3', **TIMM_BOTTLENECK))

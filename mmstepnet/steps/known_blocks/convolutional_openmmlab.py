@@ -56,10 +56,7 @@ known(
         _mm_bottleneck, norm='norm3', drop_path='drop_path', **MM_BOTTLENECK))
 known(
     'mmpretrain.models.backbones.seresnet.SEBottleneck',
-    StepDescription(
-        _mm_se_bottleneck,
-        gate=lambda block: (block.norm3, block.se_layer.conv2),
-        **MM_BOTTLENECK))
+    StepDescription(_mm_se_bottleneck, **MM_BOTTLENECK))
 known(
     'mmpretrain.models.backbones.res2net.Bottle2neck',
     StepDescription(_mm_res2net, norm='norm3', **MM_BOTTLENECK))

@@ -50,10 +50,6 @@ class StepDescription:
         map_shape (Callable, optional): Gives (H, W) of tokens that are a
             map, from the further arguments of the block's forward. Defaults to
             None.
-        gate (Callable, optional): Where the block has a gate of its own
-            behind the norm, gives the modules that return what is gated and
-            the gate, else None: the recorder takes the gate for Δt, while
-            for :func:`insert_steps` it is part of f. Defaults to None.
         name (str): Attribute of the block that the step becomes. Defaults to
             ``'step'``.
         switches (Mapping[str, object]): Attributes of the block, by dotted
@@ -68,8 +64,6 @@ class StepDescription:
     drop_path: Part = None
     layout: str = 'NCHW'
     map_shape: Callable[..., tuple[int, int]] | None = None
-    gate: Callable[[nn.Module],
-                   tuple[nn.Module, nn.Module] | None] | None = None
     name: str = 'step'
     switches: Mapping[str, object] = field(default_factory=dict)
 

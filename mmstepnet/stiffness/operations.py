@@ -1,0 +1,130 @@
+"""What an operation of PyTorch does with the states that it is given.
+
+Only names are asked, those of ATen and of PyTorch's own decompositions; what
+neither knows is a foreign operator and taken for a contraction.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from .tags import tensors
+
+CONTRACTION = re.compile(
+    r'conv(?!ert)|mm(_|$)|(^|_)mv|dot$|attention|pool|fft|lstm|gru(_|$)|rnn'
+    r'|(^|mkldnn_)linear|cdist|^_trilinear|_encoder_layer')
+"""Mixes channels or places: only what has passed one is a branch f(x)."""
+
+NORM = re.compile(r'(layer|batch|group|rms|instance)_norm')
+
+SAME = {'_to_copy', 'clone', 'constant_pad_nd', 'lift_fresh', 'to_padded',
+        'pad'}
+"""Its result is the state that it was given, somewhere else in memory."""
+
+RANDOM = re.compile(r'bernoulli|^rand|uniform|normal')
+
+ADDITIONS = {
+    'add': ((0, 1), (1, 0)),
+    'sub': ((0, 1), ),
+    'lerp': ((0, 1), ),
+    'addcmul': ((0, 1), (0, 2)),
+    'addcdiv': ((0, 1), ),
+    'addmm': ((0, 1), (0, 2)),
+    'baddbmm': ((0, 1), (0, 2)),
+}
+"""Places of the state and of the branch among the arguments."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What an operation does.
+
+    Attributes:
+        name (str): Its name in PyTorch, without the ending of one that works
+            in place.
+        views (bool): Whether it only looks at memory in another way.
+        writes (bool): Whether it changes an argument.
+        composite (bool): Whether it consists of others, which it calls.
+        mixes (bool): Whether it is a contraction.
+        carries (bool): Whether its result is computed from the values that
+            it is given, not from their shape alone.
+        random (bool): Whether it draws numbers.
+        norm (bool): Whether it is a norm.
+        same (bool): Whether its result is the state that it was given.
+        pairs (tuple): See :data:`ADDITIONS`.
+        fused (bool): Whether it may add and do something else.
+    """
+
+    name: str
+    views: bool = False
+    writes: bool = False
+    composite: bool = False
+    mixes: bool = False
+    carries: bool = True
+    random: bool = False
+    norm: bool = False
+    same: bool = False
+    pairs: tuple = ()
+    fused: bool = False
+
+    @property
+    def hands_on_factors(self) -> bool:
+        """Whether a product is still one behind it."""
+        return bool(self.pairs) or self.same or self.name in ('mul', 'div')
+
+    def operands(self, args: tuple, kwargs: dict) -> Iterator[tuple]:
+        """What may be the state, and the branch that is added to it."""
+        pairs = self.pairs
+        if self.fused:
+            args = tensors(args, kwargs)
+            pairs = permutations(range(len(args)), 2)
+        for i, j in pairs:
+            if max(i, j) < len(args):
+                yield args[i], args[j]
+
+    def fits(self, x: Tensor, f: Tensor) -> bool:
+        """Whether shapes are those of a state and of a branch."""
+        if self.multiplies:  # f is one factor of the branch
+            return x.dim() == f.dim() and (
+                x.shape[:-1] == f.shape[:-1] or x.shape[-1] == f.shape[-1])
+        return x.shape == f.shape
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether what it adds is a matrix product."""
+        return self.name in ('addmm', 'baddbmm')
+
+
+@cache
+def describe_operation(func: object) -> Operation:
+    """Look at an operation as a dispatch mode is given it."""
+    if not isinstance(func, torch._ops.OpOverload):  # of higher order
+        return Operation(str(func), mixes=True)
+    name = func.overloadpacket.__name__.removesuffix('_')
+    schema = func._schema
+    aliases = [value.alias_info for value in schema.returns]
+    foreign = func.namespace not in ('aten', 'prims', 'prim')
+    return Operation(
+        name,
+        views=bool(aliases) and not schema.is_mutable and all(aliases),
+        writes=schema.is_mutable,
+        composite=_has_kernel(func, 'CompositeImplicitAutograd')
+        and not any(_has_kernel(func, key) for key in ('CPU', 'CUDA')),
+        mixes=foreign or bool(CONTRACTION.search(name)),
+        carries=not re.search(r'_like$|^new_', name),
+        random=bool(RANDOM.search(name)),
+        norm=bool(NORM.search(name)),
+        same=name in SAME,
+        pairs=() if foreign else ADDITIONS.get(name, ()),
+        fused=bool(re.search('(^|_)add(_|$)', name))
+        and (foreign or name not in ADDITIONS))
+
+
+def _has_kernel(func: torch._ops.OpOverload, key: str) -> bool:
+    return func.namespace == 'aten' and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

@@ -1,0 +1,137 @@
+"""Which residual steps a model has, and what to say where none is found."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn as nn
+
+from .eager import EAGER
+from .finder import Finder
+from .readings import StepNorms
+from .stages import Arrangement, FoundStep
+from .tags import tensors
+from .wrappers import unwrap
+
+
+def find_steps(model: nn.Module, *inputs: object,
+               **named: object) -> list[FoundStep]:
+    r"""Find the residual steps of a model by running it, without measuring.
+
+    A residual step (Eq. 1 and 4),
+
+    .. math::
+        x_{t+1} = x_t + f(x_t) \Delta t,
+
+    is an addition of a state to something that was computed from this state
+    by a contraction: a convolution, a matrix product, attention, pooling, an
+    FFT or an operator that PyTorch does not know. A state is a tensor that a
+    module was given. What wrote the addition, wrapped the block or patched
+    its ``forward`` does not matter, and no class is known by name.
+
+    The model runs in evaluation mode and without gradients, and is left as it
+    was. On the meta device, or under ``FakeTensorMode``, nothing is computed:
+    a network of any size is described in about a second.
+
+    Args:
+        model (nn.Module): Model, or a wrapper of one.
+        *inputs: What its ``forward`` takes.
+        **named: The same by name.
+
+    Returns:
+        list[FoundStep]: In the order of the pass, also what
+        :class:`TrajectoryRecorder` leaves out, with the reason.
+
+    Raises:
+        TypeError: ``model`` is no module, or was made by ``torch.jit``.
+        ValueError: It takes nested tensors.
+
+    Example:
+        >>> import torch
+        >>> from torchvision.models import resnet50
+        >>> from mmstepnet import find_steps
+        >>> with torch.device('meta'):
+        ...     steps = find_steps(resnet50(), torch.rand(1, 3, 224, 224))
+        >>> print(steps[1])
+        layer1.1: (1, 256, 56, 56), then relu, recorded
+    """
+    finder = Finder(unwrap(model), measure=False)
+    handles = finder.attach()
+    try:
+        with EAGER, _evaluating(finder.model), torch.no_grad():
+            model(*inputs, **named)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Arrangement(finder).steps
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; hosts do more than that in ``eval()``."""
+    training = [m for m in model.modules() if m.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def explain(finder: Finder, steps: list[FoundStep]) -> str:
+    """What was seen where nothing can be recorded."""
+    lines = [f'no residual step of {type(finder.model).__name__} can be '
+             'recorded.']
+    if steps:
+        lines.append('Found, but left out:')
+        lines += _first_few([f'{s.name}: {s.left_out}' for s in steps])
+    if finder.missed:
+        lines.append('Sums of two tensors that are no steps:')
+        lines += _first_few([
+            f'{count} in {name or "the model itself"}: {reason}'
+            for (name, reason), count in finder.missed.most_common()])
+    if finder.outside:
+        lines.append('Ran by itself, or in another thread:')
+        lines += _first_few(list(finder.outside))
+    if len(lines) == 1:
+        lines.append('It adds no two tensors where hooks and dispatch modes '
+                     'see it')
+    return '\n'.join(lines)
+
+
+def _first_few(items: list[str]) -> list[str]:
+    more = [f'  and {len(items) - 8} more'] if len(items) > 8 else []
+    return [f'  {item}' for item in items[:8]] + more
+
+
+def batch_size(inputs: tuple, named: dict) -> int | None:
+    """Number of samples that a model was given, if that can be told."""
+    first = next(iter((*inputs, *named.values())), None)
+    if isinstance(first, (list, tuple)):
+        return len(first)
+    first = next(iter(tensors(inputs, named)), None)
+    return None if first is None or first.dim() == 0 else len(first)
+
+
+def count_back(steps: dict[str, StepNorms],
+               samples: int | None) -> dict[str, StepNorms]:
+    """Norms of whole samples from those of their frames or windows.
+
+    Args:
+        steps (dict[str, StepNorms]): Norms by the names of the steps, (M,)
+            or as many times more as a sample has parts. Parts of one sample
+            stand together.
+        samples (int, optional): Number M of samples; None leaves all as it
+            is.
+    """
+    def of_sample(values: torch.Tensor, mean: bool) -> torch.Tensor:
+        parts = values.view(samples, -1)
+        return parts.mean(1) if mean else parts.square().sum(1).sqrt()
+
+    return {
+        name: norms if not samples or len(norms.x) % samples else StepNorms(
+            *(of_sample(getattr(norms, part), part == 'step')
+              for part in ('x', 'f', 'change', 'returned', 'step')))
+        for name, norms in steps.items()
+    }

@@ -1,0 +1,326 @@
+"""Names, stages and first blocks of the residual steps that were found."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import torch.nn as nn
+
+from .finder import Finder
+from .sums import Run, Sum
+
+Selection = str | type | Sequence[str | type]
+"""Blocks by name pattern, by class, or a mixture of both."""
+
+LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
+
+FIRST = 'first of its stage'
+
+
+@dataclass(frozen=True)
+class FoundStep:
+    """A residual step of a model, or what might be taken for one.
+
+    Attributes:
+        name (str): What a recording calls it.
+        owner (str): The module whose code adds.
+        ordinals (tuple[int, ...]): Which it is of the additions of two
+            tensors of one shape that the owner executes in one run, from 0.
+            Several where branches are added one after the other.
+        block (str, optional): The block that it belongs to.
+        stage (str, optional): The container that the block stands in.
+        shape (tuple[int, ...]): Of the state x_t and of f(x_t).
+        channels (int, optional): Axis of the channels: the only one as long
+            as a weight of the block with one dimension. None if several are.
+        gate (tuple[int, ...], optional): Shape of the attention value Δt.
+        activation (str, optional): What becomes of the sum before the block
+            hands it on, by PyTorch's name of the operation.
+        left_out (str, optional): Why it is not recorded. None: it is.
+    """
+
+    name: str
+    owner: str
+    ordinals: tuple[int, ...]
+    block: str | None
+    stage: str | None
+    shape: tuple[int, ...]
+    channels: int | None
+    gate: tuple[int, ...] | None
+    activation: str | None
+    left_out: str | None
+
+    def __str__(self) -> str:
+        more = ''.join(
+            f', {key} {value}' for key, value in
+            (('gate', self.gate), ('then', self.activation)) if value)
+        return (f'{self.name}: {self.shape}{more}, '
+                f'{self.left_out or "recorded"}')
+
+
+@dataclass(eq=False)
+class Child:
+    """A child of a container, in one run of what encloses it."""
+
+    name: str
+    run: Run
+    sums: list[Sum] = field(default_factory=list)
+    returned: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Container:
+    """What may be a stage, in one run of what encloses it."""
+
+    name: str
+    children: dict[object, Child]
+    is_stage: dict[tuple, bool] = field(default_factory=dict)
+
+
+class Arrangement:
+    """Steps of one pass in their blocks and stages.
+
+    Args:
+        finder (Finder): What has followed the pass.
+        selection (Selection, optional): Blocks, see :func:`select`.
+
+    Attributes:
+        recorded (list[tuple]): What is recorded: name, sum and block.
+        excluded (list[str]): Names of the blocks left out as first ones.
+    """
+
+    def __init__(self, finder: Finder, selection: Selection | None = None):
+        # Of a wrapper and what is in it, the latter.
+        self.modules = {name: m for m, name in finder.names.items()}
+        self.chosen = None if selection is None else select(
+            self.modules, selection)
+        self.scope = 'backbone.' if selection is None and isinstance(
+            getattr(finder.model, 'backbone', None), nn.Module) else ''
+        self.containers: dict[object, Container] = {}
+        stepping = {s.owner for s in finder.sums if s.state}
+        sums = [s for s in finder.sums if s.state
+                or s.returned and s.owner not in stepping]
+        places = {s: list(self._place(s)) for s in sums}
+        blocks = {s: self._block(s, places[s]) for s in sums}
+        if self.chosen is None:  # stages of one block, like those in others
+            kinds = {self._kind(b[1].name)
+                     for s, b in blocks.items() if b and s.state}
+            blocks = {s: b if b and (s.state or self._kind(
+                b[1].name) in kinds) else None for s, b in blocks.items()}
+            blocks = {s: b or next(
+                (p for p in places[s] if self._kind(p[1].name) in kinds),
+                None) for s, b in blocks.items()}
+        self._leave_out(sums, blocks)
+        self._build(sums, blocks)
+
+    def _place(self, found: Sum) -> Iterator[tuple[Container, Child]]:
+        """Containers around a sum and their children, from inside."""
+        run = found.owner
+        while run.outer is not None:
+            name = run.name
+            while name:
+                container = self._container(run.outer, name)
+                child = container.children.setdefault(
+                    run if name == run.name else name, Child(name, run))
+                child.sums.append(found)
+                child.returned |= run.returned
+                yield container, child
+                name = container.name
+                if not f'{name}.'.startswith(f'{run.outer.name}.'.lstrip(
+                        '.')) or name == run.outer.name:
+                    break
+            run = run.outer
+
+    def _container(self, outer: Run, name: str) -> Container:
+        """The container of a module, with all its children that ran."""
+        parent = name.rpartition('.')[0]
+        if (outer, parent) not in self.containers:
+            self.containers[outer, parent] = Container(parent, {
+                run: Child(run.name, run, returned=set(run.returned))
+                for run in outer.inner
+                if run.name.rpartition('.')[0] == parent
+            })
+        return self.containers[outer, parent]
+
+    def _block(self, found: Sum,
+               places: list) -> tuple[Container, Child] | None:
+        """The block of a sum, by the selection or by its stage."""
+        if self.chosen is not None:
+            return next((p for p in places if p[1].name in self.chosen), None)
+        if not found.state:  # a block that projects does so by itself
+            places = places[:1]
+        for alike, chained in ((True, True), (True, False), (False, True)):
+            for container, child in places:
+                if self._is_stage(container, alike, chained):
+                    return container, child
+        return None
+
+    def _is_stage(self, container: Container, alike: bool,
+                  chained: bool) -> bool:
+        """Whether two children hold sums, one of them a step, of one shape.
+
+        A child of the same class that only makes the state is one, too.
+
+        Args:
+            container (Container): The container.
+            alike (bool): Whether both must be of one class; else the
+                container must be a list of modules.
+            chained (bool): Whether the one must begin with a state that the
+                other returned.
+        """
+        key = alike, chained
+        if key not in container.is_stage:
+            container.is_stage[key] = (
+                alike or isinstance(self.modules[container.name], LISTS)
+            ) and any(
+                self._follows(found, child, other, alike, chained)
+                for child in container.children.values()
+                for found in child.sums if found.state and not found.left_out
+                for other in container.children.values())
+        return container.is_stage[key]
+
+    def _follows(self, found: Sum, child: Child, other: Child, alike: bool,
+                 chained: bool) -> bool:
+        kind = self._kind(other.name)
+        if other is child or alike and kind is not self._kind(child.name):
+            return False
+        if not other.sums and (not alike or kind in LISTS):
+            return False
+        one_shape = any(s.shape == found.shape for s in other.sums)
+        if chained:
+            return found.state in other.returned and (
+                one_shape or not other.sums)
+        return one_shape
+
+    def _kind(self, name: str) -> type:
+        return type(self.modules.get(name))
+
+    def _first(self, container: Container) -> Child | None:
+        """The first block of a stage, if it holds a sum.
+
+        It is a stage's first child that holds one or is of the class of one
+        that does, as a first block that only makes the stage's state.
+        """
+        holders = [c for c in container.children.values() if c.sums]
+        names = {c.name for c in holders}
+        kinds = {self._kind(c.name) for c in holders
+                 if any(s.state for s in c.sums)}
+        for part in self.modules[container.name]._modules:
+            name = f'{container.name}.{part}'.lstrip('.')
+            if name in names or self._kind(name) in kinds:
+                return next((c for c in holders if c.name == name), None)
+        return holders[0]
+
+    def _leave_out(self, sums: list[Sum], blocks: dict) -> None:
+        for found in sums:
+            place = blocks[found]
+            if found.left_out:
+                continue
+            if place is None:
+                found.left_out = 'no container' if self.chosen is None else (
+                    'not chosen by blocks=')
+            elif not found.owner.name.startswith(self.scope):
+                found.left_out = 'outside of the backbone'
+            elif self._first(place[0]) is place[1]:
+                found.left_out = FIRST
+            else:
+                later = [s for s in sums if s is not found and s.state
+                         and blocks[s] == place]
+                for other in later:
+                    if (other.of_branch >> found.number & 1
+                            and not other.of_state >> found.number & 1):
+                        found.left_out = 'part of the branch of another step'
+
+    def _build(self, sums: list[Sum], blocks: dict) -> None:
+        self.named, self.recorded, self.excluded = [], [], []
+        counts: Counter = Counter()
+        for found in sums:
+            place = blocks[found]
+            name, block = found.owner.name, None
+            if place is not None:
+                block = place[1]
+                name = self._name(found, block, [
+                    s for s in sums if blocks[s] == place and s.state
+                    and s.left_out in (None, FIRST)])
+                if found.left_out == FIRST or (
+                        not found.state and self._first(place[0]) is block):
+                    self.excluded.append(block.name)
+            if found.left_out in (None, FIRST):
+                counts[name] += 1
+                if counts[name] > 1:  # a block that runs several times
+                    name = f'{name}#{counts[name]}'
+            self.named.append((name, found, place))
+            if not found.left_out:
+                self.recorded.append((name, found, block))
+        self.excluded = list(dict.fromkeys(self.excluded))
+
+    @property
+    def steps(self) -> list[FoundStep]:
+        """All that was found, in the order of the pass."""
+        return [
+            FoundStep(
+                name, s.owner.name, tuple(s.ordinals),
+                place and place[1].name, place and place[0].name, s.shape,
+                self._channels(s, place), s.gate, s.activation, s.left_out)
+            for name, s, place in self.named
+        ]
+
+    def _name(self, found: Sum, block: Child, steps: list[Sum]) -> str:
+        if len(steps) < 2 or found not in steps:
+            return block.name
+        if found.part is not None:
+            return f'{block.name}.{found.part}'
+        place = steps.index(found)
+        if len(steps) == 2:
+            return f'{block.name}.{("attn_step", "mlp_step")[place]}'
+        owner = found.owner.name
+        owners = [s.owner.name for s in steps]
+        if owner == block.name or owners.count(owner) > 1:
+            return f'{owner}.step{place + 1}'
+        return owner
+
+    def _channels(self, found: Sum, place: tuple | None) -> int | None:
+        module = self.modules[place[1].name if place else found.owner.name]
+        widths = {p.numel() for p in module.parameters() if p.dim() == 1}
+        axes = [d for d in range(1, len(found.shape))
+                if found.shape[d] in widths]
+        return axes[0] if len(axes) == 1 else None
+
+
+def select(modules: dict[str, nn.Module], selection: Selection) -> set[str]:
+    """Names of the modules that a selection means.
+
+    Args:
+        modules (dict): Modules by name.
+        selection (str | type | Sequence): Classes of blocks, or patterns of
+            their names, from the right and part by part as in
+            :meth:`pathlib.PurePath.match`: ``'layer3.*'`` means every child
+            of any ``layer3``.
+
+    Raises:
+        ValueError: An item matches no module.
+        TypeError: It is neither names nor classes.
+    """
+    items = [selection] if isinstance(selection, (str, type)) else selection
+    if not isinstance(items, Sequence) or not items:
+        raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
+                        f'classes of blocks; got {selection!r}')
+    chosen = set()
+    for item in items:
+        if isinstance(item, type):
+            found = {n for n, m in modules.items() if isinstance(m, item)}
+        elif isinstance(item, str):
+            found = {n for n in modules if n and item and PurePosixPath(
+                n.replace('.', '/')).match(item.replace('.', '/'))}
+        else:
+            raise TypeError("blocks must hold name patterns, such as "
+                            f"'layer3.*', or classes; got {item!r}")
+        if not found:
+            names = [n for n, m in modules.items() if n and not any(
+                m.children())]
+            some = ', '.join(names[::max(len(names) // 4, 1)][:5])
+            raise ValueError(
+                f'blocks={item!r} matches no module. Names look like '
+                f'{some or "nothing"}; a * stands for one part between dots')
+        chosen |= found
+    return chosen

@@ -1,0 +1,176 @@
+"""What is known of tensors while a model runs: the states they come from.
+
+States are numbered, and sets of them are the bits of an integer, so that a
+union costs one operation however many states a network has.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Factor:
+    """How a tensor was made by multiplication.
+
+    Attributes:
+        of (Tensor): What was multiplied.
+        gate (Tensor, optional): By what, one number an image and channel;
+            None where it was stochastic depth, one number an image.
+        known (int): States that the gate was computed from.
+    """
+
+    of: Tensor
+    gate: Tensor | None = None
+    known: int = 0
+
+
+class Tag:
+    """What is known of a piece of memory.
+
+    It refers to the memory weakly. While it does, no other memory gets the
+    same address, so that memory that is used again inherits nothing.
+
+    Attributes:
+        plain (int): States that it was computed from by a way without any
+            contraction.
+        mixed (int): States that it was computed from by one.
+        views (dict): Numbers of the states in it, by offset and size: slices
+            of one piece of memory are different states, a state in another
+            layout is the same.
+        random (bool): Whether it holds random numbers.
+        version (int): How often it was written.
+        factor (Factor, optional): If it is a product.
+        divided (Tensor, optional): If it is this one, divided by a number.
+        made_by (str): The operation that wrote it last.
+    """
+
+    __slots__ = ('weak', 'plain', 'mixed', 'views', 'random', 'version',
+                 'factor', 'divided', 'made_by')
+
+    def __init__(self, storage: torch.UntypedStorage):
+        self.weak = torch.multiprocessing.reductions.StorageWeakRef(storage)
+        self.plain = self.mixed = self.version = 0
+        self.views: dict[tuple[int, int], int] = {}
+        self.random = False
+        self.factor = self.divided = None
+        self.made_by = ''
+
+    def update(self, plain: int, mixed: int, random: bool, operation: str,
+               written: bool) -> None:
+        """Take notice of an operation that made or wrote the memory."""
+        self.plain |= plain
+        self.mixed |= mixed
+        self.random |= random
+        self.made_by = operation
+        if written:
+            self.version += 1
+            self.factor = None
+
+    @property
+    def known(self) -> int:
+        """States that it was computed from."""
+        return self.plain | self.mixed
+
+
+class Tags:
+    """Tags of all tensors of one forward pass, by their memory."""
+
+    def __init__(self):
+        self.of_storage: dict[int, Tag] = {}
+        self.count = 0
+
+    def get(self, t: Tensor) -> Tag | None:
+        """Tag of a tensor, if anything is known of it."""
+        return self.of_storage.get(t.untyped_storage()._cdata)
+
+    def make(self, t: Tensor) -> Tag:
+        """Tag of a tensor, a new one if need be."""
+        storage = t.untyped_storage()
+        found = self.of_storage.get(storage._cdata)
+        if found is None:
+            found = self.of_storage[storage._cdata] = Tag(storage)
+        return found
+
+    @staticmethod
+    def view(t: Tensor) -> tuple[int, int, int]:
+        """Which values a tensor shows: memory, offset and size."""
+        return t.untyped_storage()._cdata, t.storage_offset(), t.numel()
+
+    def number(self, t: Tensor) -> int | None:
+        """Number of a tensor that is a state."""
+        found = self.get(t)
+        return found and found.views.get((t.storage_offset(), t.numel()))
+
+    def mark(self, t: Tensor, number: int | None = None,
+             new: bool = False) -> int:
+        """Make a tensor a state.
+
+        Args:
+            t (Tensor): The tensor.
+            number (int, optional): The state that it is. None: one of its
+                own.
+            new (bool): Whether it becomes another state if it is one.
+
+        Returns:
+            int: Number of the state.
+        """
+        tag = self.make(t)
+        view = t.storage_offset(), t.numel()
+        if number is None and not new:
+            number = tag.views.get(view)
+        if number is None:
+            self.count += 1
+            number = self.count
+        tag.views[view] = number
+        tag.plain |= 1 << number
+        return number
+
+
+def is_real(t: object) -> bool:
+    """Whether it is a tensor of numbers that a state can have."""
+    return (isinstance(t, Tensor)
+            and (t.is_floating_point() or t.is_complex())
+            and t.layout is torch.strided and not t.is_nested)
+
+
+def tensors(*values: object) -> list[Tensor]:
+    """All tensors among values and in nested lists, tuples and dicts."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors(*value)
+        elif isinstance(value, dict):
+            found += tensors(*value.values())
+    return found
+
+
+def gate_axis(gate: Tensor, f: Tensor) -> int | None:
+    """Axis of the channels in one number an image and channel.
+
+    Args:
+        gate (Tensor): A factor, as many dimensions as ``f`` or fewer. Axes
+            along which it was expanded count as one number.
+        f (Tensor): What it multiplies, (N, C, H, W), (N, H, W, C) or
+            (N, L, C), or with more or fewer places.
+
+    Returns:
+        int | None: The axis, 0 if it is one number an image or one for all
+        of them, None if it is neither.
+    """
+    if f.dim() < 2 or gate.dim() > f.dim():
+        return None
+    sizes = [1] * (f.dim() - gate.dim()) + [
+        1 if stride == 0 else size
+        for size, stride in zip(gate.shape, gate.stride())
+    ]
+    wide = [d for d in range(1, f.dim()) if sizes[d] > 1]
+    if not wide:
+        return 0 if sizes[0] in (1, len(f)) else None
+    channels = (1, f.dim() - 1) if f.dim() > 3 else (2, )
+    if sizes[0] != len(f) or len(wide) > 1 or wide[0] not in channels:
+        return None
+    return wide[0]
