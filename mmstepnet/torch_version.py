@@ -38,13 +38,21 @@ def is_transformed() -> bool:
         or torch._C._are_functorch_transforms_active())
 
 
+_top_hooks = getattr(
+    torch._C._autograd, '_top_saved_tensors_default_hooks', None)
+
+
+def saved_tensors_hooks() -> object:
+    """Hooks on saved tensors; None where PyTorch cannot say (before 2.8)."""
+    return _top_hooks and _top_hooks(True)
+
+
 def is_checkpointing() -> bool:
     """Whether hooks are set on saved tensors, as a checkpoint sets them.
 
     Also where PyTorch cannot say.
     """
-    top = getattr(torch._C._autograd, '_top_saved_tensors_default_hooks', None)
-    return top is None or top(True) is not None  # torch < 2.8: None
+    return _top_hooks is None or saved_tensors_hooks() is not None
 
 
 def is_backward() -> bool:

@@ -1,21 +1,31 @@
 """Residual steps in a model that exists, of whatever library."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import torch
 import torch.nn as nn
+from torch import Tensor
 
 from mmstepnet.attentions import Attention, build_attention
 
-from .known_blocks import KNOWN_BLOCKS, StepDescription, describe
+from .known_blocks import describe
+from .own_forward import Plan, put_steps_inside
+from .places import causal_blocks, find_plans
 from .residual import ResidualStep
-from .step_block import StepBlock, check_forward, put_steps, take_steps
+from .step_block import StepBlock, check_forward, put_steps
+
+LOGGER = logging.getLogger(__name__)
 
 
 def insert_steps(model: nn.Module,
                  attention: str | type = 'StepNet',
                  *,
                  blocks: str | Sequence[str] | None = None,
+                 example: Tensor | tuple | dict | None = None,
+                 layout: str | None = None,
                  first_block: bool | None = None,
                  init_step: float | None = 1.0,
                  **attention_args) -> list[str]:
@@ -28,9 +38,15 @@ def insert_steps(model: nn.Module,
     before, as long as ``init_step`` is 1. Build optimizers, wrappers (DDP,
     FSDP, ``torch.compile``) and copies for an EMA afterwards.
 
+    Blocks that have a description (:func:`register_block`) take their steps as
+    it says. Where there are none, or where ``example`` is given, the residual
+    blocks of all other classes are found by running the model, see
+    :func:`mmstepnet.find_steps`, and take their steps in their own
+    ``forward``. Such a block must add to its state once for each step, in
+    whatever way; a projected identity takes no step.
+
     Args:
-        model (nn.Module): A model with blocks that are known, see
-            :func:`register_block`. Where it has a ``backbone``, only that is
+        model (nn.Module): A model. Where it has a ``backbone``, only that is
             looked at, unless ``blocks`` says otherwise.
         attention (str | type): Name or class of an attention. Defaults to
             ``'StepNet'``.
@@ -38,6 +54,14 @@ def insert_steps(model: nn.Module,
             modules that contain them, from the right and part by part as in
             :meth:`pathlib.PurePath.match`: ``'layer3'``, ``'layer1.2'``,
             ``'encoder.*'``. None is all. Defaults to None.
+        example (Tensor | tuple | dict, optional): What the model is called
+            with: a tensor, its arguments, or these by name. One sample is
+            enough. None makes one up for models of timm and transformers.
+            Defaults to None.
+        layout (str, optional): The axes of the states, where they cannot be
+            told from the layers around them: ``'NCHW'``, ``'NHWC'``,
+            ``'NLC'``, ``'LNC'``, ``'NCTHW'`` or any other order of letters
+            with N for the samples and C for the channels. Defaults to None.
         first_block (bool, optional): Whether blocks that project their
             identity carry the attention, unless ``blocks`` names them one by
             one. None leaves it to the attention: False for StepNet (a reading
@@ -53,10 +77,10 @@ def insert_steps(model: nn.Module,
 
     Raises:
         ValueError: No block was found, one of ``blocks`` does not exist, a
-            block has an attention already, or the attention looks at
-            positions and the blocks have tokens. The model is left as it was.
-        RuntimeError: A block's ``forward`` is another than the one that its
-            description was written for.
+            block has an attention already, the attention looks at positions
+            and the blocks have tokens, or tokens do not see later ones, as in
+            a decoder. The model is left as it was.
+        RuntimeError: A ``forward`` was set on one of the blocks.
 
     Example:
         >>> import torch
@@ -73,9 +97,14 @@ def insert_steps(model: nn.Module,
     if first_block not in (True, False, None):
         raise ValueError(f'first_block must be True, False or None, got '
                          f'{first_block!r}')
+    if layout is not None and not {'N', 'C'} < set(layout):
+        raise ValueError(f"layout must name the axes of a state, such as "
+                         f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
+    patterns = _patterns(blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
-    prepared, without = [], []
-    for name, block, by_name in _select(model, blocks):
+    selected, used = _select(model, patterns)
+    ready, without = [], []
+    for name, block, by_name in selected:
         known = block.known if _steps(block) else describe(type(block))
         if not known.is_residual(block):
             if by_name:
@@ -86,21 +115,113 @@ def insert_steps(model: nn.Module,
             continue
         if not _steps(block):
             check_forward(block)
-        attentions = [_build(cfg, name, block, step) for step in known.steps]
+        attentions = [
+            _build(cfg, name, block, step.channels(block), step.has_map)
+            for step in known.steps]
         with_first = (
             attentions[0].first_block if first_block is None else first_block)
         if by_name or with_first or not any(
                 step.projects(block) for step in known.steps):
-            prepared.append((name, block, attentions))
-    if not prepared:
+            ready.append(_Ready(name, block, attentions))
+    if example is not None or not selected or (
+            patterns and used < set(patterns)):
+        ready += _find(model, patterns, used, selected, example, layout, cfg)
+    if not ready:
         found = (f'; {", ".join(without)} add none' if without else '')
         raise ValueError(
             f'{type(model).__name__}: each block that was found projects its '
             f'identity, so none got a step; first_block=True includes them'
             f'{found}')
-    for _, block, attentions in prepared:
-        put_steps(block, attentions)
-    return [name for name, _, _ in prepared]
+    order = {module: k for k, module in enumerate(model.modules())}
+    ready.sort(key=lambda r: order[r.block])
+    for r in ready:
+        if r.plans is None:
+            put_steps(r.block, r.attentions)
+        else:
+            put_steps_inside(r.block, r.plans, r.attentions)
+    return [r.name for r in ready]
+
+
+@dataclass
+class _Ready:
+    """A block that is about to get steps."""
+
+    name: str
+    block: nn.Module
+    attentions: list[nn.Module]
+    plans: tuple[Plan, Plan] | None = None
+
+
+def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
+          selected: list, example: object, layout: str | None,
+          cfg: dict) -> list[_Ready]:
+    """Blocks without a description, found by running the model."""
+    if example is None:
+        example = _made_up(model)
+    what = f'{type(model).__name__}: '
+    missing = [p for p in patterns or () if p not in used]
+    if patterns:
+        what += f'blocks names {missing}, which has no description' if (
+            missing) else 'blocks were looked for'
+    else:
+        what += 'no block has a description'
+    if example is None:
+        raise ValueError(
+            f'{what}. Blocks of any other class are found by running the '
+            f'model: give example=, what it is called with, such as '
+            f'torch.zeros(1, 3, 224, 224). Blocks with a description here: '
+            f'{[name for name, *_ in selected[:5]] or "none"}')
+    plans, seen = find_plans(model, example, layout)
+    described = {name for name, *_ in selected}
+    chosen = {}
+    for name, plan in plans.items():
+        matched = [p for p in patterns or () if _matches(name, p)]
+        if _nests(name, described) or not (
+                matched if patterns else name.startswith(_scope(model))):
+            continue
+        used.update(matched)
+        chosen[name] = plan
+    missing = [p for p in patterns or () if p not in used]
+    if missing or not chosen and not selected:
+        what = f'blocks names {missing}, but' if missing else 'in'
+        raise ValueError(f'{type(model).__name__}: {what} no such block can '
+                         f'take steps. {seen}')
+    for name in causal_blocks(model, example, chosen):
+        raise ValueError(
+            f'{name} ({type(model.get_submodule(name)).__name__}) is a '
+            f"decoder's block: its tokens see no later ones, and a gate, which "
+            f'pools over all of them, would show them the future. Decoders '
+            f'can be measured (TrajectoryRecorder), but take no steps')
+    found = []
+    for name, plan in chosen.items():
+        block = model.get_submodule(name)
+        check_forward(block)
+        found.append(_Ready(name, block, [
+            _build(cfg, name, block, place.width, place.has_map)
+            for place in plan[0].places], plan))
+    return found
+
+
+def _nests(name: str, others: set[str]) -> bool:
+    return any(f'{name}.'.startswith(f'{other}.')
+               or f'{other}.'.startswith(f'{name}.') for other in others)
+
+
+def _made_up(model: nn.Module) -> Tensor | dict | None:
+    """What a model of timm or transformers says that it takes."""
+    about = getattr(model, 'pretrained_cfg', None)
+    size = about.get('input_size') if isinstance(about, dict) else getattr(
+        about, 'input_size', None)
+    if size:
+        return torch.zeros(1, *size)
+    config = getattr(model, 'config', None)
+    if getattr(model, 'main_input_name', '') == 'pixel_values' and hasattr(
+            config, 'image_size'):
+        size = config.image_size
+        size = size if isinstance(size, (list, tuple)) else (size, size)
+        return dict(pixel_values=torch.zeros(
+            1, getattr(config, 'num_channels', 3), *size))
+    return getattr(model, 'dummy_inputs', None)
 
 
 def remove_steps(model: nn.Module) -> list[str]:
@@ -128,7 +249,7 @@ def remove_steps(model: nn.Module) -> list[str]:
             blocks[name] = block
     for block in blocks.values():
         if isinstance(block, StepBlock):
-            take_steps(block)
+            block.take_steps()
         else:
             put_steps(block, [None] * len(block.known.steps))
     return list(blocks)
@@ -173,9 +294,7 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
     return [dict(params=rest), dict(params=gates, **options)]
 
 
-def _select(model: nn.Module, blocks: str | Sequence[str] | None
-            ) -> list[tuple[str, nn.Module, bool]]:
-    """Names, blocks, and whether ``blocks`` names them one by one."""
+def _patterns(blocks: str | Sequence[str] | None) -> list[str] | None:
     patterns = [blocks] if isinstance(blocks, str) else blocks
     if patterns is not None and (
             not isinstance(patterns, Sequence) or not patterns
@@ -183,20 +302,31 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
         raise ValueError(
             f"blocks must be names such as 'layer1.2' or 'layer3', or None "
             f'for all, got {blocks!r}')
-    scope = ''
-    if patterns is None and isinstance(
-            getattr(model, 'backbone', None), nn.Module):
-        scope = 'backbone.'
+    return patterns
+
+
+def _scope(model: nn.Module) -> str:
+    """Where blocks are looked for, unless they are named."""
+    has = isinstance(getattr(model, 'backbone', None), nn.Module)
+    return 'backbone.' if has else ''
+
+
+def _select(model: nn.Module, patterns: list[str] | None
+            ) -> tuple[list[tuple[str, nn.Module, bool]], set[str]]:
+    """Described blocks, and the patterns that mean one.
+
+    Each with its name and whether it is named by itself.
+    """
     found, used, stepped = [], set(), []
     for name, module in model.named_modules():
         matched = [p for p in patterns or () if _matches(name, p)]
-        if not name.startswith(scope) or not (matched or patterns is None):
+        if not (matched if patterns else name.startswith(_scope(model))):
             continue
         steps = _steps(module)
         if steps and (not hasattr(module, 'known') or any(
                 step.attention is not None for step in steps)):
             stepped.append(name)
-        elif steps or describe(type(module)) is not None:
+        elif steps or _is_described(module, name):
             by_name = any(_path(name).match(p.replace('.', '/'))
                           and not set(p) & set('*?[') for p in matched)
             found.append((name, module, by_name))
@@ -205,15 +335,16 @@ def _select(model: nn.Module, blocks: str | Sequence[str] | None
         raise ValueError(f'there are steps already in {", ".join(stepped)}; '
                          f'call remove_steps(model) first, or, in a backbone '
                          f'of mmstepnet, choose its attention=')
-    missing = [p for p in patterns or () if p not in used]
-    if missing or not found:
-        what = f'blocks names {missing}' if missing else 'no block is known'
-        raise ValueError(
-            f'{type(model).__name__}: {what}, but known blocks are '
-            f'{[name for name, _, _ in found]}. Known are '
-            f'{", ".join(sorted(KNOWN_BLOCKS))}; describe others by '
-            f'mmstepnet.steps.register_block')
-    return found
+    return found, used
+
+
+def _is_described(module: nn.Module, name: str) -> bool:
+    """Whether there is a description, for the ``forward`` that would run."""
+    try:
+        return describe(type(module)) is not None
+    except RuntimeError as error:
+        LOGGER.info('%s is found by running instead: %s', name, error)
+        return False
 
 
 def _steps(block: nn.Module) -> list[ResidualStep]:
@@ -231,8 +362,8 @@ def _matches(name: str, pattern: str) -> bool:
     return any(p.match(pattern) for p in (path, *path.parents) if p.name)
 
 
-def _build(cfg: dict, name: str, block: nn.Module,
-           description: StepDescription) -> Attention:
+def _build(cfg: dict, name: str, block: nn.Module, channels: int,
+           has_map: bool) -> Attention:
     cfg = dict(cfg)
     if isinstance(cfg.get('map_size'), Mapping):
         sizes = [size for stage, size in cfg['map_size'].items()
@@ -241,8 +372,8 @@ def _build(cfg: dict, name: str, block: nn.Module,
             raise ValueError(f'map_size must name the stage of {name} once, '
                              f'got {cfg["map_size"]!r}')
         cfg['map_size'] = sizes[0]
-    attention = build_attention(cfg, description.channels(block))
-    if attention.needs_positions and not description.has_map:
+    attention = build_attention(cfg, channels)
+    if attention.needs_positions and not has_map:
         raise ValueError(
             f'{type(attention).__name__} looks at positions and cannot stand '
             f'in {name}, a {type(block).__name__}, whose state is a set of '

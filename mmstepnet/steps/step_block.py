@@ -22,12 +22,32 @@ class StepBlock(nn.Module):
     """What turns a host's block into one that takes ResidualSteps.
 
     The block keeps all that it has and is still an instance of the host's
-    class; its ``forward`` is put together from its own submodules, as its
-    description says.
+    class.
     """
 
     host: type
     """Class of the block without steps."""
+    make: Callable[[type], type]
+    """Makes the class with steps of the host's."""
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Name the host's class: ours is made anew in each process."""
+        _, _, *state = super().__reduce_ex__(max(protocol, 2))
+        return _new_block, (self.make, self.host), *state
+
+    def take_steps(self) -> None:
+        """Take the steps out, in place."""
+        raise NotImplementedError
+
+
+def _new_block(make: Callable[[type], type], host: type) -> StepBlock:
+    cls = make(host)
+    return cls.__new__(cls)
+
+
+class DescribedBlock(StepBlock):
+    """A block whose ``forward`` is put together as its description says."""
+
     known: KnownBlock
     state: str
     """What the first argument of its ``forward`` is called."""
@@ -50,15 +70,17 @@ class StepBlock(nn.Module):
             args = (out, *args[1:])
         return out
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Name the host's class: ours is made anew in each process."""
-        _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new_block, (self.host, ), *state
-
-
-def _new_block(host: type) -> StepBlock:
-    cls = step_class(host)
-    return cls.__new__(cls)
+    def take_steps(self) -> None:
+        """Take the steps out, in place."""
+        for description in self.known.steps:
+            step = getattr(self, description.name)
+            if isinstance(find_part(self, description.drop_path), _Taken):
+                _set_part(self, description.drop_path, step.drop_path)
+            delattr(self, description.name)
+        del self.__dict__['_behind']
+        for part, value in self.__dict__.pop('_switched').items():
+            _set_part(self, part, value)
+        self.__class__ = self.host
 
 
 @cache
@@ -69,8 +91,8 @@ def step_class(host: type) -> type:
         raise RuntimeError(
             f'{qualified_name(host)} has no description in this process; '
             f'call mmstepnet.steps.register_block beside the class')
-    return type(host)('Step' + host.__name__, (StepBlock, host),
-                      dict(host=host, known=known,
+    return type(host)(host.__name__, (DescribedBlock, host),
+                      dict(host=host, known=known, make=staticmethod(step_class),
                            state=list(signature(host.forward).parameters)[1],
                            __module__=__name__))
 
@@ -198,19 +220,6 @@ def _give_drop_path(block: nn.Module, description: StepDescription,
         step.drop_path = nn.Identity()
     if _is_inner(description.drop_path):
         _set_part(block, description.drop_path, _Taken())
-
-
-def take_steps(block: StepBlock) -> None:
-    """Take the steps out of a block, in place."""
-    for description in block.known.steps:
-        step = getattr(block, description.name)
-        if isinstance(find_part(block, description.drop_path), _Taken):
-            _set_part(block, description.drop_path, step.drop_path)
-        delattr(block, description.name)
-    del block.__dict__['_behind']
-    for part, value in block.__dict__.pop('_switched').items():
-        _set_part(block, part, value)
-    block.__class__ = block.host
 
 
 def _is_inner(part: object) -> bool:

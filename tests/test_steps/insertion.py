@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet import insert_steps, remove_steps
+from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.steps.step_block import StepBlock
 from mmstepnet.stiffness import TrajectoryRecorder
 
@@ -80,9 +80,10 @@ def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
 def steps_of(model: nn.Module) -> dict[str, nn.Module]:
     """All ResidualSteps that were put in, by name."""
     return {
-        f'{name}.{step.name}': getattr(block, step.name)
-        for name, block in model.named_modules()
-        if isinstance(block, StepBlock) for step in block.known.steps
+        f'{name}.{part}': step for name, block in model.named_modules()
+        if isinstance(block, StepBlock)
+        for part, step in block.named_children()
+        if isinstance(step, ResidualStep)
     }
 
 

@@ -1,0 +1,334 @@
+"""Blocks whose own ``forward`` takes steps, without a description of it.
+
+The block's ``forward`` runs as it is, under a mode of PyTorch that is shown
+every function that is called with tensors. One of these is the addition of
+the state x_t and the branch f(x_t); in its place the mode takes the
+:class:`ResidualStep`. All else, the activation behind it or a second addition,
+stays with the block. Which addition it is was found by running
+(:mod:`.places`) and is known by its number among those that the block
+executes. That each step ran, and as many additions as expected, is checked at
+every exit from the block: where Δt = 1, a step that did not run shows nowhere.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from mmstepnet.torch_version import is_compiling, saved_tensors_hooks
+
+from .residual import ResidualStep
+from .step_block import StepBlock, check_forward
+
+
+def _added(x: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
+    return other if alpha == 1 else alpha * other
+
+
+BRANCHES: dict[str, Callable[..., Tensor]] = {
+    'add': _added,
+    'sub': lambda x, other, alpha=1: -alpha * other,
+    'lerp': lambda x, end, weight: (end - x) * weight,
+    'addcmul': lambda x, tensor1, tensor2, value=1: value * tensor1 * tensor2,
+}
+"""What is added to the first argument, by the name of the function."""
+
+ADDITIONS = {
+    getattr(owner, spelling): name
+    for owner in (torch, torch.Tensor) for name in BRANCHES
+    for spelling in (name, f'{name}_', f'__{name}__', f'__i{name}__')
+    if hasattr(owner, spelling)
+}
+"""Functions that add, and their names in :data:`BRANCHES`."""
+
+WRITING = {
+    getattr(torch.Tensor, f'{name}_') for name in BRANCHES
+}
+"""Those whose first argument becomes the sum, though nobody takes it."""
+
+
+def addition(func: Callable, args: tuple,
+             kwargs: dict) -> tuple[Tensor, Tensor] | None:
+    """Two tensors that a function adds, or None if it adds none."""
+    if func not in ADDITIONS:
+        return None
+    values = (*args, *kwargs.values())
+    if len(values) < 2:
+        return None
+    a, b = values[:2]
+    if (isinstance(a, Tensor) and isinstance(b, Tensor)
+            and a.is_floating_point() and b.is_floating_point()):
+        return a, b
+    return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block takes a step.
+
+    Attributes:
+        name (str): Attribute of the block that holds the step.
+        ordinals (tuple[int, ...]): Number of the addition among those of two
+            tensors that the block executes, its children included. Several
+            where the branches of one step are added one by one.
+        state (tuple[int, ...]): For each, which operand is the state.
+        source (int, optional): The state is the result of the block's step
+            with this number, or, -1, its first argument; checked each time.
+            None: something that was computed from it, as a norm's output.
+        batch (int): Axis of the samples.
+        channels (int): Axis of the channels.
+        width (int): Number of channels.
+        dims (int): Number of dimensions of the state.
+        writes_back (bool): Whether ``+=`` must change the tensor that it
+            stands behind, because that is used again.
+    """
+
+    name: str
+    ordinals: tuple[int, ...]
+    state: tuple[int, ...]
+    source: int | None
+    batch: int
+    channels: int
+    width: int
+    dims: int
+    writes_back: bool
+
+    @property
+    def has_map(self) -> bool:
+        """Whether the state is a map, (N, C, H, W) or (N, H, W, C)."""
+        return self.dims == 4
+
+    def to_maps(self, t: Tensor) -> Tensor:
+        """See a state as (N, C, H, W)."""
+        if (self.batch, self.channels) != (0, 1):
+            t = t.movedim((self.batch, self.channels), (0, 1))
+        if self.dims > 4:
+            return t.flatten(3)
+        return t[(..., *[None] * (4 - self.dims))] if self.dims < 4 else t
+
+    def from_maps(self, t: Tensor, like: Tensor) -> Tensor:
+        """See what :meth:`to_maps` made of a state as one again."""
+        if self.dims != 4:
+            places = [size for axis, size in enumerate(like.shape)
+                      if axis not in (self.batch, self.channels)]
+            t = t.reshape(*t.shape[:2], *places)
+        if (self.batch, self.channels) != (0, 1):
+            t = t.movedim((0, 1), (self.batch, self.channels))
+        return t
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a block in one mode, training or evaluation.
+
+    Attributes:
+        block (str): Name of the block, for errors.
+        additions (int): How many additions of two tensors it executes.
+        places (tuple[Place, ...]): Its steps, in their order.
+    """
+
+    block: str
+    additions: int
+    places: tuple[Place, ...]
+
+
+class BlockRun:
+    """One run of a block: which of its steps were taken.
+
+    Args:
+        block (nn.Module): The block.
+        plan (Plan): Its plan.
+        x (Tensor, optional): Its first argument.
+    """
+
+    def __init__(self, block: nn.Module, plan: Plan, x: Tensor | None):
+        self.block, self.plan = block, plan
+        self.seen, self.taken = 0, 0
+        self.states = {-1: x}
+        self.identity: Tensor | None = None
+        self.branch: Tensor | None = None
+        self.entered = _surroundings()
+
+    def add(self, func: Callable, operands: tuple[Tensor, Tensor],
+            args: tuple, kwargs: dict) -> Tensor:
+        """Add two tensors, or take the step that this addition is."""
+        ordinal, self.seen = self.seen, self.seen + 1
+        place = None
+        if self.taken < len(self.plan.places):
+            place = self.plan.places[self.taken]
+        if place is None or ordinal not in place.ordinals:
+            return func(*args, **kwargs)
+        part = place.ordinals.index(ordinal)
+        x, f = _split(func, operands, args, kwargs, place.state[part])
+        if part == 0:
+            self._check(place, operands[place.state[0]])
+            self.identity, self.branch = x, f
+        else:
+            self.branch = self.branch + f
+        if part < len(place.ordinals) - 1:
+            return func(*args, **kwargs)
+        writes = func in WRITING or place.writes_back
+        identity, branch = self.identity, self.branch
+        if writes:  # what autograd keeps must not be written
+            identity, branch = identity.clone(), branch.clone()
+        step = getattr(self.block, place.name)
+        out = place.from_maps(
+            step(place.to_maps(identity), place.to_maps(branch)), x)
+        if writes:
+            out = operands[0].copy_(out)
+        self.states[self.taken] = out
+        self.taken += 1
+        return out
+
+    def _check(self, place: Place, x: Tensor) -> None:
+        """Refuse another addition than the one that was found."""
+        wanted = None if place.source is None else self.states[place.source]
+        if place.source is not None and x is not wanted:
+            raise RuntimeError(
+                f'{self.plan.block}: addition {place.ordinals[0] + 1} of its '
+                f'forward adds to another tensor than when {place.name} was '
+                f'put in, so that this step would be taken elsewhere. '
+                f'{_ANEW}')
+        if not is_compiling() and _surroundings() != self.entered:
+            raise RuntimeError(
+                f'{self.plan.block} adds to its state within a checkpoint of '
+                f'its own, which runs again where {place.name} cannot be '
+                f'taken: gradients would be wrong. Switch it off in the block '
+                f'(with_cp=False, use_checkpoint=False) and checkpoint the '
+                f'whole block')
+
+    def finish(self) -> None:
+        """Check that all steps were taken.
+
+        Raises:
+            RuntimeError: One was not, or the block added more or less often
+                than when they were put in.
+        """
+        if self.taken < len(self.plan.places) or (
+                self.seen != self.plan.additions):
+            raise RuntimeError(
+                f'{self.plan.block}: {self.taken} of its '
+                f'{len(self.plan.places)} steps were taken, and '
+                f'{self.seen} additions of two tensors were seen where '
+                f'{self.plan.additions} were expected: its forward went '
+                f'another way than when the steps were put in. {_ANEW} '
+                f'(torch.fx cannot trace such a block; torch.export can.)')
+
+
+class TakeSteps(TorchFunctionMode):
+    """Hands the additions of a block to its run."""
+
+    def __init__(self, run: BlockRun):
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(self, func: Callable, types: tuple,
+                           args: tuple = (),
+                           kwargs: dict | None = None) -> object:
+        kwargs = kwargs or {}
+        operands = addition(func, args, kwargs)
+        if operands is None:
+            return func(*args, **kwargs)
+        return self.run.add(func, operands, args, kwargs)
+
+
+_ANEW = ('Put them in with an example= that the model runs on as it does '
+         'here, or leave the block out by blocks=')
+
+
+def _surroundings() -> tuple:
+    """What a checkpoint inside of a block changes."""
+    if is_compiling():
+        return ()
+    return torch.is_grad_enabled(), saved_tensors_hooks()
+
+
+def _split(func: Callable, operands: tuple[Tensor, Tensor], args: tuple,
+           kwargs: dict, state: int) -> tuple[Tensor, Tensor]:
+    """State and branch of an addition."""
+    a, b = operands
+    if state == 1:  # f + alpha x
+        return _added(a, b, kwargs.get('alpha', 1)), a
+    # The functions differ in what they call their arguments, not in the order.
+    named = {k: v for k, v in kwargs.items() if k in ('alpha', 'value')}
+    values = (*args, *(v for k, v in kwargs.items() if k not in named))
+    return a, BRANCHES[ADDITIONS[func]](*values, **named)
+
+
+class OwnForwardBlock(StepBlock):
+    """A block that takes its steps while its class's ``forward`` runs."""
+
+    def forward(self, *args, **kwargs):
+        """Run the block. Arguments and what it returns are the host's."""
+        plan = self._plans[self.training]
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if plan.places[0].dims == 3:
+            mask = mask_of_tokens(self.host.forward, (self, *args), kwargs)
+            if mask is not None:
+                raise ValueError(
+                    f'{plan.block} is given {mask}; its steps pool over all '
+                    f'tokens, so that those that it hides would count. Give '
+                    f'batches without padding, or leave the block out by '
+                    f'blocks=')
+        run = BlockRun(self, plan, x)
+        with TakeSteps(run):
+            out = self.host.forward(self, *args, **kwargs)
+        run.finish()
+        return out
+
+    def take_steps(self) -> None:
+        """Take the steps out, in place."""
+        for place in self.__dict__.pop('_plans')[0].places:
+            delattr(self, place.name)
+        self.__class__ = self.host
+
+
+@cache
+def _parameters(forward: Callable) -> tuple[str, ...]:
+    return tuple(signature(forward).parameters)
+
+
+def mask_of_tokens(forward: Callable, args: tuple,
+                   kwargs: dict) -> str | None:
+    """Name of a mask that a block's ``forward`` is given, if any."""
+    given = {**dict(zip(_parameters(forward), args)), **kwargs}
+    return next((name for name, value in given.items()
+                 if 'mask' in name and isinstance(value, Tensor)), None)
+
+
+@cache
+def own_forward_class(host: type) -> type:
+    """Class of a host's block that takes steps in its own ``forward``."""
+    members = dict(host=host, make=staticmethod(own_forward_class),
+                   __module__=__name__)
+    if hasattr(host, '__iter__'):  # its forward runs all that are in it
+        members['__iter__'] = _parts
+    return type(host)(host.__name__, (OwnForwardBlock, host), members)
+
+
+def _parts(block: OwnForwardBlock) -> Iterator[nn.Module]:
+    """What a container holds beside its steps."""
+    return (m for m in block.host.__iter__(block)
+            if not isinstance(m, ResidualStep))
+
+
+def put_steps_inside(block: nn.Module, plans: tuple[Plan, Plan],
+                     attentions: list[nn.Module]) -> None:
+    """Put a ResidualStep for each attention into a block, in place.
+
+    Args:
+        block (nn.Module): The block.
+        plans (tuple[Plan, Plan]): Its plans, for evaluation and training.
+        attentions (list): One for each step.
+    """
+    check_forward(block)
+    block.__class__ = own_forward_class(type(block))
+    block._plans = plans
+    for place, attention in zip(plans[0].places, attentions):
+        step = ResidualStep(attention)
+        block.add_module(place.name, step.train(block.training))
