@@ -41,15 +41,13 @@ BRANCHES: dict[str, Callable[..., Tensor]] = {
 ADDITIONS = {
     getattr(owner, spelling): name
     for owner in (torch, torch.Tensor) for name in BRANCHES
-    for spelling in (name, f'{name}_', f'__{name}__', f'__i{name}__')
+    for spelling in (name, f'{name}_', f'__{name}__')
     if hasattr(owner, spelling)
 }
 """Functions that add, and their names in :data:`BRANCHES`."""
 
-WRITING = {
-    getattr(torch.Tensor, f'{name}_') for name in BRANCHES
-}
-"""Those whose first argument becomes the sum, though nobody takes it."""
+WRITING = {getattr(torch.Tensor, f'{name}_') for name in BRANCHES}
+"""Those that write the sum to their first argument; ``+=`` is one."""
 
 
 def addition(func: Callable, args: tuple,
@@ -84,8 +82,9 @@ class Place:
         channels (int): Axis of the channels.
         width (int): Number of channels.
         dims (int): Number of dimensions of the state.
-        writes_back (bool): Whether ``+=`` must change the tensor that it
-            stands behind, because that is used again.
+        writes_back (bool): Whether the sum must be written to the first
+            operand, which is used again: ``x.add_(f)`` as a statement, or
+            ``x += f`` where somebody else has x.
     """
 
     name: str
@@ -172,14 +171,13 @@ class BlockRun:
             self.branch = self.branch + f
         if part < len(place.ordinals) - 1:
             return func(*args, **kwargs)
-        writes = func in WRITING or place.writes_back
         identity, branch = self.identity, self.branch
-        if writes:  # what autograd keeps must not be written
+        if place.writes_back:  # what autograd keeps must not be written
             identity, branch = identity.clone(), branch.clone()
         step = getattr(self.block, place.name)
         out = place.from_maps(
             step(place.to_maps(identity), place.to_maps(branch)), x)
-        if writes:
+        if place.writes_back:
             out = operands[0].copy_(out)
         self.states[self.taken] = out
         self.taken += 1

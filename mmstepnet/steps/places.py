@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from mmstepnet.stiffness.eager import EAGER
@@ -20,7 +21,7 @@ from mmstepnet.stiffness.stages import FIRST, Arrangement
 from mmstepnet.stiffness.sums import Run, Sum
 from mmstepnet.stiffness.tags import tensors
 
-from .own_forward import Place, Plan, addition, mask_of_tokens
+from .own_forward import WRITING, Place, Plan, addition, mask_of_tokens
 from .step_block import StepBlock
 
 CHANNELS_FIRST = re.compile(r'^conv|^(batch|group|instance)_norm$')
@@ -43,8 +44,8 @@ class Addition:
         result_of (Addition, optional): Whose result one operand is.
         found (Sum, optional): The step that it is, or is a part of.
         state (int): Which operand is the state.
-        used_again (bool): Whether the tensor that ``+=`` stood behind is used
-            later on.
+        used_again (bool): Whether memory that the sum was written to is used
+            later on other than by whoever was given the sum.
     """
 
     runs: list[Run]
@@ -54,7 +55,6 @@ class Addition:
     state: int = 0
     used_again: bool = False
     out: Callable = field(default=lambda: None)
-    replaced: Callable = field(default=lambda: None)
 
 
 class _Watch(Finder):
@@ -89,6 +89,9 @@ class _Follow(TorchFunctionMode):
         super().__init__()
         self.finder = finder
         self.additions: list[Addition] = []
+        self.replaced: dict[int, list[Addition]] = {}  # by their memory
+        self.aliases: dict[int, list[int]] = {}  # of a copy's memory
+        self.memory: list[StorageWeakRef] = []  # which no other gets
         self.channels: dict[tuple[Run, torch.Size], set[int]] = {}
 
     def __torch_function__(self, func: Callable, types: tuple,
@@ -96,10 +99,8 @@ class _Follow(TorchFunctionMode):
                            kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         finder = self.finder
-        for seen in self.additions:
-            replaced = seen.replaced()
-            if replaced is not None and any(
-                    t is replaced for t in tensors(args, kwargs)):
+        for t in tensors(args, kwargs) if self.replaced else ():
+            for seen in self.replaced.get(t.untyped_storage()._cdata, ()):
                 seen.used_again = True
         operands = addition(func, args, kwargs)
         if operands is None or not finder.stack:
@@ -119,11 +120,21 @@ class _Follow(TorchFunctionMode):
             seen.found = finder.last
             views = [finder.tags.view(t) for t in (*operands, finder.x)]
             seen.state = int(views[2] == views[1] != views[0])
-        if getattr(func, '__name__', '').startswith('__i'):
-            seen.replaced = weakref.ref(operands[0])
-            out = out.view_as(out)
+        if func in WRITING:
+            out = self._stand_in(seen, out)
         seen.out = weakref.ref(out)
         return out
+
+    def _stand_in(self, seen: Addition, out: Tensor) -> Tensor:
+        """A copy for whoever goes on with a sum; others have an alias."""
+        copied = out.clone()
+        here, there = (t.untyped_storage() for t in (out, copied))
+        aliases = [here._cdata, *self.aliases.get(here._cdata, ())]
+        for memory in aliases:
+            self.replaced.setdefault(memory, []).append(seen)
+        self.aliases[there._cdata] = aliases
+        self.memory += map(StorageWeakRef, (here, there))
+        return copied
 
     def _see_channels(self, func: Callable, args: tuple, out: object) -> None:
         name = getattr(func, '__name__', '')

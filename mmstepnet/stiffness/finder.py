@@ -212,6 +212,9 @@ class Finder(TorchDispatchMode):
             return
         run = self.stack[-1].outer
         part = self.names[module].rpartition('.')[2]
+        for old in self._operands.get(self.tags.number(x), ()):
+            if old.owner is run and old.part is None:
+                old.left_out = 'a part of a step'
         found = self._new_sum(run, x, f, part=part)
         if step is not None:
             found.gate = tuple(step.shape)

@@ -1,0 +1,164 @@
+"""Blocks that add to their state in the ways in which people write it."""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+C = 8
+
+
+class Conv(nn.Module):
+    """Adds f = conv(x) to its state as ``add`` says."""
+
+    add = staticmethod(lambda x, f: x + f)
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(C, C, 3, padding=1)
+
+    def f(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+    def forward(self, x):
+        return type(self).add(x, self.f(x)).relu()
+
+
+def _returned(value: Tensor, _) -> Tensor:
+    return value
+
+
+ADDITIONS = {
+    'x + f': (lambda x, f: x + f, 1),
+    'f + x': (lambda x, f: f + x, 1),
+    'f += x': (lambda x, f: f.__iadd__(x), 1),
+    'f.add_(x)': (lambda x, f: _returned(f, f.add_(x)), 1),
+    'add(x, f)': (torch.add, 1),
+    'add(input=x, other=f)': (lambda x, f: torch.add(input=x, other=f), 1),
+    'add(x, f, alpha=0.5)': (lambda x, f: torch.add(x, f, alpha=0.5), 0.5),
+    'x - f': (lambda x, f: x - f, -1),
+    'sub(x, f, alpha=2)': (lambda x, f: torch.sub(x, f, alpha=2), -2),
+    'addcmul': (lambda x, f: torch.addcmul(
+        x, f, torch.full_like(f, 0.5), value=3), 1.5),
+}
+"""Spellings of a step, and the factor of the branch that they mean."""
+
+
+class Residual(nn.Module):
+    """A residual connection within the branch, and a position, are no step."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, C, 1, 1))
+        self.inner = nn.Conv2d(C, C, 1)
+        self.outer = nn.Conv2d(C, C, 1)
+
+    def f(self, x: Tensor) -> Tensor:
+        y = x + self.position
+        y = y * 2 + self.position.expand_as(y)
+        return self.outer(self.inner(y) + self.position)
+
+    def forward(self, x):
+        return self.f(x) + x
+
+
+class Encoder(nn.Module):
+    """A Transformer's block, norms before or behind, on tokens (N, L, C)."""
+
+    def __init__(self, post_norm: bool = False):
+        super().__init__()
+        self.attn = nn.Linear(C, C)
+        self.mlp = nn.Linear(C, C)
+        self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.post_norm = post_norm
+
+    def attend(self, x: Tensor) -> Tensor:
+        y = self.attn(x)
+        return torch.softmax(y @ y.mT, -1) @ y
+
+    def forward(self, x, attention_mask=None):
+        if self.post_norm:
+            x = self.ln1(x + self.attend(x))
+            return self.ln2(x + self.mlp(x))
+        x = x + self.attend(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
+
+
+class Parallel(Encoder):
+    """Attention and MLP of one state: one step, added in two additions."""
+
+    def forward(self, x):
+        y = self.ln1(x)
+        return x + self.attend(y) + self.mlp(y)
+
+
+class Causal(Encoder):
+    """A decoder's: no token sees a later one."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        y = self.attn(x)
+        hidden = torch.ones(len(y[0]), len(y[0])).triu(1).bool()
+        scores = (y @ y.mT).masked_fill(hidden, -torch.inf)
+        return torch.softmax(scores, -1) @ y
+
+
+class LastChannels(nn.Module):
+    """Maps or volumes with the channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(C), nn.Linear(C, C)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+class Volume(nn.Module):
+    """(N, C, T, H, W)."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv3d(C, C, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv(x)
+
+
+class Kept(Conv):
+    """Its state is used again by whoever calls it."""
+
+    def forward(self, x):
+        x += self.conv(x)
+        return x
+
+
+class Skip(nn.Module):
+    """Two such blocks, and the state before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Kept(), Kept(), Kept())
+
+    def forward(self, x):
+        start = x * 1
+        return self.blocks(start) + 3 * start
+
+
+class Switched(Conv):
+    """Takes another way where ``way`` is set."""
+
+    way = ''
+
+    def forward(self, x):
+        f = self.conv(x)
+        if self.way == 'checkpoint':
+            return checkpoint(torch.add, x, f, use_reentrant=False)
+        if self.way == 'reentrant':
+            return checkpoint(torch.add, x, f, use_reentrant=True)
+        if self.way == 'more':
+            f = f + f
+        if self.way == 'none':
+            return x
+        if self.way == 'after':
+            return x + f + f
+        return (x.clone() if self.way == 'another' else x) + f

@@ -1,0 +1,325 @@
+"""Steps of blocks that nobody has described, against formulas by hand."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet import (
+    ResidualStep,
+    TrajectoryRecorder,
+    find_steps,
+    fold,
+    insert_steps,
+    remove_steps,
+)
+from mmstepnet.attentions import choose_step
+from mmstepnet.steps import StepDescription, register_block
+from mmstepnet.steps.places import find_plans
+from tests.utils import TORCH_21
+
+from . import own_forward_blocks as blocks
+from .insertion import perturb
+
+C = blocks.C
+MAP = (3, C, 6, 6)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0),
+                       dtype=torch.float64)
+
+
+def stack(make, shape=MAP, **options):
+    """Three blocks with steps whose gates have moved, and an input."""
+    model = perturb(nn.Sequential(make(), make(), make())).double().eval()
+    x = random(*shape)
+    names = insert_steps(model, example=x, **options)
+    assert names == ['0', '1', '2']
+    for step in steps_of(model):
+        perturb(step.attention)
+    return model, x
+
+
+def steps_of(model):
+    return [m for m in model.modules() if isinstance(m, ResidualStep)]
+
+
+def gate(step: ResidualStep, x: Tensor, f: Tensor) -> Tensor:
+    """Δt of StepNet as the paper prints it, from maps (N, C, H, W)."""
+    a = step.attention
+    p, q = x.mean((2, 3)), (x + f).mean((2, 3))
+    z = a.pair_weight[:, 0] * p + a.pair_weight[:, 1] * q
+    y = (z - a.bn.running_mean) / (a.bn.running_var + a.bn.eps).sqrt()
+    y = y * a.bn.weight + a.bn.bias
+    return (a.scale * (a.ie_weight * y + a.ie_bias).sigmoid())[..., None, None]
+
+
+def step_of_tokens(step: ResidualStep, x: Tensor, f: Tensor) -> Tensor:
+    to_maps = lambda t: t.transpose(1, 2)[..., None]  # noqa: E731
+    dt = gate(step, to_maps(x), to_maps(f))
+    return x + f * dt[..., 0].transpose(1, 2)
+
+
+@pytest.mark.parametrize('spelling', blocks.ADDITIONS)
+def test_every_spelling_of_an_addition(spelling):
+    add, factor = blocks.ADDITIONS[spelling]
+    kind = type('Block', (blocks.Conv, ), dict(add=staticmethod(add)))
+    model, x = stack(kind)
+    wanted = x
+    for block in model:
+        assert type(block).__name__ == 'Block' and isinstance(block, kind)
+        f = factor * block.f(wanted)
+        wanted = (wanted + f * gate(block.step, wanted, f)).relu()
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_other_additions_are_not_taken():
+    model, x = stack(blocks.Residual)
+    wanted = x
+    for block in model:
+        f = block.f(wanted)
+        wanted = wanted + f * gate(block.step, wanted, f)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('post_norm', [False, True])
+def test_two_steps_of_tokens(post_norm):
+    model, x = stack(lambda: blocks.Encoder(post_norm), (3, 5, C))
+    wanted = x
+    for block in model:
+        for step, branch, norm in ((block.attn_step, block.attend, block.ln1),
+                                   (block.mlp_step, block.mlp, block.ln2)):
+            if post_norm:
+                wanted = norm(step_of_tokens(step, wanted, branch(wanted)))
+            else:
+                wanted = step_of_tokens(step, wanted, branch(norm(wanted)))
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_branches_of_one_state_are_one_step():
+    model, x = stack(blocks.Parallel, (3, 5, C))
+    wanted = x
+    for block in model:
+        y = block.ln1(wanted)
+        wanted = step_of_tokens(
+            block.step, wanted, block.attend(y) + block.mlp(y))
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('make, shape, to_maps', [
+    (blocks.LastChannels, (3, 5, 6, C), lambda t: t.permute(0, 3, 1, 2)),
+    (blocks.LastChannels, (5, 3, C), lambda t: t.permute(1, 2, 0)[..., None]),
+    (blocks.LastChannels, (3, C), lambda t: t[..., None, None]),
+    (blocks.Volume, (3, C, 2, 5, 6), lambda t: t.flatten(3)),
+    (blocks.LastChannels, (3, 2, 5, 6, C),
+     lambda t: t.permute(0, 4, 1, 2, 3).flatten(3)),
+])
+def test_layouts(make, shape, to_maps):
+    options = dict(layout='LNC') if shape == (5, 3, C) else {}
+    model, x = stack(make, shape, **options)
+    wanted = x
+    for block in model:
+        f = block.conv(wanted) if make is blocks.Volume else block.linear(
+            block.norm(wanted))
+        dt = gate(block.step, to_maps(wanted), to_maps(f))
+        wanted = to_maps(wanted) + to_maps(f) * dt  # as maps, back below
+        wanted = wanted.reshape(to_maps(x).shape)
+        wanted = _from_maps(wanted, shape)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+def _from_maps(t: Tensor, shape: tuple) -> Tensor:
+    if len(shape) == 2:
+        return t[..., 0, 0]
+    if shape == (5, 3, C):
+        return t[..., 0].permute(2, 0, 1)
+    if len(shape) == 4:
+        return t.permute(0, 2, 3, 1)
+    t = t.unflatten(3, (5, 6))
+    return t if shape[1] == C else t.permute(0, 2, 3, 4, 1)
+
+
+def test_the_width_is_not_guessed():
+    model = nn.Sequential(Bare(), Bare(), Bare())
+    with pytest.raises(ValueError, match=r'\(2, 8, 8\).*layout='):
+        insert_steps(model, example=torch.rand(2, C, C))
+    names = insert_steps(model, example=torch.rand(2, C, C), layout='NLC')
+    assert names == ['0', '1', '2']
+
+
+class Bare(nn.Module):
+    """Mixes tokens and channels by matrices alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(C, C))
+
+    def forward(self, x):
+        return x + self.a @ x @ self.a
+
+
+def test_a_state_that_is_used_again():
+    model = perturb(blocks.Skip()).double().eval()
+    twin = copy.deepcopy(model)
+    x = random(*MAP)
+    insert_steps(model, example=x)
+    torch.testing.assert_close(model(x), twin(x), rtol=1e-6, atol=1e-6)
+    for step in steps_of(model):
+        perturb(step.attention)
+    wanted = x
+    for block in model.blocks:
+        f = block.conv(wanted)
+        wanted = wanted + f * gate(block.step, wanted, f)
+    # += changes the state that the model adds at its end.
+    torch.testing.assert_close(model(x), 4 * wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('way, message', [
+    ('after', '2 additions of two tensors were seen where 1'),
+    ('more', 'adds to another tensor'),
+    ('none', '0 of its 1 steps'),
+    ('another', 'adds to another tensor'),
+    ('checkpoint', 'within a checkpoint of its own'),
+    ('reentrant', 'within a checkpoint of its own'),
+])
+def test_another_way_is_an_error(way, message):
+    if way == 'checkpoint' and TORCH_21:
+        pytest.skip('PyTorch 2.1 does not tell of checkpoints')
+    model, x = stack(blocks.Switched)
+    model[1].way = way
+    with pytest.raises(RuntimeError, match=f'^1.*{message}'):
+        model(x.requires_grad_())
+
+
+def test_a_checkpoint_around_the_block():
+    model, x = stack(blocks.Conv)
+    model.train()
+    twin = copy.deepcopy(model)
+    wanted = twin(x).sum()
+    wanted.backward()
+    out = x
+    for block in model:
+        out = torch.utils.checkpoint.checkpoint(
+            block, out, use_reentrant=False)
+    out.sum().backward()
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, q.grad)
+    for p, q in zip(model.buffers(), twin.buffers()):
+        assert torch.equal(p, q)
+
+
+def test_a_mask_of_tokens_is_refused():
+    model, x = stack(blocks.Encoder, (3, 5, C))
+    with pytest.raises(ValueError, match='0 is given attention_mask'):
+        model[0](x, attention_mask=torch.ones(3, 5, dtype=torch.bool))
+
+
+def test_a_decoder_is_refused():
+    model = nn.Sequential(*(blocks.Causal() for _ in range(3)))
+    before = dict(model.named_modules())
+    with pytest.raises(ValueError, match='0 .Causal. is a decoder'):
+        insert_steps(model, example=torch.rand(2, 5, C))
+    assert dict(model.named_modules()) == before
+
+
+def test_a_shared_block_is_refused():
+    block = blocks.Conv()
+    model = nn.Sequential(block, blocks.Conv(), block)
+    with pytest.raises(ValueError, match='0 runs several times'):
+        insert_steps(model, blocks='0', example=torch.rand(2, *MAP[1:]))
+
+
+def test_another_forward_is_found_by_running(caplog):
+
+    class Described(blocks.Conv):
+
+        def forward(self, x):
+            return x + self.conv(x)
+
+    register_block(Described, StepDescription(
+        lambda block, x: block.conv(x), width='conv'))
+
+    class Changed(Described):
+
+        def forward(self, x):
+            return (x + self.conv(x)).tanh()
+
+    with caplog.at_level(logging.INFO):
+        model, x = stack(Changed)
+    assert '0 is found by running' in caplog.text
+    wanted = x
+    for block in model:
+        f = block.conv(wanted)
+        wanted = (wanted + f * gate(block.step, wanted, f)).tanh()
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_to_find():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    with pytest.raises(ValueError, match='give example='):
+        insert_steps(model)
+    with pytest.raises(ValueError, match='adds no two tensors'):
+        insert_steps(model, example=torch.rand(1, 3, 8, 8))
+
+
+def test_the_model_is_left_as_it_was_by_the_search():
+    model = perturb(nn.Sequential(*(blocks.Conv() for _ in range(3))))
+    model.append(nn.BatchNorm2d(C))
+    twin = copy.deepcopy(model)
+    state = torch.get_rng_state()
+    example = torch.zeros(1, *MAP[1:])
+    plans, _ = find_plans(model, example)
+    assert list(plans) == ['0', '1', '2']
+    assert torch.equal(torch.get_rng_state(), state)
+    insert_steps(model, example=example)
+    remove_steps(model)
+    assert model.training and [type(m) for m in model.modules()] == [
+        type(m) for m in twin.modules()]
+    for (k, p), (_, q) in zip(model.state_dict().items(),
+                              twin.state_dict().items()):
+        assert torch.equal(p, q), k
+
+
+@pytest.mark.parametrize('make, shape', [
+    (blocks.Conv, MAP), (blocks.Encoder, (3, 5, C)),
+    (blocks.Parallel, (3, 5, C))])
+def test_copies_compilers_and_tools(make, shape):
+    model, x = stack(make, shape)
+    with torch.no_grad():
+        wanted = model(x)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)),
+                     fold(model)):
+            torch.testing.assert_close(twin(x), wanted)
+        with TrajectoryRecorder(model) as recorder:
+            torch.testing.assert_close(model(x), wanted)
+    plain = copy.deepcopy(model)
+    remove_steps(plain)
+    assert recorder.blocks == [
+        s.name for s in find_steps(plain, x) if s.left_out is None]
+    with pytest.raises(RuntimeError, match='steps were taken'):
+        torch.fx.symbolic_trace(model)
+    if TORCH_21:
+        pytest.skip("PyTorch 2.1's Dynamo follows no function mode")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend='eager')
+    exported = torch.export.export(model, (x, )).module()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), wanted)
+        torch.testing.assert_close(exported(x), wanted)
+
+
+def test_other_gates():
+    model, x = stack(blocks.Conv, attention='SE', reduction=2)
+    wanted = x
+    for block in model:
+        f = block.conv(wanted)
+        wanted = (wanted + f * choose_step(block.step.attention, wanted, f)).relu()
+    torch.testing.assert_close(model(x), wanted)
+    tokens = nn.Sequential(*(blocks.Encoder() for _ in range(3)))
+    with pytest.raises(ValueError, match='looks at positions'):
+        insert_steps(tokens, 'CBAM', example=torch.rand(2, 5, C), reduction=2)
