@@ -13,6 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from mmstepnet.stiffness.eager import EAGER
 from mmstepnet.stiffness.finder import Finder
@@ -93,6 +94,7 @@ class _Follow(TorchFunctionMode):
         self.aliases: dict[int, list[int]] = {}  # of a copy's memory
         self.memory: list[StorageWeakRef] = []  # which no other gets
         self.channels: dict[tuple[Run, torch.Size], set[int]] = {}
+        self.widths: dict[Run, set[int]] = {}
 
     def __torch_function__(self, func: Callable, types: tuple,
                            args: tuple = (),
@@ -146,6 +148,7 @@ class _Follow(TorchFunctionMode):
                 axis = 1 if first else t.dim() - 1
                 for run in self.finder.stack:
                     self.channels.setdefault((run, t.shape), set()).add(axis)
+                    self.widths.setdefault(run, set()).add(t.shape[axis])
 
 
 @dataclass
@@ -280,9 +283,13 @@ def _axes(one: Pass, run: Run, shape: tuple[int, ...], shapes: list,
     """Axes of the samples and of the channels of a state."""
     batch = next((axis for axis, (m, n) in enumerate(zip(*shapes))
                   if m != n and m * samples[1] == n * samples[0]), 0)
-    votes = one.follow.channels.get((run, torch.Size(shape)), set()) - {batch}
     if layout is not None and len(layout) == len(shape):
         return layout.index('N'), layout.index('C')
+    votes = one.follow.channels.get((run, torch.Size(shape)), set()) - {batch}
+    if not votes:  # its layers see it as windows, or padded
+        widths = one.follow.widths.get(run, ())
+        votes = {axis for axis, size in enumerate(shape)
+                 if axis != batch and size in widths}
     if len(votes) != 1:
         raise _Refused(
             f'has states {tuple(shape)} whose axis of channels is not clear; '
@@ -387,48 +394,65 @@ def causal_blocks(model: nn.Module, example: object,
                   plans: dict[str, tuple[Plan, Plan]]) -> list[str]:
     """Blocks in which no token sees a later one, found by trying.
 
-    One block of each class is run on states that differ in one token.
+    One block of each class is run on states that differ in one token. Where
+    the model is on the meta device, a copy of the block with random weights
+    is.
 
     Args:
-        model (nn.Module): The model, with real weights.
+        model (nn.Module): The model.
         example (Tensor | tuple | dict): What it is called with.
         plans (dict): Plans of its blocks by name.
 
     Returns:
         list[str]: Names of the blocks of such a class.
     """
-    kinds: dict[type, str] = {}
     modules = {name: model.get_submodule(name) for name, (plan, _)
                in plans.items() if plan.places[0].dims == 3}
-    for name, block in modules.items():
-        kinds.setdefault(type(block), name)
-    calls = {}
+    kinds = {type(block): name for name, block in reversed(modules.items())}
+    calls: dict[str, tuple] = {}
+    handles = []
+    for name in kinds.values():
+        def take_down(block, args, kwargs, name=name):
+            calls.setdefault(name, copy.deepcopy((args, kwargs)))
 
-    def take_down(block: nn.Module, args: tuple, kwargs: dict) -> None:
-        calls.setdefault(block, copy.deepcopy((args, kwargs)))
-
-    handles = [modules[name].register_forward_pre_hook(
-        take_down, with_kwargs=True) for name in kinds.values()]
+        handles.append(modules[name].register_forward_pre_hook(
+            take_down, with_kwargs=True))
+    meta = any(p.is_meta for p in model.parameters())
     causal = set()
-    try:
-        with EAGER, in_mode(model, False), torch.no_grad():
+    with EAGER, in_mode(model, False), torch.no_grad(), (
+            torch.random.fork_rng([])):
+        try:
             if handles:
-                args, kwargs = call_of(example)
+                args, kwargs = call_of(example, device=meta and 'meta' or None)
                 model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    with EAGER, in_mode(model, False), torch.no_grad():
-        for kind, name in kinds.items():
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, call in calls.items():
             block = modules[name]
-            if block in calls and _is_causal(
-                    block, *calls[block], plans[name][0].places[0]):
-                causal.add(kind)
+            if meta:
+                block = _with_numbers(copy.deepcopy(block).to_empty(
+                    device='cpu'))
+                call = tree_map_only(Tensor, _random, call)
+            if _is_causal(block, *call, plans[name][0].places[0]):
+                causal.add(type(modules[name]))
     return [name for name, block in modules.items() if type(block) in causal]
+
+
+def _random(t: Tensor) -> Tensor:
+    t = torch.empty_like(t, device='cpu')
+    return t.normal_() if t.is_floating_point() else t.zero_()
+
+
+def _with_numbers(block: nn.Module) -> nn.Module:
+    for t in (*block.parameters(), *block.buffers()):
+        t.copy_(_random(t))
+    return block
 
 
 def _is_causal(block: nn.Module, args: tuple, kwargs: dict,
                place: Place) -> bool:
+    """Whether tokens move those behind them alone."""
     axis = 3 - place.batch - place.channels
     key = None if args else next(iter(kwargs))
     x = args[0] if args else kwargs[key]
@@ -436,7 +460,7 @@ def _is_causal(block: nn.Module, args: tuple, kwargs: dict,
         return False
 
     def run(x: Tensor) -> Tensor:
-        a, k = copy.deepcopy((args, kwargs))
+        a, k = copy.deepcopy((args, kwargs))  # they may hold a cache
         out = block(x, *a[1:], **k) if a else block(**{**k, key: x})
         while not isinstance(out, Tensor):
             out = next(iter(out.values() if isinstance(out, dict) else out))

@@ -97,7 +97,7 @@ class Causal(Encoder):
 
     def attend(self, x: Tensor) -> Tensor:
         y = self.attn(x)
-        hidden = torch.ones(len(y[0]), len(y[0])).triu(1).bool()
+        hidden = torch.ones_like(y @ y.mT).triu(1).bool()
         scores = (y @ y.mT).masked_fill(hidden, -torch.inf)
         return torch.softmax(scores, -1) @ y
 

@@ -219,8 +219,14 @@ def test_a_mask_of_tokens_is_refused():
         model[0](x, attention_mask=torch.ones(3, 5, dtype=torch.bool))
 
 
-def test_a_decoder_is_refused():
-    model = nn.Sequential(*(blocks.Causal() for _ in range(3)))
+@pytest.mark.parametrize('device', ['cpu', 'meta'])
+def test_a_decoder_is_refused(device):
+    with torch.device(device):
+        model = nn.Sequential(*(blocks.Causal() for _ in range(3)))
+        others = nn.Sequential(*(blocks.Encoder() for _ in range(3)))
+    names = insert_steps(others, example=torch.rand(2, 5, C))
+    assert names == ['0', '1', '2']
+    assert all(p.device.type == device for p in others.parameters())
     before = dict(model.named_modules())
     with pytest.raises(ValueError, match='0 .Causal. is a decoder'):
         insert_steps(model, example=torch.rand(2, 5, C))
