@@ -56,8 +56,8 @@ def insert_steps(model: nn.Module,
             ``'encoder.*'``. None is all. Defaults to None.
         example (Tensor | tuple | dict, optional): What the model is called
             with: a tensor, its arguments, or these by name. One sample is
-            enough. None makes one up for models of timm and transformers.
-            Defaults to None.
+            enough. None makes one up for models of timm, transformers and
+            MMEngine. Defaults to None.
         layout (str, optional): The axes of the states, where they cannot be
             told from the layers around them: ``'NCHW'``, ``'NHWC'``,
             ``'NLC'``, ``'LNC'``, ``'NCTHW'`` or any other order of letters
@@ -102,7 +102,7 @@ def insert_steps(model: nn.Module,
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
     patterns = _patterns(blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
-    selected, used = _select(model, patterns)
+    selected, used, changed = _select(model, patterns)
     ready, without = [], []
     for name, block, by_name in selected:
         known = block.known if _steps(block) else describe(type(block))
@@ -123,7 +123,7 @@ def insert_steps(model: nn.Module,
         if by_name or with_first or not any(
                 step.projects(block) for step in known.steps):
             ready.append(_Ready(name, block, attentions))
-    if example is not None or not selected or (
+    if example is not None or changed or not selected or (
             patterns and used < set(patterns)):
         ready += _find(model, patterns, used, selected, example, layout, cfg)
     if not ready:
@@ -208,7 +208,7 @@ def _nests(name: str, others: set[str]) -> bool:
 
 
 def _made_up(model: nn.Module) -> Tensor | dict | None:
-    """What a model of timm or transformers says that it takes."""
+    """What a model of timm, transformers or MMEngine says that it takes."""
     about = getattr(model, 'pretrained_cfg', None)
     size = about.get('input_size') if isinstance(about, dict) else getattr(
         about, 'input_size', None)
@@ -221,6 +221,8 @@ def _made_up(model: nn.Module) -> Tensor | dict | None:
         size = size if isinstance(size, (list, tuple)) else (size, size)
         return dict(pixel_values=torch.zeros(
             1, getattr(config, 'num_channels', 3), *size))
+    if hasattr(model, 'init_cfg'):  # a module of MMEngine
+        return torch.zeros(1, getattr(model, 'in_channels', 3), 224, 224)
     return getattr(model, 'dummy_inputs', None)
 
 
@@ -312,12 +314,13 @@ def _scope(model: nn.Module) -> str:
 
 
 def _select(model: nn.Module, patterns: list[str] | None
-            ) -> tuple[list[tuple[str, nn.Module, bool]], set[str]]:
-    """Described blocks, and the patterns that mean one.
+            ) -> tuple[list[tuple[str, nn.Module, bool]], set[str], bool]:
+    """Described blocks, each with its name and whether that is given itself.
 
-    Each with its name and whether it is named by itself.
+    Also the patterns that mean one, and whether there are blocks with another
+    ``forward`` than the one that is described.
     """
-    found, used, stepped = [], set(), []
+    found, used, stepped, changed = [], set(), [], False
     for name, module in model.named_modules():
         matched = [p for p in patterns or () if _matches(name, p)]
         if not (matched if patterns else name.startswith(_scope(model))):
@@ -326,7 +329,13 @@ def _select(model: nn.Module, patterns: list[str] | None
         if steps and (not hasattr(module, 'known') or any(
                 step.attention is not None for step in steps)):
             stepped.append(name)
-        elif steps or _is_described(module, name):
+            continue
+        try:
+            known = bool(steps) or describe(type(module)) is not None
+        except RuntimeError as error:
+            LOGGER.info('%s is found by running instead: %s', name, error)
+            known, changed = False, True
+        if known:
             by_name = any(_path(name).match(p.replace('.', '/'))
                           and not set(p) & set('*?[') for p in matched)
             found.append((name, module, by_name))
@@ -335,16 +344,7 @@ def _select(model: nn.Module, patterns: list[str] | None
         raise ValueError(f'there are steps already in {", ".join(stepped)}; '
                          f'call remove_steps(model) first, or, in a backbone '
                          f'of mmstepnet, choose its attention=')
-    return found, used
-
-
-def _is_described(module: nn.Module, name: str) -> bool:
-    """Whether there is a description, for the ``forward`` that would run."""
-    try:
-        return describe(type(module)) is not None
-    except RuntimeError as error:
-        LOGGER.info('%s is found by running instead: %s', name, error)
-        return False
+    return found, used, changed
 
 
 def _steps(block: nn.Module) -> list[ResidualStep]:

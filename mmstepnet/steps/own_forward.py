@@ -46,6 +46,15 @@ ADDITIONS = {
 }
 """Functions that add, and their names in :data:`BRANCHES`."""
 
+PRODUCTS = {
+    getattr(owner, spelling): name
+    for owner in (torch, torch.Tensor) for name in ('mul', 'div')
+    for spelling in (name, f'{name}_', f'__{name}__', '__truediv__')
+    if hasattr(owner, spelling) and (spelling != '__truediv__'
+                                     or name == 'div')
+}
+"""Functions that stochastic depth is made of."""
+
 WRITING = {getattr(torch.Tensor, f'{name}_') for name in BRANCHES}
 """Those that write the sum to their first argument; ``+=`` is one."""
 
@@ -85,6 +94,8 @@ class Place:
         writes_back (bool): Whether the sum must be written to the first
             operand, which is used again: ``x.add_(f)`` as a statement, or
             ``x += f`` where somebody else has x.
+        dropped (bool): Whether the block applies stochastic depth to the
+            branch. The gate sees the branch before that.
     """
 
     name: str
@@ -96,6 +107,7 @@ class Place:
     width: int
     dims: int
     writes_back: bool
+    dropped: bool = False
 
     @property
     def has_map(self) -> bool:
@@ -151,6 +163,8 @@ class BlockRun:
         self.states = {-1: x}
         self.identity: Tensor | None = None
         self.branch: Tensor | None = None
+        self.products: list[tuple] = []
+        self.drops = any(place.dropped for place in plan.places)
         self.entered = _surroundings()
 
     def add(self, func: Callable, operands: tuple[Tensor, Tensor],
@@ -175,13 +189,43 @@ class BlockRun:
         if place.writes_back:  # what autograd keeps must not be written
             identity, branch = identity.clone(), branch.clone()
         step = getattr(self.block, place.name)
+        if place.dropped:
+            branch, step.drop_path.factors = self._before_drop(place, branch)
         out = place.from_maps(
             step(place.to_maps(identity), place.to_maps(branch)), x)
+        if place.dropped:
+            step.drop_path.factors = ()
         if place.writes_back:
             out = operands[0].copy_(out)
         self.states[self.taken] = out
         self.taken += 1
         return out
+
+    def multiply(self, func: Callable, args: tuple, kwargs: dict) -> Tensor:
+        """Multiply, and remember what may be stochastic depth."""
+        out = func(*args, **kwargs)
+        f, factor = args
+        if func in (torch.Tensor.mul_, torch.Tensor.div_):
+            return out  # the branch is gone
+        if isinstance(f, Tensor) and (
+                not isinstance(factor, Tensor)
+                or factor.dim() == f.dim() and factor.numel() == len(factor)
+                and not factor.requires_grad):
+            self.products.append((out, f, PRODUCTS[func], factor))
+        return out
+
+    def _before_drop(self, place: Place,
+                     f: Tensor) -> tuple[Tensor, tuple[tuple, ...]]:
+        """Branch before stochastic depth, and what that multiplies it by."""
+        factors = []
+        for out, before, name, factor in reversed(self.products):
+            if out is f:
+                if isinstance(factor, Tensor):
+                    factor = place.to_maps(factor)
+                f = before
+                factors.insert(0, (name, factor))
+        self.products.clear()
+        return f, tuple(factors)
 
     def _check(self, place: Place, x: Tensor) -> None:
         """Refuse another addition than the one that was found."""
@@ -218,6 +262,18 @@ class BlockRun:
                 f'(torch.fx cannot trace such a block; torch.export can.)')
 
 
+class DropPath(nn.Module):
+    """The block's own stochastic depth, applied behind the gate."""
+
+    factors: tuple[tuple, ...] = ()
+
+    def forward(self, residual: Tensor) -> Tensor:
+        """Multiply as the block has done."""
+        for name, factor in self.factors:
+            residual = getattr(residual, name)(factor)
+        return residual
+
+
 class TakeSteps(TorchFunctionMode):
     """Hands the additions of a block to its run."""
 
@@ -230,9 +286,11 @@ class TakeSteps(TorchFunctionMode):
                            kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         operands = addition(func, args, kwargs)
-        if operands is None:
-            return func(*args, **kwargs)
-        return self.run.add(func, operands, args, kwargs)
+        if operands is not None:
+            return self.run.add(func, operands, args, kwargs)
+        if self.run.drops and func in PRODUCTS and len(args) == 2:
+            return self.run.multiply(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 _ANEW = ('Put them in with an example= that the model runs on as it does '
@@ -327,6 +385,7 @@ def put_steps_inside(block: nn.Module, plans: tuple[Plan, Plan],
     check_forward(block)
     block.__class__ = own_forward_class(type(block))
     block._plans = plans
-    for place, attention in zip(plans[0].places, attentions):
-        step = ResidualStep(attention)
+    for place, attention in zip(plans[1].places, attentions):
+        step = ResidualStep(
+            attention, drop_path=DropPath() if place.dropped else None)
         block.add_module(place.name, step.train(block.training))

@@ -45,6 +45,7 @@ class Addition:
         result_of (Addition, optional): Whose result one operand is.
         found (Sum, optional): The step that it is, or is a part of.
         state (int): Which operand is the state.
+        dropped (bool): Whether stochastic depth was applied to the other.
         used_again (bool): Whether memory that the sum was written to is used
             later on other than by whoever was given the sum.
     """
@@ -54,6 +55,7 @@ class Addition:
     result_of: 'Addition | None'
     found: Sum | None = None
     state: int = 0
+    dropped: bool = False
     used_again: bool = False
     out: Callable = field(default=lambda: None)
 
@@ -63,10 +65,14 @@ class _Watch(Finder):
 
     last: Sum | None = None
     x: Tensor | None = None
+    dropped = False
 
-    def _begin(self, operation: object, owner: Run, x: Tensor, *args):
+    def _begin(self, operation: object, owner: Run, x: Tensor, f: Tensor,
+               *args):
         self.x = x
-        return super()._begin(operation, owner, x, *args)
+        base = self._base(self.tags.number(x), self.tags.get(f))
+        self.dropped = self._factors(f, base)[2]
+        return super()._begin(operation, owner, x, f, *args)
 
     def _conclude(self, found: Sum, out: Tensor) -> None:
         self.last = found if found.state else None
@@ -119,7 +125,7 @@ class _Follow(TorchFunctionMode):
         finder.last = None
         out = func(*args, **kwargs)
         if finder.last is not None:
-            seen.found = finder.last
+            seen.found, seen.dropped = finder.last, finder.dropped
             views = [finder.tags.view(t) for t in (*operands, finder.x)]
             seen.state = int(views[2] == views[1] != views[0])
         if func in WRITING:
@@ -180,7 +186,13 @@ def find_plans(model: nn.Module, example: object,
         tuple: Plans for evaluation and training by the blocks' names, and
         what was seen, for an error.
     """
-    passes = _run(model, example)
+    try:
+        passes = _run(model, example)
+    except Exception as error:
+        raise ValueError(
+            f'{type(model).__name__} does not run on the example that its '
+            f'blocks are to be found with ({type(error).__name__}: {error}); '
+            f'give example= that it takes') from error
     plans, refused = {}, []
     tables = [_by_block(p) for p in passes]
     for name, (run, found) in tables[0].items():
@@ -271,7 +283,8 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 names[k], tuple(map(inside.index, parts)),
                 tuple(a.state for a in parts), source, batch, channels,
                 found_sum.shape[channels], len(found_sum.shape),
-                any(a.used_again for a in parts)))
+                any(a.used_again for a in parts),
+                len(parts) == 1 and first.dropped))
         plans.append(Plan(name, len(inside), tuple(places)))
     if [p.width for p in plans[0].places] != [p.width for p in plans[1].places]:
         raise _Refused('has another width in training mode')

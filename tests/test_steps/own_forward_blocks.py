@@ -162,3 +162,22 @@ class Switched(Conv):
         if self.way == 'after':
             return x + f + f
         return (x.clone() if self.way == 'another' else x) + f
+
+
+class Dropping(Conv):
+    """With stochastic depth as libraries write it."""
+
+    style = 'timm'
+
+    def drop(self, f: Tensor) -> Tensor:
+        if not self.training:
+            return f
+        keep = 0.5
+        noise = torch.empty(len(f), 1, 1, 1, dtype=f.dtype,
+                            device=f.device).bernoulli_(keep)
+        if self.style == 'timm':
+            return f * noise.div_(keep)
+        return f.div(keep) * noise
+
+    def forward(self, x):
+        return x + self.drop(self.conv(x))
