@@ -161,10 +161,18 @@ class Finder(TorchDispatchMode):
     def _leave(self, module: nn.Module, args: tuple, out: object) -> None:
         if not self._is_here(module):
             return
-        while True:  # what raised and was caught may have left some behind
+        if any(run.module is module for run in reversed(self.stack)):
+            self._close(module, out)
+        # Else it was refused when it began.
+        if not self.stack:
+            self.__exit__(None, None, None)
+            self.tags, self.thread = Tags(), None
+
+    def _close(self, module: nn.Module, out: object) -> None:
+        """End the run of a module."""
+        run = self.stack.pop()
+        while run.module is not module:  # left behind by what raised
             run = self.stack.pop()
-            if run.module is module:
-                break
         outs = list(filter(is_real, tensors(out)))
         run.returned = {self.tags.mark(t) for t in outs}
         for found in run.sums:
@@ -175,9 +183,6 @@ class Finder(TorchDispatchMode):
                     not self._returns(run, found, outs)
                     or run.name in self.blocks or not self.stack):
                 self._settle(found)
-        if not self.stack:
-            self.__exit__(None, None, None)
-            self.tags, self.thread = Tags(), None
 
     def _returns(self, run: Run, found: Sum, outs: list[Tensor]) -> bool:
         """See what a run returns of a sum, if anything."""

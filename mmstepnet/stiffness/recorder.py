@@ -251,6 +251,12 @@ class TrajectoryRecorder:
                  for name, total, block in found.recorded}
         if not norms:
             raise ValueError(explain(self._finder, found.steps))
+        if found.repeated:
+            raise RuntimeError(
+                f'{next(iter(norms))} and all other steps ran several times '
+                'in one forward pass, each time on new inputs: a sample that '
+                'passes several times, or in parts, has no single trajectory; '
+                'record the part of the model that takes one input at a time')
         if self._found is not None and list(norms) != self.blocks:
             raise RuntimeError(
                 'a forward pass ran other steps than the first one'

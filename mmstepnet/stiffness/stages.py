@@ -1,6 +1,6 @@
 """Names, stages and first blocks of the residual steps that were found."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -87,6 +87,8 @@ class Arrangement:
     Attributes:
         recorded (list[tuple]): What is recorded: name, sum and block.
         excluded (list[str]): Names of the blocks left out as first ones.
+        repeated (bool): Whether all steps ran again on other states than
+            those that they had made: the whole network on other inputs.
     """
 
     def __init__(self, finder: Finder, selection: Selection | None = None):
@@ -233,7 +235,7 @@ class Arrangement:
 
     def _build(self, sums: list[Sum], blocks: dict) -> None:
         self.named, self.recorded, self.excluded = [], [], []
-        counts: Counter = Counter()
+        runs: dict[str, list[Sum]] = defaultdict(list)
         for found in sums:
             place = blocks[found]
             name, block = found.owner.name, None
@@ -246,13 +248,16 @@ class Arrangement:
                         not found.state and self._first(place[0]) is block):
                     self.excluded.append(block.name)
             if found.left_out in (None, FIRST):
-                counts[name] += 1
-                if counts[name] > 1:  # a block that runs several times
-                    name = f'{name}#{counts[name]}'
+                runs[name].append(found)
+                if len(runs[name]) > 1:  # a block that runs several times
+                    name = f'{name}#{len(runs[name])}'
             self.named.append((name, found, place))
             if not found.left_out:
                 self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
+        self.repeated = bool(runs) and all(
+            len(r) > 1 and not r[1].of_state >> r[0].number & 1
+            for r in runs.values())
 
     @property
     def steps(self) -> list[FoundStep]:

@@ -250,6 +250,53 @@ def test_a_block_that_runs_several_times_is_as_many_steps():
     assert torch.equal(records[0].nsi, records[1].nsi)
 
 
+class Twice(nn.Module):
+    """Test-time augmentation inside a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Skipping(range(3))
+
+    def forward(self, x):
+        return self.net(x) + self.net(x.flip(3))
+
+
+def test_a_network_that_runs_twice_has_no_trajectory():
+    with (TrajectoryRecorder(Twice()) as recorder,
+          pytest.raises(RuntimeError, match='ran several times in one')):
+        recorder.model(torch.randn(2, 8, 5, 5))
+
+
+class Catching(nn.Module):
+    """Goes on where a branch raises, before its run has begun or in it."""
+
+    def __init__(self, broken):
+        super().__init__()
+        self.broken, self.net = broken, Skipping(range(3))
+
+    def forward(self, x):
+        try:
+            self.broken(torch.nested.nested_tensor(list(x)))
+        except (ValueError, RuntimeError):
+            pass
+        return self.net(x)
+
+
+@pytest.mark.filterwarnings('error:module forward hook')
+@pytest.mark.parametrize('broken', [
+    nn.Identity(), nn.Sequential(nn.Identity()), nn.Conv2d(3, 3, 3)])
+def test_a_branch_that_raises_and_is_caught(broken):
+    x = torch.randn(2, 8, 5, 5)
+    model = Catching(broken)
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        for _ in range(2):
+            model(x)
+    with TrajectoryRecorder(model.net) as alone, torch.no_grad():
+        model.net(x)
+    assert torch.equal(recorder.nsi[:2], alone.nsi)
+    assert len(recorder) == 4 and no_hooks(model)
+
+
 class Windows(nn.Module):
     """The second stage sees quarters of images, as so many samples."""
 
