@@ -14,7 +14,7 @@ from .version import __version__
 LATER = {
     'MetricAttention': 'mmstepnet.propagation',
     'TrajectoryRecorder': 'mmstepnet.stiffness',
-    'find_steps': 'mmstepnet.stiffness',
+    'find_steps': 'mmstepnet.steps',
     'fold': 'mmstepnet.steps.fold',
     'insert_steps': 'mmstepnet.steps',
     'register_block': 'mmstepnet.steps',

@@ -13,6 +13,7 @@ from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
+from mmstepnet.steps.finding import unwrap
 from mmstepnet.stiffness import (
     FIELDS,
     MEANS,
@@ -20,7 +21,6 @@ from mmstepnet.stiffness import (
     Trajectories,
     TrajectoryRecorder,
 )
-from mmstepnet.stiffness.wrappers import unwrap
 
 PREFIX = 'stiffness'
 """Of the scalars' names, the folder and the files."""

@@ -189,9 +189,10 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
     for name in causal_blocks(model, example, chosen):
         raise ValueError(
             f'{name} ({type(model.get_submodule(name)).__name__}) is a '
-            f"decoder's block: its tokens see no later ones, and a gate, which "
-            f'pools over all of them, would show them the future. Decoders '
-            f'can be measured (TrajectoryRecorder), but take no steps')
+            f"decoder's block: its tokens see no later ones, and a gate, "
+            f'which pools over all of them, would show them the future. '
+            f'Decoders can be measured (TrajectoryRecorder), but take no '
+            f'steps')
     found = []
     for name, plan in chosen.items():
         block = model.get_submodule(name)

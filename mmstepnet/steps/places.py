@@ -15,13 +15,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from mmstepnet.stiffness.eager import EAGER
-from mmstepnet.stiffness.finder import Finder
-from mmstepnet.stiffness.search import explain
-from mmstepnet.stiffness.stages import FIRST, Arrangement
-from mmstepnet.stiffness.sums import Run, Sum
-from mmstepnet.stiffness.tags import tensors
-
+from .finding import (
+    EAGER,
+    FIRST,
+    Arrangement,
+    Finder,
+    Run,
+    Sum,
+    explain,
+    tensors,
+)
 from .own_forward import WRITING, Place, Plan, addition, mask_of_tokens
 from .step_block import StepBlock
 
@@ -195,13 +198,13 @@ def find_plans(model: nn.Module, example: object,
             f'give example= that it takes') from error
     plans, refused = {}, []
     tables = [_by_block(p) for p in passes]
-    for name, (run, found) in tables[0].items():
+    for name in tables[0]:
         try:
             if name not in tables[1]:
-                raise _Refused('has no step in training mode')
+                raise RefusedError('has no step in training mode')
             plans[name] = _plans(name, passes, [t[name] for t in tables],
                                  layout)
-        except _Refused as error:
+        except RefusedError as error:
             refused.append(f'  {name} {error}')
     arrangement = passes[0].arrangement
     seen = explain(passes[0].watch, arrangement.steps)
@@ -210,7 +213,7 @@ def find_plans(model: nn.Module, example: object,
     return plans, seen
 
 
-class _Refused(ValueError):
+class RefusedError(ValueError):
     """A block cannot take steps; says why."""
 
 
@@ -246,17 +249,17 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
     plans = []
     shapes = [[s.shape for s in sums] for _, sums in found]
     if len(shapes[0]) != len(shapes[1]):
-        raise _Refused('takes other steps in training mode')
+        raise RefusedError('takes other steps in training mode')
     for one, (runs, sums) in zip(passes, found):
         run = runs[0]
         if len(runs) > 1 or run.name != name:
-            raise _Refused(
+            raise RefusedError(
                 'runs several times in one pass, so that its steps cannot be '
                 'told apart' if len(runs) > 1 else 'has no forward of its own')
         if isinstance(run.module, StepBlock):
-            raise _Refused('has steps already')
+            raise RefusedError('has steps already')
         if run.mask is not None and len(sums[0].shape) == 3:
-            raise _Refused(f'is given {run.mask}, of tokens that its steps '
+            raise RefusedError(f'is given {run.mask}, of tokens that its steps '
                            f'would pool over all the same')
         inside = [a for a in one.follow.additions if run in a.runs]
         names = NAMES.get(len(sums)) or [
@@ -266,7 +269,7 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
         for k, found_sum in enumerate(sums):
             parts = [a for a in inside if a.found is found_sum]
             if len(parts) != len(found_sum.ordinals):
-                raise _Refused(
+                raise RefusedError(
                     'adds to its state where no function of PyTorch shows it '
                     '(compiled or scripted code, a fused addition)')
             first = parts[0]
@@ -286,8 +289,9 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 any(a.used_again for a in parts),
                 len(parts) == 1 and first.dropped))
         plans.append(Plan(name, len(inside), tuple(places)))
-    if [p.width for p in plans[0].places] != [p.width for p in plans[1].places]:
-        raise _Refused('has another width in training mode')
+    widths = [[place.width for place in plan.places] for plan in plans]
+    if widths[0] != widths[1]:
+        raise RefusedError('has another width in training mode')
     return tuple(plans)
 
 
@@ -304,7 +308,7 @@ def _axes(one: Pass, run: Run, shape: tuple[int, ...], shapes: list,
         votes = {axis for axis, size in enumerate(shape)
                  if axis != batch and size in widths}
     if len(votes) != 1:
-        raise _Refused(
+        raise RefusedError(
             f'has states {tuple(shape)} whose axis of channels is not clear; '
             f"give layout=, such as 'NCHW', 'NHWC', 'NLC' or 'LNC'")
     return batch, votes.pop()
@@ -330,7 +334,7 @@ def _run(model: nn.Module, example: object) -> list[Pass]:
 def _pass(model: nn.Module, example: object, samples: int | None,
           training: bool, device: str | None = None) -> Pass:
     args, kwargs = call_of(example, samples, device)
-    watch = _Watch(model, measure=False)
+    watch = _Watch(model)
     follow = _Follow(watch)
     handles = watch.attach()
     try:

@@ -91,10 +91,11 @@ def step_class(host: type) -> type:
         raise RuntimeError(
             f'{qualified_name(host)} has no description in this process; '
             f'call mmstepnet.steps.register_block beside the class')
-    return type(host)(host.__name__, (DescribedBlock, host),
-                      dict(host=host, known=known, make=staticmethod(step_class),
-                           state=list(signature(host.forward).parameters)[1],
-                           __module__=__name__))
+    return type(host)(
+        host.__name__, (DescribedBlock, host),
+        dict(host=host, known=known, make=staticmethod(step_class),
+             state=list(signature(host.forward).parameters)[1],
+             __module__=__name__))
 
 
 def _take_step(block: nn.Module, description: StepDescription, first: bool,

@@ -1,3 +1,5 @@
+from mmstepnet.steps.finding import FoundStep, find_steps
+
 from .correlations import RankCorrelation, correlate_ranks
 from .indices import (
     neural_stiffness_index,
@@ -7,8 +9,6 @@ from .indices import (
 )
 from .readings import DEFAULT_READING, FIELDS, READING_TEXTS, READINGS
 from .recorder import TrajectoryRecorder
-from .search import find_steps
-from .stages import FoundStep
 from .total import (
     MEANS,
     block_stiffness,

@@ -6,16 +6,21 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.steps.finding import (
+    EAGER,
+    Arrangement,
+    Finder,
+    FoundStep,
+    Selection,
+    explain,
+    select,
+    unwrap,
+)
 from mmstepnet.torch_version import is_backward
 
-from .eager import EAGER
-from .finder import Finder
 from .readings import DEFAULT_READING, FIELDS, compute_fields
-from .search import batch_size, count_back, explain
-from .stages import Arrangement, FoundStep, Selection, select
-from .sums import hidden
+from .step_norms import StepMeasurement, batch_size, count_back, hidden
 from .trajectories import Trajectories
-from .wrappers import unwrap
 
 
 class TrajectoryRecorder:
@@ -133,7 +138,7 @@ class TrajectoryRecorder:
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._once = once
-        self._finder = Finder(self.model, self._finder.blocks)
+        self._finder = Finder(self.model, self._finder.blocks, StepMeasurement)
         self._handles = [
             *self._finder.attach(),
             self.model.register_forward_hook(

@@ -26,7 +26,7 @@ from . import own_forward_blocks as blocks
 from .insertion import perturb
 
 C = blocks.C
-MAP = (3, C, 6, 6)
+MAP = (4, C, 6, 6)
 
 
 def random(*shape: int) -> Tensor:
@@ -89,7 +89,7 @@ def test_other_additions_are_not_taken():
 
 @pytest.mark.parametrize('post_norm', [False, True])
 def test_two_steps_of_tokens(post_norm):
-    model, x = stack(lambda: blocks.Encoder(post_norm), (3, 5, C))
+    model, x = stack(lambda: blocks.Encoder(post_norm), (4, 5, C))
     wanted = x
     for block in model:
         for step, branch, norm in ((block.attn_step, block.attend, block.ln1),
@@ -102,7 +102,7 @@ def test_two_steps_of_tokens(post_norm):
 
 
 def test_branches_of_one_state_are_one_step():
-    model, x = stack(blocks.Parallel, (3, 5, C))
+    model, x = stack(blocks.Parallel, (4, 5, C))
     wanted = x
     for block in model:
         y = block.ln1(wanted)
@@ -112,15 +112,15 @@ def test_branches_of_one_state_are_one_step():
 
 
 @pytest.mark.parametrize('make, shape, to_maps', [
-    (blocks.LastChannels, (3, 5, 6, C), lambda t: t.permute(0, 3, 1, 2)),
-    (blocks.LastChannels, (5, 3, C), lambda t: t.permute(1, 2, 0)[..., None]),
-    (blocks.LastChannels, (3, C), lambda t: t[..., None, None]),
-    (blocks.Volume, (3, C, 2, 5, 6), lambda t: t.flatten(3)),
-    (blocks.LastChannels, (3, 2, 5, 6, C),
+    (blocks.LastChannels, (4, 5, 6, C), lambda t: t.permute(0, 3, 1, 2)),
+    (blocks.LastChannels, (5, 4, C), lambda t: t.permute(1, 2, 0)[..., None]),
+    (blocks.LastChannels, (4, C), lambda t: t[..., None, None]),
+    (blocks.Volume, (4, C, 2, 5, 6), lambda t: t.flatten(3)),
+    (blocks.LastChannels, (4, 2, 5, 6, C),
      lambda t: t.permute(0, 4, 1, 2, 3).flatten(3)),
 ])
 def test_layouts(make, shape, to_maps):
-    options = dict(layout='LNC') if shape == (5, 3, C) else {}
+    options = dict(layout='LNC') if shape == (5, 4, C) else {}
     model, x = stack(make, shape, **options)
     wanted = x
     for block in model:
@@ -136,7 +136,7 @@ def test_layouts(make, shape, to_maps):
 def _from_maps(t: Tensor, shape: tuple) -> Tensor:
     if len(shape) == 2:
         return t[..., 0, 0]
-    if shape == (5, 3, C):
+    if shape == (5, 4, C):
         return t[..., 0].permute(2, 0, 1)
     if len(shape) == 4:
         return t.permute(0, 2, 3, 1)
@@ -214,9 +214,9 @@ def test_a_checkpoint_around_the_block():
 
 
 def test_a_mask_of_tokens_is_refused():
-    model, x = stack(blocks.Encoder, (3, 5, C))
+    model, x = stack(blocks.Encoder, (4, 5, C))
     with pytest.raises(ValueError, match='0 is given attention_mask'):
-        model[0](x, attention_mask=torch.ones(3, 5, dtype=torch.bool))
+        model[0](x, attention_mask=torch.ones(4, 5, dtype=torch.bool))
 
 
 @pytest.mark.parametrize('device', ['cpu', 'meta'])
@@ -292,8 +292,8 @@ def test_the_model_is_left_as_it_was_by_the_search():
 
 
 @pytest.mark.parametrize('make, shape', [
-    (blocks.Conv, MAP), (blocks.Encoder, (3, 5, C)),
-    (blocks.Parallel, (3, 5, C))])
+    (blocks.Conv, MAP), (blocks.Encoder, (4, 5, C)),
+    (blocks.Parallel, (4, 5, C))])
 def test_copies_compilers_and_tools(make, shape):
     model, x = stack(make, shape)
     with torch.no_grad():
@@ -324,7 +324,8 @@ def test_other_gates():
     wanted = x
     for block in model:
         f = block.conv(wanted)
-        wanted = (wanted + f * choose_step(block.step.attention, wanted, f)).relu()
+        dt = choose_step(block.step.attention, wanted, f)
+        wanted = (wanted + f * dt).relu()
     torch.testing.assert_close(model(x), wanted)
     tokens = nn.Sequential(*(blocks.Encoder() for _ in range(3)))
     with pytest.raises(ValueError, match='looks at positions'):

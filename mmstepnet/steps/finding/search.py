@@ -8,9 +8,7 @@ import torch.nn as nn
 
 from .eager import EAGER
 from .finder import Finder
-from .readings import StepNorms
 from .stages import Arrangement, FoundStep
-from .tags import tensors
 from .wrappers import unwrap
 
 
@@ -55,7 +53,7 @@ def find_steps(model: nn.Module, *inputs: object,
         >>> print(steps[1])
         layer1.1: (1, 256, 56, 56), then relu, recorded
     """
-    finder = Finder(unwrap(model), measure=False)
+    finder = Finder(unwrap(model))
     handles = finder.attach()
     try:
         with EAGER, _evaluating(finder.model), torch.no_grad():
@@ -103,35 +101,3 @@ def explain(finder: Finder, steps: list[FoundStep]) -> str:
 def _first_few(items: list[str]) -> list[str]:
     more = [f'  and {len(items) - 8} more'] if len(items) > 8 else []
     return [f'  {item}' for item in items[:8]] + more
-
-
-def batch_size(inputs: tuple, named: dict) -> int | None:
-    """Number of samples that a model was given, if that can be told."""
-    first = next(iter((*inputs, *named.values())), None)
-    if isinstance(first, (list, tuple)):
-        return len(first)
-    first = next(iter(tensors(inputs, named)), None)
-    return None if first is None or first.dim() == 0 else len(first)
-
-
-def count_back(steps: dict[str, StepNorms],
-               samples: int | None) -> dict[str, StepNorms]:
-    """Norms of whole samples from those of their frames or windows.
-
-    Args:
-        steps (dict[str, StepNorms]): Norms by the names of the steps, (M,)
-            or as many times more as a sample has parts. Parts of one sample
-            stand together.
-        samples (int, optional): Number M of samples; None leaves all as it
-            is.
-    """
-    def of_sample(values: torch.Tensor, mean: bool) -> torch.Tensor:
-        parts = values.view(samples, -1)
-        return parts.mean(1) if mean else parts.square().sum(1).sqrt()
-
-    return {
-        name: norms if not samples or len(norms.x) % samples else StepNorms(
-            *(of_sample(getattr(norms, part), part == 'step')
-              for part in ('x', 'f', 'change', 'returned', 'step')))
-        for name, norms in steps.items()
-    }

@@ -1,97 +1,16 @@
-"""What a pass leaves behind: runs of modules, and the sums that they made."""
+"""Norms of one residual step, taken while its tensors are there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
+from mmstepnet.steps.finding import Run, tensors
+
 from .readings import StepNorms
 from .sample_norms import measure_branch, norm, norm_and_distance
-
-
-@dataclass(eq=False)
-class Run:
-    """One run of a module.
-
-    Attributes:
-        name (str): Name of the module.
-        module (nn.Module): The module.
-        outer (Run, optional): The run that called it.
-        learns (bool): Whether the module has weights.
-        told (bool): Whether it is, or runs inside, a
-            :class:`~mmstepnet.ResidualStep`, which tells its step itself.
-        views (list): What it was given, if it has no weights: memory, offset
-            and size.
-        given (int): The states among that, as bits.
-        states (int): These and what its children were given.
-        returned (set[int]): States that it returned.
-        sums (list[Sum]): What it added, by itself.
-        inner (list[Run]): The runs that it called.
-        additions (int): How many pairs of tensors it added.
-    """
-
-    name: str
-    module: nn.Module
-    outer: 'Run | None'
-    learns: bool
-    told: bool
-    views: list[tuple]
-    given: int
-    states: int
-    returned: set[int] = field(default_factory=set)
-    sums: list['Sum'] = field(default_factory=list)
-    inner: list['Run'] = field(default_factory=list)
-    additions: int = 0
-
-    def encloses(self, other: 'Run | None') -> bool:
-        """Whether another run is this one, or inside of it."""
-        while other is not None and other is not self:
-            other = other.outer
-        return other is self
-
-
-@dataclass(eq=False)
-class Sum:
-    """A sum that is a residual step, or that might be taken for one.
-
-    Attributes:
-        owner (Run): The run whose code added.
-        ordinals (list[int]): Which of the owner's additions it is; several
-            where branches are added one by one.
-        shape (tuple): Of the state.
-        state (int): Number of the state x_t; 0 where there is none.
-        number (int): Number of the sum.
-        operands (set[int]): Numbers of both operands.
-        of_state (int): States that x_t was computed from.
-        of_branch (int): States that f was computed from.
-        gate (tuple, optional): Shape of the attention value.
-        activation (str, optional): What the block does with the sum.
-        part (str, optional): Name of the ResidualStep that told it.
-        left_out (str, optional): Why it is no step that is measured.
-        returned (bool): Whether its owner returns it, up to what works
-            element by element.
-        norms (Norms, optional): Its norms, if they are measured.
-    """
-
-    owner: Run
-    ordinals: list[int]
-    shape: tuple[int, ...]
-    state: int = 0
-    number: int = 0
-    operands: set[int] = field(default_factory=set)
-    of_state: int = 0
-    of_branch: int = 0
-    gate: tuple[int, ...] | None = None
-    activation: str | None = None
-    part: str | None = None
-    left_out: str | None = None
-    returned: bool = False
-    version: int = 0
-    norms: 'Norms | None' = None
 
 
 @contextmanager
@@ -101,7 +20,7 @@ def hidden() -> Iterator[None]:
         yield
 
 
-class Norms:
+class StepMeasurement:
     """Norms of one step, taken while its tensors are there.
 
     The state is kept until it is known what the block returns.
@@ -178,3 +97,35 @@ class Norms:
         return StepNorms(
             self.x, self.f, self.change,
             self.change if returned is None else returned, self.step)
+
+
+def batch_size(inputs: tuple, named: dict) -> int | None:
+    """Number of samples that a model was given, if that can be told."""
+    first = next(iter((*inputs, *named.values())), None)
+    if isinstance(first, (list, tuple)):
+        return len(first)
+    first = next(iter(tensors(inputs, named)), None)
+    return None if first is None or first.dim() == 0 else len(first)
+
+
+def count_back(steps: dict[str, StepNorms],
+               samples: int | None) -> dict[str, StepNorms]:
+    """Norms of whole samples from those of their frames or windows.
+
+    Args:
+        steps (dict[str, StepNorms]): Norms by the names of the steps, (M,)
+            or as many times more as a sample has parts. Parts of one sample
+            stand together.
+        samples (int, optional): Number M of samples; None leaves all as it
+            is.
+    """
+    def of_sample(values: torch.Tensor, mean: bool) -> torch.Tensor:
+        parts = values.view(samples, -1)
+        return parts.mean(1) if mean else parts.square().sum(1).sqrt()
+
+    return {
+        name: norms if not samples or len(norms.x) % samples else StepNorms(
+            *(of_sample(getattr(norms, part), part == 'step')
+              for part in ('x', 'f', 'change', 'returned', 'step')))
+        for name, norms in steps.items()
+    }

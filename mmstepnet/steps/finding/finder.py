@@ -10,7 +10,7 @@ before any activation, and a state from then on. Nothing is replaced.
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 import torch.nn as nn
@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from mmstepnet.steps.residual import ResidualStep
 from mmstepnet.torch_version import is_backward
 
+from ..residual import ResidualStep
 from .operations import Operation, describe_operation
 from .sums import Norms, Run, Sum
 from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
@@ -41,7 +41,8 @@ class Finder(TorchDispatchMode):
         model (nn.Module): The model.
         blocks (set[str]): Names of the blocks, once they are known: a state
             is kept until its block returns, and no longer.
-        measure (bool): Whether to measure what is found. Defaults to True.
+        norms (Callable, optional): Makes of a state what measures its step.
+            None measures nothing. Defaults to None.
 
     Attributes:
         sums (list[Sum]): Steps of the last pass, and what might be one.
@@ -62,9 +63,9 @@ class Finder(TorchDispatchMode):
         return False
 
     def __init__(self, model: nn.Module, blocks: Collection[str] = (),
-                 measure: bool = True):
+                 norms: Callable[[Tensor], Norms] | None = None):
         super().__init__()
-        self.model, self.blocks, self.measure = model, set(blocks), measure
+        self.model, self.blocks, self.norms = model, set(blocks), norms
         self.names = name_modules(model)
         self.learns = {m for m in self.names if _has_weights(m)}
         self.elementary = {m for m in self.names if _is_elementary(m)
@@ -223,8 +224,8 @@ class Finder(TorchDispatchMode):
         found = self._new_sum(run, x, f, part=part)
         if step is not None:
             found.gate = tuple(step.shape)
-        if self.measure:
-            found.norms = Norms(x)
+        if self.norms is not None:
+            found.norms = self.norms(x)
             found.norms.see_branch(f, step, 1, dropped=True)
         self._conclude(found, out)
         self._hand_on(found, None, out)
@@ -429,10 +430,11 @@ class Finder(TorchDispatchMode):
             return None
         f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
-        if self.measure:
+        if self.norms is not None:
             first = args[0] is x
             alpha = kwargs.get('alpha', 1)
-            found.norms = Norms(x if first or alpha == 1 else x * alpha)
+            found.norms = self.norms(
+                x if first or alpha == 1 else x * alpha)
             if operation.name in ('add', 'sub'):
                 found.norms.see_branch(
                     f, gate, alpha if first else 1, dropped)

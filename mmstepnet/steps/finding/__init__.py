@@ -1,0 +1,20 @@
+"""Which residual steps a network has, found by running it.
+
+:func:`find_steps` is for users. The recorder of stiffness measures what a
+:class:`Finder` finds, and ``insert_steps`` puts steps there. In: a model and
+what it is called with. Out: sums of a state and a branch, in their blocks and
+stages.
+"""
+
+from .eager import EAGER
+from .finder import Finder
+from .search import explain, find_steps
+from .stages import FIRST, Arrangement, FoundStep, Selection, select
+from .sums import Run, Sum
+from .tags import tensors
+from .wrappers import unwrap
+
+__all__ = [
+    'Arrangement', 'EAGER', 'FIRST', 'Finder', 'FoundStep', 'Run', 'Selection',
+    'Sum', 'explain', 'find_steps', 'select', 'tensors', 'unwrap'
+]

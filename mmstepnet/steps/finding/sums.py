@@ -1,0 +1,111 @@
+"""What a pass leaves behind: runs of modules, and the sums that they made."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch.nn as nn
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a module.
+
+    Attributes:
+        name (str): Name of the module.
+        module (nn.Module): The module.
+        outer (Run, optional): The run that called it.
+        learns (bool): Whether the module has weights.
+        told (bool): Whether it is, or runs inside, a
+            :class:`~mmstepnet.ResidualStep`, which tells its step itself.
+        views (list): What it was given, if it has no weights: memory, offset
+            and size.
+        given (int): The states among that, as bits.
+        states (int): These and what its children were given.
+        returned (set[int]): States that it returned.
+        sums (list[Sum]): What it added, by itself.
+        inner (list[Run]): The runs that it called.
+        additions (int): How many pairs of tensors it added.
+    """
+
+    name: str
+    module: nn.Module
+    outer: 'Run | None'
+    learns: bool
+    told: bool
+    views: list[tuple]
+    given: int
+    states: int
+    returned: set[int] = field(default_factory=set)
+    sums: list['Sum'] = field(default_factory=list)
+    inner: list['Run'] = field(default_factory=list)
+    additions: int = 0
+
+    def encloses(self, other: 'Run | None') -> bool:
+        """Whether another run is this one, or inside of it."""
+        while other is not None and other is not self:
+            other = other.outer
+        return other is self
+
+
+class Norms(Protocol):
+    """What a finder tells of a step while its tensors are there."""
+
+    state: Tensor | None
+    """The state x_t, until it is settled."""
+    f: Tensor | None
+    """What is known of the branch, if it was seen."""
+
+    def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
+                   dropped: bool) -> None:
+        """See the branch, and what it is multiplied by."""
+
+    def see_sum(self, total: Tensor) -> None:
+        """See the sum."""
+
+    def hand_on(self, run: Run | None, value: Tensor, key: object,
+                same: bool) -> None:
+        """See what a run makes of the sum."""
+
+    def settle(self) -> None:
+        """Let the state go."""
+
+
+@dataclass(eq=False)
+class Sum:
+    """A sum that is a residual step, or that might be taken for one.
+
+    Attributes:
+        owner (Run): The run whose code added.
+        ordinals (list[int]): Which of the owner's additions it is; several
+            where branches are added one by one.
+        shape (tuple): Of the state.
+        state (int): Number of the state x_t; 0 where there is none.
+        number (int): Number of the sum.
+        operands (set[int]): Numbers of both operands.
+        of_state (int): States that x_t was computed from.
+        of_branch (int): States that f was computed from.
+        gate (tuple, optional): Shape of the attention value.
+        activation (str, optional): What the block does with the sum.
+        part (str, optional): Name of the ResidualStep that told it.
+        left_out (str, optional): Why it is no step that is measured.
+        returned (bool): Whether its owner returns it, up to what works
+            element by element.
+        norms (Norms, optional): What measures it, if anything does.
+    """
+
+    owner: Run
+    ordinals: list[int]
+    shape: tuple[int, ...]
+    state: int = 0
+    number: int = 0
+    operands: set[int] = field(default_factory=set)
+    of_state: int = 0
+    of_branch: int = 0
+    gate: tuple[int, ...] | None = None
+    activation: str | None = None
+    part: str | None = None
+    left_out: str | None = None
+    returned: bool = False
+    version: int = 0
+    norms: Norms | None = None
