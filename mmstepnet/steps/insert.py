@@ -183,9 +183,10 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
         chosen[name] = plan
     missing = [p for p in patterns or () if p not in used]
     if missing or not chosen and not selected:
-        what = f'blocks names {missing}, but' if missing else 'in'
-        raise ValueError(f'{type(model).__name__}: {what} no such block can '
-                         f'take steps. {seen}')
+        what = (f'blocks names {missing}, but none of these' if missing
+                else 'no block')
+        raise ValueError(
+            f'{type(model).__name__}: {what} can take steps. {seen}')
     for name in causal_blocks(model, example, chosen):
         raise ValueError(
             f'{name} ({type(model.get_submodule(name)).__name__}) is a '

@@ -11,7 +11,7 @@ from torch import Tensor
 QUICK = ('ResNet, basic', 'ResNet, frozen norms', 'ConvNeXt', 'ViT', 'Swin',
          'mmpretrain ResNet-18', 'mmpretrain ConvNeXt', 'mmpretrain ViT',
          'mmdet ResNet-50, DCN', 'mmseg ResNet-50, plugins, dilated',
-         'mmdet CSPNeXt', 'DETR, encoder')
+         'mmdet CSPNeXt', 'DETR, encoder', 'CaiT', 'BERT')
 """Families that every run of the tests builds; the others are slow."""
 
 
@@ -189,6 +189,18 @@ def timm_families() -> dict[str, Family]:
         'MobileNetV2': Family(create('mobilenetv2_035'), 10),
         'MobileNetV3': Family(create('mobilenetv3_small_050'), 7),
         'HRNet': Family(create('hrnet_w18_small'), 18),
+        # Blocks without a description, found by running.
+        'CaiT': Family(
+            create('cait_xxs24_224', img_size=32, depth=2, num_heads=4,
+                   embed_dim=32, drop_path_rate=0.5), 4, **tokens,
+            options=(('example', images(32)), )),
+        'CoaT': Family(
+            create('coat_lite_tiny', img_size=64, drop_path_rate=0.2), 8,
+            options=(('example', images(64)), )),
+        'EfficientViT': Family(create('efficientvit_b0'), 11),
+        'MaxViT': Family(
+            create('maxvit_pico_rw_256', img_size=256, depths=(1, 1, 1, 1)),
+            8, lambda: images(256)),
         'CSPDarkNet, blocks alone': Family(
             alone(DarkBlock, 8, 8, drop_path=0.2), 2, **eight),
         'CSPResNet, blocks alone': Family(
@@ -344,6 +356,12 @@ def transformers_families() -> dict[str, Family]:
     def pixels(size):
         return lambda: dict(pixel_values=images(size))
 
+    def words():
+        return dict(input_ids=torch.arange(24).view(2, 12) % 7)
+
+    text = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                intermediate_size=64, vocab_size=8, hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0)
     maps = dict(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 1])
     tokens = dict(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -381,5 +399,18 @@ def transformers_families() -> dict[str, Family]:
         'DETR, encoder': Family(
             of('Detr', **detr), 2, pixels(64),
             (('blocks', 'encoder.layers'), )),
+        # Blocks without a description, found by running.
+        'BERT': Family(
+            of('Bert', **text), 2, words, (('example', words()), )),
+        'SegFormer': Family(
+            of('Segformer', depths=[2, 1], hidden_sizes=[8, 16],
+               num_encoder_blocks=2, sr_ratios=[4, 2], strides=[4, 2],
+               patch_sizes=[7, 3], num_attention_heads=[1, 2],
+               mlp_ratios=[2, 2], decoder_hidden_size=8), 3, pixels(64),
+            (('example', pixels(64)()), )),
+        'Swin': Family(
+            of('Swin', image_size=32, patch_size=2, embed_dim=16,
+               depths=[2, 2], num_heads=[2, 4], window_size=4,
+               drop_path_rate=0.5), 4, pixels(32)),
         'DETR, backbone': Family(of('Detr', **detr), 2, pixels(64)),
     }

@@ -142,8 +142,9 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     return row
 
 
-def check_recorder(model: nn.Module, inputs: dict | Tensor) -> None:
-    """Stiffness of the network as it is, from the table that steps use."""
+def check_recorder(model: nn.Module, inputs: dict | Tensor,
+                   example: dict | Tensor | None = None) -> None:
+    """Stiffness of the network as it is and with plain steps."""
     model.eval()
     with torch.no_grad():
         wanted = outputs(model, inputs)
@@ -152,7 +153,7 @@ def check_recorder(model: nn.Module, inputs: dict | Tensor) -> None:
             outs = outputs(model, inputs)
         assert difference(outs, wanted) == 0
         assert [type(m) for m in model.modules()] == parts
-        insert_steps(model, 'Plain', first_block=True)
+        insert_steps(model, 'Plain', first_block=True, example=example)
         with TrajectoryRecorder(model) as stepped:
             outputs(model, inputs)
     assert len(plain.blocks) == len(stepped.blocks) > 0

@@ -52,7 +52,8 @@ def test_insertion_keeps_the_network(library, name):
     check_compiles(model, inputs)
     if family.recorded:
         remove_steps(model)
-        check_recorder(model, inputs)
+        check_recorder(
+            model, inputs, dict(family.options).get('example'))
 
 
 @pytest.mark.parametrize('library', LIBRARIES)

@@ -30,7 +30,7 @@ LIBRARIES = dict(
     mmpretrain=openmmlab_families, transformers=transformers_families)
 NETWORKS = {
     'torchvision': ('ResNet, basic', 'ViT'),
-    'timm': ('ConvNeXt', 'ViT'),
+    'timm': ('ConvNeXt', 'ViT', 'CaiT'),
     'mmpretrain': ('mmdet CSPNeXt', ),
 }
 """What every mode is tried with."""
@@ -48,7 +48,7 @@ FOLDED = {
 LEFT = {'mmdet ResNet-50, DCN': 4}
 """Norms that stay, behind other convolutions."""
 
-QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
+QUICK = ('timm CaiT', 'torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
          'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
          'mmpretrain mmdet ResNet-50, DCN',
          'mmpretrain mmpretrain SEResNet-50',
