@@ -130,7 +130,8 @@ def count_back(steps: dict[str, StepNorms],
         return parts.mean(1) if mean else parts.square().sum(1).sqrt()
 
     return {
-        name: norms if not samples or len(norms.x) % samples else StepNorms(
+        name: norms if not samples or len(norms.x) == samples or len(
+            norms.x) % samples else StepNorms(
             *(of_sample(getattr(norms, part), part == 'step')
               for part in ('x', 'f', 'change', 'returned', 'step')))
         for name, norms in steps.items()

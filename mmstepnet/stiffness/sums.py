@@ -131,8 +131,10 @@ class Norms:
         """
         self.dropped = dropped
         with hidden():
-            f_norm, change, self.step = measure_branch(f, step)
-            self.f, self.change = f_norm * abs(scale), change * abs(scale)
+            self.f, self.change, self.step = measure_branch(f, step)
+            if scale != 1:
+                self.f, self.change = (
+                    value * abs(scale) for value in (self.f, self.change))
 
     def see_sum(self, total: Tensor) -> None:
         """Measure the branch by what it has changed."""
