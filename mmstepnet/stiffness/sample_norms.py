@@ -112,4 +112,5 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 
 def _collect(norms: Tensor, samples: int) -> Tensor:
-    return norms.double().square_().view(samples, -1).sum(1).sqrt_()
+    return torch.linalg.vector_norm(
+        norms.view(samples, -1), dim=1, dtype=torch.float64)

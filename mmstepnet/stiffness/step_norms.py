@@ -50,8 +50,10 @@ class StepMeasurement:
         """
         self.dropped = dropped
         with hidden():
-            f_norm, change, self.step = measure_branch(f, step)
-            self.f, self.change = f_norm * abs(scale), change * abs(scale)
+            self.f, self.change, self.step = measure_branch(f, step)
+            if scale != 1:
+                self.f, self.change = (
+                    value * abs(scale) for value in (self.f, self.change))
 
     def see_sum(self, total: Tensor) -> None:
         """Measure the branch by what it has changed."""
@@ -124,7 +126,8 @@ def count_back(steps: dict[str, StepNorms],
         return parts.mean(1) if mean else parts.square().sum(1).sqrt()
 
     return {
-        name: norms if not samples or len(norms.x) % samples else StepNorms(
+        name: norms if not samples or len(norms.x) == samples or len(
+            norms.x) % samples else StepNorms(
             *(of_sample(getattr(norms, part), part == 'step')
               for part in ('x', 'f', 'change', 'returned', 'step')))
         for name, norms in steps.items()

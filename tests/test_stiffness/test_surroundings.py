@@ -276,6 +276,7 @@ def test_other_dispatch_modes_see_the_model_alone():
             with torch.no_grad():
                 model(X)
         counts.append((mode.seen, flops.get_total_flops()))
+    recorder.stop()
     assert counts[0] == counts[1] and counts[0][1] > 0
     assert_equal(recorder)
 

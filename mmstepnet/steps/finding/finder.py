@@ -29,6 +29,9 @@ from .sums import Norms, Run, Sum
 from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
 from .wrappers import name_modules
 
+PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""What they are given is no state unless another module is given it."""
+
 NO_STATE = 'neither operand is a state that a module was given'
 PROJECTS = ('both operands were computed from the state, as where the '
             'identity is projected, or by hyper-connections')
@@ -102,8 +105,9 @@ class Finder(TorchDispatchMode):
         """Register all hooks."""
         handles = []
         for module in self.names:
-            handles.append(module.register_forward_pre_hook(
-                self._enter, with_kwargs=True))
+            if type(module) not in PASSIVE:
+                handles.append(module.register_forward_pre_hook(
+                    self._enter, with_kwargs=True))
             if module not in self.elementary:
                 # Runs where the module raises, too.
                 handles.append(module.register_forward_hook(
@@ -257,7 +261,8 @@ class Finder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if tags or operation.random:
             self._pass_on(operation, tags, out)
-            self._follow(operation, args, out)
+            if operation.follows and not operation.writes:
+                self._follow(operation, args, out)
         if factor is not None:
             self.tags.make(out).factor = factor
         if found is not None:
@@ -285,14 +290,14 @@ class Finder(TorchDispatchMode):
 
     def _follow(self, operation: Operation, args: tuple, out: object) -> None:
         """Say of the result of some operations which state it is."""
-        if not args or not is_real(args[0]) or operation.writes:
+        if not args or not is_real(args[0]):
             return
         x = args[0]
-        if operation.name in ('mul', 'div') and self._is_number(args[1]):
+        if operation.name in ('mul', 'div'):
+            if not self._is_number(args[1]):
+                return
             if operation.name == 'div':
                 self.tags.make(out).divided = x
-        elif not (operation.same or operation.norm):
-            return
         number = self.tags.number(x)
         if number is None:
             return

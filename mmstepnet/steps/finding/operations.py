@@ -58,6 +58,8 @@ class Operation:
         same (bool): Whether its result is the state that it was given.
         pairs (tuple): See :data:`ADDITIONS`.
         fused (bool): Whether it may add and do something else.
+        follows (bool): Whether its result may be the state that it was
+            given, or a norm or multiple of it.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Operation:
     same: bool = False
     pairs: tuple = ()
     fused: bool = False
+    follows: bool = False
 
     @property
     def hands_on_factors(self) -> bool:
@@ -109,6 +112,7 @@ def describe_operation(func: object) -> Operation:
     schema = func._schema
     aliases = [value.alias_info for value in schema.returns]
     foreign = func.namespace not in ('aten', 'prims', 'prim')
+    norm, same = bool(NORM.search(name)), name in SAME
     return Operation(
         name,
         views=bool(aliases) and not schema.is_mutable and all(aliases),
@@ -118,8 +122,9 @@ def describe_operation(func: object) -> Operation:
         mixes=foreign or bool(CONTRACTION.search(name)),
         carries=not re.search(r'_like$|^new_', name),
         random=bool(RANDOM.search(name)),
-        norm=bool(NORM.search(name)),
-        same=name in SAME,
+        norm=norm,
+        same=same,
+        follows=norm or same or name in ('mul', 'div'),
         pairs=() if foreign else ADDITIONS.get(name, ()),
         fused=bool(re.search('(^|_)add(_|$)', name))
         and (foreign or name not in ADDITIONS))

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 import torch.nn as nn
 
+from ..step_block import StepBlock
 from .finder import Finder
 from .sums import Run, Sum
 
@@ -195,7 +196,8 @@ class Arrangement:
         return one_shape
 
     def _kind(self, name: str) -> type:
-        return type(self.modules.get(name))
+        cls = type(self.modules.get(name))
+        return cls.host if issubclass(cls, StepBlock) else cls
 
     def _first(self, container: Container) -> Child | None:
         """The first block of a stage, if it holds a sum.

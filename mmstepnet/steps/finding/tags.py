@@ -141,9 +141,9 @@ def tensors(*values: object) -> list[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, (list, tuple)):
+        elif value and isinstance(value, (list, tuple)):
             found += tensors(*value)
-        elif isinstance(value, dict):
+        elif value and isinstance(value, dict):
             found += tensors(*value.values())
     return found
 
