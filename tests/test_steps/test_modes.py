@@ -48,8 +48,8 @@ FOLDED = {
 LEFT = {'mmdet ResNet-50, DCN': 4}
 """Norms that stay, behind other convolutions."""
 
-QUICK = ('timm CaiT', 'torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
-         'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
+QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
+         'timm CaiT', 'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
          'mmpretrain mmdet ResNet-50, DCN',
          'mmpretrain mmpretrain SEResNet-50',
          'mmpretrain mmpretrain ResNet-50, checkpointed')

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed.fsdp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (

@@ -141,7 +141,7 @@ def tensors(*values: object) -> list[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
-        elif value and isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple)):
             found += tensors(*value)
         elif value and isinstance(value, dict):
             found += tensors(*value.values())
