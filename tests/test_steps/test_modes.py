@@ -49,7 +49,8 @@ LEFT = {'mmdet ResNet-50, DCN': 4}
 """Norms that stay, behind other convolutions."""
 
 QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
-         'timm CaiT', 'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
+         'timm CaiT', 'timm ViT', 'timm EfficientNet',
+         'timm ResNet-D, anti-aliased, SE',
          'mmpretrain mmdet ResNet-50, DCN',
          'mmpretrain mmpretrain SEResNet-50',
          'mmpretrain mmpretrain ResNet-50, checkpointed')

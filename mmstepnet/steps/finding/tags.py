@@ -143,7 +143,7 @@ def tensors(*values: object) -> list[Tensor]:
             found.append(value)
         elif isinstance(value, (list, tuple)):
             found += tensors(*value)
-        elif value and isinstance(value, dict):
+        elif isinstance(value, dict):
             found += tensors(*value.values())
     return found
 
