@@ -30,7 +30,7 @@ LIBRARIES = dict(
     mmpretrain=openmmlab_families, transformers=transformers_families)
 NETWORKS = {
     'torchvision': ('ResNet, basic', 'ViT'),
-    'timm': ('ConvNeXt', 'ViT', 'CaiT'),
+    'timm': ('ConvNeXt', 'ViT'),
     'mmpretrain': ('mmdet CSPNeXt', ),
 }
 """What every mode is tried with."""
@@ -49,8 +49,7 @@ LEFT = {'mmdet ResNet-50, DCN': 4}
 """Norms that stay, behind other convolutions."""
 
 QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
-         'timm CaiT', 'timm ViT', 'timm EfficientNet',
-         'timm ResNet-D, anti-aliased, SE',
+         'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
          'mmpretrain mmdet ResNet-50, DCN',
          'mmpretrain mmpretrain SEResNet-50',
          'mmpretrain mmpretrain ResNet-50, checkpointed')
