@@ -232,8 +232,10 @@ def test_stiffness_names_sample_and_block(tmp_path_factory, spoilt, value):
     st.just(['backbone.layer1.0']), st.just([nn.Linear, None])))
 def test_stiffness_of_wrong_blocks(blocks):
     tried('hooks')
+    model = Classifier()
     with pytest.raises((ValueError, TypeError)) as raised:
-        TrajectoryRecorder(Classifier(), blocks)
+        with TrajectoryRecorder(model, blocks):
+            model(torch.rand(2, 3, 8, 8))
     assert 'block' in str(raised.value)
 
 

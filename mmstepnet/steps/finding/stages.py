@@ -104,17 +104,26 @@ class Arrangement:
         sums = [s for s in finder.sums if s.state
                 or s.returned and s.owner not in stepping]
         places = {s: list(self._place(s)) for s in sums}
-        blocks = {s: self._block(s, places[s]) for s in sums}
-        if self.chosen is None:  # stages of one block, like those in others
-            kinds = {self._kind(b[1].name)
-                     for s, b in blocks.items() if b and s.state}
-            blocks = {s: b if b and (s.state or self._kind(
-                b[1].name) in kinds) else None for s, b in blocks.items()}
-            blocks = {s: b or next(
-                (p for p in places[s] if self._kind(p[1].name) in kinds),
-                None) for s, b in blocks.items()}
+        if self.chosen is None:
+            blocks = self._blocks(places)
+        else:
+            blocks = {s: next((p for p in places[s]
+                               if p[1].name in self.chosen), None)
+                      for s in sums}
+            self._check_choice(
+                selection, {b[1].name for b in blocks.values() if b})
         self._leave_out(sums, blocks)
         self._build(sums, blocks)
+
+    def _check_choice(self, selection: Selection | None,
+                      blocks: set[str]) -> None:
+        """Refuse a part of a selection that chooses nothing."""
+        for item in _items(selection) if selection and blocks else ():
+            if not select(self.modules, item) & blocks:
+                raise ValueError(
+                    f'blocks={item!r} chooses no block: there is no residual '
+                    'step in what it matches, or in a part of it that is '
+                    'chosen, too; find_steps shows where they are')
 
     def _place(self, found: Sum) -> Iterator[tuple[Container, Child]]:
         """Containers around a sum and their children, from inside."""
@@ -145,36 +154,43 @@ class Arrangement:
             })
         return self.containers[outer, parent]
 
-    def _block(self, found: Sum,
-               places: list) -> tuple[Container, Child] | None:
-        """The block of a sum, by the selection or by its stage."""
-        if self.chosen is not None:
-            return next((p for p in places if p[1].name in self.chosen), None)
-        if not found.state:  # a block that projects does so by itself
-            places = places[:1]
-        for alike, chained in ((True, True), (True, False), (False, True)):
-            for container, child in places:
-                if self._is_stage(container, alike, chained):
-                    return container, child
-        return None
+    def _blocks(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
+        """The block of each sum by its stage, the surest stages first."""
+        blocks: dict[Sum, tuple | None] = dict.fromkeys(places)
+        for rule in ((True, True, True), (True, True, False),
+                     (True, False, False), (False, True, True)):
+            for found, around in places.items():
+                # A block that projects does so by itself.
+                blocks[found] = blocks[found] or next(
+                    (p for p in (around if found.state else around[:1])
+                     if self._is_stage(p[0], *rule)), None)
+            kinds = {self._kind(b[1].name)
+                     for s, b in blocks.items() if b and s.state}
+            for found, around in places.items():
+                if not (found.state and blocks[found]):
+                    # In a stage of one block, like those in others.
+                    blocks[found] = next(
+                        (p for p in around
+                         if self._kind(p[1].name) in kinds), None)
+        return blocks
 
-    def _is_stage(self, container: Container, alike: bool,
-                  chained: bool) -> bool:
+    def _is_stage(self, container: Container, alike: bool, chained: bool,
+                  listed: bool) -> bool:
         """Whether two children hold sums, one of them a step, of one shape.
 
         A child of the same class that only makes the state is one, too.
 
         Args:
             container (Container): The container.
-            alike (bool): Whether both must be of one class; else the
-                container must be a list of modules.
+            alike (bool): Whether both must be of one class.
             chained (bool): Whether the one must begin with a state that the
                 other returned.
+            listed (bool): Whether the container must be a list of modules.
         """
-        key = alike, chained
+        key = alike, chained, listed
         if key not in container.is_stage:
             container.is_stage[key] = (
-                alike or isinstance(self.modules[container.name], LISTS)
+                not listed or isinstance(self.modules[container.name], LISTS)
             ) and any(
                 self._follows(found, child, other, alike, chained)
                 for child in container.children.values()
@@ -308,7 +324,7 @@ def select(modules: dict[str, nn.Module], selection: Selection) -> set[str]:
         ValueError: An item matches no module.
         TypeError: It is neither names nor classes.
     """
-    items = [selection] if isinstance(selection, (str, type)) else selection
+    items = _items(selection)
     if not isinstance(items, Sequence) or not items:
         raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
                         f'classes of blocks; got {selection!r}')
@@ -331,3 +347,7 @@ def select(modules: dict[str, nn.Module], selection: Selection) -> set[str]:
                 f'{some or "nothing"}; a * stands for one part between dots')
         chosen |= found
     return chosen
+
+
+def _items(selection: Selection) -> Sequence:
+    return [selection] if isinstance(selection, (str, type)) else selection
