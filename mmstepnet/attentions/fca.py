@@ -51,6 +51,7 @@ class FCA(Excitation, MapAttention):
     """
 
     needs_map_size = True
+    recorded = ('map_size', )
 
     def __init__(self,
                  channels: int,

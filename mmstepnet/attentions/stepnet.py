@@ -101,6 +101,8 @@ class StepNet(Adaptor, ChannelGate):
         ValueError: ``inputs`` is none of the four.
     """
 
+    recorded = ('inputs', )
+
     def __init__(self,
                  channels: int,
                  init_step: float | None = None,
@@ -155,10 +157,10 @@ class FoldedStepNet(ChannelGate):
     """
 
     pooled = ('x_mean', 'f_mean')
+    initial_logits = StepNet.initial_logits
 
     def __init__(self, adaptor: StepNet):
         super().__init__(adaptor.channels, adaptor.init_step)
-        self.scale = adaptor.scale
         with torch.no_grad():
             slope, offset = adaptor.ie_weight, adaptor.ie_bias
             if not isinstance(adaptor.bn, nn.Identity):
