@@ -76,6 +76,14 @@ class Attention(Recorded):
     def init_weights(self) -> None:
         """Bring every parameter to its starting value."""
 
+    def reset_parameters(self) -> None:
+        """Bring every parameter and buffer to its start, PyTorch's name.
+
+        Also from memory that holds anything, as after ``to_empty``, and
+        before or after the children's own ``reset_parameters``.
+        """
+        self.init_weights()
+
     def extra_repr(self) -> str:
         """Channels and warm start, for ``print(model)``."""
         return f'channels={self.channels}, init_step={self.init_step}'

@@ -62,6 +62,13 @@ class IEBN(Recorded, nn.BatchNorm2d):
         self.ie_bias = nn.Parameter(torch.full((num_features, ),
                                                INITIAL_LOGIT))
 
+    def reset_parameters(self) -> None:
+        """Bring all to its start; BN's constructor calls it before."""
+        super().reset_parameters()
+        if 'ie_bias' in self._parameters:
+            nn.init.zeros_(self.ie_weight)
+            nn.init.constant_(self.ie_bias, INITIAL_LOGIT)
+
     def set_init_step(self, init_step: float | None) -> None:
         """Let the gate start elsewhere; parameters stay what they are."""
         check_init_step('IEBN', init_step)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
+import torch
 import torch.nn as nn
 
 from mmstepnet.attentions import Attention, build_attention
@@ -244,13 +245,14 @@ def _build(cfg: dict, name: str, block: nn.Module,
             raise ValueError(f'map_size must name the stage of {name} once, '
                              f'got {cfg["map_size"]!r}')
         cfg['map_size'] = sizes[0]
-    attention = build_attention(cfg, description.channels(block))
+    reference = next(p for p in block.parameters() if p.is_floating_point())
+    with torch.device(reference.device):  # whatever the default device is
+        attention = build_attention(cfg, description.channels(block))
     if attention.needs_positions and not description.has_map:
         raise ValueError(
             f'{type(attention).__name__} looks at positions and cannot stand '
             f'in {name}, a {type(block).__name__}, whose state is a set of '
             f'tokens; take an attention over channels, such as StepNet, SE or '
             f'ECA')
-    reference = next(p for p in block.parameters() if p.is_floating_point())
     return attention.to(reference.device, reference.dtype).train(
         block.training)

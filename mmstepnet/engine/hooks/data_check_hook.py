@@ -113,7 +113,7 @@ def check_last_batch(loader: DataLoader, model: nn.Module) -> None:
     model.train()
     for name, step in model.named_modules():
         if isinstance(step, ResidualStep) and any(
-                type(part) is nn.BatchNorm1d and part.training
+                isinstance(part, nn.BatchNorm1d) and part.training
                 for part in step.modules()):
             raise ValueError(
                 f'the last training batch of an epoch has one of the '
