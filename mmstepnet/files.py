@@ -3,17 +3,25 @@
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 TEMPORARY = '.unfinished'
 """Ending of the name under which a file is written."""
+
+ABANDONED = 3600.
+"""Seconds without a write after which a file under such a name is nobody's:
+it may be that of another job, which is being written."""
+
+NAME_BYTES = 200
+"""How much of a name the temporary one keeps; file systems allow 255."""
 
 
 def write_whole(path: str | Path, content: bytes | str) -> None:
     """Write a file under another name, and rename it when it is whole.
 
     A process that is killed, or a disk that is full, leaves what was there.
-    Folders are made.
+    Folders are made. A symbolic link stays, and what it points to is written.
 
     Args:
         path (str | Path): Where.
@@ -22,12 +30,13 @@ def write_whole(path: str | Path, content: bytes | str) -> None:
     Raises:
         OSError: It could not be written; nothing was changed.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     if isinstance(content, str):
         content = content.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.name.encode()[:NAME_BYTES].decode(errors='ignore')
     descriptor, temporary = tempfile.mkstemp(
-        TEMPORARY, f'.{path.name}.', path.parent)
+        TEMPORARY, f'.{name}.', path.parent)
     try:
         with os.fdopen(descriptor, 'wb') as file:
             file.write(content)
@@ -51,6 +60,13 @@ def write_whole(path: str | Path, content: bytes | str) -> None:
 
 
 def remove_unfinished(folder: str | Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove what a killed process left half-written, an hour ago or more.
+
+    Younger files may be those of another process, which still writes them.
+    """
     for path in Path(folder).glob(f'.*{TEMPORARY}'):
-        path.unlink(missing_ok=True)
+        try:
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
+        except FileNotFoundError:  # its process has renamed it meanwhile
+            pass

@@ -4,9 +4,11 @@ Versions compare as ``torch.__version__ >= (2, 6)``.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 if torch.__version__ < (2, 3) and not np.__version__.startswith('1.'):
     raise ImportError(
@@ -86,17 +88,33 @@ def onnx_arguments(axes: Sequence[str | None]) -> dict:
         dynamic_shapes=(free, ))
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether it has any, which a fake one and one of meta have not."""
+    return not (isinstance(tensor, FakeTensor) or tensor.is_meta)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """Switch autocast off, which meta tensors have none of."""
+    if device_type == 'meta':
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
+
+
 _TELLS_AUTOCAST = torch.__version__ >= (2, 4)
 
 
 def is_autocasting(device_type: str) -> bool:
     """Whether autocast is on for a device type, as far as that is known."""
+    if device_type == 'meta':
+        return False
     return not _TELLS_AUTOCAST or torch.is_autocast_enabled(device_type)
 
 
 def compute_dtype(like: torch.Tensor) -> torch.dtype:
     """The dtype in which autocast would multiply, else the tensor's."""
     kind = like.device.type
+    if kind == 'meta':
+        return like.dtype
     if hasattr(torch, 'get_autocast_dtype'):
         enabled = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if enabled else None

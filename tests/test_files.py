@@ -37,8 +37,37 @@ def test_full_disk(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ['file']
 
 
+def test_symbolic_links_stay(tmp_path):
+    target, link = tmp_path / 'disk' / 'file', tmp_path / 'link'
+    link.symlink_to(target)
+    for content in (b'first', b'second'):  # the first to a link to nothing
+        write_whole(link, content)
+        assert link.is_symlink() and target.read_bytes() == content
+    assert os.listdir(target.parent) == ['file']
+
+
+@pytest.mark.parametrize('name', ['n' * 255, '\u00e4' * 127])
+def test_long_names(tmp_path, name):
+    write_whole(tmp_path / name, b'content')
+    assert (tmp_path / name).read_bytes() == b'content'
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_remove_unfinished(tmp_path):
-    for name in ('.epoch_1.pth.a1b2.unfinished', 'epoch_1.pth', '.hidden'):
+    """Those that were written to lately may be another job's."""
+    names = ('.epoch_1.pth.a1b2.unfinished', 'epoch_1.pth', '.hidden')
+    for name in names:
         (tmp_path / name).touch()
     remove_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
+    for name in names:
+        os.utime(tmp_path / name, (0, 0))
+    remove_unfinished(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ['.hidden', 'epoch_1.pth']
+
+
+def test_another_job_starts_while_a_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        os, 'fsync', lambda descriptor: remove_unfinished(tmp_path))
+    write_whole(tmp_path / 'epoch_1.pth', b'weights')
+    assert (tmp_path / 'epoch_1.pth').read_bytes() == b'weights'

@@ -23,10 +23,12 @@ from .sem import SEM
 from .sge import SGE
 from .srm import SRM
 from .stepnet import FoldedStepNet, StepNet
+from .zero_start import ZeroStart
 
 __all__ = [
     'ATTENTIONS', 'CBAM', 'ECA', 'FCA', 'IEBN', 'SE', 'SEM', 'SGE', 'SRM',
     'Attention', 'ChannelGate', 'FoldedStepNet', 'MapAttention',
     'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
-    'OursSharedMLP', 'Plain', 'StepNet', 'build_attention', 'choose_step'
+    'OursSharedMLP', 'Plain', 'StepNet', 'ZeroStart', 'build_attention',
+    'choose_step'
 ]

@@ -13,17 +13,19 @@ from mmstepnet.names import NameTable
 from mmstepnet.torch_version import is_compiling
 
 from .pooling import STATISTICS
+from .record import Recorded
 
 ATTENTIONS = NameTable('attention')
 """Rules that choose the residual step, by name."""
 
 
-class Attention(nn.Module):
+class Attention(Recorded):
     r"""Rule that chooses the step :math:`\Delta t` of a residual block.
 
     Its two kinds are :class:`ChannelGate` and :class:`MapAttention`. Each
     attention implements ``init_weights()``, which brings every parameter to
     its starting value, whatever the initialisation of a backbone did to it.
+    The state dict records type and arguments, see :class:`Recorded`.
 
     Args:
         channels (int): Channels C of x and f.
@@ -49,13 +51,38 @@ class Attention(nn.Module):
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__()
         check_positive(type(self).__name__, channels=channels)
-        check_init_step(type(self).__name__, init_step)
         self.channels = channels
+        self.set_init_step(init_step)
+
+    @property
+    def recorded_type(self) -> str:
+        """Name of the registered class, of which it may be a subclass."""
+        return next((cls.__name__ for cls in type(self).__mro__
+                     if cls in ATTENTIONS.values()), type(self).__name__)
+
+    def set_init_step(self, init_step: float | None) -> None:
+        """Let the step start elsewhere; parameters stay what they are.
+
+        Args:
+            init_step (float, optional): See :class:`Attention`.
+
+        Raises:
+            ValueError: No gate can start there.
+        """
+        check_init_step(type(self).__name__, init_step)
         self.init_step = init_step
         self.scale = warm_start_scale(init_step, *self.initial_logits)
 
     def init_weights(self) -> None:
         """Bring every parameter to its starting value."""
+
+    def reset_parameters(self) -> None:
+        """Bring every parameter and buffer to its start, PyTorch's name.
+
+        Also from memory that holds anything, as after ``to_empty``, and
+        before or after the children's own ``reset_parameters``.
+        """
+        self.init_weights()
 
     def extra_repr(self) -> str:
         """Channels and warm start, for ``print(model)``."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from .base import ATTENTIONS, MapAttention, check_batch
 from .pooling import full_precision, pool
 from .se import SE
+from .zero_start import ZeroBatchNorm2d
 
 
 @ATTENTIONS.register
@@ -45,7 +46,8 @@ class CBAM(MapAttention):
         super().__init__(channels, init_step)
         self.mlp = SE(channels, reduction, init_step)
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
-        self.bn = nn.BatchNorm2d(1, momentum=0.01)
+        self.bn = (nn.BatchNorm2d if init_step is None else ZeroBatchNorm2d)(
+            1, momentum=0.01)
         self.init_weights()
 
     def init_weights(self) -> None:

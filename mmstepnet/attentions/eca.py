@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, ChannelGate
+from .zero_start import ZeroConv1d
 
 
 @ATTENTIONS.register
@@ -36,7 +37,8 @@ class ECA(ChannelGate):
         super().__init__(channels, init_step)
         size = int((math.log2(channels) + 1) / 2)
         size += 1 - size % 2
-        self.conv = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
+        self.conv = (nn.Conv1d if init_step is None else ZeroConv1d)(
+            1, 1, size, padding=size // 2, bias=False)
         self.init_weights()
 
     def init_weights(self) -> None:

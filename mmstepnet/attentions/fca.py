@@ -51,6 +51,7 @@ class FCA(Excitation, MapAttention):
     """
 
     needs_map_size = True
+    recorded = ('map_size', )
 
     def __init__(self,
                  channels: int,
@@ -66,6 +67,13 @@ class FCA(Excitation, MapAttention):
         self.map_size = map_size
         # Not persistent: it follows from the arguments.
         self.register_buffer('basis', dct_basis(channels, map_size), False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Bring every parameter, and the basis, to its starting value."""
+        super().init_weights()
+        self.basis.copy_(dct_basis(self.channels, self.map_size))
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, 1, 1), from the transform of f."""

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from .base import check_init_step, warm_start_scale
 from .pooling import pool
+from .record import Recorded
 
 INITIAL_LOGIT = -1.0
 
 
-class IEBN(nn.BatchNorm2d):
+class IEBN(Recorded, nn.BatchNorm2d):
     r"""BN whose weight each image scales by a gate of its own.
 
     .. math::
@@ -56,12 +57,23 @@ class IEBN(nn.BatchNorm2d):
                  momentum: float | None = 0.1,
                  init_step: float | None = None):
         super().__init__(num_features, eps, momentum)
-        check_init_step('IEBN', init_step)
-        self.init_step = init_step
-        self.scale = warm_start_scale(init_step, INITIAL_LOGIT)
+        self.set_init_step(init_step)
         self.ie_weight = nn.Parameter(torch.zeros(num_features))
         self.ie_bias = nn.Parameter(torch.full((num_features, ),
                                                INITIAL_LOGIT))
+
+    def reset_parameters(self) -> None:
+        """Bring all to its start; BN's constructor calls it before."""
+        super().reset_parameters()
+        if 'ie_bias' in self._parameters:
+            nn.init.zeros_(self.ie_weight)
+            nn.init.constant_(self.ie_bias, INITIAL_LOGIT)
+
+    def set_init_step(self, init_step: float | None) -> None:
+        """Let the gate start elsewhere; parameters stay what they are."""
+        check_init_step('IEBN', init_step)
+        self.init_step = init_step
+        self.scale = warm_start_scale(init_step, INITIAL_LOGIT)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, (N, C, H, W) -> (N, C, H, W)."""

@@ -4,6 +4,7 @@ Deep Residual Learning for Image Recognition, CVPR 2016,
 https://arxiv.org/abs/1512.03385
 """
 
+import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, MapAttention
@@ -26,6 +27,10 @@ class Plain(MapAttention):
     """
 
     needs_positions = False
+
+    # Without parameters it has no weights to record anything beside.
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
 
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)

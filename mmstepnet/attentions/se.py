@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, Attention, ChannelGate, check_positive
+from .zero_start import ZeroLinear
 
 
 class Excitation(Attention):
@@ -34,8 +35,8 @@ class Excitation(Attention):
         check_positive(type(self).__name__, reduction=reduction)
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(channels, hidden)
-        self.fc2 = nn.Linear(hidden, channels)
-        self.init_weights()
+        self.fc2 = (nn.Linear if init_step is None else ZeroLinear)(
+            hidden, channels)
 
     def init_weights(self) -> None:
         """Bring every parameter to its starting value."""
@@ -63,6 +64,13 @@ class SE(Excitation, ChannelGate):
     """
 
     pooled = ('f_mean', )
+
+    def __init__(self,
+                 channels: int,
+                 reduction: int = 16,
+                 init_step: float | None = None):
+        super().__init__(channels, reduction, init_step)
+        self.init_weights()
 
     def forward(self, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from the mean of f."""

@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, ChannelGate, check_batch
+from .zero_start import ZeroBatchNorm1d
 
 
 @ATTENTIONS.register
@@ -36,7 +37,8 @@ class SRM(ChannelGate):
     def __init__(self, channels: int, init_step: float | None = None):
         super().__init__(channels, init_step)
         self.style_weight = nn.Parameter(torch.empty(channels, 2))
-        self.bn = nn.BatchNorm1d(channels)
+        self.bn = (nn.BatchNorm1d if init_step is None else ZeroBatchNorm1d)(
+            channels)
         self.init_weights()
 
     def init_weights(self) -> None:

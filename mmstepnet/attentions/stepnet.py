@@ -101,6 +101,8 @@ class StepNet(Adaptor, ChannelGate):
         ValueError: ``inputs`` is none of the four.
     """
 
+    recorded = ('inputs', )
+
     def __init__(self,
                  channels: int,
                  init_step: float | None = None,
@@ -155,10 +157,10 @@ class FoldedStepNet(ChannelGate):
     """
 
     pooled = ('x_mean', 'f_mean')
+    initial_logits = StepNet.initial_logits
 
     def __init__(self, adaptor: StepNet):
         super().__init__(adaptor.channels, adaptor.init_step)
-        self.scale = adaptor.scale
         with torch.no_grad():
             slope, offset = adaptor.ie_weight, adaptor.ie_bias
             if not isinstance(adaptor.bn, nn.Identity):
@@ -181,6 +183,11 @@ class FoldedStepNet(ChannelGate):
 
     def init_weights(self) -> None:
         """Keep the weights: a folded model is not initialised."""
+
+    def reset_parameters(self) -> None:
+        """Bring all to the start that StepNet's has."""
+        nn.init.zeros_(self.pair_weight)
+        nn.init.constant_(self.ie_bias, self.initial_logits[0])
 
     def forward(self, p: Tensor, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from what :attr:`pooled` names."""

@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 import os.path as osp
+import re
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
@@ -51,8 +52,23 @@ def add_job_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
+KEPT_BLANK = '\0'
+"""Stands for a blank while mmengine, which takes blanks out, reads a value."""
+
+
+def _restore_blanks(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(KEPT_BLANK, ' ')
+    if isinstance(value, list | tuple):
+        return type(value)(_restore_blanks(part) for part in value)
+    return value
+
+
 class KeyValueAction(DictAction):
-    """mmengine's action, with argparse's error for what is no pair."""
+    """mmengine's action, with argparse's error for what is no pair.
+
+    Blanks within a value stay, as in names of files.
+    """
 
     def __call__(self, parser, namespace, values, option_string=None):
         for pair in values:
@@ -60,6 +76,14 @@ class KeyValueAction(DictAction):
                 parser.error(f'argument {option_string}: expected key=value, '
                              f'got {pair!r}')
         super().__call__(parser, namespace, values, option_string)
+
+    @staticmethod
+    def _parse_iterable(val: str) -> Any:
+        # Blanks beside commas, at ends and within brackets' are layout.
+        val = re.sub(r'^ +| +$|(?<=[,(\[]) +| +(?=[,)\]])', '',
+                     val.strip('\'"'))
+        value = DictAction._parse_iterable(val.replace(' ', KEPT_BLANK))
+        return _restore_blanks(value)
 
 
 def positive_int(text: str) -> int:

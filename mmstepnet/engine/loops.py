@@ -1,14 +1,76 @@
 """Training that goes on within an epoch."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.dist import get_rank
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import Sampler
 
 from mmstepnet.registry import LOOPS
+
+
+def seed_generators(*numbers: int) -> None:
+    """Seed PyTorch's, NumPy's and Python's generator by several numbers."""
+    # Mixed: CPU generators look at the lowest 32 bits alone.
+    mixed = np.random.SeedSequence(numbers)
+    for seed, draw in zip((torch.manual_seed, np.random.seed, random.seed),
+                          mixed.generate_state(3), strict=True):
+        seed(int(draw))
+
+
+class SeededBatch(list):
+    """Indices of a batch, which seed the generators as they are taken.
+
+    A data loader takes each where it reads its sample, in a worker or not:
+    what augmentation draws then follows from these numbers alone.
+
+    Args:
+        indices (Iterable[int]): Indices of the samples.
+        *numbers (int): What the seeds follow from, beside each place.
+    """
+
+    def __init__(self, indices: Any, *numbers: int):
+        super().__init__(indices)
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[int]:
+        for place, index in enumerate(super().__iter__()):
+            seed_generators(*self.numbers, place)
+            yield index
+
+    def __reduce__(self) -> tuple:
+        return SeededBatch, (self[:], *self.numbers)
+
+
+class SeededBatches(Sampler):
+    """Another sampler's batches, each a :class:`SeededBatch`.
+
+    Args:
+        batches (Sampler): What samples batches.
+        *numbers (int): What all seeds follow from.
+    """
+
+    def __init__(self, batches: Sampler, *numbers: int):
+        self.batches = batches
+        self.numbers = numbers
+        self.epoch = 0
+
+    def __getattr__(self, name: str) -> Any:
+        # What hooks ask of a batch sampler, as its `sampler`.
+        if name == 'batches':  # of a copy that has nothing yet
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[SeededBatch]:
+        for number, batch in enumerate(self.batches):
+            yield SeededBatch(batch, *self.numbers, self.epoch, number)
 
 
 @LOOPS.register_module()
@@ -16,22 +78,37 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
     """Epochs, which a checkpoint from their middle resumes there.
 
     mmengine's loop begins such an epoch anew. This one leaves out the batches
-    that were trained, and seeds each iteration by its number, so that a run
-    that was interrupted ends with the weights of one that was not. See
+    that were trained, and seeds each iteration and each sample by its number,
+    so that a run that was interrupted ends with the weights of one that was
+    not, with any number of workers. Data sets must not remember what they
+    gave before, as MMDetection's mosaic with its cache does. See
     :class:`InterimCheckpointHook`.
 
     Args:
         runner (Runner): The runner.
-        dataloader (DataLoader | dict): Its batches follow from seed and
-            epoch alone.
+        dataloader (DataLoader | dict): Its batches of indices follow from
+            seed and epoch alone.
         max_epochs (int): Epochs.
         **kwargs: See :class:`mmengine.runner.EpochBasedTrainLoop`.
+
+    Raises:
+        ValueError: The data loader makes no batches.
     """
 
     def __init__(self, runner: Runner, *args: Any, **kwargs: Any):
         super().__init__(runner, *args, **kwargs)
         # The sampler's; resuming gives the runner the checkpoint's.
         self._seed = runner.seed
+        batches = self.dataloader.batch_sampler
+        if batches is None:
+            raise ValueError(
+                'ResumableEpochLoop seeds the samples of a batch, and '
+                'train_dataloader makes none (batch_size=None); give it a '
+                'batch_size or a batch_sampler')
+        self._batches = SeededBatches(batches, runner.seed, get_rank())
+        # Data loaders refuse another one, which they would not hand to
+        # workers that run; none run yet.
+        self.dataloader.__dict__['batch_sampler'] = self._batches
 
     def run_epoch(self) -> None:
         """Run an epoch, or what is left of it.
@@ -57,16 +134,11 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
                 'processes that it was trained with')
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
+        self._batches.epoch = self._epoch
         for idx, data_batch in enumerate(self.dataloader):
             if idx < trained:
                 continue
-            # Mixed: CPU generators look at the lowest 32 bits alone.
-            mixed = np.random.SeedSequence(
-                [self.runner.seed, self._iter, get_rank()])
-            for seed, draw in zip(
-                    (torch.manual_seed, np.random.seed, random.seed),
-                    mixed.generate_state(3), strict=True):
-                seed(int(draw))
+            seed_generators(self.runner.seed, self._iter, get_rank())
             self.run_iter(idx, data_batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1

@@ -44,6 +44,7 @@ def patch_mmengine(trusted: bool = False) -> None:
       safetensors too, web addresses and the hosts' names of published
       models. Addresses of other kinds are refused.
     - Local files are renamed to their names when they are whole.
+    - Errors of images that cannot be decoded name the file.
     - ``_base_='mmseg::...'`` finds the fork's distribution too.
 
     Args:
@@ -51,6 +52,8 @@ def patch_mmengine(trusted: bool = False) -> None:
     """
     _read_as_data(trusted)
     register_backend('local', WholeFileBackend, force=True, prefixes='')
+    if find_spec('mmcv'):
+        _name_images()
     # onedl-mmengine looks for upstream's name of it alone.
     if find_spec('mmseg') and not is_installed(MODULE2PACKAGE['mmseg']):
         MODULE2PACKAGE['mmseg'] = 'mmseg'
@@ -102,6 +105,28 @@ def hand_over(path: str, checkpoint: dict) -> None:
 
     CheckpointLoader.register_scheme(
         re.escape(path), load_from_memory, force=True)
+
+
+def _name_images() -> None:
+    """Let mmcv say which image it could not decode, an empty one too."""
+    from mmcv.transforms import LoadImageFromFile
+
+    transform = LoadImageFromFile.transform
+    if transform.__module__ == __name__:  # done before
+        return
+
+    def named_transform(self: LoadImageFromFile, results: dict) -> dict | None:
+        try:
+            return transform(self, results)
+        except Exception as error:
+            path = results['img_path']
+            if str(path) in str(error):
+                raise
+            raise ValueError(
+                f'the image {path!r} cannot be decoded, is it whole? '
+                f'({type(error).__name__}: {error})') from error
+
+    LoadImageFromFile.transform = named_transform
 
 
 def _read_as_data(trusted: bool) -> None:

@@ -23,11 +23,13 @@ from torch import Tensor
 from mmstepnet.precision import full_precision
 from mmstepnet.torch_version import (
     compute_dtype,
+    has_values,
     is_compiling,
     is_transformed,
+    without_autocast,
 )
 
-from .masks import check_mask
+from .masks import check_mask, informed_rows, refuse_nested
 from .sdpa import propagate
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 1e-4, 0.5
@@ -68,11 +70,12 @@ def pseudo_metric_propagation(f: Callable[[Tensor, Tensor], Tensor],
     """
     check_eps(eps)
     dtype, mask = _check(a, b, v, mask, is_causal)
+    b, v = _seen(mask, is_causal, b, v)
     if mask is not None and mask.is_sparse:
         return _over_edges(
             mask, v,
             lambda i, j: -f(_at(a, i), _at(b, j)) / eps).to(dtype)
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a.device.type):
         scores = -f(full_precision(a).unsqueeze(-2),
                     full_precision(b).unsqueeze(-3)) / eps
     return _dense(scores, v, mask, is_causal).to(dtype)
@@ -116,18 +119,21 @@ def metric_propagation(a: Tensor,
         mask (Tensor, optional): Bool, True where j may inform i,
             broadcastable to (..., N, M); or sparse COO (N, M), see
             :func:`neighbourhood`. Defaults to None, all.
-        is_causal (bool): Point i is informed by j <= i only.
-            Defaults to False.
-        dense (bool): Take the N x M form, the readable reference. It has
-            first derivatives by backward alone; for others leave it False,
-            under :func:`torch.nn.attention.sdpa_kernel` with the backend
-            MATH. Defaults to False.
+        is_causal (bool): Point i is informed by j <= i only, counted from
+            the first of both, as PyTorch does. Beside a mask of sources,
+            (..., 1, M), that leaves a first point none, as of padding on the
+            left, that point gets 0. Defaults to False.
+        dense (bool): Take the N x M form, the readable reference; with
+            gradients N x M x d. It has derivatives of any order, the other
+            form under :func:`torch.nn.attention.sdpa_kernel` with the
+            backend MATH. Defaults to False.
 
     Returns:
-        Tensor: (..., N, e).
+        Tensor: (..., N, e). Sources that the mask shows to nobody may hold
+        anything, NaN too.
 
     Raises:
-        ValueError: Shapes do not fit, there is no point, ``eps`` is not a
+        ValueError: Shapes do not fit, there is no source, ``eps`` is not a
             positive number, or a row of the mask is empty.
         TypeError: The mask is not bool.
     """
@@ -136,12 +142,10 @@ def metric_propagation(a: Tensor,
         return pseudo_metric_propagation(
             squared_distance, a, b, v, eps, mask, is_causal=is_causal)
     dtype, mask = _check(a, b, v, mask, is_causal)
+    b, v = _seen(mask, is_causal, b, v)
     if dense:
-        distance = torch.cdist(
-            full_precision(a),
-            full_precision(b),
-            compute_mode='donot_use_mm_for_euclid_dist')
-        scores = -distance.square() / eps
+        scores = -_squared_distances(
+            full_precision(a), full_precision(b)) / eps
         return _dense(scores, v, mask, is_causal).to(dtype)
     seen = None if mask is None else mask.any(-2, keepdim=True)
     centre = _centre(b.detach(), seen)
@@ -150,7 +154,7 @@ def metric_propagation(a: Tensor,
         return propagate(
             a, b, v.to(dtype), 2 / eps, centre, mask, is_causal)
     a, b, v, centre = (t.to(wide) for t in (a, b, v.to(dtype), centre))
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a.device.type):
         return propagate(a, b, v, 2 / eps, centre, mask, is_causal).to(dtype)
 
 
@@ -177,8 +181,9 @@ def dot_product_propagation(q: Tensor,
         return pseudo_metric_propagation(
             minus_dot_product, q, k, v, eps, mask, is_causal=is_causal)
     dtype, mask = _check(q, k, v, mask, is_causal)
+    k, v = _seen(mask, is_causal, k, v)
     if dense:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             scores = full_precision(q) @ full_precision(k).mT / eps
         return _dense(scores, v, mask, is_causal).to(dtype)
     return propagate(q, k, v.to(dtype), 1 / eps, None, mask, is_causal)
@@ -210,9 +215,33 @@ def _is_sparse(mask: Tensor | None) -> bool:
     return isinstance(mask, Tensor) and mask.is_sparse
 
 
+def _seen(mask: Tensor | None, is_causal: bool, b: Tensor,
+          v: Tensor) -> tuple[Tensor, Tensor]:
+    """Sources and what they send, 0 where nobody sees them.
+
+    A weight of 0 would leave NaN and infinity what they are.
+    """
+    if mask is None or mask.is_sparse:  # edges take what is seen alone
+        return b, v
+    if is_causal and mask.shape[-2] > 1:
+        mask = mask.tril()
+    hidden = ~mask.any(-2).unsqueeze(-1)
+    return b.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    if is_transformed() or (torch.is_grad_enabled()
+                            and (a.requires_grad or b.requires_grad)):
+        # cdist has first derivatives by backward alone.
+        return squared_distance(a.unsqueeze(-2), b.unsqueeze(-3))
+    return torch.cdist(
+        a, b, compute_mode='donot_use_mm_for_euclid_dist').square()
+
+
 def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
            is_causal: bool) -> tuple[torch.dtype, Tensor | None]:
     """Refuse what does not fit; the result's dtype, and the mask."""
+    refuse_nested(a, b, v)
     shapes = ', '.join(str(tuple(t.shape)) for t in (a, b, v))
     if min(a.ndim, b.ndim, v.ndim) < 2:
         raise ValueError('receivers (..., N, d), sources (..., M, d) and '
@@ -221,7 +250,7 @@ def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
             and a.shape[-1] == b.shape[-1] and b.shape[-2] == v.shape[-2]):
         raise ValueError('receivers (..., N, d), sources (..., M, d) and '
                          f'values (..., M, e) do not fit: {shapes}')
-    if 0 in (*a.shape[-2:], *b.shape[-2:], *v.shape[-2:]):
+    if 0 in (*b.shape[-2:], *v.shape[-2:]):
         raise ValueError(f'nothing to propagate, a dimension is 0: {shapes}')
     dtype = compute_dtype(a)
     if not (dtype == compute_dtype(b) == compute_dtype(v)
@@ -239,7 +268,7 @@ def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
     if seen is None:
         return b.mean(-2, keepdim=True)
     kept = seen.expand(*seen.shape[:-1], b.shape[-2]).to(b.dtype)
-    with torch.autocast(b.device.type, enabled=False):
+    with without_autocast(b.device.type):
         return (kept / kept.sum(-1, keepdim=True)) @ b
 
 
@@ -250,7 +279,7 @@ def _kept_by(dtype: torch.dtype, a: Tensor, b: Tensor, centre: Tensor,
     if (dtype == torch.float64 or a.device.type != 'cpu' or is_compiling()
             or is_transformed()):
         return dtype
-    if a.numel() == 0:  # an empty batch has no largest
+    if a.numel() == 0 or not has_values(a):  # there is no largest
         return dtype
     sources = (full_precision(b) - centre).square().sum(-1, keepdim=True)
     if seen is not None:
@@ -278,7 +307,12 @@ def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
     if is_causal:
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    with torch.autocast(v.device.type, enabled=False):
+        if mask is not None and mask.shape[-2] == 1:
+            alone = ~informed_rows(mask, scores.shape[-2]).unsqueeze(-1)
+            with without_autocast(v.device.type):
+                weights = scores.masked_fill(alone, 0).softmax(-1)
+                return weights.masked_fill(alone, 0) @ v.to(scores.dtype)
+    with without_autocast(v.device.type):
         return scores.softmax(-1) @ v.to(scores.dtype)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmstepnet.torch_version import is_compiling
+from mmstepnet.torch_version import has_values, is_compiling
 
 REMEDY = ('its softmax is not defined. Let an isolated point inform itself '
           '(set the diagonal), or drop it')
@@ -25,8 +25,10 @@ def check_mask(mask: Tensor | None,
             graph, whose stored entries are its edges.
         receivers (int): Number N of points that are informed.
         sources (int): Number M of points that inform.
-        is_causal (bool): Point i is informed by points j <= i only.
-            Defaults to False.
+        is_causal (bool): Point i is informed by points j <= i only, counted
+            from the first of both. A mask of sources, (..., 1, M), may then
+            leave first points none, as padding on the left does. Defaults to
+            False.
         lead (tuple[int]): Leading dimensions, as of batch and heads.
 
     Returns:
@@ -39,21 +41,32 @@ def check_mask(mask: Tensor | None,
             do not wait for the mask, a row without a source is an assertion
             of the device; compiled code does not look into sparse masks.
     """
-    if is_causal and receivers != sources:
-        raise ValueError(
-            'is_causal compares positions of one sequence and needs as many '
-            f'receivers as sources, got {receivers} and {sources}')
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError('mask must be a bool tensor, True where j may inform '
-                        f'i, got {got}; an additive one becomes mask == 0')
+                        f'i, got {got}; {_as_bool(mask)}')
     if mask.is_sparse:
         return _check_edges(mask, receivers, sources, is_causal)
     if mask.layout != torch.strided:
         raise ValueError(f'mask must be dense or sparse COO, got '
                          f'{mask.layout}; call mask.to_sparse_coo()')
+    check_shape(mask, receivers, sources, lead)
+    informed = _informed(mask, is_causal)
+    _refuse_unless(
+        informed.all(), f'a row of the mask leaves no source: {REMEDY}',
+        lambda: _name_row(mask, informed, is_causal))
+    return mask
+
+
+def check_shape(mask: Tensor, receivers: int, sources: int,
+                lead: tuple[int, ...]) -> None:
+    r"""Refuse a dense mask that does not broadcast to (\*lead, N, M).
+
+    Raises:
+        ValueError: It does not.
+    """
     wanted = (*lead, receivers, sources)
     try:
         fits = torch.broadcast_shapes(mask.shape, wanted) == wanted
@@ -62,11 +75,44 @@ def check_mask(mask: Tensor | None,
     if not fits or mask.ndim < 2:
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
                          f'j may inform receiver i, got {tuple(mask.shape)}')
-    informed = _informed(mask, is_causal)
-    _refuse_unless(
-        informed.all(), f'a row of the mask leaves no source: {REMEDY}',
-        lambda: _name_row(mask, informed, is_causal))
-    return mask
+
+
+def refuse_nested(*tensors: Tensor) -> None:
+    """Refuse nested tensors, of which padding and a mask make ordinary ones.
+
+    Raises:
+        TypeError: One is.
+    """
+    if any(t.is_nested for t in tensors):
+        raise TypeError(
+            'nested tensors cannot be propagated; pad them, x = torch.nested.'
+            'to_padded_tensor(nested, 0.0), and give the mask of what was '
+            'there, (B, 1, M): mask = (torch.arange(x.shape[1]) < '
+            'lengths[:, None])[:, None]')
+
+
+def informed_rows(mask: Tensor, receivers: int) -> Tensor:
+    """Which receivers a mask of sources leaves one beside ``is_causal``.
+
+    Args:
+        mask (Tensor): Of sources, (..., 1, M).
+        receivers (int): Number N of receivers.
+
+    Returns:
+        Tensor: Bool, (..., N).
+    """
+    seen = mask.squeeze(-2).cumsum(-1) > 0  # ONNX has no cummax
+    if receivers == seen.shape[-1]:
+        return seen
+    last = torch.arange(receivers, device=mask.device)
+    return seen[..., last.clamp(max=seen.shape[-1] - 1)]
+
+
+def _as_bool(mask: object) -> str:
+    if not isinstance(mask, Tensor) or mask.is_floating_point():
+        return 'an additive one becomes mask == 0'
+    return ('one of 1 where j may inform i becomes mask == 1, one of 1 where '
+            'it may not becomes mask == 0')
 
 
 def _refuse_unless(good: Tensor, message: str,
@@ -80,17 +126,16 @@ def _refuse_unless(good: Tensor, message: str,
     functorch = torch._C._functorch
     while not is_compiling() and functorch.is_batchedtensor(good):
         good, explain = functorch.get_unwrapped(good).all(), None
-    if is_compiling() or good.device.type != 'cpu':
+    if (is_compiling() or good.device.type != 'cpu'
+            or not has_values(good)):
         torch._assert_async(good, message)
     elif not good:
         raise ValueError(explain() if explain else message)
 
 
 def _informed(mask: Tensor, is_causal: bool) -> Tensor:
-    if not is_causal:
+    if not is_causal or mask.shape[-2] == 1:
         return mask.any(-1)
-    if mask.shape[-2] == 1:
-        return mask.cumsum(-1) > 0  # ONNX has no cummax
     return mask.tril().any(-1)
 
 

@@ -6,11 +6,13 @@ https://arxiv.org/abs/2412.18288, Sections 3.1 and 4.2.
 
 from typing import NamedTuple
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 from .build import METRIC, build_pseudo_metric
 from .functional import check_eps
+from .masks import check_shape, refuse_nested
 from .tables import PROPAGATIONS
 
 
@@ -100,8 +102,12 @@ class PropagationModule(nn.Module):
         mapped = self.pseudo_metric.tied and sources is x
         if not isinstance(sources, ProjectedSources):
             sources = self.project(sources)
-        if isinstance(mask, Tensor) and not mask.is_sparse and mask.ndim > 2:
-            mask = mask.unsqueeze(-3)
+        if (isinstance(mask, Tensor) and mask.dtype == torch.bool
+                and mask.layout == torch.strided):
+            # Here, where the mask has the shape that was given.
+            check_shape(mask, x.shape[-2], sources.keys.shape[-2],
+                        x.shape[:-2])
+            mask = mask.unsqueeze(-3) if mask.ndim > 2 else mask
         return self.merge(
             self.pseudo_metric.propagate(
                 sources.keys
@@ -117,6 +123,7 @@ class PropagationModule(nn.Module):
         return f'eps={self.eps:g}'
 
     def _check_points(self, name: str, points: Tensor) -> None:
+        refuse_nested(points)
         if points.ndim < 2 or points.shape[-1] != self.embed_dims:
             raise ValueError(
                 f'{type(self).__name__}: {name} must be (..., points, '

@@ -10,6 +10,8 @@ from torch import Tensor
 from mmstepnet.precision import full_precision
 from mmstepnet.torch_version import is_exporting, is_transformed
 
+from .masks import informed_rows
+
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]
 
@@ -53,7 +55,8 @@ def propagate(q: Tensor,
         centre (Tensor, optional): A point near the sources, (..., 1, d).
             Defaults to None, dot products.
         mask (Tensor, optional): Dense, from :func:`check_mask`.
-        is_causal (bool): Defaults to False.
+        is_causal (bool): Receivers that it leaves no source beside a mask of
+            sources get 0. Defaults to False.
 
     Returns:
         Tensor: (..., N, e).
@@ -65,6 +68,8 @@ def propagate(q: Tensor,
     width, lead = v.shape[-1], q.shape[:-2]
     columns = []
     of_sources = mask is not None and mask.shape[-2] == 1
+    informed = (informed_rows(mask, q.shape[-2])
+                if of_sources and is_causal else None)
     no_mask = is_causal or (q.device.type == 'cpu' and not CPU_TAKES_MASK)
     # Rebound as they change: what is no longer needed is freed before the
     # kernel runs.
@@ -112,6 +117,8 @@ def propagate(q: Tensor,
             is_exporting() or k.shape[-2] < CPU_VECTOR):
         out = (out + (0 * q).sum(-1, keepdim=True)
                + (0 * k).sum((-2, -1), keepdim=True))
+    if informed is not None:
+        out = out.masked_fill(~informed.unsqueeze(-1), 0)
     return out
 
 

@@ -374,13 +374,14 @@ def _build(cfg: dict, name: str, block: nn.Module, channels: int,
             raise ValueError(f'map_size must name the stage of {name} once, '
                              f'got {cfg["map_size"]!r}')
         cfg['map_size'] = sizes[0]
-    attention = build_attention(cfg, channels)
+    reference = next(p for p in block.parameters() if p.is_floating_point())
+    with torch.device(reference.device):  # whatever the default device is
+        attention = build_attention(cfg, channels)
     if attention.needs_positions and not has_map:
         raise ValueError(
             f'{type(attention).__name__} looks at positions and cannot stand '
             f'in {name}, a {type(block).__name__}, whose state is a set of '
             f'tokens; take an attention over channels, such as StepNet, SE or '
             f'ECA')
-    reference = next(p for p in block.parameters() if p.is_floating_point())
     return attention.to(reference.device, reference.dtype).train(
         block.training)

@@ -24,6 +24,10 @@ from .total import total_neural_stiffness, total_stiffness_proportion
 SETTINGS = ('model', 'split', 'reading', 'dataset_size')
 """What the settings of every recording tell."""
 
+UNPACKED = 2**26
+"""Bytes to which any file may unpack; a larger one may, to a hundred times
+its own size. Measured norms hardly compress."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
@@ -236,14 +240,19 @@ class Trajectories:
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f'no stiffness record at {path}')
+        names = [f.name for f in fields(cls)]
         try:
             with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
+                size = sum(file.zip.getinfo(f'{name}.npy').file_size
+                           for name in names if name in file)
+                if size > max(UNPACKED, 100 * path.stat().st_size):
+                    raise ValueError(f'it would unpack to {size} bytes')
+                arrays = {name: file[name] for name in names if name in file}
         except (OSError, ValueError, EOFError, AttributeError, TypeError,
-                NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+                KeyError, MemoryError, NotImplementedError,
+                zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f'{path} is damaged or no .npz file: {error}; '
                              f'record it again') from error
-        names = [f.name for f in fields(cls)]
         missing = [name for name in names if name not in arrays]
         if missing:
             raise ValueError(f'{path} is no stiffness record: it lacks '

@@ -5,6 +5,7 @@ import torch
 from mmpretrain.models.utils import SELayer
 
 from mmstepnet.attentions import CBAM, ECA, SE, choose_step
+from mmstepnet.attentions.record import KEY
 from tests.utils import perturb
 
 C = 64
@@ -12,7 +13,9 @@ C = 64
 
 def copy(source, target):
     """Copy weights in the order in which both modules declare them."""
-    source, target = source.state_dict(), target.state_dict()
+    source, target = (
+        {k: v for k, v in m.state_dict().items() if not k.endswith(KEY)}
+        for m in (source, target))
     assert [v.numel() for v in source.values()
             ] == [v.numel() for v in target.values()]
     for value, place in zip(source.values(), target.values()):

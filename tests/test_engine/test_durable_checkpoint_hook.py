@@ -121,6 +121,9 @@ def test_a_main_without_the_patch_is_told(tmp_path, monkeypatch):
 
 def test_clears_away_unfinished_files(tmp_path):
     left = tmp_path / '.epoch_7.pth.ab12.unfinished'
-    left.touch()
+    other = tmp_path / '.epoch_8.pth.cd34.unfinished'  # is being written
+    for path in (left, other):
+        path.touch()
+    os.utime(left, (0, 0))
     runner(tmp_path, 1).train()
-    assert not left.exists()
+    assert not left.exists() and other.exists()

@@ -23,6 +23,8 @@ class KilledError(Exception):
 
 
 class Points(Dataset):
+    """Augmented by noise of every generator."""
+
     metainfo = {}
 
     def __len__(self):
@@ -30,7 +32,8 @@ class Points(Dataset):
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
-        return dict(inputs=torch.randn(6, generator=generator))
+        noise = torch.rand(()) + np.random.rand() + random.random()
+        return dict(inputs=torch.randn(6, generator=generator) + noise)
 
 
 class Model(BaseModel):
@@ -51,12 +54,13 @@ class Killer(Hook):
 
     def __init__(self, iteration=None, saving=False):
         self.iteration, self.saving = iteration, saving
-        self.seen, self.draws = [], []
+        self.seen, self.draws, self.inputs = [], [], []
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.seen.append(runner.iter)
         state = torch.get_rng_state()
         self.draws += torch.rand(()).item(), np.random.rand(), random.random()
+        self.inputs += data_batch['inputs']
         torch.set_rng_state(state)
         if runner.iter == self.iteration and not self.saving:
             raise KilledError
@@ -66,15 +70,16 @@ class Killer(Hook):
             raise KilledError
 
 
-def train(work_dir, killer=None, batch_size=8, seed=3):
+def train(work_dir, killer=None, batch_size=8, seed=3, **loader):
     """Two epochs of five iterations, saved after every second and fifth."""
     killer = killer or Killer()
     runner = Runner(
         model=Model(),
         work_dir=str(work_dir),
         train_dataloader=dict(
-            batch_size=batch_size, num_workers=0, dataset=Points(),
-            sampler=dict(type='DefaultSampler', shuffle=True)),
+            batch_size=batch_size, dataset=Points(),
+            sampler=dict(type='DefaultSampler', shuffle=True),
+            **{'num_workers': 0, **loader}),
         train_cfg=dict(type='mmstepnet.ResumableEpochLoop', max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type='Adam', lr=0.01)),
         param_scheduler=dict(type='LinearLR', by_epoch=False, end=8),
@@ -124,6 +129,36 @@ def test_stopped_and_resumed(uninterrupted, tmp_path, iteration, saving,
     found = weights(tmp_path)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize('loader', [
+    dict(num_workers=2), dict(num_workers=1, persistent_workers=True)])
+def test_workers(uninterrupted, tmp_path, loader):
+    """Whoever reads the samples, before the kill and after it."""
+    expected, _ = uninterrupted
+    with pytest.raises(KilledError):
+        train(tmp_path, Killer(8), **loader)
+    resumed = train(tmp_path, **loader)
+    assert resumed.seen == [8, 9]
+    found = weights(tmp_path)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_every_sample_draws_differently(tmp_path):
+    """In another epoch too, in which the same samples come again."""
+    inputs = torch.stack(train(tmp_path).inputs)
+    clean = torch.stack([torch.randn(6, generator=torch.Generator()
+                                     .manual_seed(i)) for i in range(40)])
+    noise = inputs[:, None] - clean  # of the right index alone it is constant
+    spread, index = noise.std(2).min(1)
+    assert spread.max() < 1e-6 and len(set(index.tolist())) == 40
+    noise = noise.mean(2)[torch.arange(80), index]
+    assert len(set(noise.tolist())) == 80
+
+
+def test_samples_that_come_alone(tmp_path):
+    with pytest.raises(ValueError, match='batch_size=None'):
+        train(tmp_path, batch_size=None)
 
 
 def test_iterations_and_seeds_draw_differently(uninterrupted, tmp_path):

@@ -42,6 +42,8 @@ def by_numpy(form, a, b, v, mask=None, is_causal=False):
         row = allowed[where][i].copy()
         if is_causal:
             row[i + 1:] = False
+            if not row.any():
+                continue  # of padding on the left
         if form == 'metric':
             score = -((b[where][row] - a[where][i])**2).sum(-1) / EPS
         else:

@@ -66,12 +66,13 @@ def test_isolated_node(dense):
 
 @pytest.mark.parametrize('dense', [False, True])
 def test_causal_leaves_nothing(dense):
-    """Padding on the left: the first points see only what is shut out."""
+    """The first point sees only what is shut out."""
     left = torch.tensor([False, True, True, True])
-    for mask in (left[None], left.expand(4, 4)):
-        take(mask, dense=dense)
-        with pytest.raises(ValueError, match='row 0.*at or before it'):
-            take(mask, is_causal=True, dense=dense)
+    take(left.expand(4, 4), dense=dense)
+    with pytest.raises(ValueError, match='row 0.*at or before it'):
+        take(left.expand(4, 4), is_causal=True, dense=dense)
+    with pytest.raises(ValueError, match='no source'):
+        take(torch.zeros(1, 4, dtype=torch.bool), is_causal=True, dense=dense)
     take(left.flip(0)[None], is_causal=True, dense=dense)
     upper = torch.ones(4, 4, dtype=torch.bool).triu(1)
     upper[0, 0] = upper[3, 0] = True
@@ -115,9 +116,15 @@ def test_all_sources_shut():
         take(torch.zeros(1, 4, dtype=torch.bool))
 
 
-def test_causal_wants_one_sequence():
-    with pytest.raises(ValueError, match='got 4 and 5'):
-        take(None, m=5, is_causal=True)
+def test_integers_are_not_taken_for_additive_masks():
+    with pytest.raises(TypeError, match='int64; one of 1 where j may inform '
+                       'i becomes mask == 1'):
+        take(torch.ones(4, 4, dtype=torch.int64))
+    with pytest.raises(TypeError, match='additive one becomes mask == 0'):
+        take(torch.zeros(4, 4))
+
+
+def test_causal_beside_a_sparse_mask():
     with pytest.raises(ValueError, match='beside a sparse mask'):
         take(torch.eye(4, dtype=torch.bool).to_sparse(), is_causal=True)
 

@@ -103,5 +103,10 @@ def test_compiled_code_refuses_a_row_without_a_source(form, backend):
     for kwargs in (dict(mask=mask), dict(mask=mask.expand(2, N, N))):
         out = compiled(a, b, v, **kwargs)
         assert error(out, by_numpy(form, a, b, v, **kwargs)) < 1e-10
-        with pytest.raises(RuntimeError, match='leaves no source'):
-            compiled(a, b, v, is_causal=True, **kwargs)
+    with pytest.raises(RuntimeError, match='leaves no source'):
+        compiled(a, b, v, is_causal=True, **kwargs)
+    out = compiled(a, b, v, is_causal=True, mask=mask)
+    assert error(out, by_numpy(form, a, b, v, mask, True)) < 1e-10
+    mask[0] = False
+    with pytest.raises(RuntimeError, match='leaves no source'):
+        compiled(a, b, v, is_causal=True, mask=mask)

@@ -111,6 +111,32 @@ def test_damaged_files(tmp_path):
         Trajectories.load(path)
 
 
+def test_small_files_that_unpack_to_large_ones(tmp_path, monkeypatch):
+    """Only a recording's own members are read, and their sizes are asked."""
+    path = tmp_path / 'stiffness_val.npz'
+    given = {**arrays(), 'settings': np.array(json.dumps(SETTINGS))}
+    zeros = np.zeros(2**25, np.float32)
+    np.savez_compressed(path, **given, extra=zeros)
+    read = []
+    read_array = np.lib.format.read_array
+
+    def counted(*args, **kwargs):
+        read.append(read_array(*args, **kwargs))
+        return read[-1]
+
+    # NumPy's archive looks it up in the module that it was written in.
+    monkeypatch.setitem(
+        type(np.load(path)).__getitem__.__globals__['format'].__dict__,
+        'read_array', counted)
+    Trajectories.load(path)
+    assert len(read) == len(given) and max(a.nbytes for a in read) < 1000
+    read.clear()
+    np.savez_compressed(path, **{**given, 'unit': zeros})
+    with pytest.raises(ValueError, match='would unpack to 1342'):
+        Trajectories.load(path)
+    assert not read
+
+
 def test_other_npz_files(tmp_path):
     path = tmp_path / 'stiffness_val.npz'
     np.savez(path, adaptive=np.ones((2, 2)))

@@ -1,9 +1,10 @@
 """Training that is killed goes on from a whole checkpoint.
 
-    KILLS=20 python -m pytest tests/test_tools/test_kills.py -s
+    KILLS=12 python -m pytest tests/test_tools/test_kills.py -s
 
 kills as often; half of the moments are random, half while a checkpoint is
-being written.
+being written. It prints the two runs' accuracies and how far their weights
+are apart: not at all, with augmentation and dropped batches.
 """
 
 import os
@@ -21,7 +22,19 @@ from mmstepnet.engine.checkpoint import find_resumable
 from mmstepnet.files import TEMPORARY
 
 KILLS = int(os.environ.get('KILLS', 2))
-CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
+CONFIG = """
+_base_ = [{base!r}]
+train_cfg = dict(
+    _delete_=True, type='mmstepnet.ResumableEpochLoop', max_epochs={epochs},
+    val_interval={epochs})
+custom_hooks = [dict(type='mmstepnet.InterimCheckpointHook', interval=4)]
+default_hooks = dict(checkpoint=dict(interval=1, max_keep_ckpts=1))
+train_dataloader = dict(
+    num_workers={workers}, persistent_workers={workers} > 0,
+    dataset=dict(indices=384))
+val_dataloader = dict(num_workers=0, persistent_workers=False)
+"""
+BASE = 'configs/digits/resnet20_stepnet_digits.py'
 MOST_SAVED = 2  # checkpoints of a job before it is killed
 LONGEST_WAIT = 1.0  # seconds from there on
 EPOCHS = (MOST_SAVED + 1) * KILLS + 1
@@ -29,17 +42,8 @@ EPOCHS = (MOST_SAVED + 1) * KILLS + 1
 
 def start(work_dir):
     return subprocess.Popen(
-        [sys.executable, 'tools/train.py', CONFIG, '--work-dir', work_dir,
-         '--resume', '--cfg-options', f'train_cfg.max_epochs={EPOCHS}',
-         # The crop draws from a generator that a resumed job seeds anew.
-         'train_dataloader.dataset.pipeline.1.padding=0',
-         'train_dataloader.num_workers=0', 'val_dataloader.num_workers=0',
-         'train_dataloader.persistent_workers=False',
-         'val_dataloader.persistent_workers=False',
-         'train_dataloader.dataset.indices=384',
-         'default_hooks.checkpoint.interval=1',
-         'default_hooks.checkpoint.max_keep_ckpts=1',
-         f'train_cfg.val_interval={EPOCHS}'],
+        [sys.executable, 'tools/train.py', work_dir.parent / 'digits.py',
+         '--work-dir', work_dir, '--resume'],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -67,9 +71,11 @@ def kill(job, work_dir, chance, while_saving):
     return [int(epoch) for epoch in saved]
 
 
-@pytest.mark.parametrize('seed', [0])
-def test_kills(tmp_path, seed):
+@pytest.mark.parametrize('seed, workers', [(0, 1)])
+def test_kills(tmp_path, seed, workers):
     chance = random.Random(seed)
+    (tmp_path / 'digits.py').write_text(CONFIG.format(
+        base=os.path.abspath(BASE), epochs=EPOCHS, workers=workers))
     work_dir = tmp_path / 'killed'
     begun, caught = 0, 0
     for number in range(KILLS):
@@ -86,10 +92,12 @@ def test_kills(tmp_path, seed):
             epoch = torch.load(path, weights_only=False)['meta']['epoch']
         # At most the checkpoint that was being written is lost.
         assert epoch >= begun - 1
-        assert len(files) <= 2
+        assert len(files) <= 3  # one is interim.pth
         print(f'kill {number + 1}: epoch {begun} begun to be saved, goes on '
               f'from {epoch}, files {[f.name for f in files]}', flush=True)
     assert caught > 0, 'no kill met a file that was being written'
+    for path in work_dir.glob(f'.*{TEMPORARY}'):
+        os.utime(path, (0, 0))  # nobody's, once it is old
     outcomes = []
     for folder in (work_dir, tmp_path / 'clean'):
         job = start(folder)
@@ -97,10 +105,12 @@ def test_kills(tmp_path, seed):
         assert job.returncode == 0, output[-3000:]
         # Nothing half-written stays, and one checkpoint is kept.
         assert not list(folder.glob(f'.*{TEMPORARY}'))
-        assert len(list(folder.glob('*.pth'))) == 1
-        path, _ = find_resumable(str(folder))
-        outcomes.append(torch.load(path, weights_only=False)['state_dict'])
+        names = {path.name for path in folder.glob('*.pth')}
+        assert names == {f'epoch_{EPOCHS}.pth', 'interim.pth'}
+        outcomes.append(torch.load(folder / f'epoch_{EPOCHS}.pth',
+                                   weights_only=False)['state_dict'])
         print(re.findall(r'accuracy/top1: [\d.]+', output)[-1], flush=True)
-    # The order of the images follows from seed and epoch alone.
-    for name, value in outcomes[1].items():
-        torch.testing.assert_close(outcomes[0][name], value)
+    apart = max((outcomes[0][name].double() - value).abs().max().item()
+                for name, value in outcomes[1].items())
+    print(f'{KILLS} kills against none: weights {apart} apart', flush=True)
+    assert apart == 0

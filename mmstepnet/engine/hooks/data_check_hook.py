@@ -1,10 +1,14 @@
 """A look at a job's data sets once they are loaded."""
 
-from collections.abc import Iterator, Sized
+import os.path as osp
+import re
+from collections.abc import Iterator, Sequence, Sized
 from numbers import Integral
 
 import numpy as np
 import torch.nn as nn
+from mmengine.evaluator import BaseMetric
+from mmengine.fileio import load
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -12,6 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmstepnet.registry import HOOKS
 from mmstepnet.steps import ResidualStep
+
+CLASS_HEAD = re.compile(r'(roi_head\.)?(bbox|mask)_head(\.\d+)?')
+"""Names of a detector's parts that have an output for each class."""
 
 
 @HOOKS.register_module()
@@ -27,6 +34,11 @@ class DataCheckHook(Hook):
     - An MMDetection data set in COCO format whose file lacks classes: the
       host numbers those that are there, so that labels mean other classes,
       or drops all annotations.
+    - One without a single usable box, as of relative coordinates: the host
+      trains on background and ends well, with mAP 0.
+    - Another number of classes than the detector's heads have.
+    - Annotations that COCO's evaluation cannot read, after the first epoch.
+    - Images that are not in the folder that is named.
 
     ``tools/train.py`` and ``tools/test.py`` add the hook.
     """
@@ -52,8 +64,18 @@ class DataCheckHook(Hook):
         classes = getattr(getattr(model, 'head', None), 'num_classes', None)
         loader = getattr(runner, f'{split}_dataloader')
         check_not_empty(loader.dataset, split)
+        metrics = [] if split == 'train' else getattr(
+            runner, f'{split}_loop').evaluator.metrics
+        for metric in metrics:
+            check_evaluation(metric, split)
+        # Who writes a file of predictions may have no boxes to compare with.
+        compared = not any(getattr(m, 'format_only', 0) for m in metrics)
         for dataset in _parts(loader.dataset):
             check_categories(dataset, split)
+            check_images(dataset, split)
+            if compared:
+                check_boxes(dataset, split)
+            check_heads(model, dataset, split)
             if classes is not None:
                 check_labels(dataset, classes, split)
 
@@ -91,7 +113,7 @@ def check_last_batch(loader: DataLoader, model: nn.Module) -> None:
     model.train()
     for name, step in model.named_modules():
         if isinstance(step, ResidualStep) and any(
-                type(part) is nn.BatchNorm1d and part.training
+                isinstance(part, nn.BatchNorm1d) and part.training
                 for part in step.modules()):
             raise ValueError(
                 f'the last training batch of an epoch has one of the '
@@ -118,7 +140,124 @@ def check_categories(dataset: Dataset, split: str) -> None:
             f'{len(names)} classes {", ".join(names[:10])}'
             f'{", ..." if len(names) > 10 else ""}: its "categories" must '
             'name each of them; correct them, or metainfo.classes of the '
-            'data set')
+            f'data set{_spelt_otherwise(dataset, names)}')
+
+
+def _spelt_otherwise(dataset: Dataset, names: Sequence[str]) -> str:
+    """Say which classes a COCO file has in other letters or with blanks."""
+    content = load(dataset.ann_file, backend_args=dataset.backend_args)
+    written = [category['name'] for category in content['categories']]
+    alike = {' '.join(str(name).lower().split()): name for name in written}
+    other = [f'{name!r} is {alike[key]!r} there' for name in names
+             if name not in written
+             and (key := ' '.join(name.lower().split())) in alike]
+    return f'; {", ".join(other[:10])}' if other else ''
+
+
+def check_images(dataset: Dataset, split: str) -> None:
+    """Refuse a data set whose first and last image are not there.
+
+    Args:
+        dataset (Dataset): Others than mmengine's pass.
+        split (str): What the message calls it.
+
+    Raises:
+        FileNotFoundError: Neither is.
+    """
+    # Who has no folder, or a store, has images that are no files of his.
+    folders = [folder for folder in (
+        getattr(dataset, 'data_prefix', None) or {}).values() if folder]
+    if not folders or getattr(dataset, 'backend_args', None):
+        return
+    paths = [dataset.get_data_info(i).get('img_path')
+             for i in (0, len(dataset) - 1)]
+    if all(isinstance(path, str) and '://' not in path
+           and not osp.exists(path) for path in paths):
+        raise FileNotFoundError(
+            f'the {split} data set{_source(dataset)} names images that are '
+            f'not there, {paths[0]!r} is the first; set data_root or '
+            f'data_prefix, for example with --cfg-options '
+            f'{split}_dataloader.dataset.data_prefix.img=FOLDER')
+
+
+def check_boxes(dataset: Dataset, split: str) -> None:
+    """Refuse a detection data set without one box to learn or to find.
+
+    Args:
+        dataset (Dataset): Others than those of MMDetection pass.
+        split (str): What the message calls it.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if not _has_instances(dataset):
+        return
+    for i in range(len(dataset)):
+        if any(not instance.get('ignore_flag')
+               for instance in dataset.get_data_info(i)['instances']):
+            return
+    raise ValueError(
+        f'the {split} data set{_source(dataset)} has no usable box in '
+        f'{len(dataset)} images: boxes are left out that are of less than a '
+        'pixel (are the coordinates relative? they must be pixels, x, y, '
+        'width, height), outside of the image, without "area", crowds, or of '
+        'a category that is no class')
+
+
+def check_heads(model: nn.Module, dataset: Dataset, split: str) -> None:
+    """Refuse a detector whose heads have another number of classes.
+
+    Args:
+        model (nn.Module): What is trained or tested. Those whose classes are
+            a text pass.
+        dataset (Dataset): Others than those of MMDetection pass.
+        split (str): What the message calls it.
+
+    Raises:
+        ValueError: Heads and data set have different numbers of classes.
+    """
+    metainfo = getattr(dataset, 'metainfo', {})
+    names = metainfo.get('thing_classes') or metainfo.get('classes')
+    if (not names or not _has_instances(dataset)
+            or hasattr(model, 'language_model')):
+        return
+    for name, head in model.named_modules():
+        found = getattr(head, 'num_classes', None)
+        if (CLASS_HEAD.fullmatch(name) and isinstance(found, int)
+                and not getattr(head, 'class_agnostic', False)
+                and found != len(names)):
+            raise ValueError(
+                f'model.{name} has num_classes={found}, the {split} data '
+                f'set{_source(dataset)} has the {len(names)} classes '
+                f'{", ".join(names[:10])}{", ..." if len(names) > 10 else ""}'
+                f'; set num_classes of the head, or metainfo.classes of the '
+                'data set')
+
+
+def check_evaluation(metric: BaseMetric, split: str) -> None:
+    """Refuse annotations in COCO format that their evaluation cannot read.
+
+    Args:
+        metric (BaseMetric): Others than MMDetection's of COCO pass.
+        split (str): What the message calls it.
+
+    Raises:
+        ValueError: An annotation lacks a field.
+    """
+    truth = getattr(getattr(metric, '_coco_api', None), 'dataset', {})
+    for annotation in truth.get('annotations', ()):
+        for field in ('iscrowd', 'area'):
+            if field not in annotation:
+                raise ValueError(
+                    f'{split}_evaluator.ann_file: annotation '
+                    f'{annotation.get("id")} has no {field!r}, which COCO\'s '
+                    'evaluation needs; write "iscrowd": 0 and the area in '
+                    'pixels into each annotation')
+
+
+def _has_instances(dataset: Dataset) -> bool:
+    return (hasattr(dataset, 'get_data_info')
+            and 'instances' in dataset.get_data_info(0))
 
 
 def check_labels(dataset: Dataset, classes: int, split: str) -> None:

@@ -172,7 +172,8 @@ def _is_frozen(attention: nn.Module) -> bool:
 def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
                  attention: dict = STEPNET,
                  blocks: Sequence[str] | str | None = None,
-                 first_block: bool | None = None) -> nn.Module:
+                 first_block: bool | None = None,
+                 pretrained: str | None = None) -> nn.Module:
     """Build a host's backbone and put an attention into its blocks.
 
     :func:`mmstepnet.insert_steps` for configs. What comes back is the host's
@@ -190,13 +191,18 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
             gate. Defaults to ``dict(type='StepNet')``.
         blocks (Sequence[str] | str, optional): See :func:`insert_steps`.
         first_block (bool, optional): See :func:`insert_steps`.
+        pretrained (str, optional): File or address of the backbone's
+            weights, in the place of an ``init_cfg`` in ``backbone``. Models
+            with ``pretrained``, as MMSegmentation's, hand it down. Defaults
+            to None.
 
     Returns:
         nn.Module: The backbone.
 
     Raises:
         KeyError: The backbone or the attention is not registered.
-        ValueError: No block is known, or one of ``blocks`` does not exist.
+        ValueError: No block is known, one of ``blocks`` does not exist, or
+            ``backbone`` has an ``init_cfg`` beside ``pretrained``.
         RuntimeError: A block's ``forward`` is another than the one known.
 
     Example:
@@ -207,6 +213,15 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
         >>> model.layer4[1].step.attention
         StepNet(channels=2048, init_step=1.0)
     """
+    if pretrained is not None:
+        if backbone.get('init_cfg') is not None:
+            raise ValueError(
+                f'StepBackbone: pretrained={pretrained!r}, of the backbone or '
+                f'of the model that it stands in, and init_cfg='
+                f'{backbone["init_cfg"]!r} of its backbone= both say where '
+                'weights come from; leave one out')
+        backbone = dict(backbone, init_cfg=dict(
+            type='Pretrained', checkpoint=pretrained))
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
         model.__class__ = join(SteppedBackbone, type(model))

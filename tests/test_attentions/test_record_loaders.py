@@ -1,0 +1,183 @@
+"""Networks with steps through other tools' files, copies and wrappers.
+
+A network built with ``init_step=None`` takes over 1.0 from each.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.optim.swa_utils import AveragedModel
+
+from mmstepnet import insert_steps
+from mmstepnet.attentions.record import KEY
+from tests.utils import TORCH_21, free_port, not_on_torch_21, perturb
+
+models = pytest.importorskip('torchvision.models')
+pytestmark = pytest.mark.filterwarnings('ignore:.*takes over')
+
+
+def network(init_step=None, attention='StepNet'):
+    model = models.resnet18(num_classes=3)
+    insert_steps(model, attention, init_step=init_step, first_block=True)
+    return model.eval()
+
+
+@pytest.fixture(scope='module')
+def source():
+    return perturb(network(1.0))
+
+
+def same(model, source):
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), source(x))
+
+
+@pytest.mark.parametrize('assign', [False, True])
+def test_pytorch(source, tmp_path, assign):
+    torch.save(source.state_dict(), tmp_path / 'a.pth')
+    with torch.device('meta' if assign else 'cpu'):
+        model = network()
+    model.load_state_dict(
+        torch.load(tmp_path / 'a.pth', weights_only=True), assign=assign)
+    same(model, source)
+
+
+def test_to_empty(source):
+    with torch.device('meta'):
+        model = network()
+    model.to_empty(device='cpu').load_state_dict(source.state_dict())
+    same(model, source)
+
+
+def test_safetensors(source, tmp_path):
+    files = pytest.importorskip('safetensors.torch')
+    path = str(tmp_path / 'a.safetensors')
+    files.save_file(source.state_dict(), path)
+    model = network()
+    model.load_state_dict(files.load_file(path))
+    same(model, source)
+    files.save_model(source, path)
+    files.load_model(model := network(), path)
+    same(model, source)
+
+
+@pytest.mark.parametrize('strict', [True, False])
+@pytest.mark.parametrize('prefix', ['', 'backbone.'])
+def test_mmengine(source, tmp_path, strict, prefix):
+    runner = pytest.importorskip('mmengine.runner')
+    path = str(tmp_path / 'a.pth')
+
+    def load(model, weights):
+        torch.save(dict(state_dict={prefix + k: v
+                                    for k, v in weights.items()}), path)
+        runner.load_checkpoint(model, path, strict=strict,
+                               revise_keys=[(rf'^{prefix}', '')])
+        return model
+
+    weights = source.state_dict()
+    same(load(network(), weights), source)
+    old = {k: v for k, v in weights.items() if not k.endswith(KEY)}
+    same(load(network(1.0), old), source)  # strictly too
+    with pytest.raises(ValueError, match=r'layer1.0.step.attention.*StepNet.*'
+                       'the model has OursNoNorm'):
+        load(network(attention='OursNoNorm'), weights)
+
+
+@pytest.mark.parametrize('buffers', [True, False])
+def test_averages(source, buffers):
+    average = AveragedModel(network(1.0), use_buffers=buffers)
+    average.update_parameters(source)
+    model = network()
+    model.load_state_dict(average.module.state_dict())
+    if buffers:
+        same(model, source)
+    hosts = pytest.importorskip('mmengine.model')
+    average = hosts.ExponentialMovingAverage(
+        source, momentum=0.1, update_buffers=buffers)
+    for _ in range(2):
+        average.update_parameters(source)
+    model = network()
+    model.load_state_dict(average.module.state_dict())
+    same(model, source)
+
+
+def test_timm(source, tmp_path):
+    utils = pytest.importorskip('timm.utils')
+    from timm.models import load_checkpoint
+    for kind in (utils.ModelEmaV2, utils.ModelEmaV3):
+        average = kind(network(1.0), decay=0.0)
+        average.update(source)
+        model = network()
+        model.load_state_dict(average.module.state_dict())
+        same(model, source)
+    torch.save(dict(state_dict=source.state_dict()), tmp_path / 'a.pth')
+    load_checkpoint(model := network(), str(tmp_path / 'a.pth'))
+    same(model, source)
+
+
+def test_functional_call(source):
+    model, x = network(1.0), torch.randn(2, 3, 32, 32)
+    out = torch.func.functional_call(model, source.state_dict(), (x, ))
+    torch.testing.assert_close(out, source(x))
+
+
+@pytest.fixture
+def group(monkeypatch):
+    monkeypatch.setattr(os, 'environ', dict(
+        os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port()))
+    dist.init_process_group('gloo', rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddp(source, group):
+    from torch.nn.parallel import DistributedDataParallel
+    wrapped = DistributedDataParallel(copy.deepcopy(source))
+    model = DistributedDataParallel(network())
+    model.load_state_dict(wrapped.state_dict())
+    same(model, source)
+
+
+@not_on_torch_21('has no such functions')
+def test_distributed_checkpoints(source, group, tmp_path):
+    checkpoint = pytest.importorskip('torch.distributed.checkpoint')
+    checkpoint.save(source.state_dict(), checkpoint_id=tmp_path / 'a')
+    model = network()
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=tmp_path / 'a')
+    model.load_state_dict(state)
+    same(model, source)
+
+
+@pytest.mark.skipif(TORCH_21, reason='FSDP of PyTorch 2.1 wants a GPU')
+def test_fsdp(source, group):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    cpu = dict(device_id=torch.device('cpu'), use_orig_params=True)
+    wrapped = FullyShardedDataParallel(copy.deepcopy(source), **cpu)
+    wrapped(torch.randn(2, 3, 32, 32))
+    weights = wrapped.state_dict()
+    for model in (network(), FullyShardedDataParallel(network(), **cpu)):
+        model.load_state_dict(weights)
+        same(model, source)
+
+
+@pytest.mark.skipif(TORCH_21, reason='PyTorch 2.1 has no FSDP2')
+def test_fsdp2(source, group):
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh('cpu', (1, ))
+    whole = StateDictOptions(full_state_dict=True)
+    weights = get_model_state_dict(
+        fully_shard(copy.deepcopy(source), mesh=mesh), options=whole)
+    for model in (network(), fully_shard(network(), mesh=mesh)):
+        set_model_state_dict(model, dict(weights), options=whole)
+        same(model, source)

@@ -1,0 +1,196 @@
+"""``reset_parameters`` from memory that holds anything, in any order."""
+
+import copy
+
+import pytest
+import torch
+
+from mmstepnet import insert_steps
+from mmstepnet.attentions import (
+    ATTENTIONS,
+    IEBN,
+    FoldedStepNet,
+    StepNet,
+    build_attention,
+    choose_step,
+)
+
+SETTINGS = [(name, init_step) for name in sorted(set(ATTENTIONS) - {'Plain'})
+            for init_step in (None, 1.0)]
+
+
+def spoil(module):
+    """As ``to_empty`` may leave it."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.fill_(1e30 if tensor.is_floating_point() else 7)
+    return module
+
+
+def children_first(module):
+    for child in reversed(list(module.modules())):
+        if hasattr(child, 'reset_parameters'):
+            child.reset_parameters()
+
+
+def parents_first(module):
+    for child in module.modules():
+        if hasattr(child, 'reset_parameters'):
+            child.reset_parameters()
+
+
+def alone(module):
+    module.reset_parameters()
+
+
+ORDERS = pytest.mark.parametrize(
+    'reset', [alone, children_first, parents_first])
+
+
+@ORDERS
+@pytest.mark.parametrize('name, init_step', SETTINGS)
+def test_every_attention(name, init_step, reset):
+    def build():
+        torch.manual_seed(0)
+        return build_attention(dict(type=name, init_step=init_step), 32, 7)
+
+    fresh, model = build(), spoil(build())
+    reset(model)
+    x, f = torch.randn(2, 4, 32, 7, 7,
+                       generator=torch.Generator().manual_seed(0))
+    for mode in (True, False):
+        out = choose_step(model.train(mode), x, f)
+        assert out.isfinite().all()
+        if init_step is not None:
+            assert (out == init_step).all()
+    # The same start, but for what is drawn: what is constant is equal.
+    torch.manual_seed(0)
+    alone(fresh)
+    for key, value in fresh.state_dict().items():
+        found = dict(model.state_dict())[key]
+        if value.unique().numel() == 1 and 'running' not in key and (
+                'tracked' not in key):
+            assert torch.equal(found, value), key
+        elif value.is_floating_point():
+            assert found.abs().max() < 10
+    if name == 'FCA':
+        assert torch.equal(model.basis, fresh.basis)
+
+
+@ORDERS
+def test_norms_and_folded_steps(reset):
+    norm = spoil(IEBN(8, init_step=1.0))
+    reset(norm)
+    x = torch.randn(4, 8, 3, 3)
+    torch.testing.assert_close(norm(x), torch.nn.BatchNorm2d(8)(x))
+    folded = spoil(FoldedStepNet(StepNet(8, init_step=0.5)))
+    reset(folded)
+    assert (folded(*torch.randn(2, 4, 8)) == 0.5).all()
+
+
+@pytest.mark.parametrize('name', sorted(set(ATTENTIONS) - {'Plain'}))
+def test_a_model_from_meta(name):
+    models = pytest.importorskip('torchvision.models')
+
+    def build():
+        model = models.resnet18(num_classes=3)
+        sizes = {f'layer{k}': 56 // 2**(k - 1) for k in range(1, 5)}
+        insert_steps(model, name,
+                     **dict(map_size=sizes) if name == 'FCA' else {})
+        return model
+
+    with torch.device('meta'):
+        model = build()
+    assert all(p.is_meta for p in model.parameters())
+    model = spoil(model.to_empty(device='cpu'))
+    parents_first(model)
+    torch.manual_seed(0)
+    plain = models.resnet18(num_classes=3)
+    plain.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if '.step.' not in k})
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(model.eval()(x), plain.eval()(x))
+
+
+def test_steps_take_the_device_of_their_block():
+    """Of a real model, where meta is the default."""
+    models = pytest.importorskip('torchvision.models')
+    model = models.resnet18().eval()
+    x = torch.randn(1, 3, 32, 32)
+    expected = model(x)
+    with torch.device('meta'):
+        insert_steps(model, 'SE')
+    torch.testing.assert_close(model(x), expected)
+
+
+def transformer(init_step=1.0):
+    """A class of a user's, as the documentation shows it."""
+    transformers = pytest.importorskip('transformers')
+    if int(transformers.__version__.partition('.')[0]) < 5:
+        pytest.skip('the loading of transformers 5')
+    from mmstepnet.attentions import Attention, ZeroStart
+
+    class SteppedModel(transformers.ResNetModel):
+        attention = 'StepNet'
+
+        def __init__(self, config):
+            super().__init__(config)
+            insert_steps(
+                self, self.attention, init_step=init_step,
+                **dict(map_size=8) if self.attention == 'FCA' else {})
+            self.post_init()
+
+        def _init_weights(self, module):
+            super()._init_weights(module)
+            if isinstance(module, (Attention, ZeroStart)):
+                module.reset_parameters()
+
+    class Stepped(transformers.ResNetForImageClassification):
+        _keys_to_ignore_on_load_missing = [r'_extra_state$']
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.resnet = SteppedModel(config)
+            self.post_init()
+
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2],
+        layer_type='basic', num_labels=3)
+    return (Stepped, SteppedModel, transformers.ResNetForImageClassification,
+            config)
+
+
+@pytest.mark.parametrize('name', sorted(
+    set(ATTENTIONS) - {'Plain'}))
+def test_from_pretrained(name, tmp_path):
+    """Of a plain checkpoint, and of one of its own."""
+    steps, inner, plain, config = transformer()
+    inner.attention = name
+    x = torch.randn(2, 3, 32, 32)
+    source = plain(config).eval()
+    source.save_pretrained(tmp_path / 'plain')
+    model = steps.from_pretrained(tmp_path / 'plain').eval()
+    torch.testing.assert_close(model(x).logits, source(x).logits)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            if value.is_floating_point() and 'step' in key:
+                value.add_(torch.rand_like(value))
+    expected = model(x).logits
+    model.save_pretrained(tmp_path / 'own')
+    torch.testing.assert_close(
+        steps.from_pretrained(tmp_path / 'own').eval()(x).logits, expected)
+    # Built with another init_step: the file says which.
+    other, inner, *_ = transformer(init_step=None)
+    inner.attention = name
+    with pytest.warns(UserWarning, match='takes over init_step=1.0'):
+        found = other.from_pretrained(tmp_path / 'own').eval()
+    torch.testing.assert_close(found(x).logits, expected)
+    # A file of version 0.2 has no records.
+    from safetensors.torch import load_file, save_file
+    weights = load_file(tmp_path / 'own' / 'model.safetensors')
+    save_file({k: v for k, v in weights.items() if 'extra' not in k},
+              tmp_path / 'own' / 'model.safetensors', dict(format='pt'))
+    torch.testing.assert_close(
+        steps.from_pretrained(tmp_path / 'own').eval()(x).logits, expected)
+    assert copy.deepcopy(model)(x).logits.isfinite().all()

@@ -1,0 +1,73 @@
+"""``pretrained`` of a model that a backbone with steps stands in."""
+
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from mmengine.registry import DefaultScope
+
+from mmstepnet.models import StepBackbone
+from mmstepnet.registry import MODELS
+from tests.utils import perturb
+
+pytest.importorskip(
+    'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
+
+HEAD = dict(num_classes=2, align_corners=False, norm_cfg=dict(type='BN'),
+            channels=8)
+BACKBONE = dict(type='ResNetV1c', depth=18, norm_cfg=dict(type='BN'))
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A plain backbone's, perturbed, and their file."""
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = perturb(MODELS.build(BACKBONE))
+    path = str(tmp_path / 'plain.pth')
+    torch.save(dict(state_dict=model.state_dict()), path)
+    model.eval()  # returns nothing
+    return model, path
+
+
+def build(backbone, **kwargs):
+    head = dict(HEAD, type='UPerHead', in_channels=[64, 128, 256, 512],
+                in_index=[0, 1, 2, 3], pool_scales=(1, 2))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = MODELS.build(ConfigDict(
+            type='EncoderDecoder', backbone=backbone, decode_head=head,
+            train_cfg=dict(), test_cfg=dict(mode='whole'), **kwargs))
+        model.init_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize('place', ['model', 'backbone', 'init_cfg'])
+def test_weights_are_loaded(weights, place):
+    """Through the model's own argument, as UPerNet's configs have it."""
+    plain, path = weights
+    inner, outer, model = dict(BACKBONE), {}, {}
+    if place == 'init_cfg':
+        inner['init_cfg'] = dict(type='Pretrained', checkpoint=path)
+    else:
+        (model if place == 'model' else outer)['pretrained'] = path
+    model = build(dict(type='mmstepnet.StepBackbone', backbone=inner,
+                       attention=dict(type='StepNet'), **outer), **model)
+    x = torch.randn(2, 3, 32, 32)
+    for found, expected in zip(model.backbone(x), plain(x), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert any('step' in name for name, _ in model.backbone.named_parameters())
+
+
+def test_our_own_backbones_take_it_as_their_host_does(weights):
+    plain, path = weights
+    model = build(dict(BACKBONE, type='mmstepnet.StepResNetV1c', attention=
+                       dict(type='StepNet', init_step=1.0)), pretrained=path)
+    x = torch.randn(2, 3, 32, 32)
+    for found, expected in zip(model.backbone(x), plain(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_two_sources(weights):
+    path = weights[1]
+    inner = dict(BACKBONE, type='mmseg.ResNetV1c', init_cfg=dict(
+        type='Pretrained', checkpoint=path))
+    with pytest.raises(ValueError, match='both say where'):
+        StepBackbone(inner, pretrained=path)
