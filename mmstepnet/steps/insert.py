@@ -125,9 +125,11 @@ def insert_steps(model: nn.Module,
             ready.append(_Ready(name, block, attentions))
     if example is not None or changed or not selected or (
             patterns and used < set(patterns)):
-        ready += _find(model, patterns, used, selected, example, layout, cfg)
+        ready += _find(model, patterns, used, {r.name for r in ready},
+                       bool(selected), example, layout, cfg)
     if not ready:
-        found = (f'; {", ".join(without)} add none' if without else '')
+        some = ', '.join(without[:5]) + ', …' * (len(without) > 5)
+        found = f'; {some} add none' if without else ''
         raise ValueError(
             f'{type(model).__name__}: each block that was found projects its '
             f'identity, so none got a step; first_block=True includes them'
@@ -153,8 +155,8 @@ class _Ready:
 
 
 def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
-          selected: list, example: object, layout: str | None,
-          cfg: dict) -> list[_Ready]:
+          described: set[str], any_described: bool, example: object,
+          layout: str | None, cfg: dict) -> list[_Ready]:
     """Blocks without a description, found by running the model."""
     if example is None:
         example = _made_up(model)
@@ -169,10 +171,8 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
         raise ValueError(
             f'{what}. Blocks of any other class are found by running the '
             f'model: give example=, what it is called with, such as '
-            f'torch.zeros(1, 3, 224, 224). Blocks with a description here: '
-            f'{[name for name, *_ in selected[:5]] or "none"}')
+            f'torch.zeros(1, 3, 224, 224)')
     plans, seen = find_plans(model, example, layout)
-    described = {name for name, *_ in selected}
     chosen = {}
     for name, plan in plans.items():
         matched = [p for p in patterns or () if _matches(name, p)]
@@ -182,7 +182,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
         used.update(matched)
         chosen[name] = plan
     missing = [p for p in patterns or () if p not in used]
-    if missing or not chosen and not selected:
+    if missing or not (chosen or any_described):
         what = (f'blocks names {missing}, but none of these' if missing
                 else 'no block')
         raise ValueError(
