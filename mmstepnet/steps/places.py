@@ -5,7 +5,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -177,7 +177,8 @@ def find_plans(model: nn.Module, example: object,
     The model runs twice: in evaluation and in training mode, with two and with
     three samples, so that what depends on either is seen. It does so on the
     meta device, where that costs nothing; where it cannot, both runs are real
-    ones in evaluation mode.
+    ones in evaluation mode, or in the mode and with the number of samples
+    that it has.
 
     Args:
         model (nn.Module): The model.
@@ -318,21 +319,25 @@ def _axes(one: Pass, run: Run, shape: tuple[int, ...], shapes: list,
 
 
 def _run(model: nn.Module, example: object) -> list[Pass]:
-    """Two passes, on the meta device if that is possible."""
-    try:
-        with on_meta(model):
-            return [_pass(model, example, samples, training, 'meta')
-                    for samples, training in ((2, False), (3, True))]
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        pass  # what depends on values, or makes tensors of its own
-    try:
-        return [_pass(model, example, samples, False) for samples in (2, 3)]
-    except (RuntimeError, ValueError):  # takes this number of samples alone
-        return [_pass(model, example, None, False)] * 2
+    """Two passes, in the first of these ways in which the model runs."""
+    ways = (
+        ('meta', (2, False), (3, True)),
+        ('meta', (2, None), (3, None)),  # it has not been in the other mode
+        (None, (2, False), (3, False)),  # what it does depends on values
+        (None, (None, None), (None, None)),
+    )
+    for device, *passes in ways:
+        try:
+            with on_meta(model) if device else nullcontext():
+                return [_pass(model, example, samples, training, device)
+                        for samples, training in passes]
+        except Exception:
+            if device is None and passes[0] == (None, None):
+                raise
 
 
 def _pass(model: nn.Module, example: object, samples: int | None,
-          training: bool, device: str | None = None) -> Pass:
+          training: bool | None, device: str | None) -> Pass:
     args, kwargs = call_of(example, samples, device)
     watch = _Watch(model)
     follow = _Follow(watch)
@@ -392,10 +397,10 @@ def call_of(example: object, samples: int | None = None,
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
     """Training or evaluation mode; hosts do more than that in ``train``."""
     before = {m: m.training for m in model.modules()}
-    for module in before:
+    for module in before if training is not None else ():
         module.training = training
     try:
         yield
