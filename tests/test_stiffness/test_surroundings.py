@@ -119,7 +119,7 @@ def test_outputs_and_gradients_are_the_same_to_the_bit(training, context):
 
 
 def test_inference_mode_differs_by_rounding():
-    """There PyTorch takes other kernels under any dispatch mode."""
+    """There any dispatch mode changes linear layers of transposed inputs."""
     model = net()
     with torch.inference_mode():
         wanted = model(X)
