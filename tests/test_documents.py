@@ -5,6 +5,7 @@ The config over MMSegmentation is trained by test_tools/test_segmentation.py.
 
 import ast
 import re
+from importlib.util import find_spec
 from unicodedata import east_asian_width
 
 import pytest
@@ -63,6 +64,8 @@ def test_programs_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {'__name__': page.name}
     for snippet in PROGRAMS[page]:
+        if 'transformers import' in snippet and not find_spec('transformers'):
+            continue  # those that follow do without
         for library in ('mmpretrain', 'timm', 'torchvision'):
             if library in snippet.replace('mmstepnet.models', 'mmpretrain'):
                 pytest.importorskip(library)

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, MapAttention, check_batch
-from .pooling import full_precision, pool
+from .pooling import full_precision, pool, weight_dtype
 from .se import SE
 from .zero_start import ZeroBatchNorm2d
 
@@ -72,7 +72,7 @@ class CBAM(MapAttention):
                 no variance.
         """
         pooled = torch.stack((f.mean(1), f.amax(1)), 1)
-        logit = self.conv(pooled.to(self.conv.weight.dtype))
+        logit = self.conv(pooled.to(weight_dtype(self.conv)))
         check_batch(self.bn, logit)
         return torch.sigmoid(self.bn(logit))
 

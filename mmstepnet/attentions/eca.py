@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, ChannelGate
+from .pooling import weight_dtype
 from .zero_start import ZeroConv1d
 
 
@@ -49,7 +50,7 @@ class ECA(ChannelGate):
 
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""
-        pooled = pooled.to(self.conv.weight.dtype)
+        pooled = pooled.to(weight_dtype(self.conv))
         return self.conv(pooled[:, None])[:, 0]
 
     def forward(self, f_mean: Tensor) -> Tensor:

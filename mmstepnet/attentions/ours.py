@@ -18,7 +18,7 @@ from .base import (
     check_batch,
     check_positive,
 )
-from .pooling import full_precision, pool, pool_std
+from .pooling import full_precision, pool, pool_std, weight_dtype
 from .stepnet import Adaptor, StepNet
 
 
@@ -57,7 +57,7 @@ class OursSharedMLP(Adaptor, ChannelGate):
     def forward(self, x_mean: Tensor, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from the means of x and f."""
         pair = torch.cat((x_mean, x_mean + f_mean), 1)
-        pair = pair.to(self.fc1.weight.dtype)
+        pair = pair.to(weight_dtype(self.fc1))
         return self.gate(self.fc2(torch.relu(self.fc1(pair))))
 
 
@@ -87,8 +87,8 @@ class OursDepthwiseConv(Adaptor, MapAttention):
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, 1, 1), from each channel's pair of maps."""
         pair = torch.stack((x, x + f), 2).flatten(1, 2)
-        maps = F.relu(self.conv(pair.to(self.conv.weight.dtype)))
-        step = self.gate(pool(maps).to(self.conv.weight.dtype))
+        maps = F.relu(self.conv(pair.to(weight_dtype(self.conv))))
+        step = self.gate(pool(maps).to(self.ie_weight.dtype))
         return step.to(f.dtype)[..., None, None]
 
 

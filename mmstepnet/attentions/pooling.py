@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from functools import wraps
 
+import torch
+import torch.nn as nn
 from torch import Tensor
 from torch.fx import Proxy
 
@@ -26,6 +28,18 @@ def leaf(function: Callable) -> Callable:
         return function(*args, **kwargs)
 
     return call
+
+
+def weight_dtype(layer: nn.Module) -> torch.dtype:
+    """Dtype that a layer wants its input in; a quantised one wants float32.
+
+    A trace by torch.fx keeps it as a constant, not the weight, which what is
+    made of the trace may no longer have.
+    """
+    weight = layer._parameters.get('weight')
+    if weight is None:  # FSDP's view of it, or a quantised layer's method
+        weight = getattr(layer, 'weight', None)
+    return weight.dtype if isinstance(weight, Tensor) else torch.float32
 
 
 full_precision = leaf(precision.full_precision)

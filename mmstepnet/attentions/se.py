@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .base import ATTENTIONS, Attention, ChannelGate, check_positive
+from .pooling import weight_dtype
 from .zero_start import ZeroLinear
 
 
@@ -48,7 +49,7 @@ class Excitation(Attention):
 
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""
-        pooled = pooled.to(self.fc1.weight.dtype)
+        pooled = pooled.to(weight_dtype(self.fc1))
         return self.fc2(torch.relu(self.fc1(pooled)))
 
 

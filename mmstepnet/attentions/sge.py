@@ -71,8 +71,10 @@ class SGE(MapAttention):
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, H, W)."""
         split = (self.groups, self.channels // self.groups)
-        vectors = full_precision(f).unflatten(1, split)
-        mean_vector = pool(f).unflatten(1, split)[..., None, None]
+        # Reshaped, not unflattened: ONNX has that from opset 13 on.
+        vectors = full_precision(f).reshape(
+            f.shape[0], *split, f.shape[2], f.shape[3])
+        mean_vector = pool(f).reshape(f.shape[0], *split, 1, 1)
         similarity = (vectors * mean_vector).sum(2)
         centred = similarity - similarity.mean((2, 3), keepdim=True)
         # A vector norm has the gradient 0 where the map is constant; a
