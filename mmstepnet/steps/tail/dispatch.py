@@ -132,36 +132,42 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
     if bn is not None:
         second = read_norm(bn, channels, x.shape[0],
                            normalises_by_batch(gate, bn))
-    rest = own['pair_weight'], own.get('ie_weight', one), own['ie_bias']
-    if first is None or second is None or not _are_plain(rest):
+    if first is None or second is None:
+        return None
+    learned = (*first[1:], own['pair_weight'], *second[1:],
+               own.get('ie_weight', one), own['ie_bias'])
+    if not _are_plain(learned):
         return None
     spec = TailSpec(first[0], second[0], own['scale'],
                     type(step._modules.get('activation')) is nn.ReLU)
-    return spec, x, branch, *first[1:], rest[0], *second[1:], *rest[1:]
+    return spec, x, branch, *learned
 
 
-def read_norm(norm: nn.Module, channels: int, values: int,
-              batch: bool) -> tuple[Norm, Tensor, Tensor] | None:
+def read_norm(norm: nn.Module, channels: int, values: int, batch: bool,
+              ) -> tuple[Norm, Tensor | None, Tensor | None] | None:
     """What a norm over so many values a channel does, its weight and bias.
 
     None where it is not known, or where the reference path raises an error.
     """
     own = _attributes(norm)
-    weight, bias, mean, var, count = map(own.get, (
-        'weight', 'bias', 'running_mean', 'running_var',
-        'num_batches_tracked'))
-    if not _are_plain((weight, bias)) or len(weight) != channels:
+    weight, running = own.get('weight'), [
+        own.get('running_mean'), own.get('running_var')]
+    if weight is None or weight.shape[0] != channels:
         return None
+    found = Norm(batch, norm.eps)
     if not batch:
-        found = Norm(False, norm.eps, mean, var), weight, bias
-        return found if _are_plain((mean, var)) else None
-    moves = norm.training and norm.track_running_stats
-    if values < 2 or moves and (norm.momentum is None
-                                or not _are_plain((mean, var, count))):
+        if not _are_plain(running):
+            return None
+        found = Norm(False, norm.eps, *running)
+    elif values < 2:
         return None
-    if not moves or is_backward():  # a checkpoint's second run
-        return Norm(True, norm.eps), weight, bias
-    return Norm(True, norm.eps, mean, var, count, norm.momentum), weight, bias
+    elif norm.training and norm.track_running_stats:
+        running.append(own.get('num_batches_tracked'))
+        if norm.momentum is None or not _are_plain(running):
+            return None
+        if not is_backward():  # as it is in a checkpoint's second run
+            found = Norm(True, norm.eps, *running, norm.momentum)
+    return found, weight, own.get('bias')
 
 
 def _are_plain(vectors: Iterable[Tensor | None]) -> bool:

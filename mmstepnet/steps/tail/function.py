@@ -55,7 +55,7 @@ class Tail(Function):
             ctx.spec, *same_format(c, grad, out), Parameters(*learned),
             ctx.kind(*saved))
         return None, None, *(
-            d.to(t.dtype) if n else None
+            None if not n else d if d.dtype == t.dtype else d.to(t.dtype)
             for d, t, n in zip((d_x, d_c, *d_learned), (x, c, *learned),
                                needed))
 

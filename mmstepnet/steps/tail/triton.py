@@ -103,8 +103,8 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
     norm, gate, k, relu = spec
     moving = *norm[2:5], *gate[2:5]
     sizes, plan, kept = _prepare(spec, x, c, learned)
-    out, partial = torch.empty_like(c), _rows(c, 3 * plan.splits * len(c))
-    saved = _rows(c, 4 * len(c) + 5)
+    out, partial = torch.empty_like(c), _rows(c, 3 * plan.splits * sizes[0])
+    saved = _rows(c, 4 * sizes[0] + 5)
     with torch.cuda.device_of(c):
         LAUNCH['pool'](kept, plan.reductions, x, c, partial, *sizes,
                        plan.span, *plan.tile)
@@ -127,20 +127,19 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     norm, gate, k, relu = spec
     sizes, plan, kept = _prepare(spec, grad, c, learned)
     d_x, d_c = torch.empty_like(c), torch.empty_like(c)
-    partial, found = _rows(c, 2 * plan.splits * len(c)), _rows(c, 10)
+    partial = _rows(c, 2 * plan.splits * sizes[0] + 2)
+    d_learned = Parameters(*map(torch.empty_like, learned))
     out = grad if out is None else out
     with torch.cuda.device_of(c):
         LAUNCH['reduce'](kept, plan.reductions, grad, out, c, *saved, partial,
                          *sizes, plan.span, relu, *plan.tile)
         LAUNCH['vectors_gradients'](
-            kept, plan.channels, partial, *saved, found, *learned[2:6],
+            kept, plan.channels, partial, *saved, *learned[2:6], *d_learned,
             *sizes, plan.splits, k, norm.batch, gate.batch, *plan.vectors)
         LAUNCH['write_gradients'](
-            kept, plan.writes, grad, out, c, d_x, d_c, *saved, partial, found,
+            kept, plan.writes, grad, out, c, d_x, d_c, *saved, partial,
             *sizes, plan.splits, norm.batch, relu, *plan.tile)
-    rows = found.unbind()
-    return d_x, d_c, Parameters(
-        rows[2], rows[3], found[4:6].view(-1, 2), *rows[6:])
+    return d_x, d_c, d_learned
 
 
 def _rows(c: Tensor, rows: int) -> Tensor:

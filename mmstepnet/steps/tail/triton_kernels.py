@@ -11,10 +11,10 @@ registers.
 What the letters mean, and the mathematics, is in :mod:`.formulas`. What the
 kernels hand on lies in these buffers of float32:
 
-- ``partial``, (3, splits, N, C): sums of splits of the maps' pixels;
-- ``kept``: X, M - μ, ẑ and Δt, (N, C) each, then μ, r, a, β and ρ, (C,) each;
-- ``found``: slope and what belongs to the offset, then the parameters'
-  gradients, (C,) each. The offsets of dc and dx come in place of the sums.
+- ``partial``, (3, splits, N, C) or (2, splits, N, C): sums of splits of the
+  maps' pixels. The offsets of dc and dx, (N, C), come in the place of the
+  latter, and behind them slope and what belongs to the offset, (C,);
+- ``kept``: X, M - μ, ẑ and Δt, (N, C) each, then μ, r, a, β and ρ, (C,) each.
 """
 
 import triton
@@ -155,7 +155,7 @@ def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
 @triton.jit
 def write_gradients_kernel(
         grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, partial_ptr,
-        found_ptr, N, C, S, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
+        N, C, S, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
         LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
         BP: tl.constexpr):
     """Write dx = g + x_offset and dc = g scale + (c - μ) slope + offset."""
@@ -171,8 +171,9 @@ def write_gradients_kernel(
     grad = _masked(grad_ptr, out_ptr, at, mask, RELU)
     d_c = grad * scale[:, None]
     if BATCH:
-        offset += _load(found_ptr + C, c, exists)
-        mu, slope = _load(rows_ptr, c, exists), _load(found_ptr, c, exists)
+        slope_ptr = partial_ptr + 2 * splits * NC
+        slope, mu = _load(slope_ptr, c, exists), _load(rows_ptr, c, exists)
+        offset += _load(slope_ptr + C, c, exists)
         d_c += (_load(c_ptr, at, mask) - mu[:, None]) * slope[:, None]
     _store(d_c_ptr, at, d_c + offset[:, None], mask)
     x_offset = _load(partial_ptr + splits * NC, row, exists)
@@ -284,9 +285,11 @@ def vectors_kernel(
 
 @triton.jit
 def vectors_gradients_kernel(
-        partial_ptr, kept_ptr, found_ptr, pair_ptr, gate_weight_ptr,
-        gate_bias_ptr, ie_weight_ptr, N, C, S, splits, k, NORM: tl.constexpr,
-        GATE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
+        partial_ptr, kept_ptr, pair_ptr, gate_weight_ptr, gate_bias_ptr,
+        ie_weight_ptr, d_weight_ptr, d_bias_ptr, d_pair_ptr,
+        d_gate_weight_ptr, d_gate_bias_ptr, d_ie_weight_ptr, d_ie_bias_ptr, N,
+        C, S, splits, k, NORM: tl.constexpr, GATE: tl.constexpr,
+        BN: tl.constexpr, BC: tl.constexpr):
     """:func:`.formulas.backward`. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
@@ -341,15 +344,16 @@ def vectors_gradients_kernel(
     d_weight = d_a * rstd
     if NORM:
         values = N.to(tl.float32) * S
-        tl.store(found_ptr + c, -d_weight * a * rstd / values, exists)
-        tl.store(found_ptr + C + c, -d_bias * a / values, exists)
-    d_ie_weight = (by_z * gate_weight
-                   + d_ie_bias * _load(gate_bias_ptr, c, exists))
-    tl.store(found_ptr + 2 * C + c, d_weight, exists)
-    tl.store(found_ptr + 3 * C + c, d_bias, exists)
-    tl.store(found_ptr + 4 * C + 2 * c, d_w0, exists)
-    tl.store(found_ptr + 4 * C + 2 * c + 1, d_w1, exists)
-    tl.store(found_ptr + 6 * C + c, by_z * ie_weight, exists)
-    tl.store(found_ptr + 7 * C + c, d_ie_bias * ie_weight, exists)
-    tl.store(found_ptr + 8 * C + c, d_ie_weight, exists)
-    tl.store(found_ptr + 9 * C + c, d_ie_bias, exists)
+        slope_ptr = other_ptr + splits * NC
+        tl.store(slope_ptr + c, -d_weight * a * rstd / values, exists)
+        tl.store(slope_ptr + C + c, -d_bias * a / values, exists)
+    _store(d_weight_ptr, c, d_weight, exists)
+    _store(d_bias_ptr, c, d_bias, exists)
+    _store(d_pair_ptr, 2 * c, d_w0, exists)
+    _store(d_pair_ptr, 2 * c + 1, d_w1, exists)
+    _store(d_gate_weight_ptr, c, by_z * ie_weight, exists)
+    _store(d_gate_bias_ptr, c, d_ie_bias * ie_weight, exists)
+    gate_bias = _load(gate_bias_ptr, c, exists)
+    _store(d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias,
+           exists)
+    _store(d_ie_bias_ptr, c, d_ie_bias, exists)
