@@ -122,16 +122,12 @@ def _affine(maps: Tensor, scale: Tensor, shift: Tensor,
     return out
 
 
-def _sums(grad: Tensor, c: Tensor,
-          centre: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of g and of g (c - centre), (N, C) each."""
     views, shape = _views(c), c.shape[:2]
-    zero, one = constants(views[0].shape[1], accumulation_dtype(c.dtype),
-                          c.device)
-    if centre is None:
-        centre = zero
-    elif len(views) < len(c):
+    if len(views) < len(c):
         centre = centre.expand(shape).reshape(-1)
+    _, one = constants(len(centre), centre.dtype, c.device)
     found = [ATEN.native_batch_norm_backward(
         g, view, None, centre, one, None, None, False, 0.,
         (False, True, True))[:0:-1] for g, view in zip(_views(grad), views)]
