@@ -93,10 +93,11 @@ def tails():
                               ('SE', 'SE', True)):
         step = ResidualStep(getattr(attentions, gate)(SHAPE[1]), relu)
 
-        def take(step=step, fused=fused,
-                 wanted=(*wanted, *step.parameters())):
+        every = *wanted, *step.parameters()
+
+        def take(step=step, fused=fused, every=every):
             with steps.fused(fused):
-                torch.autograd.grad(step(x, c, norm), wanted, grad)
+                torch.autograd.grad(step(x, c, norm), every, grad)
         found[name] = take
     return found
 
