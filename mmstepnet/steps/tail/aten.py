@@ -7,6 +7,8 @@ and its derivatives for weight and bias are such sums; and N contiguous images
 of C channels are one image of N C channels as well, see :func:`_views`.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -52,8 +54,8 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
 
 
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Parameters,
-             saved: Saved) -> tuple[Tensor, Tensor, Parameters]:
+             learned: Parameters, saved: Iterable[Tensor],
+             ) -> tuple[Tensor, Tensor, Parameters]:
     """The derivatives of :func:`forward`.
 
     Args:
@@ -62,11 +64,12 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
         out (Tensor, optional): The result; None where it was not rectified.
         c (Tensor): Output of the branch's convolution.
         learned (Parameters): Its parameters.
-        saved (Saved): What the forward returned.
+        saved (Iterable): What the forward returned.
 
     Returns:
         tuple: dx, dc and the gradients of the parameters.
     """
+    saved = Saved(*saved)
     mean, scale = saved.mean, saved.scale
     masked = grad if out is None else ATEN.threshold_backward(grad, out, 0)
     slope, offset, x_offset, d_learned = formulas.backward(

@@ -27,7 +27,7 @@ class Tail(Function):
         """Take the tail, see :func:`.aten.forward`."""
         out, saved = passes.forward(spec, *same_format(c, x),
                                     Parameters(*learned))
-        ctx.spec, ctx.passes, ctx.kind = spec, passes, type(saved)
+        ctx.spec, ctx.passes = spec, passes
         # Statistics that this pass has updated are nobody's input.
         running = [None if norm.batch else t for norm in spec[:2]
                    for t in (norm.mean, norm.var)]
@@ -52,8 +52,7 @@ class Tail(Function):
                 create_graph=torch.is_grad_enabled(), allow_unused=True))
             return None, None, *(next(found) if n else None for n in needed)
         d_x, d_c, d_learned = ctx.passes.backward(
-            ctx.spec, *same_format(c, grad, out), Parameters(*learned),
-            ctx.kind(*saved))
+            ctx.spec, *same_format(c, grad, out), Parameters(*learned), saved)
         return None, None, *(
             None if not n else d if d.dtype == t.dtype else d.to(t.dtype)
             for d, t, n in zip((d_x, d_c, *d_learned), (x, c, *learned),

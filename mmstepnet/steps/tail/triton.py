@@ -3,6 +3,7 @@
 Same functions as :mod:`.aten`; the kernels are in :mod:`.triton_kernels`.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
@@ -22,12 +23,6 @@ PROGRAMS = 1024
 KEEPS = triton.__version__.rsplit('.', 1)[0] in ('3.7', '3.9')
 """Whether compiled kernels of this version were tried to be launched again by
 themselves. To let Triton find them takes longer than all else."""
-
-
-class Saved(NamedTuple):
-    """What the kernels keep for the backward, see there: (4 N + 5, C)."""
-
-    kept: Tensor
 
 
 class Geometry(NamedTuple):
@@ -98,7 +93,7 @@ LAUNCH = {
 
 
 def forward(spec: TailSpec, x: Tensor, c: Tensor,
-            learned: Parameters) -> tuple[Tensor, Saved]:
+            learned: Parameters) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.aten.forward`."""
     norm, gate, k, relu = spec
     moving = *norm[2:5], *gate[2:5]
@@ -117,12 +112,12 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
     for moved in (norm, gate):
         if moved.count is not None:
             torch.autograd.graph.increment_version(moved[2:5])
-    return out, Saved(saved)
+    return out, (saved, )
 
 
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Parameters,
-             saved: Saved) -> tuple[Tensor, Tensor, Parameters]:
+             learned: Parameters, saved: Iterable[Tensor],
+             ) -> tuple[Tensor, Tensor, Parameters]:
     """See :func:`.aten.backward`."""
     norm, gate, k, relu = spec
     sizes, plan, kept = _prepare(spec, grad, c, learned)
