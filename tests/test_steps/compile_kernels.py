@@ -59,7 +59,7 @@ class Compiled:
     def __init__(self, launcher):
         self.kernel, self.warps = launcher.kernel, launcher.warps
 
-    def __call__(self, grid, key, *args):
+    def __call__(self, kept, grid, *args):
         compiled = self.kernel.warmup(*args, grid=grid, num_warps=self.warps)
         self.found[self.kernel.fn.__name__].add(compiled.asm['cubin'])
 
@@ -89,11 +89,11 @@ def main():
                 cases if target == 90 else cases[:1], FORMATS):
             Compiled.found.clear()
             for norm, gate, relu in FEW:
-                spec, x, c, learned, *running = tail_arguments(
+                spec, x, c, learned = tail_arguments(
                     shape, dtype, memory_format, 'meta', norm, gate, relu)
-                out, saved = passes.forward(spec, x, c, learned, *running)
+                out, saved = passes.forward(spec, x, c, learned)
                 passes.backward(spec, c, out if relu else None, c, learned,
-                                running[1], saved, True, relu)
+                                saved)
             for name, cubins in Compiled.found.items():
                 used = [resources(cubin) for cubin in cubins]
                 print(f'sm_{target}', name, str(dtype)[6:],

@@ -83,20 +83,21 @@ def tails():
     x.requires_grad_(), c.requires_grad_()
     norm, relu = nn.BatchNorm2d(SHAPE[1]), nn.ReLU(inplace=True)
 
+    wanted = [x, c, *norm.parameters()]
+
     def plain():
-        torch.autograd.grad(relu(norm(c).add_(x)),
-                            [x, c, *norm.parameters()], grad)
+        torch.autograd.grad(relu(norm(c).add_(x)), wanted, grad)
     found = {'plain': plain}
     for name, gate, fused in (('StepNet', 'StepNet', True),
                               ('StepNet, reference', 'StepNet', False),
                               ('SE', 'SE', True)):
         step = ResidualStep(getattr(attentions, gate)(SHAPE[1]), relu)
 
-        def take(step=step, fused=fused):
+        every = *wanted, *step.parameters()
+
+        def take(step=step, fused=fused, every=every):
             with steps.fused(fused):
-                torch.autograd.grad(
-                    step(x, c, norm),
-                    [x, c, *norm.parameters(), *step.parameters()], grad)
+                torch.autograd.grad(step(x, c, norm), every, grad)
         found[name] = take
     return found
 

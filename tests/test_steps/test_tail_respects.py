@@ -218,6 +218,13 @@ def test_pruning_and_parametrizations(case):
     case.expect_reference()
 
 
+def test_parameters_that_are_not_dense(case):
+    """Kernels read vectors as they lie in memory."""
+    weight = case.step.attention.pair_weight
+    weight.data = weight.data.t().contiguous().t()
+    case.expect_reference(changed=False)
+
+
 def test_accelerate(calls):
     """Its hooks set forward; the gate's gradients once were exactly 0."""
     hooks = pytest.importorskip('accelerate.hooks')

@@ -7,7 +7,7 @@ and its derivatives for weight and bias are such sums; and N contiguous images
 of C channels are one image of N C channels as well, see :func:`_views`.
 """
 
-from functools import lru_cache
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -15,20 +15,11 @@ from torch import Tensor
 from mmstepnet.precision import accumulation_dtype
 
 from . import formulas
-from .formulas import (
-    ATEN,
-    Batch,
-    Learned,
-    Running,
-    Saved,
-    TailSpec,
-    widen,
-)
+from .formulas import ATEN, Parameters, Saved, TailSpec, constants, widen
 
 
-def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
-            norm_running: Running,
-            gate_running: Running) -> tuple[Tensor, Saved]:
+def forward(spec: TailSpec, x: Tensor, c: Tensor,
+            learned: Parameters) -> tuple[Tensor, Saved]:
     """Take the tail; running statistics are updated.
 
     Args:
@@ -36,33 +27,35 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
         x (Tensor): State, (N, C, H, W).
         c (Tensor): Output of the branch's convolution, likewise, in the same
             memory format.
-        learned (Learned): Parameters.
-        norm_running (Running): Of the block's norm.
-        gate_running (Running): Of the gate's.
+        learned (Parameters): Its parameters.
 
     Returns:
         tuple: The result, and what :func:`backward` needs.
     """
     wide = accumulation_dtype(c.dtype)
-    learned = Learned(*widen(learned, wide))
-    x_mean = x.mean((2, 3), dtype=wide)
-    batch = out = None
-    if spec.norm == 'batch':
-        out, c_mean, batch = _moments(c, wide)
+    learned, out = Parameters(*widen(learned, wide)), None
+    if not spec.norm.batch:
+        mean, var = widen((spec.norm.mean, spec.norm.var), wide)
+        centred = c.mean((2, 3), dtype=wide) - mean
+    elif c.is_contiguous():
+        out, mean, var, centred = _moments(c, wide)
     else:
-        c_mean = c.mean((2, 3), dtype=wide)
+        given = None, None
+        if c.dtype != wide:  # without them moments are rounded to c's dtype
+            given = constants(c.shape[1], wide, c.device)
+        mean, var = torch.batch_norm_update_stats(c, *given, 0.)
+        centred = c.mean((2, 3), dtype=wide) - mean
     scale, shift, saved = formulas.forward(
-        spec, learned, norm_running, gate_running, x_mean, c_mean, batch)
-    if shift is not None:
-        shift = torch.addcmul(shift, saved.mean, scale, value=-1)
+        spec, learned, x.mean((2, 3), dtype=wide), mean, var, centred,
+        c.numel() // c.shape[1])
+    shift = torch.addcmul(shift, mean, scale, value=-1)
     out = _affine(c, scale, shift, out).add_(x)
     return (out.relu_() if spec.relu else out), saved
 
 
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Learned, gate_running: Running, saved: Saved,
-             needs_x: bool, needs_c: bool,
-             ) -> tuple[Tensor | None, Tensor | None, Learned]:
+             learned: Parameters, saved: Iterable[Tensor],
+             ) -> tuple[Tensor, Tensor, Parameters]:
     """The derivatives of :func:`forward`.
 
     Args:
@@ -70,42 +63,26 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
         grad (Tensor): Gradient of the result, (N, C, H, W).
         out (Tensor, optional): The result; None where it was not rectified.
         c (Tensor): Output of the branch's convolution.
-        learned (Learned): Parameters.
-        gate_running (Running): What the gate's norm took, if these.
-        saved (Saved): What the forward returned.
-        needs_x (bool): Whether dx is wanted.
-        needs_c (bool): Whether dc is wanted.
+        learned (Parameters): Its parameters.
+        saved (Iterable): What the forward returned.
 
     Returns:
-        tuple: dx and dc, None where not wanted, and the gradients of the
-        parameters.
+        tuple: dx, dc and the gradients of the parameters.
     """
-    learned = Learned(*widen(learned, saved.z.dtype))
-    masked = grad
-    if out is not None:
-        masked = ATEN.threshold_backward(grad, out, 0)
-    (scale, slope, offset, x_offset), d_learned = formulas.backward(
-        spec, learned, gate_running, saved, *_sums(masked, c, saved.mean),
-        c.shape[2] * c.shape[3])
-    d_x = d_c = None
-    if needs_c and slope is None:
-        d_c = _affine(masked, scale, offset)
-    elif needs_c:
+    saved = Saved(*saved)
+    mean, scale = saved.mean, saved.scale
+    masked = grad if out is None else ATEN.threshold_backward(grad, out, 0)
+    slope, offset, x_offset, d_learned = formulas.backward(
+        spec, Parameters(*widen(learned, scale.dtype)), saved,
+        *_sums(masked, c, mean), c.shape[2] * c.shape[3])
+    d_c = _affine(masked, scale, offset)
+    if slope is not None and c.dtype == scale.dtype:  # without cancelling
+        d_c.addcmul_(c - mean[:, None, None], slope[:, None, None])
+    elif slope is not None:
         slope = slope.expand_as(scale)
-        if c.is_contiguous():  # (c - μ) slope, without cancelling
-            d_c = _affine(c, torch.ones_like(scale),
-                          -saved.mean.expand_as(scale))
-            _affine(d_c, slope, offset, d_c)
-        else:
-            offset = torch.addcmul(offset, saved.mean, slope, value=-1)
-            d_c = _affine(c, slope, offset)
-        if c.dtype == scale.dtype:
-            d_c.addcmul_(masked, scale[..., None, None])
-        else:
-            d_c.add_(_affine(masked, scale))
-    if needs_x:
-        x_offset = x_offset.to(c.dtype)[..., None, None]
-        d_x = masked + x_offset if out is None else masked.add_(x_offset)
+        d_c.add_(_affine(c, slope, -mean * slope))
+    x_offset = x_offset.to(c.dtype)[..., None, None]
+    d_x = masked + x_offset if out is None else masked.add_(x_offset)
     return d_x, d_c, d_learned
 
 
@@ -116,81 +93,48 @@ def _views(maps: Tensor) -> tuple[Tensor, ...]:
     return maps.split(1)
 
 
-def _rows(views: tuple[Tensor, ...], vectors: Tensor) -> tuple[Tensor, ...]:
-    """Vectors, (N, C), for the channels of each of :func:`_views`."""
-    return vectors.reshape(len(views), -1).unbind()
+def _moments(c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
+    """Memory for a map, μ, σ² and M - μ of a contiguous c.
 
-
-def _moments(c: Tensor, wide: torch.dtype) -> tuple[
-        Tensor | None, Tensor, Batch]:
-    """Memory for a map, M, and the statistics of the batch."""
-    n, _, height, width = c.shape
-    count = n * height * width
-    c_mean = c.mean((2, 3), dtype=wide)
-    if not c.is_contiguous():
-        given = None, None
-        if c.dtype != wide:  # without them moments are rounded to c's dtype
-            given = torch.zeros_like(c_mean[0]), torch.ones_like(c_mean[0])
-        mean, var = torch.batch_norm_update_stats(c, *given, 0.)
-        return None, c_mean, Batch(mean, var, c_mean - mean, count)
-    # Of a mean of a thousand deviations M keeps few digits, of the deviations
-    # from it all: what is left of their mean corrects it.
-    out = _affine(c, torch.ones_like(c_mean), -c_mean)
-    square = torch.linalg.vector_norm(out, dim=(2, 3), dtype=wide).square()
-    mean = c_mean.sum(0) / n
-    centred = (c_mean - mean).add_(out.mean((2, 3), dtype=wide))
-    rest = centred.sum(0) / n
-    centred -= rest
-    var = torch.addcmul(square / (height * width), centred, centred).mean(0)
-    return out, c_mean, Batch(mean + rest, var, centred, count)
-
-
-@lru_cache(64)
-def _constants(size: int, dtype: torch.dtype,
-               device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros, ones and nothing.
-
-    To make them anew takes longer than small maps do.
+    Of a mean of a thousand deviations μ keeps few digits, of the deviations
+    from it all: what is left of their mean corrects it.
     """
-    with torch.inference_mode(False):
-        return tuple(torch.full((size, ), value, dtype=dtype, device=device)
-                     for value in (0., 1.)) + (
-                         torch.empty(0, dtype=dtype, device=device), )
+    centre = c.mean((0, 2, 3), dtype=wide).to(c.dtype)
+    out = c - centre[:, None, None]
+    centred = out.mean((2, 3), dtype=wide)
+    rest = centred.mean(0)
+    square = torch.linalg.vector_norm(out, dim=(2, 3), dtype=wide).square()
+    var = square.sum(0) / (c.numel() // len(rest)) - rest.square()
+    return out, centre + rest, var, centred - rest
 
 
-def _affine(maps: Tensor, scale: Tensor, shift: Tensor | None = None,
+def _affine(maps: Tensor, scale: Tensor, shift: Tensor,
             out: Tensor | None = None) -> Tensor:
     """``maps * scale + shift``, vectors (N, C), in one pass."""
-    shift = torch.zeros_like(scale) if shift is None else shift
     if maps.dtype == scale.dtype and not maps.is_contiguous():
         return torch.addcmul(shift[..., None, None], maps,
                              scale[..., None, None])
-    if out is None:
-        out = torch.empty_like(maps)
-    views = _views(maps)
-    zero, one, unused = _constants(views[0].shape[1], scale.dtype,
-                                   scale.device)
-    for view, result, weight, bias in zip(
-            views, _views(out), _rows(views, scale), _rows(views, shift)):
-        torch.native_batch_norm(view, weight, bias, zero, one, False, 0., 0.,
-                                out=(result, unused, unused))
+    views, out = _views(maps), torch.empty_like(maps) if out is None else out
+    zero, one = constants(views[0].shape[1], scale.dtype, scale.device)
+    nothing = zero[:0]
+    vectors = (v.reshape(len(views), -1).unbind() for v in (scale, shift))
+    for view, result, weight, bias in zip(views, _views(out), *vectors):
+        torch.native_batch_norm(
+            view, weight, bias, zero, one, False, 0., 0.,
+            out=(result, nothing, nothing))
     return out
 
 
-def _sums(grad: Tensor, c: Tensor,
-          centre: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of g and of g (c - centre), (N, C) each."""
     views, shape = _views(c), c.shape[:2]
-    zero, one, _ = _constants(views[0].shape[1], accumulation_dtype(c.dtype),
-                              c.device)
-    if centre is None:
-        centre = zero
-    elif len(centre) != len(zero):
+    if len(views) < len(c):
         centre = centre.expand(shape).reshape(-1)
+    _, one = constants(len(centre), centre.dtype, c.device)
     found = [ATEN.native_batch_norm_backward(
         g, view, None, centre, one, None, None, False, 0.,
-        (False, True, True)) for g, view in zip(_views(grad), views)]
-    _, product, total = found[0] if len(found) == 1 else map(
-        torch.cat, zip(*((one, *f[1:]) for f in found)))
+        (False, True, True))[:0:-1] for g, view in zip(_views(grad), views)]
+    total, product = found[0] if len(found) == 1 else map(
+        torch.cat, zip(*found))
     return (total.view(shape).to(one.dtype),
             product.view(shape).to(one.dtype))

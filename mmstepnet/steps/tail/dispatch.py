@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -15,6 +14,7 @@ from torch.nn.modules import module as every
 
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.attentions.base import normalises_by_batch
+from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import (
     NORMALISES_HALF_ON_CPU,
     is_backward,
@@ -23,18 +23,18 @@ from mmstepnet.torch_version import (
 
 from ..checkpoint import decide
 from . import aten
-from .formulas import Running, TailSpec
+from .formulas import Norm, TailSpec, constants
 from .function import Tail
 
-PLAIN = Tensor, nn.Parameter
+PLAIN = {Tensor, nn.Parameter}
 """Tensors that are nothing else: no proxies, fakes or wrappers."""
 
 METHODS = {'forward', 'gate', 'pooled'}
-"""What somebody could set on a gate to make it another."""
+"""What somebody could set on an object to make it another."""
 
-GATES = StepNet, FoldedStepNet
-BATCH_NORMS = nn.BatchNorm2d, nn.BatchNorm1d
-"""Classes exactly: subclasses, as IEBN, compute something else."""
+GATES = {StepNet: nn.BatchNorm1d, FoldedStepNet: type(None)}
+"""Gates and their norms. Classes exactly: subclasses, as IEBN of BN, compute
+something else."""
 
 
 class fused:
@@ -99,16 +99,6 @@ def fused_step(step: nn.Module, x: Tensor, branch: Tensor,
     return passes and Tail.apply(passes, *args)
 
 
-class NormParts(NamedTuple):
-    """What the fused path takes of a norm: (C,) each, or None."""
-
-    kind: tuple[str, float, float | None] = ('none', 0., None)
-    """Kind, epsilon and momentum, as in :class:`TailSpec`."""
-    running: Running = Running()
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-
-
 def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
               norm: nn.Module | None) -> tuple | None:
     """What :class:`Tail` is given; None where it does not know a part.
@@ -117,79 +107,78 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
     tensors, torchvision's frozen one, or none; dense floating maps alike.
 
     Returns:
-        tuple: :class:`TailSpec`, both norms' :class:`Running`, x, branch and
-        the parameters, as in :class:`.formulas.Learned`.
+        tuple: :class:`TailSpec`, x, branch and the parameters, as in
+        :class:`.formulas.Parameters`.
     """
     gate = step._modules.get('attention')
     if not (type(gate) in GATES and type(x) in PLAIN and type(branch) in PLAIN
             and branch.is_floating_point() and x.dtype == branch.dtype
-            and x.device == branch.device and x.layout == torch.strided
-            and branch.layout == torch.strided and x.shape == branch.shape
-            and branch.ndim == 4 and branch.numel() > 0
-            and gate.channels == branch.shape[1]):
+            and x.device == branch.device and x.shape == branch.shape
+            and x.layout == branch.layout == torch.strided
+            and branch.ndim == 4 and branch.numel() > 0):
         return None
-    if type(norm) is nn.BatchNorm1d:
-        return None  # the reference path raises the error
-    first = read_norm(norm, branch, branch.numel() // gate.channels,
-                      _takes_batch(norm))
-    learned = pair, offset = _get(gate, 'pair_weight'), _get(gate, 'ie_bias')
-    slope, second = None, NormParts()
-    if type(gate) is StepNet:
-        bn, slope = gate._modules['bn'], _get(gate, 'ie_weight')
-        if gate.inputs != 'both' or type(bn) is not nn.BatchNorm1d:
+    bn, own, channels = gate._modules.get('bn'), _attributes(gate), x.shape[1]
+    if not (type(bn) is GATES[type(gate)] and own['channels'] == channels
+            and own.get('inputs', 'both') == 'both'):
+        return None
+    zero, one = constants(channels, accumulation_dtype(x.dtype), x.device)
+    first = second = Norm(False, 0., zero, one), one, zero
+    if norm is not None and type(norm) is not nn.Identity:
+        batch = type(norm) is nn.BatchNorm2d
+        if not batch and type(norm) not in _frozen_norms():
             return None
-        second = read_norm(bn, branch, len(x), normalises_by_batch(gate, bn))
-        learned += slope,
-    if first is None or second is None or not _are_plain(learned):
+        first = read_norm(norm, channels, x.numel() // channels, batch and (
+            norm.training or norm.running_mean is None))
+    if bn is not None:
+        second = read_norm(bn, channels, x.shape[0],
+                           normalises_by_batch(gate, bn))
+    if first is None or second is None:
         return None
-    spec = TailSpec(*first.kind, *second.kind, gate.scale,
-                    type(step.activation) is nn.ReLU)
-    return (spec, first.running, second.running, x, branch, first.weight,
-            first.bias, pair, second.weight, second.bias, slope, offset)
+    learned = (*first[1:], own['pair_weight'], *second[1:],
+               own.get('ie_weight', one), own['ie_bias'])
+    if not _are_plain(learned):
+        return None
+    spec = TailSpec(first[0], second[0], own['scale'],
+                    type(step._modules.get('activation')) is nn.ReLU)
+    return spec, x, branch, *learned
 
 
-def read_norm(norm: nn.Module | None, branch: Tensor, values: int,
-              batch: bool) -> NormParts | None:
-    """Read a norm over so many values a channel; None if it is not known."""
-    if norm is None or type(norm) is nn.Identity:
-        return NormParts()
-    if type(norm) not in BATCH_NORMS and type(norm) not in _frozen_norms():
+def read_norm(norm: nn.Module, channels: int, values: int, batch: bool,
+              ) -> tuple[Norm, Tensor | None, Tensor | None] | None:
+    """What a norm over so many values a channel does, its weight and bias.
+
+    None where it is not known, or where the reference path raises an error.
+    """
+    own = _attributes(norm)
+    weight, running = own.get('weight'), [
+        own.get('running_mean'), own.get('running_var')]
+    if weight is None or weight.shape[0] != channels:
         return None
-    affine = _get(norm, 'weight'), _get(norm, 'bias')
-    if not _are_plain(affine) or len(affine[0]) != branch.shape[1]:
-        return None
-    running = Running(_get(norm, 'running_mean'), _get(norm, 'running_var'))
+    found = Norm(batch, norm.eps)
     if not batch:
-        kind = 'running', norm.eps, None
-        return (NormParts(kind, running, *affine)
-                if _are_plain(running[:2]) else None)
-    if values < 2:
-        return None  # the reference path raises the error
-    if not (norm.training and norm.track_running_stats):
-        return NormParts(('batch', norm.eps, None), Running(), *affine)
-    running = running._replace(count=_get(norm, 'num_batches_tracked'))
-    if norm.momentum is None or not _are_plain(running):
+        if not _are_plain(running):
+            return None
+        found = Norm(False, norm.eps, *running)
+    elif values < 2:
         return None
-    if is_backward():  # a checkpoint's second run
-        return NormParts(('batch', norm.eps, None), Running(), *affine)
-    return NormParts(('batch', norm.eps, norm.momentum), running, *affine)
+    elif norm.training and norm.track_running_stats:
+        running.append(own.get('num_batches_tracked'))
+        if norm.momentum is None or not _are_plain(running):
+            return None
+        if not is_backward():  # as it is in a checkpoint's second run
+            found = Norm(True, norm.eps, *running, norm.momentum)
+    return found, weight, own.get('bias')
 
 
-def _are_plain(tensors: Iterable[Tensor | None]) -> bool:
-    return all(type(t) in PLAIN for t in tensors)
+def _are_plain(vectors: Iterable[Tensor | None]) -> bool:
+    """Whether they are dense tensors and nothing else."""
+    return (PLAIN.issuperset(map(type, vectors))
+            and all(map(Tensor.is_contiguous, vectors)))
 
 
-def _get(module: nn.Module, name: str) -> Tensor | None:
-    """A module's tensor; looked up faster than PyTorch does."""
-    found = module._parameters.get(name)
-    if found is None:
-        found = module._buffers.get(name)
-    return getattr(module, name, None) if found is None else found
-
-
-def _takes_batch(norm: nn.Module | None) -> bool:
-    return type(norm) is nn.BatchNorm2d and (
-        norm.training or _get(norm, 'running_mean') is None)
+def _attributes(module: nn.Module) -> dict[str, object]:
+    """A module's tensors and numbers; found faster than PyTorch does."""
+    return {**vars(module), **module._buffers, **module._parameters}
 
 
 def are_as_made(step: nn.Module, norm: nn.Module | None) -> bool:
@@ -200,19 +189,17 @@ def are_as_made(step: nn.Module, norm: nn.Module | None) -> bool:
     """
     parts = step._modules
     gate, activation = parts['attention'], parts.get('activation')
+    drop_path = parts.get('drop_path')
     return (type(activation) in (nn.ReLU, nn.Identity)
-            and type(parts.get('drop_path')) is nn.Identity
-            and _is_as_made(gate) and not vars(gate).keys() & METHODS
-            and _is_as_made(activation)
-            and _is_as_made(parts['drop_path'])
-            and (norm is None or _is_as_made(norm))
-            and all(map(_is_as_made, gate._modules.values())))
+            and type(drop_path) is nn.Identity
+            and all(module is None or _is_as_made(module) for module in (
+                gate, activation, drop_path, norm, *gate._modules.values())))
 
 
 def _is_as_made(module: nn.Module) -> bool:
     cls = type(module)
     return (cls.forward is _own_forward(cls)
-            and 'forward' not in module.__dict__
+            and METHODS.isdisjoint(vars(module))
             and not (module._forward_hooks or module._forward_pre_hooks
                      or module._backward_hooks
                      or module._backward_pre_hooks))

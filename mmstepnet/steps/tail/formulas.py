@@ -17,9 +17,9 @@ n and channel, the passes give the means X of x and M of c, and v, the mean of
     \mathrm{shift} = \Delta t\, \beta
 
 where m and ρ are mean and 1/deviation of z over the images. Each of both
-norms may take its running statistics in place of the batch's, and either may
-be missing: without the block's norm f = c, and a folded gate is
-k σ(z + b_IE). Backward, with g the gradient where the result is positive, the
+norms may take its running statistics in place of the batch's. One that is
+missing is one that changes nothing: of running statistics 0 and 1 and ε = 0.
+Backward, with g the gradient where the result is positive, the
 passes give G = Σ g and P = Σ g (c - μ) over the pixels, hence Σ g f = P a +
 G β, from which all other derivatives follow. They end in
 
@@ -32,6 +32,7 @@ StepNet: ICCV 2023, §2.5 and Appendix F.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -40,195 +41,154 @@ from torch import Tensor
 ATEN = torch.ops.aten
 
 
+class Norm(NamedTuple):
+    """How a BN normalises."""
+
+    batch: bool
+    """By the statistics of the batch; else by its running ones."""
+    eps: float
+    mean: Tensor | None = None
+    """Running mean, (C,); None where it is neither taken nor updated."""
+    var: Tensor | None = None
+    count: Tensor | None = None
+    """Of batches seen; None where no running statistics are updated."""
+    momentum: float = 0.
+
+
 class TailSpec(NamedTuple):
-    """What a tail does, beside the tensors that it does it with.
+    """What a tail does, beside the tensors that may have gradients."""
 
-    A norm is ``'batch'`` (it takes the batch's statistics), ``'running'``
-    (it takes its running ones) or ``'none'``. With a momentum of None a
-    forward pass leaves the running statistics alone.
-    """
-
-    norm: str
-    norm_eps: float
-    norm_momentum: float | None
-    gate: str
-    gate_eps: float
-    gate_momentum: float | None
-    gate_scale: float
+    norm: Norm
+    gate: Norm
+    k: float
     relu: bool
 
 
-class Learned(NamedTuple):
-    """Parameters, (C,) each, the pair's (C, 2). None where a norm is none."""
+class Parameters(NamedTuple):
+    """What a tail learns, or its gradients: (C,) each, the pair (C, 2)."""
 
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    pair_weight: Tensor
-    gate_weight: Tensor | None
-    gate_bias: Tensor | None
-    ie_weight: Tensor | None
+    weight: Tensor
+    bias: Tensor
+    pair: Tensor
+    gate_weight: Tensor
+    gate_bias: Tensor
+    ie_weight: Tensor
     ie_bias: Tensor
-
-
-class Running(NamedTuple):
-    """Running statistics that a norm takes, or updates; else None."""
-
-    mean: Tensor | None = None
-    var: Tensor | None = None
-    count: Tensor | None = None
-
-
-class Batch(NamedTuple):
-    """Statistics of a batch: mean and variance, (C,), M - μ, (N, C)."""
-
-    mean: Tensor
-    var: Tensor
-    centred: Tensor
-    count: int
 
 
 class Saved(NamedTuple):
     """What :func:`backward` needs of :func:`forward`, (C,) or (N, C)."""
 
-    mean: Tensor | None
-    rstd: Tensor | None
-    a: Tensor | None
-    centred: Tensor | None
+    mean: Tensor
+    rstd: Tensor
+    a: Tensor
+    centred: Tensor
     pair: Tensor
     """X and X + F, (N, C, 2)."""
     z: Tensor
-    z_mean: Tensor | None
-    z_rstd: Tensor | None
-    y: Tensor | None
+    z_mean: Tensor
+    z_rstd: Tensor
+    """Where z is normalised by running statistics, the variance."""
     sigmoid: Tensor
     step: Tensor
     scale: Tensor
 
 
-class Gradients(NamedTuple):
-    """Coefficients of dx and dc. ``slope`` is (C,), None is 0."""
-
-    scale: Tensor
-    slope: Tensor | None
-    offset: Tensor
-    x_offset: Tensor
-
-
-def forward(spec: TailSpec, learned: Learned, norm_running: Running,
-            gate_running: Running, x_mean: Tensor, c_mean: Tensor,
-            batch: Batch | None,
-            ) -> tuple[Tensor, Tensor | None, Saved]:
+def forward(spec: TailSpec, learned: Parameters, x_mean: Tensor, mean: Tensor,
+            var: Tensor, centred: Tensor,
+            count: int) -> tuple[Tensor, Tensor, Saved]:
     """From pooled values to the coefficients of the result.
 
     Args:
-        spec (TailSpec): What the tail does.
-        learned (Learned): Its parameters, in the dtype of the sums.
-        norm_running (Running): Of the block's norm.
-        gate_running (Running): Of the gate's.
+        spec (TailSpec): What the tail does. Running statistics are updated.
+        learned (Parameters): Its parameters, in the dtype of the sums.
         x_mean (Tensor): X, (N, C).
-        c_mean (Tensor): M, (N, C).
-        batch (Batch, optional): None if the block's norm does not take it.
+        mean (Tensor): μ, (C,).
+        var (Tensor): σ^2, (C,).
+        centred (Tensor): M - μ, (N, C).
+        count (int): N S.
 
     Returns:
-        tuple: Scale, (N, C), and shift, (N, C), or None without the block's
-        norm, and what the backward needs.
+        tuple: Scale and shift, (N, C), and what the backward needs.
     """
-    wide = x_mean.dtype
-    mean = rstd = a = centred = None
-    f_mean = c_mean
-    if spec.norm != 'none':
-        mean, var, centred, _ = batch or (
-            *widen(norm_running[:2], wide), None, None)
-        rstd = (var + spec.norm_eps).rsqrt()
-        a = learned.norm_weight * rstd
-        centred = c_mean - mean if centred is None else centred
-        f_mean = torch.addcmul(learned.norm_bias, centred, a)
-        if spec.norm_momentum is not None:
-            _move(norm_running, spec.norm_momentum, batch)
+    norm, gate, k, _ = spec
+    rstd = (var + norm.eps).rsqrt()
+    a = learned.weight * rstd
+    if norm.count is not None:
+        kind, part = norm.mean.dtype, norm.momentum / (count - 1)
+        norm.mean.lerp_(mean.to(kind), norm.momentum)
+        norm.var.lerp_(var.to(kind), norm.momentum).add_(var, alpha=part)
+        norm.count.add_(1)
+    f_mean = torch.addcmul(learned.bias, centred, a)
     pair = torch.stack((x_mean, x_mean + f_mean), 2)
-    z = (pair * learned.pair_weight).sum(2)
-    z_mean = z_rstd = y = None
-    if spec.gate == 'none':
-        sigmoid = torch.sigmoid(z + learned.ie_bias)
-    else:
-        moved = widen(gate_running[:2], wide)
-        y, z_mean, z_rstd = torch.native_batch_norm(
-            z, learned.gate_weight, learned.gate_bias, *moved,
-            spec.gate == 'batch', spec.gate_momentum or 0., spec.gate_eps)
-        sigmoid = torch.sigmoid(
-            torch.addcmul(learned.ie_bias, y, learned.ie_weight))
-        if spec.gate_momentum is not None:
-            gate_running.count.add_(1)
-            if gate_running.mean.dtype != wide:
-                gate_running.mean.copy_(moved[0])
-                gate_running.var.copy_(moved[1])
-    step = sigmoid * spec.gate_scale if spec.gate_scale != 1 else sigmoid
-    scale, shift = step, None
-    if a is not None:
-        scale, shift = step * a, step * learned.norm_bias
-    return scale, shift, Saved(mean, rstd, a, centred, pair, z, z_mean,
-                               z_rstd, y, sigmoid, step, scale)
+    z = (pair * learned.pair).sum(2)
+    running = widen((gate.mean, gate.var), z.dtype)
+    y, z_mean, z_rstd = torch.native_batch_norm(
+        z, learned.gate_weight, learned.gate_bias, *running, gate.batch,
+        gate.momentum, gate.eps)
+    if not gate.batch:
+        z_mean, z_rstd = running
+    elif gate.count is not None:
+        gate.count.add_(1)
+        if gate.mean.dtype != z.dtype:
+            gate.mean.copy_(running[0])
+            gate.var.copy_(running[1])
+    sigmoid = torch.sigmoid(
+        torch.addcmul(learned.ie_bias, y, learned.ie_weight))
+    step = sigmoid * k
+    scale = step * a
+    return scale, step * learned.bias, Saved(
+        mean, rstd, a, centred, pair, z, z_mean, z_rstd, sigmoid, step, scale)
 
 
-def _move(running: Running, momentum: float, batch: Batch) -> None:
-    """Move running statistics towards a batch's, as BN does."""
-    var = batch.var * (batch.count / (batch.count - 1))
-    running.mean.lerp_(batch.mean.to(running.mean.dtype), momentum)
-    running.var.lerp_(var.to(running.var.dtype), momentum)
-    running.count.add_(1)
-
-
-def backward(spec: TailSpec, learned: Learned, gate_running: Running,
-             saved: Saved, total: Tensor, product: Tensor,
-             pixels: int) -> tuple[Gradients, Learned]:
+def backward(spec: TailSpec, learned: Parameters, saved: Saved,
+             total: Tensor, product: Tensor, pixels: int) -> tuple[
+                 Tensor | None, Tensor, Tensor, Parameters]:
     """The derivatives of :func:`forward`.
 
     Args:
         spec (TailSpec): What the tail does.
-        learned (Learned): Its parameters, in the dtype of the sums.
-        gate_running (Running): What the gate's norm took, if these.
+        learned (Parameters): Its parameters, in the dtype of the sums.
         saved (Saved): What the forward returned.
         total (Tensor): G, (N, C).
         product (Tensor): P, (N, C).
         pixels (int): S.
 
     Returns:
-        tuple: The coefficients of dx and dc, and the gradients of the
-        parameters.
+        tuple: Slope, (C,), or None for 0, offset and dX / S, (N, C), and the
+        gradients of the parameters.
     """
+    (_, rstd, a, centred, pair, z, z_mean, z_rstd, sigmoid, step, _) = saved
+    _, bias, pair_weight, gate_weight, gate_bias, ie_weight, _ = learned
     images = len(total)
-    (_, rstd, a, centred, pair, z, z_mean, z_rstd, y, sigmoid, step,
-     scale) = saved
-    d_step = product if a is None else torch.addcmul(
-        total * learned.norm_bias, product, a)
-    if spec.gate_scale != 1:
-        d_step = d_step * spec.gate_scale
-    d_z = d_logits = ATEN.sigmoid_backward(d_step, sigmoid)
-    d_gate_weight = d_gate_bias = d_ie_weight = None
-    if y is not None:
-        d_ie_weight = (d_logits * y).sum(0)
-        d_z, d_gate_weight, d_gate_bias = ATEN.native_batch_norm_backward(
-            d_logits * learned.ie_weight, z, learned.gate_weight,
-            *widen(gate_running[:2], z.dtype), z_mean, z_rstd,
-            spec.gate == 'batch', spec.gate_eps, (True, True, True))
-    d_pair = (pair * d_z[..., None]).sum(0)
-    x_offset = d_z * (learned.pair_weight.sum(1) / pixels)
-    d_f = d_z * learned.pair_weight[:, 1]
-    slope = d_weight = d_bias = None
-    if a is None:
-        offset = d_f / pixels
-    else:
-        d_bias = torch.addcmul(d_f, total, step).sum(0)
-        d_weight = torch.addcmul(
-            d_f * centred, product, step).sum(0) * rstd
-        if spec.norm == 'batch':
-            # Of σ², times 2 / (N S); and of μ, which σ² does not depend on.
-            slope = d_weight * (a * rstd / (-images * pixels))
-            d_f = d_f.sub_(d_bias, alpha=1 / images)
-        offset = d_f * (a / pixels)
-    return Gradients(scale, slope, offset, x_offset), Learned(
-        d_weight, d_bias, d_pair, d_gate_weight, d_gate_bias, d_ie_weight,
-        d_logits.sum(0))
+    d_step = torch.addcmul(total * bias, product, a)
+    d_logits = ATEN.sigmoid_backward(d_step * spec.k, sigmoid)
+    # Of both pairs of statistics it takes the one that its mode asks for.
+    d_z, by_z, d_ie_bias = ATEN.native_batch_norm_backward(
+        d_logits, z, gate_weight * ie_weight, z_mean, z_rstd, z_mean, z_rstd,
+        spec.gate.batch, spec.gate.eps, (True, True, True))
+    d_f = d_z * pair_weight[:, 1]
+    d_bias = torch.addcmul(d_f, total, step).sum(0)
+    d_weight = torch.addcmul(d_f * centred, product, step).sum(0) * rstd
+    x_offset = d_z * (pair_weight.sum(1) / pixels)
+    slope, per_pixel = None, a / pixels
+    if spec.norm.batch:
+        # Of σ², times 2 / (N S); and of μ, which σ² does not depend on.
+        slope = d_weight * rstd * per_pixel / -images
+        d_f.sub_(d_bias, alpha=1 / images)
+    return slope, d_f * per_pixel, x_offset, Parameters(
+        d_weight, d_bias, (pair * d_z[..., None]).sum(0), by_z * ie_weight,
+        d_ie_bias * ie_weight,
+        torch.addcmul(d_ie_bias * gate_bias, by_z, gate_weight), d_ie_bias)
+
+
+@cache
+def constants(size: int, dtype: torch.dtype,
+              device: torch.device) -> tuple[Tensor, Tensor]:
+    """Zeros and ones; to make them anew takes longer than small maps do."""
+    with torch.inference_mode(False):
+        return (torch.zeros(size, dtype=dtype, device=device),
+                torch.ones(size, dtype=dtype, device=device))
 
 
 def widen(tensors: Iterable[Tensor | None],

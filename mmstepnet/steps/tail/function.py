@@ -4,36 +4,33 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import is_batched
 
-from . import formulas
-from .formulas import Batch, Learned, Running, TailSpec, widen
+from .formulas import Parameters, TailSpec, widen
 
 
 class Tail(Function):
     r"""``relu(x + gate(x, f) * f)`` with ``f = norm(c)``, StepNet's gate.
 
     f is never formed. Saved are x, c and the result, which their neighbours
-    keep anyway, and vectors: X, M and the statistics that the norms took.
+    keep anyway, and vectors.
     """
 
     @staticmethod
-    def forward(ctx: Any, passes: ModuleType, spec: TailSpec,
-                norm_running: Running, gate_running: Running, x: Tensor,
-                c: Tensor, *learned: Tensor | None) -> Tensor:
+    def forward(ctx: Any, passes: ModuleType, spec: TailSpec, x: Tensor,
+                c: Tensor, *learned: Tensor) -> Tensor:
         """Take the tail, see :func:`.aten.forward`."""
         out, saved = passes.forward(spec, *same_format(c, x),
-                                    Learned(*learned), norm_running,
-                                    gate_running)
-        ctx.spec, ctx.passes, ctx.kind = spec, passes, type(saved)
+                                    Parameters(*learned))
+        ctx.spec, ctx.passes = spec, passes
         # Statistics that this pass has updated are nobody's input.
-        none = None, None
-        running = (*(norm_running[:2] if spec.norm == 'running' else none),
-                   *(gate_running[:2] if spec.gate == 'running' else none))
+        running = [None if norm.batch else t for norm in spec[:2]
+                   for t in (norm.mean, norm.var)]
         ctx.save_for_backward(x, c, out if spec.relu else None, *running,
                               *learned, *saved)
         return out
@@ -42,27 +39,28 @@ class Tail(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Pass the gradient on, see :func:`.aten.backward`."""
         x, c, out, *rest = ctx.saved_tensors
-        norm, gate = Running(*rest[:2]), Running(*rest[2:4])
-        learned, saved = Learned(*rest[4:11]), ctx.kind(*rest[11:])
-        needed = ctx.needs_input_grad[4:]
+        running, learned, saved = rest[:4], rest[4:11], rest[11:]
+        needed = ctx.needs_input_grad[2:]
         # Derivatives of second order, and several gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
-            found = _differentiable_backward(ctx.spec, x, c, learned, norm,
-                                             gate, grad, needed)
-        else:
-            d_x, d_c, d_learned = ctx.passes.backward(
-                ctx.spec, *same_format(c, grad, out), learned, gate, saved,
-                *needed[:2])
-            found = d_x, d_c, *(
-                d if d is None or d.dtype == parameter.dtype
-                else d.to(parameter.dtype)
-                for d, parameter in zip(d_learned, learned))
-        return (None, ) * 4 + tuple(
-            d if wanted else None for d, wanted in zip(found, needed))
+            # Views, for c may come from x, whose derivative is wanted here.
+            with torch.enable_grad():
+                inputs = [t.view_as(t) for t in (x, c, *learned)]
+                again = evaluate(ctx.spec, running, *inputs)
+            found = iter(torch.autograd.grad(
+                again, [t for t, n in zip(inputs, needed) if n], grad,
+                create_graph=torch.is_grad_enabled(), allow_unused=True))
+            return None, None, *(next(found) if n else None for n in needed)
+        d_x, d_c, d_learned = ctx.passes.backward(
+            ctx.spec, *same_format(c, grad, out), Parameters(*learned), saved)
+        return None, None, *(
+            None if not n else d if d.dtype == t.dtype else d.to(t.dtype)
+            for d, t, n in zip((d_x, d_c, *d_learned), (x, c, *learned),
+                               needed))
 
 
 def same_format(c: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-    """Maps and the branch's c, last or third, in one dense format: c's."""
+    """Maps, and the branch's c behind them, in one dense format: c's."""
     last = (not c.is_contiguous()
             and c.is_contiguous(memory_format=torch.channels_last))
     memory_format = torch.channels_last if last else torch.contiguous_format
@@ -71,51 +69,28 @@ def same_format(c: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
                  for t in (*others, c))
 
 
-def _differentiable_backward(
-        spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
-        norm: Running, gate: Running, grad: Tensor,
-        needed: tuple[bool, ...]) -> list[Tensor | None]:
-    """Gradients that have gradients: those of the tail's definition.
-
-    It is evaluated once more from x, c and the parameters. Nobody's running
-    statistics are updated.
-    """
-    # Views, for c may come from x, whose own derivative is wanted here.
-    with torch.enable_grad():
-        inputs = [t if t is None else t.view_as(t) for t in (x, c, *learned)]
-        out = evaluate(spec, *inputs[:2], Learned(*inputs[2:]), norm, gate)
-    wanted = [t for t, n in zip(inputs, needed) if n]
-    grads = iter(torch.autograd.grad(
-        out, wanted, grad, create_graph=torch.is_grad_enabled(),
-        allow_unused=True))
-    return [next(grads) if n else None for n in needed]
-
-
-def evaluate(spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
-             norm: Running, gate: Running) -> Tensor:
-    """The tail by operations that PyTorch differentiates.
+def evaluate(spec: TailSpec, running: list[Tensor | None], x: Tensor,
+             c: Tensor, *learned: Tensor) -> Tensor:
+    """The tail by operations whose gradients have gradients.
 
     Args:
         spec (TailSpec): What it does.
+        running (list): Mean and variance of the block's norm and of the
+            gate's, None for those of the batch. None are updated.
         x (Tensor): State, (N, C, H, W).
         c (Tensor): Output of the branch's convolution.
-        learned (Learned): Parameters.
-        norm (Running): What a block's norm takes that takes these.
-        gate (Running): What a gate's norm takes that takes these.
+        *learned (Tensor): Parameters.
     """
     wide = accumulation_dtype(c.dtype)
+    learned, running = Parameters(*widen(learned, wide)), widen(running, wide)
     x_, c_ = x.to(wide), c.to(wide)
-    c_mean, batch = c_.mean((2, 3)), None
-    if spec.norm == 'batch':
-        var, mean = torch.var_mean(c_, (0, 2, 3), correction=0)
-        batch = Batch(mean, var, c_mean - mean, 0)
-    scale, shift, saved = formulas.forward(
-        spec._replace(norm_momentum=None, gate_momentum=None),
-        Learned(*widen(learned, wide)), norm, gate, x_.mean((2, 3)), c_mean,
-        batch)
-    if saved.mean is not None:
-        c_ = c_ - saved.mean[:, None, None]
-    out = x_ + c_ * scale[..., None, None]
-    if shift is not None:
-        out = out + shift[..., None, None]
+    f = F.batch_norm(c_, *running[:2], learned.weight, learned.bias,
+                     spec.norm.batch, 0., spec.norm.eps)
+    x_mean = x_.mean((2, 3))
+    pair = torch.stack((x_mean, x_mean + f.mean((2, 3))), 2)
+    y = F.batch_norm((pair * learned.pair).sum(2), *running[2:],
+                     learned.gate_weight, learned.gate_bias, spec.gate.batch,
+                     0., spec.gate.eps)
+    step = spec.k * torch.sigmoid(y * learned.ie_weight + learned.ie_bias)
+    out = x_ + f * step[..., None, None]
     return (out.relu() if spec.relu else out).to(c.dtype)

@@ -3,8 +3,8 @@
 Same functions as :mod:`.aten`; the kernels are in :mod:`.triton_kernels`.
 """
 
-from collections.abc import Callable
-from functools import lru_cache, wraps
+from collections.abc import Iterable
+from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -12,33 +12,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 from . import triton_kernels as kernels
-from .formulas import Learned, Running, TailSpec
+from .formulas import Norm, Parameters, TailSpec
 
 PROGRAMS = 1024
 """Programs that keep a large GPU busy; reductions split maps to get there."""
-
-KINDS = {'none': 0, 'running': 1, 'batch': 2}
 
 KEEPS = triton.__version__.rsplit('.', 1)[0] in ('3.7', '3.9')
 """Whether compiled kernels of this version were tried to be launched again by
 themselves. To let Triton find them takes longer than all else."""
 
 
-class Saved(NamedTuple):
-    """X and M, (N, C) each, and statistics of both norms, (4, C), in one."""
-
-    kept: Tensor
-
-
 class Geometry(NamedTuple):
-    """How the kernels of a tail are launched; sizes are as they take them."""
+    """How the kernels of a tail are launched: tiles, splits and grids."""
 
-    sizes: tuple[int, int, int]
     tile: tuple[bool, int, int, int]
-    splits: int
     span: int
+    splits: int
     reductions: tuple[int, int, int]
     writes: tuple[int, int, int]
     vectors: tuple[int, int]
@@ -59,18 +51,16 @@ def geometry(n: int, c: int, pixels: int, last: bool) -> Geometry:
     span = triton.cdiv(tiles, max(1, min(PROGRAMS // rows, tiles)))
     splits = triton.cdiv(tiles, span)
     images, columns = (4, 32) if n <= 4 else (32, 16)
-    sizes = (n, c // vec, pixels) if last else (n, c, pixels // vec)
-    return Geometry(sizes, (last, vec, block, tile), splits, span,
+    return Geometry((last, vec, block, tile), span, splits,
                     (rows, splits, 1), (rows * tiles, 1, 1),
                     (images, columns), (triton.cdiv(c, columns), 1, 1))
 
 
 class Launcher:
-    """A kernel, and what Triton compiled of it.
+    """Launches a kernel.
 
     Args:
-        kernel (JITFunction): It specialises on the arguments that the key
-            below tells apart, and on no others.
+        kernel (JITFunction): It specialises on the maps' alignment alone.
         warps (int): Warps of a program.
     """
 
@@ -82,18 +72,19 @@ class Launcher:
                      'd_c_ptr')]
         self.kernel = triton.jit(kernel.fn, do_not_specialize=names)
         self.warps = warps
-        self.kept = {}
 
-    def __call__(self, grid: tuple[int, int, int], key: tuple,
+    def __call__(self, kept: dict, grid: tuple[int, int, int],
                  *args: Any) -> None:
-        """Launch the kernel; ``key`` are dtypes, device and constants."""
-        compiled = self.kept.get(key)
-        if compiled is not None:
-            compiled[grid](*args)
-            return
-        compiled = self.kernel[grid](*args, num_warps=self.warps)
-        if KEEPS and compiled is not None and key[0]:
-            self.kept[key] = compiled
+        """Launch it, as compiled before where ``kept`` has it."""
+        compiled = kept.get(self)
+        if compiled is None:
+            compiled = self.kernel[grid](*args, num_warps=self.warps)
+            if KEEPS and compiled is not None:
+                kept[self] = compiled
+        else:
+            stream = driver.active.get_current_stream(args[0].get_device())
+            compiled.run(*grid, stream, compiled.function,
+                         compiled.packed_metadata, None, None, None, *args)
 
 
 LAUNCH = {
@@ -101,118 +92,85 @@ LAUNCH = {
     for name, kernel in vars(kernels).items() if name.endswith('_kernel')}
 
 
-def _on_device_of_maps(function: Callable) -> Callable:
-    """Launch where the maps lie: Triton takes the current device."""
-
-    @wraps(function)
-    def launch(spec: TailSpec, maps: Tensor, *args: Any) -> tuple:
-        if maps.is_cuda and maps.get_device() != torch.cuda.current_device():
-            with torch.cuda.device(maps.device):
-                return function(spec, maps, *args)
-        return function(spec, maps, *args)
-
-    return launch
-
-
-@_on_device_of_maps
-def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Learned,
-            norm_running: Running,
-            gate_running: Running) -> tuple[Tensor, Saved]:
+def forward(spec: TailSpec, x: Tensor, c: Tensor,
+            learned: Parameters) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.aten.forward`."""
-    plan, key = _prepare(x, c, learned)
-    n, channels, height, width = c.shape
-    norm, gate = KINDS[spec.norm], KINDS[spec.gate]
-    partial = _scratch(c, 3 * plan.splits * n)
-    kept, vectors = _scratch(c, 2 * n + 4), _scratch(c, 2 * n)
-    out = torch.empty_like(c)
-    constants = norm == 2, *plan.tile
-    LAUNCH['pool'](plan.reductions, (*key, constants), x, c, partial,
-                   *plan.sizes, plan.span, *constants)
-    moves = spec.norm_momentum is not None, spec.gate_momentum is not None
-    constants = norm, gate, *moves, *plan.vectors
-    moving = *norm_running, *gate_running
-    LAUNCH['vectors'](
-        plan.channels, (*key, constants, *_dtypes(moving)), partial, kept,
-        vectors, *_pointers(c, *learned, *moving), n, channels,
-        height * width, plan.splits, plan.span * plan.tile[3], spec.norm_eps,
-        spec.norm_momentum or 0., spec.gate_eps, spec.gate_momentum or 0.,
-        spec.gate_scale, *constants)
-    constants = norm > 0, spec.relu, *plan.tile
-    LAUNCH['write'](plan.writes, (*key, constants), x, c, out, vectors, kept,
-                    *plan.sizes, *constants)
-    for moved, running in zip(moves, (norm_running, gate_running)):
-        if moved:
-            torch.autograd.graph.increment_version(running)
-    return out, Saved(kept)
+    norm, gate, k, relu = spec
+    moving = *norm[2:5], *gate[2:5]
+    sizes, plan, kept = _prepare(spec, x, c, learned)
+    out, partial = torch.empty_like(c), _rows(c, 3 * plan.splits * sizes[0])
+    saved = _rows(c, 4 * sizes[0] + 5)
+    with torch.cuda.device_of(c):
+        LAUNCH['pool'](kept, plan.reductions, x, c, partial, *sizes,
+                       plan.span, *plan.tile)
+        LAUNCH['vectors'](
+            kept, plan.channels, partial, saved, *learned, *moving, *sizes,
+            plan.splits, plan.span * plan.tile[3], norm.eps, norm.momentum,
+            gate.eps, gate.momentum, k, norm.batch, gate.batch, *plan.vectors)
+        LAUNCH['write'](kept, plan.writes, x, c, out, saved, *sizes, relu,
+                        *plan.tile)
+    for moved in (norm, gate):
+        if moved.count is not None:
+            torch.autograd.graph.increment_version(moved[2:5])
+    return out, (saved, )
 
 
-@_on_device_of_maps
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Learned, gate_running: Running, saved: Saved,
-             needs_x: bool, needs_c: bool,
-             ) -> tuple[Tensor | None, Tensor | None, Learned]:
+             learned: Parameters, saved: Iterable[Tensor],
+             ) -> tuple[Tensor, Tensor, Parameters]:
     """See :func:`.aten.backward`."""
-    del gate_running  # their values are among the statistics
-    plan, key = _prepare(grad, c, learned)
-    n, channels, height, width = c.shape
-    norm, gate = KINDS[spec.norm], KINDS[spec.gate]
-    partial = _scratch(c, 2 * plan.splits * n)
-    vectors, rows = _scratch(c, 3 * n), _scratch(c, 10)
-    d_x = torch.empty_like(c) if needs_x else None
-    d_c = torch.empty_like(c) if needs_c else None
+    norm, gate, k, relu = spec
+    sizes, plan, kept = _prepare(spec, grad, c, learned)
+    d_x, d_c = torch.empty_like(c), torch.empty_like(c)
+    partial = _rows(c, 2 * plan.splits * sizes[0] + 2)
+    d_learned = Parameters(*map(torch.empty_like, learned))
     out = grad if out is None else out
-    constants = norm > 0, spec.relu, *plan.tile
-    LAUNCH['reduce'](plan.reductions, (*key, constants), grad, out, c,
-                     saved.kept, partial, *plan.sizes, plan.span, *constants)
-    constants = norm, gate, *plan.vectors
-    LAUNCH['vectors_gradients'](
-        plan.channels, (*key, constants), partial, saved.kept, vectors, rows,
-        *_pointers(c, *learned), n, channels, height * width, plan.splits,
-        spec.gate_scale, *constants)
-    if needs_x or needs_c:
-        constants = norm == 2, spec.relu, needs_x, needs_c, *plan.tile
+    with torch.cuda.device_of(c):
+        LAUNCH['reduce'](kept, plan.reductions, grad, out, c, *saved, partial,
+                         *sizes, plan.span, relu, *plan.tile)
+        LAUNCH['vectors_gradients'](
+            kept, plan.channels, partial, *saved, *learned[2:6], *d_learned,
+            *sizes, plan.splits, k, norm.batch, gate.batch, *plan.vectors)
         LAUNCH['write_gradients'](
-            plan.writes, (*key, constants), grad, out, c,
-            *_pointers(c, d_x, d_c), saved.kept, vectors, rows, *plan.sizes,
-            *constants)
-    _, _, weight, bias, _, _, *rest = rows.unbind()
-    found = weight, bias, rows[4:6].view(channels, 2), *rest
-    return d_x, d_c, Learned(*(
-        None if t is None else d for t, d in zip(learned, found)))
+            kept, plan.writes, grad, out, c, d_x, d_c, *saved, partial,
+            *sizes, plan.splits, norm.batch, relu, *plan.tile)
+    return d_x, d_c, d_learned
 
 
-def _scratch(c: Tensor, rows: int) -> Tensor:
+def _rows(c: Tensor, rows: int) -> Tensor:
     return c.new_empty((rows, c.shape[1]), dtype=torch.float32)
 
 
-def _prepare(x: Tensor, c: Tensor,
-             learned: Learned) -> tuple[Geometry, tuple]:
-    """Geometry, and what compiled kernels are told apart by.
+def _prepare(spec: TailSpec, x: Tensor, c: Tensor, learned: Parameters,
+             ) -> tuple[tuple[int, int, int], Geometry, dict]:
+    """Sizes, geometry, and what was compiled for such arguments.
 
     Maps that do not begin at a multiple of 16 bytes are rare and not kept.
     """
     n, channels, height, width = c.shape
-    aligned = not (x.data_ptr() | c.data_ptr()) & 15
-    return (geometry(n, channels, height * width, not c.is_contiguous()),
-            (aligned, c.device.index, c.dtype, *_dtypes(learned)))
+    sizes = n, channels, height * width
+    plan = geometry(*sizes, not c.is_contiguous())
+    if (x.data_ptr() | c.data_ptr()) & 15:
+        return sizes, plan, {}
+    dtypes = [t if t is None else t.dtype for t in (
+        c, *learned, *spec.norm[2:5], *spec.gate[2:5])]
+    return sizes, plan, _kept(c.get_device(), plan.tile, plan.vectors,
+                              spec.norm.batch, spec.gate.batch, spec.relu,
+                              *dtypes)
 
 
-def _dtypes(tensors: tuple[Tensor | None, ...]) -> list[torch.dtype | None]:
-    return [t if t is None else t.dtype for t in tensors]
-
-
-def _pointers(like: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """Arguments of a kernel; any pointer where it reads none."""
-    return [like if t is None else t for t in tensors]
+@lru_cache(1024)
+def _kept(*key: Any) -> dict:
+    """Kernels compiled for arguments of a kind."""
+    return {}
 
 
 def try_on(device: torch.device) -> None:
     """Run all six kernels once, on a map of one pixel."""
     one = torch.ones(1, 1, 1, 1, device=device)
-    vector, pair = torch.ones(1, device=device), torch.ones(1, 2,
-                                                            device=device)
-    learned = Learned(vector, vector, pair, vector, vector, vector, vector)
-    running = Running(vector, vector)
-    spec = TailSpec('running', 1., None, 'running', 1., None, 1., True)
-    out, saved = forward(spec, one, one, learned, running, running)
-    backward(spec, one, out, one, learned, running, saved, True, True)
+    vector, pair = one.view(1), torch.ones(1, 2, device=device)
+    learned = Parameters(vector, vector, pair, *[vector] * 4)
+    norm = Norm(False, 1., vector, vector)
+    spec = TailSpec(norm, norm, 1., True)
+    out, saved = forward(spec, one, one, learned)
+    backward(spec, one, out, one, learned, saved)

@@ -1,17 +1,20 @@
 """The Triton kernels of the fused residual step: three a direction.
 
-Maps are (N, C, S) with S pixels, or in channels_last (N, S, C); vectors are
-(N, C) or (C,). One kernel serves both formats: a tile is BC channels by BP
-pixels of an image. Arithmetic is in float32, rounded once on the way out. No
-size is a constant, so that a new one compiles nothing. Of the dimension that
-is dense in memory a kernel is given the number of VEC-tuples, which tells the
-compiler how wide it may load. Offsets of images are 64 bits wide; inside a
-tile 32 are enough and cost half the registers.
+Maps are (N, C, S) with S pixels, or in channels_last (N, S, C). One kernel
+serves both formats: a tile is BC channels by BP pixels of an image.
+Arithmetic is in float32, rounded once on the way out. No size is a constant,
+so that a new one compiles nothing; of the dimension that is dense in memory
+the compiler is told that VEC divides it, and so how wide it may load. Offsets
+of images are 64 bits wide; inside a tile 32 are enough and cost half the
+registers.
 
-What the letters mean, and the mathematics, is in :mod:`.formulas`. ``kept``
-holds X and M, (N, C) each, then μ, r, m and ρ, (C,) each; ``vectors`` scale
-and shift, backward scale, offset and that of x, (N, C) each; ``rows`` slope
-and what belongs to the offset, then the parameters' gradients, (C,) each.
+What the letters mean, and the mathematics, is in :mod:`.formulas`. What the
+kernels hand on lies in these buffers of float32:
+
+- ``partial``, (3, splits, N, C) or (2, splits, N, C): sums of splits of the
+  maps' pixels. The offsets of dc and dx, (N, C), come in the place of the
+  latter, and behind them slope and what belongs to the offset, (C,);
+- ``kept``: X, M - μ, ẑ and Δt, (N, C) each, then μ, r, a, β and ρ, (C,) each.
 """
 
 import triton
@@ -19,34 +22,40 @@ import triton.language as tl
 
 
 @triton.jit
-def _sizes(C, S, LAST: tl.constexpr, VEC: tl.constexpr):
-    return (C * VEC, S) if LAST else (C, S * VEC)
+def _load(ptr, offsets, mask):
+    return tl.load(ptr + offsets, mask, 0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(ptr, offsets, value, mask):
+    tl.store(ptr + offsets, value.to(ptr.dtype.element_ty), mask)
 
 
 @triton.jit
 def _block(block, C, BC: tl.constexpr):
-    """A block's image, first channel, channels and which of them exist."""
+    """A block's image, channels and which of these exist."""
     blocks = tl.cdiv(C, BC)
-    first = (block % blocks) * BC
-    c = first + tl.arange(0, BC)
-    return (block // blocks).to(tl.int64), first, c, c < C
+    c = block % blocks * BC + tl.arange(0, BC)
+    return (block // blocks).to(tl.int64), c, c < C
 
 
 @triton.jit
-def _tile(image, channel, tile, mask, C, S, LAST: tl.constexpr,
+def _tile(block, tile, C, S, LAST: tl.constexpr, VEC: tl.constexpr,
           BC: tl.constexpr, BP: tl.constexpr):
-    """Offsets of a tile, (BC, BP), and which of it exists."""
-    c, p = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None, :]
-    mask = mask[:, None] & (tile * BP + p < S)
+    """Places of a tile's elements, (BC, BP), and which of these exist."""
     if LAST:
-        start = (image * S + tile * BP) * C + channel
-        return start + (p * C + c), mask
-    return (image * C + channel) * S + tile * BP + (c * S + p), mask
-
-
-@triton.jit
-def _load(ptr, offsets, mask):
-    return tl.load(ptr + offsets, mask, 0.0).to(tl.float32)
+        C = C // VEC * VEC
+    else:
+        S = S // VEC * VEC
+    image, _, exists = _block(block, C, BC)
+    first = block % tl.cdiv(C, BC) * BC
+    c, p = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None, :]
+    mask = exists[:, None] & (tile * BP + p < S)
+    if LAST:
+        at = (image * S + tile * BP) * C + first + (p * C + c)
+    else:
+        at = (image * C + first) * S + tile * BP + (c * S + p)
+    return at, mask
 
 
 @triton.jit
@@ -59,365 +68,292 @@ def _join(mean, square, seen, new_mean, new_square, here):
 
 
 @triton.jit
-def _rows(image, c, N, C):
-    """Places of a split's sums, and their number: (splits, N, C)."""
-    all_rows = tl.num_programs(1).to(tl.int64) * N * C
-    return (tl.program_id(1).to(tl.int64) * N + image) * C + c, all_rows
+def _join_values(mean, square, seen, values, mask, here,
+                 axis: tl.constexpr):
+    """Moments of a set of numbers and of the values of a tile together."""
+    new = tl.sum(values, axis) / here
+    deviation = tl.where(mask, values - tl.expand_dims(new, axis), 0.0)
+    return _join(mean, square, seen, new, tl.sum(deviation * deviation, axis),
+                 here)
 
 
 @triton.jit
-def pool_kernel(x_ptr, c_ptr, partial_ptr, N, C, S, span,
-                MOMENTS: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
-                BC: tl.constexpr, BP: tl.constexpr):
+def pool_kernel(x_ptr, c_ptr, partial_ptr, N, C, S, span, LAST: tl.constexpr,
+                VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """Σ x, mean of c and Σ (c - mean)², of each split of ``span`` tiles."""
-    C, S = _sizes(C, S, LAST, VEC)
-    image, first, c, exists = _block(tl.program_id(0), C, BC)
+    block, split = tl.program_id(0), tl.program_id(1)
+    image, c, exists = _block(block, C, BC)
     total = tl.zeros([BC], tl.float32)
-    mean = tl.zeros([BC], tl.float32)
-    square = tl.zeros([BC], tl.float32)
-    begin = tl.program_id(1) * span
-    for tile in range(begin, tl.minimum(begin + span, tl.cdiv(S, BP))):
-        offsets, mask = _tile(image, first, tile, exists, C, S, LAST, BC, BP)
-        total += tl.sum(_load(x_ptr, offsets, mask), 1)
-        maps = _load(c_ptr, offsets, mask)
-        here = tl.minimum(S - tile * BP, BP).to(tl.float32)
-        new = tl.sum(maps, 1) / here
-        deviation = tl.where(mask, maps - new[:, None], 0.0)
-        mean, square = _join(mean, square,
-                             ((tile - begin) * BP).to(tl.float32), new,
-                             tl.sum(deviation * deviation, 1), here)
-    row, all_rows = _rows(image, c, N, C)
-    tl.store(partial_ptr + row, total, exists)
-    tl.store(partial_ptr + all_rows + row, mean, exists)
-    if MOMENTS:
-        tl.store(partial_ptr + 2 * all_rows + row, square, exists)
+    mean, square = total, total
+    for tile in range(split * span,
+                      tl.minimum(split * span + span, tl.cdiv(S, BP))):
+        at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
+        total += tl.sum(_load(x_ptr, at, mask), 1)
+        mean, square = _join_values(
+            mean, square, ((tile - split * span) * BP).to(tl.float32),
+            _load(c_ptr, at, mask), mask,
+            tl.minimum(S - tile * BP, BP).to(tl.float32), 1)
+    NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
+    at = split * NC + image * C + c
+    tl.store(partial_ptr + at, total, exists)
+    tl.store(partial_ptr + splits * NC + at, mean, exists)
+    tl.store(partial_ptr + 2 * splits * NC + at, square, exists)
 
 
 @triton.jit
-def write_kernel(x_ptr, c_ptr, out_ptr, vectors_ptr, kept_ptr, N, C, S,
-                 NORM: tl.constexpr, RELU: tl.constexpr, LAST: tl.constexpr,
-                 VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
-    """relu(x + (c - μ) scale + shift)."""
-    C, S = _sizes(C, S, LAST, VEC)
+def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, RELU: tl.constexpr,
+                 LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
+                 BP: tl.constexpr):
+    """relu(x + f Δt) with f = (c - μ) a + β."""
     tiles = tl.cdiv(S, BP)
-    image, first, c, exists = _block(tl.program_id(0) // tiles, C, BC)
-    offsets, mask = _tile(image, first, tl.program_id(0) % tiles, exists, C,
-                          S, LAST, BC, BP)
+    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
+    image, c, exists = _block(block, C, BC)
     row, NC = image * C + c, N.to(tl.int64) * C
-    total = _load(c_ptr, offsets, mask)
-    if NORM:
-        total -= _load(kept_ptr + 2 * NC, c, exists)[:, None]
-    total *= _load(vectors_ptr, row, exists)[:, None]
-    if NORM:
-        total += _load(vectors_ptr + NC, row, exists)[:, None]
-    total += _load(x_ptr, offsets, mask)
+    rows_ptr = kept_ptr + 4 * NC
+    step = _load(kept_ptr + 3 * NC, row, exists)
+    mu, bias = _load(rows_ptr, c, exists), _load(rows_ptr + 3 * C, c, exists)
+    scale, shift = _load(rows_ptr + 2 * C, c, exists) * step, bias * step
+    out = (_load(x_ptr, at, mask) + shift[:, None]
+           + (_load(c_ptr, at, mask) - mu[:, None]) * scale[:, None])
     if RELU:
         # Not a maximum, which may lose a NaN.
-        total = tl.where(total < 0, 0.0, total)
-    tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask)
+        out = tl.where(out < 0, 0.0, out)
+    _store(out_ptr, at, out, mask)
 
 
 @triton.jit
-def _masked(grad_ptr, out_ptr, offsets, mask, RELU: tl.constexpr):
-    grad = _load(grad_ptr, offsets, mask)
+def _masked(grad_ptr, out_ptr, at, mask, RELU: tl.constexpr):
+    grad = _load(grad_ptr, at, mask)
     if RELU:
-        grad = tl.where(_load(out_ptr, offsets, mask) <= 0, 0.0, grad)
+        grad = tl.where(_load(out_ptr, at, mask) <= 0, 0.0, grad)
     return grad
 
 
 @triton.jit
 def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
-                  span, NORM: tl.constexpr, RELU: tl.constexpr,
-                  LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
-                  BP: tl.constexpr):
+                  span, RELU: tl.constexpr, LAST: tl.constexpr,
+                  VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """G = Σ g and P = Σ g (c - μ), of each split of ``span`` tiles."""
-    C, S = _sizes(C, S, LAST, VEC)
-    image, first, c, exists = _block(tl.program_id(0), C, BC)
-    centre = tl.zeros([BC], tl.float32)
-    if NORM:
-        centre = _load(kept_ptr + 2 * N.to(tl.int64) * C, c, exists)
+    block, split = tl.program_id(0), tl.program_id(1)
+    NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
+    image, c, exists = _block(block, C, BC)
+    mu = _load(kept_ptr + 4 * NC, c, exists)
     total = tl.zeros([BC], tl.float32)
-    product = tl.zeros([BC], tl.float32)
-    begin = tl.program_id(1) * span
-    for tile in range(begin, tl.minimum(begin + span, tl.cdiv(S, BP))):
-        offsets, mask = _tile(image, first, tile, exists, C, S, LAST, BC, BP)
-        grad = _masked(grad_ptr, out_ptr, offsets, mask, RELU)
+    product = total
+    for tile in range(split * span,
+                      tl.minimum(split * span + span, tl.cdiv(S, BP))):
+        at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
+        grad = _masked(grad_ptr, out_ptr, at, mask, RELU)
         total += tl.sum(grad, 1)
-        product += tl.sum(
-            grad * (_load(c_ptr, offsets, mask) - centre[:, None]), 1)
-    row, all_rows = _rows(image, c, N, C)
-    tl.store(partial_ptr + row, total, exists)
-    tl.store(partial_ptr + all_rows + row, product, exists)
+        product += tl.sum(grad * (_load(c_ptr, at, mask) - mu[:, None]), 1)
+    at = split * NC + image * C + c
+    tl.store(partial_ptr + at, total, exists)
+    tl.store(partial_ptr + splits * NC + at, product, exists)
 
 
 @triton.jit
 def write_gradients_kernel(
-        grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, vectors_ptr,
-        rows_ptr, N, C, S, BATCH: tl.constexpr, RELU: tl.constexpr,
-        NEEDS_X: tl.constexpr, NEEDS_C: tl.constexpr, LAST: tl.constexpr,
-        VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+        grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, partial_ptr,
+        N, C, S, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
+        LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
+        BP: tl.constexpr):
     """Write dx = g + x_offset and dc = g scale + (c - μ) slope + offset."""
-    C, S = _sizes(C, S, LAST, VEC)
     tiles = tl.cdiv(S, BP)
-    image, first, c, exists = _block(tl.program_id(0) // tiles, C, BC)
-    offsets, mask = _tile(image, first, tl.program_id(0) % tiles, exists, C,
-                          S, LAST, BC, BP)
+    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
+    image, c, exists = _block(block, C, BC)
     row, NC = image * C + c, N.to(tl.int64) * C
-    grad = _masked(grad_ptr, out_ptr, offsets, mask, RELU)
-    if NEEDS_C:
-        d_c = grad * _load(vectors_ptr, row, exists)[:, None]
-        offset = _load(vectors_ptr + NC, row, exists)
-        if BATCH:
-            centre = _load(kept_ptr + 2 * NC, c, exists)[:, None]
-            slope = _load(rows_ptr, c, exists)[:, None]
-            d_c += (_load(c_ptr, offsets, mask) - centre) * slope
-            offset += _load(rows_ptr + C, c, exists)
-        d_c += offset[:, None]
-        tl.store(d_c_ptr + offsets, d_c.to(d_c_ptr.dtype.element_ty), mask)
-    if NEEDS_X:
-        grad += _load(vectors_ptr + 2 * NC, row, exists)[:, None]
-        tl.store(d_x_ptr + offsets, grad.to(d_x_ptr.dtype.element_ty), mask)
+    rows_ptr = kept_ptr + 4 * NC
+    step = _load(kept_ptr + 3 * NC, row, exists)
+    scale = step * _load(rows_ptr + 2 * C, c, exists)
+    offset = _load(partial_ptr, row, exists)
+    grad = _masked(grad_ptr, out_ptr, at, mask, RELU)
+    d_c = grad * scale[:, None]
+    if BATCH:
+        slope_ptr = partial_ptr + 2 * splits * NC
+        slope, mu = _load(slope_ptr, c, exists), _load(rows_ptr, c, exists)
+        offset += _load(slope_ptr + C, c, exists)
+        d_c += (_load(c_ptr, at, mask) - mu[:, None]) * slope[:, None]
+    _store(d_c_ptr, at, d_c + offset[:, None], mask)
+    x_offset = _load(partial_ptr + splits * NC, row, exists)
+    _store(d_x_ptr, at, grad + x_offset[:, None], mask)
 
 
 @triton.jit
-def _images(first, N, C, c, exists, BN: tl.constexpr):
-    """Offsets of a chunk of images, (BN, BC), and which of it exists."""
+def _images(first, N, C, c, BN: tl.constexpr):
+    """Places of a chunk of images in (N, C), and which of them exist."""
     n = first + tl.arange(0, BN)
     return (n.to(tl.int64)[:, None] * C + c[None, :],
-            (n < N)[:, None] & exists[None, :])
+            (n < N)[:, None] & (c < C)[None, :],
+            tl.minimum(N - first, BN).to(tl.float32))
 
 
 @triton.jit
-def _pooled(kept_ptr, at, mask, NC, a, beta, mu, NORM: tl.constexpr):
-    """X, M - μ and F of a chunk of images."""
-    x = _load(kept_ptr, at, mask)
-    centred = _load(kept_ptr + NC, at, mask)
-    f = centred
-    if NORM:
-        centred -= mu[None, :]
-        f = centred * a[None, :] + beta[None, :]
-    return x, centred, f
-
-
-@triton.jit
-def _update(mean_ptr, var_ptr, count_ptr, c, exists, mean, var, values,
-            momentum):
-    """Move running statistics towards the batch's, as BN does."""
-    old = _load(mean_ptr, c, exists)
-    tl.store(mean_ptr + c, (old + momentum * (mean - old)).to(
-        mean_ptr.dtype.element_ty), exists)
-    old = _load(var_ptr, c, exists)
-    var = var * values / (values - 1)
-    tl.store(var_ptr + c, (old + momentum * (var - old)).to(
-        var_ptr.dtype.element_ty), exists)
-    if tl.program_id(0) == 0:
-        tl.store(count_ptr, tl.load(count_ptr) + 1)
+def _statistics(mean, square, count, eps, mean_ptr, var_ptr, count_ptr,
+                momentum, c, exists, BATCH: tl.constexpr):
+    """Mean and 1/deviation that a BN takes; it updates its running ones."""
+    var = square / count
+    if not BATCH:
+        mean, var = _load(mean_ptr, c, exists), _load(var_ptr, c, exists)
+    elif count_ptr is not None:
+        old, moved = _load(mean_ptr, c, exists), square / (count - 1)
+        _store(mean_ptr, c, old + momentum * (mean - old), exists)
+        old = _load(var_ptr, c, exists)
+        _store(var_ptr, c, old + momentum * (moved - old), exists)
+        if tl.program_id(0) == 0:
+            tl.store(count_ptr, tl.load(count_ptr) + 1)
+    return mean, tl.rsqrt(var + eps)
 
 
 @triton.jit
 def vectors_kernel(
-        partial_ptr, kept_ptr, vectors_ptr, weight_ptr, bias_ptr, pair_ptr,
+        partial_ptr, kept_ptr, weight_ptr, bias_ptr, pair_ptr,
         gate_weight_ptr, gate_bias_ptr, ie_weight_ptr, ie_bias_ptr,
         norm_mean_ptr, norm_var_ptr, norm_count_ptr, gate_mean_ptr,
         gate_var_ptr, gate_count_ptr, N, C, S, splits, span, norm_eps,
-        norm_momentum, gate_eps, gate_momentum, gate_scale,
-        NORM: tl.constexpr, GATE: tl.constexpr, MOVE_NORM: tl.constexpr,
-        MOVE_GATE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
-    """:func:`.formulas.forward`. NORM, GATE: 0 none, 1 running, 2 batch."""
+        norm_momentum, gate_eps, gate_momentum, k, NORM: tl.constexpr,
+        GATE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
+    """:func:`.formulas.forward`. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
     NC = N.to(tl.int64) * C
-    statistics_ptr = kept_ptr + 2 * NC
-    mu = tl.zeros([BC], tl.float32)
-    var = tl.zeros([BC], tl.float32)
+    f_ptr, z_ptr = kept_ptr + NC, kept_ptr + 2 * NC
+    step_ptr, rows_ptr = kept_ptr + 3 * NC, kept_ptr + 4 * NC
+    mean = tl.zeros([BC], tl.float32)
+    square = mean
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, exists, BN)
+        at, mask, here = _images(first, N, C, c, BN)
         x = tl.zeros([BN, BC], tl.float32)
-        mean = tl.zeros([BN, BC], tl.float32)
-        square = tl.zeros([BN, BC], tl.float32)
+        m, within = x, x
         for split in range(splits):
             part = split * NC + at
             x += _load(partial_ptr, part, mask)
-            within = tl.zeros([BN, BC], tl.float32)
-            if NORM == 2:
-                within = _load(partial_ptr + 2 * splits * NC, part, mask)
-            mean, square = _join(
-                mean, square, (split * span).to(tl.float32),
-                _load(partial_ptr + splits * NC, part, mask), within,
+            m, within = _join(
+                m, within, (split * span).to(tl.float32),
+                _load(partial_ptr + splits * NC, part, mask),
+                _load(partial_ptr + 2 * splits * NC, part, mask),
                 tl.minimum(S - split * span, span).to(tl.float32))
         tl.store(kept_ptr + at, x / S, mask)
-        tl.store(kept_ptr + NC + at, mean, mask)
-        if NORM == 2:
-            here = tl.minimum(N - first, BN).to(tl.float32)
-            new = tl.sum(mean, 0) / here
-            between = tl.where(mask, mean - new[None, :], 0.0)
-            mu, var = _join(mu, var, first * 1.0, new, tl.sum(
-                between * between + square / S, 0), here)
+        tl.store(f_ptr + at, m, mask)
+        mean, square = _join_values(mean, square, first * 1.0, m, mask, here,
+                                    0)
+        square += tl.sum(within, 0) / S
+    # In pixels, but for their number as BN counts them.
+    mean, rstd = _statistics(mean, square * S, N.to(tl.float32) * S, norm_eps,
+                             norm_mean_ptr, norm_var_ptr, norm_count_ptr,
+                             norm_momentum, c, exists, NORM)
+    bias = _load(bias_ptr, c, exists)
+    a = _load(weight_ptr, c, exists) * rstd
+    tl.store(rows_ptr + c, mean, exists)
+    tl.store(rows_ptr + C + c, rstd, exists)
+    tl.store(rows_ptr + 2 * C + c, a, exists)
+    tl.store(rows_ptr + 3 * C + c, bias, exists)
     tl.debug_barrier()  # the stores above are read again
-    a, beta = mu, mu
-    if NORM == 1:
-        mu = _load(norm_mean_ptr, c, exists)
-        var = _load(norm_var_ptr, c, exists)
-    elif NORM == 2:
-        var = var / N
-    if NORM:
-        rstd = tl.rsqrt(var + norm_eps)
-        a = _load(weight_ptr, c, exists) * rstd
-        beta = _load(bias_ptr, c, exists)
-        tl.store(statistics_ptr + c, mu, exists)
-        tl.store(statistics_ptr + C + c, rstd, exists)
-    if MOVE_NORM:
-        _update(norm_mean_ptr, norm_var_ptr, norm_count_ptr, c, exists, mu,
-                var, N.to(tl.float32) * S, norm_momentum)
 
     w0 = _load(pair_ptr, 2 * c, exists)[None, :]
     w1 = _load(pair_ptr, 2 * c + 1, exists)[None, :]
     z_mean = tl.zeros([BC], tl.float32)
-    z_var = tl.zeros([BC], tl.float32)
-    if GATE == 1:
-        z_mean = _load(gate_mean_ptr, c, exists)
-        z_var = _load(gate_var_ptr, c, exists)
-    elif GATE == 2:
-        for first in range(0, N, BN):
-            at, mask = _images(first, N, C, c, exists, BN)
-            x, _, f = _pooled(kept_ptr, at, mask, NC, a, beta, mu, NORM)
-            z = tl.where(mask, w0 * x + w1 * (x + f), 0.0)
-            here = tl.minimum(N - first, BN).to(tl.float32)
-            new = tl.sum(z, 0) / here
-            deviation = tl.where(mask, z - new[None, :], 0.0)
-            z_mean, z_var = _join(
-                z_mean, z_var, first * 1.0, new,
-                tl.sum(deviation * deviation, 0), here)
-        z_var = z_var / N
-    slope = tl.zeros([BC], tl.float32) + 1
-    offset = _load(ie_bias_ptr, c, exists)
-    if GATE:
-        rstd = tl.rsqrt(z_var + gate_eps)
-        tl.store(statistics_ptr + 2 * C + c, z_mean, exists)
-        tl.store(statistics_ptr + 3 * C + c, rstd, exists)
-        ie_weight = _load(ie_weight_ptr, c, exists)
-        slope = _load(gate_weight_ptr, c, exists) * rstd * ie_weight
-        offset += _load(gate_bias_ptr, c, exists) * ie_weight
-    if MOVE_GATE:
-        _update(gate_mean_ptr, gate_var_ptr, gate_count_ptr, c, exists,
-                z_mean, z_var, N.to(tl.float32), gate_momentum)
+    square = z_mean
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, exists, BN)
-        x, _, f = _pooled(kept_ptr, at, mask, NC, a, beta, mu, NORM)
-        z = w0 * x + w1 * (x + f) - z_mean[None, :]
-        step = gate_scale * tl.sigmoid(z * slope[None, :] + offset[None, :])
-        if NORM:
-            tl.store(vectors_ptr + at, step * a[None, :], mask)
-            tl.store(vectors_ptr + NC + at, step * beta[None, :], mask)
-        else:
-            tl.store(vectors_ptr + at, step, mask)
+        at, mask, here = _images(first, N, C, c, BN)
+        x = _load(kept_ptr, at, mask)
+        centred = _load(f_ptr, at, mask) - mean[None, :]
+        f = centred * a[None, :] + bias[None, :]
+        z = tl.where(mask, w0 * x + w1 * (x + f), 0.0)
+        tl.store(f_ptr + at, centred, mask)
+        tl.store(z_ptr + at, z, mask)
+        z_mean, square = _join_values(z_mean, square, first * 1.0, z, mask,
+                                      here, 0)
+    z_mean, z_rstd = _statistics(z_mean, square, N.to(tl.float32), gate_eps,
+                                 gate_mean_ptr, gate_var_ptr, gate_count_ptr,
+                                 gate_momentum, c, exists, GATE)
+    tl.store(rows_ptr + 4 * C + c, z_rstd, exists)
+    tl.debug_barrier()
 
-
-@triton.jit
-def _gate(partial_ptr, at, mask, NC, splits, x, f, w0, w1, z_mean,
-          z_rstd, gate_weight, gate_bias, ie_weight, ie_bias, a, beta, scale,
-          NORM: tl.constexpr, GATE: tl.constexpr):
-    """G, P, ẑ, y, Δt and the derivative of its logits."""
-    total = _load(partial_ptr, at, mask)
-    product = _load(partial_ptr + splits * NC, at, mask)
-    for split in range(1, splits):
-        total += _load(partial_ptr + split * NC, at, mask)
-        product += _load(partial_ptr + (splits + split) * NC, at, mask)
-    z = w0[None, :] * x + w1[None, :] * (x + f)
-    y = z
-    logits = z + ie_bias[None, :]
-    if GATE:
-        z = (z - z_mean[None, :]) * z_rstd[None, :]
-        y = z * gate_weight[None, :] + gate_bias[None, :]
-        logits = y * ie_weight[None, :] + ie_bias[None, :]
-    sigmoid = tl.sigmoid(logits)
-    d_step = product
-    if NORM:
-        d_step = product * a[None, :] + total * beta[None, :]
-    d_logits = tl.where(mask, d_step * scale * sigmoid * (1 - sigmoid), 0.0)
-    return total, product, z, y, scale * sigmoid, d_logits
+    ie_weight = _load(ie_weight_ptr, c, exists)
+    slope = ie_weight * _load(gate_weight_ptr, c, exists)
+    offset = ie_weight * _load(gate_bias_ptr, c, exists)
+    offset += _load(ie_bias_ptr, c, exists)
+    for first in range(0, N, BN):
+        at, mask, _ = _images(first, N, C, c, BN)
+        z = (_load(z_ptr, at, mask) - z_mean[None, :]) * z_rstd[None, :]
+        tl.store(z_ptr + at, z, mask)
+        step = k * tl.sigmoid(z * slope[None, :] + offset[None, :])
+        tl.store(step_ptr + at, step, mask)
 
 
 @triton.jit
 def vectors_gradients_kernel(
-        partial_ptr, kept_ptr, vectors_ptr, rows_ptr, weight_ptr, bias_ptr,
-        pair_ptr, gate_weight_ptr, gate_bias_ptr, ie_weight_ptr, ie_bias_ptr,
-        N, C, S, splits,
-        gate_scale, NORM: tl.constexpr, GATE: tl.constexpr, BN: tl.constexpr,
-        BC: tl.constexpr):
-    """:func:`.formulas.backward`. NORM, GATE: 0 none, 1 running, 2 batch."""
+        partial_ptr, kept_ptr, pair_ptr, gate_weight_ptr, gate_bias_ptr,
+        ie_weight_ptr, d_weight_ptr, d_bias_ptr, d_pair_ptr,
+        d_gate_weight_ptr, d_gate_bias_ptr, d_ie_weight_ptr, d_ie_bias_ptr, N,
+        C, S, splits, k, NORM: tl.constexpr, GATE: tl.constexpr,
+        BN: tl.constexpr, BC: tl.constexpr):
+    """:func:`.formulas.backward`. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
     NC = N.to(tl.int64) * C
-    statistics_ptr = kept_ptr + 2 * NC
-    zero = tl.zeros([BC], tl.float32)
-    mu, rstd, a, beta = zero, zero, zero, zero
-    if NORM:
-        mu = _load(statistics_ptr, c, exists)
-        rstd = _load(statistics_ptr + C, c, exists)
-        a = _load(weight_ptr, c, exists) * rstd
-        beta = _load(bias_ptr, c, exists)
-    z_mean, z_rstd, ie_weight = zero, zero, zero
-    gate_weight, gate_bias = zero, zero
-    if GATE:
-        z_mean = _load(statistics_ptr + 2 * C, c, exists)
-        z_rstd = _load(statistics_ptr + 3 * C, c, exists)
-        gate_weight = _load(gate_weight_ptr, c, exists)
-        gate_bias = _load(gate_bias_ptr, c, exists)
-        ie_weight = _load(ie_weight_ptr, c, exists)
-    ie_bias = _load(ie_bias_ptr, c, exists)
+    f_ptr, z_ptr = kept_ptr + NC, kept_ptr + 2 * NC
+    step_ptr, rows_ptr = kept_ptr + 3 * NC, kept_ptr + 4 * NC
+    other_ptr = partial_ptr + splits * NC
+    rstd = _load(rows_ptr + C, c, exists)
+    a = _load(rows_ptr + 2 * C, c, exists)
+    bias = _load(rows_ptr + 3 * C, c, exists)
+    d_a = tl.zeros([BC], tl.float32)
+    d_bias, d_ie_bias, by_z = d_a, d_a, d_a
+    for first in range(0, N, BN):
+        at, mask, _ = _images(first, N, C, c, BN)
+        total = tl.zeros([BN, BC], tl.float32)
+        product = total
+        for split in range(splits):
+            total += _load(partial_ptr, split * NC + at, mask)
+            product += _load(other_ptr, split * NC + at, mask)
+        step = _load(step_ptr, at, mask)
+        d_step = product * a[None, :] + total * bias[None, :]
+        d_logits = d_step * step * (1 - step / k)
+        tl.store(partial_ptr + at, d_logits, mask)
+        d_a += tl.sum(product * step, 0)
+        d_bias += tl.sum(total * step, 0)
+        d_ie_bias += tl.sum(d_logits, 0)
+        by_z += tl.sum(d_logits * _load(z_ptr, at, mask), 0)
+    tl.debug_barrier()  # the stores above are read again
+
+    gate_weight = _load(gate_weight_ptr, c, exists)
+    ie_weight = _load(ie_weight_ptr, c, exists)
+    slope = gate_weight * ie_weight * _load(rows_ptr + 4 * C, c, exists)
     w0 = _load(pair_ptr, 2 * c, exists)
     w1 = _load(pair_ptr, 2 * c + 1, exists)
-
-    d_ie_weight, d_ie_bias, d_gate_weight = zero, zero, zero
+    d_w0 = tl.zeros([BC], tl.float32)
+    d_w1 = d_w0
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, exists, BN)
-        x, _, f = _pooled(kept_ptr, at, mask, NC, a, beta, mu, NORM)
-        _, _, z, y, _, d_logits = _gate(
-            partial_ptr, at, mask, NC, splits, x, f, w0, w1,
-            z_mean, z_rstd, gate_weight, gate_bias, ie_weight, ie_bias, a,
-            beta, gate_scale, NORM, GATE)
-        d_ie_bias += tl.sum(d_logits, 0)
-        d_ie_weight += tl.sum(d_logits * y, 0)
-        d_gate_weight += tl.sum(d_logits * z, 0)
-    d_gate_weight *= ie_weight
-    d_gate_bias = d_ie_bias * ie_weight
-
-    d_w0, d_w1, d_a, d_beta = zero, zero, zero, zero
-    for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, exists, BN)
-        x, centred, f = _pooled(kept_ptr, at, mask, NC, a, beta, mu, NORM)
-        total, product, z, _, step, d_z = _gate(
-            partial_ptr, at, mask, NC, splits, x, f, w0, w1,
-            z_mean, z_rstd, gate_weight, gate_bias, ie_weight, ie_bias, a,
-            beta, gate_scale, NORM, GATE)
+        at, mask, _ = _images(first, N, C, c, BN)
+        x, centred = _load(kept_ptr, at, mask), _load(f_ptr, at, mask)
+        d_z = _load(partial_ptr, at, mask)
         if GATE:
-            d_z *= ie_weight[None, :]
-            if GATE == 2:
-                d_z -= (d_gate_bias[None, :] + z * d_gate_weight[None, :]) / N
-            d_z *= (gate_weight * z_rstd)[None, :]
-        d_z = tl.where(mask, d_z, 0.0)
-        d_w0 += tl.sum(d_z * x, 0)
-        d_w1 += tl.sum(d_z * (x + f), 0)
+            z = _load(z_ptr, at, mask)
+            d_z -= (d_ie_bias[None, :] + z * by_z[None, :]) / N
+        d_z = tl.where(mask, d_z * slope[None, :], 0.0)
         d_f = d_z * w1[None, :]
-        offset, scale = d_f / S, step
-        if NORM:
-            d_a += tl.sum(product * step + d_f * centred, 0)
-            d_beta += tl.sum(total * step + d_f, 0)
-            offset, scale = offset * a[None, :], step * a[None, :]
-        tl.store(vectors_ptr + at, scale, mask)
-        tl.store(vectors_ptr + NC + at, offset, mask)
-        tl.store(vectors_ptr + 2 * NC + at, d_z * (w0 + w1)[None, :] / S,
-                 mask)
-    d_a *= rstd
-    values = N.to(tl.float32) * S
-    tl.store(rows_ptr + c, -d_a * a * rstd / values, exists)
-    tl.store(rows_ptr + C + c, -d_beta * a / values, exists)
-    tl.store(rows_ptr + 2 * C + c, d_a, exists)
-    tl.store(rows_ptr + 3 * C + c, d_beta, exists)
-    tl.store(rows_ptr + 4 * C + 2 * c, d_w0, exists)
-    tl.store(rows_ptr + 4 * C + 2 * c + 1, d_w1, exists)
-    tl.store(rows_ptr + 6 * C + c, d_gate_weight, exists)
-    tl.store(rows_ptr + 7 * C + c, d_gate_bias, exists)
-    tl.store(rows_ptr + 8 * C + c, d_ie_weight, exists)
-    tl.store(rows_ptr + 9 * C + c, d_ie_bias, exists)
+        d_w0 += tl.sum(d_z * x, 0)
+        d_w1 += tl.sum(d_z * (x + centred * a[None, :] + bias[None, :]), 0)
+        d_a += tl.sum(d_f * centred, 0)
+        d_bias += tl.sum(d_f, 0)
+        tl.store(partial_ptr + at, d_f * a[None, :] / S, mask)
+        tl.store(other_ptr + at, d_z * (w0 + w1)[None, :] / S, mask)
+    d_weight = d_a * rstd
+    if NORM:
+        values = N.to(tl.float32) * S
+        slope_ptr = other_ptr + splits * NC
+        tl.store(slope_ptr + c, -d_weight * a * rstd / values, exists)
+        tl.store(slope_ptr + C + c, -d_bias * a / values, exists)
+    _store(d_weight_ptr, c, d_weight, exists)
+    _store(d_bias_ptr, c, d_bias, exists)
+    _store(d_pair_ptr, 2 * c, d_w0, exists)
+    _store(d_pair_ptr, 2 * c + 1, d_w1, exists)
+    _store(d_gate_weight_ptr, c, by_z * ie_weight, exists)
+    _store(d_gate_bias_ptr, c, d_ie_bias * ie_weight, exists)
+    gate_bias = _load(gate_bias_ptr, c, exists)
+    _store(d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias,
+           exists)
+    _store(d_ie_bias_ptr, c, d_ie_bias, exists)

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mmstepnet import steps
 from mmstepnet.steps.tail import dispatch
-from mmstepnet.steps.tail.formulas import Learned
+from mmstepnet.steps.tail.formulas import Parameters
 
 from .common import (
     FORMATS,
@@ -126,16 +126,15 @@ def _bandwidth(setting: Setting, shape: tuple[int, ...], dtype: torch.dtype,
     """Of Triton's kernels one by one; of ATen's passes together."""
     modules = tail('StepNet', shape[1]).to(setting.device)
     x, c, grad = maps(setting, shape, dtype, memory_format)
-    spec, *rest = dispatch.read_tail(modules['step'], x, c, modules['norm'])
-    norm, gate, _, _, *learned = rest
-    learned = Learned(*(t.detach() for t in learned))
+    spec, _, _, *learned = dispatch.read_tail(modules['step'], x, c,
+                                              modules['norm'])
+    learned = Parameters(*(t.detach() for t in learned))
     passes, target = dispatch.passes_for(c), torch.empty_like(x)
-    out, saved = passes.forward(spec, x, c, learned, norm, gate)
+    out, saved = passes.forward(spec, x, c, learned)
     runs = dict(
         copy=lambda: target.copy_(x),
-        forward=lambda: passes.forward(spec, x, c, learned, norm, gate),
-        backward=lambda: passes.backward(spec, grad, out, c, learned, gate,
-                                         saved, True, True))
+        forward=lambda: passes.forward(spec, x, c, learned),
+        backward=lambda: passes.backward(spec, grad, out, c, learned, saved))
     times = seconds(setting, runs, 30, device=True)
     if setting.on_cuda:
         del times['forward'], times['backward']
