@@ -11,9 +11,10 @@ from torch import Tensor
 
 from mmstepnet.attentions import Attention, build_attention
 
+from .causality import causal_blocks
 from .known_blocks import describe
 from .own_forward import Plan, put_steps_inside
-from .places import causal_blocks, find_plans
+from .places import find_plans
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward, put_steps
 

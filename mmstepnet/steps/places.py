@@ -1,11 +1,10 @@
 """Where the blocks of a model add to their states, found by running it."""
 
-import copy
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +12,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
+from .examples import call_of, in_mode, on_meta
 from .finding import (
     EAGER,
     FIRST,
@@ -176,9 +175,9 @@ def find_plans(model: nn.Module, example: object,
 
     The model runs twice: in evaluation and in training mode, with two and with
     three samples, so that what depends on either is seen. It does so on the
-    meta device, where that costs nothing; where it cannot, both runs are real
-    ones in evaluation mode, or in the mode and with the number of samples
-    that it has.
+    meta device, where that costs nothing, in one mode where the model has not
+    been in the other; where it cannot, both runs are real ones in evaluation
+    mode.
 
     Args:
         model (nn.Module): The model.
@@ -315,16 +314,13 @@ def _axes(one: Pass, run: Run, shape: tuple[int, ...], shapes: list,
     return batch, votes.pop()
 
 
-# --- Running -----------------------------------------------------------------
-
-
 def _run(model: nn.Module, example: object) -> list[Pass]:
     """Two passes, in the first of these ways in which the model runs."""
     ways = (
         ('meta', (2, False), (3, True)),
         ('meta', (2, None), (3, None)),  # it has not been in the other mode
         (None, (2, False), (3, False)),  # what it does depends on values
-        (None, (None, None), (None, None)),
+        (None, (None, False), (None, False)),
     )
     for device, *passes in ways:
         try:
@@ -332,7 +328,7 @@ def _run(model: nn.Module, example: object) -> list[Pass]:
                 return [_pass(model, example, samples, training, device)
                         for samples, training in passes]
         except Exception:
-            if device is None and passes[0] == (None, None):
+            if (device, *passes) == ways[-1]:
                 raise
 
 
@@ -350,153 +346,3 @@ def _pass(model: nn.Module, example: object, samples: int | None,
         for handle in handles:
             handle.remove()
     return Pass(watch, Arrangement(watch), follow, samples or 1)
-
-
-@contextmanager
-def on_meta(model: nn.Module) -> Iterator[None]:
-    """Show the model on the meta device; nothing is copied or changed.
-
-    What its modules keep of a pass meanwhile is forgotten.
-    """
-    before = [(vars(m), dict(vars(m))) for m in model.modules()]
-    try:
-        for attributes, saved in before:
-            for key, value in saved.items():
-                if isinstance(value, Tensor):
-                    attributes[key] = value.to('meta')
-                elif key in ('_parameters', '_buffers'):
-                    attributes[key] = {k: t if t is None else t.detach().to(
-                        'meta') for k, t in value.items()}
-        yield
-    finally:
-        for attributes, saved in before:
-            attributes.clear()
-            attributes.update(saved)
-
-
-def call_of(example: object, samples: int | None = None,
-            device: str | None = None) -> tuple[tuple, dict]:
-    """Arguments of a call, with another number of samples or elsewhere."""
-    if isinstance(example, dict):
-        args, kwargs = (), dict(example)
-    else:
-        args = example if isinstance(example, (tuple, list)) else (example, )
-        kwargs = {}
-    size = next((len(t) for t in (*args, *kwargs.values())
-                 if isinstance(t, Tensor) and t.dim()), None)
-
-    def change(t: object) -> object:
-        if not isinstance(t, Tensor):
-            return t
-        t = t if device is None else t.to(device)
-        if samples is not None and t.dim() and len(t) == size:
-            t = t[:1].expand(samples, *t.shape[1:]).contiguous()
-        return t
-
-    return tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()}
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    """Training or evaluation mode; hosts do more than that in ``train``."""
-    before = {m: m.training for m in model.modules()}
-    for module in before if training is not None else ():
-        module.training = training
-    try:
-        yield
-    finally:
-        for module, was in before.items():
-            module.training = was
-
-
-# --- Causality ---------------------------------------------------------------
-
-
-def causal_blocks(model: nn.Module, example: object,
-                  plans: dict[str, tuple[Plan, Plan]]) -> list[str]:
-    """Blocks in which no token sees a later one, found by trying.
-
-    One block of each class is run on states that differ in one token. Where
-    the model is on the meta device, a copy of the block with random weights
-    is.
-
-    Args:
-        model (nn.Module): The model.
-        example (Tensor | tuple | dict): What it is called with.
-        plans (dict): Plans of its blocks by name.
-
-    Returns:
-        list[str]: Names of the blocks of such a class.
-    """
-    modules = {name: model.get_submodule(name) for name, (plan, _)
-               in plans.items() if plan.places[0].dims == 3}
-    kinds = {type(block): name for name, block in reversed(modules.items())}
-    calls: dict[str, tuple] = {}
-    handles = []
-    for name in kinds.values():
-        def take_down(block, args, kwargs, name=name):
-            calls.setdefault(name, copy.deepcopy((args, kwargs)))
-
-        handles.append(modules[name].register_forward_pre_hook(
-            take_down, with_kwargs=True))
-    meta = any(p.is_meta for p in model.parameters())
-    causal = set()
-    with EAGER, in_mode(model, False), torch.no_grad(), (
-            torch.random.fork_rng([])):
-        try:
-            if handles:
-                args, kwargs = call_of(example, device=meta and 'meta' or None)
-                model(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for name, call in calls.items():
-            block = modules[name]
-            if meta:
-                block = _with_numbers(copy.deepcopy(block).to_empty(
-                    device='cpu'))
-                call = tree_map_only(Tensor, _random, call)
-            if _is_causal(block, *call, plans[name][0].places[0]):
-                causal.add(type(modules[name]))
-    return [name for name, block in modules.items() if type(block) in causal]
-
-
-def _random(t: Tensor) -> Tensor:
-    t = torch.empty_like(t, device='cpu')
-    return t.normal_() if t.is_floating_point() else t.zero_()
-
-
-def _with_numbers(block: nn.Module) -> nn.Module:
-    for t in (*block.parameters(), *block.buffers()):
-        t.copy_(_random(t))
-    return block
-
-
-def _is_causal(block: nn.Module, args: tuple, kwargs: dict,
-               place: Place) -> bool:
-    """Whether tokens move those behind them alone."""
-    axis = 3 - place.batch - place.channels
-    key = None if args else next(iter(kwargs))
-    x = args[0] if args else kwargs[key]
-    if not isinstance(x, Tensor) or x.dim() != 3:
-        return False
-
-    def run(x: Tensor) -> Tensor:
-        a, k = copy.deepcopy((args, kwargs))  # they may hold a cache
-        out = block(x, *a[1:], **k) if a else block(**{**k, key: x})
-        while not isinstance(out, Tensor):
-            out = next(iter(out.values() if isinstance(out, dict) else out))
-        return out
-
-    before, later = run(x.clone()), False
-    length = x.shape[axis]
-    for at in {length - 1, length // 2, length // 3, 1} & set(range(length)):
-        moved = x.clone()
-        moved.select(axis, at).add_(torch.randn_like(moved.select(axis, at)))
-        change = (run(moved) - before).abs().amax(
-            [d for d in range(3) if d != axis])
-        limit = 1e-6 * change.max()
-        if (change[:at] > limit).any():
-            return False
-        later |= bool((change[at + 1:] > limit).any())
-    return later
