@@ -196,6 +196,20 @@ def test_what_it_is_given_is_left_alone(relu, calls):
 
 @pytest.mark.skipif(torch.__version__ < (2, 2),
                     reason='older ones cannot tell such gradients')
+def test_steps_of_many_sizes_before_one_backward(calls):
+    """What stands for a missing norm of 16 channels is 2 images of 8, too."""
+    first, second = ResidualStep(StepNet(16)), ResidualStep(StepNet(8))
+    x, c = torch.randn(2, 2, 16, 4, 4)
+    c.requires_grad_()
+    out = first(x, c)
+    second(x.view(4, 8, 4, 4)[:2], c.detach().view(4, 8, 4, 4)[:2])
+    wanted, = torch.autograd.grad(
+        first._reference(x, c, None, None).square().sum(), c)
+    found, = torch.autograd.grad(out.square().sum(), c)
+    assert len(calls) == 2
+    torch.testing.assert_close(found, wanted)
+
+
 def test_gradients_of_many_directions_at_once(calls):
     """As Jacobians are computed."""
     modules = build_modes('batch', 'batch', 2)

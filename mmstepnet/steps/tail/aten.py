@@ -116,7 +116,7 @@ def _affine(maps: Tensor, scale: Tensor, shift: Tensor,
                              scale[..., None, None])
     views, out = _views(maps), torch.empty_like(maps) if out is None else out
     zero, one = constants(views[0].shape[1], scale.dtype, scale.device)
-    nothing = zero[:0]
+    nothing = scale.new_empty(0)  # a view would be written to, too
     vectors = (v.reshape(len(views), -1).unbind() for v in (scale, shift))
     for view, result, weight, bias in zip(views, _views(out), *vectors):
         torch.native_batch_norm(
