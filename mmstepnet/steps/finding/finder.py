@@ -278,8 +278,8 @@ class Finder(TorchDispatchMode):
         if tags and operation.writes:
             self._save_states(args[0])
         out = func(*args, **kwargs)
-        if not operation.blank and (
-                tags or not any(map(self._is_foreign, given))):
+        if not operation.blank and (tags or operation.random or not any(
+                map(self._is_foreign, given))):
             self._pass_on(operation, tags, out)
             if operation.follows and not operation.writes:
                 self._follow(operation, args, out)
