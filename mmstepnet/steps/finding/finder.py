@@ -10,7 +10,7 @@ before any activation, and a state from then on. Nothing is replaced.
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 import torch.nn as nn
@@ -94,6 +94,7 @@ class Finder(TorchDispatchMode):
         self.missed: Counter = Counter()
         self.wrong_shapes: dict[tuple, str] = {}
         self.thread: int | None = None
+        self._weights: set[int] = set()  # their memory
         self._pending: list[Sum] = []
         self._before: dict[int, int] = {}  # state of a sum, by its number
         self._steps: dict[int, Sum] = {}
@@ -138,11 +139,12 @@ class Finder(TorchDispatchMode):
             self.thread = threading.get_ident()
             self.__enter__()
         outer = self.stack[-1] if self.stack else None
-        given, learns = 0, module in self.learns
+        given, known, learns = 0, 0, module in self.learns
         views = []
         for t in tensors(*args, kwargs):
             if is_real(t):
                 given |= 1 << self.tags.mark(t)
+                known |= self.tags.get(t).known
                 if not learns:
                     views.append(self.tags.view(t))
                 if module in self.tokens_first:
@@ -159,7 +161,8 @@ class Finder(TorchDispatchMode):
             self.stack.append(Run(
                 self.names[module], module, outer, learns,
                 isinstance(module, ResidualStep)
-                or outer is not None and outer.told, views, given, given))
+                or outer is not None and outer.told, views, known, given,
+                given))
             if outer is not None:
                 outer.inner.append(self.stack[-1])
 
@@ -179,6 +182,9 @@ class Finder(TorchDispatchMode):
         while run.module is not module:  # left behind by what raised
             run = self.stack.pop()
         outs = list(filter(is_real, tensors(out)))
+        for t in outs:
+            if self._is_foreign(t):
+                self.tags.make(t).mixed |= run.known
         run.returned = {self.tags.mark(t) for t in outs}
         for found in run.sums:
             found.returned = any(
@@ -188,6 +194,19 @@ class Finder(TorchDispatchMode):
                     not self._returns(run, found, outs)
                     or run.name in self.blocks or not self.stack):
                 self._settle(found)
+
+    def _is_foreign(self, t: Tensor) -> bool:
+        """Whether something that no mode sees computed a tensor.
+
+        An extension that writes in a buffer does, or a detour by numpy.
+        """
+        if self.tags.get(t) is not None:
+            return False
+        if not self._weights:
+            self._weights = {
+                value.untyped_storage()._cdata for module in self.names
+                for value in _weights(module) if is_real(value)}
+        return t.untyped_storage()._cdata not in self._weights
 
     def _returns(self, run: Run, found: Sum, outs: list[Tensor]) -> bool:
         """See what a run returns of a sum, if anything."""
@@ -249,8 +268,8 @@ class Finder(TorchDispatchMode):
                     **kwargs)
         if operation.views or is_backward():
             return func(*args, **kwargs)
-        tags = [tag for t in filter(is_real, tensors(*args, kwargs))
-                if (tag := self.tags.get(t)) is not None]
+        given = list(filter(is_real, tensors(*args, kwargs)))
+        tags = [tag for t in given if (tag := self.tags.get(t)) is not None]
         found = factor = None
         if tags and (operation.pairs or operation.fused):
             found = self._look(operation, args, kwargs)
@@ -259,7 +278,8 @@ class Finder(TorchDispatchMode):
         if tags and operation.writes:
             self._save_states(args[0])
         out = func(*args, **kwargs)
-        if tags or operation.random:
+        if not operation.blank and (tags or operation.random or not any(
+                map(self._is_foreign, given))):
             self._pass_on(operation, tags, out)
             if operation.follows and not operation.writes:
                 self._follow(operation, args, out)
@@ -521,11 +541,17 @@ def _is_elementary(module: nn.Module) -> bool:
         'torch.nn.modules.')
 
 
-def _has_weights(module: nn.Module) -> bool:
-    """Whether a module has parameters, or tensors in their place.
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers of a module itself, and tensors in their place.
 
     FSDP and pruning keep weights as plain attributes.
     """
+    for values in (module._parameters, module._buffers, vars(module)):
+        yield from (v for v in values.values() if isinstance(v, Tensor))
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Whether a module has parameters, or tensors in their place."""
     return any(
         isinstance(value, Tensor) for part in module.modules()
         for value in (*part._parameters.values(), *vars(part).values()))

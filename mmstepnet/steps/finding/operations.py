@@ -28,6 +28,9 @@ SAME = {'_to_copy', 'clone', 'constant_pad_nd', 'lift_fresh', 'to_padded',
 
 RANDOM = re.compile(r'bernoulli|^rand|uniform|normal')
 
+BLANK = re.compile(r'empty|zeros')
+"""Makes memory that is still to be written, perhaps by what no mode sees."""
+
 ADDITIONS = {
     'add': ((0, 1), (1, 0)),
     'sub': ((0, 1), ),
@@ -54,6 +57,7 @@ class Operation:
         carries (bool): Whether its result is computed from the values that
             it is given, not from their shape alone.
         random (bool): Whether it draws numbers.
+        blank (bool): Whether it makes memory that is still to be written.
         norm (bool): Whether it is a norm.
         same (bool): Whether its result is the state that it was given.
         pairs (tuple): See :data:`ADDITIONS`.
@@ -69,6 +73,7 @@ class Operation:
     mixes: bool = False
     carries: bool = True
     random: bool = False
+    blank: bool = False
     norm: bool = False
     same: bool = False
     pairs: tuple = ()
@@ -122,6 +127,7 @@ def describe_operation(func: object) -> Operation:
         mixes=foreign or bool(CONTRACTION.search(name)),
         carries=not re.search(r'_like$|^new_', name),
         random=bool(RANDOM.search(name)),
+        blank=bool(BLANK.search(name)),
         norm=norm,
         same=same,
         follows=norm or same or name in ('mul', 'div'),

@@ -20,7 +20,8 @@ class Run:
             :class:`~mmstepnet.ResidualStep`, which tells its step itself.
         views (list): What it was given, if it has no weights: memory, offset
             and size.
-        given (int): The states among that, as bits.
+        known (int): The states that it was computed from, as bits.
+        given (int): The states among it.
         states (int): These and what its children were given.
         returned (set[int]): States that it returned.
         sums (list[Sum]): What it added, by itself.
@@ -34,6 +35,7 @@ class Run:
     learns: bool
     told: bool
     views: list[tuple]
+    known: int
     given: int
     states: int
     returned: set[int] = field(default_factory=set)
