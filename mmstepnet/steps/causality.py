@@ -67,8 +67,13 @@ def _random(t: Tensor) -> Tensor:
 
 
 def _with_numbers(block: nn.Module) -> nn.Module:
+    """Give a block weights under which no attention saturates."""
     for t in (*block.parameters(), *block.buffers()):
-        t.copy_(_random(t))
+        values = _random(t)
+        if t.is_floating_point():
+            values = values * t[0].numel()**-0.5 if t.dim() > 1 else (
+                1 + 0.1 * values)
+        t.copy_(values)
     return block
 
 
