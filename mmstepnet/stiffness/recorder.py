@@ -55,6 +55,11 @@ class TrajectoryRecorder:
     :math:`\Delta t = 1`: its TNS does not compare with that of the other
     attentions.
 
+    Where the first dimension of the states is folded with frames or windows,
+    those of one sample must stand together, and are counted as one sample.
+    States that are folded frame by frame, (T · N, ...), look the same, and
+    cannot be told from these: their samples get mixed up.
+
     Several forward passes add up; a pass that raises adds nothing, and one
     with other steps than the first is an error. Features are not kept, only
     six numbers a sample and step. Nothing in the model is replaced, and it

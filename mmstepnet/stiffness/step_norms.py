@@ -1,11 +1,7 @@
 """Norms of one residual step, taken while its tensors are there."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 
 from mmstepnet.steps.finding import Run, tensors
 
@@ -13,11 +9,20 @@ from .readings import StepNorms
 from .sample_norms import measure_branch, norm, norm_and_distance
 
 
-@contextmanager
-def hidden() -> Iterator[None]:
-    """Hide operations from autograd and from all dispatch modes."""
-    with torch.no_grad(), no_dispatch():
-        yield
+class hidden:  # noqa: N801, it reads as torch.no_grad does
+    """Hide operations from autograd and from all dispatch modes.
+
+    A class, for a generator would cost as much as a norm of a small state.
+    """
+
+    def __enter__(self) -> None:
+        self.no_grad = torch.no_grad()
+        self.no_grad.__enter__()
+        self.guard = torch._C._DisableTorchDispatch()
+
+    def __exit__(self, *error) -> None:
+        del self.guard
+        self.no_grad.__exit__(*error)
 
 
 class StepMeasurement:

@@ -7,113 +7,20 @@ import torch.nn.functional as F
 
 from mmstepnet import find_steps
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.test_stiffness.written_blocks import (
+    GATED,
+    Block,
+    X,
+    assert_ratio,
+    build,
+    record,
+    size,
+)
 from tests.utils import perturb
-
-X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(3))
-MAPS = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(4))
-
-
-class Block(nn.Module):
-    """A block by its code: ``code(block, x)`` with layers a, b, c, norm."""
-
-    def __init__(self, code, maps=False):
-        super().__init__()
-        for name in 'abc':
-            layer = nn.Conv2d(8, 8, 1) if maps else nn.Linear(8, 8)
-            setattr(self, name, layer)
-        self.norm = nn.BatchNorm2d(8) if maps else nn.LayerNorm(8)
-        self.scale = nn.Parameter(torch.rand(1, 8, 1, 1) + 0.5)
-        self.code = code
-
-    def forward(self, x):
-        return self.code(self, x)
-
-
-def build(code, maps=False, count=3):
-    model = nn.Sequential(*[Block(code, maps) for _ in range(count)])
-    return perturb(model).eval()
-
-
-def record(code, x=X, maps=False):
-    model = build(code, maps)
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(x)
-    return model, recorder
-
-
-def size(t):
-    return t.detach().double().flatten(1).norm(dim=1)
-
-
-def assert_ratio(recorder, model, x, branch, reading='adaptive'):
-    """NSI of the one step of each block, by its formula in float64."""
-    assert recorder.blocks == ['1', '2']
-    with torch.no_grad():
-        for k in (0, 1, 2):
-            if k:
-                expected = size(branch(model[k], x)) / size(x)
-                torch.testing.assert_close(
-                    recorder.record[reading][:, k - 1].double(), expected,
-                    rtol=1e-5, atol=0)
-            x = model[k](x)
 
 
 def grn(block, x):
     return x + x * (x.norm(dim=1, keepdim=True) / 3)
-
-
-class Foreign(nn.Linear):
-    """A linear layer that no mode sees, as an extension of C++."""
-
-    def forward(self, x):
-        weight, bias = (t.detach().numpy() for t in (self.weight, self.bias))
-        y = x.numpy() @ weight.T + bias
-        return self.result(x, torch.from_numpy(y))
-
-    def result(self, x, y):
-        return y
-
-
-class InBuffer(Foreign):
-    """One that writes in memory that a mode saw being made."""
-
-    def result(self, x, y):
-        out = x.new_empty(x.shape)
-        out.numpy()[:] = y.numpy()
-        return out
-
-
-@pytest.mark.parametrize('layer', [Foreign, InBuffer])
-def test_what_something_foreign_computed_is_a_branch(layer):
-    model = build(lambda b, x: x + b.norm(b.a(b.b(x))))
-    for block in model:
-        block.a = perturb(layer(8, 8))
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(X)
-    assert_ratio(recorder, model, X, lambda b, x: b.norm(b.a(b.b(x))))
-
-
-class Positions(nn.Module):
-    """Told by the shape alone, or learnt: foreign to the state."""
-
-    def __init__(self, learnt):
-        super().__init__()
-        self.table = nn.Parameter(torch.rand(X.shape)) if learnt else None
-
-    def forward(self, x):
-        if self.table is not None:
-            return self.table[:, :x.shape[1]]
-        out = torch.zeros(x.shape)
-        out[..., ::2] = torch.arange(6.)[:, None].sin()
-        return out
-
-
-@pytest.mark.parametrize('learnt', [True, False])
-def test_positions_that_a_module_makes_are_no_branch(learnt):
-    model = build(lambda b, x: b.norm(b.b(x + b.a(x))))
-    for block in model:
-        block.a = Positions(learnt)
-    assert find_steps(model, X) == []
 
 
 @pytest.mark.parametrize('code', [
@@ -344,60 +251,6 @@ def test_memory_that_is_used_again_inherits_nothing():
         return out
 
     assert find_steps(build(code), X) == []
-
-
-def gate(block, f):
-    return torch.sigmoid(block.c(f.mean((2, 3), keepdim=True)))
-
-
-GATED = {
-    'gate': lambda b, x: x + b.norm(b.a(x)) * gate(b, b.norm(b.a(x))),
-    'in place': lambda b, x: x + b.norm(b.a(x)).mul_(
-        gate(b, b.norm(b.a(x)))),
-    'expanded': lambda b, x: x + b.norm(b.a(x)) * gate(
-        b, b.norm(b.a(x))).expand_as(x),
-    'from the left': lambda b, x: gate(b, b.norm(b.a(x))) * b.norm(
-        b.a(x)) + x,
-}
-
-
-@pytest.mark.parametrize('batch', [1, 2])
-@pytest.mark.parametrize('key', GATED)
-def test_a_gate_computed_from_the_state_is_the_attention_value(key, batch):
-    x = MAPS[:batch]
-    model, recorder = record(GATED[key], x, maps=True)
-    record_ = recorder.record
-    assert_ratio(recorder, model, x, lambda b, x: b.norm(b.a(x)))
-    assert_ratio(recorder, model, x, lambda b, x: GATED['gate'](b, x) - x,
-                 'unit')
-    with torch.no_grad():
-        y = model[0](x)
-        b = model[1]
-        step = gate(b, b.norm(b.a(y))).flatten(1).mean(1)
-    torch.testing.assert_close(
-        record_['step_mean'][:, 0], step, rtol=1e-5, atol=0)
-    assert recorder.steps[-1].gate is not None
-
-
-@pytest.mark.parametrize('batch', [1, 2])
-@pytest.mark.parametrize('code', [
-    lambda b, x: x + b.norm(b.a(x)) * b.scale,  # a layer scale
-    lambda b, x: x + b.a(x) * torch.sigmoid(b.c(x).mean(1, keepdim=True)),
-    lambda b, x: x + b.a(x) * torch.sigmoid(b.c(x)),
-])
-def test_other_factors_belong_to_the_branch(code, batch):
-    x = MAPS[:batch]
-    model, recorder = record(code, x, maps=True)
-    assert_ratio(recorder, model, x, lambda b, x: code(b, x) - x)
-    assert (recorder.record['step_mean'] == 1).all()
-
-
-def test_one_number_an_image_that_was_learnt_is_no_stochastic_depth():
-    """At batch 1 a scale of one number looks like it."""
-    model, recorder = record(
-        lambda b, x: x + b.a(x) * b.scale[:, :1], MAPS[:1], maps=True)
-    assert_ratio(recorder, model, MAPS[:1],
-                 lambda b, x: b.a(x) * b.scale[:, :1])
 
 
 def test_what_find_steps_tells():

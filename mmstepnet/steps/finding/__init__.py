@@ -9,7 +9,8 @@ stages.
 from .eager import EAGER
 from .finder import Finder
 from .search import explain, find_steps
-from .stages import FIRST, Arrangement, FoundStep, Selection, select
+from .selection import Selection, select
+from .stages import FIRST, Arrangement, FoundStep
 from .sums import Run, Sum
 from .tags import tensors
 from .wrappers import unwrap

@@ -1,18 +1,15 @@
 """Names, stages and first blocks of the residual steps that were found."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 import torch.nn as nn
 
 from ..step_block import StepBlock
 from .finder import Finder
+from .selection import Selection, items_of, select
 from .sums import Run, Sum
-
-Selection = str | type | Sequence[str | type]
-"""Blocks by name pattern, by class, or a mixture of both."""
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
@@ -118,7 +115,7 @@ class Arrangement:
     def _check_choice(self, selection: Selection | None,
                       blocks: set[str]) -> None:
         """Refuse a part of a selection that chooses nothing."""
-        for item in _items(selection) if selection and blocks else ():
+        for item in items_of(selection) if selection and blocks else ():
             if not select(self.modules, item) & blocks:
                 raise ValueError(
                     f'blocks={item!r} chooses no block: there is no residual '
@@ -308,46 +305,3 @@ class Arrangement:
         axes = [d for d in range(1, len(found.shape))
                 if found.shape[d] in widths]
         return axes[0] if len(axes) == 1 else None
-
-
-def select(modules: dict[str, nn.Module], selection: Selection) -> set[str]:
-    """Names of the modules that a selection means.
-
-    Args:
-        modules (dict): Modules by name.
-        selection (str | type | Sequence): Classes of blocks, or patterns of
-            their names, from the right and part by part as in
-            :meth:`pathlib.PurePath.match`: ``'layer3.*'`` means every child
-            of any ``layer3``.
-
-    Raises:
-        ValueError: An item matches no module.
-        TypeError: It is neither names nor classes.
-    """
-    items = _items(selection)
-    if not isinstance(items, Sequence) or not items:
-        raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
-                        f'classes of blocks; got {selection!r}')
-    chosen = set()
-    for item in items:
-        if isinstance(item, type):
-            found = {n for n, m in modules.items() if isinstance(m, item)}
-        elif isinstance(item, str):
-            found = {n for n in modules if n and item and PurePosixPath(
-                n.replace('.', '/')).match(item.replace('.', '/'))}
-        else:
-            raise TypeError("blocks must hold name patterns, such as "
-                            f"'layer3.*', or classes; got {item!r}")
-        if not found:
-            names = [n for n, m in modules.items() if n and not any(
-                m.children())]
-            some = ', '.join(names[::max(len(names) // 4, 1)][:5])
-            raise ValueError(
-                f'blocks={item!r} matches no module. Names look like '
-                f'{some or "nothing"}; a * stands for one part between dots')
-        chosen |= found
-    return chosen
-
-
-def _items(selection: Selection) -> Sequence:
-    return [selection] if isinstance(selection, (str, type)) else selection

@@ -1,7 +1,10 @@
 """Models and blocks inside wrappers, and names without those of wrappers."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn as nn
+from torch import Tensor
 
 WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module',
             '_fsdp_wrapped_module', 'module')
@@ -52,3 +55,12 @@ def name_modules(model: nn.Module) -> dict[nn.Module, str]:
         else:
             names[module] = '.'.join(filter(None, (names.get(outer), part)))
     return names
+
+
+def weights(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers of a module itself, and tensors in their place.
+
+    FSDP and pruning keep weights as plain attributes.
+    """
+    for values in (module._parameters, module._buffers, vars(module)):
+        yield from (v for v in values.values() if isinstance(v, Tensor))

@@ -1,0 +1,226 @@
+"""Sums of two tensors: which are steps, and from which state."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .operations import Operation
+from .sums import Norms, Run, Sum
+from .tags import Tag, is_real
+from .tracer import Tracer
+
+NO_STATE = 'neither operand is a state that a module was given'
+PROJECTS = ('both operands were computed from the state, as where the '
+            'identity is projected, or by hyper-connections')
+
+
+class Additions(Tracer):
+    """Takes down the sums that are residual steps, or might be taken for one.
+
+    Attributes:
+        sums (list[Sum]): Steps of the last pass, and what might be one.
+        missed (Counter): Sums of two tensors that are none, by the module's
+            name and the reason.
+    """
+
+    norms: Callable[[Tensor], Norms] | None
+
+    def forget(self) -> None:
+        """Forget the last pass."""
+        super().forget()
+        self.sums: list[Sum] = []
+        self.missed: Counter = Counter()
+        self._pending: list[Sum] = []
+        self._before: dict[int, int] = {}  # state of a sum, by its number
+        self._steps: dict[int, Sum] = {}
+        self._operands: dict[int, list[Sum]] = defaultdict(list)
+
+    def _look(self, operation: Operation, args: tuple,
+              kwargs: dict) -> Sum | None:
+        """Find out, before it is executed, whether an operation is a step."""
+        if not self.stack or self.stack[-1].told:
+            return None
+        owner = next((r for r in reversed(self.stack) if r.learns), None)
+        reason = None
+        for x, f in operation.operands(args, kwargs):
+            if not (is_real(x) and is_real(f)) or not operation.fits(x, f):
+                continue
+            if reason is None and owner is not None:
+                owner.additions += 1
+            why = self._refuse(operation, x, f, owner)
+            if why is None:
+                return self._begin(operation, owner, x, f, args, kwargs)
+            if reason in (None, NO_STATE):
+                reason = why
+        if reason is None or operation.fused:
+            return None
+        self.missed[(owner or self.stack[-1]).name, reason] += 1
+        return owner and self._see_projection(owner, *args[:2])
+
+    def _refuse(self, operation: Operation, x: Tensor, f: Tensor,
+                owner: Run | None) -> str | None:
+        """Why the sum of two tensors is no step from the first."""
+        tags = self.tags
+        number, tag = tags.number(x), tags.get(f)
+        if number is None or (
+                number == tags.number(f) and not operation.multiplies):
+            return NO_STATE
+        base = self._base(number, tag)
+        if tag is None or not tag.known >> base & 1:
+            return 'neither operand was computed from the other'
+        if not (tag.mixed >> base & 1 or operation.multiplies):
+            return 'no contraction lies between the operands'
+        adder = self.stack[-1]
+        if owner is None or not (adder.learns or {
+                tags.view(x), tags.view(f)} <= set(adder.views)):
+            return 'the module that adds has no weights'
+        if not any(run.states >> number & 1 for run in self.stack):
+            return NO_STATE
+        return None
+
+    def _base(self, number: int, tag: Tag | None) -> int:
+        """The state that a branch began from, where it joins a sum."""
+        while tag is not None and not tag.known >> number & 1 and (
+                number in self._before):
+            number = self._before[number]
+        return number
+
+    def _begin(self, operation: Operation, owner: Run, x: Tensor, f: Tensor,
+               args: tuple, kwargs: dict) -> Sum | None:
+        """Take down a step, and measure what is about to be overwritten."""
+        tag = self.tags.get(f)
+        number = self.tags.number(x)
+        base = self._base(number, tag)
+        if is_traceable_wrapper_subclass(x):
+            raise ValueError(  # Python takes a TypeError for another operand
+                f'{owner.name} adds to a state that is a {type(x).__name__}, '
+                'whose parts cannot be measured sample by sample; record a '
+                'model whose features are plain tensors')
+        if operation.fused:
+            found = self._new_sum(owner, x, f)
+            found.left_out = f'a fused addition: {operation.name}'
+            return None
+        if base != number:
+            found = self._steps[number]
+            found.ordinals.append(owner.additions - 1)
+            found.of_branch |= tag.known
+            return found
+        self._take_over(x, number)
+        found = self._new_sum(owner, x, f)
+        for old in self._operands[number]:
+            if tag.known >> old.number & 1 and not old.left_out and (
+                    old.owner is owner or not old.returned):
+                old.left_out = 'an operand of it goes on as a later state'
+        if x.dim() < 2 or not x.numel():
+            found.left_out = (f'a state {tuple(x.shape)}: samples, (N, ...), '
+                              'one or more, were expected')
+            return None
+        f, gate, dropped = self._factors(f, base)
+        found.gate = None if gate is None else tuple(gate.shape)
+        if self.norms is not None:
+            first = args[0] is x
+            alpha = kwargs.get('alpha', 1)
+            found.norms = self.norms(
+                x if first or alpha == 1 else x * alpha)
+            if operation.name in ('add', 'sub'):
+                found.norms.see_branch(
+                    f, gate, alpha if first else 1, dropped)
+        return found
+
+    def _factors(self, f: Tensor,
+                 base: int) -> tuple[Tensor, Tensor | None, bool]:
+        """Branch, attention value, and whether stochastic depth was there."""
+        gate, dropped = None, False
+        while (tag := self.tags.get(f)) is not None and (
+                factor := tag.factor) is not None:
+            if factor.gate is not None:
+                if gate is not None or not factor.known >> base & 1:
+                    break
+                gate = factor.gate
+            else:
+                dropped = True
+            f = factor.of
+        return f, gate, dropped
+
+    def _new_sum(self, owner: Run, x: Tensor, f: Tensor,
+                 part: str | None = None) -> Sum:
+        of_state, of_branch = (self.tags.make(t).known for t in (x, f))
+        found = Sum(owner, [owner.additions - 1], tuple(x.shape),
+                    self.tags.mark(x),
+                    operands={self.tags.mark(x), self.tags.mark(f)},
+                    of_state=of_state, of_branch=of_branch, part=part)
+        self.sums.append(found)
+        self._pending.append(found)
+        return found
+
+    def _conclude(self, found: Sum, out: Tensor) -> None:
+        """Make the sum a state."""
+        norms = found.norms
+        if norms is not None and (norms.f is None or found.number):
+            norms.see_sum(out)
+        found.number = self.tags.mark(out, new=True)
+        found.version = self.tags.get(out).version
+        if found not in found.owner.sums:
+            found.owner.sums.append(found)
+        if not found.state:
+            return
+        self._before[found.number] = found.state
+        self._steps[found.number] = found
+        for number in found.operands:
+            self._operands[number].append(found)
+        bit = 1 << found.number
+        for run in reversed(self.stack):
+            run.states |= bit
+            if run.states >> found.state & 1:
+                break
+
+    def _take_over(self, x: Tensor, number: int) -> None:
+        """A state that a sum became: that is what its step handed on."""
+        plain = self.tags.get(x).plain
+        for found in self._pending[:]:
+            if found.number and plain >> found.number & 1:
+                if tuple(x.shape) == found.shape or self._is_sum(x, found):
+                    self._hand_on(found, None, x)
+                self._settle(found)
+
+    def _see_projection(self, owner: Run, a: Tensor, b: Tensor) -> Sum | None:
+        """Take down a sum of two tensors that come from one state."""
+        tags = self.tags.get(a), self.tags.get(b)
+        if None in tags or a.dim() < 2:
+            return None
+        both = tags[0].known & tags[1].known & owner.given
+        if not both & (tags[0].mixed | tags[1].mixed):
+            return None
+        found = Sum(owner, [owner.additions - 1], tuple(a.shape),
+                    left_out=PROJECTS)
+        self.sums.append(found)
+        return found
+
+    def _is_sum(self, t: Tensor, found: Sum) -> bool:
+        return (self.tags.number(t) == found.number
+                and self.tags.get(t).version == found.version)
+
+    def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> None:
+        same, tag = self._is_sum(t, found), self.tags.get(t)
+        if not same and found.activation is None:
+            found.activation = tag.made_by
+        if found.norms is not None:
+            found.norms.hand_on(
+                run, t, (self.tags.view(t), tag.version), same)
+
+    def _settle(self, found: Sum) -> None:
+        self._pending.remove(found)
+        if found.norms is not None:
+            found.norms.settle()
+
+    def _save_states(self, written: object) -> None:
+        """Copy what is still needed and about to be overwritten."""
+        if not self._pending or not is_real(written):
+            return
+        memory = self.tags.view(written)[0]
+        for found in self._pending:
+            if found.norms is not None and (
+                    self.tags.view(found.norms.state)[0] == memory):
+                found.norms.state = found.norms.state.clone()
