@@ -216,14 +216,18 @@ class BlockRun:
 
     def _before_drop(self, place: Place,
                      f: Tensor) -> tuple[Tensor, tuple[tuple, ...]]:
-        """Branch before stochastic depth, and what that multiplies it by."""
+        """Branch before stochastic depth, and what that multiplies it by.
+
+        That is one number an image, and what the branch was divided by right
+        before, the share of images that are kept.
+        """
         factors = []
         for out, before, name, factor in reversed(self.products):
-            if out is f:
-                if isinstance(factor, Tensor):
-                    factor = place.to_maps(factor)
-                f = before
-                factors.insert(0, (name, factor))
+            if out is f and isinstance(factor, Tensor) and not factors:
+                f, factors = before, [(name, place.to_maps(factor))]
+            elif out is f and factors and name == 'div':
+                f, factors = before, [(name, factor), *factors]
+                break
         self.products.clear()
         return f, tuple(factors)
 

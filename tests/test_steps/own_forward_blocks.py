@@ -180,4 +180,4 @@ class Dropping(Conv):
         return f.div(keep) * noise
 
     def forward(self, x):
-        return x + self.drop(self.conv(x))
+        return x + self.drop(self.conv(x) * 0.5)
