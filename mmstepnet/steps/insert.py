@@ -225,7 +225,9 @@ def _made_up(model: nn.Module) -> Tensor | dict | None:
         return dict(pixel_values=torch.zeros(
             1, getattr(config, 'num_channels', 3), *size))
     if hasattr(model, 'init_cfg'):  # a module of MMEngine
-        return torch.zeros(1, getattr(model, 'in_channels', 3), 224, 224)
+        channels = next((m.in_channels for m in model.modules()
+                         if isinstance(m, nn.Conv2d)), 3)
+        return torch.zeros(1, channels, 224, 224)
     return getattr(model, 'dummy_inputs', None)
 
 

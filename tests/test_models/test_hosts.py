@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
 
-from mmstepnet import insert_steps, models, remove_steps
+from mmstepnet import ResidualStep, insert_steps, models, remove_steps
 from mmstepnet.models import StepBackbone, StepResNetCIFAR
 from mmstepnet.models.backbones.host import find_host
 from tests.utils import perturb, run, same_tensors
@@ -233,10 +233,25 @@ def test_a_checkpoint_of_another_depth():
             state, strict=False)
 
 
+def test_step_backbone_finds_blocks_by_running():
+    plain = MODELS.build(dict(type='mmpretrain.VAN', arch='tiny'))
+    plain.eval()  # that of some hosts returns nothing
+    model = StepBackbone(dict(type='mmpretrain.VAN', arch='tiny'))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    model.eval()
+    x = torch.rand(2, 3, 64, 64)
+    steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
+    assert len(steps) == 2 * sum(plain.depths)
+    assert torch.equal(model(x)[-1], plain(x)[-1])
+    for step in steps:
+        perturb(step.attention)
+    assert not torch.allclose(model(x)[-1], plain(x)[-1])
+
+
 def test_step_backbone_refuses():
     with pytest.raises(TypeError, match='attention must be a dict'):
         StepBackbone(dict(type='mmdet.ResNet', depth=18), None)
-    with pytest.raises(ValueError, match='no block is known'):
+    with pytest.raises(ValueError, match='no block can take steps'):
         StepBackbone(dict(type='mmpretrain.VGG', depth=11))
     with pytest.raises(ValueError, match='there are steps already'):
         StepBackbone(dict(

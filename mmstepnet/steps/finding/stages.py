@@ -238,15 +238,12 @@ class Arrangement:
                     'not chosen by blocks=')
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = 'outside of the backbone'
+            elif any(s is not found and s.state and blocks[s] == place
+                     and s.of_branch >> found.number & 1
+                     and not s.of_state >> found.number & 1 for s in sums):
+                found.left_out = 'part of the branch of another step'
             elif self._first(place[0]) is place[1]:
                 found.left_out = FIRST
-            else:
-                later = [s for s in sums if s is not found and s.state
-                         and blocks[s] == place]
-                for other in later:
-                    if (other.of_branch >> found.number & 1
-                            and not other.of_state >> found.number & 1):
-                        found.left_out = 'part of the branch of another step'
 
     def _build(self, sums: list[Sum], blocks: dict) -> None:
         self.named, self.recorded, self.excluded = [], [], []
