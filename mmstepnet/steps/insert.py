@@ -173,7 +173,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             f'{what}. Blocks of any other class are found by running the '
             f'model: give example=, what it is called with, such as '
             f'torch.zeros(1, 3, 224, 224)')
-    plans, seen = find_plans(model, example, layout)
+    plans, refused, seen = find_plans(model, example, layout)
     chosen = {}
     for name, plan in plans.items():
         matched = [p for p in patterns or () if _matches(name, p)]
@@ -186,8 +186,11 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
     if missing or not (chosen or any_described):
         what = (f'blocks names {missing}, but none of these' if missing
                 else 'no block')
-        raise ValueError(
-            f'{type(model).__name__}: {what} can take steps. {seen}')
+        raise ValueError('\n  '.join([
+            f'{type(model).__name__}: {what} can take steps.', *refused[:8],
+            seen]))
+    if refused and not patterns:
+        LOGGER.warning('Blocks without steps: %s', '; '.join(refused))
     for name in causal_blocks(model, example, chosen):
         raise ValueError(
             f'{name} ({type(model.get_submodule(name)).__name__}) is a '

@@ -170,7 +170,8 @@ class Pass:
 
 
 def find_plans(model: nn.Module, example: object,
-               layout: str | None = None) -> tuple[dict, str]:
+               layout: str | None = None
+               ) -> tuple[dict[str, tuple[Plan, Plan]], list[str], str]:
     """Find the blocks of a model and where each takes its steps.
 
     The model runs twice: in evaluation and in training mode, with two and with
@@ -186,8 +187,9 @@ def find_plans(model: nn.Module, example: object,
             they cannot be told.
 
     Returns:
-        tuple: Plans for evaluation and training by the blocks' names, and
-        what was seen, for an error.
+        tuple: Plans for evaluation and training by the blocks' names; blocks
+        that can take no steps, each with the reason; and what was seen, for
+        an error.
     """
     try:
         passes = _run(model, example)
@@ -205,12 +207,9 @@ def find_plans(model: nn.Module, example: object,
             plans[name] = _plans(name, passes, [t[name] for t in tables],
                                  layout)
         except RefusedError as error:
-            refused.append(f'  {name} {error}')
-    arrangement = passes[0].arrangement
-    seen = explain(passes[0].watch, arrangement.steps)
-    if refused:
-        seen = '\n'.join([*refused, seen])
-    return plans, seen
+            refused.append(f'{name} {error}')
+    return plans, refused, explain(
+        passes[0].watch, passes[0].arrangement.steps)
 
 
 class RefusedError(ValueError):

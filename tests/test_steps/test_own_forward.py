@@ -233,11 +233,14 @@ def test_a_decoder_is_refused(device):
     assert dict(model.named_modules()) == before
 
 
-def test_a_shared_block_is_refused():
+def test_a_shared_block_is_refused(caplog):
     block = blocks.Conv()
     model = nn.Sequential(block, blocks.Conv(), block)
+    example = torch.rand(2, *MAP[1:])
     with pytest.raises(ValueError, match='0 runs several times'):
-        insert_steps(model, blocks='0', example=torch.rand(2, *MAP[1:]))
+        insert_steps(model, blocks='0', example=example)
+    assert insert_steps(model, example=example) == ['1']
+    assert 'Blocks without steps: 0 runs several times' in caplog.text
 
 
 def test_another_forward_is_found_by_running(caplog):
@@ -279,7 +282,7 @@ def test_the_model_is_left_as_it_was_by_the_search():
     twin = copy.deepcopy(model)
     state = torch.get_rng_state()
     example = torch.zeros(1, *MAP[1:])
-    plans, _ = find_plans(model, example)
+    plans, *_ = find_plans(model, example)
     assert list(plans) == ['0', '1', '2']
     assert torch.equal(torch.get_rng_state(), state)
     insert_steps(model, example=example)
