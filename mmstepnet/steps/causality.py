@@ -16,9 +16,9 @@ def causal_blocks(model: nn.Module, example: object,
                   plans: dict[str, tuple[Plan, Plan]]) -> list[str]:
     """Blocks in which no token sees a later one, found by trying.
 
-    One block of each class is run on states that differ in one token. Where
-    the model is on the meta device, a copy of the block with random weights
-    is.
+    Each block is run on states that differ in one token: one class may stand
+    in an encoder and, with other arguments, in a decoder. Where the model is
+    on the meta device, a copy of the block with random weights is.
 
     Args:
         model (nn.Module): The model.
@@ -26,21 +26,23 @@ def causal_blocks(model: nn.Module, example: object,
         plans (dict): Plans of its blocks by name.
 
     Returns:
-        list[str]: Names of the blocks of such a class.
+        list[str]: Their names.
+
+    Raises:
+        ValueError: The example has one token.
     """
     modules = {name: model.get_submodule(name) for name, (plan, _)
                in plans.items() if plan.places[0].dims == 3}
-    kinds = {type(block): name for name, block in reversed(modules.items())}
     calls: dict[str, tuple] = {}
     handles = []
-    for name in kinds.values():
+    for name, block in modules.items():
         def take_down(block, args, kwargs, name=name):
             calls.setdefault(name, copy.deepcopy((args, kwargs)))
 
-        handles.append(modules[name].register_forward_pre_hook(
+        handles.append(block.register_forward_pre_hook(
             take_down, with_kwargs=True))
     meta = any(p.is_meta for p in model.parameters())
-    causal = set()
+    causal = []
     with EAGER, in_mode(model, False), torch.no_grad(), (
             torch.random.fork_rng([])):
         try:
@@ -56,9 +58,9 @@ def causal_blocks(model: nn.Module, example: object,
                 block = _with_numbers(copy.deepcopy(block).to_empty(
                     device='cpu'))
                 call = tree_map_only(Tensor, _random, call)
-            if _is_causal(block, *call, plans[name][0].places[0]):
-                causal.add(type(modules[name]))
-    return [name for name, block in modules.items() if type(block) in causal]
+            if _is_causal(name, block, *call, plans[name][0].places[0]):
+                causal.append(name)
+    return causal
 
 
 def _random(t: Tensor) -> Tensor:
@@ -77,24 +79,33 @@ def _with_numbers(block: nn.Module) -> nn.Module:
     return block
 
 
-def _is_causal(block: nn.Module, args: tuple, kwargs: dict,
+def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
                place: Place) -> bool:
     """Whether tokens move those behind them alone."""
     axis = 3 - place.batch - place.channels
-    key = None if args else next(iter(kwargs))
-    x = args[0] if args else kwargs[key]
-    if not isinstance(x, Tensor) or x.dim() != 3:
+    given = {**dict(enumerate(args)), **kwargs}
+    key = next((k for k, t in given.items() if isinstance(t, Tensor)
+                and t.is_floating_point() and t.dim() == 3
+                and t.shape[place.channels] == place.width), None)
+    if key is None:  # it makes tokens of a map
         return False
+    x = given[key]
+    length = x.shape[axis]
+    if length < 2:
+        raise ValueError(
+            f'{name} is given one token, so that it cannot be told whether it '
+            f"is a decoder's block, whose tokens see no later ones; give an "
+            f'example= of several tokens, or leave the block out by blocks=')
 
     def run(x: Tensor) -> Tensor:
-        a, k = copy.deepcopy((args, kwargs))  # they may hold a cache
-        out = block(x, *a[1:], **k) if a else block(**{**k, key: x})
+        now = {**copy.deepcopy(given), key: x}  # they may hold a cache
+        out = block(*(now[k] for k in range(len(args))),
+                    **{k: now[k] for k in kwargs})
         while not isinstance(out, Tensor):
             out = next(iter(out.values() if isinstance(out, dict) else out))
         return out
 
     before, later = run(x.clone()), False
-    length = x.shape[axis]
     for at in {length - 1, length // 2, length // 3, 1} & set(range(length)):
         moved = x.clone()
         moved.select(axis, at).add_(torch.randn_like(moved.select(axis, at)))

@@ -1,10 +1,14 @@
 """Running a model on an example, to see what it does."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 
 import torch.nn as nn
 from torch import Tensor
+
+CONTAINERS = dict, OrderedDict, list, set
 
 
 @contextmanager
@@ -14,6 +18,8 @@ def on_meta(model: nn.Module) -> Iterator[None]:
     What its modules keep of a pass meanwhile is forgotten.
     """
     before = [(vars(m), dict(vars(m))) for m in model.modules()]
+    kept = [(value, copy(value)) for _, saved in before
+            for value in saved.values() if type(value) in CONTAINERS]
     try:
         for attributes, saved in before:
             for key, value in saved.items():
@@ -27,6 +33,9 @@ def on_meta(model: nn.Module) -> Iterator[None]:
         for attributes, saved in before:
             attributes.clear()
             attributes.update(saved)
+        for value, saved in kept:  # such as a cache
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(saved)
 
 
 def call_of(example: object, samples: int | None = None,

@@ -13,7 +13,7 @@ from mmstepnet.attentions import Attention, build_attention
 
 from .causality import causal_blocks
 from .known_blocks import describe
-from .own_forward import Plan, put_steps_inside
+from .own_forward import Plan, check_names, put_steps_inside
 from .places import find_plans
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward, put_steps
@@ -202,6 +202,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
     for name, plan in chosen.items():
         block = model.get_submodule(name)
         check_forward(block)
+        check_names(name, block, plan[0])
         found.append(_Ready(name, block, [
             _build(cfg, name, block, place.width, place.has_map)
             for place in plan[0].places], plan))

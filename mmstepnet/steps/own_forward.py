@@ -59,13 +59,22 @@ WRITING = {getattr(torch.Tensor, f'{name}_') for name in BRANCHES}
 """Those that write the sum to their first argument; ``+=`` is one."""
 
 
+OPERANDS = ('input', 'other', 'end', 'weight', 'tensor1', 'tensor2')
+"""Names of what they are given, in the order of each signature."""
+
+
+def _in_order(args: tuple, kwargs: dict) -> tuple:
+    """Operands of an addition, those that were given by name behind."""
+    return (*args, *(kwargs[name] for name in OPERANDS if name in kwargs))
+
+
 def addition(func: Callable, args: tuple,
              kwargs: dict) -> tuple[Tensor, Tensor] | None:
     """Two tensors that a function adds, or None if it adds none."""
     if func not in ADDITIONS:
         return None
-    values = (*args, *kwargs.values())
-    if len(values) < 2:
+    values = _in_order(args, kwargs)
+    if len(values) < 2 or 'out' in kwargs:  # a step returns a new tensor
         return None
     a, b = values[:2]
     if (isinstance(a, Tensor) and isinstance(b, Tensor)
@@ -195,6 +204,8 @@ class BlockRun:
             step(place.to_maps(identity), place.to_maps(branch)), x)
         if place.dropped:
             step.drop_path.factors = ()
+        if func in WRITING:
+            out = out.to(operands[0].dtype)
         if place.writes_back:
             out = operands[0].copy_(out)
         self.states[self.taken] = out
@@ -203,15 +214,18 @@ class BlockRun:
 
     def multiply(self, func: Callable, args: tuple, kwargs: dict) -> Tensor:
         """Multiply, and remember what may be stochastic depth."""
-        out = func(*args, **kwargs)
         f, factor = args
+        if not isinstance(f, Tensor) or isinstance(factor, Tensor) and (
+                factor.dim() != f.dim() or factor.numel() != len(factor)
+                or factor.requires_grad):
+            return func(*args, **kwargs)
+        before = f
         if func in (torch.Tensor.mul_, torch.Tensor.div_):
-            return out  # the branch is gone
-        if isinstance(f, Tensor) and (
-                not isinstance(factor, Tensor)
-                or factor.dim() == f.dim() and factor.numel() == len(factor)
-                and not factor.requires_grad):
-            self.products.append((out, f, PRODUCTS[func], factor))
+            before = f.clone()  # f is about to be overwritten
+            self.products = [(before if out is f else out, *rest)
+                             for out, *rest in self.products]
+        out = func(*args, **kwargs)
+        self.products.append((out, before, PRODUCTS[func], factor))
         return out
 
     def _before_drop(self, place: Place,
@@ -314,10 +328,8 @@ def _split(func: Callable, operands: tuple[Tensor, Tensor], args: tuple,
     a, b = operands
     if state == 1:  # f + alpha x
         return _added(a, b, kwargs.get('alpha', 1)), a
-    # The functions differ in what they call their arguments, not in the order.
     named = {k: v for k, v in kwargs.items() if k in ('alpha', 'value')}
-    values = (*args, *(v for k, v in kwargs.items() if k not in named))
-    return a, BRANCHES[ADDITIONS[func]](*values, **named)
+    return a, BRANCHES[ADDITIONS[func]](*_in_order(args, kwargs), **named)
 
 
 class OwnForwardBlock(StepBlock):
@@ -375,6 +387,22 @@ def _parts(block: OwnForwardBlock) -> Iterator[nn.Module]:
     """What a container holds beside its steps."""
     return (m for m in block.host.__iter__(block)
             if not isinstance(m, ResidualStep))
+
+
+def check_names(name: str, block: nn.Module, plan: Plan) -> None:
+    """Refuse a block that has something where its steps would go.
+
+    Raises:
+        ValueError: It has.
+    """
+    needed = [*(place.name for place in plan.places), '_plans', 'host', 'make',
+              'take_steps']
+    taken = [part for part in needed if hasattr(block, part)]
+    if taken:
+        raise ValueError(
+            f'{name} ({type(block).__name__}) has an attribute {taken[0]}, '
+            f'which a block with steps needs for its own; rename it, or leave '
+            f'the block out by blocks=')
 
 
 def put_steps_inside(block: nn.Module, plans: tuple[Plan, Plan],

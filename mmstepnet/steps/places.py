@@ -45,6 +45,9 @@ class Addition:
         runs (list[Run]): The runs of modules that it happened in.
         input_of (set[Run]): Those whose first argument one operand is.
         result_of (Addition, optional): Whose result one operand is.
+        goes_on (bool): Whether the first operand is that result, or the
+            second without a factor, and nobody has written to it.
+        views (list): Memory, shape and strides of the operands.
         found (Sum, optional): The step that it is, or is a part of.
         state (int): Which operand is the state.
         dropped (bool): Whether stochastic depth was applied to the other.
@@ -55,11 +58,14 @@ class Addition:
     runs: list[Run]
     input_of: set[Run]
     result_of: 'Addition | None'
+    goes_on: bool = False
+    views: list[tuple] = field(default_factory=list)
     found: Sum | None = None
     state: int = 0
     dropped: bool = False
     used_again: bool = False
     out: Callable = field(default=lambda: None)
+    version: int = 0
 
 
 class _Watch(Finder):
@@ -101,7 +107,7 @@ class _Follow(TorchFunctionMode):
         self.replaced: dict[int, list[Addition]] = {}  # by their memory
         self.aliases: dict[int, list[int]] = {}  # of a copy's memory
         self.memory: list[StorageWeakRef] = []  # which no other gets
-        self.channels: dict[tuple[Run, torch.Size], set[int]] = {}
+        self.channels: dict[tuple, set[int]] = {}  # by run, shape or view
         self.widths: dict[Run, set[int]] = {}
 
     def __torch_function__(self, func: Callable, types: tuple,
@@ -122,7 +128,14 @@ class _Follow(TorchFunctionMode):
             {r for r in finder.stack if r.first() is not None
              and any(t is r.first() for t in operands)},
             next((a for a in reversed(self.additions)
-                  if any(t is a.out() for t in operands)), None))
+                  if any(t is a.out() for t in operands)), None),
+            views=list(map(_view, operands)))
+        if seen.result_of is not None:
+            same = operands[0] is seen.result_of.out() or (
+                kwargs.get('alpha', 1) == 1
+                and operands[1] is seen.result_of.out())
+            seen.goes_on = same and (
+                _version(seen.result_of.out()) == seen.result_of.version)
         self.additions.append(seen)
         finder.last = None
         out = func(*args, **kwargs)
@@ -132,7 +145,7 @@ class _Follow(TorchFunctionMode):
             seen.state = int(views[2] == views[1] != views[0])
         if func in WRITING:
             out = self._stand_in(seen, out)
-        seen.out = weakref.ref(out)
+        seen.out, seen.version = weakref.ref(out), _version(out)
         return out
 
     def _stand_in(self, seen: Addition, out: Tensor) -> Tensor:
@@ -154,9 +167,19 @@ class _Follow(TorchFunctionMode):
         for t in (*args[:1], out):
             if isinstance(t, Tensor) and t.dim() > 1:
                 axis = 1 if first else t.dim() - 1
+                self.memory.append(StorageWeakRef(t.untyped_storage()))
                 for run in self.finder.stack:
-                    self.channels.setdefault((run, t.shape), set()).add(axis)
+                    for key in (t.shape, _view(t)):
+                        self.channels.setdefault((run, key), set()).add(axis)
                     self.widths.setdefault(run, set()).add(t.shape[axis])
+
+
+def _view(t: Tensor) -> tuple:
+    return t.untyped_storage()._cdata, t.shape, t.stride()
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
 
 
 @dataclass
@@ -271,6 +294,11 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 raise RefusedError(
                     'adds to its state where no function of PyTorch shows it '
                     '(compiled or scripted code, a fused addition)')
+            if any(b.result_of is not a or not b.goes_on
+                   for a, b in zip(parts, parts[1:])):
+                raise RefusedError(
+                    'adds several branches to one state and changes the sum '
+                    'in between (a factor, a view, a cast)')
             first = parts[0]
             source = None
             if run in first.input_of:
@@ -279,8 +307,8 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 source = lasts[first.result_of]
             lasts[parts[-1]] = k
             batch, channels = _axes(
-                one, run, found_sum.shape, [s[k] for s in shapes],
-                [p.samples for p in passes], layout)
+                one, run, found_sum.shape, first.views[first.state],
+                [s[k] for s in shapes], [p.samples for p in passes], layout)
             places.append(Place(
                 names[k], tuple(map(inside.index, parts)),
                 tuple(a.state for a in parts), source, batch, channels,
@@ -294,14 +322,26 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
     return tuple(plans)
 
 
-def _axes(one: Pass, run: Run, shape: tuple[int, ...], shapes: list,
+def _axes(one: Pass, run: Run, shape: tuple[int, ...], view: tuple,
+          shapes: list[tuple[int, ...]],
           samples: list[int], layout: str | None) -> tuple[int, int]:
     """Axes of the samples and of the channels of a state."""
-    batch = next((axis for axis, (m, n) in enumerate(zip(*shapes))
-                  if m != n and m * samples[1] == n * samples[0]), 0)
     if layout is not None and len(layout) == len(shape):
         return layout.index('N'), layout.index('C')
-    votes = one.follow.channels.get((run, torch.Size(shape)), set()) - {batch}
+    grows = [axis for axis, (m, n) in enumerate(zip(*shapes))
+             if m != n and m * samples[1] == n * samples[0]]
+    batch = grows[0] if grows else 0
+    first = one.watch.wrong_shapes.get(shape)
+    if len(shape) == 3 and (not grows or batch == 0 and first):
+        raise RefusedError(
+            f'has tokens {tuple(shape)} whose axis of samples is not clear'
+            + f' ({first} takes the tokens first)' * bool(first)
+            + "; give layout=, 'NLC' or 'LNC'")
+    seen = one.follow.channels
+    votes = seen.get((run, torch.Size(shape)), set()) - {batch}
+    if any(shape.count(shape[axis]) > 1 for axis in votes):
+        # A transposed one looks the same: what was given the state counts.
+        votes = seen.get((run, view), set()) - {batch}
     if not votes:  # its layers see it as windows, or padded
         widths = one.follow.widths.get(run, ())
         votes = {axis for axis, size in enumerate(shape)

@@ -37,6 +37,10 @@ ADDITIONS = {
     'add(input=x, other=f)': (lambda x, f: torch.add(input=x, other=f), 1),
     'add(x, f, alpha=0.5)': (lambda x, f: torch.add(x, f, alpha=0.5), 0.5),
     'x - f': (lambda x, f: x - f, -1),
+    'add(other=f, input=x, alpha=0.5)': (lambda x, f: torch.add(
+        other=f, input=x, alpha=0.5), 0.5),
+    'sub(alpha=2, other=f, input=x)': (lambda x, f: torch.sub(
+        alpha=2, other=f, input=x), -2),
     'sub(x, f, alpha=2)': (lambda x, f: torch.sub(x, f, alpha=2), -2),
     'addcmul': (lambda x, f: torch.addcmul(
         x, f, torch.full_like(f, 0.5), value=3), 1.5),
@@ -177,6 +181,8 @@ class Dropping(Conv):
                             device=f.device).bernoulli_(keep)
         if self.style == 'timm':
             return f * noise.div_(keep)
+        if self.style == 'in place':
+            return f.div_(keep).mul_(noise)
         return f.div(keep) * noise
 
     def forward(self, x):

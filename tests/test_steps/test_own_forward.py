@@ -335,7 +335,7 @@ def test_other_gates():
         insert_steps(tokens, 'CBAM', example=torch.rand(2, 5, C), reduction=2)
 
 
-@pytest.mark.parametrize('style', ['timm', 'mmcv'])
+@pytest.mark.parametrize('style', ['timm', 'mmcv', 'in place'])
 def test_the_gate_sees_the_branch_before_stochastic_depth(style):
     kind = type('Block', (blocks.Dropping, ), dict(style=style))
     model, x = stack(kind)
