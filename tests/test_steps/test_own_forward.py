@@ -333,24 +333,3 @@ def test_other_gates():
     tokens = nn.Sequential(*(blocks.Encoder() for _ in range(3)))
     with pytest.raises(ValueError, match='looks at positions'):
         insert_steps(tokens, 'CBAM', example=torch.rand(2, 5, C), reduction=2)
-
-
-@pytest.mark.parametrize('style', ['timm', 'mmcv', 'in place'])
-def test_the_gate_sees_the_branch_before_stochastic_depth(style):
-    kind = type('Block', (blocks.Dropping, ), dict(style=style))
-    model, x = stack(kind)
-    block = model[1].train()
-    block.step.attention.eval()
-    f = block.conv(x) * 0.5
-    wanted = f * gate(block.step, x, f)
-    torch.manual_seed(0)
-    noise = torch.empty(len(x), 1, 1, 1, dtype=x.dtype).bernoulli_(0.5)
-    assert noise.unique().numel() == 2
-    torch.manual_seed(0)
-    torch.testing.assert_close(block(x), x + wanted * noise / 0.5)
-    if TORCH_21:
-        pytest.skip("PyTorch 2.1's Dynamo follows no function mode")
-    torch._dynamo.reset()
-    compiled = torch.compile(block, fullgraph=True, backend='eager')
-    torch.manual_seed(0)
-    torch.testing.assert_close(compiled(x), x + wanted * noise / 0.5)

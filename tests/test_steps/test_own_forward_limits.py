@@ -1,4 +1,4 @@
-"""Blocks that a step would be wrong in, without a word, are refused."""
+"""Stochastic depth; and blocks that a step would be wrong in are refused."""
 
 import copy
 
@@ -7,9 +7,10 @@ import torch
 import torch.nn as nn
 
 from mmstepnet import insert_steps, remove_steps
+from tests.utils import TORCH_21
 
 from . import own_forward_blocks as blocks
-from .test_own_forward import C, random, stack
+from .test_own_forward import C, gate, random, stack
 
 MAP = (4, C, 5, 6)
 
@@ -194,3 +195,24 @@ def test_a_sum_keeps_the_dtype_that_it_is_written_in():
     x = random(*MAP).half()
     insert_steps(model, example=x)
     assert model(x).dtype == torch.float16
+
+
+@pytest.mark.parametrize('style', ['timm', 'mmcv', 'in place'])
+def test_the_gate_sees_the_branch_before_stochastic_depth(style):
+    kind = type('Block', (blocks.Dropping, ), dict(style=style))
+    model, x = stack(kind)
+    block = model[1].train()
+    block.step.attention.eval()
+    f = block.conv(x) * 0.5
+    wanted = f * gate(block.step, x, f)
+    torch.manual_seed(0)
+    noise = torch.empty(len(x), 1, 1, 1, dtype=x.dtype).bernoulli_(0.5)
+    assert noise.unique().numel() == 2
+    torch.manual_seed(0)
+    torch.testing.assert_close(block(x), x + wanted * noise / 0.5)
+    if TORCH_21:
+        pytest.skip("PyTorch 2.1's Dynamo follows no function mode")
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, backend='eager')
+    torch.manual_seed(0)
+    torch.testing.assert_close(compiled(x), x + wanted * noise / 0.5)
