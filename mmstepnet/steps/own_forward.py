@@ -198,12 +198,18 @@ class BlockRun:
         if place.writes_back:  # what autograd keeps must not be written
             identity, branch = identity.clone(), branch.clone()
         step = getattr(self.block, place.name)
+        factors: list[tuple] = []
         if place.dropped:
-            branch, step.drop_path.factors = self._before_drop(place, branch)
+            branch, factors = self._before_drop(place, branch)
+
+        def drop_path(residual: Tensor) -> Tensor:
+            for name, factor in factors:
+                residual = getattr(residual, name)(factor)
+            return residual
+
         out = place.from_maps(
-            step(place.to_maps(identity), place.to_maps(branch)), x)
-        if place.dropped:
-            step.drop_path.factors = ()
+            step(place.to_maps(identity), place.to_maps(branch),
+                 drop_path=drop_path if factors else None), x)
         if func in WRITING:
             out = out.to(operands[0].dtype)
         if place.writes_back:
@@ -229,7 +235,7 @@ class BlockRun:
         return out
 
     def _before_drop(self, place: Place,
-                     f: Tensor) -> tuple[Tensor, tuple[tuple, ...]]:
+                     f: Tensor) -> tuple[Tensor, list[tuple]]:
         """Branch before stochastic depth, and what that multiplies it by.
 
         That is one number an image, and what the branch was divided by right
@@ -243,7 +249,7 @@ class BlockRun:
                 f, factors = before, [(name, factor), *factors]
                 break
         self.products.clear()
-        return f, tuple(factors)
+        return f, factors
 
     def _check(self, place: Place, x: Tensor) -> None:
         """Refuse another addition than the one that was found."""
@@ -278,18 +284,6 @@ class BlockRun:
                 f'{self.plan.additions} were expected: its forward went '
                 f'another way than when the steps were put in. {_ANEW} '
                 f'(torch.fx cannot trace such a block; torch.export can.)')
-
-
-class DropPath(nn.Module):
-    """The block's own stochastic depth, applied behind the gate."""
-
-    factors: tuple[tuple, ...] = ()
-
-    def forward(self, residual: Tensor) -> Tensor:
-        """Multiply as the block has done."""
-        for name, factor in self.factors:
-            residual = getattr(residual, name)(factor)
-        return residual
 
 
 class TakeSteps(TorchFunctionMode):
@@ -417,7 +411,6 @@ def put_steps_inside(block: nn.Module, plans: tuple[Plan, Plan],
     check_forward(block)
     block.__class__ = own_forward_class(type(block))
     block._plans = plans
-    for place, attention in zip(plans[1].places, attentions):
-        step = ResidualStep(
-            attention, drop_path=DropPath() if place.dropped else None)
+    for place, attention in zip(plans[0].places, attentions):
+        step = ResidualStep(attention)
         block.add_module(place.name, step.train(block.training))

@@ -70,7 +70,9 @@ class ResidualStep(nn.Module):
                 identity: Tensor,
                 branch: Tensor,
                 norm: nn.Module | None = None,
-                behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+                behind: Callable[[Tensor], Tensor] | None = None,
+                drop_path: Callable[[Tensor], Tensor] | None = None
+                ) -> Tensor:
         """Take the step.
 
         Args:
@@ -82,6 +84,9 @@ class ResidualStep(nn.Module):
             behind (Callable, optional): Activation that the block keeps
                 under a key of its own, as a post-norm Transformer its norm;
                 applied behind :attr:`activation`. Defaults to None.
+            drop_path (Callable, optional): Stochastic depth that the block
+                applies itself, with what it has drawn in this run; applied
+                behind :attr:`drop_path`. Defaults to None.
 
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
@@ -89,7 +94,8 @@ class ResidualStep(nn.Module):
         if not is_compiling():
             again = is_backward()
             with self._as_before() if again else nullcontext():
-                out = fused_step(self, identity, branch, norm)
+                out = None if drop_path is not None else fused_step(
+                    self, identity, branch, norm)
             if not again and torch.is_grad_enabled() and (
                     self._was_fused is not (out is not None)):
                 self._was_fused = out is not None
@@ -97,8 +103,9 @@ class ResidualStep(nn.Module):
                 return out if behind is None else behind(out)
             if again:
                 with statistics_kept(norm, self.attention):
-                    return self._reference(identity, branch, norm, behind)
-        return self._reference(identity, branch, norm, behind)
+                    return self._reference(
+                        identity, branch, norm, behind, drop_path)
+        return self._reference(identity, branch, norm, behind, drop_path)
 
     def _as_before(self) -> AbstractContextManager:
         """Take the last run's path where observers may have changed it."""
@@ -108,7 +115,9 @@ class ResidualStep(nn.Module):
 
     def _reference(self, identity: Tensor, branch: Tensor,
                    norm: nn.Module | None,
-                   behind: Callable[[Tensor], Tensor] | None) -> Tensor:
+                   behind: Callable[[Tensor], Tensor] | None = None,
+                   drop_path: Callable[[Tensor], Tensor] | None = None
+                   ) -> Tensor:
         f = branch if norm is None else norm(branch)
         if self.attention is None or isinstance(self.attention, Plain):
             step, residual = None, f
@@ -116,10 +125,12 @@ class ResidualStep(nn.Module):
             step = choose_step(self.attention, identity, f)
             residual = f * step
         residual = self.drop_path(residual)
+        if drop_path is not None:
+            residual = drop_path(residual)
         if (self._observers and step is not None
                 and residual.dtype == identity.dtype
                 and not torch.is_grad_enabled()):
-            # f ⊗ Δt is nobody's: a new map costs more than the sum itself.
+            # Nothing else needs f ⊗ Δt, and a new map costs more than the sum.
             total = residual.add_(identity)
         else:
             total = identity + residual

@@ -1,6 +1,8 @@
 """Stochastic depth; and blocks that a step would be wrong in are refused."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -216,3 +218,30 @@ def test_the_gate_sees_the_branch_before_stochastic_depth(style):
     compiled = torch.compile(block, fullgraph=True, backend='eager')
     torch.manual_seed(0)
     torch.testing.assert_close(compiled(x), x + wanted * noise / 0.5)
+
+
+def test_threads_draw_their_own_stochastic_depth():
+    """Two threads are in one block at a time, with batches of their own."""
+    model, x = stack(blocks.Dropping)
+    block = model[1].train()
+    block.step.attention.eval()
+    both = Barrier(2, timeout=60)
+    drawn = {}
+
+    def drop(f):
+        noise = (torch.arange(len(f)) % 2 == 0).to(f).view(-1, 1, 1, 1)
+        drawn[len(f)] = noise if len(f) == 4 else 1 - noise
+        return f * drawn[len(f)]
+
+    def wait(*_):  # both have drawn before either applies it
+        both.wait()
+
+    block.drop = drop
+    waiting = block.step.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(block, (x, x[:2])))
+    waiting.remove()
+    for out, given in zip(outs, (x, x[:2])):
+        f = block.conv(given) * 0.5
+        wanted = given + f * gate(block.step, given, f) * drawn[len(given)]
+        torch.testing.assert_close(out, wanted)

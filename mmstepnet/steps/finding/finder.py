@@ -59,11 +59,11 @@ class Finder(Additions):
         self.forget()
 
     def __deepcopy__(self, memo: dict) -> 'Finder':
-        """Stay one: hooks in a copy of the model lead here in vain."""
+        """Stay the same: hooks in a copy of the model do nothing here."""
         return self
 
     def __reduce__(self) -> tuple:
-        """Those in a pickle lead to a finder of nothing."""
+        """Become a finder of an empty model: a pickle keeps no hooks."""
         return Finder, (nn.Module(), )
 
     def forget(self) -> None:

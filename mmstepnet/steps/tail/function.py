@@ -28,7 +28,7 @@ class Tail(Function):
         out, saved = passes.forward(spec, *same_format(c, x),
                                     Parameters(*learned))
         ctx.spec, ctx.passes = spec, passes
-        # Statistics that this pass has updated are nobody's input.
+        # Statistics that this pass has updated are no input of the backward.
         running = [None if norm.batch else t for norm in spec[:2]
                    for t in (norm.mean, norm.var)]
         ctx.save_for_backward(x, c, out if spec.relu else None, *running,
