@@ -10,8 +10,8 @@ TEMPORARY = '.unfinished'
 """Ending of the name under which a file is written."""
 
 ABANDONED = 3600.
-"""Seconds without a write after which a file under such a name is nobody's:
-it may be that of another job, which is being written."""
+"""Seconds without a write after which a file under such a name is removed.
+A younger one may belong to another job, which is still writing it."""
 
 NAME_BYTES = 200
 """How much of a name the temporary one keeps; file systems allow 255."""

@@ -38,13 +38,16 @@ def propagate(q: Tensor,
 
     With ``centre`` the softmax of ``-scale / 2 * |q_i - k_j|^2``: q and k are
     shifted by it, and ``bias_j = -|k_j|^2 / 2`` joins the dot products. Two
-    exact forms. Where the bias needs no gradient the kernel adds it to the
-    scores as an additive mask. Where it needs one, for which PyTorch's
-    kernels would form the N x M matrix, beside ``is_causal`` or another mask,
-    in half precision, to which the kernels would round it, on CPUs before
-    PyTorch 2.3, and under functorch and torch.jit, which ask in vain whether
-    it does, the bias is one more coordinate of k that meets a constant in
-    q; v is padded to the same width, because the kernels want equal ones.
+    exact forms. In the first the kernel adds the bias to the scores, as an
+    additive mask. In the second the bias is one more coordinate of k, which
+    meets a constant in q, and v is padded to the same width, because the
+    kernels want equal ones. The second is taken
+
+    - where the bias needs a gradient, for which PyTorch's kernels would form
+      the N x M matrix; under functorch and torch.jit this cannot be known;
+    - beside ``is_causal`` or another mask;
+    - in half precision, to which the kernels would round the bias;
+    - on CPUs before PyTorch 2.3.
 
     Args:
         q (Tensor): Receivers (..., N, d).

@@ -218,7 +218,7 @@ class TrajectoryRecorder:
         return self.record[DEFAULT_READING]
 
     def __deepcopy__(self, memo: dict) -> 'TrajectoryRecorder':
-        """Stay one: hooks in a copy of the model lead here in vain."""
+        """Stay the same: hooks in a copy of the model do nothing here."""
         return self
 
     def __getstate__(self) -> dict:

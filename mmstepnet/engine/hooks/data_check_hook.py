@@ -23,7 +23,7 @@ CLASS_HEAD = re.compile(r'(roi_head\.)?(bbox|mask)_head(\.\d+)?')
 
 @HOOKS.register_module()
 class DataCheckHook(Hook):
-    """Refuse data sets that the hosts would train or test on in vain.
+    """Refuse data sets with which a job would come to nothing.
 
     - An empty one, all annotations filtered out: mmengine divides by zero, or
       finishes without an iteration.

@@ -67,7 +67,7 @@ class StepResNetCIFAR(StepResNet):
         if kwargs.get('deep_stem'):
             raise ValueError(f'{type(self).__name__} has a stem of its own; '
                              f'leave deep_stem out')
-        # A depth that is none is refused by the host's class.
+        # The host's class refuses a depth that it does not know.
         four = (isinstance(depth, int)
                 and depth in self.made_of[1].arch_settings)
         super().__init__(
