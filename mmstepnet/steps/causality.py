@@ -11,14 +11,16 @@ from .examples import call_of, in_mode
 from .finding import EAGER
 from .own_forward import Place, Plan
 
+SCALARS = bool, int, float, str, type(None)
+
 
 def causal_blocks(model: nn.Module, example: object,
                   plans: dict[str, tuple[Plan, Plan]]) -> list[str]:
     """Blocks in which no token sees a later one, found by trying.
 
-    Each block is run on states that differ in one token: one class may stand
-    in an encoder and, with other arguments, in a decoder. Where the model is
-    on the meta device, a copy of the block with random weights is.
+    Blocks that differ in weights alone are tried once: one class may stand in
+    an encoder and, with other arguments, in a decoder. Where the model is on
+    the meta device, a copy of the block with random weights is tried.
 
     Args:
         model (nn.Module): The model.
@@ -29,7 +31,7 @@ def causal_blocks(model: nn.Module, example: object,
         list[str]: Their names.
 
     Raises:
-        ValueError: The example has one token.
+        ValueError: It cannot be told, as from an example of one token.
     """
     modules = {name: model.get_submodule(name) for name, (plan, _)
                in plans.items() if plan.places[0].dims == 3}
@@ -42,25 +44,41 @@ def causal_blocks(model: nn.Module, example: object,
         handles.append(block.register_forward_pre_hook(
             take_down, with_kwargs=True))
     meta = any(p.is_meta for p in model.parameters())
-    causal = []
-    with EAGER, in_mode(model, False), torch.no_grad(), (
-            torch.random.fork_rng([])):
+    known: dict[tuple, bool] = {}
+    with EAGER, in_mode(model, False), torch.random.fork_rng([]):
         try:
             if handles:
                 args, kwargs = call_of(example, device=meta and 'meta' or None)
-                model(*args, **kwargs)
+                with torch.no_grad():
+                    model(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
-        for name, call in calls.items():
-            block = modules[name]
+        kinds = {name: _kind(modules[name], call)
+                 for name, call in calls.items()}
+        for name, kind in kinds.items():
+            if kind in known:
+                continue
+            block, call = modules[name], calls[name]
             if meta:
                 block = _with_numbers(copy.deepcopy(block).to_empty(
                     device='cpu'))
                 call = tree_map_only(Tensor, _random, call)
-            if _is_causal(name, block, *call, plans[name][0].places[0]):
-                causal.append(name)
-    return causal
+            known[kind] = _is_causal(name, block, *call,
+                                     plans[name][0].places[0])
+    return [name for name, kind in kinds.items() if known[kind]]
+
+
+def _kind(block: nn.Module, call: tuple) -> tuple:
+    """What blocks share that differ in weights alone."""
+    settings = [
+        (name, key, value if isinstance(value, SCALARS) else id(value))
+        for name, module in block.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, SCALARS) or callable(value)
+    ]
+    given = tree_map_only(Tensor, lambda t: (t.shape, t.dtype), call)
+    return type(block), repr(block), tuple(settings), str(given)
 
 
 def _random(t: Tensor) -> Tensor:
@@ -68,8 +86,8 @@ def _random(t: Tensor) -> Tensor:
     return t.normal_() if t.is_floating_point() else t.zero_()
 
 
+@torch.no_grad()
 def _with_numbers(block: nn.Module) -> nn.Module:
-    """Give a block weights under which no attention saturates."""
     for t in (*block.parameters(), *block.buffers()):
         values = _random(t)
         if t.is_floating_point():
@@ -81,7 +99,11 @@ def _with_numbers(block: nn.Module) -> nn.Module:
 
 def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
                place: Place) -> bool:
-    """Whether tokens move those behind them alone."""
+    """Whether tokens reach those behind them alone.
+
+    By gradients: where a softmax is saturated they are small, but not 0 as
+    they are behind a causal mask.
+    """
     axis = 3 - place.batch - place.channels
     given = {**dict(enumerate(args)), **kwargs}
     key = next((k for k, t in given.items() if isinstance(t, Tensor)
@@ -91,28 +113,39 @@ def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
         return False
     x = given[key]
     length = x.shape[axis]
+    cannot = (f'{name} ({type(block).__name__}): it cannot be told whether it '
+              f"is a decoder's block, whose tokens see no later ones, ")
     if length < 2:
         raise ValueError(
-            f'{name} is given one token, so that it cannot be told whether it '
-            f"is a decoder's block, whose tokens see no later ones; give an "
-            f'example= of several tokens, or leave the block out by blocks=')
-
-    def run(x: Tensor) -> Tensor:
-        now = {**copy.deepcopy(given), key: x}  # they may hold a cache
-        out = block(*(now[k] for k in range(len(args))),
-                    **{k: now[k] for k in kwargs})
+            f'{cannot}from a state of one token; give an example= of several, '
+            f'or leave the block out by blocks=')
+    x = given[key] = x.detach().requires_grad_()
+    with torch.enable_grad():
+        out = block(*(given[k] for k in range(len(args))),
+                    **{k: given[k] for k in kwargs})
         while not isinstance(out, Tensor):
             out = next(iter(out.values() if isinstance(out, dict) else out))
-        return out
+    if not out.requires_grad:
+        raise ValueError(f'{cannot}since its forward has no gradient; leave '
+                         f'it out by blocks=')
 
-    before, later = run(x.clone()), False
-    for at in {length - 1, length // 2, length // 3, 1} & set(range(length)):
-        moved = x.clone()
-        moved.select(axis, at).add_(torch.randn_like(moved.select(axis, at)))
-        change = (run(moved) - before).abs().amax(
-            [d for d in range(3) if d != axis])
-        limit = 1e-6 * change.max()
-        if (change[:at] > limit).any():
+    def reaches(target: slice, source: slice) -> bool:
+        """Whether tokens of a half of x reach a half of the result."""
+        part = out.transpose(0, axis)[target]
+        grad, = torch.autograd.grad(part, x, torch.randn_like(part),
+                                    retain_graph=True, allow_unused=True)
+        if grad is None:
             return False
-        later |= bool((change[at + 1:] > limit).any())
+        if not grad.isfinite().all():
+            raise ValueError(f'{cannot}since its gradient is not finite; '
+                             f'leave it out by blocks=')
+        return bool(grad.transpose(0, axis)[source].any())
+
+    # Windows may end at one of these places, but not at each.
+    later = False
+    for half in dict.fromkeys((length // 2, length // 3 or 1, 1)):
+        before, behind = slice(None, half), slice(half, None)
+        if reaches(before, behind):
+            return False
+        later = later or reaches(behind, before)
     return later

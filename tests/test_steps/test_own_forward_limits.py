@@ -143,7 +143,7 @@ def test_decoders_that_are_hard_to_find():
     model = nn.Sequential(*(Either(k > 1) for k in range(4)))
     with pytest.raises(ValueError, match='2 .Either. is a decoder'):
         insert_steps(model, example=torch.rand(2, 5, C))
-    with pytest.raises(ValueError, match='0 is given one token'):
+    with pytest.raises(ValueError, match='0 .* a state of one token'):
         insert_steps(model, example=torch.rand(2, 1, C))
     model = Positions(*(SecondArgument() for _ in range(3)))
     with pytest.raises(ValueError, match='0 .SecondArgument. is a decoder'):
@@ -245,3 +245,18 @@ def test_threads_draw_their_own_stochastic_depth():
         f = block.conv(given) * 0.5
         wanted = given + f * gate(block.step, given, f) * drawn[len(given)]
         torch.testing.assert_close(out, wanted)
+
+
+def test_decoders_of_saturated_attention():
+    """In single precision no weight but the largest changes a value then."""
+    example = torch.randn(2, 6, C)
+    for kind in (blocks.Encoder, blocks.Causal):
+        model = nn.Sequential(*(kind() for _ in range(3)))
+        with torch.no_grad():
+            for block in model:
+                block.attn.weight.mul_(20)
+        if kind is blocks.Causal:
+            with pytest.raises(ValueError, match='is a decoder'):
+                insert_steps(model, example=example)
+        else:
+            assert insert_steps(model, example=example) == ['0', '1', '2']
