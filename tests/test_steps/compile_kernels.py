@@ -57,10 +57,10 @@ class Compiled:
     found = defaultdict(set)
 
     def __init__(self, launcher):
-        self.kernel, self.warps = launcher.kernel, launcher.warps
+        self.kernel = launcher.kernel
 
-    def __call__(self, kept, grid, *args):
-        compiled = self.kernel.warmup(*args, grid=grid, num_warps=self.warps)
+    def __call__(self, kept, grid, warps, *args):
+        compiled = self.kernel.warmup(*args, grid=grid, num_warps=warps)
         self.found[self.kernel.fn.__name__].add(compiled.asm['cubin'])
 
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_one_image(passes):
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)
-@pytest.mark.parametrize('shape', [(3, 2, 2, 515), (33, 2, 3, 2)])
+@pytest.mark.parametrize('shape', [(3, 2, 2, 515), (130, 2, 3, 2)])
 def test_more_than_one_split_or_chunk(passes, memory_format, shape):
     """Maps in several splits; images in several chunks."""
     n, channels, height, width = shape
@@ -132,8 +133,8 @@ def test_grids_of_large_maps():
         for last in (False, True):
             plan = triton.geometry(n, c, pixels, last)
             _, _, block, tile = plan.tile
-            assert plan.writes[0] < 2**31 and plan.splits <= 65_535
-            assert block * tile * plan.writes[0] >= n * c * pixels
+            assert plan.maps[0][0] < 2**31 and plan.splits <= 65_535
+            assert block * plan.maps[0][0] >= n * c
             assert plan.splits * plan.span * tile >= pixels
             # Inside a tile offsets have 32 bits.
             assert max(block * pixels, tile * c) < 2**31
@@ -189,6 +190,32 @@ def test_version_counters_tell_autograd(passes, monkeypatch):
     assert all(t._version > v for t, v in zip(moved, before))
 
 
+def test_wrong_kernels_are_noticed_before_they_are_used(
+        passes, monkeypatch):
+    device, backward = torch.device(DEVICE), passes.backward
+    passes.try_on(device)
+
+    def wrong(*args):
+        d_x, d_c, d_learned = backward(*args)
+        return d_x, 1.01 * d_c, d_learned
+    monkeypatch.setattr(passes, 'backward', wrong)
+    with pytest.raises(AssertionError, match='not close'):
+        passes.try_on(device)
+
+
+def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
+    """Those of doubles, and those of AMD."""
+    monkeypatch.setattr(dispatch, '_triton', lambda device: 'kernels')
+    maps = SimpleNamespace(is_cuda=True, device=None, dtype=torch.float32)
+    monkeypatch.setattr(torch.version, 'hip', None)
+    assert dispatch.passes_for(maps) == 'kernels'
+    monkeypatch.setattr(torch.version, 'hip', '6.4')
+    assert dispatch.passes_for(maps) is None
+    monkeypatch.setattr(torch.version, 'hip', None)
+    maps.dtype = torch.float64
+    assert dispatch.passes_for(maps) is None
+
+
 @compiles
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
 def test_kernels_that_do_not_build_warn_once():
@@ -214,4 +241,4 @@ def test_one_pixel_has_no_dangers():
     """A grid of one program, a tile that is larger than the map."""
     from mmstepnet.steps.tail import triton
     plan = triton.geometry(1, 1, 1, False)
-    assert plan.splits == 1 and math.prod(plan.writes) == 1
+    assert plan.splits == 1 and math.prod(plan.maps[0]) == 1

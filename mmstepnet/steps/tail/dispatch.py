@@ -40,8 +40,7 @@ something else."""
 class fused:
     """Switch the fused residual step on or off.
 
-    It is on by default on CPUs. On CUDA, where its kernels have not been
-    measured yet, ``fused(True)`` switches it on. Works like
+    It is on by default, on CPUs and on NVIDIA GPUs. Works like
     ``torch.set_grad_enabled``: as a call from there on, as a context manager
     inside it.
 
@@ -55,7 +54,7 @@ class fused:
         False
     """
 
-    mode: bool | None = None
+    mode: bool = True
 
     def __init__(self, mode: bool):
         self.previous = fused.mode
@@ -74,8 +73,6 @@ def is_fused(device: str = 'cpu') -> bool:
     Args:
         device (str): Type of the device. Defaults to ``'cpu'``.
     """
-    if fused.mode is None:
-        return device == 'cpu'
     return fused.mode and device in ('cpu', 'cuda')
 
 
@@ -234,15 +231,16 @@ def is_watched(step: nn.Module) -> bool:
 
 def passes_for(maps: Tensor) -> ModuleType | None:
     """Module with the passes over such maps; None where none works."""
-    if maps.is_cuda and maps.dtype != torch.float64:
-        return _triton(maps.device)
-    half = maps.dtype == torch.float16 and not maps.is_cuda
+    if maps.is_cuda:  # AMD's GPUs are, too
+        known = maps.dtype != torch.float64 and torch.version.hip is None
+        return _triton(maps.device) if known else None
+    half = maps.dtype == torch.float16
     return None if half and not NORMALISES_HALF_ON_CPU else aten
 
 
 @cache
 def _triton(device: torch.device) -> ModuleType | None:
-    """Triton's passes, where they build and run on a device."""
+    """Triton's passes, where they build, run and are right on a device."""
     try:
         from . import triton as passes
         passes.try_on(device)

@@ -14,7 +14,14 @@ kernels hand on lies in these buffers of float32:
 - ``partial``, (3, splits, N, C) or (2, splits, N, C): sums of splits of the
   maps' pixels. The offsets of dc and dx, (N, C), come in the place of the
   latter, and behind them slope and what belongs to the offset, (C,);
-- ``kept``: X, M - μ, ẑ and Δt, (N, C) each, then μ, r, a, β and ρ, (C,) each.
+- ``kept``: X, M - μ, ẑ and Δt, (N, C) each, then κ, μ - κ, r, a, β and ρ,
+  (C,) each.
+
+κ is the median of three values of the channel, or its running mean where that
+is taken. Sums are of c - κ, a difference without rounding, or nearly: a mean
+of a thousand deviations costs no digits, and squares about κ lose as few as
+there are between κ and the mean, which is no further away than a deviation or
+two. Sums are formed in each place of a tile; over these, once at the end.
 """
 
 import triton
@@ -32,6 +39,14 @@ def _store(ptr, offsets, value, mask):
 
 
 @triton.jit
+def _sizes(C, S, LAST: tl.constexpr, VEC: tl.constexpr):
+    """The sizes, one of which the compiler now knows VEC to divide."""
+    if LAST:
+        return C // VEC * VEC, S
+    return C, S // VEC * VEC
+
+
+@triton.jit
 def _block(block, C, BC: tl.constexpr):
     """A block's image, channels and which of these exist."""
     blocks = tl.cdiv(C, BC)
@@ -40,60 +55,60 @@ def _block(block, C, BC: tl.constexpr):
 
 
 @triton.jit
-def _tile(block, tile, C, S, LAST: tl.constexpr, VEC: tl.constexpr,
-          BC: tl.constexpr, BP: tl.constexpr):
-    """Places of a tile's elements, (BC, BP), and which of these exist."""
-    if LAST:
-        C = C // VEC * VEC
-    else:
-        S = S // VEC * VEC
+def _tile(block, tile, C, S, LAST: tl.constexpr, BC: tl.constexpr,
+          BP: tl.constexpr):
+    """A tile's place, those of its elements, (BC, BP), and which exist."""
     image, _, exists = _block(block, C, BC)
     first = block % tl.cdiv(C, BC) * BC
     c, p = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None, :]
     mask = exists[:, None] & (tile * BP + p < S)
     if LAST:
-        at = (image * S + tile * BP) * C + first + (p * C + c)
-    else:
-        at = (image * C + first) * S + tile * BP + (c * S + p)
-    return at, mask
+        return (image * S + tile * BP) * C + first, p * C + c, mask
+    return (image * C + first) * S + tile * BP, c * S + p, mask
 
 
 @triton.jit
-def _join(mean, square, seen, new_mean, new_square, here):
-    """Moments of two sets of numbers together (Chan et al., 1979)."""
-    delta = new_mean - mean
-    share = here / (seen + here)
-    return (mean + delta * share,
-            square + new_square + delta * delta * seen * share)
+def _kappa(c_ptr, N, C, S, c, exists, LAST: tl.constexpr):
+    """The median of three values that lie far from each other."""
+    c = c if LAST else c.to(tl.int64) * S
+    by_pixel, image = C if LAST else 1, C.to(tl.int64) * S
+    a = _load(c_ptr, c, exists)
+    b = _load(c_ptr + (N // 2) * image + (S // 2) * by_pixel, c, exists)
+    d = _load(c_ptr + N * image - image + (S - 1) * by_pixel, c, exists)
+    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), d))
 
 
 @triton.jit
-def _join_values(mean, square, seen, values, mask, here,
-                 axis: tl.constexpr):
-    """Moments of a set of numbers and of the values of a tile together."""
-    new = tl.sum(values, axis) / here
-    deviation = tl.where(mask, values - tl.expand_dims(new, axis), 0.0)
-    return _join(mean, square, seen, new, tl.sum(deviation * deviation, axis),
-                 here)
+def _add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
 @triton.jit
-def pool_kernel(x_ptr, c_ptr, partial_ptr, N, C, S, span, LAST: tl.constexpr,
-                VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
-    """Σ x, mean of c and Σ (c - mean)², of each split of ``span`` tiles."""
+def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
+                BATCH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
+                BC: tl.constexpr, BP: tl.constexpr):
+    """Σ x, Σ (c - κ) and Σ (c - κ)², of each split of ``span`` tiles."""
+    C, S = _sizes(C, S, LAST, VEC)
     block, split = tl.program_id(0), tl.program_id(1)
+    NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
     image, c, exists = _block(block, C, BC)
-    total = tl.zeros([BC], tl.float32)
+    if BATCH:
+        kappa = _kappa(c_ptr, N, C, S, c, exists, LAST)
+    else:
+        kappa = _load(mean_ptr, c, exists)
+    if (image == 0) & (split == 0):
+        tl.store(kept_ptr + 4 * NC + c, kappa, exists)
+    total = tl.zeros([BC, BP], tl.float32)
     mean, square = total, total
     for tile in range(split * span,
                       tl.minimum(split * span + span, tl.cdiv(S, BP))):
-        at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
-        total += tl.sum(_load(x_ptr, at, mask), 1)
-        mean, square = _join_values(
-            mean, square, ((tile - split * span) * BP).to(tl.float32),
-            _load(c_ptr, at, mask), mask,
-            tl.minimum(S - tile * BP, BP).to(tl.float32), 1)
-    NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
+        total += _load(x_ptr + begin, at, mask)
+        away = _load(c_ptr + begin, at, mask) - kappa[:, None]
+        away = tl.where(mask, away, 0.0)
+        mean += away
+        square += away * away
+    total, mean, square = tl.reduce((total, mean, square), 1, _add_three)
     at = split * NC + image * C + c
     tl.store(partial_ptr + at, total, exists)
     tl.store(partial_ptr + splits * NC + at, mean, exists)
@@ -101,25 +116,29 @@ def pool_kernel(x_ptr, c_ptr, partial_ptr, N, C, S, span, LAST: tl.constexpr,
 
 
 @triton.jit
-def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, RELU: tl.constexpr,
-                 LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
-                 BP: tl.constexpr):
+def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
+                 RELU: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
+                 BC: tl.constexpr, BP: tl.constexpr):
     """relu(x + f Δt) with f = (c - μ) a + β."""
-    tiles = tl.cdiv(S, BP)
-    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
+    C, S = _sizes(C, S, LAST, VEC)
+    block, first = tl.program_id(0), tl.program_id(1) * span
     image, c, exists = _block(block, C, BC)
     row, NC = image * C + c, N.to(tl.int64) * C
     rows_ptr = kept_ptr + 4 * NC
     step = _load(kept_ptr + 3 * NC, row, exists)
-    mu, bias = _load(rows_ptr, c, exists), _load(rows_ptr + 3 * C, c, exists)
-    scale, shift = _load(rows_ptr + 2 * C, c, exists) * step, bias * step
-    out = (_load(x_ptr, at, mask) + shift[:, None]
-           + (_load(c_ptr, at, mask) - mu[:, None]) * scale[:, None])
-    if RELU:
-        # Not a maximum, which may lose a NaN.
-        out = tl.where(out < 0, 0.0, out)
-    _store(out_ptr, at, out, mask)
+    scale = _load(rows_ptr + 3 * C, c, exists) * step
+    shift = _load(rows_ptr + 4 * C, c, exists) * step
+    kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
+    for tile in range(first, tl.minimum(first + span, tl.cdiv(S, BP))):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
+        centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
+        centred -= rest[:, None]
+        out = (_load(x_ptr + begin, at, mask) + shift[:, None]
+               + centred * scale[:, None])
+        if RELU:
+            # Not a maximum, which may lose a NaN.
+            out = tl.where(out < 0, 0.0, out)
+        _store(out_ptr + begin, at, out, mask)
 
 
 @triton.jit
@@ -135,49 +154,58 @@ def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
                   span, RELU: tl.constexpr, LAST: tl.constexpr,
                   VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """G = Σ g and P = Σ g (c - μ), of each split of ``span`` tiles."""
+    C, S = _sizes(C, S, LAST, VEC)
     block, split = tl.program_id(0), tl.program_id(1)
     NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
     image, c, exists = _block(block, C, BC)
-    mu = _load(kept_ptr + 4 * NC, c, exists)
-    total = tl.zeros([BC], tl.float32)
+    rows_ptr, first = kept_ptr + 4 * NC, split * span
+    kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
+    total = tl.zeros([BC, BP], tl.float32)
     product = total
-    for tile in range(split * span,
-                      tl.minimum(split * span + span, tl.cdiv(S, BP))):
-        at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
-        grad = _masked(grad_ptr, out_ptr, at, mask, RELU)
-        total += tl.sum(grad, 1)
-        product += tl.sum(grad * (_load(c_ptr, at, mask) - mu[:, None]), 1)
+    for tile in range(first, tl.minimum(first + span, tl.cdiv(S, BP))):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
+        grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
+        centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
+        centred -= rest[:, None]
+        total += grad
+        product += grad * centred
     at = split * NC + image * C + c
-    tl.store(partial_ptr + at, total, exists)
-    tl.store(partial_ptr + splits * NC + at, product, exists)
+    tl.store(partial_ptr + at, tl.sum(total, 1), exists)
+    tl.store(partial_ptr + splits * NC + at, tl.sum(product, 1), exists)
 
 
 @triton.jit
 def write_gradients_kernel(
         grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, partial_ptr,
-        N, C, S, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
+        N, C, S, span, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
         LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
         BP: tl.constexpr):
     """Write dx = g + x_offset and dc = g scale + (c - μ) slope + offset."""
-    tiles = tl.cdiv(S, BP)
-    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    at, mask = _tile(block, tile, C, S, LAST, VEC, BC, BP)
+    C, S = _sizes(C, S, LAST, VEC)
+    block, first = tl.program_id(0), tl.program_id(1) * span
     image, c, exists = _block(block, C, BC)
     row, NC = image * C + c, N.to(tl.int64) * C
     rows_ptr = kept_ptr + 4 * NC
     step = _load(kept_ptr + 3 * NC, row, exists)
-    scale = step * _load(rows_ptr + 2 * C, c, exists)
+    scale = step * _load(rows_ptr + 3 * C, c, exists)
     offset = _load(partial_ptr, row, exists)
-    grad = _masked(grad_ptr, out_ptr, at, mask, RELU)
-    d_c = grad * scale[:, None]
+    x_offset = _load(partial_ptr + splits * NC, row, exists)
     if BATCH:
         slope_ptr = partial_ptr + 2 * splits * NC
-        slope, mu = _load(slope_ptr, c, exists), _load(rows_ptr, c, exists)
+        slope = _load(slope_ptr, c, exists)
         offset += _load(slope_ptr + C, c, exists)
-        d_c += (_load(c_ptr, at, mask) - mu[:, None]) * slope[:, None]
-    _store(d_c_ptr, at, d_c + offset[:, None], mask)
-    x_offset = _load(partial_ptr + splits * NC, row, exists)
-    _store(d_x_ptr, at, grad + x_offset[:, None], mask)
+        kappa = _load(rows_ptr, c, exists)
+        rest = _load(rows_ptr + C, c, exists)
+    for tile in range(first, tl.minimum(first + span, tl.cdiv(S, BP))):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
+        grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
+        d_c = grad * scale[:, None] + offset[:, None]
+        if BATCH:
+            centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
+            centred -= rest[:, None]
+            d_c += centred * slope[:, None]
+        _store(d_c_ptr + begin, at, d_c, mask)
+        _store(d_x_ptr + begin, at, grad + x_offset[:, None], mask)
 
 
 @triton.jit
@@ -187,6 +215,18 @@ def _images(first, N, C, c, BN: tl.constexpr):
     return (n.to(tl.int64)[:, None] * C + c[None, :],
             (n < N)[:, None] & (c < C)[None, :],
             tl.minimum(N - first, BN).to(tl.float32))
+
+
+@triton.jit
+def _join(mean, square, seen, values, mask, here):
+    """Moments of images seen and of a chunk together (Chan et al., 1979)."""
+    new = tl.sum(values, 0) / here
+    deviation = tl.where(mask, values - new[None, :], 0.0)
+    delta = new - mean
+    share = here / (seen + here)
+    return (mean + delta * share,
+            square + tl.sum(deviation * deviation, 0)
+            + delta * delta * seen * share)
 
 
 @triton.jit
@@ -211,9 +251,9 @@ def vectors_kernel(
         partial_ptr, kept_ptr, weight_ptr, bias_ptr, pair_ptr,
         gate_weight_ptr, gate_bias_ptr, ie_weight_ptr, ie_bias_ptr,
         norm_mean_ptr, norm_var_ptr, norm_count_ptr, gate_mean_ptr,
-        gate_var_ptr, gate_count_ptr, N, C, S, splits, span, norm_eps,
-        norm_momentum, gate_eps, gate_momentum, k, NORM: tl.constexpr,
-        GATE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
+        gate_var_ptr, gate_count_ptr, N, C, S, splits, norm_eps, norm_momentum,
+        gate_eps, gate_momentum, k, NORM: tl.constexpr, GATE: tl.constexpr,
+        BN: tl.constexpr, BC: tl.constexpr):
     """:func:`.formulas.forward`. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
@@ -223,32 +263,34 @@ def vectors_kernel(
     mean = tl.zeros([BC], tl.float32)
     square = mean
     for first in range(0, N, BN):
-        at, mask, here = _images(first, N, C, c, BN)
+        at, mask, _ = _images(first, N, C, c, BN)
         x = tl.zeros([BN, BC], tl.float32)
-        m, within = x, x
+        away, squares = x, x
         for split in range(splits):
             part = split * NC + at
             x += _load(partial_ptr, part, mask)
-            m, within = _join(
-                m, within, (split * span).to(tl.float32),
-                _load(partial_ptr + splits * NC, part, mask),
-                _load(partial_ptr + 2 * splits * NC, part, mask),
-                tl.minimum(S - split * span, span).to(tl.float32))
+            away += _load(partial_ptr + splits * NC, part, mask)
+            squares += _load(partial_ptr + 2 * splits * NC, part, mask)
         tl.store(kept_ptr + at, x / S, mask)
-        tl.store(f_ptr + at, m, mask)
-        mean, square = _join_values(mean, square, first * 1.0, m, mask, here,
-                                    0)
-        square += tl.sum(within, 0) / S
-    # In pixels, but for their number as BN counts them.
-    mean, rstd = _statistics(mean, square * S, N.to(tl.float32) * S, norm_eps,
-                             norm_mean_ptr, norm_var_ptr, norm_count_ptr,
-                             norm_momentum, c, exists, NORM)
+        tl.store(f_ptr + at, away / S, mask)
+        mean += tl.sum(away, 0)
+        square += tl.sum(squares, 0)
+    count = N.to(tl.float32) * S
+    if NORM:
+        mean /= count
+        square -= mean * mean * count
+    else:
+        mean = tl.zeros([BC], tl.float32)  # κ is it
+    square = tl.where(square < 0, 0.0, square)  # keeps a NaN
+    _mu, rstd = _statistics(_load(rows_ptr, c, exists) + mean, square, count,
+                            norm_eps, norm_mean_ptr, norm_var_ptr,
+                            norm_count_ptr, norm_momentum, c, exists, NORM)
     bias = _load(bias_ptr, c, exists)
     a = _load(weight_ptr, c, exists) * rstd
-    tl.store(rows_ptr + c, mean, exists)
-    tl.store(rows_ptr + C + c, rstd, exists)
-    tl.store(rows_ptr + 2 * C + c, a, exists)
-    tl.store(rows_ptr + 3 * C + c, bias, exists)
+    tl.store(rows_ptr + C + c, mean, exists)
+    tl.store(rows_ptr + 2 * C + c, rstd, exists)
+    tl.store(rows_ptr + 3 * C + c, a, exists)
+    tl.store(rows_ptr + 4 * C + c, bias, exists)
     tl.debug_barrier()  # the stores above are read again
 
     w0 = _load(pair_ptr, 2 * c, exists)[None, :]
@@ -263,12 +305,11 @@ def vectors_kernel(
         z = tl.where(mask, w0 * x + w1 * (x + f), 0.0)
         tl.store(f_ptr + at, centred, mask)
         tl.store(z_ptr + at, z, mask)
-        z_mean, square = _join_values(z_mean, square, first * 1.0, z, mask,
-                                      here, 0)
+        z_mean, square = _join(z_mean, square, first * 1.0, z, mask, here)
     z_mean, z_rstd = _statistics(z_mean, square, N.to(tl.float32), gate_eps,
                                  gate_mean_ptr, gate_var_ptr, gate_count_ptr,
                                  gate_momentum, c, exists, GATE)
-    tl.store(rows_ptr + 4 * C + c, z_rstd, exists)
+    tl.store(rows_ptr + 5 * C + c, z_rstd, exists)
     tl.debug_barrier()
 
     ie_weight = _load(ie_weight_ptr, c, exists)
@@ -297,9 +338,9 @@ def vectors_gradients_kernel(
     f_ptr, z_ptr = kept_ptr + NC, kept_ptr + 2 * NC
     step_ptr, rows_ptr = kept_ptr + 3 * NC, kept_ptr + 4 * NC
     other_ptr = partial_ptr + splits * NC
-    rstd = _load(rows_ptr + C, c, exists)
-    a = _load(rows_ptr + 2 * C, c, exists)
-    bias = _load(rows_ptr + 3 * C, c, exists)
+    rstd = _load(rows_ptr + 2 * C, c, exists)
+    a = _load(rows_ptr + 3 * C, c, exists)
+    bias = _load(rows_ptr + 4 * C, c, exists)
     d_a = tl.zeros([BC], tl.float32)
     d_bias, d_ie_bias, by_z = d_a, d_a, d_a
     for first in range(0, N, BN):
@@ -321,7 +362,7 @@ def vectors_gradients_kernel(
 
     gate_weight = _load(gate_weight_ptr, c, exists)
     ie_weight = _load(ie_weight_ptr, c, exists)
-    slope = gate_weight * ie_weight * _load(rows_ptr + 4 * C, c, exists)
+    slope = gate_weight * ie_weight * _load(rows_ptr + 5 * C, c, exists)
     w0 = _load(pair_ptr, 2 * c, exists)
     w1 = _load(pair_ptr, 2 * c + 1, exists)
     d_w0 = tl.zeros([BC], tl.float32)

@@ -32,8 +32,7 @@ from .common import (
 )
 
 ODD = ((4, 48, 80, 80), (5, 67, 33, 31), (4, 64, 1000, 1))
-LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2,
-          torch.float16: 3e-3}
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Relative error of outputs and gradients that is no defect, rounded inputs
 given; nor is twice that of the reference path."""
 
@@ -75,13 +74,13 @@ def checks(setting: Setting) -> Iterator[Check]:
         for name in FORMATS:
             yield f'large means, {mean} deviations, {name}', partial(
                 _large_means, setting, mean, name)
-    if setting.on_cuda:
-        yield 'compute-sanitizer', _sanitized
-    for dtype in (torch.float64, None, torch.bfloat16, torch.float16):
+    for dtype in (None, torch.bfloat16, torch.float16):
         if dtype != torch.float16 or setting.on_cuda:
             for name in FORMATS:
                 yield (f'ResNet-50, gradients, {_short(dtype)}, {name}',
                        partial(compare_network, setting, dtype, name))
+    if setting.on_cuda:
+        yield 'compute-sanitizer', _sanitized  # takes minutes
 
 
 def _short(dtype: torch.dtype | None) -> str:
@@ -130,6 +129,7 @@ def _errors(modules: nn.ModuleDict, inputs: list[Tensor],
     """Errors of what the fused path gives, and of the reference path."""
     with fused_tails(int(modules['step'].attention is not None)):
         found = _pass(modules, inputs, dtype)
+    inputs = [t.clone() for t in inputs]  # cuDNN's BN wants them aligned
     with steps.fused(False):
         reference = _pass(modules, inputs, dtype)
         exact = _pass(modules, inputs, torch.float64)
@@ -313,7 +313,7 @@ def _sanitized() -> Outcome:
 def small_tails() -> None:
     """Odd tails in all dtypes and formats, for the sanitizer to watch."""
     for shape in ((5, 3, 5, 4), (35, 2, 5, 410), (3, 67, 33, 31)):
-        for dtype in list(LIMITS)[1:]:
+        for dtype in LIMITS:
             for name in FORMATS:
                 _tail(Setting('cuda', True), shape, dtype, name)
 
@@ -333,28 +333,24 @@ def compare_network(setting: Setting, dtype: torch.dtype | None = None,
 
     Args:
         setting (Setting): Where to.
-        dtype (torch.dtype, optional): Of autocast, or float64.
+        dtype (torch.dtype, optional): Of autocast.
         memory_format (str): Of the maps.
         change (Callable, optional): What to do with the network before the
             fused path takes its turn.
     """
     model = resnet().to(setting.device, memory_format=FORMATS[memory_format])
     x = images(setting).contiguous(memory_format=FORMATS[memory_format])
-    wide, cast = dtype == torch.float64, dtype
-    if wide:
-        model, x, cast = model.double(), x.double(), None
     with steps.fused(False):
-        reference = network_gradients(model, x, cast)
+        reference = network_gradients(model, x, dtype)
         exact = network_gradients(copy.deepcopy(model).double(), x.double())
     if change is not None:
         change(model)
     with fused_tails():
-        found = network_gradients(model, x, cast)
-    return twice(error(found, exact), error(reference, exact),
-                 1e-8 if wide else FLIP)
+        found = network_gradients(model, x, dtype)
+    return twice(error(found, exact), error(reference, exact))
 
 
-def twice(fused: float, reference: float, least: float = FLIP) -> Outcome:
+def twice(fused: float, reference: float) -> Outcome:
     """Whether an error is at most twice the reference path's."""
     return Outcome(f'{fused:.1e}, reference {reference:.1e}', TWICE,
-                   fused <= 2 * reference + least)
+                   fused <= 2 * reference + FLIP)

@@ -30,11 +30,20 @@ PEERS = dict(plain=None, SE='SE', reference='StepNet', StepNet='StepNet')
 
 def checks(setting: Setting) -> Iterator[Check]:
     """Checks of this part."""
-    rows = [('ResNet-50', _classification, images, compiled)
-            for images in ((2, ) if setting.quick else SIZES)
-            for compiled in (False, True)]
-    for what, make, images, compiled in (
-            *rows, ('Faster R-CNN R50', _detection, 2, False)):
+    yield from _networks(setting, False)
+    for tokens in (64, ) if setting.quick else (8192, 16384):
+        for width in (62, 64):
+            yield (f'metric-attention over dot product, {tokens} tokens, '
+                   f'width {width}', partial(_metric, setting, tokens, width))
+    yield from _networks(setting, True)  # these take the longest
+
+
+def _networks(setting: Setting, compiled: bool) -> Iterator[Check]:
+    rows = [('ResNet-50', _classification, images)
+            for images in ((2, ) if setting.quick else SIZES)]
+    if not compiled:
+        rows.append(('Faster R-CNN R50', _detection, 2))
+    for what, make, images in rows:
         for dtype in DTYPES:
             for training in (True, False):
                 yield ', '.join([
@@ -43,10 +52,6 @@ def checks(setting: Setting) -> Iterator[Check]:
                     'compiled' if compiled else 'eager']), partial(
                         _compare, setting, make, images, dtype, compiled,
                         training)
-    for tokens in (64, ) if setting.quick else (8192, 16384):
-        for width in (62, 64):
-            yield (f'metric-attention over dot product, {tokens} tokens, '
-                   f'width {width}', partial(_metric, setting, tokens, width))
 
 
 def _compare(setting: Setting, make: Callable, images: int, dtype: str,
