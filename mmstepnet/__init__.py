@@ -17,8 +17,11 @@ LATER = {
     'find_steps': 'mmstepnet.steps',
     'fold': 'mmstepnet.steps.fold',
     'insert_steps': 'mmstepnet.steps',
+    'load_steps': 'mmstepnet.steps.files',
+    'mark_only_steps_as_trainable': 'mmstepnet.steps.freezing',
     'register_block': 'mmstepnet.steps',
     'remove_steps': 'mmstepnet.steps',
+    'save_steps': 'mmstepnet.steps.files',
     'step_parameters': 'mmstepnet.steps',
 }
 """What is imported when it is first asked for, and from where."""
@@ -26,7 +29,8 @@ LATER = {
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
     'TrajectoryRecorder', '__version__', 'find_steps', 'fold', 'insert_steps',
-    'register_block', 'remove_steps', 'step_parameters'
+    'load_steps', 'mark_only_steps_as_trainable', 'register_block',
+    'remove_steps', 'save_steps', 'step_parameters'
 ]
 
 

@@ -37,6 +37,7 @@ class OursSharedMLP(Adaptor, ChannelGate):
     """
 
     pooled = ('x_mean', 'f_mean')
+    recorded_sizes = ('reduction', )
 
     def __init__(self,
                  channels: int,
@@ -44,6 +45,7 @@ class OursSharedMLP(Adaptor, ChannelGate):
                  init_step: float | None = None):
         super().__init__(channels, init_step)
         check_positive(type(self).__name__, reduction=reduction)
+        self.reduction = reduction
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(2 * channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)

@@ -30,6 +30,9 @@ class Recorded(nn.Module):
     """Arguments that decide the step and that no shape shows, beside
     ``init_step``: attributes of these names."""
 
+    recorded_sizes: tuple[str, ...] = ()
+    """Arguments that shapes show: recorded, but not compared."""
+
     @property
     def recorded_type(self) -> str:
         """Name under which the class is known."""
@@ -41,7 +44,7 @@ class Recorded(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The record: uint8, (256, ) or a multiple, on the CPU."""
-        content = json.dumps(self._record()).encode()
+        content = json.dumps(self.record()).encode()
         content = content.ljust(-(-len(content) // SIZE) * SIZE)
         # Not on the default device, which may be meta.
         return torch.tensor(list(content), dtype=torch.uint8, device='cpu')
@@ -58,14 +61,15 @@ class Recorded(nn.Module):
         """
         if not has_values(state):
             return
-        found, own = _read(state), self._record()
-        init_step = found.pop('init_step')
-        if found != {k: v for k, v in own.items() if k != 'init_step'}:
+        found, own = read_record(state), self.record()
+        if any(found.get(name) != own[name]
+               for name in ('type', *self.recorded)):
             raise ValueError(
                 f'the weights are those of {_call(found)}, the model has '
                 f'{_call(own)}: they would load and compute something else. '
                 'Build the model with the arguments of the weights; without '
                 f'the key {KEY!r} of the state dict they load nevertheless')
+        init_step = found['init_step']
         if init_step != own['init_step']:
             self.set_init_step(init_step)
             warnings.warn(
@@ -73,12 +77,14 @@ class Recorded(nn.Module):
                 f'and takes over init_step={init_step}, with which the '
                 'weights that it loads were trained', stacklevel=2)
 
-    def _record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
+        """Type and arguments, but for ``channels``."""
         init_step = self.init_step
         return dict(
             type=self.recorded_type,
             init_step=None if init_step is None else float(init_step),
-            **{name: getattr(self, name) for name in self.recorded})
+            **{name: getattr(self, name)
+               for name in (*self.recorded, *self.recorded_sizes)})
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata,
                               strict, missing_keys, *args) -> None:
@@ -99,7 +105,12 @@ class Recorded(nn.Module):
             missing_keys.remove(key)
 
 
-def _read(state: Tensor) -> dict[str, Any]:
+def read_record(state: Tensor) -> dict[str, Any]:
+    """What a record says.
+
+    Raises:
+        ValueError: It is none.
+    """
     # Rounded: somebody may have cast or averaged it with the weights.
     content = bytes(state.detach().cpu().double().round().byte().tolist())
     try:

@@ -28,12 +28,15 @@ class Excitation(Attention):
         ValueError: ``reduction`` is not a positive integer.
     """
 
+    recorded_sizes = ('reduction', )
+
     def __init__(self,
                  channels: int,
                  reduction: int = 16,
                  init_step: float | None = None):
         super().__init__(channels, init_step)
         check_positive(type(self).__name__, reduction=reduction)
+        self.reduction = reduction
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = (nn.Linear if init_step is None else ZeroLinear)(

@@ -35,12 +35,14 @@ class SEM(ChannelGate):
 
     pooled = ('f_mean', )
     initial_logits = (0.0, 0.0, 0.0)
+    recorded_sizes = ('reduction', )
 
     def __init__(self,
                  channels: int,
                  reduction: int = 16,
                  init_step: float | None = None):
         super().__init__(channels, init_step)
+        self.reduction = reduction
         self.switch = nn.Linear(channels, 3)
         self.se = SE(channels, reduction, init_step)
         self.eca = ECA(channels, init_step)

@@ -49,6 +49,7 @@ class SGE(MapAttention):
     """
 
     initial_logits = (1.0, )
+    recorded_sizes = ('groups', )
 
     def __init__(self,
                  channels: int,

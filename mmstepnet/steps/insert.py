@@ -12,6 +12,7 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 
 from .causality import causal_blocks
+from .freezing import follow_training
 from .known_blocks import describe
 from .own_forward import Plan, check_names, put_steps_inside
 from .places import find_plans
@@ -117,7 +118,7 @@ def insert_steps(model: nn.Module,
         if not _steps(block):
             check_forward(block)
         attentions = [
-            _build(cfg, name, block, step.channels(block), step.has_map)
+            build(cfg, name, block, step.channels(block), step.has_map)
             for step in known.steps]
         with_first = (
             attentions[0].first_block if first_block is None else first_block)
@@ -160,7 +161,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
           layout: str | None, cfg: dict) -> list[_Ready]:
     """Blocks without a description, found by running the model."""
     if example is None:
-        example = _made_up(model)
+        example = made_up(model)
     what = f'{type(model).__name__}: '
     missing = [p for p in patterns or () if p not in used]
     if patterns:
@@ -204,7 +205,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
         check_forward(block)
         check_names(name, block, plan[0])
         found.append(_Ready(name, block, [
-            _build(cfg, name, block, place.width, place.has_map)
+            build(cfg, name, block, place.width, place.has_map)
             for place in plan[0].places], plan))
     return found
 
@@ -214,8 +215,8 @@ def _nests(name: str, others: set[str]) -> bool:
                or f'{other}.'.startswith(f'{name}.') for other in others)
 
 
-def _made_up(model: nn.Module) -> Tensor | dict | None:
-    """What a model of timm, transformers or MMEngine says that it takes."""
+def made_up(model: nn.Module) -> Tensor | dict | None:
+    """An example for models of timm, transformers and MMEngine."""
     about = getattr(model, 'pretrained_cfg', None)
     size = about.get('input_size') if isinstance(about, dict) else getattr(
         about, 'input_size', None)
@@ -238,7 +239,9 @@ def _made_up(model: nn.Module) -> Tensor | dict | None:
 def remove_steps(model: nn.Module) -> list[str]:
     """Take out what :func:`insert_steps` has put in.
 
-    A pre-activation block of ours keeps its steps, with Δt = 1.
+    A pre-activation block of ours keeps its steps, with Δt = 1. BNs that
+    :func:`mark_only_steps_as_trainable` keeps in eval mode follow ``train()``
+    again.
 
     Args:
         model (nn.Module): The model, changed in place.
@@ -263,6 +266,7 @@ def remove_steps(model: nn.Module) -> list[str]:
             block.take_steps()
         else:
             put_steps(block, [None] * len(block.known.steps))
+    follow_training(model.modules())
     return list(blocks)
 
 
@@ -371,8 +375,21 @@ def _matches(name: str, pattern: str) -> bool:
     return any(p.match(pattern) for p in (path, *path.parents) if p.name)
 
 
-def _build(cfg: dict, name: str, block: nn.Module, channels: int,
-           has_map: bool) -> Attention:
+def build(cfg: dict, name: str, block: nn.Module, channels: int,
+          has_map: bool) -> Attention:
+    """An attention for a block, on its device and in its dtype.
+
+    Args:
+        cfg (dict): ``type`` and the arguments beside ``channels``.
+        name (str): Name of the block.
+        block (nn.Module): The block.
+        channels (int): Channels of its state.
+        has_map (bool): Whether its state is a map.
+
+    Raises:
+        ValueError: It looks at positions and the state has none, or
+            ``map_size`` does not name the block's stage.
+    """
     cfg = dict(cfg)
     if isinstance(cfg.get('map_size'), Mapping):
         sizes = [size for stage, size in cfg['map_size'].items()

@@ -8,6 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .checkpoint import checkpoint
+from .generated import Generated
 from .known_blocks import (
     KnownBlock,
     StepDescription,
@@ -18,31 +19,12 @@ from .known_blocks import (
 from .residual import ResidualStep
 
 
-class StepBlock(nn.Module):
-    """What turns a host's block into one that takes ResidualSteps.
-
-    The block keeps all that it has and is still an instance of the host's
-    class.
-    """
-
-    host: type
-    """Class of the block without steps."""
-    make: Callable[[type], type]
-    """Makes the class with steps of the host's."""
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Name the host's class: ours is made anew in each process."""
-        _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new_block, (self.make, self.host), *state
+class StepBlock(Generated):
+    """What turns a host's block into one that takes ResidualSteps."""
 
     def take_steps(self) -> None:
         """Take the steps out, in place."""
         raise NotImplementedError
-
-
-def _new_block(make: Callable[[type], type], host: type) -> StepBlock:
-    cls = make(host)
-    return cls.__new__(cls)
 
 
 class DescribedBlock(StepBlock):

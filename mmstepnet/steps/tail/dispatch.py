@@ -22,6 +22,7 @@ from mmstepnet.torch_version import (
 )
 
 from ..checkpoint import decide
+from ..generated import KeepsStatistics
 from . import aten
 from .formulas import Norm, TailSpec, constants
 from .function import Tail
@@ -121,8 +122,10 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
     zero, one = constants(channels, accumulation_dtype(x.dtype), x.device)
     first = second = Norm(False, 0., zero, one), one, zero
     if norm is not None and type(norm) is not nn.Identity:
-        batch = type(norm) is nn.BatchNorm2d
-        if not batch and type(norm) not in _frozen_norms():
+        kind = (norm.host if isinstance(norm, KeepsStatistics)
+                else type(norm))
+        batch = kind is nn.BatchNorm2d
+        if not batch and kind not in _frozen_norms():
             return None
         first = read_norm(norm, channels, x.numel() // channels, batch and (
             norm.training or norm.running_mean is None))

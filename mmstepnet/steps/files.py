@@ -1,0 +1,492 @@
+"""Steps in a file of their own, which goes on top of any copy of the model.
+
+The file is one of safetensors. Its tensors are those of the attentions, BN
+statistics included, and of the modules that were named. Its metadata has, as
+JSON, the version of the format and for each block its class, the types and
+arguments of its attentions and, where the block takes its steps in its own
+``forward``, where.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn as nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mmstepnet.attentions.base import ATTENTIONS
+from mmstepnet.attentions.record import KEY, Recorded, read_record
+from mmstepnet.files import write_whole
+
+from .finding.wrappers import name_modules, unwrap
+from .insert import build, made_up
+from .known_blocks import describe
+from .own_forward import (
+    OwnForwardBlock,
+    Place,
+    Plan,
+    check_names,
+    put_steps_inside,
+)
+from .places import find_plans
+from .residual import ResidualStep
+from .step_block import StepBlock, check_forward, put_steps
+
+FORMAT = 1
+"""Version of the format, raised when an older reader would go wrong."""
+
+NAME = 'steps.safetensors'
+METADATA = 'mmstepnet'
+
+WHOLE = 'model.safetensors', 'pytorch_model.bin', 'pytorch_model.pth'
+"""Files of a folder that may hold a whole model."""
+
+
+@dataclass
+class _Block:
+    """What a file says of a block.
+
+    Attributes:
+        cls (str, optional): Name of its class; a state dict does not say.
+        steps (dict[str, dict]): Record of the attention of each step.
+        plans (tuple, optional): Where its own ``forward`` takes them.
+    """
+
+    cls: str | None
+    steps: dict[str, dict]
+    plans: tuple[Plan, Plan] | None = None
+
+
+@dataclass
+class _File:
+    """What was read, by the names that the modules have in the model."""
+
+    path: Path
+    blocks: dict[str, _Block]
+    tensors: dict[str, Tensor]
+    modules_to_save: list[str] = field(default_factory=list)
+
+    def of(self, prefix: str) -> dict[str, Tensor]:
+        """Tensors of a module, by their names in it."""
+        return {name.removeprefix(f'{prefix}.'): t
+                for name, t in self.tensors.items()
+                if name.startswith(f'{prefix}.')}
+
+
+def save_steps(model: nn.Module, path: str | Path,
+               modules_to_save: Iterable[str] = ()) -> None:
+    """Write the steps of a model, and nothing else, to a file.
+
+    Under FSDP each process calls it; the first one writes.
+
+    Args:
+        model (nn.Module): A model with steps, in a wrapper or not.
+        path (str | Path): The file, ``*.safetensors``, or a folder, which
+            gets a ``steps.safetensors``.
+        modules_to_save (Iterable[str]): Names of further modules whose
+            weights belong to it, such as a head that was trained.
+
+    Raises:
+        ValueError: There are no steps, a module does not exist, or an
+            attention is not registered, as after :func:`mmstepnet.fold`.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torchvision.models import resnet18
+        >>> import mmstepnet
+        >>> model = resnet18()
+        >>> names = mmstepnet.insert_steps(model)
+        >>> with TemporaryDirectory() as folder:
+        ...     mmstepnet.save_steps(model, folder)
+        ...     mmstepnet.load_steps(resnet18(), folder) == names
+        True
+    """
+    modules_to_save = _names(modules_to_save)
+    modules = _modules(model)
+    blocks, saved = {}, {}
+    for name, module in modules.items():
+        steps = _steps(module)
+        if not steps:
+            continue
+        about = dict(
+            steps={key: _record(f'{name}.{key}', step.attention)
+                   for key, step in steps.items()},
+            **{'class': _class_name(module)})
+        if isinstance(module, OwnForwardBlock):
+            about['plans'] = [asdict(plan) for plan in module._plans]
+        blocks[name] = about
+        saved.update({f'{name}.{key}.attention': step.attention
+                      for key, step in steps.items()})
+    if not blocks:
+        raise ValueError(f'{type(unwrap(model)).__name__} has no steps to '
+                         f'save; call insert_steps first')
+    for name in modules_to_save:
+        saved[name] = _find(modules, name, 'modules_to_save names')
+    tensors = _gather(model, saved)
+    if not tensors:
+        return
+    metadata = json.dumps(
+        dict(format_version=FORMAT, blocks=blocks,
+             modules_to_save=modules_to_save), sort_keys=True)
+    path = Path(path)
+    if path.is_dir() or path.suffix != '.safetensors':
+        path = path / NAME
+    write_whole(path, safetensors.torch.save(tensors, {METADATA: metadata}))
+
+
+def load_steps(model: nn.Module, path: str | Path, *,
+               example: Any = None) -> list[str]:
+    """Put the steps of a file into a model and load their weights.
+
+    The file is one of :func:`save_steps`, or the weights of a whole model
+    that were saved with steps in it, of which only these are taken: load the
+    rest as ever. Steps that the model has already get the weights. The whole
+    file is checked before anything is changed.
+
+    Args:
+        model (nn.Module): The model without steps, or with the same. In a
+            wrapper (DDP, FSDP, compiled) it needs to have them.
+        path (str | Path): The file, or its folder.
+        example (Any): What the model is called with, as for
+            :func:`mmstepnet.insert_steps`. Only a whole model's weights may
+            need it. Defaults to None.
+
+    Returns:
+        list[str]: Names of the blocks.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, of a newer format or of another model; the
+            model is left as it was.
+    """
+    modules = _modules(model)
+    file = _read(Path(path), unwrap(model), modules)
+    ready = _prepare(model, modules, file, example)
+    for name in file.modules_to_save:
+        _compare(file, name, _find(modules, name, f'{file.path} holds'))
+    claimed = (*(f'{name}.{key}.attention.' for name, block in
+                 file.blocks.items() for key in block.steps),
+               *(f'{name}.' for name in file.modules_to_save))
+    further = [key for key in file.tensors if not key.startswith(claimed)]
+    if further:
+        raise ValueError(f'{file.path} holds {_some(further)}, which belong '
+                         f'to no step of it')
+    for block, plans, attentions in ready:
+        if plans is not None:
+            put_steps_inside(block, plans, attentions)
+        else:
+            put_steps(block, attentions)
+    _load(model, modules, file)
+    return [name for name in modules if name in file.blocks]
+
+
+def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
+             example: Any) -> list[tuple]:
+    """Check all blocks; those that need steps, with what they get."""
+    ready, missing = [], []
+    for name, saved in file.blocks.items():
+        block = _find(modules, name, f'{file.path} has steps for')
+        if saved.cls not in (None, _class_name(block)):
+            raise ValueError(f'{file.path}: {name} is a {_class_name(block)} '
+                             f'here and was a {saved.cls}')
+        steps = _steps(block)
+        if steps:
+            found = {key: _record(f'{name}.{key}', step.attention)
+                     for key, step in steps.items()}
+            if _settings(found) != _settings(saved.steps):
+                raise ValueError(
+                    f'{file.path} has {saved.steps} for {name}, where '
+                    f'{found} stand; call remove_steps(model) first')
+            for key, step in steps.items():
+                _compare(file, f'{name}.{key}.attention', step.attention)
+        else:
+            missing.append(name)
+    others = [name for name, module in modules.items()
+              if name not in file.blocks and _steps(module)]
+    if others:
+        raise ValueError(f'{file.path} knows nothing of the steps in '
+                         f'{_some(others)}; call remove_steps(model) first')
+    if missing and unwrap(model) is not model:
+        raise ValueError(
+            f'{_some(missing)} have no steps, and the model is in a '
+            f'{type(model).__name__}, which would not see new parameters; '
+            f'load the steps first and wrap the model then')
+    found: dict | None = None
+    for name in missing:
+        block, saved = modules[name], file.blocks[name]
+        plans, known = saved.plans, None
+        if plans is None and not isinstance(block, StepBlock):
+            known = getattr(block, 'known', None) or _describe(block)
+            if known is None and found is None:
+                given = made_up(model) if example is None else example
+                if given is None:
+                    raise ValueError(
+                        f'{file.path} does not say where {name}, a '
+                        f'{type(block).__name__}, takes its steps, which is '
+                        f'found by running the model: give example=')
+                found = find_plans(model, given, None)[0]
+            plans = None if known else found.get(name)
+        places = known.steps if known else plans[0].places if plans else ()
+        if {place.name for place in places} != set(saved.steps):
+            raise ValueError(f'{file.path}: {name} would take its steps in '
+                             f'{[p.name for p in places]} here and took them '
+                             f'in {list(saved.steps)}')
+        if known is None:
+            check_names(name, block, plans[0])
+        check_forward(block)
+        attentions = []
+        for place in places:
+            width = place.channels(block) if known else place.width
+            record = saved.steps[place.name]
+            try:
+                attention = build(record, name, block, width, place.has_map)
+            except TypeError as error:
+                raise ValueError(f'{file.path}: {name} cannot get {record}: '
+                                 f'{error}') from error
+            _compare(file, f'{name}.{place.name}.attention', attention)
+            attentions.append(attention)
+        ready.append((block, plans, attentions))
+    return ready
+
+
+def _describe(block: nn.Module) -> Any:
+    try:
+        return describe(type(block))
+    except RuntimeError:  # another forward than the one that is described
+        return None
+
+
+def _load(model: nn.Module, modules: dict[str, nn.Module],
+          file: _File) -> None:
+    for name, block in file.blocks.items():
+        for key, record in block.steps.items():
+            getattr(modules[name], key).attention.set_init_step(
+                record['init_step'])
+    if _is_sharded(model):
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_model_state_dict,
+        )
+        # In the place of records that are missing it puts what is none.
+        records = {f'{name}.{key}.attention.{inner}': t
+                   for name, block in file.blocks.items()
+                   for key in block.steps for inner, t in getattr(
+                       modules[name], key).attention.state_dict().items()
+                   if inner.endswith(KEY)}
+        set_model_state_dict(model, {**file.tensors, **records}, options=(
+            StateDictOptions(full_state_dict=True, strict=False)))
+        return
+    for name, block in file.blocks.items():
+        for key in block.steps:
+            getattr(modules[name], key).attention.load_state_dict(
+                file.of(f'{name}.{key}.attention'))
+    for name in file.modules_to_save:
+        modules[name].load_state_dict(file.of(name))
+
+
+def _read(path: Path, model: nn.Module,
+          modules: dict[str, nn.Module]) -> _File:
+    """What a file holds, its structure checked."""
+    if path.is_dir():
+        there = [path / name for name in (NAME, *WHOLE)
+                 if (path / name).is_file()]
+        if not there:
+            raise FileNotFoundError(f'{path} has neither {NAME} nor the '
+                                    f'weights of a model ({", ".join(WHOLE)})')
+        path = there[0]
+    if not path.is_file():
+        raise FileNotFoundError(f'there is no file {path}')
+    tensors, metadata = _open(path)
+    if METADATA not in metadata:
+        return _from_whole(path, tensors, model, modules)
+    try:
+        about = json.loads(metadata[METADATA])
+        version = about['format_version']
+        if version > FORMAT:
+            raise ValueError(
+                f'{path} has format {version}; this mmstepnet reads formats '
+                f'up to {FORMAT}, take a newer one')
+        blocks = {name: _Block(str(block['class']), {
+            key: _checked(record) for key, record in block['steps'].items()},
+            tuple(_plan(plan) for plan in block['plans'])
+            if 'plans' in block else None)
+            for name, block in about['blocks'].items()}
+        return _File(path, blocks, tensors, _names(about['modules_to_save']))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f'{path} is damaged: its metadata are not those of '
+                         f'save_steps ({error!r})') from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f'{path} is damaged: {error}') from error
+
+
+def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Tensors and metadata of a file, on the CPU; no code in it is run."""
+    if path.suffix != '.safetensors':
+        try:
+            state = torch.load(path, map_location='cpu', weights_only=True)
+        except Exception as error:
+            raise ValueError(f'{path} cannot be read as weights: '
+                             f'{str(error)[:200]}') from error
+        state = state.get('state_dict', state)
+        return {k: t for k, t in state.items() if isinstance(t, Tensor)}, {}
+    try:
+        with safe_open(path, 'pt') as file:
+            names = list(file.keys())
+            return ({name: file.get_tensor(name) for name in names},
+                    file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f'{path} is no whole file of safetensors: '
+                         f'{error}') from error
+
+
+def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
+                modules: dict[str, nn.Module]) -> _File:
+    """The steps among the weights of a whole model."""
+    end = f'.attention.{KEY}'
+    records = {key.removesuffix(end): read_record(t)
+               for key, t in tensors.items() if key.endswith(end)}
+    if not records:
+        has = any('step.attention.' in key for key in tensors)
+        raise ValueError(
+            f'{path} holds steps, but does not say which, as files of '
+            f'mmstepnet 0.2: put them in by insert_steps(model, …) with the '
+            f'arguments of then and load the file by load_state_dict' if has
+            else f'{path} holds no steps; those that save_steps wrote, or a '
+            f'whole model with steps in it, do')
+    prefixes = ('', f'{getattr(model, "base_model_prefix", "")}.', 'module.')
+    prefix = next((p for p in prefixes if all(
+        name.removeprefix(p).rpartition('.')[0] in modules
+        for name in records)), '')
+    blocks: dict[str, _Block] = {}
+    kept = {}
+    for name, record in records.items():
+        block, _, key = name.removeprefix(prefix).rpartition('.')
+        blocks.setdefault(block, _Block(None, {})).steps[key] = _checked(
+            record)
+        kept.update({k.removeprefix(prefix): t for k, t in tensors.items()
+                     if k.startswith(f'{name}.attention.')
+                     and not k.endswith(KEY)})
+    return _File(path, blocks, kept)
+
+
+def _plan(about: dict) -> Plan:
+    places = tuple(Place(**{
+        **place, 'ordinals': tuple(map(int, place['ordinals'])),
+        'state': tuple(map(int, place['state']))})
+        for place in about['places'])
+    return Plan(str(about['block']), int(about['additions']), places)
+
+
+def _checked(record: dict) -> dict:
+    """A record of an attention that can be built."""
+    if record['type'] not in ATTENTIONS:
+        raise ValueError(
+            f'the attention {record["type"]!r} is not registered in this '
+            f'process; registered are {sorted(ATTENTIONS)}. Import the module '
+            f'that registers it first')
+    return record
+
+
+def _record(name: str, attention: nn.Module) -> dict:
+    """Type and arguments of an attention.
+
+    Raises:
+        ValueError: It could not be built again from them.
+    """
+    if not isinstance(attention, Recorded) or (
+            attention.recorded_type not in ATTENTIONS):
+        raise ValueError(
+            f'{name} has a {type(attention).__name__}, which is not '
+            f'registered in mmstepnet.attentions.ATTENTIONS and could not be '
+            f'built again (save the steps before fold, which changes them)')
+    return attention.record()
+
+
+def _settings(records: dict[str, dict]) -> dict[str, dict]:
+    """Records without what may differ, where a step starts."""
+    return {key: {**record, 'init_step': None}
+            for key, record in records.items()}
+
+
+def _compare(file: _File, name: str, module: nn.Module) -> None:
+    """Refuse tensors of other names or shapes than a module has."""
+    found = {key: tuple(t.shape) for key, t in file.of(name).items()}
+    wanted = {key: tuple(t.shape) for key, t in module.state_dict().items()
+              if not key.endswith(KEY)}
+    if found != wanted:
+        differ = sorted(key for key in found.keys() | wanted.keys()
+                        if found.get(key) != wanted.get(key))
+        key = differ[0]
+        raise ValueError(
+            f'{file.path}: {name}.{key} has the shape '
+            f'{found.get(key, "of nothing, it is missing")}, and the model '
+            f'wants {wanted.get(key, "none")}')
+
+
+def _gather(model: nn.Module,
+            saved: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """Whole tensors of modules; none in processes that need not write."""
+    if _is_sharded(model):
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+        )
+        state = get_model_state_dict(model, options=StateDictOptions(
+            full_state_dict=True, cpu_offload=True))
+        prefixes = tuple(f'{name}.' for name in saved)
+        state = {k: t for k, t in state.items() if k.startswith(prefixes)}
+    else:
+        rank = torch.distributed.get_rank() if (
+            torch.distributed.is_available()
+            and torch.distributed.is_initialized()) else 0
+        state = {f'{name}.{key}': t for name, module in saved.items()
+                 for key, t in module.state_dict().items()} if not rank else {}
+    return {key: t.detach().cpu().contiguous().clone()
+            for key, t in state.items() if not key.endswith(KEY)}
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP holds parts of the weights."""
+    return any(type(t).__name__ in ('DTensor', 'FlatParameter')
+               for t in model.parameters()) or any(
+        type(m).__name__ == 'FullyShardedDataParallel'
+        for m in model.modules())
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by the names that they have outside of wrappers."""
+    return {name: module for module, name in name_modules(model).items()}
+
+
+def _steps(module: nn.Module) -> dict[str, ResidualStep]:
+    """A block's own steps that have an attention."""
+    return {key: step for key, step in module.named_children()
+            if isinstance(step, ResidualStep) and step.attention is not None}
+
+
+def _class_name(block: nn.Module) -> str:
+    return getattr(block, 'host', type(block)).__qualname__
+
+
+def _find(modules: dict[str, nn.Module], name: str, what: str) -> nn.Module:
+    if name not in modules:
+        raise ValueError(f'{what} {name!r}, and the model has no such module')
+    return modules[name]
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    if isinstance(names, str) or not all(
+            isinstance(name, str) and name for name in names):
+        raise TypeError(f'modules_to_save must be a list of names, got '
+                        f'{names!r}')
+    return list(names)
+
+
+def _some(names: list[str]) -> str:
+    return ', '.join(names[:3]) + f' and {len(names) - 3} more' * (
+        len(names) > 3)

@@ -1,0 +1,72 @@
+"""Training the steps of a network alone."""
+
+from collections.abc import Iterable
+
+import torch.nn as nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .finding.wrappers import unwrap
+from .generated import KeepsStatistics, keeping_class
+from .residual import ResidualStep
+
+
+def mark_only_steps_as_trainable(model: nn.Module,
+                                 modules_to_save: Iterable[str] = (),
+                                 *, unfreeze: bool = False) -> int:
+    """Freeze all of a model but its steps.
+
+    Parameters elsewhere require no gradient any more, and BNs elsewhere stay
+    in eval mode, also when a trainer calls ``model.train()``. Call it before
+    the optimizer is built and before ``DistributedDataParallel`` or FSDP;
+    where BNs are converted to SyncBN, call it after that.
+
+    Args:
+        model (nn.Module): A model with steps.
+        modules_to_save (Iterable[str]): Names of further modules that are
+            trained, such as a new head; give them to
+            :func:`mmstepnet.save_steps`, too. Defaults to none.
+        unfreeze (bool): Undo it: all parameters require a gradient, and BNs
+            follow ``train()`` again. Defaults to False.
+
+    Returns:
+        int: Number of parameters that require a gradient.
+
+    Raises:
+        ValueError: The model has no steps.
+        AttributeError: One of ``modules_to_save`` does not exist.
+
+    Example:
+        >>> from torchvision.models import resnet18
+        >>> import mmstepnet
+        >>> model = resnet18()
+        >>> names = mmstepnet.insert_steps(model)
+        >>> mmstepnet.mark_only_steps_as_trainable(model, ['fc'])
+        520744
+    """
+    model = unwrap(model)
+    trained = [model.get_submodule(name) for name in modules_to_save]
+    steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
+    if not any(step.attention is not None for step in steps):
+        raise ValueError(f'{type(model).__name__} has no steps that could be '
+                         f'trained; call insert_steps first')
+    trained += [step.attention for step in steps if step.attention is not None]
+    inside = {m for module in trained for m in module.modules()}
+    kept = {p for module in trained for p in module.parameters()}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(unfreeze or parameter in kept)
+    follow_training(m for m in model.modules() if unfreeze or m in inside)
+    if not unfreeze:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and module not in inside and (
+                    not isinstance(module, KeepsStatistics)):
+                module.__class__ = keeping_class(type(module))
+                module.eval()
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def follow_training(modules: Iterable[nn.Module]) -> None:
+    """Let BNs that stay in eval mode follow ``train()`` again."""
+    for module in modules:
+        if isinstance(module, KeepsStatistics):
+            module.__class__ = module.host

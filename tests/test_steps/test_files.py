@@ -1,0 +1,310 @@
+"""Steps in files: a fresh model with them is the one that was saved."""
+
+import copy
+import json
+import os
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+from safetensors import safe_open
+from torchvision.models import resnet18, resnet50, swin_t
+
+import mmstepnet
+from mmstepnet.attentions.base import ATTENTIONS
+from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.files import METADATA
+from tests.test_steps import own_forward_blocks as blocks
+from tests.test_steps.cases import randomise
+
+
+def gates(model):
+    return [m.attention for m in model.modules()
+            if isinstance(m, ResidualStep)]
+
+
+def written_block():
+    """A network that no description knows."""
+    return nn.Sequential(*(blocks.Encoder() for _ in range(3)))
+
+
+NETWORKS = {
+    'resnet': (lambda: resnet18(num_classes=3), (2, 3, 64, 64), {}),
+    'swin': (lambda: swin_t(num_classes=3), (2, 3, 64, 64), {}),
+    'written': (written_block, (2, 6, blocks.C),
+                dict(example=torch.rand(2, 6, blocks.C))),
+}
+
+
+def make(kind, attention='StepNet', **options):
+    """The network with steps, the one without, and what it is given."""
+    build, shape, example = NETWORKS[kind]
+    torch.manual_seed(0)
+    plain = build().eval()
+    model = copy.deepcopy(plain)
+    names = mmstepnet.insert_steps(model, attention, **example, **options)
+    randomise(*gates(model))
+    return model, plain, torch.rand(shape), names
+
+
+@pytest.mark.parametrize('kind', NETWORKS)
+def test_fresh_model(kind, tmp_path):
+    model, plain, x, names = make(kind)
+    mmstepnet.save_steps(model, tmp_path / 'a.safetensors')
+    assert not torch.equal(model(x), plain(x))
+    assert mmstepnet.load_steps(plain, tmp_path / 'a.safetensors') == names
+    assert torch.equal(model(x), plain(x))
+    assert plain.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize('attention,options', [
+    *((name, {}) for name in ATTENTIONS if name not in ('FCA', 'Plain')),
+    ('SE', dict(reduction=4)), ('CBAM', dict(reduction=4)),
+    ('SEM', dict(reduction=4)), ('OursSharedMLP', dict(reduction=4)),
+    ('SGE', dict(groups=4)), ('StepNet', dict(inputs='x')),
+    ('FCA', dict(map_size=14, reduction=8)), ('StepNet', dict(init_step=None)),
+])
+def test_all_attentions_and_arguments(attention, options, tmp_path):
+    model, plain, x, names = make('resnet', attention, blocks=['layer3'],
+                                  **options)
+    mmstepnet.save_steps(model, tmp_path)
+    assert mmstepnet.load_steps(plain, tmp_path) == names
+    assert torch.equal(model(x), plain(x))
+
+
+def test_only_the_steps_are_in_the_file(tmp_path):
+    model, _, _, _ = make('resnet')
+    mmstepnet.save_steps(model, tmp_path)
+    with safe_open(tmp_path / 'steps.safetensors', 'pt') as file:
+        names = set(file.keys())
+        about = json.loads(file.metadata()[METADATA])
+    assert names == {n for n in model.state_dict() if '.step.attention.' in n
+                     and not n.endswith('_extra_state')}
+    assert about['format_version'] == 1
+    assert about['blocks']['layer1.0'] == {
+        'class': 'BasicBlock', 'steps': {'step': {
+            'type': 'StepNet', 'init_step': 1.0, 'inputs': 'both'}}}
+
+
+def test_modules_to_save(tmp_path):
+    model, plain, x, _ = make('resnet')
+    randomise(model.fc)
+    mmstepnet.save_steps(model, tmp_path, modules_to_save=['fc'])
+    mmstepnet.load_steps(plain, tmp_path)
+    assert torch.equal(model(x), plain(x))
+
+
+def test_dtype_is_the_blocks(tmp_path):
+    model, plain, x, _ = make('resnet')
+    mmstepnet.save_steps(model.bfloat16(), tmp_path)
+    mmstepnet.load_steps(plain.bfloat16(), tmp_path)
+    x = x.bfloat16()
+    assert torch.equal(model(x), plain(x))
+    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+
+
+def test_steps_that_are_there_get_the_weights(tmp_path):
+    model, plain, x, names = make('resnet')
+    mmstepnet.save_steps(model, tmp_path)
+    mmstepnet.insert_steps(plain, init_step=0.5)
+    assert mmstepnet.load_steps(plain, tmp_path) == names
+    assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize('kind', NETWORKS)
+@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
+def test_weights_of_a_whole_model(kind, ending, tmp_path):
+    model, plain, x, names = make(kind)
+    path = tmp_path / f'whole.{ending}'
+    if ending == 'pth':
+        torch.save(dict(state_dict=model.state_dict()), path)
+    else:
+        safetensors.torch.save_file(model.state_dict(), path)
+    _, _, example = NETWORKS[kind]
+    if example:
+        with pytest.raises(ValueError, match='found by running.*example='):
+            mmstepnet.load_steps(plain, path)
+    assert mmstepnet.load_steps(plain, path, **example) == names
+    assert torch.equal(model(x), plain(x))
+
+
+def test_wrapped_models(tmp_path):
+    model, plain, x, names = make('resnet')
+    mmstepnet.save_steps(torch.compile(model, backend='eager'), tmp_path)
+    wrapped = torch.compile(copy.deepcopy(plain), backend='eager')
+    with pytest.raises(ValueError, match='would not see new parameters'):
+        mmstepnet.load_steps(wrapped, tmp_path)
+    mmstepnet.insert_steps(plain)
+    wrapped = torch.compile(plain, backend='eager')
+    assert mmstepnet.load_steps(wrapped, tmp_path) == names
+    assert torch.equal(model(x), plain(x))
+
+
+def in_process(rank, world, kind, folder):
+    """Save under a wrapper, load into it again, and compare."""
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0')
+    dist.init_process_group('gloo', rank=rank, world_size=world,
+                            init_method=f'file://{folder}/store')
+    model, _, x, names = make('resnet')
+    wanted = model(x)
+    if kind == 'DDP':
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.fsdp import fully_shard
+        mesh = dist.device_mesh.init_device_mesh('cpu', (world, ))
+        for stage in (model.layer2, model.layer3, model):
+            fully_shard(stage, mesh=mesh)
+        wrapped = model
+    mmstepnet.save_steps(wrapped, folder)
+    dist.barrier()
+    with torch.no_grad():
+        for gate in gates(model):
+            for t in (*gate.parameters(), gate.bn.running_mean):
+                t.zero_()
+    assert mmstepnet.load_steps(wrapped, folder) == names
+    torch.testing.assert_close(wrapped.eval()(x), wanted)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize('kind', ['DDP', 'FSDP2'])
+def test_saved_by_two_processes(kind, tmp_path):
+    if kind == 'FSDP2':
+        pytest.importorskip('torch.distributed.fsdp._fully_shard',
+                            reason='needs FSDP2')
+    mp.spawn(in_process, (2, kind, str(tmp_path)), 2)
+    model, plain, x, _ = make('resnet')
+    mmstepnet.load_steps(plain, tmp_path)
+    assert torch.equal(model(x), plain(x))
+
+
+def rewritten(path, change=None, tensors=None):
+    """The file with other metadata or tensors."""
+    with safe_open(path, 'pt') as file:
+        about = json.loads(file.metadata()[METADATA])
+        found = {name: file.get_tensor(name) for name in file.keys()}
+    if change is not None:
+        change(about)
+    found = found if tensors is None else tensors(found)
+    safetensors.torch.save_file(found, path, {METADATA: json.dumps(about)})
+
+
+def _first(about):
+    return about['blocks']['layer1.0']
+
+
+FOREIGN = {
+    'newer': (dict(change=lambda a: a.update(format_version=2)),
+              'has format 2; this mmstepnet reads formats up to 1'),
+    'no version': (dict(change=lambda a: a.pop('format_version')),
+                   'is damaged'),
+    'no blocks': (dict(change=lambda a: a.pop('blocks')), 'is damaged'),
+    'blocks are a list': (dict(change=lambda a: a.update(blocks=[1])),
+                          'is damaged'),
+    'no class': (dict(change=lambda a: _first(a).pop('class')), 'is damaged'),
+    'steps are a text': (dict(change=lambda a: _first(a).update(steps='x')),
+                         'is damaged'),
+    'another class': (dict(change=lambda a: _first(a).update(
+        {'class': 'Bottleneck'})),
+        'layer1.0 is a BasicBlock here and was a Bottleneck'),
+    'another name': (dict(change=lambda a: a['blocks'].update(
+        {'layer9.0': a['blocks'].pop('layer1.0')})),
+        "has steps for 'layer9.0', and the model has no such module"),
+    'another attention': (dict(change=lambda a: _first(a)['steps'][
+        'step'].update(type='OursNoNorm')), 'layer1.0.step.attention.bn.'),
+    'unknown attention': (dict(change=lambda a: _first(a)['steps'][
+        'step'].update(type='os.system')),
+        "'os.system' is not registered"),
+    'an argument too many': (dict(change=lambda a: _first(a)['steps'][
+        'step'].update(colour='red')), "StepNet.*'colour'"),
+    'another step': (dict(change=lambda a: _first(a).update(
+        steps={'mlp_step': _first(a)['steps']['step']})),
+        'took them in'),
+    'unknown module to save': (dict(change=lambda a: a.update(
+        modules_to_save=['head'])), "holds 'head'"),
+    'modules are a text': (dict(change=lambda a: a.update(
+        modules_to_save='fc')), 'is damaged'),
+    'a tensor missing': (dict(tensors=lambda t: {
+        k: v for k, v in t.items() if not k.endswith('layer1.0.step.attention.'
+                                                     'pair_weight')}),
+        'pair_weight has the shape of nothing, it is missing'),
+    'a tensor too many': (dict(tensors=lambda t: {
+        **t, 'fc.weight': torch.ones(2)}), 'fc.weight, which belong'),
+    'another tensor in a step': (dict(tensors=lambda t: {
+        **t, 'layer1.0.step.attention.more': torch.ones(2)}),
+        'attention.more'),
+    'another width': (dict(tensors=lambda t: {
+        k: v[:32].clone() if v.dim() and 'layer1.0' in k else v
+        for k, v in t.items()}), 'has the shape'),
+}
+
+
+@pytest.mark.parametrize('what', FOREIGN)
+def test_foreign_files_change_nothing(what, tmp_path):
+    model, plain, _, _ = make('resnet')
+    mmstepnet.save_steps(model, tmp_path)
+    options, message = FOREIGN[what]
+    rewritten(tmp_path / 'steps.safetensors', **options)
+    before = copy.deepcopy(plain.state_dict())
+    with pytest.raises(ValueError, match=message):
+        mmstepnet.load_steps(plain, tmp_path)
+    assert plain.state_dict().keys() == before.keys()
+    assert all(torch.equal(t, before[k])
+               for k, t in plain.state_dict().items())
+    assert not gates(plain)
+
+
+@pytest.mark.parametrize('content', [b'', b'abc', b'\0' * 100])
+def test_files_that_are_none(content, tmp_path):
+    path = tmp_path / 'a.safetensors'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='no whole file of safetensors'):
+        mmstepnet.load_steps(resnet18(), path)
+    path = path.rename(tmp_path / 'a.pth')
+    with pytest.raises(ValueError, match='cannot be read as weights'):
+        mmstepnet.load_steps(resnet18(), path)
+
+
+def test_cut_file(tmp_path):
+    model, plain, _, _ = make('resnet')
+    path = tmp_path / 'a.safetensors'
+    mmstepnet.save_steps(model, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match='no whole file of safetensors'):
+        mmstepnet.load_steps(plain, path)
+
+
+def test_other_errors(tmp_path):
+    model, plain, _, _ = make('resnet')
+    with pytest.raises(ValueError, match='ResNet has no steps to save'):
+        mmstepnet.save_steps(plain, tmp_path)
+    with pytest.raises(ValueError, match="names 'head'"):
+        mmstepnet.save_steps(model, tmp_path, ['head'])
+    with pytest.raises(TypeError, match='must be a list of names'):
+        mmstepnet.save_steps(model, tmp_path, 'fc')
+    with pytest.raises(FileNotFoundError, match='has neither steps.safe'):
+        mmstepnet.load_steps(plain, tmp_path)
+    with pytest.raises(FileNotFoundError, match='there is no file'):
+        mmstepnet.load_steps(plain, tmp_path / 'nothing.safetensors')
+    mmstepnet.save_steps(model, tmp_path)
+    with pytest.raises(ValueError, match='is a Bottleneck here and was a Ba'):
+        mmstepnet.load_steps(resnet50(), tmp_path)
+    mmstepnet.insert_steps(plain, 'SE')
+    with pytest.raises(ValueError, match='call remove_steps'):
+        mmstepnet.load_steps(plain, tmp_path)
+    torch.save(resnet18().state_dict(), tmp_path / 'plain.pth')
+    with pytest.raises(ValueError, match='holds no steps'):
+        mmstepnet.load_steps(resnet18(), tmp_path / 'plain.pth')
+    old = {k: t for k, t in model.state_dict().items()
+           if not k.endswith('_extra_state')}
+    torch.save(old, tmp_path / 'old.pth')
+    with pytest.raises(ValueError, match='as files of mmstepnet 0.2'):
+        mmstepnet.load_steps(resnet18(), tmp_path / 'old.pth')
+
+
+def test_folded_steps_are_not_saved(tmp_path):
+    model, _, _, _ = make('resnet')
+    with pytest.raises(ValueError, match='before fold'):
+        mmstepnet.save_steps(mmstepnet.fold(model.eval()), tmp_path)
