@@ -1,12 +1,10 @@
 """Train a network of transformers with steps, by its Trainer."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import torch
 from digits import load_split
-from safetensors.torch import load_file
 from torch.utils.data import TensorDataset
 from transformers import (
     EvalPrediction,
@@ -17,7 +15,7 @@ from transformers import (
     set_seed,
 )
 
-from mmstepnet import insert_steps, step_parameters
+from mmstepnet import insert_steps, load_steps, step_parameters
 
 
 def parse_args() -> argparse.Namespace:
@@ -80,11 +78,10 @@ def main() -> None:
     accuracy = trainer.evaluate()['eval_accuracy']
     print(f'{args.attention}: accuracy {accuracy:.2f} %')
 
-    # A new model takes the file's weights once it has the same steps.
+    # transformers knows nothing of the steps: load_steps puts them in again.
     trainer.save_model(args.out)
-    trainer.model = build(args.attention)
-    trainer.model.load_state_dict(
-        load_file(Path(args.out) / 'model.safetensors'))
+    trainer.model = ResNetForImageClassification.from_pretrained(args.out)
+    load_steps(trainer.model, args.out)
     again = trainer.evaluate()['eval_accuracy']
     print(f'read from {args.out}: accuracy {again:.2f} %')
 

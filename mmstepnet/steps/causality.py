@@ -1,6 +1,7 @@
 """Which blocks of tokens are a decoder's, found by trying."""
 
 import copy
+from collections.abc import Iterable
 
 import torch
 import torch.nn as nn
@@ -60,12 +61,17 @@ def causal_blocks(model: nn.Module, example: object,
             if kind in known:
                 continue
             block, call = modules[name], calls[name]
+            place = plans[name][0].places[0]
             if meta:
-                block = _with_numbers(copy.deepcopy(block).to_empty(
-                    device='cpu'))
+                block = copy.deepcopy(block).to_empty(device='cpu')
+                _give_numbers((*block.parameters(), *block.buffers()))
                 call = tree_map_only(Tensor, _random, call)
-            known[kind] = _is_causal(name, block, *call,
-                                     plans[name][0].places[0])
+            found = _is_causal(name, block, *call, place)
+            if found is None and not meta:  # an attention may be saturated
+                block = copy.deepcopy(block)
+                _give_numbers(block.parameters())
+                found = _is_causal(name, block, *call, place)
+            known[kind] = bool(found)
     return [name for name, kind in kinds.items() if known[kind]]
 
 
@@ -87,22 +93,21 @@ def _random(t: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _with_numbers(block: nn.Module) -> nn.Module:
-    for t in (*block.parameters(), *block.buffers()):
+def _give_numbers(weights: Iterable[Tensor]) -> None:
+    """Weights under which no attention saturates."""
+    for t in weights:
         values = _random(t)
         if t.is_floating_point():
             values = values * t[0].numel()**-0.5 if t.dim() > 1 else (
                 1 + 0.1 * values)
         t.copy_(values)
-    return block
 
 
 def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
-               place: Place) -> bool:
-    """Whether tokens reach those behind them alone.
+               place: Place) -> bool | None:
+    """Whether tokens reach those behind them alone; None if no others at all.
 
-    By gradients: where a softmax is saturated they are small, but not 0 as
-    they are behind a causal mask.
+    By gradients, which show where a value is too small to be seen.
     """
     axis = 3 - place.batch - place.channels
     given = {**dict(enumerate(args)), **kwargs}
@@ -142,10 +147,10 @@ def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
         return bool(grad.transpose(0, axis)[source].any())
 
     # Windows may end at one of these places, but not at each.
-    later = False
+    later = None
     for half in dict.fromkeys((length // 2, length // 3 or 1, 1)):
         before, behind = slice(None, half), slice(half, None)
         if reaches(before, behind):
             return False
-        later = later or reaches(behind, before)
+        later = later or reaches(behind, before) or None
     return later

@@ -151,7 +151,8 @@ def load_steps(model: nn.Module, path: str | Path, *,
     Args:
         model (nn.Module): The model without steps, or with the same. In a
             wrapper (DDP, FSDP, compiled) it needs to have them.
-        path (str | Path): The file, or its folder.
+        path (str | Path): The file, or its folder; ``hf://USER/REPO`` is the
+            ``steps.safetensors`` of a repository, by huggingface_hub.
         example (Any): What the model is called with, as for
             :func:`mmstepnet.insert_steps`. Only a whole model's weights may
             need it. Defaults to None.
@@ -161,10 +162,14 @@ def load_steps(model: nn.Module, path: str | Path, *,
 
     Raises:
         FileNotFoundError: There is no such file.
+        ImportError: ``hf://`` without huggingface_hub.
         ValueError: It is damaged, of a newer format or of another model; the
             model is left as it was.
     """
     modules = _modules(model)
+    if str(path).startswith('hf://'):
+        from huggingface_hub import hf_hub_download
+        path = hf_hub_download(str(path).removeprefix('hf://'), NAME)
     file = _read(Path(path), unwrap(model), modules)
     ready = _prepare(model, modules, file, example)
     for name in file.modules_to_save:
@@ -348,6 +353,7 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
                 modules: dict[str, nn.Module]) -> _File:
     """The steps among the weights of a whole model."""
     end = f'.attention.{KEY}'
+    tensors = _as_modules_are_named(model, tensors)
     records = {key.removesuffix(end): read_record(t)
                for key, t in tensors.items() if key.endswith(end)}
     if not records:
@@ -372,6 +378,28 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
                      if k.startswith(f'{name}.attention.')
                      and not k.endswith(KEY)})
     return _File(path, blocks, kept)
+
+
+def _as_modules_are_named(model: nn.Module,
+                          tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo the names of older releases, in which transformers 5 saves."""
+    if not hasattr(model, 'base_model_prefix'):  # none of transformers
+        return tensors
+    try:
+        from transformers.conversion_mapping import (
+            get_model_conversion_mapping,
+        )
+        from transformers.core_model_loading import (
+            WeightConverter,
+            rename_source_key,
+        )
+    except ImportError:  # before 5, names were not changed
+        return tensors
+    rules = get_model_conversion_mapping(model)
+    converters = [r for r in rules if isinstance(r, WeightConverter)]
+    renamings = [r for r in rules if not isinstance(r, WeightConverter)]
+    return {rename_source_key(key, renamings, converters)[0]: t
+            for key, t in tensors.items()}
 
 
 def _plan(about: dict) -> Plan:

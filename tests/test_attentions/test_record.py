@@ -77,8 +77,8 @@ def test_files_without_records_load_as_before(cfg):
 
 @pytest.mark.parametrize('saved, built, message', [
     (dict(type='SE'), dict(type='FCA'),
-     r'attention._extra_state: the weights are those of SE\(\), the model '
-     r'has FCA\(map_size=7\)'),
+     r'attention._extra_state: the weights are those of SE\(reduction=16\), '
+     r'the model has FCA\(map_size=7, reduction=16\)'),
     (dict(type='StepNet', inputs='x'), dict(type='StepNet', inputs='x_next'),
      r"StepNet\(inputs='x'\), the model has StepNet\(inputs='x_next'\)"),
     (dict(type='FCA', map_size=14), dict(type='FCA', map_size=7),

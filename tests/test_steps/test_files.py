@@ -304,6 +304,21 @@ def test_other_errors(tmp_path):
         mmstepnet.load_steps(resnet18(), tmp_path / 'old.pth')
 
 
+def test_repository_in_the_cache(tmp_path, monkeypatch):
+    constants = pytest.importorskip('huggingface_hub.constants',
+                                    reason='needs huggingface_hub')
+    model, plain, x, names = make('resnet')
+    repository = tmp_path / 'models--somebody--steps'
+    (repository / 'refs').mkdir(parents=True)
+    (repository / 'refs' / 'main').write_text('a' * 40)
+    mmstepnet.save_steps(
+        model, repository / 'snapshots' / ('a' * 40) / 'steps.safetensors')
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+    monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
+    assert mmstepnet.load_steps(plain, 'hf://somebody/steps') == names
+    assert torch.equal(model(x), plain(x))
+
+
 def test_folded_steps_are_not_saved(tmp_path):
     model, _, _, _ = make('resnet')
     with pytest.raises(ValueError, match='before fold'):

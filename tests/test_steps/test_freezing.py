@@ -87,8 +87,9 @@ def test_the_fused_step_is_taken(model, monkeypatch):
 
 def outputs(pickled, x):
     model = pickle.loads(pickled).train()
-    return model(x).detach().numpy(), [type(m).__name__ for m in model.modules()
-                      if isinstance(m, nn.BatchNorm2d) and not m.training]
+    return model(x).detach().numpy(), [
+        type(m).__name__ for m in model.modules()
+        if isinstance(m, nn.BatchNorm2d) and not m.training]
 
 
 def test_copies_and_other_processes_keep_statistics(model):

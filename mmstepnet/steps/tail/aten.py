@@ -2,9 +2,9 @@
 
 They serve CPUs, and the tests as the oracle of the Triton kernels. No
 operation of PyTorch scales each channel of each image in one fast pass, or
-sums them about a mean. But a BN in eval mode scales each channel, and its derivatives
-for weight and bias are such sums; and N contiguous images of C channels are
-one image of N C channels as well, see :func:`_views`.
+sums them about a mean. But a BN in eval mode scales each channel, and its
+derivatives for weight and bias are such sums; and N contiguous images of C
+channels are one image of N C channels as well, see :func:`_views`.
 """
 
 from collections.abc import Iterable
