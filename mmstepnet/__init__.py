@@ -14,6 +14,7 @@ from .version import __version__
 LATER = {
     'MetricAttention': 'mmstepnet.propagation',
     'TrajectoryRecorder': 'mmstepnet.stiffness',
+    'calibrate': 'mmstepnet.steps.calibration',
     'find_steps': 'mmstepnet.steps',
     'fold': 'mmstepnet.steps.fold',
     'insert_steps': 'mmstepnet.steps',
@@ -28,9 +29,9 @@ LATER = {
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
-    'TrajectoryRecorder', '__version__', 'find_steps', 'fold', 'insert_steps',
-    'load_steps', 'mark_only_steps_as_trainable', 'register_block',
-    'remove_steps', 'save_steps', 'step_parameters'
+    'TrajectoryRecorder', '__version__', 'calibrate', 'find_steps', 'fold',
+    'insert_steps', 'load_steps', 'mark_only_steps_as_trainable',
+    'register_block', 'remove_steps', 'save_steps', 'step_parameters'
 ]
 
 

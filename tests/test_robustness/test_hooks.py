@@ -207,7 +207,7 @@ def test_calibration_refuses_what_is_not_finite(
     job = runner(tmp_path_factory.mktemp('work'),
                  Images(spoilt=spoilt, value=value),
                  'AttentionBNCalibrationHook')
-    refused('NaN or infinite features by the training data', job.train)
+    refused('given NaN or infinite features', job.train)
 
 
 @settings(BOUNDED, max_examples=6)

@@ -1,0 +1,137 @@
+"""Statistics of the attentions' batch norms, from data, before training."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmstepnet.attentions import Attention
+
+LOGGER = logging.getLogger(__name__)
+
+
+def calibrate(model: nn.Module, batches: Iterable[Any], *,
+              forward: Callable[[nn.Module, Any], Any] | None = None) -> int:
+    """Give new attentions' BNs their running statistics.
+
+    Where BNs stay in eval mode, as in detection, an attention that was put
+    into a pretrained network would keep mean 0 and variance 1 for ever. The
+    batches are run without gradients in eval mode; mean and variance of a BN
+    are those of all that it was given, over all batches and processes. That
+    is exact where gates do not change yet what later ones see, as with
+    ``init_step=1.0``.
+
+    BNs that have seen data (``num_batches_tracked``) are left alone, as those
+    of attentions whose parameters are all frozen. A channel without spread
+    keeps its variance.
+
+    Args:
+        model (nn.Module): A model with steps.
+        batches (Iterable): What the model is called with: tensors, tuples of
+            its arguments, or dicts of these by name. Some fifty are enough.
+            Each process gives its own.
+        forward (Callable, optional): ``forward(model, batch)`` runs the model
+            instead, on batches of any kind. Defaults to None.
+
+    Returns:
+        int: Number of BNs that got statistics.
+
+    Raises:
+        ValueError: They saw fewer than two vectors, NaN or infinity, or the
+            same value for every image, as SRM without ``init_step``.
+
+    Example:
+        >>> import torch
+        >>> from torchvision.models import resnet18
+        >>> import mmstepnet
+        >>> model = resnet18()
+        >>> names = mmstepnet.insert_steps(model)
+        >>> batches = [torch.rand(4, 3, 64, 64) for _ in range(3)]
+        >>> mmstepnet.calibrate(model, batches)
+        5
+    """
+    norms = [
+        norm for attention in model.modules()
+        if isinstance(attention, Attention)
+        and any(p.requires_grad for p in attention.parameters())
+        for norm in attention.modules() if isinstance(norm, _BatchNorm)
+        and norm.num_batches_tracked == 0
+    ]
+    if not norms:
+        LOGGER.info('No BN of an attention is without statistics.')
+        return 0
+    sums = [_Moments(norm.num_features) for norm in norms]
+    handles = [norm.register_forward_pre_hook(moments.add)
+               for norm, moments in zip(norms, sums)]
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    seen = 0
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                (forward or _call)(model, batch)
+                seen += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in training.items():
+            module.training = mode
+    for norm, moments in zip(norms, sums):
+        moments.write_to(norm, seen)
+    LOGGER.info('%d BNs of attentions got statistics from %d batches.',
+                len(norms), seen)
+    return len(norms)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+class _Moments:
+    """Sums over everything a norm was given, in float64."""
+
+    def __init__(self, channels: int):
+        # Count, sum and sum of squares, in one tensor for one all_reduce.
+        self.sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
+
+    def add(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
+        values = inputs[0].detach().double().transpose(0, 1).flatten(1)
+        self.sums += torch.cat([
+            values.new_tensor([values.shape[1]]),
+            values.sum(1),
+            values.square().sum(1)
+        ]).cpu()
+
+    def write_to(self, norm: _BatchNorm, batches: int) -> None:
+        sums = self.sums.to(norm.running_mean.device)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        count, total, squares = sums[0], *sums[1:].chunk(2)
+        if count < 2:
+            raise ValueError(
+                f'a BN of an attention saw {int(count)} pooled vectors and '
+                f'needs at least 2: are there any data?')
+        if not sums.isfinite().all():
+            raise ValueError(
+                'an attention was given NaN or infinite features; look at '
+                'the images and at the weights that were loaded')
+        mean = total / count
+        variance = (squares - count * mean.square()) / (count - 1)
+        # Below it is what rounding to float32 makes of one value.
+        spread = variance > torch.finfo(torch.float32).eps**2 * mean.square()
+        if not spread.any():
+            raise ValueError(
+                'an attention gives its BN the same value for every image, '
+                'from which no variance can be set; give the attention '
+                'init_step=1.0, with which it starts from what it sees')
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(
+            torch.where(spread, variance, norm.running_var))
+        norm.num_batches_tracked.fill_(batches)

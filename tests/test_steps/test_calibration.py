@@ -1,0 +1,101 @@
+"""Statistics of gates, against those of all pooled vectors at once."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+from torchvision.models import resnet18
+
+import mmstepnet
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = resnet18(num_classes=3)
+    mmstepnet.insert_steps(model)
+    return model
+
+
+def batches():
+    """Of different sizes and brightness: most spread lies between them."""
+    torch.manual_seed(1)
+    return [torch.rand(n, 3, 64, 64) + n for n in (2, 5, 3)]
+
+
+def pooled(model):
+    """z of the first step of layer2, formed the long way."""
+    block, seen = model.layer2[1], []
+
+    def keep(step, inputs):
+        x, branch, norm = inputs[:3]
+        w = step.attention.pair_weight
+        seen.append(w[:, 0] * x.mean((2, 3)) + w[:, 1] * (
+            x + norm(branch)).mean((2, 3)))
+    handle = block.step.register_forward_pre_hook(keep)
+    with torch.no_grad():
+        for images in batches():
+            model(images)
+    handle.remove()
+    return torch.cat(seen)
+
+
+def test_statistics_are_those_of_all_vectors(model):
+    z = pooled(copy.deepcopy(model).eval())
+    assert mmstepnet.calibrate(model, batches()) == 5
+    bn = model.layer2[1].step.attention.bn
+    torch.testing.assert_close(bn.running_mean, z.mean(0))
+    torch.testing.assert_close(bn.running_var, z.var(0), rtol=1e-3, atol=1e-6)
+    assert bn.num_batches_tracked == 3
+
+
+def test_nothing_else_changes(model):
+    model.train()
+    model.layer3.eval()
+    modes = [m.training for m in model.modules()]
+    before = copy.deepcopy(model.state_dict())
+    mmstepnet.calibrate(model, batches())
+    assert [m.training for m in model.modules()] == modes
+    changed = {name for name, t in model.state_dict().items()
+               if not torch.equal(t, before[name])}
+    assert all('attention.bn.' in name for name in changed)
+    assert mmstepnet.calibrate(model, batches()) == 0  # they have them now
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda t: (t, ), lambda t: [t], lambda t: dict(x=t)])
+def test_what_a_batch_may_be(model, wrap):
+    other = copy.deepcopy(model)
+    mmstepnet.calibrate(model, batches())
+    mmstepnet.calibrate(other, (wrap(t) for t in batches()))
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, other.state_dict()[name])
+
+
+def test_forward_of_ones_own(model):
+    other = copy.deepcopy(model)
+    mmstepnet.calibrate(model, batches())
+    mmstepnet.calibrate(other, range(3), forward=lambda network, k: network(
+        batches()[k]))
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, other.state_dict()[name])
+
+
+def test_frozen_attentions_are_left_alone(model):
+    model.layer1[0].step.attention.requires_grad_(False)
+    assert mmstepnet.calibrate(model, batches()) == 4
+    assert not model.layer1[0].step.attention.bn.running_mean.any()
+
+
+def test_errors(model):
+    with pytest.raises(ValueError, match='saw 0 pooled vectors'):
+        mmstepnet.calibrate(copy.deepcopy(model), [])
+    images = batches()[0]
+    images[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match='NaN or infinite features'):
+        mmstepnet.calibrate(copy.deepcopy(model), [images])
+    with pytest.raises(ValueError, match='same value for every image'):
+        mmstepnet.calibrate(model, [torch.ones(4, 3, 64, 64)])
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
+    assert norms and not any(m._forward_pre_hooks for m in norms)
