@@ -20,6 +20,7 @@ LATER = {
     'insert_steps': 'mmstepnet.steps',
     'load_steps': 'mmstepnet.steps.files',
     'mark_only_steps_as_trainable': 'mmstepnet.steps.freezing',
+    'measure_stiffness': 'mmstepnet.stiffness',
     'register_block': 'mmstepnet.steps',
     'remove_steps': 'mmstepnet.steps',
     'save_steps': 'mmstepnet.steps.files',
@@ -31,7 +32,8 @@ __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
     'TrajectoryRecorder', '__version__', 'calibrate', 'find_steps', 'fold',
     'insert_steps', 'load_steps', 'mark_only_steps_as_trainable',
-    'register_block', 'remove_steps', 'save_steps', 'step_parameters'
+    'measure_stiffness', 'register_block', 'remove_steps', 'save_steps',
+    'step_parameters'
 ]
 
 

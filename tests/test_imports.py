@@ -24,6 +24,8 @@ BELOW = {
 LIBRARIES = {'torch', 'numpy', 'scipy'}
 FURTHER = {f'mmstepnet/steps/tail/{name}.py': {'triton'}
            for name in ('triton', 'triton_kernels')}
+FURTHER['mmstepnet/steps/files.py'] = {
+    'safetensors', 'huggingface_hub', 'transformers'}
 
 
 def imported(path, tree=None):

@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.attentions import Attention
 
+from .examples import in_mode, run_batch
+
 LOGGER = logging.getLogger(__name__)
 
 
@@ -68,30 +70,20 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     sums = [_Moments(norm.num_features) for norm in norms]
     handles = [norm.register_forward_pre_hook(moments.add)
                for norm, moments in zip(norms, sums)]
-    training = {module: module.training for module in model.modules()}
-    model.eval()
     seen = 0
     try:
-        with torch.no_grad():
+        with in_mode(model, False), torch.no_grad():
             for batch in batches:
-                (forward or _call)(model, batch)
+                (forward or run_batch)(model, batch)
                 seen += 1
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in training.items():
-            module.training = mode
     for norm, moments in zip(norms, sums):
         moments.write_to(norm, seen)
     LOGGER.info('%d BNs of attentions got statistics from %d batches.',
                 len(norms), seen)
     return len(norms)
-
-
-def _call(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 class _Moments:

@@ -60,6 +60,12 @@ def call_of(example: object, samples: int | None = None,
     return tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()}
 
 
+def run_batch(model: nn.Module, batch: object) -> object:
+    """Call a model with a tensor, its arguments, or these by name."""
+    args, kwargs = call_of(batch)
+    return model(*args, **kwargs)
+
+
 @contextmanager
 def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
     """Training or evaluation mode; hosts do more than that in ``train``."""

@@ -329,6 +329,18 @@ def _read(path: Path, model: nn.Module,
         raise ValueError(f'{path} is damaged: {error}') from error
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file of safetensors or of ``torch.save``, on the CPU.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It holds no tensors, or more than that.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f'there is no file {path}')
+    return _open(path)[0]
+
+
 def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Tensors and metadata of a file, on the CPU; no code in it is run."""
     if path.suffix != '.safetensors':

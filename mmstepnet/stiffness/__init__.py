@@ -7,6 +7,7 @@ from .indices import (
     stiffness_aware_index,
     stiffness_index,
 )
+from .measure import measure_stiffness
 from .readings import DEFAULT_READING, FIELDS, READING_TEXTS, READINGS
 from .recorder import TrajectoryRecorder
 from .total import (
@@ -34,6 +35,7 @@ __all__ = [
     'correlate_ranks',
     'degree_axes',
     'find_steps',
+    'measure_stiffness',
     'neural_stiffness_index',
     'simplified_stiffness',
     'stiffness_aware_index',

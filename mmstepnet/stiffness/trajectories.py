@@ -19,7 +19,11 @@ from mmstepnet.version import __version__
 from .checks import check_choice
 from .correlations import row_correlations, rows_vary
 from .readings import DEFAULT_READING, FIELDS, READINGS
-from .total import total_neural_stiffness, total_stiffness_proportion
+from .total import (
+    block_stiffness,
+    total_neural_stiffness,
+    total_stiffness_proportion,
+)
 
 SETTINGS = ('model', 'split', 'reading', 'dataset_size')
 """What the settings of every recording tell."""
@@ -118,6 +122,43 @@ class Trajectories:
         return float(
             total_stiffness_proportion(
                 self.nsi(reading), self.stages, mu).mean())
+
+    def stiffest_blocks(self, k: int = 5, reading: str = DEFAULT_READING
+                        ) -> list[tuple[str, float, float]]:
+        """The blocks that are stiffest over all thresholds.
+
+        Args:
+            k (int): How many. Defaults to 5.
+            reading (str): Reading of NSI. Defaults to ``'adaptive'``.
+
+        Returns:
+            list[tuple]: Name, :func:`~mmstepnet.stiffness.block_stiffness`
+            and mean NSI of each, the stiffest first.
+        """
+        nsi = self.nsi(reading)
+        stiffness = block_stiffness(nsi, self.stages)
+        order = np.argsort(-stiffness, kind='stable')[:k]
+        return [(self.blocks[i], float(stiffness[i]), float(nsi[:, i].mean()))
+                for i in order]
+
+    def table(self) -> dict[str, list]:
+        """One row a sample and block, by columns, as pandas takes it.
+
+        Example:
+            >>> import torch
+            >>> from torchvision.models import resnet18
+            >>> from mmstepnet import measure_stiffness
+            >>> found = measure_stiffness(resnet18(),
+            ...                           [torch.rand(2, 3, 64, 64)])
+            >>> table = found.table()     # pandas.DataFrame(table)
+            >>> table['sample'], table['block'][:2]
+            ([0, 0, 0, 0, 1, 1, 1, 1], ['layer1.1', 'layer2.1'])
+        """
+        return dict(
+            sample=np.repeat(np.arange(len(self)), len(self.blocks)).tolist(),
+            block=self.blocks * len(self),
+            stage=self.stages.tolist() * len(self),
+            **{name: getattr(self, name).ravel().tolist() for name in FIELDS})
 
     def block_correlations(self,
                            reading: str = DEFAULT_READING) -> np.ndarray:
