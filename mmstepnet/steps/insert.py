@@ -12,11 +12,18 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 
 from .causality import causal_blocks
+from .finding import unwrap
 from .known_blocks import describe
 from .own_forward import Plan, check_names, put_steps_inside
-from .places import find_plans
+from .places import find_plans, modules_by_name
 from .residual import ResidualStep
-from .step_block import StepBlock, check_forward, put_steps
+from .step_block import (
+    StepBlock,
+    check_forward,
+    check_unsharded,
+    put_steps,
+    steps_of,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -102,11 +109,12 @@ def insert_steps(model: nn.Module,
         raise ValueError(f"layout must name the axes of a state, such as "
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
     patterns = _patterns(blocks)
+    check_unsharded(model)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     selected, used, changed = _select(model, patterns)
     ready, without = [], []
     for name, block, by_name in selected:
-        known = block.known if _steps(block) else describe(type(block))
+        known = block.known if steps_of(block) else describe(type(block))
         if not known.is_residual(block):
             if by_name:
                 raise ValueError(
@@ -114,7 +122,7 @@ def insert_steps(model: nn.Module,
                     f'there is no step in it; leave it out of blocks=')
             without.append(name)
             continue
-        if not _steps(block):
+        if not steps_of(block):
             check_forward(block)
         attentions = [
             _build(cfg, name, block, step.channels(block), step.has_map)
@@ -160,7 +168,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
           layout: str | None, cfg: dict) -> list[_Ready]:
     """Blocks without a description, found by running the model."""
     if example is None:
-        example = _made_up(model)
+        example = _made_up(unwrap(model))
     what = f'{type(model).__name__}: '
     missing = [p for p in patterns or () if p not in used]
     if patterns:
@@ -191,16 +199,17 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             seen]))
     if refused and not patterns:
         LOGGER.warning('Blocks without steps: %s', '; '.join(refused))
+    modules = modules_by_name(model)
     for name in causal_blocks(model, example, chosen):
         raise ValueError(
-            f'{name} ({type(model.get_submodule(name)).__name__}) is a '
+            f'{name} ({type(modules[name]).__name__}) is a '
             f"decoder's block: its tokens see no later ones, and a gate, "
             f'which pools over all of them, would show them the future. '
             f'Decoders can be measured (TrajectoryRecorder), but take no '
             f'steps')
     found = []
     for name, plan in chosen.items():
-        block = model.get_submodule(name)
+        block = modules[name]
         check_forward(block)
         check_names(name, block, plan[0])
         found.append(_Ready(name, block, [
@@ -250,13 +259,14 @@ def remove_steps(model: nn.Module) -> list[str]:
         RuntimeError: A ``forward`` was set on one of the blocks since. The
             model is left as it was.
     """
+    check_unsharded(model)
     blocks = {}
-    for name, block in model.named_modules():
+    for name, block in modules_by_name(model).items():
         if isinstance(block, StepBlock):
             check_forward(block)
             blocks[name] = block
         elif hasattr(block, 'known') and any(
-                step.attention is not None for step in _steps(block)):
+                step.attention is not None for step in steps_of(block)):
             blocks[name] = block
     for block in blocks.values():
         if isinstance(block, StepBlock):
@@ -298,8 +308,10 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
             if isinstance(step, ResidualStep) and step.attention is not None
             for parameter in step.attention.parameters()))
     if not gates:
-        raise ValueError(f'{type(model).__name__} has no step whose attention '
-                         f'has parameters; call insert_steps first')
+        raise ValueError(
+            f'{type(model).__name__} has no step whose attention has parameters '
+            f'of its own; call insert_steps first, and FSDP with '
+            f'use_orig_params=True')
     known = set(gates)
     rest = [p for p in model.parameters() if p not in known]
     return [dict(params=rest), dict(params=gates, **options)]
@@ -318,7 +330,7 @@ def _patterns(blocks: str | Sequence[str] | None) -> list[str] | None:
 
 def _scope(model: nn.Module) -> str:
     """Where blocks are looked for, unless they are named."""
-    has = isinstance(getattr(model, 'backbone', None), nn.Module)
+    has = isinstance(getattr(unwrap(model), 'backbone', None), nn.Module)
     return 'backbone.' if has else ''
 
 
@@ -330,11 +342,11 @@ def _select(model: nn.Module, patterns: list[str] | None
     ``forward`` than the one that is described.
     """
     found, used, stepped, changed = [], set(), [], False
-    for name, module in model.named_modules():
+    for name, module in modules_by_name(model).items():
         matched = [p for p in patterns or () if _matches(name, p)]
         if not (matched if patterns else name.startswith(_scope(model))):
             continue
-        steps = _steps(module)
+        steps = steps_of(module)
         if steps and (not hasattr(module, 'known') or any(
                 step.attention is not None for step in steps)):
             stepped.append(name)
@@ -354,10 +366,6 @@ def _select(model: nn.Module, patterns: list[str] | None
                          f'call remove_steps(model) first, or, in a backbone '
                          f'of mmstepnet, choose its attention=')
     return found, used, changed
-
-
-def _steps(block: nn.Module) -> list[ResidualStep]:
-    return [m for m in block.children() if isinstance(m, ResidualStep)]
 
 
 def _path(name: str) -> PurePosixPath:

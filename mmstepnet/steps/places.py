@@ -24,6 +24,7 @@ from .finding import (
     explain,
     tensors,
 )
+from .finding.wrappers import name_modules, unwrap
 from .own_forward import WRITING, Place, Plan, addition, mask_of_tokens
 from .step_block import StepBlock
 
@@ -239,14 +240,30 @@ class RefusedError(ValueError):
     """A block cannot take steps; says why."""
 
 
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules as the unwrapped model names them.
+
+    Wrappers (``torch.compile``, checkpointing, FSDP) are not among them, but
+    what is in them.
+    """
+    return {name: module for module, name in name_modules(model).items()}
+
+
+def _inside_wrappers(run: Run) -> Run:
+    """The run of a module in wrappers, which run by its name."""
+    while unwrap(run.module) is not run.module:
+        run = next(r for r in run.inner if r.name == run.name)
+    return run
+
+
 def _by_block(one: Pass) -> dict[str, tuple[list[Run], list[Sum]]]:
     """Runs and steps of each block; the innermost where they nest.
 
     Where a step stands in no stage, its block is the module that adds, if
     there is another of its class: stages may have one block each.
     """
-    named = [(found, place[1].run, place[1].name) if place else
-             (found, found.owner, found.owner.name)
+    named = [(found, _inside_wrappers(place[1].run), place[1].name)
+             if place else (found, found.owner, found.owner.name)
              for _, found, place in one.arrangement.named
              if found.state and found.left_out in (None, FIRST, ALONE)]
     alone = Counter(type(m) for m in {

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from mmstepnet.attentions import Attention
 from mmstepnet.attentions.base import check_positive
 from mmstepnet.registry import HOOKS
+from mmstepnet.steps.finding import EAGER
 
 
 @HOOKS.register_module()
@@ -71,7 +72,8 @@ class AttentionBNCalibrationHook(Hook):
         model.eval()
         batches = 0
         try:
-            with torch.no_grad():
+            # Compiled code passes hooks by.
+            with EAGER, torch.no_grad():
                 for data in islice(dataloader, self.num_batches):
                     data = model.data_preprocessor(data, training=True)
                     model.extract_feat(data['inputs'])
