@@ -49,6 +49,9 @@ NETWORKS = dict(
 )
 
 
+X = torch.randn(4, 3, 32, 32).double()
+
+
 @pytest.fixture
 def one_process(tmp_path):
     dist.init_process_group('gloo', f'file://{tmp_path}/store', rank=0,
@@ -57,12 +60,14 @@ def one_process(tmp_path):
     dist.destroy_process_group()
 
 
+def steps(model):
+    return [m for m in model.modules() if isinstance(m, ResidualStep)]
+
+
 def perturb_gates(model):
     """Alike, whatever the wrappers call them."""
-    for step in model.modules():
-        if isinstance(step, ResidualStep):
-            perturb(step.attention)
-    return model
+    for step in steps(model):
+        perturb(step.attention)
 
 
 @pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
@@ -157,3 +162,88 @@ def test_what_other_processes_share_is_refused(kind, one_process):
         with pytest.raises(ValueError, match='use_orig_params=True'):
             step_parameters(shard(model, 0) and fsdp.FullyShardedDataParallel(
                 model, device_id=torch.device('cpu')))
+
+
+@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize('attention', ['StepNet', 'SRM'])
+def test_gates_in_wrappers(attention, wrap):
+    """Each is called as what is in it wants."""
+    torch._dynamo.reset()
+    plain = perturb(resnet()).double()
+    insert_steps(plain, attention, first_block=True)
+    perturb_gates(plain)
+    model = copy.deepcopy(plain)
+    for step in steps(model):
+        step.attention = wrap(step.attention)
+    torch.testing.assert_close(fold(model)(X), plain.eval()(X))
+    found = []
+    for m in (plain, model):
+        out = m.train()(X)
+        out.square().sum().backward()
+        found.append((out, *(p.grad for s in steps(m)
+                             for p in s.attention.parameters())))
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
+    torch._dynamo.reset()
+
+
+def test_steps_in_wrappers():
+    """As by a policy that wraps all that has parameters."""
+    plain = perturb(resnet()).double().eval()
+    before = plain(X)
+    insert_steps(plain)
+    perturb_gates(plain)
+    model = copy.deepcopy(plain)
+    for block in model.modules():
+        if isinstance(block, BasicBlock) and hasattr(block, 'step'):
+            block.step.attention.bn = checkpoint_wrapper(
+                block.step.attention.bn)
+            block.step = checkpoint_wrapper(block.step)
+    torch.testing.assert_close(model(X), plain(X))
+    torch.testing.assert_close(fold(model)(X), plain(X))
+    model.layer1[0].relu = nn.Identity()
+    plain.layer1[0].relu = nn.Identity()
+    torch.testing.assert_close(model(X), plain(X))
+    model.layer1[0].relu = nn.ReLU()
+    assert len(remove_steps(model)) == 3
+    torch.testing.assert_close(model(X), before)
+
+
+def test_fsdp_of_every_module(one_process):
+    fsdp = pytest.importorskip('torch.distributed.fsdp')
+    from torch.distributed.fsdp.wrap import always_wrap_policy
+    plain = perturb(resnet()).double()
+    insert_steps(plain)
+    perturb_gates(plain)
+    model = fsdp.FullyShardedDataParallel(
+        copy.deepcopy(plain), auto_wrap_policy=always_wrap_policy,
+        device_id=torch.device('cpu'), use_orig_params=True)
+    found = []
+    for m in (plain, model):
+        m.train()(X).square().sum().backward()
+        found.append((m.eval()(X), *(p.grad for p in m.parameters())))
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a)
+
+
+def test_gates_that_peft_saves():
+    peft = pytest.importorskip('peft')
+    plain = perturb(resnet()).eval()
+    insert_steps(plain)
+    model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(
+        target_modules=['fc'], modules_to_save=['attention']))
+    assert len(steps(model)) == len(steps(plain))
+    gates = [p for n, p in model.named_parameters()
+             if 'modules_to_save' in n and p.requires_grad]
+    assert gates
+    x = X.float()
+    torch.testing.assert_close(model(x), plain(x))
+    model(x).square().sum().backward()
+    assert all(p.grad is not None for p in gates)
+    for step in steps(model):
+        gate = step.attention.modules_to_save['default']
+        perturb(gate)
+    for step, twin in zip(steps(plain), steps(model)):
+        step.attention.load_state_dict(
+            twin.attention.modules_to_save['default'].state_dict())
+    torch.testing.assert_close(model(x), plain(x))
