@@ -13,9 +13,10 @@ from mmstepnet.attentions import Attention, build_attention
 
 from .causality import causal_blocks
 from .finding import unwrap
+from .finding.stages import LISTS
 from .known_blocks import describe
 from .own_forward import Plan, check_names, put_steps_inside
-from .places import find_plans, modules_by_name
+from .places import find_plans, modules_by_name, never_called
 from .residual import ResidualStep
 from .step_block import (
     StepBlock,
@@ -132,6 +133,8 @@ def insert_steps(model: nn.Module,
         if by_name or with_first or not any(
                 step.projects(block) for step in known.steps):
             ready.append(_Ready(name, block, attentions))
+    ready = _called(model, ready, example,
+                    {name for name, _, by_name in selected if by_name})
     if example is not None or changed or not selected or (
             patterns and used < set(patterns)):
         ready += _find(model, patterns, used, {r.name for r in ready},
@@ -161,6 +164,30 @@ class _Ready:
     block: nn.Module
     attentions: list[nn.Module]
     plans: tuple[Plan, Plan] | None = None
+
+
+def _called(model: nn.Module, ready: list[_Ready], example: object,
+            named: set[str]) -> list[_Ready]:
+    """Described blocks without those whose ``forward`` is never called.
+
+    Asked of blocks that stand alone in somebody's module, and of all where
+    there is an example: steps in them would never be taken.
+    """
+    modules = modules_by_name(model)
+    asked = [r.block for r in ready if example is not None or not isinstance(
+        modules.get(r.name.rpartition('.')[0]), LISTS)]
+    tried = _made_up(unwrap(model)) if example is None else example
+    dead = never_called(model, tried, asked) if asked and (
+        tried is not None) else set()
+    names = [r.name for r in ready if r.block in dead]
+    if names:
+        what = (f'{", ".join(names)}: no pass calls the forward of such a '
+                f'block, whose parts somebody uses without it; a step in it '
+                f'would never be taken')
+        if named & set(names) or example is None and len(names) == len(ready):
+            raise ValueError(f'{what}. Leave it out by blocks=')
+        LOGGER.warning('Blocks without steps: %s', what)
+    return [r for r in ready if r.block not in dead]
 
 
 def _find(model: nn.Module, patterns: list[str] | None, used: set[str],

@@ -3,7 +3,7 @@
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -386,6 +386,31 @@ def _run(model: nn.Module, example: object) -> list[Pass]:
         except Exception:
             if (device, *passes) == ways[-1]:
                 raise
+
+
+def never_called(model: nn.Module, example: object,
+                 blocks: Iterable[nn.Module]) -> set[nn.Module]:
+    """Blocks whose ``forward`` no pass calls: others use their parts.
+
+    None where the model does not run on the example, on the meta device.
+    """
+    for samples in (None, 16):  # videos come as so many frames
+        left = set(blocks)
+        handles = [block.register_forward_pre_hook(
+            lambda block, _, left=left: left.discard(block))
+            for block in left]
+        try:
+            args, kwargs = call_of(example, samples, 'meta')
+            with (on_meta(model), EAGER, in_mode(model, False),
+                  torch.no_grad(), torch.random.fork_rng([])):
+                model(*args, **kwargs)
+            return left
+        except Exception:  # of a model that takes something else
+            continue
+        finally:
+            for handle in handles:
+                handle.remove()
+    return set()
 
 
 def _pass(model: nn.Module, example: object, samples: int | None,
