@@ -186,7 +186,8 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
     :func:`normalises_by_batch`.
 
     Args:
-        attention (nn.Module): A channel gate, or what is called as
+        attention (nn.Module): A channel gate, which says what it needs as
+            ``pooled``, in a wrapper, too; or what is called as
             ``attention(x, f)``.
         x (Tensor): State x_t, (N, C, H, W).
         f (Tensor): Residual f(x_t), (N, C, H, W).
@@ -200,9 +201,12 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
     if held:
         with evaluating(held):
             return choose_step(attention, x, f)
-    if not isinstance(attention, ChannelGate):
+    pooled = getattr(attention, 'pooled', None)
+    if pooled is None:  # DDP's and others' name of what is in them
+        pooled = getattr(getattr(attention, 'module', None), 'pooled', None)
+    if not isinstance(pooled, tuple):
         return attention(x, f)
-    vectors = (STATISTICS[name](x, f) for name in attention.pooled)
+    vectors = (STATISTICS[name](x, f) for name in pooled)
     return attention(*vectors).to(f.dtype)[..., None, None]
 
 

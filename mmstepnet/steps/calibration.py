@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmstepnet.attentions import Attention
 
 from .examples import in_mode, run_batch
+from .finding import EAGER
 
 LOGGER = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
                for norm, moments in zip(norms, sums)]
     seen = 0
     try:
-        with in_mode(model, False), torch.no_grad():
+        # Compiled code passes hooks by.
+        with EAGER, in_mode(model, False), torch.no_grad():
             for batch in batches:
                 (forward or run_batch)(model, batch)
                 seen += 1

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from .examples import call_of, in_mode
 from .finding import EAGER
 from .own_forward import Place, Plan
+from .places import modules_by_name
 
 SCALARS = bool, int, float, str, type(None)
 
@@ -34,8 +35,8 @@ def causal_blocks(model: nn.Module, example: object,
     Raises:
         ValueError: It cannot be told, as from an example of one token.
     """
-    modules = {name: model.get_submodule(name) for name, (plan, _)
-               in plans.items() if plan.places[0].dims == 3}
+    modules = {name: module for name, module in modules_by_name(model).items()
+               if name in plans and plans[name][0].places[0].dims == 3}
     calls: dict[str, tuple] = {}
     handles = []
     for name, block in modules.items():

@@ -10,7 +10,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mmstepnet.attentions import FoldedStepNet, OursNoNorm, StepNet
 
 from .known_blocks import qualified_name
+from .places import modules_by_name
 from .residual import ResidualStep
+from .step_block import check_unsharded
+from .tail.dispatch import _is_as_made as is_as_made
 
 FROZEN_NORM = 'torchvision.ops.misc.FrozenBatchNorm2d'
 TIMM_NORM = 'timm.layers.norm_act.BatchNormAct2d'
@@ -66,12 +69,23 @@ def fold(model: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: There is no :class:`ResidualStep` in ``model``.
+        RuntimeError: A ``forward`` was set on a module, whose copy might run
+            that of the original, or the model is in DDP or FSDP.
     """
     if not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise TypeError(
             'fold expects a model with residual steps, such as StepResNet or '
             f'what insert_steps made, got {type(model).__name__}; for other '
             f'models see torch.nn.utils.fuse_conv_bn_eval')
+    check_unsharded(model)
+    for name, module in modules_by_name(model).items():
+        if 'forward' in vars(module):
+            raise RuntimeError(
+                f'{name or "the model"} ({type(module).__name__}) has a '
+                f'forward of its own, set on the object (hooks of accelerate '
+                f'do so), which a folded copy would pass by or run in the '
+                f'original; fold before, or take off what set it (del '
+                f'module.forward)')
     model = copy.deepcopy(model)
     model.train(False)  # eval() of some hosts returns nothing
     for module in list(model.modules()):
@@ -99,7 +113,7 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
     called = Counter(node.target for node in calls)
     once = {names[0]: child for child, names in tracer.names.items()
             if len(names) == 1 and called[names[0]] <= 1
-            and not (child._forward_hooks or child._forward_pre_hooks)}
+            and is_as_made(child)}
     pairs = []
     for norm in calls:
         before = norm.args[0] if len(norm.args) == 1 else None
@@ -117,10 +131,13 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
 
 def _is_foldable(attention: nn.Module | None) -> bool:
     """Whether it is StepNet's adaptor that is nothing else."""
-    if type(attention) not in (StepNet, OursNoNorm):
+    if type(attention) not in (StepNet, OursNoNorm) or not all(
+            map(is_as_made, attention.modules())):
         return False
-    return (isinstance(attention.bn, nn.Identity)
-            or attention.bn.running_mean is not None)
+    norm = attention.bn
+    return type(norm) is nn.Identity or (
+        type(norm) in (nn.BatchNorm1d, nn.SyncBatchNorm)
+        and norm.running_mean is not None)
 
 
 def _is_norm(module: nn.Module | None) -> bool:

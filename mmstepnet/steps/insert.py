@@ -12,12 +12,20 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 
 from .causality import causal_blocks
+from .finding import unwrap
+from .finding.stages import LISTS
 from .freezing import follow_training
 from .known_blocks import describe
 from .own_forward import Plan, check_names, put_steps_inside
-from .places import find_plans
+from .places import find_plans, modules_by_name, never_called
 from .residual import ResidualStep
-from .step_block import StepBlock, check_forward, put_steps
+from .step_block import (
+    StepBlock,
+    check_forward,
+    check_unsharded,
+    put_steps,
+    steps_of,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -103,11 +111,12 @@ def insert_steps(model: nn.Module,
         raise ValueError(f"layout must name the axes of a state, such as "
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
     patterns = _patterns(blocks)
+    check_unsharded(model)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     selected, used, changed = _select(model, patterns)
     ready, without = [], []
     for name, block, by_name in selected:
-        known = block.known if _steps(block) else describe(type(block))
+        known = block.known if steps_of(block) else describe(type(block))
         if not known.is_residual(block):
             if by_name:
                 raise ValueError(
@@ -115,7 +124,7 @@ def insert_steps(model: nn.Module,
                     f'there is no step in it; leave it out of blocks=')
             without.append(name)
             continue
-        if not _steps(block):
+        if not steps_of(block):
             check_forward(block)
         attentions = [
             build(cfg, name, block, step.channels(block), step.has_map)
@@ -125,6 +134,8 @@ def insert_steps(model: nn.Module,
         if by_name or with_first or not any(
                 step.projects(block) for step in known.steps):
             ready.append(_Ready(name, block, attentions))
+    ready = _called(model, ready, example,
+                    {name for name, _, by_name in selected if by_name})
     if example is not None or changed or not selected or (
             patterns and used < set(patterns)):
         ready += _find(model, patterns, used, {r.name for r in ready},
@@ -156,12 +167,36 @@ class _Ready:
     plans: tuple[Plan, Plan] | None = None
 
 
+def _called(model: nn.Module, ready: list[_Ready], example: object,
+            named: set[str]) -> list[_Ready]:
+    """Described blocks without those whose ``forward`` is never called.
+
+    Asked of blocks that stand alone in somebody's module, and of all where
+    there is an example: steps in them would never be taken.
+    """
+    modules = modules_by_name(model)
+    asked = [r.block for r in ready if example is not None or not isinstance(
+        modules.get(r.name.rpartition('.')[0]), LISTS)]
+    tried = _made_up(unwrap(model)) if example is None else example
+    dead = never_called(model, tried, asked) if asked and (
+        tried is not None) else set()
+    names = [r.name for r in ready if r.block in dead]
+    if names:
+        what = (f'{", ".join(names)}: no pass calls the forward of such a '
+                f'block, whose parts somebody uses without it; a step in it '
+                f'would never be taken')
+        if named & set(names) or example is None and len(names) == len(ready):
+            raise ValueError(f'{what}. Leave it out by blocks=')
+        LOGGER.warning('Blocks without steps: %s', what)
+    return [r for r in ready if r.block not in dead]
+
+
 def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
           described: set[str], any_described: bool, example: object,
           layout: str | None, cfg: dict) -> list[_Ready]:
     """Blocks without a description, found by running the model."""
     if example is None:
-        example = made_up(model)
+        example = made_up(unwrap(model))
     what = f'{type(model).__name__}: '
     missing = [p for p in patterns or () if p not in used]
     if patterns:
@@ -192,16 +227,17 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             seen]))
     if refused and not patterns:
         LOGGER.warning('Blocks without steps: %s', '; '.join(refused))
+    modules = modules_by_name(model)
     for name in causal_blocks(model, example, chosen):
         raise ValueError(
-            f'{name} ({type(model.get_submodule(name)).__name__}) is a '
+            f'{name} ({type(modules[name]).__name__}) is a '
             f"decoder's block: its tokens see no later ones, and a gate, "
             f'which pools over all of them, would show them the future. '
             f'Decoders can be measured (TrajectoryRecorder), but take no '
             f'steps')
     found = []
     for name, plan in chosen.items():
-        block = model.get_submodule(name)
+        block = modules[name]
         check_forward(block)
         check_names(name, block, plan[0])
         found.append(_Ready(name, block, [
@@ -253,13 +289,14 @@ def remove_steps(model: nn.Module) -> list[str]:
         RuntimeError: A ``forward`` was set on one of the blocks since. The
             model is left as it was.
     """
+    check_unsharded(model)
     blocks = {}
-    for name, block in model.named_modules():
+    for name, block in modules_by_name(model).items():
         if isinstance(block, StepBlock):
             check_forward(block)
             blocks[name] = block
         elif hasattr(block, 'known') and any(
-                step.attention is not None for step in _steps(block)):
+                step.attention is not None for step in steps_of(block)):
             blocks[name] = block
     for block in blocks.values():
         if isinstance(block, StepBlock):
@@ -302,8 +339,10 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
             if isinstance(step, ResidualStep) and step.attention is not None
             for parameter in step.attention.parameters()))
     if not gates:
-        raise ValueError(f'{type(model).__name__} has no step whose attention '
-                         f'has parameters; call insert_steps first')
+        raise ValueError(
+            f'{type(model).__name__} has no step whose attention has parameters '
+            f'of its own; call insert_steps first, and FSDP with '
+            f'use_orig_params=True')
     known = set(gates)
     rest = [p for p in model.parameters() if p not in known]
     return [dict(params=rest), dict(params=gates, **options)]
@@ -322,7 +361,7 @@ def _patterns(blocks: str | Sequence[str] | None) -> list[str] | None:
 
 def _scope(model: nn.Module) -> str:
     """Where blocks are looked for, unless they are named."""
-    has = isinstance(getattr(model, 'backbone', None), nn.Module)
+    has = isinstance(getattr(unwrap(model), 'backbone', None), nn.Module)
     return 'backbone.' if has else ''
 
 
@@ -334,11 +373,11 @@ def _select(model: nn.Module, patterns: list[str] | None
     ``forward`` than the one that is described.
     """
     found, used, stepped, changed = [], set(), [], False
-    for name, module in model.named_modules():
+    for name, module in modules_by_name(model).items():
         matched = [p for p in patterns or () if _matches(name, p)]
         if not (matched if patterns else name.startswith(_scope(model))):
             continue
-        steps = _steps(module)
+        steps = steps_of(module)
         if steps and (not hasattr(module, 'known') or any(
                 step.attention is not None for step in steps)):
             stepped.append(name)
@@ -358,10 +397,6 @@ def _select(model: nn.Module, patterns: list[str] | None
                          f'call remove_steps(model) first, or, in a backbone '
                          f'of mmstepnet, choose its attention=')
     return found, used, changed
-
-
-def _steps(block: nn.Module) -> list[ResidualStep]:
-    return [m for m in block.children() if isinstance(m, ResidualStep)]
 
 
 def _path(name: str) -> PurePosixPath:

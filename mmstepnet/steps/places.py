@@ -3,7 +3,7 @@
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ from .finding import (
     explain,
     tensors,
 )
+from .finding.wrappers import name_modules, unwrap
 from .own_forward import WRITING, Place, Plan, addition, mask_of_tokens
 from .step_block import StepBlock
 
@@ -239,14 +240,30 @@ class RefusedError(ValueError):
     """A block cannot take steps; says why."""
 
 
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules as the unwrapped model names them.
+
+    Wrappers (``torch.compile``, checkpointing, FSDP) are not among them, but
+    what is in them.
+    """
+    return {name: module for module, name in name_modules(model).items()}
+
+
+def _inside_wrappers(run: Run) -> Run:
+    """The run of a module in wrappers, which run by its name."""
+    while unwrap(run.module) is not run.module:
+        run = next(r for r in run.inner if r.name == run.name)
+    return run
+
+
 def _by_block(one: Pass) -> dict[str, tuple[list[Run], list[Sum]]]:
     """Runs and steps of each block; the innermost where they nest.
 
     Where a step stands in no stage, its block is the module that adds, if
     there is another of its class: stages may have one block each.
     """
-    named = [(found, place[1].run, place[1].name) if place else
-             (found, found.owner, found.owner.name)
+    named = [(found, _inside_wrappers(place[1].run), place[1].name)
+             if place else (found, found.owner, found.owner.name)
              for _, found, place in one.arrangement.named
              if found.state and found.left_out in (None, FIRST, ALONE)]
     alone = Counter(type(m) for m in {
@@ -369,6 +386,31 @@ def _run(model: nn.Module, example: object) -> list[Pass]:
         except Exception:
             if (device, *passes) == ways[-1]:
                 raise
+
+
+def never_called(model: nn.Module, example: object,
+                 blocks: Iterable[nn.Module]) -> set[nn.Module]:
+    """Blocks whose ``forward`` no pass calls: others use their parts.
+
+    None where the model does not run on the example, on the meta device.
+    """
+    for samples in (None, 16):  # videos come as so many frames
+        left = set(blocks)
+        handles = [block.register_forward_pre_hook(
+            lambda block, _, left=left: left.discard(block))
+            for block in left]
+        try:
+            args, kwargs = call_of(example, samples, 'meta')
+            with (on_meta(model), EAGER, in_mode(model, False),
+                  torch.no_grad(), torch.random.fork_rng([])):
+                model(*args, **kwargs)
+            return left
+        except Exception:  # of a model that takes something else
+            continue
+        finally:
+            for handle in handles:
+                handle.remove()
+    return set()
 
 
 def _pass(model: nn.Module, example: object, samples: int | None,

@@ -1,5 +1,6 @@
 """A block of another library, turned into one that takes ResidualSteps."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import signature
@@ -8,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .checkpoint import checkpoint
+from .finding.wrappers import name_modules, unwrap
 from .generated import Generated
 from .known_blocks import (
     KnownBlock,
@@ -55,7 +57,7 @@ class DescribedBlock(StepBlock):
     def take_steps(self) -> None:
         """Take the steps out, in place."""
         for description in self.known.steps:
-            step = getattr(self, description.name)
+            step = unwrap(getattr(self, description.name))
             if isinstance(find_part(self, description.drop_path), _Taken):
                 _set_part(self, description.drop_path, step.drop_path)
             delattr(self, description.name)
@@ -83,13 +85,14 @@ def step_class(host: type) -> type:
 def _take_step(block: nn.Module, description: StepDescription, first: bool,
                x: Tensor, *args, **kwargs) -> Tensor:
     step = getattr(block, description.name)
+    inner = unwrap(step)
     # Somebody may have exchanged what the step applies.
-    _give_drop_path(block, description, step)
+    _give_drop_path(block, description, inner)
     activation = find_part(block, description.activation)
     own = description.name in block._behind
     if not own and activation is not None and (
-            activation is not step.activation):
-        own = _give_activation(block, description, step)
+            activation is not inner.activation):
+        own = _give_activation(block, description, inner)
     if first:
         branch = description.branch(block, x, *args, **kwargs)
     else:
@@ -123,6 +126,12 @@ def _layout(description: StepDescription, x: Tensor, *args,
             lambda t: t.flatten(2).transpose(1, 2))
 
 
+def steps_of(block: nn.Module) -> list[ResidualStep]:
+    """Steps among the children of a block, those in wrappers too."""
+    return [m for m in map(unwrap, block.children())
+            if isinstance(m, ResidualStep)]
+
+
 def put_steps(block: nn.Module,
               attentions: Sequence[nn.Module | None]) -> None:
     """Put a ResidualStep for each attention into a known block, in place.
@@ -132,9 +141,9 @@ def put_steps(block: nn.Module,
             get the attentions.
         attentions (Sequence): One for each of its steps; None is Δt = 1.
     """
-    if any(isinstance(m, ResidualStep) for m in block.children()):
+    if steps_of(block):
         for description, attention in zip(block.known.steps, attentions):
-            getattr(block, description.name).attention = attention
+            unwrap(getattr(block, description.name)).attention = attention
         return
     check_forward(block)
     block.__class__ = step_class(type(block))
@@ -147,6 +156,25 @@ def put_steps(block: nn.Module,
         _give_activation(block, description, step)
         _give_drop_path(block, description, step)
         block.add_module(description.name, step.train(block.training))
+
+
+def check_unsharded(model: nn.Module) -> None:
+    """Refuse a model that several processes hold together.
+
+    Raises:
+        RuntimeError: It, or a module in it, is in DDP or FSDP.
+    """
+    fsdp = sys.modules.get('torch.distributed.fsdp')
+    kinds = nn.parallel.DistributedDataParallel, *(
+        getattr(fsdp, name) for name in (
+            'FullyShardedDataParallel', 'FSDPModule') if hasattr(fsdp, name))
+    for module, name in name_modules(model).items():
+        if isinstance(module, kinds):
+            raise RuntimeError(
+                f'{name or "the model"} ({type(unwrap(module)).__name__}) is '
+                f'in {type(module).__name__}, which has taken its parameters '
+                f'over and knows nothing of others; put steps in, take them '
+                f'out and fold before it is wrapped')
 
 
 def check_forward(block: nn.Module) -> None:

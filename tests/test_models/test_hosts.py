@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmstepnet import ResidualStep, insert_steps, models, remove_steps
 from mmstepnet.models import StepBackbone, StepResNetCIFAR
 from mmstepnet.models.backbones.host import find_host
-from tests.utils import perturb, run, same_tensors
+from tests.utils import TORCH_21, perturb, run, same_tensors
 
 mmdet = pytest.importorskip('mmdet.models')
 ALL = (0, 1, 2, 3)
@@ -185,6 +185,31 @@ def test_step_backbone(backbone, x):
     assert ours.train() is ours
     twin = pickle.loads(pickle.dumps(ours.eval()))
     assert torch.equal(twin(x)[-1], ours(x)[-1])
+
+
+def test_step_backbone_converts_what_the_host_does():
+    """MMPretrain's Swin asks whether it is one itself."""
+    cfg = dict(
+        type='mmpretrain.SwinTransformer', img_size=32, patch_size=2,
+        window_size=4, pad_small_map=True, out_indices=(1, ),
+        arch=dict(embed_dims=12, depths=[2, 2], num_heads=[1, 2]))
+    host = perturb(MODELS.build(dict(cfg)))
+    model = StepBackbone(dict(cfg))
+    assert model.__class__ is type(host)
+    old = {key.replace('norm1.', 'norm.') if key.startswith('norm1.') else key:
+           value for key, value in host.state_dict().items()}
+    missing, unexpected = model.load_state_dict(old, strict=False)
+    assert not unexpected
+    assert all('_step.attention.' in key for key in missing)
+    host.eval(), model.eval()
+    x = torch.rand(2, 3, 32, 32)
+    wanted = host(x)[0]
+    twins = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    if not TORCH_21:
+        twins += [torch.compile(model, backend='eager'),
+                  torch.export.export(model, (x, )).module()]
+    for twin in twins:
+        torch.testing.assert_close(twin(x)[0], wanted)
 
 
 def test_step_backbone_freezes_and_warns(recwarn):

@@ -509,3 +509,43 @@ def test_steps_are_observed():
             (act(x + f * dt) - out).detach().abs().max())))
     model(X)
     assert len(seen) == 2 and max(seen) < 1e-5
+
+
+class Parts(nn.Module):
+    """Uses a block's parts and never the block, as MMAction2's TABlock."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Conv(8)
+
+    def forward(self, x):
+        return x + self.block.norm(self.block.conv(x))
+
+
+class Frames(nn.Sequential):
+    """Of eight frames a sample, as networks of videos."""
+
+    def forward(self, x):
+        return super().forward(x.view(-1, 8, *x.shape[1:]).flatten(0, 1))
+
+
+@pytest.mark.parametrize('cls', [nn.Sequential, Frames])
+def test_blocks_that_are_never_called(cls, caplog):
+    """Their gates would stay dead."""
+    x = torch.zeros(8, 8, 6, 6)
+    model = cls(Conv(8), Parts(), Conv(8))
+    model.pretrained_cfg = dict(input_size=(8, 6, 6))
+    twin = copy.deepcopy(model)
+    assert insert_steps(model) == ['0', '2']
+    assert '1.block: no pass calls' in caplog.text
+    model(x).sum().backward()
+    for step in steps_of(model).values():
+        assert all(p.grad is not None for p in step.attention.parameters())
+    for options in (dict(), dict(example=x)):
+        with pytest.raises(ValueError, match='1.block: no pass calls the f'):
+            insert_steps(twin, blocks=['1.block'], **options)
+    assert not steps_of(twin)
+    alone = nn.Sequential(Parts())
+    alone.pretrained_cfg = dict(input_size=(8, 6, 6))
+    with pytest.raises(ValueError, match='no pass calls the forward of'):
+        insert_steps(alone)

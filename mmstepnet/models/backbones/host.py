@@ -62,11 +62,13 @@ def parameters(host: type) -> dict[str, object]:
 @cache
 def join(ours: type, host: type) -> type:
     """Class of ours over a host's. It is made anew in each process."""
-    name = ours.__name__
+    name, members = ours.__name__, dict(
+        made_of=(ours, host), __module__=ours.__module__)
     if ours is SteppedBackbone:
         name = 'Step' + host.__name__
-    return type(host)(name, (ours, host), dict(
-        made_of=(ours, host), __module__=ours.__module__))
+        # Hosts ask for it; MMPretrain's Swin, to convert old checkpoints.
+        members['__class__'] = property(lambda self: host)
+    return type(host)(name, (ours, host), members)
 
 
 class OverHost(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .description import StepDescription
 from .forwards import known
-from .parts import all_but_last, last
+from .parts import all_but_last, is_set, last
 
 # --- torchvision -------------------------------------------------------------
 
@@ -140,10 +140,19 @@ known(
 
 
 def _hf_layers(block: nn.Module, x: Tensor) -> Tensor:
+    if _is_one(block):
+        return block.layer(x)
     *layers, end = block.layer
     for layer in layers:
         x = layer(x)
     return end.convolution(x)
+
+
+def _is_one(block: nn.Module) -> bool:
+    """Whether all that is in a block's branch must be called as one."""
+    end = block.layer[-1]
+    return is_set(block.layer) or is_set(end) or (
+        'convolution' not in end._modules)  # a wrapper
 
 
 for name in ('resnet.modeling_resnet.ResNetBasicLayer',
@@ -154,5 +163,6 @@ for name in ('resnet.modeling_resnet.ResNetBasicLayer',
         f'transformers.models.{name}',
         StepDescription(
             _hf_layers, width='layer',
-            norm=lambda block: block.layer[-1].normalization,
+            norm=lambda block: (
+                None if _is_one(block) else block.layer[-1].normalization),
             identity='shortcut', activation='activation'))

@@ -1,0 +1,131 @@
+"""Hooks and forwards that somebody set on an object are called, or refused."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.nn as nn
+from torchvision.models import mobilenetv2, regnet
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from mmstepnet import fold, insert_steps
+from mmstepnet.attentions import FoldedStepNet
+
+from .insertion import perturb
+from .test_wrappers import perturb_gates
+
+X = torch.rand(2, 3, 32, 32).double()
+
+
+def moved(model):
+    """With steps whose gates have moved, in float64."""
+    model = perturb(model).double().eval()
+    insert_steps(model)
+    perturb_gates(model)
+    return model
+
+
+def resnet():
+    return moved(ResNet(BasicBlock, [2, 2, 1, 1], num_classes=5))
+
+
+PARTS = dict(
+    block='layer1.1', convolution='layer1.1.conv1', norm='layer1.1.bn2',
+    first_norm='layer1.1.bn1', activation='layer1.1.relu',
+    step='layer1.1.step', gate='layer1.1.step.attention',
+    gate_bn='layer1.1.step.attention.bn')
+
+
+def twice(module, args, out):
+    return 2 * out
+
+
+@pytest.mark.parametrize('part', PARTS.values(), ids=PARTS)
+def test_fold_calls_hooks(part):
+    model = resnet()
+    plain = model(X)
+    model.get_submodule(part).register_forward_hook(twice)
+    wanted = model(X)
+    assert (wanted - plain).abs().max() > 1e-3
+    folded = fold(model)
+    torch.testing.assert_close(folded(X), wanted)
+    assert sum(isinstance(m, FoldedStepNet) for m in folded.modules()) == (
+        2 if 'attention' in part else 3)
+
+
+@pytest.mark.parametrize('part', PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize('way', ['set', 'accelerate', 'mmengine'])
+def test_fold_refuses_forwards_that_were_set(part, way):
+    model = resnet()
+    module = model.get_submodule(part)
+    forward = module.forward
+    if way == 'accelerate':
+        hooks = pytest.importorskip('accelerate.hooks')
+        hooks.add_hook_to_module(module, hooks.AlignDevicesHook('cpu'))
+    elif way == 'mmengine':
+        mmengine = pytest.importorskip('mmengine.runner')
+        mmengine.activation_checkpointing.turn_on_activation_checkpointing(
+            model, [part])
+    else:
+        module.forward = lambda *args: 2 * forward(*args)
+    wanted, before = model(X), copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match=f'{part} .*forward of its own'):
+        fold(model)
+    assert torch.equal(model(X), wanted)
+    assert model.state_dict().keys() == before.keys()
+
+
+@pytest.mark.parametrize('cls', [nn.Conv2d, nn.BatchNorm2d])
+def test_fold_calls_a_patched_class(cls, monkeypatch):
+    forward = cls.forward
+    model = resnet()
+    plain = model(X)
+
+    @functools.wraps(forward)
+    def patched(self, x):
+        return 1.5 * forward(self, x)
+
+    monkeypatch.setattr(cls, 'forward', patched)
+    wanted = model(X)
+    assert (wanted - plain).abs().max() > 1e-3
+    torch.testing.assert_close(fold(model)(X), wanted)
+
+
+NESTED = {
+    'MobileNetV2': (
+        lambda: mobilenetv2.InvertedResidual(8, 8, 1, 2), 'conv', 'conv.0'),
+    'RegNet': (lambda: regnet.ResBottleneckBlock(
+        8, 8, 1, nn.BatchNorm2d, nn.ReLU, 8, 1.0, None), 'f', 'f.c'),
+}
+
+
+@pytest.mark.parametrize('name', NESTED)
+@pytest.mark.parametrize('way', ['hook', 'forward'])
+@pytest.mark.parametrize('when', ['before', 'after'])
+def test_sequences_whose_last_layer_a_step_takes_in(name, way, when):
+    """Set on the sequence, or on one in it, before or after insertion."""
+    build, *parts = NESTED[name]
+    for part in parts:
+        plain = perturb(nn.Sequential(build(), build())).double().eval()
+        model = copy.deepcopy(plain)
+
+        def change(model, part=part):
+            module = model.get_submodule(f'1.{part}')
+            if way == 'hook':
+                module.register_forward_hook(twice)
+            else:
+                forward = module.forward
+                module.forward = lambda x: 2 * forward(x)
+
+        x = torch.rand(2, 8, 6, 6).double()
+        before = plain(x)
+        change(plain)
+        wanted = plain(x)
+        assert (wanted - before).abs().max() > 1e-3
+        if when == 'before':
+            change(model)
+        insert_steps(model)
+        if when == 'after':
+            change(model)
+        torch.testing.assert_close(model(x), wanted)

@@ -1,0 +1,249 @@
+"""Blocks, gates and steps that stand in wrappers, one by one."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from mmstepnet import fold, insert_steps, remove_steps, step_parameters
+from mmstepnet.steps import ResidualStep
+
+from . import own_forward_blocks as blocks
+from .insertion import perturb
+
+
+class Around(nn.Module):
+    """Somebody's wrapper."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+WRAPPERS = dict(
+    compiled=lambda m: torch.compile(m, backend='eager'),
+    checkpointed=checkpoint_wrapper, somebodys=Around)
+
+
+def resnet():
+    return ResNet(BasicBlock, [2, 2, 1, 1], num_classes=5)
+
+
+def stack(kind):
+    return lambda: nn.Sequential(*(kind() for _ in range(3)))
+
+
+NETWORKS = dict(
+    described=(resnet, lambda m: [m.layer1, m.layer2], (4, 3, 32, 32), 3),
+    maps=(stack(blocks.Conv), lambda m: [m], (4, blocks.C, 6, 6), 3),
+    tokens=(stack(blocks.Encoder), lambda m: [m], (4, 5, blocks.C), 3),
+)
+
+
+X = torch.randn(4, 3, 32, 32).double()
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist.init_process_group('gloo', f'file://{tmp_path}/store', rank=0,
+                            world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def steps(model):
+    return [m for m in model.modules() if isinstance(m, ResidualStep)]
+
+
+def perturb_gates(model):
+    """Alike, whatever the wrappers call them."""
+    for step in steps(model):
+        perturb(step.attention)
+
+
+@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize('network', NETWORKS)
+def test_blocks_in_wrappers(network, wrap):
+    """All is as in the unwrapped model."""
+    torch._dynamo.reset()
+    build, stages, shape, count = NETWORKS[network]
+    plain = perturb(build()).double().eval()
+    model = copy.deepcopy(plain)
+    for stage in stages(model):
+        for k, block in enumerate(stage):
+            stage[k] = wrap(block)
+    x = torch.randn(shape).double()
+    before = plain(x)
+    model(x)
+    options = {} if network == 'described' else dict(example=x)
+    torch.manual_seed(0)
+    names = insert_steps(plain, **options)
+    torch.manual_seed(0)
+    assert insert_steps(model, **options) == names and len(names) >= count
+    with pytest.raises(ValueError, match='there are steps already in'):
+        insert_steps(model)
+    gates = [step_parameters(m)[1]['params'] for m in (plain, model)]
+    assert len(gates[0]) == len(gates[1]) > 0
+    for m in (plain, model):
+        perturb_gates(m)
+    wanted = plain(x)
+    assert (wanted - before).abs().max() > 1e-3
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+    folded, folded_plain = fold(model), fold(plain)
+    torch.testing.assert_close(folded(x), wanted, rtol=1e-4, atol=1e-4)
+    assert [type(m) for m in folded.modules() if not list(m.children())] == [
+        type(m) for m in folded_plain.modules() if not list(m.children())]
+    assert remove_steps(twin := copy.deepcopy(model)) == names
+    torch.testing.assert_close(twin(x), before, rtol=1e-5, atol=1e-5)
+
+    plain.train(), model.train()
+    for m in (plain, model):
+        m(x).square().sum().backward()
+    for a, b in zip(*gates):
+        assert b.grad.abs().sum() > 0
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_names_without_wrappers():
+    model = resnet()
+    model.layer1[1] = checkpoint_wrapper(Around(model.layer1[1]))
+    assert insert_steps(Around(model), blocks='layer1.1') == ['layer1.1']
+    detector = nn.Module()
+    detector.backbone, detector.head = resnet(), resnet()
+    names = insert_steps(Around(detector))
+    assert names and all(name.startswith('backbone.') for name in names)
+
+
+@pytest.mark.parametrize('kind', ['DDP', 'FSDP1', 'FSDP2'])
+def test_what_other_processes_share_is_refused(kind, one_process):
+    fsdp = pytest.importorskip('torch.distributed.fsdp')
+
+    def shard(model, k):
+        device = torch.device('cpu')
+        if kind == 'DDP':
+            return nn.parallel.DistributedDataParallel(model)
+        if kind == 'FSDP1':
+            model.layer2[k] = fsdp.FullyShardedDataParallel(
+                model.layer2[k], device_id=device, use_orig_params=k == 1)
+        else:
+            if not hasattr(fsdp, 'fully_shard'):
+                pytest.skip('PyTorch before 2.6')
+            mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
+            fsdp.fully_shard(model.layer2[k], mesh=mesh)
+        return model
+
+    where = 'the model' if kind == 'DDP' else r'layer2\.1'
+    message = (
+        rf'{where} \((ResNet|BasicBlock|FSDP\w+)\) is in .*before it is')
+    model = shard(resnet(), 1)
+    keys = set(model.state_dict())
+    with pytest.raises(RuntimeError, match=message):
+        insert_steps(model)
+    assert set(model.state_dict()) == keys
+    model = resnet()
+    insert_steps(model)
+    model = shard(model, 1)
+    with pytest.raises(RuntimeError, match=message):
+        remove_steps(model)
+    assert len(step_parameters(model)[1]['params']) == 15
+    if kind == 'FSDP1':
+        model = resnet()
+        insert_steps(model, blocks='layer2.1')
+        with pytest.raises(ValueError, match='use_orig_params=True'):
+            step_parameters(shard(model, 0) and fsdp.FullyShardedDataParallel(
+                model, device_id=torch.device('cpu')))
+
+
+@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize('attention', ['StepNet', 'SRM'])
+def test_gates_in_wrappers(attention, wrap):
+    """Each is called as what is in it wants."""
+    torch._dynamo.reset()
+    plain = perturb(resnet()).double()
+    insert_steps(plain, attention, first_block=True)
+    perturb_gates(plain)
+    model = copy.deepcopy(plain)
+    for step in steps(model):
+        step.attention = wrap(step.attention)
+    torch.testing.assert_close(fold(model)(X), plain.eval()(X))
+    found = []
+    for m in (plain, model):
+        out = m.train()(X)
+        out.square().sum().backward()
+        found.append((out, *(p.grad for s in steps(m)
+                             for p in s.attention.parameters())))
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
+    torch._dynamo.reset()
+
+
+def test_steps_in_wrappers():
+    """As by a policy that wraps all that has parameters."""
+    plain = perturb(resnet()).double().eval()
+    before = plain(X)
+    insert_steps(plain)
+    perturb_gates(plain)
+    model = copy.deepcopy(plain)
+    for block in model.modules():
+        if isinstance(block, BasicBlock) and hasattr(block, 'step'):
+            block.step.attention.bn = checkpoint_wrapper(
+                block.step.attention.bn)
+            block.step = checkpoint_wrapper(block.step)
+    torch.testing.assert_close(model(X), plain(X))
+    torch.testing.assert_close(fold(model)(X), plain(X))
+    model.layer1[0].relu = nn.Identity()
+    plain.layer1[0].relu = nn.Identity()
+    torch.testing.assert_close(model(X), plain(X))
+    model.layer1[0].relu = nn.ReLU()
+    assert len(remove_steps(model)) == 3
+    torch.testing.assert_close(model(X), before)
+
+
+def test_fsdp_of_every_module(one_process):
+    fsdp = pytest.importorskip('torch.distributed.fsdp')
+    from torch.distributed.fsdp.wrap import always_wrap_policy
+    plain = perturb(resnet()).double()
+    insert_steps(plain)
+    perturb_gates(plain)
+    model = fsdp.FullyShardedDataParallel(
+        copy.deepcopy(plain), auto_wrap_policy=always_wrap_policy,
+        device_id=torch.device('cpu'), use_orig_params=True)
+    found = []
+    for m in (plain, model):
+        m.train()(X).square().sum().backward()
+        found.append((m.eval()(X), *(p.grad for p in m.parameters())))
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a)
+
+
+def test_gates_that_peft_saves():
+    peft = pytest.importorskip('peft')
+    plain = perturb(resnet()).eval()
+    insert_steps(plain)
+    model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(
+        target_modules=['fc'], modules_to_save=['attention']))
+    assert len(steps(model)) == len(steps(plain))
+    gates = [p for n, p in model.named_parameters()
+             if 'modules_to_save' in n and p.requires_grad]
+    assert gates
+    x = X.float()
+    torch.testing.assert_close(model(x), plain(x))
+    model(x).square().sum().backward()
+    assert all(p.grad is not None for p in gates)
+    for step in steps(model):
+        gate = step.attention.modules_to_save['default']
+        perturb(gate)
+    for step, twin in zip(steps(plain), steps(model)):
+        step.attention.load_state_dict(
+            twin.attention.modules_to_save['default'].state_dict())
+    torch.testing.assert_close(model(x), plain(x))
