@@ -177,7 +177,7 @@ def _called(model: nn.Module, ready: list[_Ready], example: object,
     modules = modules_by_name(model)
     asked = [r.block for r in ready if example is not None or not isinstance(
         modules.get(r.name.rpartition('.')[0]), LISTS)]
-    tried = _made_up(unwrap(model)) if example is None else example
+    tried = made_up(unwrap(model)) if example is None else example
     dead = never_called(model, tried, asked) if asked and (
         tried is not None) else set()
     names = [r.name for r in ready if r.block in dead]
@@ -340,8 +340,8 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
             for parameter in step.attention.parameters()))
     if not gates:
         raise ValueError(
-            f'{type(model).__name__} has no step whose attention has parameters '
-            f'of its own; call insert_steps first, and FSDP with '
+            f'{type(model).__name__} has no step whose attention has '
+            f'parameters of its own; call insert_steps first, and FSDP with '
             f'use_orig_params=True')
     known = set(gates)
     rest = [p for p in model.parameters() if p not in known]

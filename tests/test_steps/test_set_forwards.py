@@ -116,7 +116,7 @@ def test_sequences_whose_last_layer_a_step_takes_in(name, way, when):
                 module.register_forward_hook(twice)
             else:
                 forward = module.forward
-                module.forward = lambda x: 2 * forward(x)
+                module.forward = lambda t: 2 * forward(t)
 
         x = torch.rand(2, 8, 6, 6).double()
         before = plain(x)
