@@ -2,7 +2,8 @@
 
 Inputs are read in float32 or better. Squares are summed in float32 over some
 thousand values at a time and in float64 above that, so that the relative
-error stays near 1e-7 for maps of any size. Results are float64, (N,).
+error stays near 1e-7 for maps of any size. Results are float64, (N,). Callers
+switch gradients off.
 """
 
 import torch
@@ -85,7 +86,6 @@ def measure_branch(f: Tensor,
 
 
 def _wide(x: Tensor) -> Tensor:
-    x = x.detach()
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -96,14 +96,13 @@ def _rows(*tensors: Tensor) -> list[Tensor]:
     copied.
     """
     first = tensors[0]
-    order = sorted(range(1, first.dim()), key=first.stride, reverse=True)
-    size = first[0].numel()
-    length = size
+    length = first.numel() // len(first)
     while length % 2 == 0 and length >= 2 * ROW:
         length //= 2
-    return [
-        _wide(x).permute(0, *order).reshape(-1, length) for x in tensors
-    ]
+    if not first.is_contiguous():
+        order = sorted(range(1, first.dim()), key=first.stride, reverse=True)
+        tensors = [x.permute(0, *order) for x in tensors]
+    return [_wide(x).reshape(-1, length) for x in tensors]
 
 
 def _row_norms(rows: Tensor) -> Tensor:

@@ -12,17 +12,18 @@ from .sample_norms import measure_branch, norm, norm_and_distance
 class hidden:  # noqa: N801, it reads as torch.no_grad does
     """Hide operations from autograd and from all dispatch modes.
 
-    A class, for a generator would cost as much as a norm of a small state.
+    A class of few calls: a generator, or ``torch.no_grad``, would cost as
+    much as a norm of a small state.
     """
 
     def __enter__(self) -> None:
-        self.no_grad = torch.no_grad()
-        self.no_grad.__enter__()
+        self.gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
         self.guard = torch._C._DisableTorchDispatch()
 
     def __exit__(self, *error) -> None:
         del self.guard
-        self.no_grad.__exit__(*error)
+        torch._C._set_grad_enabled(self.gradients)
 
 
 class StepMeasurement:

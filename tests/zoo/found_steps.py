@@ -16,8 +16,7 @@ import timm
 import torch
 import torchvision
 
-from mmstepnet.stiffness.finder import Finder
-from mmstepnet.stiffness.stages import Arrangement
+from mmstepnet.steps.finding import Arrangement, Finder
 
 SIZES = {'s3d': 224, 'swin3d': 224, 'mvit': 224}
 """Image size of torchvision's video networks by their names; others: 112."""
@@ -69,7 +68,7 @@ def line(library: str, name: str) -> str:
         detects = module(library, name).startswith('detection')
         with torch.device('cpu' if detects else 'meta'):
             model, inputs = build(library, name)
-            finder = Finder(model.eval(), measure=False)
+            finder = Finder(model.eval())
             handles = finder.attach()
             with torch.no_grad():
                 model(*inputs)

@@ -42,13 +42,13 @@ class Additions(Tracer):
         """Find out, before it is executed, whether an operation is a step."""
         if not self.stack or self.stack[-1].told:
             return None
-        owner = next((r for r in reversed(self.stack) if r.learns), None)
         reason = None
         for x, f in operation.operands(args, kwargs):
-            if not (is_real(x) and is_real(f)) or not operation.fits(x, f):
-                continue
-            if reason is None and owner is not None:
-                owner.additions += 1
+            if reason is None:
+                owner = next((r for r in reversed(self.stack) if r.learns),
+                             None)
+                if owner is not None:
+                    owner.additions += 1
             why = self._refuse(operation, x, f, owner)
             if why is None:
                 return self._begin(operation, owner, x, f, args, kwargs)
@@ -147,9 +147,9 @@ class Additions(Tracer):
     def _new_sum(self, owner: Run, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:
         of_state, of_branch = (self.tags.make(t).known for t in (x, f))
-        found = Sum(owner, [owner.additions - 1], tuple(x.shape),
-                    self.tags.mark(x),
-                    operands={self.tags.mark(x), self.tags.mark(f)},
+        state = self.tags.mark(x)
+        found = Sum(owner, [owner.additions - 1], tuple(x.shape), state,
+                    operands={state, self.tags.mark(f)},
                     of_state=of_state, of_branch=of_branch, part=part)
         self.sums.append(found)
         self._pending.append(found)

@@ -109,14 +109,11 @@ class Finder(Additions):
             self.thread = threading.get_ident()
             self.__enter__()
         outer = self.stack[-1] if self.stack else None
-        given, known, learns = 0, 0, module in self.learns
-        views = []
+        states, given = [], 0
         for t in tensors(*args, kwargs):
             if is_real(t):
+                states.append(t)
                 given |= 1 << self.tags.mark(t)
-                known |= self.tags.get(t).known
-                if not learns:
-                    views.append(self.tags.view(t))
                 if module in self.tokens_first:
                     self.wrong_shapes[tuple(t.shape)] = self.names[module]
             elif t.is_nested:
@@ -128,13 +125,23 @@ class Finder(Additions):
         if outer is not None:
             outer.states |= given
         if module not in self.elementary:
-            self.stack.append(Run(
-                self.names[module], module, outer, learns,
-                isinstance(module, ResidualStep)
-                or outer is not None and outer.told, views, known, given,
-                given))
-            if outer is not None:
-                outer.inner.append(self.stack[-1])
+            self._open(module, outer, states, given)
+
+    def _open(self, module: nn.Module, outer: Run | None,
+              states: list[Tensor], given: int) -> None:
+        """Begin the run of a module."""
+        known, learns = 0, module in self.learns
+        for t in states:
+            known |= self.tags.get(t).known
+        run = Run(
+            self.names[module], module, outer, learns,
+            isinstance(module, ResidualStep)
+            or outer is not None and outer.told,
+            [] if learns else list(map(self.tags.view, states)),
+            known, given, given)
+        self.stack.append(run)
+        if outer is not None:
+            outer.inner.append(run)
 
     def _leave(self, module: nn.Module, args: tuple, out: object) -> None:
         if not self._is_here(module):

@@ -13,7 +13,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from .tags import tensors
+from .tags import is_real, tensors
 
 CONTRACTION = re.compile(
     r'conv(?!ert)|mm(_|$)|(^|_)mv|dot$|attention|pool|fft|lstm|gru(_|$)|rnn'
@@ -64,6 +64,8 @@ class Operation:
         fused (bool): Whether it may add and do something else.
         follows (bool): Whether its result may be the state that it was
             given, or a norm or multiple of it.
+        places (tuple, optional): Which arguments may be tensors or hold
+            some. None where it does not say.
     """
 
     name: str
@@ -79,11 +81,18 @@ class Operation:
     pairs: tuple = ()
     fused: bool = False
     follows: bool = False
+    places: tuple[int, ...] | None = None
 
     @property
     def hands_on_factors(self) -> bool:
         """Whether a product is still one behind it."""
         return bool(self.pairs) or self.same or self.name in ('mul', 'div')
+
+    def given(self, args: tuple, kwargs: dict) -> list[Tensor]:
+        """The tensors of numbers that it is given."""
+        if self.places is not None:
+            args = [args[i] for i in self.places if i < len(args)]
+        return list(filter(is_real, tensors(*args, *kwargs.values())))
 
     def operands(self, args: tuple, kwargs: dict) -> Iterator[tuple]:
         """What may be the state, and the branch that is added to it."""
@@ -92,10 +101,11 @@ class Operation:
             args = tensors(args, kwargs)
             pairs = permutations(range(len(args)), 2)
         for i, j in pairs:
-            if max(i, j) < len(args):
+            if max(i, j) < len(args) and is_real(args[i]) and is_real(
+                    args[j]) and self._fits(args[i], args[j]):
                 yield args[i], args[j]
 
-    def fits(self, x: Tensor, f: Tensor) -> bool:
+    def _fits(self, x: Tensor, f: Tensor) -> bool:
         """Whether shapes are those of a state and of a branch."""
         if self.multiplies:  # f is one factor of the branch
             return x.dim() == f.dim() and (
@@ -120,7 +130,8 @@ def describe_operation(func: object) -> Operation:
     norm, same = bool(NORM.search(name)), name in SAME
     return Operation(
         name,
-        views=bool(aliases) and not schema.is_mutable and all(aliases),
+        views=name == '_unsafe_view' or bool(
+            aliases) and not schema.is_mutable and all(aliases),
         writes=schema.is_mutable,
         composite=_has_kernel(func, 'CompositeImplicitAutograd')
         and not any(_has_kernel(func, key) for key in ('CPU', 'CUDA')),
@@ -133,7 +144,9 @@ def describe_operation(func: object) -> Operation:
         follows=norm or same or name in ('mul', 'div'),
         pairs=() if foreign else ADDITIONS.get(name, ()),
         fused=bool(re.search('(^|_)add(_|$)', name))
-        and (foreign or name not in ADDITIONS))
+        and (foreign or name not in ADDITIONS),
+        places=tuple(i for i, argument in enumerate(schema.arguments)
+                     if 'Tensor' in str(argument.type)))
 
 
 def _has_kernel(func: torch._ops.OpOverload, key: str) -> bool:

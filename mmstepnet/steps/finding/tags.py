@@ -118,9 +118,9 @@ class Tags:
         """
         tag = self.make(t)
         view = t.storage_offset(), t.numel()
-        if number is None and not new:
-            number = tag.views.get(view)
         if number is None:
+            if not new and view in tag.views:
+                return tag.views[view]
             self.count += 1
             number = self.count
         tag.views[view] = number
@@ -131,7 +131,7 @@ class Tags:
 def is_real(t: object) -> bool:
     """Whether it is a tensor of numbers that a state can have."""
     return (isinstance(t, Tensor)
-            and (t.is_floating_point() or t.is_complex())
+            and (t.dtype.is_floating_point or t.dtype.is_complex)
             and t.layout is torch.strided and not t.is_nested)
 
 

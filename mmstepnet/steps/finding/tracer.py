@@ -60,7 +60,7 @@ class Tracer(TorchDispatchMode):
                     **kwargs)
         if operation.views or is_backward():
             return func(*args, **kwargs)
-        given = list(filter(is_real, tensors(*args, kwargs)))
+        given = operation.given(args, kwargs)
         tags = [tag for t in given if (tag := self.tags.get(t)) is not None]
         found = factor = None
         if tags and (operation.pairs or operation.fused):
