@@ -97,6 +97,7 @@ def _with_numbers(block: nn.Module) -> nn.Module:
     return block
 
 
+@torch.enable_grad()
 def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
                place: Place) -> bool:
     """Whether tokens reach those behind them alone.
@@ -120,11 +121,10 @@ def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
             f'{cannot}from a state of one token; give an example= of several, '
             f'or leave the block out by blocks=')
     x = given[key] = x.detach().requires_grad_()
-    with torch.enable_grad():
-        out = block(*(given[k] for k in range(len(args))),
-                    **{k: given[k] for k in kwargs})
-        while not isinstance(out, Tensor):
-            out = next(iter(out.values() if isinstance(out, dict) else out))
+    out = block(*(given[k] for k in range(len(args))),
+                **{k: given[k] for k in kwargs})
+    while not isinstance(out, Tensor):
+        out = next(iter(out.values() if isinstance(out, dict) else out))
     if not out.requires_grad:
         raise ValueError(f'{cannot}since its forward has no gradient; leave '
                          f'it out by blocks=')
