@@ -350,7 +350,7 @@ class OwnForwardBlock(StepBlock):
         if getattr(self, 'with_cp', False) and getattr(
                 x, 'requires_grad', False):
             # What the host checkpoints within would run without steps again.
-            return checkpoint(self, _without_checkpoint(self)._run, *args,
+            return checkpoint(self, without_checkpoint(self)._run, *args,
                               **kwargs)
         return self._run(*args, **kwargs)
 
@@ -377,8 +377,8 @@ class OwnForwardBlock(StepBlock):
         self.__class__ = self.host
 
 
-def _without_checkpoint(block: OwnForwardBlock) -> OwnForwardBlock:
-    """The block with all that it holds, but for its switch."""
+def without_checkpoint(block: nn.Module) -> nn.Module:
+    """A block of all that the block holds, but for OpenMMLab's switch."""
     other = object.__new__(type(block))
     vars(other).update(vars(block), with_cp=False)
     return other
