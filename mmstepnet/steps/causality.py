@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from .examples import call_of, in_mode
 from .finding import EAGER
-from .own_forward import Place, Plan
+from .own_forward import Place, Plan, without_checkpoint
 from .places import modules_by_name
 
 SCALARS = bool, int, float, str, type(None)
@@ -127,8 +127,8 @@ def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
             f'{cannot}from a state of one token; give an example= of several, '
             f'or leave the block out by blocks=')
     x = given[key] = x.detach().requires_grad_()
-    out = block(*(given[k] for k in range(len(args))),
-                **{k: given[k] for k in kwargs})
+    out = without_checkpoint(block)(*(given[k] for k in range(len(args))),
+                                    **{k: given[k] for k in kwargs})
     while not isinstance(out, Tensor):
         out = next(iter(out.values() if isinstance(out, dict) else out))
     if not out.requires_grad:

@@ -5,10 +5,53 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 CONTAINERS = dict, OrderedDict, list, set
+
+
+IMAGE_MODELS = 'timm.models.', 'torchvision.models.'
+"""Libraries whose models are called with images alone."""
+
+
+def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
+    """What a model of a known library may be called with, likeliest first.
+
+    Args:
+        model (nn.Module): The model, or a part of one.
+        outermost (bool): Whether a module of MMEngine counts as a model: its
+            parts look like one.
+    """
+    like = next((p for p in model.parameters() if p.is_floating_point()),
+                torch.zeros(()))
+    config = getattr(model, 'config', None)
+    named = getattr(model, 'main_input_name', None)  # of transformers
+    if isinstance(named, str) and named != 'pixel_values':
+        yield {name: t.to(like.device)
+               for name, t in model.dummy_inputs.items()}
+    elif isinstance(named, str) or (
+            outermost and hasattr(model, 'init_cfg')
+            or type(model).__module__.startswith(IMAGE_MODELS)):
+        first = (m.in_channels for m in model.modules()
+                 if isinstance(m, nn.Conv2d))
+        # A stem may take space into channels before.
+        for channels in dict.fromkeys((next(first, 3), 3)):
+            images = torch.zeros(1, channels, *_size(model, config),
+                                 dtype=like.dtype, device=like.device)
+            yield dict(pixel_values=images) if named else images
+
+
+def _size(model: nn.Module, config: object) -> tuple[int, int]:
+    """Height and width of the images that a model is made for."""
+    about = getattr(model, 'pretrained_cfg', None) or {}  # of timm
+    sizes = [getattr(owner, name, None)
+             for owner in (config, *model.modules())
+             for name in ('img_size', 'image_size')]
+    sizes += [(about.get('input_size') or ())[1:], (224, 224)]
+    size = next(s for s in sizes if s)
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from mmstepnet.attentions.record import KEY, Recorded, read_record
 from mmstepnet.files import write_whole
 
 from .finding.wrappers import name_modules, unwrap
-from .insert import build, made_up
+from .insert import build
 from .known_blocks import describe
 from .own_forward import (
     OwnForwardBlock,
@@ -33,7 +33,7 @@ from .own_forward import (
     check_names,
     put_steps_inside,
 )
-from .places import find_plans
+from .places import find_in_parts
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward, put_steps
 
@@ -228,13 +228,15 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
         if plans is None and not isinstance(block, StepBlock):
             known = getattr(block, 'known', None) or _describe(block)
             if known is None and found is None:
-                given = made_up(model) if example is None else example
-                if given is None:
+                found = {
+                    prefix + name: plan for prefix, *_, (plans, _, _) in
+                    find_in_parts(model, example)
+                    for name, plan in plans.items()}
+                if not found:
                     raise ValueError(
                         f'{file.path} does not say where {name}, a '
                         f'{type(block).__name__}, takes its steps, which is '
                         f'found by running the model: give example=')
-                found = find_plans(model, given, None)[0]
             plans = None if known else found.get(name)
         places = known.steps if known else plans[0].places if plans else ()
         if {place.name for place in places} != set(saved.steps):

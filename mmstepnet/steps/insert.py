@@ -12,12 +12,13 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 
 from .causality import causal_blocks
+from .examples import made_up
 from .finding import unwrap
 from .finding.stages import LISTS
 from .freezing import follow_training
 from .known_blocks import describe
 from .own_forward import Plan, check_names, put_steps_inside
-from .places import find_plans, modules_by_name, never_called
+from .places import find_in_parts, modules_by_name, never_called
 from .residual import ResidualStep
 from .step_block import (
     StepBlock,
@@ -66,8 +67,9 @@ def insert_steps(model: nn.Module,
             ``'encoder.*'``. None is all. Defaults to None.
         example (Tensor | tuple | dict, optional): What the model is called
             with: a tensor, its arguments, or these by name. One sample is
-            enough. None makes one up for models of timm, transformers and
-            MMEngine. Defaults to None.
+            enough. None makes one up for models of timm, torchvision and
+            transformers and backbones of MMEngine, also where they are parts
+            of ``model``. Defaults to None.
         layout (str, optional): The axes of the states, where they cannot be
             told from the layers around them: ``'NCHW'``, ``'NHWC'``,
             ``'NLC'``, ``'LNC'``, ``'NCTHW'`` or any other order of letters
@@ -177,7 +179,8 @@ def _called(model: nn.Module, ready: list[_Ready], example: object,
     modules = modules_by_name(model)
     asked = [r.block for r in ready if example is not None or not isinstance(
         modules.get(r.name.rpartition('.')[0]), LISTS)]
-    tried = made_up(unwrap(model)) if example is None else example
+    tried = next(made_up(unwrap(model), outermost=True), None) if (
+        example is None) else example
     dead = never_called(model, tried, asked) if asked and (
         tried is not None) else set()
     names = [r.name for r in ready if r.block in dead]
@@ -194,82 +197,62 @@ def _called(model: nn.Module, ready: list[_Ready], example: object,
 def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
           described: set[str], any_described: bool, example: object,
           layout: str | None, cfg: dict) -> list[_Ready]:
-    """Blocks without a description, found by running the model."""
-    if example is None:
-        example = made_up(unwrap(model))
-    what = f'{type(model).__name__}: '
-    missing = [p for p in patterns or () if p not in used]
-    if patterns:
-        what += f'blocks names {missing}, which has no description' if (
-            missing) else 'blocks were looked for'
-    else:
-        what += 'no block has a description'
-    if example is None:
+    """Blocks without a description, found by running the model or its parts.
+    """
+    parts = find_in_parts(
+        model, example, layout, '' if patterns else _scope(model))
+    if not parts:
+        missing = [p for p in patterns or () if p not in used]
+        what = (f'blocks names {missing}, which has no description' if missing
+                else 'no block has a description')
         raise ValueError(
-            f'{what}. Blocks of any other class are found by running the '
-            f'model: give example=, what it is called with, such as '
-            f'torch.zeros(1, 3, 224, 224)')
-    plans, refused, seen = find_plans(model, example, layout)
-    chosen = {}
-    for name, plan in plans.items():
-        matched = [p for p in patterns or () if _matches(name, p)]
-        if _nests(name, described) or not (
-                matched if patterns else name.startswith(_scope(model))):
-            continue
-        used.update(matched)
-        chosen[name] = plan
+            f'{type(model).__name__}: {what}. Other blocks are found by '
+            f'running the model: give example=, what it is called with, such '
+            f'as torch.zeros(1, 3, 224, 224)')
+    found, refused, seen = [], [], []
+    for prefix, part, given, (plans, without, shown) in parts:
+        refused += without
+        seen.append(shown)
+        chosen = {}
+        for name, plan in plans.items():
+            full = prefix + name
+            matched = [p for p in patterns or () if _matches(full, p)]
+            if not _nests(full, described) and (
+                    matched if patterns else full.startswith(_scope(model))):
+                used.update(matched)
+                chosen[name] = plan
+        modules = modules_by_name(part)
+        for name in causal_blocks(part, given, chosen):
+            raise ValueError(
+                f'{prefix}{name} ({type(modules[name]).__name__}) '
+                f"is a decoder's block: its tokens see no later ones, and a "
+                f'gate, which pools over all of them, would show them the '
+                f'future. Decoders can be measured (TrajectoryRecorder), but '
+                f'take no steps')
+        found += [(prefix + name, modules[name], plan)
+                  for name, plan in chosen.items()]
     missing = [p for p in patterns or () if p not in used]
-    if missing or not (chosen or any_described):
+    if missing or not (found or any_described):
         what = (f'blocks names {missing}, but none of these' if missing
                 else 'no block')
         raise ValueError('\n  '.join([
             f'{type(model).__name__}: {what} can take steps.', *refused[:8],
-            seen]))
+            *seen]))
     if refused and not patterns:
         LOGGER.warning('Blocks without steps: %s', '; '.join(refused))
-    modules = modules_by_name(model)
-    for name in causal_blocks(model, example, chosen):
-        raise ValueError(
-            f'{name} ({type(modules[name]).__name__}) is a '
-            f"decoder's block: its tokens see no later ones, and a gate, "
-            f'which pools over all of them, would show them the future. '
-            f'Decoders can be measured (TrajectoryRecorder), but take no '
-            f'steps')
-    found = []
-    for name, plan in chosen.items():
-        block = modules[name]
+    ready = []
+    for name, block, plan in found:
         check_forward(block)
         check_names(name, block, plan[0])
-        found.append(_Ready(name, block, [
+        ready.append(_Ready(name, block, [
             build(cfg, name, block, place.width, place.has_map)
             for place in plan[0].places], plan))
-    return found
+    return ready
 
 
 def _nests(name: str, others: set[str]) -> bool:
     return any(f'{name}.'.startswith(f'{other}.')
                or f'{other}.'.startswith(f'{name}.') for other in others)
-
-
-def made_up(model: nn.Module) -> Tensor | dict | None:
-    """An example for models of timm, transformers and MMEngine."""
-    about = getattr(model, 'pretrained_cfg', None)
-    size = about.get('input_size') if isinstance(about, dict) else getattr(
-        about, 'input_size', None)
-    if size:
-        return torch.zeros(1, *size)
-    config = getattr(model, 'config', None)
-    if getattr(model, 'main_input_name', '') == 'pixel_values' and hasattr(
-            config, 'image_size'):
-        size = config.image_size
-        size = size if isinstance(size, (list, tuple)) else (size, size)
-        return dict(pixel_values=torch.zeros(
-            1, getattr(config, 'num_channels', 3), *size))
-    if hasattr(model, 'init_cfg'):  # a module of MMEngine
-        channels = next((m.in_channels for m in model.modules()
-                         if isinstance(m, nn.Conv2d)), 3)
-        return torch.zeros(1, channels, 224, 224)
-    return getattr(model, 'dummy_inputs', None)
 
 
 def remove_steps(model: nn.Module) -> list[str]:

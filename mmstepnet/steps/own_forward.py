@@ -10,7 +10,7 @@ executes. That each step ran, and as many additions as expected, is checked at
 every exit from the block: where Δt = 1, a step that did not run shows nowhere.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from mmstepnet.torch_version import is_compiling, saved_tensors_hooks
 
+from .checkpoint import checkpoint
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward
 
@@ -105,6 +106,8 @@ class Place:
             ``x += f`` where somebody else has x.
         dropped (bool): Whether the block applies stochastic depth to the
             branch. The gate sees the branch before that.
+        tokens_of_map (bool): Whether the state are the tokens of a map whose
+            (H, W) stands among what the block is given.
     """
 
     name: str
@@ -117,16 +120,19 @@ class Place:
     dims: int
     writes_back: bool
     dropped: bool = False
+    tokens_of_map: bool = False
 
     @property
     def has_map(self) -> bool:
         """Whether the state is a map, (N, C, H, W) or (N, H, W, C)."""
-        return self.dims == 4
+        return self.dims == 4 or self.tokens_of_map
 
-    def to_maps(self, t: Tensor) -> Tensor:
+    def to_maps(self, t: Tensor, given: Iterable = ()) -> Tensor:
         """See a state as (N, C, H, W)."""
         if (self.batch, self.channels) != (0, 1):
             t = t.movedim((self.batch, self.channels), (0, 1))
+        if self.tokens_of_map and t.shape[2] > 1:
+            return t.unflatten(2, map_shape(given, t.shape[2]))
         if self.dims > 4:
             return t.flatten(3)
         return t[(..., *[None] * (4 - self.dims))] if self.dims < 4 else t
@@ -140,6 +146,14 @@ class Place:
         if (self.batch, self.channels) != (0, 1):
             t = t.movedim((0, 1), (self.batch, self.channels))
         return t
+
+
+def map_shape(given: Iterable, tokens: int) -> tuple[int, int] | None:
+    """The first pair of numbers, (H, W), whose product is that of tokens."""
+    return next((tuple(v) for v in given if isinstance(v, (tuple, list))
+                 and len(v) == 2
+                 and all(isinstance(n, (int, torch.SymInt)) for n in v)
+                 and v[0] * v[1] == tokens), None)
 
 
 @dataclass(frozen=True)
@@ -163,13 +177,13 @@ class BlockRun:
     Args:
         block (nn.Module): The block.
         plan (Plan): Its plan.
-        x (Tensor, optional): Its first argument.
+        given (tuple): Its arguments.
     """
 
-    def __init__(self, block: nn.Module, plan: Plan, x: Tensor | None):
-        self.block, self.plan = block, plan
+    def __init__(self, block: nn.Module, plan: Plan, given: tuple):
+        self.block, self.plan, self.given = block, plan, given
         self.seen, self.taken = 0, 0
-        self.states = {-1: x}
+        self.states = {-1: given[0] if given else None}
         self.identity: Tensor | None = None
         self.branch: Tensor | None = None
         self.products: list[tuple] = []
@@ -208,7 +222,8 @@ class BlockRun:
             return residual
 
         out = place.from_maps(
-            step(place.to_maps(identity), place.to_maps(branch),
+            step(place.to_maps(identity, self.given),
+                 place.to_maps(branch, self.given),
                  drop_path=drop_path if factors else None), x)
         if func in WRITING:
             out = out.to(operands[0].dtype)
@@ -331,8 +346,16 @@ class OwnForwardBlock(StepBlock):
 
     def forward(self, *args, **kwargs):
         """Run the block. Arguments and what it returns are the host's."""
+        x = next(iter((*args, *kwargs.values())), None)
+        if getattr(self, 'with_cp', False) and getattr(
+                x, 'requires_grad', False):
+            # What the host checkpoints within would run without steps again.
+            return checkpoint(self, without_checkpoint(self)._run, *args,
+                              **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args, **kwargs):
         plan = self._plans[self.training]
-        x = args[0] if args else next(iter(kwargs.values()), None)
         if plan.places[0].dims == 3:
             mask = mask_of_tokens(self.host.forward, (self, *args), kwargs)
             if mask is not None:
@@ -341,7 +364,7 @@ class OwnForwardBlock(StepBlock):
                     f'tokens, so that those that it hides would count. Give '
                     f'batches without padding, or leave the block out by '
                     f'blocks=')
-        run = BlockRun(self, plan, x)
+        run = BlockRun(self, plan, (*args, *kwargs.values()))
         with TakeSteps(run):
             out = self.host.forward(self, *args, **kwargs)
         run.finish()
@@ -352,6 +375,13 @@ class OwnForwardBlock(StepBlock):
         for place in self.__dict__.pop('_plans')[0].places:
             delattr(self, place.name)
         self.__class__ = self.host
+
+
+def without_checkpoint(block: nn.Module) -> nn.Module:
+    """A block of all that the block holds, but for OpenMMLab's switch."""
+    other = object.__new__(type(block))
+    vars(other).update(vars(block), with_cp=False)
+    return other
 
 
 @cache

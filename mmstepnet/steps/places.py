@@ -1,11 +1,12 @@
 """Where the blocks of a model add to their states, found by running it."""
 
+import logging
 import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn as nn
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from .examples import call_of, in_mode, on_meta
+from .examples import call_of, in_mode, made_up, on_meta
 from .finding import (
     EAGER,
     FIRST,
@@ -25,8 +26,17 @@ from .finding import (
     tensors,
 )
 from .finding.wrappers import name_modules, unwrap
-from .own_forward import WRITING, Place, Plan, addition, mask_of_tokens
+from .own_forward import (
+    WRITING,
+    Place,
+    Plan,
+    addition,
+    map_shape,
+    mask_of_tokens,
+)
 from .step_block import StepBlock
+
+LOGGER = logging.getLogger(__name__)
 
 CHANNELS_FIRST = re.compile(r'^conv|^(batch|group|instance)_norm$')
 CHANNELS_LAST = {'linear', 'layer_norm', 'rms_norm'}
@@ -96,6 +106,7 @@ class _Watch(Finder):
             given[0], Tensor) else lambda: None
         run.mask = mask_of_tokens(
             type(module).forward, (module, *args), kwargs)
+        run.pairs = [v for v in given if isinstance(v, (tuple, list))]
 
 
 class _Follow(TorchFunctionMode):
@@ -194,7 +205,7 @@ class Pass:
 
 
 def find_plans(model: nn.Module, example: object,
-               layout: str | None = None
+               layout: str | None = None, prefix: str = ''
                ) -> tuple[dict[str, tuple[Plan, Plan]], list[str], str]:
     """Find the blocks of a model and where each takes its steps.
 
@@ -209,6 +220,7 @@ def find_plans(model: nn.Module, example: object,
         example (Tensor | tuple | dict): What it is called with.
         layout (str, optional): Axes of the states, such as ``'NLC'``, where
             they cannot be told.
+        prefix (str): Of the blocks' names in messages. Defaults to ``''``.
 
     Returns:
         tuple: Plans for evaluation and training by the blocks' names; blocks
@@ -228,12 +240,48 @@ def find_plans(model: nn.Module, example: object,
         try:
             if name not in tables[1]:
                 raise RefusedError('has no step in training mode')
-            plans[name] = _plans(name, passes, [t[name] for t in tables],
-                                 layout)
+            plans[name] = tuple(
+                replace(plan, block=prefix + name) for plan in _plans(
+                    name, passes, [t[name] for t in tables], layout))
         except RefusedError as error:
-            refused.append(f'{name} {error}')
+            refused.append(f'{prefix}{name} {error}')
     return plans, refused, explain(
         passes[0].watch, passes[0].arrangement.steps)
+
+
+def find_in_parts(model: nn.Module, example: object,
+                  layout: str | None = None, scope: str = ''
+                  ) -> list[tuple]:
+    """Find plans in a model, or in its parts where these say what they take.
+
+    Args:
+        model (nn.Module): The model.
+        example (Tensor | tuple | dict, optional): What it is called with.
+            None takes the outermost parts that run on what is made up.
+        layout (str, optional): As in :func:`find_plans`.
+        scope (str): What the parts' names begin with. Defaults to ``''``.
+
+    Returns:
+        list[tuple]: For each part that ran the prefix of its names, the part,
+        what it was called with, and what :func:`find_plans` gives.
+    """
+    if example is not None:
+        return [('', model, example, find_plans(model, example, layout))]
+    parts: list[tuple] = []
+    for part, name in name_modules(model).items():
+        prefix = name and f'{name}.'
+        if not prefix.startswith(scope) or prefix.startswith(
+                tuple(other for other, *_ in parts)):
+            continue
+        for given in made_up(part, outermost=name in ('', 'backbone')):
+            try:
+                found = find_plans(part, given, layout, prefix)
+            except ValueError as error:  # its own parts may run
+                LOGGER.info('%s', error)
+                continue
+            parts.append((prefix, part, given, found))
+            break
+    return parts
 
 
 class RefusedError(ValueError):
@@ -326,12 +374,15 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
             batch, channels = _axes(
                 one, run, found_sum.shape, first.views[first.state],
                 [s[k] for s in shapes], [p.samples for p in passes], layout)
+            dims = len(found_sum.shape)
             places.append(Place(
                 names[k], tuple(map(inside.index, parts)),
                 tuple(a.state for a in parts), source, batch, channels,
-                found_sum.shape[channels], len(found_sum.shape),
+                found_sum.shape[channels], dims,
                 any(a.used_again for a in parts),
-                len(parts) == 1 and first.dropped))
+                len(parts) == 1 and first.dropped,
+                dims == 3 and map_shape(run.pairs, found_sum.shape[
+                    3 - batch - channels]) is not None))
         plans.append(Plan(name, len(inside), tuple(places)))
     widths = [[place.width for place in plan.places] for plan in plans]
     if widths[0] != widths[1]:

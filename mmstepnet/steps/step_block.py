@@ -1,7 +1,7 @@
 """A block of another library, turned into one that takes ResidualSteps."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from inspect import signature
 
@@ -57,13 +57,8 @@ class DescribedBlock(StepBlock):
     def take_steps(self) -> None:
         """Take the steps out, in place."""
         for description in self.known.steps:
-            step = unwrap(getattr(self, description.name))
-            if isinstance(find_part(self, description.drop_path), _Taken):
-                _set_part(self, description.drop_path, step.drop_path)
             delattr(self, description.name)
         del self.__dict__['_behind']
-        for part, value in self.__dict__.pop('_switched').items():
-            _set_part(self, part, value)
         self.__class__ = self.host
 
 
@@ -100,7 +95,7 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
     identity = x
     if description.projects(block):
         identity = find_part(block, description.identity)(x)
-    to_maps, from_maps = _layout(description, x, *args, **kwargs)
+    to_maps, from_maps = VIEWS[description.layout]
 
     def behind(total: Tensor) -> Tensor:
         return to_maps(activation(from_maps(total)))
@@ -111,19 +106,13 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
             find_part(block, description.norm), behind if own else None))
 
 
-def _layout(description: StepDescription, x: Tensor, *args,
-            **kwargs) -> tuple[Callable, Callable]:
-    """Views of a state as maps, (N, C, H, W), and of maps as a state."""
-    if description.layout == 'NCHW':
-        return (lambda t: t), (lambda t: t)
-    if description.layout == 'NHWC':
-        return (lambda t: t.permute(0, 3, 1, 2),
-                lambda t: t.permute(0, 2, 3, 1))
-    shape = (x.shape[1], 1)
-    if description.map_shape is not None:
-        shape = tuple(description.map_shape(*args, **kwargs))
-    return (lambda t: t.transpose(1, 2).unflatten(2, shape),
-            lambda t: t.flatten(2).transpose(1, 2))
+VIEWS = {
+    'NCHW': (lambda t: t, lambda t: t),
+    'NHWC': (lambda t: t.permute(0, 3, 1, 2), lambda t: t.permute(0, 2, 3, 1)),
+    'NLC': (lambda t: t.transpose(1, 2)[..., None],
+            lambda t: t[..., 0].transpose(1, 2)),
+}
+"""Views of a state as maps, (N, C, H, W), and of maps as a state."""
 
 
 def steps_of(block: nn.Module) -> list[ResidualStep]:
@@ -147,11 +136,8 @@ def put_steps(block: nn.Module,
         return
     check_forward(block)
     block.__class__ = step_class(type(block))
-    block._switched, block._behind = {}, set()
+    block._behind = set()
     for description, attention in zip(block.known.steps, attentions):
-        for part, value in description.switches.items():
-            block._switched[part] = find_part(block, part)
-            _set_part(block, part, value)
         step = ResidualStep(attention)
         _give_activation(block, description, step)
         _give_drop_path(block, description, step)
@@ -215,29 +201,13 @@ def _give_activation(block: nn.Module, description: StepDescription,
     return behind
 
 
-class _Taken(nn.Identity):
-    """In place of a stochastic depth within the branch: the step has it."""
-
-
 def _give_drop_path(block: nn.Module, description: StepDescription,
                     step: ResidualStep) -> None:
     """Give the block's stochastic depth to the step."""
     drop_path = find_part(block, description.drop_path)
-    if isinstance(drop_path, _Taken) or drop_path is step.drop_path:
+    if drop_path is step.drop_path:
         return
     if drop_path is not None:
         step.drop_path = drop_path
     elif type(step.drop_path) is not nn.Identity:
         step.drop_path = nn.Identity()
-    if _is_inner(description.drop_path):
-        _set_part(block, description.drop_path, _Taken())
-
-
-def _is_inner(part: object) -> bool:
-    """Whether a part is named and belongs to a submodule."""
-    return isinstance(part, str) and '.' in part
-
-
-def _set_part(block: nn.Module, part: str, value: object) -> None:
-    owner, _, name = part.rpartition('.')
-    setattr(find_part(block, owner) if owner else block, name, value)

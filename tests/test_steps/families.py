@@ -189,7 +189,6 @@ def timm_families() -> dict[str, Family]:
         'MobileNetV2': Family(create('mobilenetv2_035'), 10),
         'MobileNetV3': Family(create('mobilenetv3_small_050'), 7),
         'HRNet': Family(create('hrnet_w18_small'), 18),
-        # Blocks without a description, found by running.
         'CaiT': Family(
             create('cait_xxs24_224', img_size=32, depth=2, num_heads=4,
                    embed_dim=32, drop_path_rate=0.5), 4, **tokens,
@@ -283,6 +282,9 @@ def openmmlab_families() -> dict[str, Family]:
                layer_scale_init_value=0.1, **vit), 2, **tokens),
         'mmpretrain Swin': Family(
             of('mmpretrain.SwinTransformer', swin, img_size=56,
+               drop_path_rate=0.5, out_indices=(1, )), 3, **windows),
+        'mmpretrain Swin, checkpointed': Family(
+            of('mmpretrain.SwinTransformer', swin, img_size=56, with_cp=True,
                drop_path_rate=0.5, out_indices=(1, )), 3, **windows),
         'mmpretrain MobileNetV3': Family(
             of('mmpretrain.MobileNetV3', 'small_075'), 6),
@@ -399,7 +401,6 @@ def transformers_families() -> dict[str, Family]:
         'DETR, encoder': Family(
             of('Detr', **detr), 2, pixels(64),
             (('blocks', 'encoder.layers'), )),
-        # Blocks without a description, found by running.
         'BERT': Family(
             of('Bert', **text), 2, words, (('example', words()), )),
         'SegFormer': Family(

@@ -92,27 +92,26 @@ register_block(
 
 
 class Deep(nn.Module):
-    """Two branches with stochastic depth, of the second one a part."""
+    """Two branches with stochastic depth."""
 
     def __init__(self, width):
         super().__init__()
         self.attn = nn.Linear(width, width)
-        self.drop = nn.Dropout(1.0)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.Dropout(1.0))
+        self.drop, self.drop2 = nn.Dropout(1.0), nn.Dropout(1.0)
+        self.mlp = nn.Linear(width, width)
 
     def forward(self, x):
         f = self.attn(x)
         x = x + (f if self.drop is None else self.drop(f))
-        return x + self.mlp(x)
+        return x + self.drop2(self.mlp(x))
 
 
 register_block(
     Deep, *(
         StepDescription(
             lambda block, x, part=part: getattr(block, part)(x),
-            width=width, layout='NLC', drop_path=drop, name=f'{part}_step')
-        for part, width, drop in (('attn', 'attn', 'drop'),
-                                  ('mlp', 'mlp.0', 'mlp.1'))))
+            width=part, layout='NLC', drop_path=drop, name=f'{part}_step')
+        for part, drop in (('attn', 'drop'), ('mlp', 'drop2'))))
 
 
 class Net(nn.Module):
@@ -373,7 +372,7 @@ def test_a_stochastic_depth_that_is_exchanged_later(other):
     insert_steps(model)
     x = torch.randn(2, 5, 6)
     torch.testing.assert_close(model(x), x)
-    plain.drop = plain.mlp[1] = model[0].drop = model[0].mlp[1] = other
+    plain.drop = plain.drop2 = model[0].drop = model[0].drop2 = other
     wanted = plain(x)
     assert (wanted - x).abs().max() > 0.1
     model = copy.deepcopy(model)
@@ -381,7 +380,7 @@ def test_a_stochastic_depth_that_is_exchanged_later(other):
         torch.testing.assert_close(model(x), wanted)
     remove_steps(model)
     torch.testing.assert_close(model(x), wanted)
-    assert type(model[0].mlp[1]) is type(other)
+    assert type(model[0].drop2) is type(other)
 
 
 def test_a_stochastic_depth_that_is_taken_away():

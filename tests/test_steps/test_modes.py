@@ -11,11 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.ao.quantization import quantize_dynamic
 
-from mmstepnet import TrajectoryRecorder, fold, insert_steps
+from mmstepnet import TrajectoryRecorder, fold, insert_steps, remove_steps
 from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps import ResidualStep
-from tests.utils import free_port, not_on_torch_21
+from mmstepnet.steps.own_forward import OwnForwardBlock
+from mmstepnet.steps.step_block import StepBlock
+from tests.utils import TORCH_21, free_port, not_on_torch_21
 
 from .families import (
     openmmlab_families,
@@ -33,7 +36,14 @@ NETWORKS = {
     'timm': ('ConvNeXt', 'ViT'),
     'mmpretrain': ('mmdet CSPNeXt', ),
 }
-"""What every mode is tried with."""
+"""What every mode is tried with; Transformers and ConvNeXt are found."""
+
+FOUND = {
+    'timm': ('ConvNeXt', 'ViT'),
+    'transformers': ('DINOv2', 'BERT'),
+    'mmpretrain': ('mmpretrain Swin', ),
+}
+"""Networks whose blocks take steps in their own forward."""
 
 FOLDED = {
     'torchvision': ('ResNet, basic', 'ResNet, bottleneck',
@@ -52,7 +62,9 @@ QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
          'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
          'mmpretrain mmdet ResNet-50, DCN',
          'mmpretrain mmpretrain SEResNet-50',
-         'mmpretrain mmpretrain ResNet-50, checkpointed')
+         'mmpretrain mmpretrain ResNet-50, checkpointed',
+         'transformers DINOv2', 'transformers BERT',
+         'mmpretrain mmpretrain Swin, checkpointed')
 """What every run of the tests tries; the others are slow."""
 
 
@@ -189,7 +201,9 @@ def test_compiled_as_a_whole(library, name):
 
 @pytest.mark.parametrize('observed', [False, True])
 @cases({'timm': ('ResNet, basic', 'ConvNeXt', 'ViT'),
-        'mmpretrain': ('mmpretrain ResNet-50, checkpointed', )})
+        'transformers': ('DINOv2', ),
+        'mmpretrain': ('mmpretrain ResNet-50, checkpointed',
+                       'mmpretrain Swin, checkpointed')})
 def test_checkpointing_as_the_host_does(library, name, observed):
     """Also where somebody records the forward pass alone."""
     model, inputs = stepped(library, name)
@@ -199,6 +213,8 @@ def test_checkpointing_as_the_host_does(library, name, observed):
         block.with_cp = False
     if library == 'timm':
         model.set_grad_checkpointing()
+    elif library == 'transformers':
+        model.gradient_checkpointing_enable()
     results = []
     for net in (model, twin):
         recorder = TrajectoryRecorder(net)
@@ -280,18 +296,20 @@ def test_two_processes(library, name, tmp_path):
 
 
 @not_on_torch_21('shards on GPUs alone')
+@cases({'torchvision': ('ResNet, basic', ), 'timm': ('ConvNeXt', 'ViT')})
 @pytest.mark.parametrize('kind', [
     'flat parameters', 'flat parameters, original', 'parameter by parameter'])
-def test_sharded(kind, tmp_path, calls):
+def test_sharded(library, name, kind, tmp_path, calls):
     """One process, whose gates learn as they do without FSDP."""
     from torch.distributed.fsdp import (
         FullyShardedDataParallel,
         StateDictType,
         fully_shard,
     )
-    model, inputs = stepped('torchvision', 'ResNet, basic')
+    model, inputs = stepped(library, name)
     model.double()
     inputs = inputs.double()
+    fuses = library == 'torchvision'
     wanted = copy.deepcopy(model)
     learn(wanted, inputs)
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store',
@@ -303,23 +321,24 @@ def test_sharded(kind, tmp_path, calls):
                 model, device_id=torch.device('cpu'),
                 use_orig_params='original' in kind)
             learn(wrapped, inputs)
-            assert calls
+            assert bool(calls) == fuses
             with FullyShardedDataParallel.state_dict_type(
                     wrapped, StateDictType.FULL_STATE_DICT):
                 found = wrapped.state_dict()
         else:
             mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
-            for part in (model.layer2, model):
+            parts = [m for m in model.modules() if isinstance(m, StepBlock)]
+            for part in (*parts, model):
                 fully_shard(part, mesh=mesh)
             learn(model, inputs)
-            assert calls
+            assert bool(calls) == fuses
             found = {key: value.full_tensor() if hasattr(
                 value, 'full_tensor') else value
                 for key, value in model.state_dict().items()}
     finally:
         dist.destroy_process_group()
     moved = 0
-    for key, before in stepped('torchvision', 'ResNet, basic')[
+    for key, before in stepped(library, name)[
             0].double().state_dict().items():
         value = wanted.state_dict()[key]
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9)
@@ -332,3 +351,34 @@ def learn(model, inputs):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     gradients(model, inputs)
     optimizer.step()
+
+
+@cases(FOUND)
+def test_taken_in_their_own_forward(library, name):
+    """Weights that are elsewhere, are quantised, or a graph of it all."""
+    model, inputs = stepped(library, name)
+    assert all(isinstance(m, OwnForwardBlock) for m in model.modules()
+               if isinstance(m, StepBlock))
+    with torch.no_grad():
+        wanted = outputs(model, inputs)
+        if find_spec('accelerate'):
+            from accelerate import cpu_offload
+            from accelerate.hooks import remove_hook_from_submodules
+            offloaded = cpu_offload(
+                copy.deepcopy(model), execution_device=torch.device('cpu'))
+            assert difference(outputs(offloaded, inputs), wanted) == 0
+            with pytest.raises(RuntimeError, match='has a forward of its own'):
+                remove_steps(offloaded)
+            remove_hook_from_submodules(offloaded)
+            remove_steps(offloaded)
+        small = quantize_dynamic(model, {nn.Linear})
+        assert any('quantized' in type(m).__module__ for m in small.modules())
+        assert 0 < difference(outputs(small, inputs), wanted) < 0.2
+        if TORCH_21:
+            return
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (
+            (inputs, ), {})
+        exported = torch.export.export(model, args, kwargs).module()
+        found = exported(*args, **kwargs)
+        assert difference(outputs(
+            lambda *_, **__: found, inputs), wanted) < 1e-5

@@ -1,9 +1,4 @@
-from . import (
-    convolutional,
-    convolutional_openmmlab,
-    inverted_residual,
-    transformers,
-)
+from . import convolutional, convolutional_openmmlab, detr, inverted_residual
 from .description import (
     KNOWN_BLOCKS,
     KnownBlock,
@@ -17,6 +12,6 @@ from .description import (
 
 __all__ = [
     'KNOWN_BLOCKS', 'KnownBlock', 'StepDescription', 'convolutional',
-    'convolutional_openmmlab', 'describe', 'find_part', 'fingerprint',
-    'inverted_residual', 'qualified_name', 'register_block', 'transformers'
+    'convolutional_openmmlab', 'describe', 'detr', 'find_part', 'fingerprint',
+    'inverted_residual', 'qualified_name', 'register_block'
 ]

@@ -11,7 +11,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import torch.nn as nn
@@ -42,18 +42,11 @@ class StepDescription:
             may be None or ``nn.Identity``. Defaults to None.
         activation (Part): What follows the sum; in a post-norm Transformer
             this is the norm. Defaults to None.
-        drop_path (Part): Stochastic depth. Where its name has a dot, another
-            submodule applies it, to which an ``nn.Identity`` is given instead.
-            Defaults to None.
+        drop_path (Part): Stochastic depth. Defaults to None.
         layout (str): ``'NCHW'``, ``'NHWC'`` or, tokens, ``'NLC'``. Defaults to
             ``'NCHW'``.
-        map_shape (Callable, optional): Gives (H, W) of tokens that are a
-            map, from the further arguments of the block's forward. Defaults to
-            None.
         name (str): Attribute of the block that the step becomes. Defaults to
             ``'step'``.
-        switches (Mapping[str, object]): Attributes of the block, by dotted
-            name, and the values that they have while the step is in it.
     """
 
     branch: Callable[..., Tensor]
@@ -63,9 +56,7 @@ class StepDescription:
     activation: Part = None
     drop_path: Part = None
     layout: str = 'NCHW'
-    map_shape: Callable[..., tuple[int, int]] | None = None
     name: str = 'step'
-    switches: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self):
         if self.layout not in ('NCHW', 'NHWC', 'NLC'):
@@ -75,7 +66,7 @@ class StepDescription:
     @property
     def has_map(self) -> bool:
         """Whether the state is a map, not a set of tokens."""
-        return self.layout != 'NLC' or self.map_shape is not None
+        return self.layout != 'NLC'
 
     def channels(self, block: nn.Module) -> int:
         """Number of channels of f."""
