@@ -421,7 +421,8 @@ def _plan(about: dict) -> Plan:
         **place, 'ordinals': tuple(map(int, place['ordinals'])),
         'state': tuple(map(int, place['state']))})
         for place in about['places'])
-    return Plan(str(about['block']), int(about['additions']), places)
+    return Plan(str(about['block']), int(about['additions']),
+                bool(about['by_state']), places)
 
 
 def _checked(record: dict) -> dict:

@@ -197,8 +197,7 @@ def _called(model: nn.Module, ready: list[_Ready], example: object,
 def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
           described: set[str], any_described: bool, example: object,
           layout: str | None, cfg: dict) -> list[_Ready]:
-    """Blocks without a description, found by running the model or its parts.
-    """
+    """Blocks without a description, found by running model or parts."""
     parts = find_in_parts(
         model, example, layout, '' if patterns else _scope(model))
     if not parts:

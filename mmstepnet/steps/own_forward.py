@@ -91,8 +91,8 @@ class Place:
     Attributes:
         name (str): Attribute of the block that holds the step.
         ordinals (tuple[int, ...]): Number of the addition among those of two
-            tensors that the block executes, its children included. Several
-            where the branches of one step are added one by one.
+            tensors that count, see :class:`Plan`, in the block and in its
+            children. Several where the branches of one step are added one by one.
         state (tuple[int, ...]): For each, which operand is the state.
         source (int, optional): The state is the result of the block's step
             with this number, or, -1, its first argument; checked each time.
@@ -162,12 +162,18 @@ class Plan:
 
     Attributes:
         block (str): Name of the block, for errors.
-        additions (int): How many additions of two tensors it executes.
+        additions (int): How many additions of two tensors it executes; of
+            those that count.
+        by_state (bool): Whether those count alone that add to the block's
+            first argument or to what a step returned, so that others may
+            differ from call to call, as of windows that are shifted or not.
+            It needs steps whose states are no others.
         places (tuple[Place, ...]): Its steps, in their order.
     """
 
     block: str
     additions: int
+    by_state: bool
     places: tuple[Place, ...]
 
 
@@ -184,6 +190,7 @@ class BlockRun:
         self.block, self.plan, self.given = block, plan, given
         self.seen, self.taken = 0, 0
         self.states = {-1: given[0] if given else None}
+        self.partial: Tensor | None = None
         self.identity: Tensor | None = None
         self.branch: Tensor | None = None
         self.products: list[tuple] = []
@@ -193,6 +200,10 @@ class BlockRun:
     def add(self, func: Callable, operands: tuple[Tensor, Tensor],
             args: tuple, kwargs: dict) -> Tensor:
         """Add two tensors, or take the step that this addition is."""
+        if self.plan.by_state and not any(
+                t is state for t in operands
+                for state in (*self.states.values(), self.partial)):
+            return func(*args, **kwargs)
         ordinal, self.seen = self.seen, self.seen + 1
         place = None
         if self.taken < len(self.plan.places):
@@ -207,7 +218,8 @@ class BlockRun:
         else:
             self.branch = self.branch + f
         if part < len(place.ordinals) - 1:
-            return func(*args, **kwargs)
+            self.partial = func(*args, **kwargs)
+            return self.partial
         identity, branch = self.identity, self.branch
         if place.writes_back:  # what autograd keeps must not be written
             identity, branch = identity.clone(), branch.clone()

@@ -55,7 +55,7 @@ class Addition:
     Attributes:
         runs (list[Run]): The runs of modules that it happened in.
         input_of (set[Run]): Those whose first argument one operand is.
-        result_of (Addition, optional): Whose result one operand is.
+        results_of (list[Addition]): Whose results the operands are.
         goes_on (bool): Whether the first operand is that result, or the
             second without a factor, and nobody has written to it.
         views (list): Memory, shape and strides of the operands.
@@ -68,7 +68,7 @@ class Addition:
 
     runs: list[Run]
     input_of: set[Run]
-    result_of: 'Addition | None'
+    results_of: 'list[Addition]'
     goes_on: bool = False
     views: list[tuple] = field(default_factory=list)
     found: Sum | None = None
@@ -77,6 +77,11 @@ class Addition:
     used_again: bool = False
     out: Callable = field(default=lambda: None)
     version: int = 0
+
+    @property
+    def result_of(self) -> 'Addition | None':
+        """The last of them."""
+        return self.results_of[-1] if self.results_of else None
 
 
 class _Watch(Finder):
@@ -139,8 +144,8 @@ class _Follow(TorchFunctionMode):
             list(finder.stack),
             {r for r in finder.stack if r.first() is not None
              and any(t is r.first() for t in operands)},
-            next((a for a in reversed(self.additions)
-                  if any(t is a.out() for t in operands)), None),
+            [a for a in self.additions
+             if any(t is a.out() for t in operands)],
             views=list(map(_view, operands)))
         if seen.result_of is not None:
             same = operands[0] is seen.result_of.out() or (
@@ -352,7 +357,7 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
         names = NAMES.get(len(sums)) or [
             f'step_{k}' for k in range(len(sums))]
         lasts = {}
-        places = []
+        places, steps = [], []
         for k, found_sum in enumerate(sums):
             parts = [a for a in inside if a.found is found_sum]
             if len(parts) != len(found_sum.ordinals):
@@ -371,19 +376,27 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
             elif first.result_of in lasts:
                 source = lasts[first.result_of]
             lasts[parts[-1]] = k
+            steps.append(parts)
             batch, channels = _axes(
                 one, run, found_sum.shape, first.views[first.state],
                 [s[k] for s in shapes], [p.samples for p in passes], layout)
             dims = len(found_sum.shape)
             places.append(Place(
-                names[k], tuple(map(inside.index, parts)),
+                names[k], (),
                 tuple(a.state for a in parts), source, batch, channels,
                 found_sum.shape[channels], dims,
                 any(a.used_again for a in parts),
                 len(parts) == 1 and first.dropped,
                 dims == 3 and map_shape(run.pairs, found_sum.shape[
                     3 - batch - channels]) is not None))
-        plans.append(Plan(name, len(inside), tuple(places)))
+        by_state = all(place.source is not None for place in places)
+        if by_state:
+            taken = {a for parts in steps for a in parts}
+            inside = [a for a in inside
+                      if run in a.input_of or taken.intersection(a.results_of)]
+        plans.append(Plan(name, len(inside), by_state, tuple(
+            replace(place, ordinals=tuple(map(inside.index, parts)))
+            for place, parts in zip(places, steps))))
     widths = [[place.width for place in plan.places] for plan in plans]
     if widths[0] != widths[1]:
         raise RefusedError('has another width in training mode')

@@ -533,7 +533,7 @@ def test_blocks_that_are_never_called(cls, caplog):
     """Their gates would stay dead."""
     x = torch.zeros(8, 8, 6, 6)
     model = cls(Conv(8), Parts(), Conv(8))
-    model.pretrained_cfg = dict(input_size=(8, 6, 6))
+    model.init_cfg, model.img_size = None, 6  # as a module of MMEngine
     twin = copy.deepcopy(model)
     assert insert_steps(model) == ['0', '2']
     assert '1.block: no pass calls' in caplog.text
