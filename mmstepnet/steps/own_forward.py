@@ -92,7 +92,8 @@ class Place:
         name (str): Attribute of the block that holds the step.
         ordinals (tuple[int, ...]): Number of the addition among those of two
             tensors that count, see :class:`Plan`, in the block and in its
-            children. Several where the branches of one step are added one by one.
+            children. Several where the branches of one step are added one by
+            one.
         state (tuple[int, ...]): For each, which operand is the state.
         source (int, optional): The state is the result of the block's step
             with this number, or, -1, its first argument; checked each time.

@@ -545,6 +545,6 @@ def test_blocks_that_are_never_called(cls, caplog):
             insert_steps(twin, blocks=['1.block'], **options)
     assert not steps_of(twin)
     alone = nn.Sequential(Parts())
-    alone.pretrained_cfg = dict(input_size=(8, 6, 6))
+    alone.init_cfg, alone.img_size = None, 6
     with pytest.raises(ValueError, match='no pass calls the forward of'):
         insert_steps(alone)
