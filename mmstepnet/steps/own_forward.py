@@ -372,16 +372,26 @@ class OwnForwardBlock(StepBlock):
         if plan.places[0].dims == 3:
             mask = mask_of_tokens(self.host.forward, (self, *args), kwargs)
             if mask is not None:
-                raise ValueError(
-                    f'{plan.block} is given {mask}; its steps pool over all '
-                    f'tokens, so that those that it hides would count. Give '
-                    f'batches without padding, or leave the block out by '
-                    f'blocks=')
+                self._check_mask(plan, *mask)
         run = BlockRun(self, plan, (*args, *kwargs.values()))
         with TakeSteps(run):
             out = self.host.forward(self, *args, **kwargs)
         run.finish()
         return out
+
+    @staticmethod
+    def _check_mask(plan: Plan, name: str, mask: Tensor) -> None:
+        """Refuse a mask; within a graph, where it hides a token.
+
+        transformers makes one of each batch where a graph is traced.
+        """
+        message = (f'{plan.block} is given {name}; its steps pool over all '
+                   f'tokens, so that those that it hides would count. Give '
+                   f'batches without padding, or leave the block out by '
+                   f'blocks=')
+        if not is_compiling():
+            raise ValueError(message)
+        torch._assert_async((mask == mask.reshape(-1)[:1]).all(), message)
 
     def take_steps(self) -> None:
         """Take the steps out, in place."""
@@ -403,10 +413,10 @@ def _parameters(forward: Callable) -> tuple[str, ...]:
 
 
 def mask_of_tokens(forward: Callable, args: tuple,
-                   kwargs: dict) -> str | None:
-    """Name of a mask that a block's ``forward`` is given, if any."""
+                   kwargs: dict) -> tuple[str, Tensor] | None:
+    """A mask that a block's ``forward`` is given, and its name."""
     given = {**dict(zip(_parameters(forward), args)), **kwargs}
-    return next((name for name, value in given.items()
+    return next(((name, value) for name, value in given.items()
                  if 'mask' in name and isinstance(value, Tensor)), None)
 
 

@@ -351,7 +351,7 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
         if isinstance(run.module, StepBlock):
             raise RefusedError('has steps already')
         if run.mask is not None and len(sums[0].shape) == 3:
-            raise RefusedError(f'is given {run.mask}, of tokens that its '
+            raise RefusedError(f'is given {run.mask[0]}, of tokens that its '
                                f'steps would pool over all the same')
         inside = [a for a in one.follow.additions if run in a.runs]
         names = NAMES.get(len(sums)) or [

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.ao.quantization import quantize_dynamic
 
-from mmstepnet import TrajectoryRecorder, fold, insert_steps, remove_steps
+from mmstepnet import TrajectoryRecorder, fold, insert_steps
 from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.own_forward import OwnForwardBlock
@@ -184,7 +184,7 @@ def gradients(model, inputs):
             if p.grad is not None}
 
 
-@every
+@cases({**NETWORKS, 'transformers': ('DINOv2', )})
 def test_compiled_as_a_whole(library, name):
     """Forward and backward, by Dynamo and AOTAutograd."""
     model, inputs = stepped(library, name)
@@ -195,7 +195,7 @@ def test_compiled_as_a_whole(library, name):
     for key, grad in gradients(compiled, inputs).items():
         torch.testing.assert_close(
             grad, grads[key.removeprefix('_orig_mod.')], rtol=1e-3,
-            atol=1e-4 * float(grad.abs().max()))
+            atol=1e-8 + 1e-4 * float(grad.abs().max()))
     torch._dynamo.reset()
 
 
@@ -309,7 +309,6 @@ def test_sharded(library, name, kind, tmp_path, calls):
     model, inputs = stepped(library, name)
     model.double()
     inputs = inputs.double()
-    fuses = library == 'torchvision'
     wanted = copy.deepcopy(model)
     learn(wanted, inputs)
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store',
@@ -321,7 +320,7 @@ def test_sharded(library, name, kind, tmp_path, calls):
                 model, device_id=torch.device('cpu'),
                 use_orig_params='original' in kind)
             learn(wrapped, inputs)
-            assert bool(calls) == fuses
+            assert calls
             with FullyShardedDataParallel.state_dict_type(
                     wrapped, StateDictType.FULL_STATE_DICT):
                 found = wrapped.state_dict()
@@ -331,7 +330,7 @@ def test_sharded(library, name, kind, tmp_path, calls):
             for part in (*parts, model):
                 fully_shard(part, mesh=mesh)
             learn(model, inputs)
-            assert bool(calls) == fuses
+            assert calls
             found = {key: value.full_tensor() if hasattr(
                 value, 'full_tensor') else value
                 for key, value in model.state_dict().items()}
@@ -363,14 +362,9 @@ def test_taken_in_their_own_forward(library, name):
         wanted = outputs(model, inputs)
         if find_spec('accelerate'):
             from accelerate import cpu_offload
-            from accelerate.hooks import remove_hook_from_submodules
             offloaded = cpu_offload(
                 copy.deepcopy(model), execution_device=torch.device('cpu'))
-            assert difference(outputs(offloaded, inputs), wanted) == 0
-            with pytest.raises(RuntimeError, match='has a forward of its own'):
-                remove_steps(offloaded)
-            remove_hook_from_submodules(offloaded)
-            remove_steps(offloaded)
+            assert difference(outputs(offloaded, inputs), wanted) < 1e-6
         small = quantize_dynamic(model, {nn.Linear})
         assert any('quantized' in type(m).__module__ for m in small.modules())
         assert 0 < difference(outputs(small, inputs), wanted) < 0.2
@@ -379,6 +373,4 @@ def test_taken_in_their_own_forward(library, name):
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (
             (inputs, ), {})
         exported = torch.export.export(model, args, kwargs).module()
-        found = exported(*args, **kwargs)
-        assert difference(outputs(
-            lambda *_, **__: found, inputs), wanted) < 1e-5
+        assert difference(outputs(exported, inputs), wanted) < 1e-5

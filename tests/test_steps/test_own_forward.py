@@ -238,6 +238,16 @@ def test_a_mask_of_tokens_is_refused():
     model, x = stack(blocks.Encoder, (4, 5, C))
     with pytest.raises(ValueError, match='0 is given attention_mask'):
         model[0](x, attention_mask=torch.ones(4, 5, dtype=torch.bool))
+    if TORCH_21:
+        pytest.skip("PyTorch 2.1's Dynamo follows no function mode")
+    # transformers makes one where a graph is traced, which hides nothing.
+    torch._dynamo.reset()
+    compiled = torch.compile(model[0], fullgraph=True, backend='aot_eager')
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    torch.testing.assert_close(compiled(x, attention_mask=mask), model[0](x))
+    mask[1, 3] = False
+    with pytest.raises(RuntimeError, match='0 is given attention_mask'):
+        compiled(x, attention_mask=mask)
 
 
 @pytest.mark.parametrize('device', ['cpu', 'meta'])

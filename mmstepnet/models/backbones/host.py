@@ -183,9 +183,9 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
     ``*step.attention.*`` comes on top.
 
     Args:
-        backbone (dict): Config of any registered backbone whose blocks
-            :func:`insert_steps` knows. Its type is looked for in the default
-            scope, or in that of its prefix, as in ``'mmdet.ResNet'``.
+        backbone (dict): Config of any registered backbone. Its type is
+            looked for in the default scope, or in that of its prefix, as in
+            ``'mmdet.ResNet'``.
         attention (dict, optional): Config of an attention. As in
             :func:`insert_steps`, and other than in :class:`StepResNet`,
             ``init_step`` is 1.0 where it is not given, so that the backbone
@@ -203,9 +203,8 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
 
     Raises:
         KeyError: The backbone or the attention is not registered.
-        ValueError: No block is known, one of ``blocks`` does not exist, or
-            ``backbone`` has an ``init_cfg`` beside ``pretrained``.
-        RuntimeError: A block's ``forward`` is another than the one known.
+        ValueError: No block can take steps, one of ``blocks`` does not
+            exist, or ``backbone`` has an ``init_cfg`` beside ``pretrained``.
 
     Example:
         >>> from mmstepnet.models import StepBackbone
