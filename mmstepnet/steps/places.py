@@ -94,7 +94,7 @@ class _Watch(Finder):
     def _begin(self, operation: object, owner: Run, x: Tensor, f: Tensor,
                *args):
         self.x = x
-        base = self._base(self.tags.number(x), self.tags.get(f))
+        base = self._base(self._state(x, owner), self.tags.get(f))
         self.dropped = self._factors(f, base)[2]
         return super()._begin(operation, owner, x, f, *args)
 

@@ -48,6 +48,16 @@ ADDITIONS = {
 """Spellings of a step, and the factor of the branch that they mean."""
 
 
+class DualPath(Conv):
+    """Adds to the first channels of its state alone."""
+
+    def f(self, x: Tensor) -> Tensor:
+        return self.conv(x)[:, :5]
+
+    def forward(self, x):
+        return torch.cat([x[:, :5] + self.f(x), x[:, 5:]], 1)
+
+
 class Residual(nn.Module):
     """A residual connection within the branch, and a position, are no step."""
 

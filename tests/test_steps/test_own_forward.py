@@ -79,6 +79,17 @@ def test_every_spelling_of_an_addition(spelling):
     torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_a_step_of_some_channels():
+    model, x = stack(blocks.DualPath, layout='NCHW')
+    wanted = x
+    for block in model:
+        part, rest = wanted.split((5, C - 5), 1)
+        f = block.f(wanted)
+        part = part + f * gate(block.step, part, f)
+        wanted = torch.cat([part, rest], 1)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_other_additions_are_not_taken():
     model, x = stack(blocks.Residual)
     wanted = x

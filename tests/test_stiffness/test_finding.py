@@ -167,6 +167,26 @@ def test_slices_of_one_memory_are_different_states():
     assert_ratio(recorder, model, X, branch)
 
 
+@pytest.mark.parametrize('batch', [1, 2])
+def test_a_slice_of_what_the_block_was_given_is_a_state(batch):
+    """As dual path networks add to it; the other slice goes on as it is."""
+    def branch(block, x):
+        return block.b(torch.relu(block.a(x)))[..., :5]
+
+    def code(block, x):
+        return torch.cat([x[..., :5] + branch(block, x), x[..., 5:]], 2)
+
+    x = X[:batch]
+    model, recorder = record(code, x)
+    assert recorder.blocks == ['1', '2']
+    assert recorder.steps[1].shape == (batch, 6, 5)
+    with torch.no_grad():
+        x = model[0](x)
+        expected = size(branch(model[1], x)) / size(x[..., :5])
+    torch.testing.assert_close(
+        recorder.nsi[:, 0].double(), expected, rtol=1e-5, atol=0)
+
+
 def test_a_norm_of_a_state_is_one():
     """Post-norm, where what follows the norm is given to nobody as it is."""
     def code(block, x):

@@ -41,6 +41,17 @@ def test_what_something_foreign_computed_is_a_branch(layer):
     assert_ratio(recorder, model, X, lambda b, x: b.norm(b.a(b.b(x))))
 
 
+def test_foreign_code_before_a_child():
+    """A detour by NumPy in the code of the block, given to a layer."""
+    def branch(block, x):
+        return block.b(torch.from_numpy(x.numpy()[..., ::-1].copy()))
+
+    model = build(lambda block, x: x + branch(block, x))
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(X)
+    assert_ratio(recorder, model, X, branch)
+
+
 class Positions(nn.Module):
     """Told by the shape alone, or learnt: foreign to the state."""
 

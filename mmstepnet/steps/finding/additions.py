@@ -63,7 +63,7 @@ class Additions(Tracer):
                 owner: Run | None) -> str | None:
         """Why the sum of two tensors is no step from the first."""
         tags = self.tags
-        number, tag = tags.number(x), tags.get(f)
+        number, tag = self._state(x, owner), tags.get(f)
         if number is None or (
                 number == tags.number(f) and not operation.multiplies):
             return NO_STATE
@@ -80,6 +80,18 @@ class Additions(Tracer):
             return NO_STATE
         return None
 
+    def _state(self, x: Tensor, owner: Run | None) -> int | None:
+        """The state that an operand is, or is a slice of.
+
+        It may be a slice of what the module that adds was given itself, as in
+        dual path networks; slices of the branch are none, as in Res2Net.
+        """
+        number = self.tags.number(x)
+        if number is None and owner is not None:
+            number = next((n for n in self.tags.around(x)
+                           if owner.given >> n & 1), None)
+        return number
+
     def _base(self, number: int, tag: Tag | None) -> int:
         """The state that a branch began from, where it joins a sum."""
         while tag is not None and not tag.known >> number & 1 and (
@@ -91,7 +103,7 @@ class Additions(Tracer):
                args: tuple, kwargs: dict) -> Sum | None:
         """Take down a step, and measure what is about to be overwritten."""
         tag = self.tags.get(f)
-        number = self.tags.number(x)
+        number = self._state(x, owner)
         base = self._base(number, tag)
         if is_traceable_wrapper_subclass(x):
             raise ValueError(  # Python takes a TypeError for another operand
@@ -99,7 +111,7 @@ class Additions(Tracer):
                 'whose parts cannot be measured sample by sample; record a '
                 'model whose features are plain tensors')
         if operation.fused:
-            found = self._new_sum(owner, x, f)
+            found = self._new_sum(owner, number, x, f)
             found.left_out = f'a fused addition: {operation.name}'
             return None
         if base != number:
@@ -108,7 +120,7 @@ class Additions(Tracer):
             found.of_branch |= tag.known
             return found
         self._take_over(x, number)
-        found = self._new_sum(owner, x, f)
+        found = self._new_sum(owner, number, x, f)
         for old in self._operands[number]:
             if tag.known >> old.number & 1 and not old.left_out and (
                     old.owner is owner or not old.returned):
@@ -144,10 +156,9 @@ class Additions(Tracer):
             f = factor.of
         return f, gate, dropped
 
-    def _new_sum(self, owner: Run, x: Tensor, f: Tensor,
+    def _new_sum(self, owner: Run, state: int, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:
         of_state, of_branch = (self.tags.make(t).known for t in (x, f))
-        state = self.tags.mark(x)
         found = Sum(owner, [owner.additions - 1], tuple(x.shape), state,
                     operands={state, self.tags.mark(f)},
                     of_state=of_state, of_branch=of_branch, part=part)

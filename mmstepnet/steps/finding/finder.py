@@ -112,6 +112,8 @@ class Finder(Additions):
         states, given = [], 0
         for t in tensors(*args, kwargs):
             if is_real(t):
+                if outer is not None and self._is_foreign(t):
+                    self.tags.make(t).mixed |= outer.known
                 states.append(t)
                 given |= 1 << self.tags.mark(t)
                 if module in self.tokens_first:
@@ -191,7 +193,7 @@ class Finder(Additions):
         for old in self._operands.get(self.tags.number(x), ()):
             if old.owner is run and old.part is None:
                 old.left_out = 'a part of a step'
-        found = self._new_sum(run, x, f, part=part)
+        found = self._new_sum(run, self.tags.mark(x), x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
         if self.norms is not None:

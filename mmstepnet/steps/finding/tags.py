@@ -4,6 +4,7 @@ States are numbered, and sets of them are the bits of an integer, so that a
 union costs one operation however many states a network has.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +103,13 @@ class Tags:
         """Number of a tensor that is a state."""
         found = self.get(t)
         return found and found.views.get((t.storage_offset(), t.numel()))
+
+    def around(self, t: Tensor) -> Iterator[int]:
+        """Numbers of the larger states that a tensor is a slice of."""
+        found, start = self.get(t), t.storage_offset()
+        for (offset, size), number in found.views.items() if found else ():
+            if offset <= start < offset + size and t.numel() < size:
+                yield number
 
     def mark(self, t: Tensor, number: int | None = None,
              new: bool = False) -> int:
