@@ -33,6 +33,7 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
                for name, t in model.dummy_inputs.items()}
     elif isinstance(named, str) or (
             outermost and hasattr(model, 'init_cfg')
+            or hasattr(model, 'pretrained_cfg')  # of timm
             or type(model).__module__.startswith(IMAGE_MODELS)):
         first = (m.in_channels for m in model.modules()
                  if isinstance(m, nn.Conv2d))
