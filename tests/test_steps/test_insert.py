@@ -575,3 +575,25 @@ def test_what_is_said_where_no_block_is_found(options):
     assert 'NotResidual: 30, such as 0' in message
     assert ('register_block' if options else 'example=') in message
     assert not options or 'no residual step of Sequential' in message
+
+
+def test_keys_where_every_activation_becomes_one_with_weights():
+    """No key or parameter of a step's own copy, before a forward either."""
+    model = resnet18()
+    insert_steps(model)
+
+    def swap(module):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.PReLU())
+            else:
+                swap(child)
+
+    swap(model)
+    twin = copy.deepcopy(model)
+    keys = list(model.state_dict())
+    assert [n for n, _ in twin.named_parameters() if 'relu' in n
+            or 'activation' in n] == [k for k in keys if 'relu' in k] != []
+    assert not any('step.activation' in key for key in keys)
+    model(torch.rand(2, 3, 32, 32))
+    assert list(model.state_dict()) == keys
