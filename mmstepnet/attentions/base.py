@@ -259,6 +259,16 @@ def check_batch(bn: nn.Module, features: Tensor) -> None:
             "AttentionBNCalibrationHook, or sync_bn='torch'")
 
 
+def normalise(bn: nn.Module, vectors: Tensor) -> Tensor:
+    """Call a gate's BN on (N, C), or on maps of one place where it takes these.
+
+    As timm's ``convert_splitbn_model`` puts one for maps in the place of any.
+    """
+    if isinstance(bn, nn.BatchNorm2d):
+        return bn(vectors[..., None, None]).flatten(1)
+    return bn(vectors)
+
+
 def check_positive(owner: str, **arguments: int) -> None:
     """Refuse what is not a positive integer.
 

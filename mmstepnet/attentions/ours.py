@@ -17,6 +17,7 @@ from .base import (
     MapAttention,
     check_batch,
     check_positive,
+    normalise,
 )
 from .pooling import full_precision, pool, pool_std, weight_dtype
 from .stepnet import Adaptor, StepNet
@@ -138,7 +139,7 @@ class OursNormFirst(Adaptor, ChannelGate):
         pair = torch.cat((x_mean, x_mean + f_mean), 1)
         pair = pair.to(self.pair_weight.dtype)
         check_batch(self.pair_bn, pair)
-        p, q = self.pair_bn(pair).chunk(2, 1)
+        p, q = normalise(self.pair_bn, pair).chunk(2, 1)
         weight = self.pair_weight
         return self.gate(weight[:, 0] * p + weight[:, 1] * q)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, ChannelGate, check_batch
+from .base import ATTENTIONS, ChannelGate, check_batch, normalise
 from .zero_start import ZeroBatchNorm1d
 
 
@@ -60,4 +60,5 @@ class SRM(ChannelGate):
         check_batch(self.bn, f_mean)
         weight = self.style_weight
         z = weight[:, 0] * f_mean + weight[:, 1] * f_std
-        return torch.sigmoid(self.bn(z.to(weight.dtype))) * self.scale
+        z = normalise(self.bn, z.to(weight.dtype))
+        return torch.sigmoid(z) * self.scale

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, Attention, ChannelGate, check_batch
+from .base import ATTENTIONS, Attention, ChannelGate, check_batch, normalise
 
 INPUTS = ('both', 'x', 'x_next', 'difference')
 
@@ -60,7 +60,7 @@ class Adaptor(Attention):
             ValueError: Training with one image, of which BN has no variance.
         """
         check_batch(self.bn, z)
-        logits = self.ie_weight * self.bn(z) + self.ie_bias
+        logits = self.ie_weight * normalise(self.bn, z) + self.ie_bias
         return torch.sigmoid(logits) * self.scale
 
 

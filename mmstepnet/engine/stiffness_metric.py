@@ -26,30 +26,65 @@ PREFIX = 'stiffness'
 """Of the scalars' names, the folder and the files."""
 
 
+class LenientRecorder(TrajectoryRecorder):
+    """Recorder that lets the model go on where it cannot measure a pass.
+
+    Attributes:
+        failed (str, optional): Why the last pass was not measured.
+    """
+
+    failed: str | None = None
+
+    def start(self, once: bool = False) -> None:
+        """Begin, or continue, see :meth:`TrajectoryRecorder.start`."""
+        self.failed = None
+        super().start(once=once)
+
+    def _end_pass(self, *args) -> None:
+        try:
+            super()._end_pass(*args)
+        except Exception as error:  # a diagnosis never ends a job
+            self.failed = str(error)
+
+    def drop_last(self) -> None:
+        """Forget the last pass."""
+        self._samples -= len(self._parts.pop())
+
+
 class StiffnessMetric(BaseMetric):
     """Collects what a recorder measures, over ranks in the data's order.
 
+    Samples of a pass that cannot be measured, as one of NaN, are left out and
+    named in the settings as ``left_out``.
+
     Args:
-        recorder (TrajectoryRecorder): Records the model of this rank.
+        recorder (LenientRecorder): Records the model of this rank.
         size (int): Samples to measure, on all ranks together.
         settings (dict): Of the recording, see
             :class:`~mmstepnet.stiffness.Trajectories`.
 
     Attributes:
         trajectories (Trajectories, optional): The recording, on the main
-            process after :meth:`evaluate`.
+            process after :meth:`evaluate`; None where nothing could be
+            measured.
     """
 
     default_prefix = PREFIX
 
-    def __init__(self, recorder: TrajectoryRecorder, size: int,
+    def __init__(self, recorder: LenientRecorder, size: int,
                  settings: dict):
         super().__init__(collect_device='gpu')  # not by way of files
         self.recorder = recorder
         self.size = size
         self.settings = settings
         self.measured = 0
+        self._left_out: dict[int, str] = {}
         self.trajectories: Trajectories | None = None
+
+    @property
+    def recorded(self) -> int:
+        """How many samples were measured and not left out."""
+        return self.measured - len(self._left_out)
 
     @property
     def complete(self) -> bool:
@@ -57,21 +92,28 @@ class StiffnessMetric(BaseMetric):
         # mmengine's sampler deals samples to ranks like cards.
         return self.measured >= -(-self.size // get_world_size())
 
-    def process(self, data_batch: object, data_samples: Sequence) -> None:
-        """Check that each sample of a batch was recorded once.
+    def process(self, data_batch: object,
+                data_samples: Sequence) -> str | None:
+        """Count the samples of a batch, and see whether each was recorded.
 
-        Raises:
-            RuntimeError: It was not.
+        Returns:
+            str | None: Why they are left out, if they are.
         """
-        seen = len(self.recorder) - self.measured
-        if seen != len(data_samples):
-            raise RuntimeError(
-                f'StiffnessHook: the blocks saw {seen} samples where the '
-                f'model returned {len(data_samples)}. A model that passes an '
-                'image several times, or in parts, has no trajectory per '
-                'sample; choose other blocks by blocks=, or leave out the '
-                'hook')
-        self.measured += seen
+        seen = len(self.recorder) - self.recorded
+        why = self.recorder.failed
+        if why is None and seen != len(data_samples):
+            why = (f'the blocks saw {seen} samples where the model returned '
+                   f'{len(data_samples)}: it passes an image in parts, or '
+                   f'several times; choose other blocks by blocks=')
+            if seen:
+                self.recorder.drop_last()
+        if why is not None:
+            self._left_out.update(
+                (self.measured + k, str(getattr(
+                    sample, 'img_path', f'sample {self.measured + k}')))
+                for k, sample in enumerate(data_samples))
+        self.measured += len(data_samples)
+        return why
 
     def evaluate(self, size: int) -> dict[str, float]:
         """Collect what the ranks recorded.
@@ -83,13 +125,23 @@ class StiffnessMetric(BaseMetric):
             raise RuntimeError(
                 f'StiffnessHook: {self.measured} samples were measured on '
                 f'this rank, of {size} on all; the loop has ended early')
-        record = self.recorder.record
-        self.results = list(
-            torch.stack([record[name] for name in FIELDS], 1).numpy())
+        rows = iter(())
+        if len(self.recorder):
+            record = self.recorder.record
+            rows = iter(torch.stack(
+                [record[name] for name in FIELDS], 1).numpy())
+        self.results = [self._left_out.get(k) or next(rows)
+                        for k in range(self.measured)]
         return super().evaluate(size)
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """TNS in every reading and with both means, and the rest of one."""
+        left_out = [name for name in results if isinstance(name, str)]
+        results = [row for row in results if not isinstance(row, str)]
+        if left_out:
+            self.settings = dict(self.settings, left_out=left_out)
+        if not results:
+            return {}
         fields = dict(zip(FIELDS, np.stack(results, 1)))
         recorder, reading = self.recorder, self.settings['reading']
         self.trajectories = found = Trajectories(

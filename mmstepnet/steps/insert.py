@@ -205,9 +205,11 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
         what = (f'blocks names {missing}, which has no description' if missing
                 else 'no block has a description')
         raise ValueError(
-            f'{type(model).__name__}: {what}. Other blocks are found by '
-            f'running the model: give example=, what it is called with, such '
-            f'as torch.zeros(1, 3, 224, 224)')
+            _shortened('\n  '.join([
+                f'{type(model).__name__}: {what}.', *_repeated(model)]), 700)
+            + '\nBlocks of any other class are found by running the model: '
+            'give example=, what it is called with, such as torch.zeros(1, '
+            '3, 224, 224)')
     found, refused, seen = [], [], []
     for prefix, part, given, (plans, without, shown) in parts:
         refused += without
@@ -234,9 +236,12 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
     if missing or not (found or any_described):
         what = (f'blocks names {missing}, but none of these' if missing
                 else 'no block')
-        raise ValueError('\n  '.join([
-            f'{type(model).__name__}: {what} can take steps.', *refused[:8],
-            *seen]))
+        raise ValueError(_shortened('\n  '.join([
+            f'{type(model).__name__}: {what} can take steps.',
+            *_repeated(model), *refused[:3], *seen]), 780)
+            + '\nDescribe the class of a residual block '
+            '(mmstepnet.steps.register_block), or name other blocks by '
+            'blocks=')
     if refused and not patterns:
         LOGGER.warning('Blocks without steps: %s', '; '.join(refused))
     ready = []
@@ -247,6 +252,21 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             build(cfg, name, block, place.width, place.has_map)
             for place in plan[0].places], plan))
     return ready
+
+
+def _repeated(model: nn.Module) -> list[str]:
+    """Classes whose modules stand side by side in a model, for messages."""
+    names: dict[type, list[str]] = {}
+    for name, module in modules_by_name(model).items():
+        if module._modules and not type(module).__module__.startswith(
+                'torch.nn.'):
+            names.setdefault(type(module), []).append(name)
+    return [f'{cls.__name__}: {len(found)}, such as {found[0]}'
+            for cls, found in names.items() if len(found) > 1][:4]
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f'{text[:length - 2]} …'
 
 
 def _nests(name: str, others: set[str]) -> bool:

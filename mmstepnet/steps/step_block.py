@@ -1,7 +1,7 @@
 """A block of another library, turned into one that takes ResidualSteps."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from inspect import signature
 
@@ -53,6 +53,30 @@ class DescribedBlock(StepBlock):
             out = _take_step(self, step, k == 0, *args, **kwargs)
             args = (out, *args[1:])
         return out
+
+    def named_modules(self, *args, **kwargs) -> Iterator:
+        """List the modules; an activation that was exchanged is the step's."""
+        self._settle()
+        return super().named_modules(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args) -> None:
+        self._settle()
+        super()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args) -> None:
+        self._settle()
+        super()._load_from_state_dict(*args)
+
+    def _settle(self) -> None:
+        for description in self.known.steps:
+            activation = find_part(self, description.activation)
+            step = self._modules.get(description.name)
+            step = None if step is None else unwrap(step)
+            if step is not None and activation is not None and (
+                    description.name not in self._behind
+                    and isinstance(activation, nn.Module)
+                    and unwrap(activation) is not unwrap(step.activation)):
+                _give_activation(self, description, step)
 
     def take_steps(self) -> None:
         """Take the steps out, in place."""

@@ -548,3 +548,51 @@ def test_blocks_that_are_never_called(cls, caplog):
     alone.init_cfg, alone.img_size = None, 6
     with pytest.raises(ValueError, match='no pass calls the forward of'):
         insert_steps(alone)
+
+
+class NotResidual(nn.Module):
+    """Adds nothing to its state that it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(8, 8, 1) for _ in range(2))
+
+    def forward(self, x):
+        return self.first(x) + self.second(x)
+
+
+@pytest.mark.parametrize('options', [
+    dict(), dict(example=torch.rand(1, 8, 6, 6)),
+    dict(example=torch.rand(1, 8, 6, 6), blocks='4')])
+def test_what_is_said_where_no_block_is_found(options):
+    """The model's own blocks, what was seen in them and the way out."""
+    model = nn.Sequential(*(NotResidual() for _ in range(30)))
+    with pytest.raises(ValueError) as raised:
+        insert_steps(model, **options)
+    message = str(raised.value)
+    assert len(message) <= 900
+    assert 'NotResidual: 30, such as 0' in message
+    assert ('register_block' if options else 'example=') in message
+    assert not options or 'no residual step of Sequential' in message
+
+
+def test_keys_where_every_activation_becomes_one_with_weights():
+    """No key or parameter of a step's own copy, before a forward either."""
+    model = resnet18()
+    insert_steps(model)
+
+    def swap(module):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.PReLU())
+            else:
+                swap(child)
+
+    swap(model)
+    twin = copy.deepcopy(model)
+    keys = list(model.state_dict())
+    assert [n for n, _ in twin.named_parameters() if 'relu' in n
+            or 'activation' in n] == [k for k in keys if 'relu' in k] != []
+    assert not any('step.activation' in key for key in keys)
+    model(torch.rand(2, 3, 32, 32))
+    assert list(model.state_dict()) == keys

@@ -247,3 +247,18 @@ def test_gates_that_peft_saves():
         step.attention.load_state_dict(
             twin.attention.modules_to_save['default'].state_dict())
     torch.testing.assert_close(model(x), plain(x))
+
+
+@pytest.mark.parametrize('attention', ['StepNet', 'SRM', 'OursNormFirst'])
+def test_split_batch_norms(attention):
+    """timm makes norms of maps of all, which share their batch."""
+    layers = pytest.importorskip('timm.layers')
+    plain = perturb(resnet()).double()
+    insert_steps(plain, attention)
+    perturb_gates(plain)
+    model = layers.convert_splitbn_model(copy.deepcopy(plain), 2).double()
+    torch.testing.assert_close(model.eval()(X), plain.eval()(X))
+    out = model.train()(X)
+    # In training each half of the batch is normalised by itself.
+    torch.testing.assert_close(out[:2], plain.train()(X[:2]))
+    out.sum().backward()

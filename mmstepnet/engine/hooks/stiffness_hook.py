@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn as nn
-from mmengine.dist import all_reduce, is_main_process
+from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from mmstepnet.engine.shown_figures import show_figures
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
+    LenientRecorder,
     StiffnessMetric,
     check_loader,
     describe,
@@ -64,6 +65,11 @@ class StiffnessHook(Hook):
 
     Images of one batch that a data preprocessor pads to one size are
     measured as the network sees them, with the padding.
+
+    A batch that cannot be measured, because it holds NaN or the model passes
+    its images several times, is left out, counted and named; what evaluates
+    or trains goes on. Only before the work begins is what could never be
+    measured an error.
 
     Args:
         interval (int, optional): Measure every n-th validation of the run;
@@ -121,6 +127,7 @@ class StiffnessHook(Hook):
         self._metric: StiffnessMetric | None = None
         self._train_recorder: TrajectoryRecorder | None = None
         self._undo: list[Callable[[], None]] = []
+        self._said: set[str] = set()
 
     def before_run(self, runner: Runner) -> None:
         """Tell before the work that nothing will be drawn."""
@@ -187,9 +194,12 @@ class StiffnessHook(Hook):
         """Check what was recorded."""
         self._disarm()
         if self._metric is not None and not self._metric.complete:
-            if not self._metric.measured:
+            first = not self._metric.recorded
+            why = self._metric.process(data_batch, outputs)
+            if why is not None:
+                self._warn(runner, why)
+            elif first:
                 self._say_what_is_measured(runner, self._metric.recorder)
-            self._metric.process(data_batch, outputs)
 
     after_test_iter = after_val_iter
 
@@ -204,7 +214,13 @@ class StiffnessHook(Hook):
         split = metric.settings['split']
         for name, value in scalars.items():
             runner.message_hub.update_scalar(f'{split}/{name}', value)
-        if is_main_process():
+        left_out = metric.settings.get('left_out', ())
+        if left_out:
+            runner.logger.warning(
+                f'StiffnessHook: {len(left_out)} of {metric.size} samples '
+                f'could not be measured and are left out: '
+                f'{", ".join(left_out[:5])}' + ', …' * (len(left_out) > 5))
+        if metric.trajectories is not None:
             self.keep(
                 runner,
                 replace(
@@ -272,7 +288,7 @@ class StiffnessHook(Hook):
         if self.train_interval and self.every_n_train_iters(
                 runner, self.train_interval):
             if self._train_recorder is None:
-                self._train_recorder = TrajectoryRecorder(
+                self._train_recorder = LenientRecorder(
                     runner.model, self.blocks)
             self._train_recorder.clear()
             self._record_next(self._train_recorder)
@@ -282,12 +298,24 @@ class StiffnessHook(Hook):
         self._disarm()
         if self.train_interval and self.every_n_train_iters(
                 runner, self.train_interval):
-            nsi = self._train_recorder.record[self.reading].double()
-            sums = torch.stack([nsi.sum(), torch.tensor(float(nsi.numel()))])
+            sums = torch.zeros(2, dtype=torch.float64)
+            if self._train_recorder.failed is not None:
+                self._warn(runner, self._train_recorder.failed)
+            elif len(self._train_recorder):
+                nsi = self._train_recorder.record[self.reading].double()
+                sums = torch.stack([nsi.sum(), torch.tensor(nsi.numel())])
             sums = sums.to(next(runner.model.parameters()).device)
             all_reduce(sums)
-            runner.message_hub.update_scalar(f'train/{PREFIX}/nsi',
-                                             (sums[0] / sums[1]).item())
+            if sums[1]:
+                runner.message_hub.update_scalar(f'train/{PREFIX}/nsi',
+                                                 (sums[0] / sums[1]).item())
+
+    def _warn(self, runner: Runner, why: str) -> None:
+        """Say once why what is not measured."""
+        if why.partition(':')[0] not in self._said:
+            self._said.add(why.partition(':')[0])
+            runner.logger.warning(
+                f'StiffnessHook leaves a batch out: {why}')
 
     def _begin_epoch(self, runner: Runner, dataloader: DataLoader,
                      split: str) -> None:
@@ -295,7 +323,7 @@ class StiffnessHook(Hook):
         size = len(dataloader.dataset)
         size = min(size, self.max_samples or size)
         self._metric = StiffnessMetric(
-            TrajectoryRecorder(runner.model, self.blocks), size,
+            LenientRecorder(runner.model, self.blocks), size,
             describe(runner, split, self.reading, size))
 
     def _say_what_is_measured(self, runner: Runner,
