@@ -260,7 +260,7 @@ def check_batch(bn: nn.Module, features: Tensor) -> None:
 
 
 def normalise(bn: nn.Module, vectors: Tensor) -> Tensor:
-    """Call a gate's BN on (N, C), or on maps of one place where it takes these.
+    """Call a gate's BN on (N, C), or on maps of one place where it takes such.
 
     As timm's ``convert_splitbn_model`` puts one for maps in the place of any.
     """
