@@ -324,8 +324,7 @@ def _read(path: Path, model: nn.Module,
                 f'up to {FORMAT}, take a newer one')
         blocks = {name: _Block(str(block['class']), {
             key: _checked(record) for key, record in block['steps'].items()},
-            tuple(_plan(plan) for plan in block['plans'])
-            if 'plans' in block else None)
+            _plans(block['plans']) if 'plans' in block else None)
             for name, block in about['blocks'].items()}
         return _File(path, blocks, tensors, _names(about['modules_to_save']))
     except (AttributeError, KeyError, TypeError) as error:
@@ -436,6 +435,16 @@ def _as_modules_are_named(model: nn.Module,
     renamings = [r for r in rules if not isinstance(r, WeightConverter)]
     return {rename_source_key(key, renamings, converters)[0]: t
             for key, t in tensors.items()}
+
+
+def _plans(about: list[dict]) -> tuple[Plan, Plan]:
+    """Plans of a block for evaluation and training, of the same steps."""
+    plans = tuple(map(_plan, about))
+    steps = {tuple((place.name, place.width) for place in plan.places)
+             for plan in plans}
+    if len(plans) != 2 or len(steps) > 1:
+        raise KeyError(f'the steps of two plans, {about}')
+    return plans
 
 
 def _plan(about: dict) -> Plan:

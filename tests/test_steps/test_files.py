@@ -335,6 +335,22 @@ def test_foreign_files_change_nothing(what, tmp_path):
     assert not gates(plain)
 
 
+@pytest.mark.parametrize('damage', [
+    lambda plans: plans.pop(), lambda plans: plans.clear(),
+    lambda plans: plans[1]['places'].pop(),
+    lambda plans: plans[1]['places'][0].update(name='another'),
+    lambda plans: plans[1]['places'][0].pop('width'),
+])
+def test_damaged_plans(damage, tmp_path):
+    model, plain, _, _ = make('written')
+    mmstepnet.save_steps(model, tmp_path)
+    rewritten(tmp_path / 'steps.safetensors',
+              lambda about: damage(about['blocks']['1']['plans']))
+    with pytest.raises(ValueError, match='is damaged'):
+        mmstepnet.load_steps(plain, tmp_path)
+    assert not gates(plain)
+
+
 @pytest.mark.parametrize('content', [b'', b'abc', b'\0' * 100])
 def test_files_that_are_none(content, tmp_path):
     path = tmp_path / 'a.safetensors'
