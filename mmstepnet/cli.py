@@ -246,7 +246,7 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
             raise ValueError('this model takes no pictures; give --text')
         from PIL import Image
         paths = sorted(path for path in args.images.rglob('*')
-                       if path.suffix.lower() in SUFFIXES)
+                       if path.suffix.lower() in SUFFIXES and path.is_file())
         taken = _drawn(len(paths), args.samples)
 
         def sample(k: int) -> Tensor:

@@ -150,8 +150,21 @@ def test_weights_beside_the_options_of_a_run(tmp_path):
     assert torch.equal(model(x), plain(x))
 
 
+def test_weights_beside_records_of_openmmlab(tmp_path):
+    logging = pytest.importorskip('mmengine.logging', reason='mmengine')
+    pytest.importorskip('mmcv', reason='mmcv')
+    model, plain, x, names = make('resnet')
+    hub = logging.MessageHub('some')
+    hub.update_scalar('loss', 1.0)
+    torch.save(dict(meta=dict(epoch=1), state_dict=model.state_dict(),
+                    message_hub=hub.state_dict()), tmp_path / 'epoch_1.pth')
+    assert mmstepnet.load_steps(plain, tmp_path / 'epoch_1.pth') == names
+    assert torch.equal(model(x), plain(x))
+
+
 @pytest.mark.parametrize('content', [
-    torch.ones(2), [1], 3, dict(state_dict=3), dict(epoch=3)])
+    torch.ones(2), [1], 3, {1: torch.ones(1)}, dict(state_dict=3),
+    dict(epoch=3)])
 def test_files_without_weights(content, tmp_path):
     torch.save(content, tmp_path / 'a.pth')
     with pytest.raises(ValueError, match='a.pth holds no weights'):
