@@ -3,11 +3,13 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.named_models import KINDS, NamedModel, load_model
@@ -45,7 +47,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
                            'one model, as of its epochs')
     stiffness.add_argument('--pretrained', action='store_true',
                            help='let the library fetch its weights')
-    stiffness.add_argument('--steps', type=Path, help='file of save_steps')
+    stiffness.add_argument('--steps', help='file of save_steps, or '
+                           'hf://USER/REPO')
     stiffness.add_argument('--samples', type=int, help='at most so many, '
                            'evenly drawn from all')
     stiffness.add_argument('--batch-size', type=int, default=16)
@@ -86,9 +89,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.run(args)
     except (ValueError, OSError, ImportError) as error:
-        print(f'mmstepnet: {error}', file=sys.stderr)
+        print(f'mmstepnet: {_line(error)}', file=sys.stderr)
         return 2
     return 0
+
+
+def _line(error: Exception) -> str:
+    return ' '.join(str(error).split())
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tell what failed in what somebody else wrote, not where."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError):  # these say it
+        raise
+    except Exception as error:
+        raise ValueError(f'{what} ({type(error).__name__}: '
+                         f'{_line(error)[:300]})') from error
 
 
 def run_stiffness(args: argparse.Namespace) -> None:
@@ -100,17 +119,25 @@ def run_stiffness(args: argparse.Namespace) -> None:
                              f'got {value}')
     recordings = {}
     for label, name, weights in _jobs(args.models, args.weights):
-        named = load_model(name, args.pretrained)
+        with _told(f'{name} cannot be built'):
+            named = load_model(name, args.pretrained)
         if weights is not None:
             _load_weights(named, weights)
         if args.steps is not None:
             load_steps(named.model, args.steps)
         if named.note:
             print(f'{label}: {named.note}')
-        model = named.model.to(args.device)
+        with _told(f'--device {args.device} cannot be used'):
+            model = named.model.to(args.device)
+
+        def forward(model: nn.Module, batch: Tensor, name: str = name):
+            with _told(f'{name} does not run on these samples, '
+                       f'{tuple(batch.shape)} of {batch.dtype}'):
+                model(batch)
+
         found = measure_stiffness(
             model, _shown(label, _batches(named, args), args.device),
-            blocks=args.blocks, model=label,
+            blocks=args.blocks, forward=forward, model=label,
             split=str(args.images or args.text or args.arrays))
         recordings[label] = found
         found.save(args.out / f'{label}.npz')
@@ -123,6 +150,11 @@ def run_report(args: argparse.Namespace) -> None:
     names = [path.stem for path in args.recordings]
     if len(set(names)) < len(names):
         names = [f'{path.parent.name}.{path.stem}' for path in args.recordings]
+    if len(set(names)) < len(names):
+        names = [str(path.with_suffix('')) for path in args.recordings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f'{name}.npz is given twice')
     recordings = {name: Trajectories.load(path)
                   for name, path in zip(names, args.recordings)}
     for name, found in recordings.items():
@@ -132,13 +164,16 @@ def run_report(args: argparse.Namespace) -> None:
 
 def run_blocks(args: argparse.Namespace) -> None:
     """What is found, on the meta device."""
-    named = load_model(args.model)
+    with _told(f'{args.model} cannot be built'):
+        named = load_model(args.model)
     height, width = (*args.size, *args.size)[:2]
     if named.tokens is not None:
         example = torch.zeros(1, 32, dtype=torch.long, device='meta')
     else:
         example = torch.zeros(1, 3, height, width, device='meta')
-    steps = find_steps(named.model.to('meta').eval(), example)
+    with _told(f'{args.model} does not run on {tuple(example.shape)}; give '
+               f'--size'):
+        steps = find_steps(named.model.to('meta').eval(), example)
     wide = max((len(step.name) for step in steps), default=0)
     for step in steps:
         shape = ' x '.join(map(str, step.shape[1:]))
@@ -189,7 +224,11 @@ def _load_weights(named: NamedModel, path: Path) -> None:
 
 def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
     if args.arrays is not None:
-        samples = np.load(args.arrays, allow_pickle=False)
+        with _told(f'{args.arrays} is no .npy file'):
+            samples = np.load(args.arrays, allow_pickle=False)
+        if not isinstance(samples, np.ndarray) or not samples.ndim:
+            raise ValueError(f'{args.arrays} must hold one array, samples '
+                             f'first')
         taken = _drawn(len(samples), args.samples)
 
         def sample(k: int) -> Tensor:
@@ -207,7 +246,7 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
             raise ValueError('this model takes no pictures; give --text')
         from PIL import Image
         paths = sorted(path for path in args.images.rglob('*')
-                       if path.suffix.lower() in SUFFIXES)
+                       if path.suffix.lower() in SUFFIXES and path.is_file())
         taken = _drawn(len(paths), args.samples)
 
         def sample(k: int) -> Tensor:
@@ -221,8 +260,10 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
         raise ValueError(f'there is no sample in '
                          f'{args.images or args.text or args.arrays}')
     for start in range(0, len(taken), args.batch_size):
-        yield torch.stack([
-            sample(int(k)) for k in taken[start:start + args.batch_size]])
+        with _told('the samples make no batch'):
+            batch = torch.stack([
+                sample(int(k)) for k in taken[start:start + args.batch_size]])
+        yield batch
 
 
 def _drawn(count: int, samples: int | None) -> np.ndarray:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,11 @@ def _torchvision(name: str, pretrained: bool) -> NamedModel:
     if name not in models.list_models():
         raise _unknown('torchvision', name, models.list_models())
     weights = models.get_model_weights(name).DEFAULT
-    model = models.get_model(name, weights=weights if pretrained else None)
+    given = dict(weights=weights if pretrained else None)
+    if not pretrained and 'weights_backbone' in signature(
+            models.get_model_builder(name)).parameters:
+        given['weights_backbone'] = None  # fetched by default
+    model = models.get_model(name, **given)
     return NamedModel(model, weights.transforms())
 
 

@@ -11,8 +11,13 @@ from torchvision.models import ResNet18_Weights, resnet18
 
 import mmstepnet
 from mmstepnet.cli import main
+from mmstepnet.named_models import load_model
 from mmstepnet.steps import ResidualStep
-from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
+from mmstepnet.stiffness import (
+    Trajectories,
+    TrajectoryRecorder,
+    measure_stiffness,
+)
 from tests.test_steps.cases import randomise
 
 
@@ -147,6 +152,13 @@ WRONG = {
                            __file__], 'takes no text; give --images'),
     'no samples': (['stiffness', 'torchvision:resnet18', '--images', '{}',
                     '--samples', '0'], '--samples must be at least 1, got 0'),
+    'no such device': (['stiffness', 'torchvision:resnet18', '--images',
+                        '{}', '--device', 'abacus'],
+                       '--device abacus cannot be used (RuntimeError'),
+    'another tag': (['blocks', 'timm:resnet18.none'], 'cannot be built'),
+    'no function': (['blocks', f'{__file__}:WRONG'], 'cannot be built'),
+    'another size': (['blocks', 'timm:vit_tiny_patch16_224', '--size', '64'],
+                     'does not run on (1, 3, 64, 64); give --size'),
     'no recording': (['report', 'no.npz'], 'no.npz'),
 }
 
@@ -158,6 +170,54 @@ def test_what_is_wrong_is_one_line(what, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error and error.startswith('mmstepnet: ')
     assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('content, message', [
+    (np.ones((2, 3, 32, 32)), 'does not run on these samples, (2, 3, 32, 32)'),
+    (np.ones((2, 5, 32, 32), np.float32), 'does not run on these samples'),
+    (np.float32(1), 'must hold one array'), (None, 'is no .npy file'),
+])
+def test_arrays_of_another_kind(content, message, tmp_path, capsys):
+    path = tmp_path / 'a.npy'
+    path.touch()
+    if content is not None:
+        np.save(path, content)
+    assert call('stiffness', 'torchvision:resnet18', '--arrays', path,
+                '--device', 'cpu', '--out', tmp_path / 'out') == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
+
+
+def test_steps_of_a_repository(pictures, tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr('mmstepnet.cli.load_steps',
+                        lambda model, path: given.append(path))
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--steps', 'hf://some/body', '--device', 'cpu', '--out',
+                tmp_path) == 0
+    assert given == ['hf://some/body']
+
+
+def test_nothing_is_fetched_unasked(monkeypatch):
+    def fetch(*args, **kwargs):
+        raise AssertionError('fetches')
+    monkeypatch.setattr('torch.hub.load_state_dict_from_url', fetch)
+    monkeypatch.setattr('torchvision.models._api.load_state_dict_from_url',
+                        fetch)
+    load_model('torchvision:lraspp_mobilenet_v3_large')
+
+
+def test_recordings_of_one_name(pictures, tmp_path, capsys):
+    found = measure_stiffness(resnet18(), [torch.rand(2, 3, 32, 32)])
+    paths = [tmp_path / run / 'last' / 'a.npz' for run in 'xy']
+    for path in paths:
+        found.save(path)
+    assert call('report', *paths, '--out', tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert all(f'{path.with_suffix("")}: 2 samples' in printed
+               for path in paths)
+    assert call('report', *paths, paths[0], '--out', tmp_path) == 2
+    assert 'is given twice' in capsys.readouterr().err
 
 
 def test_weights_of_another_model(pictures, tmp_path, capsys):

@@ -46,7 +46,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
 
     Raises:
         ValueError: They saw fewer than two vectors, NaN or infinity, or the
-            same value for every image, as SRM without ``init_step``.
+            same value for every image, as SRM without ``init_step``. All BNs
+            are left as they were.
 
     Example:
         >>> import torch
@@ -81,8 +82,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     finally:
         for handle in handles:
             handle.remove()
-    for norm, moments in zip(norms, sums):
-        moments.write_to(norm, seen)
+    found = [moments.statistics(norm) for norm, moments in zip(norms, sums)]
+    for norm, (mean, variance) in zip(norms, found):
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.num_batches_tracked.fill_(seen)
     LOGGER.info('%d BNs of attentions got statistics from %d batches.',
                 len(norms), seen)
     return len(norms)
@@ -103,7 +107,8 @@ class _Moments:
             values.square().sum(1)
         ]).cpu()
 
-    def write_to(self, norm: _BatchNorm, batches: int) -> None:
+    def statistics(self, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+        """Mean and variance, of all processes."""
         sums = self.sums.to(norm.running_mean.device)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
@@ -125,7 +130,4 @@ class _Moments:
                 'an attention gives its BN the same value for every image, '
                 'from which no variance can be set; give the attention '
                 'init_step=1.0, with which it starts from what it sees')
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(
-            torch.where(spread, variance, norm.running_var))
-        norm.num_batches_tracked.fill_(batches)
+        return mean, torch.where(spread, variance, norm.running_var)

@@ -8,7 +8,10 @@ arguments of its attentions and, where the block takes its steps in its own
 """
 
 import json
+import re
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,11 +175,12 @@ def load_steps(model: nn.Module, path: str | Path, *,
         path = hf_hub_download(str(path).removeprefix('hf://'), NAME)
     file = _read(Path(path), unwrap(model), modules)
     ready = _prepare(model, modules, file, example)
+    steps = tuple(f'{name}.{key}.attention.' for name, block in
+                  file.blocks.items() for key in block.steps)
     for name in file.modules_to_save:
-        _compare(file, name, _find(modules, name, f'{file.path} holds'))
-    claimed = (*(f'{name}.{key}.attention.' for name, block in
-                 file.blocks.items() for key in block.steps),
-               *(f'{name}.' for name in file.modules_to_save))
+        _compare(file, name, _find(modules, name, f'{file.path} holds'),
+                 steps)
+    claimed = (*steps, *(f'{name}.' for name in file.modules_to_save))
     further = [key for key in file.tensors if not key.startswith(claimed)]
     if further:
         raise ValueError(f'{file.path} holds {_some(further)}, which belong '
@@ -272,7 +276,7 @@ def _load(model: nn.Module, modules: dict[str, nn.Module],
           file: _File) -> None:
     for name, block in file.blocks.items():
         for key, record in block.steps.items():
-            getattr(modules[name], key).attention.set_init_step(
+            _steps(modules[name])[key].attention.set_init_step(
                 record['init_step'])
     if _is_sharded(model):
         from torch.distributed.checkpoint.state_dict import (
@@ -282,18 +286,18 @@ def _load(model: nn.Module, modules: dict[str, nn.Module],
         # In the place of records that are missing it puts what is none.
         records = {f'{name}.{key}.attention.{inner}': t
                    for name, block in file.blocks.items()
-                   for key in block.steps for inner, t in getattr(
-                       modules[name], key).attention.state_dict().items()
+                   for key in block.steps for inner, t in _steps(
+                       modules[name])[key].attention.state_dict().items()
                    if inner.endswith(KEY)}
         set_model_state_dict(model, {**file.tensors, **records}, options=(
             StateDictOptions(full_state_dict=True, strict=False)))
         return
     for name, block in file.blocks.items():
         for key in block.steps:
-            getattr(modules[name], key).attention.load_state_dict(
+            _steps(modules[name])[key].attention.load_state_dict(
                 file.of(f'{name}.{key}.attention'))
-    for name in file.modules_to_save:
-        modules[name].load_state_dict(file.of(name))
+    for name in file.modules_to_save:  # keys were compared; records are none
+        modules[name].load_state_dict(file.of(name), strict=False)
 
 
 def _read(path: Path, model: nn.Module,
@@ -320,8 +324,7 @@ def _read(path: Path, model: nn.Module,
                 f'up to {FORMAT}, take a newer one')
         blocks = {name: _Block(str(block['class']), {
             key: _checked(record) for key, record in block['steps'].items()},
-            tuple(_plan(plan) for plan in block['plans'])
-            if 'plans' in block else None)
+            _plans(block['plans']) if 'plans' in block else None)
             for name, block in about['blocks'].items()}
         return _File(path, blocks, tensors, _names(about['modules_to_save']))
     except (AttributeError, KeyError, TypeError) as error:
@@ -347,12 +350,22 @@ def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Tensors and metadata of a file, on the CPU; no code in it is run."""
     if path.suffix != '.safetensors':
         try:
-            state = torch.load(path, map_location='cpu', weights_only=True)
+            state = _load_pickle(path)
         except Exception as error:
+            text = ' '.join(re.sub(r'\x1b\[\d*m', '', str(error)).split())
+            what = re.search(r'[Uu]nsupported (global|class|GLOBAL).*', text)
             raise ValueError(f'{path} cannot be read as weights: '
-                             f'{str(error)[:200]}') from error
-        state = state.get('state_dict', state)
-        return {k: t for k, t in state.items() if isinstance(t, Tensor)}, {}
+                             f'{(what[0] if what else text)[:200]}') from error
+        if isinstance(state, Mapping):
+            state = state.get('state_dict', state)
+        tensors = {k: t for k, t in state.items()
+                   if isinstance(k, str) and isinstance(t, Tensor)
+                   } if isinstance(state, Mapping) else {}
+        if not tensors:
+            raise ValueError(f'{path} holds no weights, but a '
+                             f'{type(state).__name__} without tensors by '
+                             f'their names')
+        return tensors, {}
     try:
         with safe_open(path, 'pt') as file:
             names = list(file.keys())
@@ -361,6 +374,28 @@ def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{path} is no whole file of safetensors: '
                          f'{error}') from error
+
+
+def _load_pickle(path: Path) -> Any:
+    """Data of ``torch.save``, with records of OpenMMLab if it is there."""
+    try:
+        with _allowed():
+            return torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as error:
+        if not re.search('mmengine|numpy', str(error)):
+            raise
+        try:
+            from mmstepnet.engine.safe_load import load_file
+            return load_file(str(path))
+        except (ImportError, ValueError):
+            raise error from None
+
+
+def _allowed() -> AbstractContextManager:
+    """Allow the options of a run, which timm saves beside its weights."""
+    if hasattr(torch.serialization, 'safe_globals'):  # PyTorch 2.5
+        return torch.serialization.safe_globals([Namespace])
+    return nullcontext()
 
 
 def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
@@ -416,6 +451,16 @@ def _as_modules_are_named(model: nn.Module,
             for key, t in tensors.items()}
 
 
+def _plans(about: list[dict]) -> tuple[Plan, Plan]:
+    """Plans of a block for evaluation and training, of the same steps."""
+    plans = tuple(map(_plan, about))
+    steps = {tuple((place.name, place.width) for place in plan.places)
+             for plan in plans}
+    if len(plans) != 2 or len(steps) > 1:
+        raise KeyError(f'the steps of two plans, {about}')
+    return plans
+
+
 def _plan(about: dict) -> Plan:
     places = tuple(Place(**{
         **place, 'ordinals': tuple(map(int, place['ordinals'])),
@@ -427,6 +472,8 @@ def _plan(about: dict) -> Plan:
 
 def _checked(record: dict) -> dict:
     """A record of an attention that can be built."""
+    if not {'type', 'init_step'} <= record.keys():
+        raise KeyError(f'type or init_step of {record}')
     if record['type'] not in ATTENTIONS:
         raise ValueError(
             f'the attention {record["type"]!r} is not registered in this '
@@ -456,11 +503,18 @@ def _settings(records: dict[str, dict]) -> dict[str, dict]:
             for key, record in records.items()}
 
 
-def _compare(file: _File, name: str, module: nn.Module) -> None:
-    """Refuse tensors of other names or shapes than a module has."""
-    found = {key: tuple(t.shape) for key, t in file.of(name).items()}
-    wanted = {key: tuple(t.shape) for key, t in module.state_dict().items()
-              if not key.endswith(KEY)}
+def _compare(file: _File, name: str, module: nn.Module,
+             without: tuple[str, ...] = ()) -> None:
+    """Refuse tensors of other names or shapes than a module has.
+
+    Those whose names begin as ``without`` says are compared elsewhere.
+    """
+    found, wanted = ({
+        key: tuple(t.shape) for key, t in tensors.items()
+        if not f'{name}.{key}'.startswith(without)
+    } for tensors in (file.of(name), {
+        key: t for key, t in module.state_dict().items()
+        if not key.endswith(KEY)}))
     if found != wanted:
         differ = sorted(key for key in found.keys() | wanted.keys()
                         if found.get(key) != wanted.get(key))
@@ -507,8 +561,9 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _steps(module: nn.Module) -> dict[str, ResidualStep]:
-    """A block's own steps that have an attention."""
-    return {key: step for key, step in module.named_children()
+    """A block's own steps that have an attention, in wrappers or not."""
+    steps = {key: unwrap(step) for key, step in module.named_children()}
+    return {key: step for key, step in steps.items()
             if isinstance(step, ResidualStep) and step.attention is not None}
 
 

@@ -215,6 +215,9 @@ class BlockRun:
         x, f = _split(func, operands, args, kwargs, place.state[part])
         if part == 0:
             self._check(place, operands[place.state[0]])
+            if func in WRITING and len(place.ordinals) > 1:
+                # One of them is about to be overwritten by their sum.
+                x, f = x.clone(), f.clone()
             self.identity, self.branch = x, f
         else:
             self.branch = self.branch + f

@@ -385,7 +385,7 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 names[k], (),
                 tuple(a.state for a in parts), source, batch, channels,
                 found_sum.shape[channels], dims,
-                any(a.used_again for a in parts),
+                parts[-1].used_again,
                 len(parts) == 1 and first.dropped,
                 dims == 3 and map_shape(run.pairs, found_sum.shape[
                     3 - batch - channels]) is not None))

@@ -106,6 +106,38 @@ class Parallel(Encoder):
         return x + self.attend(y) + self.mlp(y)
 
 
+class Parallel2d(nn.Module):
+    """The same of maps, where some of the sums are written in place."""
+
+    kind = ''
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 1)
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x)
+        if self.kind == 'a += x; a += b':
+            a += x
+            a += b
+            return a
+        if self.kind == 'a += x; b + a':
+            a += x
+            return b + a
+        if self.kind == 'a += x; b += a':
+            a += x
+            b += a
+            return b
+        if self.kind == 'x += a; x += b':
+            x += a
+            x += b
+            return x
+        if self.kind == 'x += a; x + b':
+            x += a
+            return x + b
+        return x + a + b
+
+
 class Causal(Encoder):
     """A decoder's: no token sees a later one."""
 
@@ -147,11 +179,13 @@ class Kept(Conv):
 
 
 class Skip(nn.Module):
-    """Two such blocks, and the state before them."""
+    """Such blocks, and the state before them."""
+
+    make = Kept
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.Sequential(Kept(), Kept(), Kept())
+        self.blocks = nn.Sequential(*(self.make() for _ in range(3)))
 
     def forward(self, x):
         start = x * 1

@@ -99,3 +99,15 @@ def test_errors(model):
         mmstepnet.calibrate(model, [torch.ones(4, 3, 64, 64)])
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
     assert norms and not any(m._forward_pre_hooks for m in norms)
+
+
+def test_an_error_changes_no_norm(model):
+    before = copy.deepcopy(model.state_dict())
+
+    def spoil(step, inputs):
+        inputs[0].mul_(torch.nan)
+    model.layer4[1].step.register_forward_pre_hook(spoil)
+    with pytest.raises(ValueError, match='NaN or infinite'):
+        mmstepnet.calibrate(model, batches())
+    after = model.state_dict()
+    assert all(torch.equal(t, after[k]) for k, t in before.items())

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+from argparse import Namespace
 
 import pytest
 import safetensors.torch
@@ -95,6 +96,95 @@ def test_modules_to_save(tmp_path):
     mmstepnet.save_steps(model, tmp_path, modules_to_save=['fc'])
     mmstepnet.load_steps(plain, tmp_path)
     assert torch.equal(model(x), plain(x))
+
+
+def test_a_stage_with_steps_is_a_module_to_save(tmp_path):
+    model, plain, x, names = make('resnet')
+    randomise(model.layer4)
+    mmstepnet.save_steps(model, tmp_path, modules_to_save=['layer4'])
+    assert mmstepnet.load_steps(plain, tmp_path) == names
+    assert torch.equal(model(x), plain(x))
+
+
+class HeadWithState(nn.Linear):
+    """Keeps something beside its tensors."""
+
+    def get_extra_state(self):
+        return torch.ones(1)
+
+    def set_extra_state(self, state):
+        raise AssertionError('a file of steps has none')
+
+
+def test_module_to_save_with_a_state_of_its_own(tmp_path):
+    model, plain, x, _ = make('resnet')
+    model.fc, plain.fc = (HeadWithState(512, 3) for _ in range(2))
+    mmstepnet.save_steps(model, tmp_path, modules_to_save=['fc'])
+    mmstepnet.load_steps(plain, tmp_path)
+    assert torch.equal(model(x), plain(x))
+
+
+def test_steps_in_wrappers(tmp_path):
+    model, plain, x, names = make('resnet')
+    wrapped = copy.deepcopy(model)
+    block = wrapped.layer1[1]
+    block.step = torch.compile(block.step, backend='eager')
+    mmstepnet.save_steps(wrapped, tmp_path)
+    assert mmstepnet.load_steps(plain, tmp_path) == names
+    assert torch.equal(model(x), plain(x))
+    with torch.no_grad():
+        wrapped.layer1[1].step.attention.pair_weight.zero_()
+    assert mmstepnet.load_steps(wrapped, tmp_path) == names
+    assert torch.equal(wrapped.layer1[1].step.attention.pair_weight,
+                       model.layer1[1].step.attention.pair_weight)
+
+
+def test_weights_beside_the_options_of_a_run(tmp_path):
+    """As timm saves them."""
+    if not hasattr(torch.serialization, 'safe_globals'):
+        pytest.skip('needs PyTorch 2.5')
+    model, plain, x, names = make('resnet')
+    torch.save(dict(state_dict=model.state_dict(), epoch=3,
+                    args=Namespace(lr=0.1)), tmp_path / 'last.pth.tar')
+    assert mmstepnet.load_steps(plain, tmp_path / 'last.pth.tar') == names
+    assert torch.equal(model(x), plain(x))
+
+
+def test_weights_beside_records_of_openmmlab(tmp_path):
+    logging = pytest.importorskip('mmengine.logging', reason='mmengine')
+    pytest.importorskip('mmcv', reason='mmcv')
+    model, plain, x, names = make('resnet')
+    hub = logging.MessageHub('some')
+    hub.update_scalar('loss', 1.0)
+    torch.save(dict(meta=dict(epoch=1), state_dict=model.state_dict(),
+                    message_hub=hub.state_dict()), tmp_path / 'epoch_1.pth')
+    assert mmstepnet.load_steps(plain, tmp_path / 'epoch_1.pth') == names
+    assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize('content', [
+    torch.ones(2), [1], 3, {1: torch.ones(1)}, dict(state_dict=3),
+    dict(epoch=3)])
+def test_files_without_weights(content, tmp_path):
+    torch.save(content, tmp_path / 'a.pth')
+    with pytest.raises(ValueError, match='a.pth holds no weights'):
+        mmstepnet.load_steps(resnet18(), tmp_path / 'a.pth')
+
+
+class Runs:
+    """What a file of pickle may do."""
+
+    def __reduce__(self):
+        return os.mkdir, ('ran', )
+
+
+def test_code_in_a_file_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(dict(a=Runs()), 'a.pth')
+    with pytest.raises(ValueError, match='cannot be read.*mkdir') as error:
+        mmstepnet.load_steps(resnet18(), 'a.pth')
+    assert str(error.value).isprintable()
+    assert not (tmp_path / 'ran').exists()
 
 
 def test_dtype_is_the_blocks(tmp_path):
@@ -201,6 +291,8 @@ FOREIGN = {
     'no version': (dict(change=lambda a: a.pop('format_version')),
                    'is damaged'),
     'no blocks': (dict(change=lambda a: a.pop('blocks')), 'is damaged'),
+    'no init_step': (dict(change=lambda a: a['blocks']['layer4.1']['steps'][
+        'step'].pop('init_step')), 'is damaged.*init_step'),
     'blocks are a list': (dict(change=lambda a: a.update(blocks=[1])),
                           'is damaged'),
     'no class': (dict(change=lambda a: _first(a).pop('class')), 'is damaged'),
@@ -253,6 +345,22 @@ def test_foreign_files_change_nothing(what, tmp_path):
     assert plain.state_dict().keys() == before.keys()
     assert all(torch.equal(t, before[k])
                for k, t in plain.state_dict().items())
+    assert not gates(plain)
+
+
+@pytest.mark.parametrize('damage', [
+    lambda plans: plans.pop(), lambda plans: plans.clear(),
+    lambda plans: plans[1]['places'].pop(),
+    lambda plans: plans[1]['places'][0].update(name='another'),
+    lambda plans: plans[1]['places'][0].pop('width'),
+])
+def test_damaged_plans(damage, tmp_path):
+    model, plain, _, _ = make('written')
+    mmstepnet.save_steps(model, tmp_path)
+    rewritten(tmp_path / 'steps.safetensors',
+              lambda about: damage(about['blocks']['1']['plans']))
+    with pytest.raises(ValueError, match='is damaged'):
+        mmstepnet.load_steps(plain, tmp_path)
     assert not gates(plain)
 
 

@@ -123,6 +123,27 @@ def test_branches_of_one_state_are_one_step():
     torch.testing.assert_close(model(x), wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize('kind', [
+    '', 'a += x; a += b', 'a += x; b + a', 'a += x; b += a', 'x += a; x += b',
+    'x += a; x + b'])
+def test_branches_that_are_added_in_place(kind, monkeypatch):
+    """The sum takes the memory of a branch, or of a state used again."""
+    monkeypatch.setattr(blocks.Skip, 'make', blocks.Parallel2d)
+    x = torch.randn(2, C, 5, 6).double()
+    found = {}
+    for way in dict.fromkeys(('', kind)):
+        monkeypatch.setattr(blocks.Parallel2d, 'kind', way)
+        torch.manual_seed(0)
+        model = blocks.Skip().double().eval()
+        with torch.no_grad():
+            wanted = model(x)
+            insert_steps(model, example=x)
+            torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+            found[way] = perturb(model)(x)
+    if not kind.startswith('x'):  # as written in new tensors
+        torch.testing.assert_close(found[kind], found[''])
+
+
 @pytest.mark.parametrize('make, shape, to_maps', [
     (blocks.LastChannels, (4, 5, 6, C), lambda t: t.permute(0, 3, 1, 2)),
     (blocks.LastChannels, (5, 4, C), lambda t: t.permute(1, 2, 0)[..., None]),
