@@ -166,9 +166,10 @@ class Plan:
         additions (int): How many additions of two tensors it executes; of
             those that count.
         by_state (bool): Whether those count alone that add to the block's
-            first argument or to what a step returned, so that others may
-            differ from call to call, as of windows that are shifted or not.
-            It needs steps whose states are no others.
+            first argument or to what a step returned, views included, so
+            that others may differ from call to call, as of windows that are
+            shifted or not. It needs steps that add to these themselves, and
+            no addition to views of them, which are not seen everywhere.
         places (tuple[Place, ...]): Its steps, in their order.
     """
 
@@ -202,7 +203,7 @@ class BlockRun:
             args: tuple, kwargs: dict) -> Tensor:
         """Add two tensors, or take the step that this addition is."""
         if self.plan.by_state and not any(
-                t is state for t in operands
+                shares_memory(t, state) for t in operands
                 for state in (*self.states.values(), self.partial)):
             return func(*args, **kwargs)
         ordinal, self.seen = self.seen, self.seen + 1
@@ -315,6 +316,24 @@ class BlockRun:
                 f'{self.plan.additions} were expected: its forward went '
                 f'another way than when the steps were put in. {_ANEW} '
                 f'(torch.fx cannot trace such a block; torch.export can.)')
+
+
+def shares_memory(t: Tensor, other: object) -> bool:
+    """Whether a tensor is another, or a view of its memory.
+
+    Of views a compiler and functorch cannot tell.
+    """
+    if t is other or not isinstance(other, Tensor) or is_compiling():
+        return t is other
+    try:
+        return memory_of(t) == memory_of(other)
+    except (NotImplementedError, RuntimeError):
+        return False
+
+
+def memory_of(t: Tensor) -> int:
+    """A number for the memory of a tensor, as long as that lives."""
+    return t.untyped_storage()._cdata
 
 
 class TakeSteps(TorchFunctionMode):

@@ -4,7 +4,7 @@ import logging
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +33,7 @@ from .own_forward import (
     addition,
     map_shape,
     mask_of_tokens,
+    shares_memory,
 )
 from .step_block import StepBlock
 
@@ -58,6 +59,8 @@ class Addition:
         results_of (list[Addition]): Whose results the operands are.
         goes_on (bool): Whether the first operand is that result, or the
             second without a factor, and nobody has written to it.
+        near (list[Run | Addition]): Those whose first argument or result
+            shares memory with an operand.
         views (list): Memory, shape and strides of the operands.
         found (Sum, optional): The step that it is, or is a part of.
         state (int): Which operand is the state.
@@ -70,6 +73,7 @@ class Addition:
     input_of: set[Run]
     results_of: 'list[Addition]'
     goes_on: bool = False
+    near: list = field(default_factory=list)
     views: list[tuple] = field(default_factory=list)
     found: Sum | None = None
     state: int = 0
@@ -146,6 +150,8 @@ class _Follow(TorchFunctionMode):
              and any(t is r.first() for t in operands)},
             [a for a in self.additions
              if any(t is a.out() for t in operands)],
+            near=[of for of, t in self._tensors() if any(
+                shares_memory(operand, t) for operand in operands)],
             views=list(map(_view, operands)))
         if seen.result_of is not None:
             same = operands[0] is seen.result_of.out() or (
@@ -164,6 +170,11 @@ class _Follow(TorchFunctionMode):
             out = self._stand_in(seen, out)
         seen.out, seen.version = weakref.ref(out), _version(out)
         return out
+
+    def _tensors(self) -> Iterator[tuple[object, Tensor]]:
+        """What running modules were given, and sums that are still there."""
+        yield from ((run, run.first()) for run in self.finder.stack)
+        yield from ((seen, seen.out()) for seen in self.additions)
 
     def _stand_in(self, seen: Addition, out: Tensor) -> Tensor:
         """A copy for whoever goes on with a sum; others have an alias."""
@@ -390,10 +401,13 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 dims == 3 and map_shape(run.pairs, found_sum.shape[
                     3 - batch - channels]) is not None))
         by_state = all(place.source is not None for place in places)
-        if by_state:
-            taken = {a for parts in steps for a in parts}
-            inside = [a for a in inside
-                      if run in a.input_of or taken.intersection(a.results_of)]
+        taken = {run, *(a for parts in steps for a in parts)}
+        counted = [a for a in inside if taken & {*a.input_of, *a.results_of}]
+        if by_state and len(counted) == sum(
+                not taken.isdisjoint(a.near) for a in inside):
+            inside = counted
+        else:
+            by_state = False
         plans.append(Plan(name, len(inside), by_state, tuple(
             replace(place, ordinals=tuple(map(inside.index, parts)))
             for place, parts in zip(places, steps))))

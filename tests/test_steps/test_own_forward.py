@@ -239,6 +239,25 @@ def test_additions_within_the_branch_may_differ():
     torch.testing.assert_close(model(x), wanted)
 
 
+class OfTokens(blocks.Conv):
+    """A second residual step for large maps, added to a view of the state."""
+
+    def forward(self, x):
+        x = x + self.conv(x)
+        if x.shape[-1] > 6:
+            tokens = x.flatten(2)
+            tokens = tokens + tokens.tanh()
+            x = tokens.view(x.shape)
+        return x
+
+
+def test_steps_that_nobody_has_seen():
+    """They are no step that is left out in silence."""
+    model, _ = stack(OfTokens)
+    with pytest.raises(RuntimeError, match='went another way'):
+        model(random(2, C, 9, 9))
+
+
 @pytest.mark.parametrize('size', [32, 64, 96])
 def test_windows_at_any_size(size):
     """Swin shifts its windows where there are several, and masks them."""
