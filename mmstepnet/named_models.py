@@ -91,9 +91,11 @@ def _torchvision(name: str, pretrained: bool) -> NamedModel:
 def _transformers(name: str, pretrained: bool) -> NamedModel:
     import transformers
     folder = list(Path(name).iterdir()) if Path(name).is_dir() else []
-    config = transformers.AutoConfig.from_pretrained(name)
+    config = transformers.AutoConfig.from_pretrained(
+        name, trust_remote_code=False)
     if pretrained or any(p.suffix in ('.safetensors', '.bin') for p in folder):
-        model = transformers.AutoModel.from_pretrained(name)
+        model = transformers.AutoModel.from_pretrained(
+            name, trust_remote_code=False)
     else:
         model = transformers.AutoModel.from_config(config)
     if getattr(model, 'main_input_name', '') == 'pixel_values':

@@ -166,10 +166,13 @@ def load_steps(model: nn.Module, path: str | Path, *,
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: ``hf://`` without huggingface_hub.
-        ValueError: It is damaged, of a newer format or of another model; the
-            model is left as it was.
+        ValueError: It is damaged, of a newer format or of another model, or
+            the model is on the meta device; it is left as it was.
     """
     modules = _modules(model)
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(f'{type(model).__name__} is on the meta device, '
+                         f'which holds no weights; load its own first')
     if str(path).startswith('hf://'):
         from huggingface_hub import hf_hub_download
         path = hf_hub_download(str(path).removeprefix('hf://'), NAME)

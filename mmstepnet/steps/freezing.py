@@ -32,7 +32,8 @@ def mark_only_steps_as_trainable(model: nn.Module,
         int: Number of parameters that require a gradient.
 
     Raises:
-        ValueError: The model has no steps.
+        ValueError: The model has no steps, or ``modules_to_save`` is no list
+            of names.
         AttributeError: One of ``modules_to_save`` does not exist.
 
     Example:
@@ -44,7 +45,11 @@ def mark_only_steps_as_trainable(model: nn.Module,
         520744
     """
     model = unwrap(model)
-    trained = [model.get_submodule(name) for name in modules_to_save]
+    names = list(modules_to_save)
+    if isinstance(modules_to_save, str) or '' in names:
+        raise ValueError(f'modules_to_save must be a list of names, got '
+                         f'{modules_to_save!r}')
+    trained = [model.get_submodule(name) for name in names]
     steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
     if not any(step.attention is not None for step in steps):
         raise ValueError(f'{type(model).__name__} has no steps that could be '

@@ -427,6 +427,13 @@ def test_repository_in_the_cache(tmp_path, monkeypatch):
     assert torch.equal(model(x), plain(x))
 
 
+def test_models_without_weights(tmp_path):
+    model, _, _, _ = make('resnet')
+    mmstepnet.save_steps(model, tmp_path)
+    with pytest.raises(ValueError, match='on the meta device'):
+        mmstepnet.load_steps(resnet18(num_classes=3).to('meta'), tmp_path)
+
+
 def test_folded_steps_are_not_saved(tmp_path):
     model, _, _, _ = make('resnet')
     with pytest.raises(ValueError, match='before fold'):

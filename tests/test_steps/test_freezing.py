@@ -136,5 +136,8 @@ def test_errors():
         mmstepnet.mark_only_steps_as_trainable(resnet18())
     model = resnet18()
     mmstepnet.insert_steps(model)
+    for names in ('fc', ['']):
+        with pytest.raises(ValueError, match='must be a list of names'):
+            mmstepnet.mark_only_steps_as_trainable(model, names)
     with pytest.raises(AttributeError, match='head'):
         mmstepnet.mark_only_steps_as_trainable(model, ['head'])
