@@ -24,7 +24,7 @@ from mmstepnet.engine.hooks.data_check_hook import (
     check_not_empty,
 )
 from mmstepnet.models import StepResNetCIFAR
-from mmstepnet.stiffness import TrajectoryRecorder
+from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
 from tests.test_robustness.inputs import (
     BOUNDED,
     NO_NUMBERS,
@@ -212,17 +212,23 @@ def test_calibration_refuses_what_is_not_finite(
 
 @settings(BOUNDED, max_examples=6)
 @given(spoilt=st.integers(0, 7), value=NOT_FINITE)
-def test_stiffness_names_sample_and_block(tmp_path_factory, spoilt, value):
+def test_stiffness_leaves_out_the_batch(tmp_path_factory, spoilt, value):
+    """And names its samples; the others are measured."""
     tried('hooks')
     data = Images(spoilt=spoilt, value=value)
+    folder = tmp_path_factory.mktemp('work')
     job = runner(
-        tmp_path_factory.mktemp('work'), Images(), 'StiffnessHook',
+        folder, Images(), 'StiffnessHook',
         val_dataloader=dict(
             batch_size=3, num_workers=0, dataset=data,
             sampler=dict(type='DefaultSampler', shuffle=False)),
         val_cfg=dict(), val_evaluator=Evaluator([]))
-    message = refused('NaN or infinite features', job.val)
-    assert f'sample {spoilt} at block backbone.layer1.1' in message
+    job.val()
+    recording, = folder.rglob('stiffness_*.npz')
+    found = Trajectories.load(recording)
+    batch = [k for k in range(8) if k // 3 == spoilt // 3]
+    assert found.settings['left_out'] == [f'sample {k}' for k in batch]
+    assert len(found) == 8 - len(batch)
 
 
 @settings(BOUNDED, max_examples=15)
