@@ -353,12 +353,18 @@ def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Tensors and metadata of a file, on the CPU; no code in it is run."""
     if path.suffix != '.safetensors':
         try:
-            state = _load_pickle(path)
+            with _allowed():
+                state = torch.load(path, map_location='cpu',
+                                   weights_only=True)
         except Exception as error:
             text = ' '.join(re.sub(r'\x1b\[\d*m', '', str(error)).split())
             what = re.search(r'[Uu]nsupported (global|class|GLOBAL).*', text)
-            raise ValueError(f'{path} cannot be read as weights: '
-                             f'{(what[0] if what else text)[:200]}') from error
+            raise ValueError(
+                f'{path} cannot be read as weights: '
+                f'{(what[0] if what else text)[:200]}' + (
+                    '. It has records of a training beside its weights; '
+                    'tools/publish_model.py writes a file without' if
+                    'mmengine' in text else '')) from error
         if isinstance(state, Mapping):
             state = state.get('state_dict', state)
         tensors = {k: t for k, t in state.items()
@@ -377,21 +383,6 @@ def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{path} is no whole file of safetensors: '
                          f'{error}') from error
-
-
-def _load_pickle(path: Path) -> Any:
-    """Data of ``torch.save``, with records of OpenMMLab if it is there."""
-    try:
-        with _allowed():
-            return torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:
-        if not re.search('mmengine|numpy', str(error)):
-            raise
-        try:
-            from mmstepnet.engine.safe_load import load_file
-            return load_file(str(path))
-        except (ImportError, ValueError):
-            raise error from None
 
 
 def _allowed() -> AbstractContextManager:
