@@ -13,7 +13,7 @@ from .known_blocks import qualified_name
 from .places import modules_by_name
 from .residual import ResidualStep
 from .step_block import check_unsharded
-from .tail.dispatch import _is_as_made as is_as_made
+from .tail.dispatch import is_as_made
 
 FROZEN_NORM = 'torchvision.ops.misc.FrozenBatchNorm2d'
 TIMM_NORM = 'timm.layers.norm_act.BatchNormAct2d'

@@ -192,11 +192,12 @@ def are_as_made(step: nn.Module, norm: nn.Module | None) -> bool:
     drop_path = parts.get('drop_path')
     return (type(activation) in (nn.ReLU, nn.Identity)
             and type(drop_path) is nn.Identity
-            and all(module is None or _is_as_made(module) for module in (
+            and all(module is None or is_as_made(module) for module in (
                 gate, activation, drop_path, norm, *gate._modules.values())))
 
 
-def _is_as_made(module: nn.Module) -> bool:
+def is_as_made(module: nn.Module) -> bool:
+    """Whether a module runs what its class came with, and nobody hooks it."""
     cls = type(module)
     return (cls.forward is _own_forward(cls)
             and METHODS.isdisjoint(vars(module))
