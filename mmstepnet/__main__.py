@@ -1,4 +1,4 @@
-"""``python -m mmstepnet`` is the command ``mmstepnet``."""
+"""``python -m mmstepnet`` is the command of the library."""
 
 import sys
 

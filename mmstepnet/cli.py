@@ -1,4 +1,4 @@
-"""The command ``mmstepnet``: stiffness of any network, without a script."""
+"""``python -m mmstepnet``: stiffness of any network, without a script."""
 
 import argparse
 import sys
@@ -28,7 +28,7 @@ SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Arguments of all commands."""
     parser = argparse.ArgumentParser(
-        prog='mmstepnet', description='Residual networks as Euler steps.')
+        prog='python -m mmstepnet', description='Residual networks as Euler steps.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
 
     stiffness = commands.add_parser(
@@ -299,7 +299,7 @@ def _page(recordings: dict[str, Trajectories], reading: str,
     if find_spec('jinja2') is None or find_spec('plotly') is None or (
             find_spec('matplotlib') is None):
         print("for the page: pip install 'mmstepnet[figures]', then "
-              f'mmstepnet report {out}/*.npz --out {out}')
+              f'python -m mmstepnet report {out}/*.npz --out {out}')
         return
     from mmstepnet.figures import save_report
     from mmstepnet.figures.runs import Run
