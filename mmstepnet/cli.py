@@ -28,7 +28,8 @@ SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Arguments of all commands."""
     parser = argparse.ArgumentParser(
-        prog='python -m mmstepnet', description='Residual networks as Euler steps.')
+        prog='python -m mmstepnet',
+        description='Residual networks as Euler steps.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
 
     stiffness = commands.add_parser(
