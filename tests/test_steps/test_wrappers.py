@@ -13,6 +13,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from mmstepnet import fold, insert_steps, remove_steps, step_parameters
 from mmstepnet.steps import ResidualStep
+from tests.utils import not_on_torch_21
 
 from . import own_forward_blocks as blocks
 from .insertion import perturb
@@ -70,6 +71,7 @@ def perturb_gates(model):
         perturb(step.attention)
 
 
+@not_on_torch_21('checkpoints and compiles blocks in other ways')
 @pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.parametrize('network', NETWORKS)
 def test_blocks_in_wrappers(network, wrap):
@@ -124,6 +126,7 @@ def test_names_without_wrappers():
     assert names and all(name.startswith('backbone.') for name in names)
 
 
+@not_on_torch_21('has no FSDP on CPUs')
 @pytest.mark.parametrize('kind', ['DDP', 'FSDP1', 'FSDP2'])
 def test_what_other_processes_share_is_refused(kind, one_process):
     fsdp = pytest.importorskip('torch.distributed.fsdp')
@@ -209,6 +212,7 @@ def test_steps_in_wrappers():
     torch.testing.assert_close(model(X), before)
 
 
+@not_on_torch_21('has no FSDP on CPUs')
 def test_fsdp_of_every_module(one_process):
     fsdp = pytest.importorskip('torch.distributed.fsdp')
     from torch.distributed.fsdp.wrap import always_wrap_policy
