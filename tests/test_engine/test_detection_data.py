@@ -1,4 +1,4 @@
-"""Detection data that a job would train or test on in vain."""
+"""Detection data from which a job could learn or measure nothing."""
 
 import copy
 import json
