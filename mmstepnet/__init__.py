@@ -21,7 +21,7 @@ LATER = {
     'load_steps': 'mmstepnet.steps.files',
     'mark_only_steps_as_trainable': 'mmstepnet.steps.freezing',
     'measure_stiffness': 'mmstepnet.stiffness',
-    'register_block': 'mmstepnet.steps',
+    'register_block': 'mmstepnet.blocks',
     'remove_steps': 'mmstepnet.steps',
     'save_steps': 'mmstepnet.steps.files',
     'step_parameters': 'mmstepnet.steps',

@@ -15,7 +15,8 @@ FLOOR = {'files', 'names', 'precision', 'torch_version', 'version'}
 
 BELOW = {
     'attentions': FLOOR,
-    'steps': FLOOR | {'attentions'},
+    'blocks': FLOOR,
+    'steps': FLOOR | {'attentions', 'blocks'},
     'stiffness': FLOOR | {'attentions', 'steps'},
     'propagation': FLOOR,
 }

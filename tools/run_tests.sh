@@ -12,7 +12,7 @@ ruff check .
 # Two workers of one thread each are faster than one of two.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 if [ "$stack" = core ] && [ $# -eq 0 ]; then
-    set -- tests/test_{attentions,steps,stiffness,propagation} \
+    set -- tests/test_{attentions,blocks,steps,stiffness,propagation} \
         tests/test_imports.py
 elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
     set -- tests/test_examples.py tests/test_cli.py \

@@ -26,9 +26,9 @@ from mmstepnet.attentions.base import ATTENTIONS
 from mmstepnet.attentions.record import KEY, Recorded, read_record
 from mmstepnet.files import write_whole
 
+from ..blocks import describe
 from .finding.wrappers import name_modules, unwrap
 from .insert import build
-from .known_blocks import describe
 from .own_forward import (
     OwnForwardBlock,
     Place,

@@ -9,7 +9,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mmstepnet.attentions import FoldedStepNet, OursNoNorm, StepNet
 
-from .known_blocks import qualified_name
+from ..blocks import qualified_name
 from .places import modules_by_name
 from .residual import ResidualStep
 from .step_block import check_unsharded

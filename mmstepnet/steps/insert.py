@@ -11,12 +11,12 @@ from torch import Tensor
 
 from mmstepnet.attentions import Attention, build_attention
 
+from ..blocks import describe
 from .causality import causal_blocks
 from .examples import made_up
 from .finding import unwrap
 from .finding.stages import LISTS
 from .freezing import follow_training
-from .known_blocks import describe
 from .own_forward import Plan, check_names, put_steps_inside
 from .places import find_in_parts, modules_by_name, never_called
 from .residual import ResidualStep
@@ -240,7 +240,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             f'{type(model).__name__}: {what} can take steps.',
             *_repeated(model), *refused[:3], *seen]), 780)
             + '\nDescribe the class of a residual block '
-            '(mmstepnet.steps.register_block), or name other blocks by '
+            '(mmstepnet.register_block), or name other blocks by '
             'blocks=')
     if refused and not patterns:
         LOGGER.warning('Blocks without steps: %s', '; '.join(refused))

@@ -8,16 +8,16 @@ from inspect import signature
 import torch.nn as nn
 from torch import Tensor
 
-from .checkpoint import checkpoint
-from .finding.wrappers import name_modules, unwrap
-from .generated import Generated
-from .known_blocks import (
+from ..blocks import (
     KnownBlock,
     StepDescription,
     describe,
     find_part,
     qualified_name,
 )
+from .checkpoint import checkpoint
+from .finding.wrappers import name_modules, unwrap
+from .generated import Generated
 from .residual import ResidualStep
 
 
@@ -93,7 +93,7 @@ def step_class(host: type) -> type:
     if known is None:
         raise RuntimeError(
             f'{qualified_name(host)} has no description in this process; '
-            f'call mmstepnet.steps.register_block beside the class')
+            f'call mmstepnet.register_block beside the class')
     return type(host)(
         host.__name__, (DescribedBlock, host),
         dict(host=host, known=known, make=staticmethod(step_class),

@@ -10,8 +10,14 @@ from torchvision.models import resnet18
 
 from mmstepnet import insert_steps, remove_steps, step_parameters
 from mmstepnet.attentions import ATTENTIONS, CBAM, MapAttention
-from mmstepnet.steps import ResidualStep, StepDescription, register_block
-from mmstepnet.steps.known_blocks import KNOWN_BLOCKS, describe, fingerprint
+from mmstepnet.blocks import (
+    KNOWN_BLOCKS,
+    StepDescription,
+    describe,
+    fingerprint,
+    register_block,
+)
+from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import not_on_torch_21
 

@@ -19,7 +19,7 @@ from mmstepnet import (
     remove_steps,
 )
 from mmstepnet.attentions import choose_step
-from mmstepnet.steps import StepDescription, register_block
+from mmstepnet.blocks import StepDescription, register_block
 from mmstepnet.steps.places import find_plans
 from tests.utils import TORCH_21
 

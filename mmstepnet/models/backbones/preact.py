@@ -4,8 +4,8 @@ import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from torch import Tensor
 
-from mmstepnet.steps import ResidualStep, StepDescription, checkpoint
-from mmstepnet.steps.known_blocks import KnownBlock
+from mmstepnet.blocks import KnownBlock, StepDescription
+from mmstepnet.steps import ResidualStep, checkpoint
 
 from .host import OverHost, join
 

@@ -198,7 +198,7 @@ def register_block(cls: str | type,
     Example:
         >>> import torch.nn as nn
         >>> from mmstepnet import insert_steps
-        >>> from mmstepnet.steps import StepDescription, register_block
+        >>> from mmstepnet.blocks import StepDescription, register_block
         >>> class Block(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
@@ -274,4 +274,4 @@ def describe(cls: type) -> KnownBlock | None:
         f'({library} {version}), but the description of {known.name} was '
         f'written for {tried}. Install such a version, leave these blocks out '
         f'by blocks=, or describe the class: '
-        f'mmstepnet.steps.register_block({cls.__name__}, ...)')
+        f'mmstepnet.register_block({cls.__name__}, ...)')

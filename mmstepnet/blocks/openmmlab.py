@@ -1,32 +1,36 @@
-"""Residual networks of convolutions in OpenMMLab, MMCV's plugins included."""
+"""Residual blocks of OpenMMLab, MMCV's plugins included."""
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .description import StepDescription
-from .forwards import known
+from .description import StepDescription, register_block
+
+TRIED = dict(
+    mmpretrain='mmpretrain 1.3.6 (onedl), the same in 1.2.0',
+    mmdet='mmdet 3.5.1 (onedl), the same in 3.3.0',
+    mmseg='mmseg 1.4.2 (onedl), the same in 1.2.2')
 
 
-def _mm_basic(block: nn.Module, x: Tensor) -> Tensor:
+def _basic(block: nn.Module, x: Tensor) -> Tensor:
     return block.conv2(block.relu(block.norm1(block.conv1(x))))
 
 
-def _mm_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
+def _bottleneck(block: nn.Module, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     return block.conv3(block.relu(block.norm2(block.conv2(x))))
 
 
-def _mm_se_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
-    return block.se_layer(block.norm3(_mm_bottleneck(block, x)))
+def _se_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
+    return block.se_layer(block.norm3(_bottleneck(block, x)))
 
 
-def _mm_res2net(block: nn.Module, x: Tensor) -> Tensor:
+def _res2net(block: nn.Module, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
-    return block.conv3(_mm_scales(block, x, block.stage_type == 'normal'))
+    return block.conv3(_scales(block, x, block.stage_type == 'normal'))
 
 
-def _mm_scales(block: nn.Module, x: Tensor, keeps_rest: bool) -> Tensor:
+def _scales(block: nn.Module, x: Tensor, keeps_rest: bool) -> Tensor:
     parts = x.split(block.width, 1)
     outs = []
     for part, conv, norm in zip(parts, block.convs, block.bns):
@@ -37,32 +41,38 @@ def _mm_scales(block: nn.Module, x: Tensor, keeps_rest: bool) -> Tensor:
     return torch.cat(outs, 1)
 
 
-def _mm_resnest(block: nn.Module, x: Tensor) -> Tensor:
+def _resnest(block: nn.Module, x: Tensor) -> Tensor:
     x = block.conv2(block.relu(block.norm1(block.conv1(x))))
     return block.conv3(block.avd_layer(x) if block.avg_down_stride else x)
 
 
-MM_BOTTLENECK = dict(width='conv3', identity='downsample', activation='relu')
-for scope in ('mmpretrain', 'mmdet', 'mmseg'):
-    drop_path = 'drop_path' if scope == 'mmpretrain' else None
-    known(
+BOTTLENECK = dict(width='conv3', identity='downsample', activation='relu')
+for scope, found, drop_path in (('mmpretrain', 'a45ab44c6218', 'drop_path'),
+                                ('mmdet', 'bdc829c6614c', None),
+                                ('mmseg', 'bdc829c6614c', None)):
+    register_block(
         f'{scope}.models.backbones.resnet.BasicBlock',
         StepDescription(
-            _mm_basic, width='conv2', norm='norm2', identity='downsample',
-            activation='relu', drop_path=drop_path))
-known(
+            _basic, width='conv2', norm='norm2', identity='downsample',
+            activation='relu', drop_path=drop_path),
+        forwards={found: TRIED[scope]})
+register_block(
     'mmpretrain.models.backbones.resnet.Bottleneck',
     StepDescription(
-        _mm_bottleneck, norm='norm3', drop_path='drop_path', **MM_BOTTLENECK))
-known(
+        _bottleneck, norm='norm3', drop_path='drop_path', **BOTTLENECK),
+    forwards={'6f2e3792b3c5': TRIED['mmpretrain']})
+register_block(
     'mmpretrain.models.backbones.seresnet.SEBottleneck',
-    StepDescription(_mm_se_bottleneck, **MM_BOTTLENECK))
-known(
+    StepDescription(_se_bottleneck, **BOTTLENECK),
+    forwards={'015271eb0ad1': TRIED['mmpretrain']})
+register_block(
     'mmpretrain.models.backbones.res2net.Bottle2neck',
-    StepDescription(_mm_res2net, norm='norm3', **MM_BOTTLENECK))
-known(
+    StepDescription(_res2net, norm='norm3', **BOTTLENECK),
+    forwards={'7b24a69dcc91': TRIED['mmpretrain']})
+register_block(
     'mmpretrain.models.backbones.resnest.Bottleneck',
-    StepDescription(_mm_resnest, norm='norm3', **MM_BOTTLENECK))
+    StepDescription(_resnest, norm='norm3', **BOTTLENECK),
+    forwards={'f4894792745b': TRIED['mmpretrain']})
 
 # MMDetection's and MMSegmentation's bottlenecks take plugins.
 
@@ -105,39 +115,22 @@ def _plugin_resnest(block: nn.Module, x: Tensor) -> Tensor:
 def _plugin_res2net(block: nn.Module, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     x = _with_plugins(block, x, 1)
-    x = _mm_scales(block, x,
+    x = _scales(block, x,
                    block.stage_type == 'normal' or block.conv2_stride == 1)
     x = _with_plugins(block, x, 2)
     return _behind_norm3(block, block.conv3(x))
 
 
-PLUGINS = dict(norm=_norm_before_plugins, **MM_BOTTLENECK)
+PLUGINS = dict(norm=_norm_before_plugins, **BOTTLENECK)
 for scope in ('mmdet', 'mmseg'):
-    for name, branch in (('resnet.Bottleneck', _plugin_bottleneck),
-                         ('resnest.Bottleneck', _plugin_resnest)):
-        known(
+    for name, branch, found in (
+            ('resnet.Bottleneck', _plugin_bottleneck, '20fba8fe42be'),
+            ('resnest.Bottleneck', _plugin_resnest, '93ee5c1f9506')):
+        register_block(
             f'{scope}.models.backbones.{name}',
-            StepDescription(branch, **PLUGINS))
-known(
+            StepDescription(branch, **PLUGINS),
+            forwards={found: TRIED[scope]})
+register_block(
     'mmdet.models.backbones.res2net.Bottle2neck',
-    StepDescription(_plugin_res2net, **PLUGINS))
-
-# The last norm and activation stand inside a ConvModule and are part of f.
-
-
-def _mm_darknet(block: nn.Module, x: Tensor) -> Tensor:
-    return block.conv2(block.conv1(x))
-
-
-known(
-    'mmpretrain.models.backbones.cspnet.DarknetBottleneck',
-    StepDescription(_mm_darknet, width='conv2', drop_path='drop_path'),
-    residual='add_identity')
-for name in ('DarknetBottleneck', 'CSPNeXtBlock'):
-    known(
-        f'mmdet.models.layers.csp_layer.{name}',
-        StepDescription(_mm_darknet, width='conv2'),
-        residual='add_identity')
-known(
-    'mmdet.models.backbones.darknet.ResBlock',
-    StepDescription(_mm_darknet, width='conv2'))
+    StepDescription(_plugin_res2net, **PLUGINS),
+    forwards={'f8ceec7ed316': TRIED['mmdet']})

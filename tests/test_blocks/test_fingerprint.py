@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from mmstepnet.steps.known_blocks import fingerprint
+from mmstepnet.blocks import fingerprint
 
 
 def test_the_fingerprint_is_that_of_python_3_11():
