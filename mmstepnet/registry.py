@@ -50,14 +50,14 @@ HOOKS = Registry(
     'hook',
     parent=MMENGINE_HOOKS,
     scope='mmstepnet',
-    locations=['mmstepnet.engine'])
+    locations=['mmstepnet.engine', 'mmstepnet.jobs'])
 """Hooks of mmengine's runner."""
 
 LOOPS = Registry(
     'loop',
     parent=MMENGINE_LOOPS,
     scope='mmstepnet',
-    locations=['mmstepnet.engine'])
+    locations=['mmstepnet.jobs'])
 """Loops of mmengine's runner."""
 
 OPTIM_WRAPPERS = Registry(

@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
+from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from tests.documents import ROOT
 from tests.test_tools.test_stiffness_tools import IN_PROCESS, call
 

@@ -16,16 +16,16 @@ from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
-from mmstepnet.engine.job import (
+from mmstepnet.export import export_onnx
+from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
+from mmstepnet.jobs.job import (
     KeyValueAction,
     add_trust_argument,
     init_scope,
     load_config,
     positive_int,
 )
-from mmstepnet.engine.patches import patch_mmengine
-from mmstepnet.export import export_onnx
+from mmstepnet.jobs.patches import patch_mmengine
 
 
 def parse_args() -> argparse.Namespace:

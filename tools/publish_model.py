@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mmstepnet.engine.checkpoint import read_checkpoint
-from mmstepnet.engine.job import add_trust_argument
-from mmstepnet.engine.patches import patch_mmengine
 from mmstepnet.files import write_whole
+from mmstepnet.jobs.checkpoint import read_checkpoint
+from mmstepnet.jobs.job import add_trust_argument
+from mmstepnet.jobs.patches import patch_mmengine
 
 META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'mmengine_version')
 """What loading and inference read; the rest tells of the training run."""

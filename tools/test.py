@@ -9,9 +9,9 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.registry import MODELS
 
-from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
-from mmstepnet.engine.data_check import check_data, named_data
-from mmstepnet.engine.job import (
+from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
+from mmstepnet.jobs.data_check import check_data, named_data
+from mmstepnet.jobs.job import (
     add_hooks,
     add_job_arguments,
     build_runner,
@@ -19,7 +19,7 @@ from mmstepnet.engine.job import (
     load_config,
     process_group,
 )
-from mmstepnet.engine.patches import hand_over, patch_mmengine
+from mmstepnet.jobs.patches import hand_over, patch_mmengine
 
 
 def parse_args() -> argparse.Namespace:

@@ -7,16 +7,16 @@ from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from mmstepnet.engine.checkpoint import find_resumable, read_checkpoint
-from mmstepnet.engine.data_check import check_data, named_data
-from mmstepnet.engine.job import (
+from mmstepnet.jobs.checkpoint import find_resumable, read_checkpoint
+from mmstepnet.jobs.data_check import check_data, named_data
+from mmstepnet.jobs.job import (
     add_hooks,
     add_job_arguments,
     build_runner,
     load_config,
     process_group,
 )
-from mmstepnet.engine.patches import hand_over, patch_mmengine
+from mmstepnet.jobs.patches import hand_over, patch_mmengine
 
 
 def parse_args() -> argparse.Namespace:

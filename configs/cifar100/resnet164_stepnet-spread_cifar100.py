@@ -1,7 +1,7 @@
 # Five of 54 blocks carry the adaptor, spread evenly and not chosen: what a
 # selection of as many stiff blocks is to be compared with. That selection
 # needs a trained plain network:
-#   python tools/analysis_tools/select_blocks.py \
+#   python -m projects.reproduction.select_blocks \
 #     configs/cifar100/resnet164_plain_cifar100.py CHECKPOINT --out CONFIG
 _base_ = ['./resnet164_stepnet_cifar100.py']
 

@@ -1,6 +1,6 @@
 # The 5 least stiff of the 51 measured blocks of the plain network's seed 0,
 # after 6 epochs, by 1,000 training images: 0 % of its stiffness. Written by
-# tools/analysis_tools/select_blocks.py, see the README.
+# projects/reproduction/select_blocks.py, see the README.
 _base_ = ['./resnet164_plain_cifar10-10k.py']
 
 model = dict(

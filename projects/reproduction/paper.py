@@ -177,7 +177,7 @@ def show(args: argparse.Namespace) -> None:
         sheets = [list_sheet(tables, args.results)]
     else:
         cells = select_cells(tables, args.table, args.rows)
-        from mmstepnet.engine.complexity import measure_complexity
+        from projects.reproduction.complexity import measure_complexity
         paths = dict.fromkeys(str(c.config) for c in cells if c.config)
         progress = Console(stderr=True)
         sizes = {
@@ -205,7 +205,7 @@ def plot(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     tables = read_tables(ROOT)
-    from mmstepnet.engine.complexity import Complexity, measure_complexity
+    from projects.reproduction.complexity import Complexity, measure_complexity
     from projects.reproduction.results_document import write_report
 
     def measure(config: str) -> Complexity:

@@ -33,7 +33,7 @@ from .warm_start_results import (
 )
 
 if TYPE_CHECKING:
-    from mmstepnet.engine.complexity import Complexity
+    from projects.reproduction.complexity import Complexity
 
 HEAD = """# Results
 

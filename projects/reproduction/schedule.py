@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmengine.config import Config
 
-from mmstepnet.engine.job import KeyValueAction
+from mmstepnet.jobs.job import KeyValueAction
 
 BATCH_SIZE = 'train_dataloader.batch_size'
 

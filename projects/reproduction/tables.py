@@ -11,7 +11,7 @@ from .results import load_results, summarise
 from .sheet import NONE, Sheet
 
 if TYPE_CHECKING:  # a list of results needs no torch
-    from mmstepnet.engine.complexity import Complexity
+    from projects.reproduction.complexity import Complexity
 
 def list_sheet(tables: dict[str, list[Cell]], results: Path) -> Sheet:
     """List every row of every table.

@@ -15,9 +15,9 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from rich.console import Console
 
-from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
-from mmstepnet.engine.data_check import check_data
-from mmstepnet.engine.job import positive_int
+from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
+from mmstepnet.jobs.data_check import check_data
+from mmstepnet.jobs.job import positive_int
 from mmstepnet.registry import ATTENTIONS, find_registered
 from projects.reproduction import save_result
 from projects.reproduction.provenance import provenance

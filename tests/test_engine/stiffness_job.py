@@ -16,7 +16,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
-from mmstepnet.engine.job import end_process_group
+from mmstepnet.jobs.job import end_process_group
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import perturb
 

@@ -46,7 +46,7 @@ def refused(named, build, *errors):
 
 def load_tool(name):
     """A tool, or a program of a project, as a module."""
-    if name.startswith('projects.'):
+    if name.startswith(('benchmarks.', 'projects.')):
         return importlib.import_module(name)
     path = ROOT / 'tools' / name
     if str(path.parent) not in sys.path:  # tools import their neighbours

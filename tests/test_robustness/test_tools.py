@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
+from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from tests.test_robustness.inputs import (
     BOUNDED,
     NOT_FINITE,
@@ -45,18 +45,18 @@ COMMANDS = {
                             '--cfg-options': OPTIONS}),
     'analysis_tools/stiffness_report.py': (
         ['run'], {'--reading': ['adaptiv', ''], '--metrics': ['x']}),
-    'analysis_tools/select_blocks.py': (
+    'projects.reproduction.select_blocks': (
         [CONFIG, 'x.pth'], {'--count': COUNTS, '--max-samples': COUNTS,
                             '--out': ['x.json', 'x'], '--split': ['all'],
                             '--which': ['most']}),
     'projects.reproduction.warm_start': (
         [CONFIG, 'x.pth'], {'--epochs': COUNTS, '--lr': RATES}),
-    'analysis_tools/benchmark.py': (
+    'benchmarks.steps': (
         [], {'--batch-size': COUNTS, '--size': COUNTS,
              '--rounds': [*COUNTS, '1'], '--warmup': ['-1', 'x'],
              '--threads': COUNTS, '--modes': ['training'],
              '--dtypes': ['half'], '--compiled': ['2']}),
-    'analysis_tools/propagation_benchmark.py': (
+    'benchmarks.propagation': (
         [], {'--batch-size': COUNTS, '--tokens': COUNTS, '--heads': COUNTS,
              '--head-dims': COUNTS, '--settings': ['mask'],
              '--clock': ['cuda']}),

@@ -61,7 +61,7 @@ def run_module(name, *args, **env):
 @compiles
 def test_compile(tmp_path):
     """For every GPU that is in use, without a register too many."""
-    result = run_module(f'{__package__}.compile_kernels',
+    result = run_module('benchmarks.compile_kernels',
                         TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-4000:]
     from mmstepnet.steps.tail import triton
@@ -76,7 +76,7 @@ def test_compile(tmp_path):
 @compiles
 def test_launches(tmp_path):
     """Six kernels, and no operation of PyTorch beside them."""
-    result = run_module(f'{__package__}.count_launches',
+    result = run_module('benchmarks.count_launches',
                         TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-4000:]
     assert ('StepNet: 6 kernels of Triton, 0 operations of PyTorch;'

@@ -18,8 +18,8 @@ import time
 import pytest
 import torch
 
-from mmstepnet.engine.checkpoint import find_resumable
 from mmstepnet.files import TEMPORARY
+from mmstepnet.jobs.checkpoint import find_resumable
 
 KILLS = int(os.environ.get('KILLS', 2))
 CONFIG = """

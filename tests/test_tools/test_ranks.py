@@ -63,7 +63,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from mmstepnet.engine.job import process_group
+from mmstepnet.jobs.job import process_group
 
 def threads():
     tasks = Path('/proc/self/task').glob('*/comm')

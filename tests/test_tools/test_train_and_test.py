@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmstepnet.engine.complexity import measure_complexity
+from projects.reproduction.complexity import measure_complexity
 from tests.utils import free_port
 
 ROOT = Path(__file__).parents[2]

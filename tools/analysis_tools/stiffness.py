@@ -20,18 +20,18 @@ from mmengine.runner import Runner
 from mmengine.utils import ProgressBar
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from mmstepnet.engine.checkpoint import load_weights, read_checkpoint
 from mmstepnet.engine.hooks import StiffnessHook
-from mmstepnet.engine.job import (
+from mmstepnet.figures import save_stiffness_figures
+from mmstepnet.figures.trajectories import spread_indices
+from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
+from mmstepnet.jobs.job import (
     KeyValueAction,
     add_trust_argument,
     init_scope,
     load_config,
     positive_int,
 )
-from mmstepnet.engine.patches import patch_mmengine
-from mmstepnet.figures import save_stiffness_figures
-from mmstepnet.figures.trajectories import spread_indices
+from mmstepnet.jobs.patches import patch_mmengine
 from mmstepnet.stiffness import MEANS, READINGS, Trajectories
 
 SPLITS = ('train', 'val', 'test')

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mmstepnet.propagation.similarity import (
+from projects.metric_attention.similarity.operators import (
     adjacency_similarity,
     inflation,
     metric_similarity,

@@ -21,7 +21,7 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from mmstepnet.propagation import metric_propagation
-from mmstepnet.propagation.similarity import (
+from projects.metric_attention.similarity.operators import (
     exponential_inflation,
     metric_similarity,
     normalize_rows,

@@ -1,9 +1,9 @@
 """Manifold learning as similarity computation, Table 1 of the paper.
 
-Each method is a composition of :mod:`mmstepnet.propagation.similarity`'s
-operators, written as the table has it; embeddings follow from the similarity
-by an eigenproblem, or (SNE, t-SNE, UMAP) by descent on a divergence between
-two similarities, which is no similarity computation and is not here.
+Each method is a composition of :mod:`.operators`, written as the table has
+it; embeddings follow from the similarity by an eigenproblem, or (SNE, t-SNE,
+UMAP) by descent on a divergence between two similarities, which is no
+similarity computation and is not here.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmstepnet.propagation.similarity import (
+from projects.metric_attention.similarity.operators import (
     exponential_inflation,
     inflation,
     local_combination,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mmstepnet.propagation.similarity import (
+from projects.metric_attention.similarity.operators import (
     exponential_inflation,
     metric_similarity,
     normalize_columns,

@@ -11,7 +11,7 @@ from scipy.special import ive
 from torch import Tensor
 
 from mmstepnet.propagation import metric_propagation
-from mmstepnet.propagation.similarity import qk_dot_product
+from projects.metric_attention.similarity.operators import qk_dot_product
 
 from .circle import on_circle, propagate_by_dots
 

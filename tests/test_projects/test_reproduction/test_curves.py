@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from mmstepnet.engine.complexity import Complexity, measure_complexity
 from mmstepnet.engine.metric_log import logged_losses, logged_seconds
 from projects.reproduction import Cell, plots, save_result, table_sheets
+from projects.reproduction.complexity import Complexity, measure_complexity
 from projects.reproduction.curves import (
     late_validations,
     mean_variance,

@@ -7,8 +7,8 @@ import yaml
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from mmstepnet.engine.complexity import count_parameters
 from projects.reproduction import Figure, read_tables, select_cells
+from projects.reproduction.complexity import count_parameters
 from projects.reproduction.metafile import metafiles
 from projects.reproduction.metrics import METRICS
 

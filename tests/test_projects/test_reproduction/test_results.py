@@ -5,7 +5,6 @@ import statistics
 
 import pytest
 
-from mmstepnet.engine.complexity import Complexity
 from projects.reproduction import (
     Cell,
     Figure,
@@ -15,6 +14,7 @@ from projects.reproduction import (
     summarise,
     table_sheets,
 )
+from projects.reproduction.complexity import Complexity
 
 
 def result(seed, last, best, options=()):

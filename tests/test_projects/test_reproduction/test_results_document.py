@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstepnet.engine import complexity
-from projects.reproduction import read_tables, save_result
+from projects.reproduction import complexity, read_tables, save_result
 from projects.reproduction.columns import read_columns
 from projects.reproduction.results_document import claims_text
 from projects.reproduction.warm_start_results import (

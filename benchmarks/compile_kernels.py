@@ -1,0 +1,105 @@
+"""Compile the kernels to machine code for GPUs that need not be there.
+
+Prints for each GPU, kernel, dtype and memory format, for a tail with norms
+and one without, the most registers of a thread and the most bytes that one
+spills. In a process of its own: Triton keeps what it compiled for the
+process' GPU. ::
+
+    python -m benchmarks.compile_kernels [--all]
+"""
+
+import argparse
+import itertools
+import re
+import subprocess
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from mmstepnet.steps.tail import triton as passes
+from tests.test_steps.backends import FEW, tail_arguments
+from tests.test_steps.cases import FORMATS
+
+TARGETS = 80, 90, 100
+"""Compute capabilities: A100, H100, B200."""
+
+SMALL = ((torch.float32, (5, 3, 5, 4)), (torch.float16, (1, 1, 1, 1)),
+         (torch.bfloat16, (2, 64, 8, 8)))
+REAL = [(dtype, (n, channels, side, side))
+        for dtype in (torch.float32, torch.bfloat16) for n in (2, 256)
+        for channels, side in ((256, 56), (512, 28), (1024, 14), (2048, 7))]
+
+
+class AbsentGPU:
+    """What Triton's compiler asks a driver."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_target(self):
+        return GPUTarget('cuda', self.capability, warp_size=32)
+
+    def get_current_device(self):
+        return self.capability  # Triton keeps kernels by device
+
+    def get_current_stream(self, device):
+        return 0
+
+
+class Compiled:
+    """A kernel that is compiled where it should be launched."""
+
+    found = defaultdict(set)
+
+    def __init__(self, launcher):
+        self.kernel = launcher.kernel
+
+    def __call__(self, kept, grid, warps, *args):
+        compiled = self.kernel.warmup(*args, grid=grid, num_warps=warps)
+        self.found[self.kernel.fn.__name__].add(compiled.asm['cubin'])
+
+
+def resources(cubin):
+    """Registers of a thread and the bytes of its stack, where it spills."""
+    tool = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, '-res-usage', file.name], check=True,
+                              capture_output=True, text=True).stdout
+    return tuple(int(re.search(rf'{key}:(\d+)', text)[1])
+                 for key in ('REG', 'STACK'))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--all', action='store_true',
+                        help="at ResNet-50's sizes, too")
+    cases = SMALL + tuple(REAL if parser.parse_args().all else ())
+    for name, launcher in passes.LAUNCH.items():
+        passes.LAUNCH[name] = Compiled(launcher)
+    for target in TARGETS:
+        driver.set_active(AbsentGPU(target))
+        for (dtype, shape), memory_format in itertools.product(
+                cases if target == 90 else cases[:1], FORMATS):
+            Compiled.found.clear()
+            for norm, gate, relu in FEW:
+                spec, x, c, learned = tail_arguments(
+                    shape, dtype, memory_format, 'meta', norm, gate, relu)
+                out, saved = passes.forward(spec, x, c, learned)
+                passes.backward(spec, c, out if relu else None, c, learned,
+                                saved)
+            for name, cubins in Compiled.found.items():
+                used = [resources(cubin) for cubin in cubins]
+                print(f'sm_{target}', name, str(dtype)[6:],
+                      str(memory_format)[6:], 'x'.join(map(str, shape)),
+                      *map(max, zip(*used)), flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,112 @@
+"""Steps timed in rounds, which all contestants of a benchmark share."""
+
+import argparse
+import platform
+import statistics
+import time
+
+import torch
+from mmengine.utils import ProgressBar
+
+from mmstepnet.jobs.job import positive_int
+
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
+
+
+def add_arguments(parser: argparse.ArgumentParser, rounds: int,
+                  warmup: int) -> None:
+    """Where, how often and by which clock to measure."""
+    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
+    parser.add_argument('--rounds', type=positive_int, default=rounds)
+    parser.add_argument('--warmup', type=int, default=warmup, help='rounds')
+    parser.add_argument('--threads', type=positive_int, default=None,
+                        help="CPU threads; PyTorch's choice by default")
+    parser.add_argument('--clock', default='wall', choices=list(CLOCKS),
+                        help="cpu is the process's own time, for a machine "
+                        'that others load too; take --threads 1 with it')
+
+
+def check_arguments(parser: argparse.ArgumentParser,
+                    args: argparse.Namespace) -> None:
+    """Refuse what cannot be measured."""
+    if args.rounds < 2:
+        parser.error(f'--rounds must be at least 2 for a spread, got '
+                     f'{args.rounds}')
+    if args.warmup < 0:
+        parser.error(f'--warmup must be at least 0, got {args.warmup}')
+    if args.clock == 'cpu' and args.device == 'cuda':
+        parser.error('--clock cpu does not see what runs on a GPU; use wall')
+
+
+def set_threads(args: argparse.Namespace) -> None:
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+
+
+def machine(args: argparse.Namespace) -> dict:
+    """What the figures were measured with."""
+    device = (torch.cuda.get_device_name() if args.device == 'cuda' else
+              platform.processor() or platform.machine())
+    return dict(torch=torch.__version__, device=device,
+                threads=torch.get_num_threads(), clock=args.clock)
+
+
+class Timed:
+    """A contestant; subclasses take one step in ``step``.
+
+    Args:
+        args (Namespace): The command line.
+    """
+
+    def __init__(self, args: argparse.Namespace):
+        self.device = args.device
+        self.clock = CLOCKS[args.clock]
+
+    def step(self) -> object:
+        raise NotImplementedError
+
+    def time(self) -> float:
+        """Seconds of one step."""
+        self._synchronize()
+        start = self.clock()
+        self.step()
+        self._synchronize()
+        return self.clock() - start
+
+    def _synchronize(self) -> None:
+        if self.device == 'cuda':
+            torch.cuda.synchronize()
+
+
+def measure(contestants: dict[str, Timed],
+            args: argparse.Namespace) -> dict[str, dict]:
+    """Let each take a step in every round.
+
+    Args:
+        contestants (dict[str, Timed]): By name; the first is the baseline.
+        args (Namespace): The command line.
+
+    Returns:
+        dict[str, dict]: For each name the ``seconds`` of its steps;
+        ``first``, those of the very first, which may compile; and ``ratio``,
+        ``low`` and ``high``: median and quartiles of their ratios to the
+        baseline's steps of the same round.
+    """
+    first, seconds = {}, {name: [] for name in contestants}
+    bar = ProgressBar(len(contestants) * (args.rounds + args.warmup))
+    for round_ in range(args.warmup + args.rounds):
+        for name, contestant in contestants.items():
+            elapsed = contestant.time()
+            first.setdefault(name, elapsed)
+            if round_ >= args.warmup:
+                seconds[name].append(elapsed)
+            bar.update()
+    print()
+    baseline = seconds[next(iter(contestants))]
+    result = {}
+    for name, own in seconds.items():
+        low, ratio, high = statistics.quantiles(
+            [a / b for a, b in zip(own, baseline)], n=4)
+        result[name] = dict(
+            ratio=ratio, low=low, high=high, first=first[name], seconds=own)
+    return result

@@ -1,0 +1,239 @@
+"""Speed and memory of a training step and of inference, beside the peers'.
+
+In every round each network takes one step, and a step is compared with that
+of the host's plain network in the same round, so that a change of the
+machine's load meets all of them. The table gives the median of these ratios
+with the quartiles.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mmstepnet import steps
+from mmstepnet.jobs.job import positive_int
+
+from . import tails
+from .networks import (
+    BACKBONES,
+    INFERENCE,
+    NETWORKS,
+    Classifier,
+    Detector,
+    detection_samples,
+)
+from .rounds import (
+    Timed,
+    add_arguments,
+    check_arguments,
+    machine,
+    measure,
+    set_threads,
+)
+
+DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
+FORMATS = dict(
+    contiguous=torch.contiguous_format, channels_last=torch.channels_last)
+
+
+class Contestant(Timed):
+    """A network and one step of it.
+
+    Args:
+        name (str): Its name in the table; 'naive' in it takes the reference
+            path of the residual step.
+        build (Callable): Builds the network.
+        args (Namespace): The command line.
+        mode (str): 'train', 'inference' or 'detection', which trains too.
+        memory_format (str): A key of ``FORMATS``.
+        dtype (str): A key of ``DTYPES``, float32 or that of autocast.
+        compiled (bool): Whether to compile it.
+    """
+
+    def __init__(self, name: str, build: Callable, args: argparse.Namespace,
+                 mode: str, memory_format: str, dtype: str, compiled: bool):
+        super().__init__(args)
+        torch.manual_seed(0)
+        self.fused = 'naive' not in name
+        self.train = mode != 'inference'
+        self.dtype = DTYPES[dtype]
+        model = build() if mode == 'detection' else Classifier(build())
+        # Hosts' train() returns None.
+        model.train(self.train)
+        model.to(args.device, memory_format=FORMATS[memory_format])
+        self.forward = torch.compile(model) if compiled else model
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+        shape = (args.batch_size, 3, args.size, args.size)
+        self.images = torch.randn(shape, device=args.device).contiguous(
+            memory_format=FORMATS[memory_format])
+        self.labels = (
+            detection_samples(args) if mode == 'detection' else torch.randint(
+                1000, (args.batch_size, ), device=args.device))
+
+    def loss(self) -> Tensor:
+        """Forward pass."""
+        with steps.fused(self.fused), torch.autocast(
+                self.device, self.dtype, enabled=self.dtype is not None):
+            return self.forward(self.images, self.labels)
+
+    def step(self) -> None:
+        """One step of training, or one of inference."""
+        if not self.train:
+            with torch.inference_mode():
+                self.loss()
+            return
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def saved_bytes(self) -> int:
+        """Bytes of distinct storages that a forward pass saves for backward.
+
+        Parameters are left out: they are there in any case.
+        """
+        parameters = {p.untyped_storage().data_ptr()
+                      for group in self.optimizer.param_groups
+                      for p in group['params']}
+        kept = {}
+
+        def pack(t: Tensor) -> Tensor:
+            # Kept alive, so that no address is used twice.
+            kept[t.untyped_storage().data_ptr()] = t
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            self.loss()
+        return sum(t.untyped_storage().nbytes() for pointer, t in kept.items()
+                   if pointer not in parameters)
+
+    def peak_bytes(self) -> int:
+        """Peak memory of a step on CUDA, above what stood there before."""
+        self.optimizer.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.step()
+        return torch.cuda.max_memory_allocated() - before
+
+
+def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
+    """One table: rows of every network in one setting."""
+    builders = dict(NETWORKS)
+    if mode == 'detection':
+        builders = {name: partial(Detector, backbone)
+                    for name, backbone in BACKBONES.items()}
+    baseline = next(iter(builders))
+    if mode == 'inference':
+        builders.update(INFERENCE)
+    if args.networks:
+        builders = {name: build for name, build in builders.items()
+                    if name in (baseline, *args.networks)}
+    contestants = {name: Contestant(name, build, args, mode, *setting)
+                   for name, build in builders.items()}
+    times = measure(contestants, args)
+    rows = []
+    for name, contestant in contestants.items():
+        row = dict(
+            times[name], network=name, images_per_second=args.batch_size /
+            statistics.median(times[name]['seconds']))
+        if contestant.train:
+            row['saved_bytes'] = contestant.saved_bytes()
+            if args.device == 'cuda':
+                row['peak_bytes'] = contestant.peak_bytes()
+        rows.append(row)
+    return rows
+
+
+def print_table(title: str, rows: list[dict]) -> None:
+    base = rows[0]
+    print(f'\n{title}\n{"network":24}{"ratio":>8}{"quartiles":>16}'
+          f'{"first (s)":>11}{"images/s":>10}{"saved":>8}{"peak":>8}')
+    for row in rows:
+        memory = [f'{row[key] / base[key]:8.3f}' if key in row else ' ' * 8
+                  for key in ('saved_bytes', 'peak_bytes')]
+        spread = f'{row["low"]:.3f}-{row["high"]:.3f}'
+        rate = row.get('images_per_second')
+        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}'
+              f'{row["first"]:11.2f}',
+              ' ' * 10 if rate is None else f'{rate:10.1f}', *memory, sep='')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add_arguments(parser, rounds=15, warmup=2)
+    parser.add_argument('--batch-size', type=positive_int, default=8)
+    parser.add_argument('--size', type=positive_int, default=224,
+                        help='side of the images in pixels')
+    parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
+                        choices=['tails', 'train', 'inference', 'detection'],
+                        help='tails are the ends of blocks alone, detection '
+                        'is a training step of Faster R-CNN')
+    parser.add_argument('--formats', nargs='+', default=list(FORMATS),
+                        choices=list(FORMATS))
+    parser.add_argument('--dtypes', nargs='+', default=['float32'],
+                        choices=list(DTYPES),
+                        help='float32, or the dtype of autocast')
+    parser.add_argument('--compiled', nargs='+', type=int, default=[0],
+                        choices=[0, 1], help='eager is 0')
+    parser.add_argument('--networks', nargs='+', metavar='NAME',
+                        choices=list({**NETWORKS, **INFERENCE, **BACKBONES}),
+                        help='beside the baseline; all by default')
+    parser.add_argument('--out', default='benchmark.json', help='JSON file')
+    args = parser.parse_args()
+    check_arguments(parser, args)
+    if 1 in args.compiled:
+        if torch.__version__ < (2, 6):
+            parser.error('--compiled 1 needs PyTorch 2.6 or later, this is '
+                         f'{torch.__version__}: earlier ones run a network '
+                         'uncompiled and do not say so')
+        # Networks share their code and have graphs of their own.
+        torch._dynamo.config.recompile_limit = 10_000
+        torch._dynamo.config.accumulated_recompile_limit = 10_000
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return args
+
+
+def save(args: argparse.Namespace, result: dict) -> None:
+    with open(args.out, 'w') as file:
+        json.dump(result, file, indent=1)
+
+
+def main() -> None:
+    args = parse_args()
+    set_threads(args)
+    result = dict(
+        machine(args), batch_size=args.batch_size, size=args.size, tables=[])
+    if 'tails' in args.modes:
+        for shape, memory_format, rows in tails.tables(args, FORMATS):
+            print_table(f'tail, {shape}, {memory_format}', rows)
+            result['tables'].append(dict(
+                mode='tail', shape=shape, memory_format=memory_format,
+                rows=rows))
+            save(args, result)
+    for mode, memory_format, dtype, compiled in itertools.product(
+            [mode for mode in args.modes if mode != 'tails'], args.formats,
+            args.dtypes, args.compiled):
+        load = os.getloadavg()[0]
+        rows = benchmark(args, mode, memory_format, dtype, bool(compiled))
+        title = ', '.join([mode, memory_format, dtype,
+                           'compiled' if compiled else 'eager'])
+        print_table(f'{title} (load {load:.1f} before, '
+                    f'{os.getloadavg()[0]:.1f} after)', rows)
+        result['tables'].append(dict(
+            mode=mode, memory_format=memory_format, dtype=dtype,
+            compiled=bool(compiled), load=[load, os.getloadavg()[0]],
+            rows=rows))
+        save(args, result)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,314 @@
+"""The commands and their arguments."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmstepnet.steps.files import load_steps, read_weights
+from mmstepnet.stiffness import (
+    DEFAULT_READING,
+    READINGS,
+    Trajectories,
+    find_steps,
+    measure_stiffness,
+)
+
+from .env import main as show_environment
+from .models import KINDS, NamedModel, load_model
+
+SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Arguments of all commands."""
+    parser = argparse.ArgumentParser(
+        prog='python -m mmstepnet',
+        description='Residual networks as Euler steps.')
+    commands = parser.add_subparsers(required=True, metavar='COMMAND')
+
+    stiffness = commands.add_parser(
+        'stiffness', help='measure networks on pictures or a text',
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description='Measure the stiffness of networks (NSI and TNS) and '
+        'write recordings and a page that compares them.')
+    stiffness.add_argument('models', nargs='+', metavar='MODEL', help=KINDS)
+    data = stiffness.add_mutually_exclusive_group(required=True)
+    data.add_argument('--images', type=Path, help='folder of pictures')
+    data.add_argument('--text', type=Path, help='file of text, for hf:')
+    data.add_argument('--arrays', type=Path, help='.npy file, what the models '
+                      'are called with, samples first')
+    stiffness.add_argument('--weights', type=Path, nargs='+', default=[],
+                           help='files of weights, one a model, or several of '
+                           'one model, as of its epochs')
+    stiffness.add_argument('--pretrained', action='store_true',
+                           help='let the library fetch its weights')
+    stiffness.add_argument('--steps', help='file of save_steps, or '
+                           'hf://USER/REPO')
+    stiffness.add_argument('--samples', type=int, help='at most so many, '
+                           'evenly drawn from all')
+    stiffness.add_argument('--batch-size', type=int, default=16)
+    stiffness.add_argument('--tokens', type=int, default=256,
+                           help='length of a sample of text')
+    stiffness.add_argument('--device', default='cuda' if (
+        torch.cuda.is_available()) else 'cpu')
+    stiffness.add_argument('--blocks', nargs='+', help='patterns of names')
+    stiffness.add_argument('--reading', choices=READINGS,
+                           default=DEFAULT_READING)
+    stiffness.add_argument('--out', type=Path, default=Path('stiffness'))
+    stiffness.set_defaults(run=run_stiffness)
+
+    report = commands.add_parser(
+        'report', help='make the page anew, of recordings alone')
+    report.add_argument('recordings', nargs='+', type=Path)
+    report.add_argument('--reading', choices=READINGS,
+                        default=DEFAULT_READING)
+    report.add_argument('--out', type=Path, default=Path('stiffness'))
+    report.set_defaults(run=run_report)
+
+    blocks = commands.add_parser(
+        'blocks', help='which residual steps a network has, and which are '
+        'left out and why')
+    blocks.add_argument('model', metavar='MODEL', help=KINDS)
+    blocks.add_argument('--size', type=int, nargs='+', default=[224],
+                        help='side of the pictures, or height and width')
+    blocks.set_defaults(run=run_blocks)
+
+    env = commands.add_parser('env', help='versions of all that matters')
+    env.set_defaults(run=run_env)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; what is wrong with it is one line, and 2."""
+    args = parse_args(argv)
+    try:
+        args.run(args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f'mmstepnet: {_line(error)}', file=sys.stderr)
+        return 2
+    return 0
+
+
+def _line(error: Exception) -> str:
+    return ' '.join(str(error).split())
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tell what failed in what somebody else wrote, not where."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError):  # these say it
+        raise
+    except Exception as error:
+        raise ValueError(f'{what} ({type(error).__name__}: '
+                         f'{_line(error)[:300]})') from error
+
+
+def run_stiffness(args: argparse.Namespace) -> None:
+    """Measure, print, and write recordings and page."""
+    for name in ('samples', 'batch_size', 'tokens'):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f'--{name.replace("_", "-")} must be at least 1, '
+                             f'got {value}')
+    recordings = {}
+    for label, name, weights in _jobs(args.models, args.weights):
+        with _told(f'{name} cannot be built'):
+            named = load_model(name, args.pretrained)
+        if weights is not None:
+            _load_weights(named, weights)
+        if args.steps is not None:
+            load_steps(named.model, args.steps)
+        if named.note:
+            print(f'{label}: {named.note}')
+        with _told(f'--device {args.device} cannot be used'):
+            model = named.model.to(args.device)
+
+        def forward(model: nn.Module, batch: Tensor, name: str = name):
+            with _told(f'{name} does not run on these samples, '
+                       f'{tuple(batch.shape)} of {batch.dtype}'):
+                model(batch)
+
+        found = measure_stiffness(
+            model, _shown(label, _batches(named, args), args.device),
+            blocks=args.blocks, forward=forward, model=label,
+            split=str(args.images or args.text or args.arrays))
+        recordings[label] = found
+        found.save(args.out / f'{label}.npz')
+        _print(label, found, args.reading)
+    _page(recordings, args.reading, args.out)
+
+
+def run_report(args: argparse.Namespace) -> None:
+    """The page, of recordings."""
+    names = [path.stem for path in args.recordings]
+    if len(set(names)) < len(names):
+        names = [f'{path.parent.name}.{path.stem}' for path in args.recordings]
+    if len(set(names)) < len(names):
+        names = [str(path.with_suffix('')) for path in args.recordings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f'{name}.npz is given twice')
+    recordings = {name: Trajectories.load(path)
+                  for name, path in zip(names, args.recordings)}
+    for name, found in recordings.items():
+        _print(name, found, args.reading)
+    _page(recordings, args.reading, args.out)
+
+
+def run_blocks(args: argparse.Namespace) -> None:
+    """What is found, on the meta device."""
+    with _told(f'{args.model} cannot be built'):
+        named = load_model(args.model)
+    height, width = (*args.size, *args.size)[:2]
+    if named.tokens is not None:
+        example = torch.zeros(1, 32, dtype=torch.long, device='meta')
+    else:
+        example = torch.zeros(1, 3, height, width, device='meta')
+    with _told(f'{args.model} does not run on {tuple(example.shape)}; give '
+               f'--size'):
+        steps = find_steps(named.model.to('meta').eval(), example)
+    wide = max((len(step.name) for step in steps), default=0)
+    for step in steps:
+        shape = ' x '.join(map(str, step.shape[1:]))
+        print(f'{step.name:{wide}}  {shape:16} '
+              f'{step.left_out or "recorded"}')
+    recorded = sum(step.left_out is None for step in steps)
+    print(f'{len(steps)} residual steps, {recorded} of them recorded')
+
+
+def run_env(args: argparse.Namespace) -> None:
+    """Versions."""
+    show_environment()
+
+
+def _jobs(models: list[str],
+          weights: list[Path]) -> list[tuple[str, str, Path | None]]:
+    """Which model with which weights, and what it is called."""
+    for path in weights:
+        if not path.is_file():
+            raise FileNotFoundError(f'there is no file {path}')
+    if len(models) == 1 and weights:
+        models = models * len(weights)
+    if weights and len(models) != len(weights):
+        raise ValueError(f'{len(models)} models need as many --weights, got '
+                         f'{len(weights)}')
+    jobs = []
+    for name, path in zip(models, weights or [None] * len(models)):
+        label = name.rstrip('/').replace(':', '.').rpartition('/')[2]
+        jobs.append((label if path is None else f'{label}.{path.stem}', name,
+                     path))
+    labels = [label for label, *_ in jobs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f'two models would be called {label}')
+    return jobs
+
+
+def _load_weights(named: NamedModel, path: Path) -> None:
+    weights = read_weights(path)
+    try:
+        named.model.load_state_dict(weights)
+    except RuntimeError as error:
+        text = ' '.join(str(error).split())
+        raise ValueError(f'{path} holds no weights of this model: '
+                         f'{text[:300]}') from error
+
+
+def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
+    if args.arrays is not None:
+        with _told(f'{args.arrays} is no .npy file'):
+            samples = np.load(args.arrays, allow_pickle=False)
+        if not isinstance(samples, np.ndarray) or not samples.ndim:
+            raise ValueError(f'{args.arrays} must hold one array, samples '
+                             f'first')
+        taken = _drawn(len(samples), args.samples)
+
+        def sample(k: int) -> Tensor:
+            return torch.from_numpy(samples[k])
+    elif args.text is not None:
+        if named.tokens is None:
+            raise ValueError('this model takes no text; give --images')
+        ids = named.tokens(args.text.read_text('utf-8'))
+        rows = ids[:len(ids) // args.tokens * args.tokens].view(
+            -1, args.tokens)
+        taken = _drawn(len(rows), args.samples)
+        sample = rows.__getitem__
+    else:
+        if named.prepare is None:
+            raise ValueError('this model takes no pictures; give --text')
+        from PIL import Image
+        paths = sorted(path for path in args.images.rglob('*')
+                       if path.suffix.lower() in SUFFIXES and path.is_file())
+        taken = _drawn(len(paths), args.samples)
+
+        def sample(k: int) -> Tensor:
+            try:
+                with Image.open(paths[k]) as image:
+                    return named.prepare(image.convert('RGB'))
+            except OSError as error:
+                raise ValueError(
+                    f'{paths[k]} cannot be read: {error}') from error
+    if not len(taken):
+        raise ValueError(f'there is no sample in '
+                         f'{args.images or args.text or args.arrays}')
+    for start in range(0, len(taken), args.batch_size):
+        with _told('the samples make no batch'):
+            batch = torch.stack([
+                sample(int(k)) for k in taken[start:start + args.batch_size]])
+        yield batch
+
+
+def _drawn(count: int, samples: int | None) -> np.ndarray:
+    """Numbers of samples, evenly drawn."""
+    wanted = count if samples is None else min(samples, count)
+    return np.linspace(0, count - 1, wanted).round().astype(int)
+
+
+def _shown(label: str, batches: Iterator[Tensor],
+           device: str) -> Iterator[Tensor]:
+    """Batches on the device; how many samples there were is shown."""
+    seen = 0
+    for batch in batches:
+        yield batch.to(device)
+        seen += len(batch)
+        print(f'\r{label}: {seen} samples', end='', flush=True)
+    print()
+
+
+def _print(label: str, found: Trajectories, reading: str) -> None:
+    numbers = '  '.join(f'{name} {found.tns(name):.3f}' for name in READINGS)
+    print(f'{label}: {len(found)} samples, {len(found.blocks)} blocks\n'
+          f'  TNS  {numbers}\n'
+          f'  stiffness proportion ({reading})  '
+          f'{found.proportion(reading):.3f}\n'
+          f'  stiffest blocks ({reading})')
+    for name, stiffness, nsi in found.stiffest_blocks(5, reading):
+        print(f'    {name}: {stiffness:.3f}, mean NSI {nsi:.3f}')
+
+
+def _page(recordings: dict[str, Trajectories], reading: str,
+          out: Path) -> None:
+    if find_spec('jinja2') is None or find_spec('plotly') is None or (
+            find_spec('matplotlib') is None):
+        print("for the page: pip install 'mmstepnet[figures]', then "
+              f'python -m mmstepnet report {out}/*.npz --out {out}')
+        return
+    from mmstepnet.figures import save_report
+    from mmstepnet.figures.runs import Run
+    page = save_report([Run(name, name, found, reading)
+                        for name, found in recordings.items()], out)
+    print(page.resolve())
+
+
+if __name__ == '__main__':
+    sys.exit(main())

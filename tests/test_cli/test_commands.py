@@ -1,0 +1,249 @@
+"""The command, against the library called by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from torchvision.models import ResNet18_Weights, resnet18
+
+import mmstepnet
+from mmstepnet.cli import main
+from mmstepnet.cli.models import load_model
+from mmstepnet.steps import ResidualStep
+from mmstepnet.stiffness import (
+    Trajectories,
+    TrajectoryRecorder,
+    measure_stiffness,
+)
+from tests.test_steps.cases import randomise
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / 'pictures' / 'some'
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for k in range(5):
+        pixels = generator.integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f'{k}.png')
+    return folder.parent
+
+
+@pytest.fixture
+def weights(tmp_path):
+    torch.manual_seed(0)
+    model = resnet18()
+    path = tmp_path / 'weights.safetensors'
+    safetensors.torch.save_file(model.state_dict(), path)
+    return path
+
+
+def call(*args):
+    return main([str(arg) for arg in args])
+
+
+def by_hand(pictures, weights, change=None):
+    model = resnet18().eval()
+    model.load_state_dict(safetensors.torch.load_file(weights))
+    if change is not None:
+        change(model)
+    prepare = ResNet18_Weights.DEFAULT.transforms()
+    images = [prepare(Image.open(path).convert('RGB'))
+              for path in sorted(pictures.rglob('*.png'))]
+    with TrajectoryRecorder(model) as recorder, torch.inference_mode():
+        model(torch.stack(images))
+    return recorder.trajectories()
+
+
+def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
+                                           capsys):
+    out = tmp_path / 'out'
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--weights', weights, '--batch-size', 2, '--device', 'cpu',
+                '--out', out) == 0
+    found = Trajectories.load(out / 'torchvision.resnet18.weights.npz')
+    wanted = by_hand(pictures, weights)
+    np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-4)
+    assert found.blocks == wanted.blocks
+    printed = capsys.readouterr().out
+    assert f'adaptive {wanted.tns():.3f}' in printed
+    name, stiffness, nsi = wanted.stiffest_blocks(1)[0]
+    assert f'{name}: {stiffness:.3f}, mean NSI {nsi:.3f}' in printed
+
+
+def test_steps_of_a_file(pictures, weights, tmp_path):
+    def change(model):
+        mmstepnet.insert_steps(model)
+        randomise(*(m.attention for m in model.modules()
+                    if isinstance(m, ResidualStep)))
+        mmstepnet.save_steps(model, tmp_path)
+    wanted = by_hand(pictures, weights, change)
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--weights', weights, '--steps', tmp_path, '--device', 'cpu',
+                '--out', tmp_path / 'out') == 0
+    found = Trajectories.load(
+        tmp_path / 'out' / 'torchvision.resnet18.weights.npz')
+    np.testing.assert_allclose(found.step_mean, wanted.step_mean, rtol=1e-4)
+    assert not np.allclose(found.step_mean, 1)
+
+
+def test_a_function_arrays_and_the_page(tmp_path, capsys):
+    pytest.importorskip('plotly', reason='needs the figures')
+    (tmp_path / 'nets.py').write_text(
+        'from torchvision.models import resnet18, resnet34\n'
+        'def small():\n    return resnet18()\n'
+        'def large():\n    return resnet34()\n'
+        'def none():\n    return 3\n')
+    np.save(tmp_path / 'a.npy', np.random.default_rng(0).random(
+        (4, 3, 32, 32), np.float32))
+    nets = tmp_path / 'nets.py'
+    assert call('stiffness', f'{nets}:small', f'{nets}:large', '--arrays',
+                tmp_path / 'a.npy', '--samples', 3, '--device', 'cpu',
+                '--out', tmp_path) == 0
+    assert (tmp_path / 'stiffness_report.html').is_file()
+    recordings = sorted(tmp_path.glob('*.npz'))
+    assert [len(Trajectories.load(path)) for path in recordings] == [3, 3]
+    assert call('report', *recordings, '--out', tmp_path / 'again') == 0
+    assert (tmp_path / 'again' / 'stiffness_report.html').is_file()
+    assert call('stiffness', f'{nets}:none', '--arrays', tmp_path / 'a.npy',
+                '--out', tmp_path) == 2
+    assert 'returned a int; it must return a model' in (
+        capsys.readouterr().err)
+
+
+def test_text(tmp_path, capsys):
+    transformers = pytest.importorskip('transformers', reason='transformers')
+    if int(transformers.__version__.split('.')[0]) < 5:
+        pytest.skip('needs transformers 5')
+    transformers.GPT2Config(n_embd=32, n_layer=3, n_head=2).save_pretrained(
+        tmp_path / 'gpt')
+    (tmp_path / 'a.txt').write_text('residual networks ' * 40)
+    assert call('stiffness', f'hf:{tmp_path}/gpt', '--text',
+                tmp_path / 'a.txt', '--tokens', 32, '--device', 'cpu',
+                '--out', tmp_path) == 0
+    assert 'bytes are the tokens' in capsys.readouterr().out
+    found = Trajectories.load(tmp_path / 'gpt.npz')
+    assert len(found) == 720 // 32 and len(found.blocks) == 4
+
+
+def test_blocks(capsys):
+    assert call('blocks', 'torchvision:resnet18', '--size', 64) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == '8 residual steps, 4 of them recorded'
+    assert lines[1].split()[0] == 'layer1.1' and 'recorded' in lines[1]
+
+
+WRONG = {
+    'no kind': (['blocks', 'resnet18'], "'resnet18' names no model; give"),
+    'another kind': (['blocks', 'keras:resnet'], 'names no model'),
+    'a typing error': (['blocks', 'torchvision:resnet81'],
+                       "has no model 'resnet81'; near are"),
+    'no file': (['blocks', 'nowhere.py:net'], 'there is no file nowhere.py'),
+    'no pictures': (['stiffness', 'torchvision:resnet18', '--images', '{}'],
+                    'there is no sample in'),
+    'no weights': (['stiffness', 'torchvision:resnet18', '--images', '{}',
+                    '--weights', 'no.pth'], 'there is no file no.pth'),
+    'twice': (['stiffness', 'torchvision:resnet18', 'torchvision:resnet18',
+               '--images', '{}'], 'two models would be called'),
+    'text for pictures': (['stiffness', 'torchvision:resnet18', '--text',
+                           __file__], 'takes no text; give --images'),
+    'no samples': (['stiffness', 'torchvision:resnet18', '--images', '{}',
+                    '--samples', '0'], '--samples must be at least 1, got 0'),
+    'no such device': (['stiffness', 'torchvision:resnet18', '--images',
+                        '{}', '--device', 'abacus'],
+                       '--device abacus cannot be used (RuntimeError'),
+    'another tag': (['blocks', 'timm:resnet18.none'], 'cannot be built'),
+    'no function': (['blocks', f'{__file__}:WRONG'], 'cannot be built'),
+    'another size': (['blocks', 'timm:vit_tiny_patch16_224', '--size', '64'],
+                     'does not run on (1, 3, 64, 64); give --size'),
+    'no recording': (['report', 'no.npz'], 'no.npz'),
+}
+
+
+@pytest.mark.parametrize('what', WRONG)
+def test_what_is_wrong_is_one_line(what, tmp_path, capsys):
+    args, message = WRONG[what]
+    assert call(*(arg.format(tmp_path) for arg in args)) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith('mmstepnet: ')
+    assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('content, message', [
+    (np.ones((2, 3, 32, 32)), 'does not run on these samples, (2, 3, 32, 32)'),
+    (np.ones((2, 5, 32, 32), np.float32), 'does not run on these samples'),
+    (np.float32(1), 'must hold one array'), (None, 'is no .npy file'),
+])
+def test_arrays_of_another_kind(content, message, tmp_path, capsys):
+    path = tmp_path / 'a.npy'
+    path.touch()
+    if content is not None:
+        np.save(path, content)
+    assert call('stiffness', 'torchvision:resnet18', '--arrays', path,
+                '--device', 'cpu', '--out', tmp_path / 'out') == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
+
+
+def test_steps_of_a_repository(pictures, tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr('mmstepnet.cli.commands.load_steps',
+                        lambda model, path: given.append(path))
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--steps', 'hf://some/body', '--device', 'cpu', '--out',
+                tmp_path) == 0
+    assert given == ['hf://some/body']
+
+
+def test_nothing_is_fetched_unasked(monkeypatch):
+    def fetch(*args, **kwargs):
+        raise AssertionError('fetches')
+    monkeypatch.setattr('torch.hub.load_state_dict_from_url', fetch)
+    monkeypatch.setattr('torchvision.models._api.load_state_dict_from_url',
+                        fetch)
+    load_model('torchvision:lraspp_mobilenet_v3_large')
+
+
+def test_recordings_of_one_name(pictures, tmp_path, capsys):
+    found = measure_stiffness(resnet18(), [torch.rand(2, 3, 32, 32)])
+    paths = [tmp_path / run / 'last' / 'a.npz' for run in 'xy']
+    for path in paths:
+        found.save(path)
+    assert call('report', *paths, '--out', tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert all(f'{path.with_suffix("")}: 2 samples' in printed
+               for path in paths)
+    assert call('report', *paths, paths[0], '--out', tmp_path) == 2
+    assert 'is given twice' in capsys.readouterr().err
+
+
+def test_weights_of_another_model(pictures, tmp_path, capsys):
+    path = tmp_path / 'a.safetensors'
+    safetensors.torch.save_file(dict(a=torch.ones(1)), path)
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--weights', path) == 2
+    assert 'holds no weights of this model: Error(s)' in (
+        capsys.readouterr().err)
+
+
+def test_a_broken_picture_is_named(pictures, weights, tmp_path, capsys):
+    (pictures / 'x.png').write_bytes(b'no picture')
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--device', 'cpu', '--out', tmp_path / 'out') == 2
+    assert 'x.png cannot be read' in capsys.readouterr().err
+
+
+def test_table_is_what_was_recorded(pictures, weights):
+    found = by_hand(pictures, weights)
+    table = found.table()
+    assert {len(column) for column in table.values()} == {
+        found.adaptive.size}
+    k = 7
+    sample, block = divmod(k, len(found.blocks))
+    assert table['sample'][k] == sample
+    assert table['block'][k] == found.blocks[block]
+    assert table['adaptive'][k] == found.adaptive[sample, block]
+    json.dumps(table)

@@ -1,0 +1,129 @@
+import errno
+import os
+
+import pytest
+import torch
+import torch.nn as nn
+from mmengine.evaluator import BaseMetric, Evaluator
+from mmengine.fileio import LocalBackend
+from mmengine.fileio.backends import registry_utils
+from mmengine.model import BaseModel
+from mmengine.runner import CheckpointLoader, Runner
+from torch.utils.data import DataLoader
+
+from mmstepnet.jobs.patches import patch_mmengine
+
+
+class Toy(BaseModel):
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 1)
+
+    def forward(self, x, mode='tensor'):
+        y = self.fc(x)
+        return dict(loss=y.square().mean()) if mode == 'loss' else [y]
+
+
+class Rising(BaseMetric):
+    """Better with every epoch."""
+
+    calls = 0
+
+    def process(self, data_batch, data_samples):
+        self.results.append(0)
+
+    def compute_metrics(self, results):
+        Rising.calls += 1
+        return dict(score=Rising.calls)
+
+
+@pytest.fixture(autouse=True)
+def backends(monkeypatch):
+    """What the tools do, which lasts for a process."""
+    monkeypatch.setattr(registry_utils, 'backends',
+                        dict(registry_utils.backends))
+    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+    monkeypatch.setattr(CheckpointLoader, '_schemes',
+                        CheckpointLoader._schemes.copy())
+    patch_mmengine()
+
+
+def runner(work_dir, epochs, hook='mmstepnet.DurableCheckpointHook',
+           resume=False, **kwargs):
+    data = DataLoader(torch.randn(4, 2), batch_size=2, collate_fn=lambda b:
+                      dict(x=torch.stack(b)))
+    return Runner(
+        Toy(), str(work_dir), train_dataloader=data, val_dataloader=data,
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+        train_cfg=dict(by_epoch=True, max_epochs=epochs), val_cfg=dict(),
+        val_evaluator=Evaluator([Rising()]), resume=resume,
+        default_hooks=dict(checkpoint=dict(
+            type=hook, interval=1, max_keep_ckpts=1, **kwargs)),
+        experiment_name=f'{work_dir.name}{hook}{epochs}')
+
+
+def files(work_dir):
+    return sorted(p.name for p in work_dir.iterdir()
+                  if p.suffix in ('.pth', '') and p.is_file())
+
+
+@pytest.mark.parametrize('save_best', [None, 'score'])
+def test_same_files_as_the_host(tmp_path, save_best):
+    kwargs = {} if save_best is None else dict(
+        save_best=save_best, rule='greater')
+    found = []
+    for hook in ('CheckpointHook', 'mmstepnet.DurableCheckpointHook'):
+        folder = tmp_path / hook
+        runner(folder, 3, hook, **kwargs).train()
+        # Resumed, it goes on to prune what the first job kept.
+        runner(folder, 5, hook, resume=True, **kwargs).train()
+        found.append(files(folder))
+    assert found[0] == found[1]
+    assert 'epoch_5.pth' in found[0]
+    assert sum(name.startswith('best_') for name in found[0]) == bool(
+        save_best)
+
+
+@pytest.mark.parametrize('failing', range(4))
+def test_a_failed_save_leaves_whole_checkpoints(tmp_path, monkeypatch,
+                                                failing):
+    """Of every two saves of an epoch, its own and its best."""
+    runner(tmp_path, 1, save_best='score', rule='greater').train()
+    saves = []
+    write = os.fsync
+
+    def sometimes_full(descriptor):
+        saves.append(1)
+        if len(saves) == failing + 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(descriptor)
+
+    monkeypatch.setattr(os, 'fsync', sometimes_full)
+    with pytest.raises(OSError, match='whole checkpoint is .*epoch_') as e:
+        runner(tmp_path, 3, resume=True, save_best='score',
+               rule='greater').train()
+    assert e.value.errno == errno.ENOSPC
+    named = str(e.value).rpartition(' is ')[2]
+    for name in files(tmp_path):
+        if name.endswith('.pth'):
+            torch.load(tmp_path / name, weights_only=False)
+    assert any(n.startswith('best_') for n in files(tmp_path))
+    assert os.path.isfile(named)
+
+
+def test_a_main_without_the_patch_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+    runner(tmp_path, 1).train()
+    log, = tmp_path.glob('*/*.log')
+    assert 'written in place' in log.read_text()
+
+
+def test_clears_away_unfinished_files(tmp_path):
+    left = tmp_path / '.epoch_7.pth.ab12.unfinished'
+    other = tmp_path / '.epoch_8.pth.cd34.unfinished'  # is being written
+    for path in (left, other):
+        path.touch()
+    os.utime(left, (0, 0))
+    runner(tmp_path, 1).train()
+    assert not left.exists() and other.exists()
