@@ -1,30 +1,46 @@
 """Residual networks whose step an attention chooses, on PyTorch alone.
 
-``mmstepnet.models``, ``engine``, ``datasets`` and ``registry`` bring it into
-OpenMMLab and need that; nothing else here does.
+``mmstepnet.models``, ``engine``, ``datasets``, ``jobs`` and ``registry`` bring
+it into OpenMMLab and need that; nothing else here does.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from . import torch_version  # noqa: F401, it refuses what cannot work
 from .attentions import ECA, SE, StepNet
 from .steps import ResidualStep
 from .version import __version__
 
+if TYPE_CHECKING:
+    from .blocks import register_block
+    from .propagation import MetricAttention
+    from .steps import (
+        find_steps,
+        insert_steps,
+        remove_steps,
+        step_parameters,
+    )
+    from .steps.calibration import calibrate
+    from .steps.files import load_steps, save_steps
+    from .steps.fold import fold
+    from .steps.freezing import mark_only_steps_as_trainable
+    from .stiffness import TrajectoryRecorder, measure_stiffness
+
 LATER = {
-    'MetricAttention': 'mmstepnet.propagation',
-    'TrajectoryRecorder': 'mmstepnet.stiffness',
-    'calibrate': 'mmstepnet.steps.calibration',
-    'find_steps': 'mmstepnet.steps',
-    'fold': 'mmstepnet.steps.fold',
-    'insert_steps': 'mmstepnet.steps',
-    'load_steps': 'mmstepnet.steps.files',
-    'mark_only_steps_as_trainable': 'mmstepnet.steps.freezing',
-    'measure_stiffness': 'mmstepnet.stiffness',
-    'register_block': 'mmstepnet.blocks',
-    'remove_steps': 'mmstepnet.steps',
-    'save_steps': 'mmstepnet.steps.files',
-    'step_parameters': 'mmstepnet.steps',
+    'MetricAttention': 'propagation',
+    'TrajectoryRecorder': 'stiffness',
+    'calibrate': 'steps.calibration',
+    'find_steps': 'steps',
+    'fold': 'steps.fold',
+    'insert_steps': 'steps',
+    'load_steps': 'steps.files',
+    'mark_only_steps_as_trainable': 'steps.freezing',
+    'measure_stiffness': 'stiffness',
+    'register_block': 'blocks',
+    'remove_steps': 'steps',
+    'save_steps': 'steps.files',
+    'step_parameters': 'steps',
 }
 """What is imported when it is first asked for, and from where."""
 
@@ -37,8 +53,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """Import what takes time to import where it is used."""
     if name in LATER:
-        return getattr(import_module(LATER[name]), name)
+        return getattr(import_module(f'mmstepnet.{LATER[name]}'), name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

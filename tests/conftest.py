@@ -7,9 +7,10 @@ import torch
 ALONE = find_spec('mmengine') is None
 """Whether the library is tested without OpenMMLab."""
 
-HOSTS = ('mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'projects',
-         'mmstepnet.datasets', 'mmstepnet.engine', 'mmstepnet.models',
-         'mmstepnet.registry')
+HOSTS = ('benchmarks.networks', 'benchmarks.propagation', 'benchmarks.steps',
+         'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'projects',
+         'mmstepnet.datasets', 'mmstepnet.engine', 'mmstepnet.jobs',
+         'mmstepnet.models', 'mmstepnet.registry')
 """What only works with OpenMMLab."""
 
 if ALONE:

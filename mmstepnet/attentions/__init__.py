@@ -1,3 +1,10 @@
+"""Rules that choose the residual step, one paper a file.
+
+For whoever reads, compares or invents an attention. The states of a step go
+in, as pooled vectors (a channel gate) or as maps (a map attention); Δt comes
+out, broadcastable to f. On PyTorch alone.
+"""
+
 from .base import (
     ATTENTIONS,
     Attention,

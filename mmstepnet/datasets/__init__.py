@@ -1,3 +1,8 @@
+"""Data sets of OpenMMLab that come with a package or are read into memory.
+
+For whoever writes configs: ``type='mmstepnet.DigitsClassification'``.
+"""
+
 from typing import Any
 
 from mmstepnet.compatibility import FIX, check_hosts

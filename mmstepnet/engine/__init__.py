@@ -1,3 +1,9 @@
+"""Hooks of mmengine: stiffness while training, calibration of gates.
+
+For whoever writes configs: ``custom_hooks=[dict(type=
+'mmstepnet.StiffnessHook')]``.
+"""
+
 from mmstepnet.compatibility import check_hosts
 
 check_hosts('mmengine', 'mmcv')

@@ -1,3 +1,9 @@
+"""What one sees: the papers' figures, and the page that compares networks.
+
+For whoever shows results. Recordings go in; PNGs and one HTML file come out.
+Needs the extra ``figures``.
+"""
+
 from .figures import save_report_figures, save_stiffness_figures
 from .report import save_report
 from .runs import Accuracy, Run

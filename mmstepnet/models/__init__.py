@@ -1,3 +1,9 @@
+"""Backbones of OpenMMLab with an attention in their residual steps.
+
+For whoever writes configs: ``type='mmstepnet.StepResNet'`` or
+``'mmstepnet.StepBackbone'`` in any host's config.
+"""
+
 from mmstepnet.compatibility import check_hosts
 
 check_hosts('mmengine', 'mmcv')

@@ -1,3 +1,11 @@
+"""Residual steps in networks: find, insert, calibrate, keep and fold them.
+
+For whoever has a network. A model goes in; the same model comes out, and its
+blocks take steps that an attention chooses. ``tail/`` is StepNet's step
+written by hand, ``finding/`` tells where a network takes its steps. On
+PyTorch alone, and safetensors in ``files.py``.
+"""
+
 from .checkpoint import checkpoint
 from .finding import FoundStep, find_steps
 from .insert import insert_steps, remove_steps, step_parameters

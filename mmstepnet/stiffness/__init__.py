@@ -1,3 +1,11 @@
+"""Stiffness of a network: NSI, TNS and stiffness proportion.
+
+For whoever measures. States, or any model and its batches, go in; numbers a
+sample and block come out, and what they mean for the network. The mathematics
+are functions of tensors; the recorder and the measurement stand on them. On
+PyTorch, NumPy and SciPy alone.
+"""
+
 from mmstepnet.steps.finding import FoundStep, find_steps
 
 from .correlations import RankCorrelation, correlate_ranks

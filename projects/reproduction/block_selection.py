@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch.nn as nn
 
-from .checks import ArrayLike, check_choice
+from mmstepnet.stiffness.checks import ArrayLike, check_choice
 
 BLOCK = re.compile(r'(?:.*\.)?(layer\d+\.\d+)')
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmstepnet.engine.hooks.interim_checkpoint_hook import INTERIM
 from mmstepnet.engine.metric_log import (
     TEST,
     logged_losses,
@@ -15,6 +14,7 @@ from mmstepnet.engine.metric_log import (
 )
 from mmstepnet.files import write_whole
 from mmstepnet.jobs.checkpoint import read_checkpoint
+from mmstepnet.jobs.interim_checkpoint_hook import INTERIM
 
 from .launch import SEED, LaunchSettings, call, locked
 from .metafile import Cell

@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
 from mmstepnet.engine import AutocastOptimWrapper
-from mmstepnet.engine.hooks import InterimCheckpointHook
+from mmstepnet.jobs import InterimCheckpointHook
 
 NAMES = count()
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
-from mmstepnet.engine.hooks.data_check_hook import (
+from mmstepnet.jobs.data_check import named_data
+from mmstepnet.jobs.data_check_hook import (
     check_categories,
     check_not_empty,
 )
-from mmstepnet.jobs.data_check import named_data
 from mmstepnet.stiffness import FIELDS, Trajectories
 from projects.metric_attention.datasets import (
     HumanSegmentation,

@@ -18,7 +18,7 @@ from mmengine.runner import Runner
 from mmpretrain.datasets import BaseDataset
 from torch.utils.data import Dataset
 
-from mmstepnet.engine.hooks.data_check_hook import (
+from mmstepnet.jobs.data_check_hook import (
     check_categories,
     check_labels,
     check_not_empty,

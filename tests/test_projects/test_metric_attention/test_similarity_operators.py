@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmstepnet.propagation import similarity as operators
+from projects.metric_attention.similarity import operators
 
 INF = math.inf
 
