@@ -1,5 +1,7 @@
 """Residual blocks of OpenMMLab, MMCV's plugins included."""
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -12,25 +14,25 @@ TRIED = dict(
     mmseg='mmseg 1.4.2 (onedl), the same in 1.2.2')
 
 
-def _basic(block: nn.Module, x: Tensor) -> Tensor:
+def _basic(block: Any, x: Tensor) -> Tensor:
     return block.conv2(block.relu(block.norm1(block.conv1(x))))
 
 
-def _bottleneck(block: nn.Module, x: Tensor) -> Tensor:
+def _bottleneck(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     return block.conv3(block.relu(block.norm2(block.conv2(x))))
 
 
-def _se_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
+def _se_bottleneck(block: Any, x: Tensor) -> Tensor:
     return block.se_layer(block.norm3(_bottleneck(block, x)))
 
 
-def _res2net(block: nn.Module, x: Tensor) -> Tensor:
+def _res2net(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     return block.conv3(_scales(block, x, block.stage_type == 'normal'))
 
 
-def _scales(block: nn.Module, x: Tensor, keeps_rest: bool) -> Tensor:
+def _scales(block: Any, x: Tensor, keeps_rest: bool) -> Tensor:
     parts = x.split(block.width, 1)
     outs = []
     for part, conv, norm in zip(parts, block.convs, block.bns):
@@ -41,7 +43,7 @@ def _scales(block: nn.Module, x: Tensor, keeps_rest: bool) -> Tensor:
     return torch.cat(outs, 1)
 
 
-def _resnest(block: nn.Module, x: Tensor) -> Tensor:
+def _resnest(block: Any, x: Tensor) -> Tensor:
     x = block.conv2(block.relu(block.norm1(block.conv1(x))))
     return block.conv3(block.avd_layer(x) if block.avg_down_stride else x)
 
@@ -77,26 +79,26 @@ register_block(
 # MMDetection's and MMSegmentation's bottlenecks take plugins.
 
 
-def _with_plugins(block: nn.Module, x: Tensor, k: int) -> Tensor:
+def _with_plugins(block: Any, x: Tensor, k: int) -> Tensor:
     if not block.with_plugins:
         return x
     names = getattr(block, f'after_conv{k}_plugin_names')
     return block.forward_plugin(x, names)
 
 
-def _norm_before_plugins(block: nn.Module) -> nn.Module | None:
+def _norm_before_plugins(block: Any) -> nn.Module | None:
     """The last norm, None where plugins stand behind it."""
     plugins = block.with_plugins and block.after_conv3_plugin_names
     return None if plugins else block.norm3
 
 
-def _behind_norm3(block: nn.Module, x: Tensor) -> Tensor:
+def _behind_norm3(block: Any, x: Tensor) -> Tensor:
     if _norm_before_plugins(block) is not None:
         return x
     return _with_plugins(block, block.norm3(x), 3)
 
 
-def _plugin_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
+def _plugin_bottleneck(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     x = _with_plugins(block, x, 1)
     x = block.relu(block.norm2(block.conv2(x)))
@@ -104,7 +106,7 @@ def _plugin_bottleneck(block: nn.Module, x: Tensor) -> Tensor:
     return _behind_norm3(block, block.conv3(x))
 
 
-def _plugin_resnest(block: nn.Module, x: Tensor) -> Tensor:
+def _plugin_resnest(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     x = block.conv2(_with_plugins(block, x, 1))
     x = block.avd_layer(x) if block.avg_down_stride else x
@@ -112,7 +114,7 @@ def _plugin_resnest(block: nn.Module, x: Tensor) -> Tensor:
     return _behind_norm3(block, block.conv3(x))
 
 
-def _plugin_res2net(block: nn.Module, x: Tensor) -> Tensor:
+def _plugin_res2net(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
     x = _with_plugins(block, x, 1)
     x = _scales(block, x,

@@ -1,7 +1,8 @@
 """Residual blocks of timm."""
 
+from typing import Any
+
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from .description import StepDescription, register_block
@@ -9,29 +10,29 @@ from .description import StepDescription, register_block
 TRIED = 'timm 1.0.31, the same in 0.9.16, 1.0.9 and 1.0.19'
 
 
-def _behind_norm(block: nn.Module, x: Tensor, norm: str) -> Tensor:
+def _behind_norm(block: Any, x: Tensor, norm: str) -> Tensor:
     """An SE behind the norm is part of f, and the step has no norm then."""
     return x if block.se is None else block.se(getattr(block, norm)(x))
 
 
-def _basic(block: nn.Module, x: Tensor) -> Tensor:
+def _basic(block: Any, x: Tensor) -> Tensor:
     x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
     return _behind_norm(block, block.conv2(x), 'bn2')
 
 
-def _bottleneck(block: nn.Module, x: Tensor) -> Tensor:
+def _bottleneck(block: Any, x: Tensor) -> Tensor:
     x = block.act1(block.bn1(block.conv1(x)))
     x = block.aa(block.act2(block.drop_block(block.bn2(block.conv2(x)))))
     return _behind_norm(block, block.conv3(x), 'bn3')
 
 
-def _res2net(block: nn.Module, x: Tensor) -> Tensor:
+def _res2net(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.bn1(block.conv1(x)))
     x = block.conv3(block.drop_block(_scales(block, x)))
     return _behind_norm(block, x, 'bn3')
 
 
-def _scales(block: nn.Module, x: Tensor) -> Tensor:
+def _scales(block: Any, x: Tensor) -> Tensor:
     parts = x.split(block.width, 1)
     outs = []
     for part, conv, bn in zip(parts, block.convs, block.bns):
@@ -44,7 +45,7 @@ def _scales(block: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(outs, 1)
 
 
-def _resnest(block: nn.Module, x: Tensor) -> Tensor:
+def _resnest(block: Any, x: Tensor) -> Tensor:
     x = block.act1(block.bn1(block.conv1(x)))
     if block.avd_first is not None:
         x = block.avd_first(x)
@@ -54,14 +55,14 @@ def _resnest(block: nn.Module, x: Tensor) -> Tensor:
     return block.conv3(x)
 
 
-def _drops_no_identity(block: nn.Module) -> bool:
+def _drops_no_identity(block: Any) -> bool:
     if block.drop_path is not None:
         raise ValueError("timm's ResNeSt with drop_path_rate drops the "
                          'identity, not f; build it without')
     return True
 
 
-def _regnet(block: nn.Module, x: Tensor) -> Tensor:
+def _regnet(block: Any, x: Tensor) -> Tensor:
     return block.conv3(block.se(block.conv2(block.conv1(x))))
 
 

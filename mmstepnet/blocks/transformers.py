@@ -1,9 +1,9 @@
 """Residual blocks of Hugging Face's transformers."""
 
 from functools import partial
+from typing import Any
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from .description import StepDescription, register_block
@@ -14,7 +14,7 @@ TRIED = 'transformers 5.23.0'
 # --- ResNet, RegNet ----------------------------------------------------------
 
 
-def _layers(block: nn.Module, x: Tensor) -> Tensor:
+def _layers(block: Any, x: Tensor) -> Tensor:
     if _is_one(block):
         return block.layer(x)
     *layers, end = block.layer
@@ -23,7 +23,7 @@ def _layers(block: nn.Module, x: Tensor) -> Tensor:
     return end.convolution(x)
 
 
-def _is_one(block: nn.Module) -> bool:
+def _is_one(block: Any) -> bool:
     """Whether all that is in a block's branch must be called as one."""
     end = block.layer[-1]
     return is_set(block.layer) or is_set(end) or (
@@ -48,7 +48,7 @@ for name in ('resnet.modeling_resnet.ResNetBasicLayer',
 # mask: found by running it would be refused.
 
 
-def _attn(block: nn.Module, x: Tensor, attention_mask=None,
+def _attn(block: Any, x: Tensor, attention_mask=None,
           spatial_position_embeddings=None, **kwargs) -> Tensor:
     f, _ = block.self_attn(
         hidden_states=x, attention_mask=attention_mask,
@@ -56,7 +56,7 @@ def _attn(block: nn.Module, x: Tensor, attention_mask=None,
     return torch.dropout(f, block.dropout, block.training)
 
 
-def _out(block: nn.Module, x: Tensor) -> Tensor:
+def _out(block: Any, x: Tensor) -> Tensor:
     x = block.final_layer_norm(x)
     if block.training:  # the host's guard against infinities in half precision
         limit = torch.finfo(x.dtype).max - 1000
