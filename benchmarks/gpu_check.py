@@ -182,8 +182,9 @@ def main() -> None:
             print('CUDA no longer works in this process.', flush=True)
             if is_new and left:  # no failed one twice
                 minutes = max(0, end - time.monotonic()) / 60
-                os.execv(sys.executable, [sys.executable, *sys.argv,
-                                          f'--budget={minutes}'])
+                os.execv(sys.executable, [
+                    sys.executable, '-m', 'benchmarks.gpu_check',
+                    *sys.argv[1:], f'--budget={minutes}'])
             break
     failed = [r for r in table.rows.values() if r['verdict'] == FAILED]
     print(f'{len(table.rows)} checks, {len(failed)} failed; the table is '

@@ -303,7 +303,7 @@ def _sanitized() -> Outcome:
     done = subprocess.run(
         [tool, '--error-exitcode', '9', sys.executable, '-c',
          f'from {__name__} import small_tails; small_tails()'],
-        capture_output=True, text=True, cwd=Path(__file__).parents[1],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2],
         env=dict(os.environ, PYTORCH_NO_CUDA_MEMORY_CACHING='1',
                  PYTHONPATH=os.pathsep.join(sys.path)))
     last = done.stdout.strip().rpartition('\n')[2]

@@ -209,7 +209,7 @@ def _in_child(setting: Setting, attention: str | None,
     done = subprocess.run(
         [sys.executable, '-c', f'from {__name__} import first_steps; '
          f'first_steps({attention!r}, {setting.device!r}, {setting.quick})'],
-        capture_output=True, text=True, cwd=Path(__file__).parents[1],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2],
         env=dict(os.environ, TRITON_CACHE_DIR=cache,
                  PYTHONPATH=os.pathsep.join(sys.path)))
     if done.returncode:

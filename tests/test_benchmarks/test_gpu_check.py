@@ -151,6 +151,7 @@ def test_a_check_that_breaks_cuda_starts_a_new_process(
     call(*args)
     (program, command), = started
     assert program == command[0] == sys.executable
+    assert command[1:4] == ['-m', 'benchmarks.gpu_check', 'correctness']
     assert command[-2:] == [str(tmp_path), '--budget=inf']
     call(*args, '--budget', 0.5)  # what is left
     call(*args)  # what failed, after which nothing is

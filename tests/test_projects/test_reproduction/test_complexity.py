@@ -16,7 +16,7 @@ from projects.reproduction.complexity import (
     measure_complexity,
 )
 
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+CONFIGS = Path(__file__).resolve().parents[3] / 'configs'
 # Nothing is computed by these.
 FREE = {
     'empty', 'view', 't', 'select', 'slice', 'unsqueeze', 'expand', 'clone',
