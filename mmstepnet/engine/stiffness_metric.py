@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn as nn
-from torch import Tensor
 from mmengine.dist import get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmstepnet.steps.finding import Arrangement, Selection, unwrap
