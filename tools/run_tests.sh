@@ -16,7 +16,7 @@ if [ "$stack" = core ] && [ $# -eq 0 ]; then
         tests/test_imports.py
 elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
     set -- tests/test_examples.py tests/test_cli \
-        tests/test_steps/test_{files_transformers,insert_families}.py \
+        tests/test_steps/test_{files_transformers,insert_families,lora}.py \
         tests/test_steps/test_modes.py
 fi
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"

@@ -157,6 +157,8 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
 
     In training it does, and updates its running ones, unless the attention is
     frozen: who freezes an attention wants it to stay the function that it is.
+    Without a momentum the norm averages all batches, as in PyTorch's
+    ``update_bn``, which has forgotten the statistics before.
 
     Args:
         attention (nn.Module): The attention.
@@ -164,7 +166,8 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
     """
     if norm.running_mean is None:
         return True
-    return norm.training and not is_frozen(attention)
+    return norm.training and (
+        norm.momentum is None or not is_frozen(attention))
 
 
 @contextmanager

@@ -150,11 +150,7 @@ def run_stiffness(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     """The page, of recordings."""
-    names = [path.stem for path in args.recordings]
-    if len(set(names)) < len(names):
-        names = [f'{path.parent.name}.{path.stem}' for path in args.recordings]
-    if len(set(names)) < len(names):
-        names = [str(path.with_suffix('')) for path in args.recordings]
+    names = _told_apart(args.recordings)
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f'{name}.npz is given twice')
@@ -202,16 +198,27 @@ def _jobs(models: list[str],
     if weights and len(models) != len(weights):
         raise ValueError(f'{len(models)} models need as many --weights, got '
                          f'{len(weights)}')
+    endings = [f'.{name}' for name in _told_apart(weights)]
     jobs = []
-    for name, path in zip(models, weights or [None] * len(models)):
+    for name, path, ending in zip(models, weights or [None] * len(models),
+                                  endings or [''] * len(models)):
         label = name.rstrip('/').replace(':', '.').rpartition('/')[2]
-        jobs.append((label if path is None else f'{label}.{path.stem}', name,
-                     path))
+        jobs.append((label + ending, name, path))
     labels = [label for label, *_ in jobs]
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(f'two models would be called {label}')
     return jobs
+
+
+def _told_apart(paths: list[Path]) -> list[str]:
+    """Names of files, with as many of their folders as tell them apart."""
+    parts = [path.with_suffix('').parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ['.'.join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names
 
 
 def _load_weights(named: NamedModel, path: Path) -> None:

@@ -11,9 +11,10 @@ from mmengine.dist import get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mmstepnet.steps.finding import unwrap
+from mmstepnet.steps.finding import Arrangement, Selection, unwrap
 from mmstepnet.stiffness import (
     FIELDS,
     MEANS,
@@ -27,24 +28,49 @@ PREFIX = 'stiffness'
 
 
 class LenientRecorder(TrajectoryRecorder):
-    """Recorder that lets the model go on where it cannot measure a pass.
+    """Recorder that lets the model go on where it cannot measure.
+
+    It leaves out samples without a finite index, and passes that it cannot
+    measure. Where the model passes its samples several times at once, as with
+    flips at test time, it takes the first time. Of a model for test-time
+    augmentation it records the model inside.
 
     Attributes:
+        seen (int): Samples of the last pass, with those left out.
+        left_out (dict[int, str]): Those of them that were left out, and why.
         failed (str, optional): Why the last pass was not measured.
+        repeated (bool): Whether any sample passed several times.
     """
 
-    failed: str | None = None
+    def __init__(self, model: nn.Module, blocks: Selection | None = None):
+        model = unwrap(model)
+        self.repeated = isinstance(model, BaseTTAModel)
+        super().__init__(model.module if self.repeated else model, blocks)
+        self._forget_pass()
 
     def start(self, once: bool = False) -> None:
         """Begin, or continue, see :meth:`TrajectoryRecorder.start`."""
-        self.failed = None
+        self._forget_pass()
         super().start(once=once)
+
+    def _forget_pass(self) -> None:
+        self.seen = 0
+        self.left_out: dict[int, str] = {}
+        self.failed: str | None = None
 
     def _end_pass(self, *args) -> None:
         try:
             super()._end_pass(*args)
         except Exception as error:  # a diagnosis never ends a job
             self.failed = str(error)
+
+    def _meet_repeated(self, found: Arrangement) -> None:
+        self.repeated = True
+        found.take_first_pass()
+
+    def _leave_out(self, part: Tensor, without: dict[int, str]) -> Tensor:
+        self.seen, self.left_out = len(part), without
+        return part[[row for row in range(len(part)) if row not in without]]
 
     def drop_last(self) -> None:
         """Forget the last pass."""
@@ -54,8 +80,8 @@ class LenientRecorder(TrajectoryRecorder):
 class StiffnessMetric(BaseMetric):
     """Collects what a recorder measures, over ranks in the data's order.
 
-    Samples of a pass that cannot be measured, as one of NaN, are left out and
-    named in the settings as ``left_out``.
+    Samples that cannot be measured, as those of NaN or those that the loop
+    does not reach, are left out and named in the settings as ``left_out``.
 
     Args:
         recorder (LenientRecorder): Records the model of this rank.
@@ -89,8 +115,13 @@ class StiffnessMetric(BaseMetric):
     @property
     def complete(self) -> bool:
         """Whether this rank has measured all that it contributes."""
+        return self.measured >= self._share
+
+    @property
+    def _share(self) -> int:
+        """How many samples this rank contributes."""
         # mmengine's sampler deals samples to ranks like cards.
-        return self.measured >= -(-self.size // get_world_size())
+        return -(-self.size // get_world_size())
 
     def process(self, data_batch: object,
                 data_samples: Sequence) -> str | None:
@@ -99,32 +130,28 @@ class StiffnessMetric(BaseMetric):
         Returns:
             str | None: Why they are left out, if they are.
         """
-        seen = len(self.recorder) - self.recorded
-        why = self.recorder.failed
-        if why is None and seen != len(data_samples):
-            why = (f'the blocks saw {seen} samples where the model returned '
-                   f'{len(data_samples)}: it passes an image in parts, or '
-                   f'several times; choose other blocks by blocks=')
-            if seen:
-                self.recorder.drop_last()
-        if why is not None:
-            self._left_out.update(
-                (self.measured + k, str(getattr(
-                    sample, 'img_path', f'sample {self.measured + k}')))
-                for k, sample in enumerate(data_samples))
-        self.measured += len(data_samples)
-        return why
+        recorder, size = self.recorder, len(data_samples)
+        without, failed = recorder.left_out, recorder.failed
+        if failed is None and recorder.seen != size:
+            failed = (f'the blocks saw {recorder.seen} samples where the '
+                      f'model returned {size}: it passes an image in parts, '
+                      f'or several times; choose other blocks by blocks=')
+            if recorder.seen:
+                recorder.drop_last()
+        if failed is not None:
+            without = dict.fromkeys(range(size), failed)
+        self._left_out.update(
+            (self.measured + k, str(getattr(
+                data_samples[k], 'img_path', f'sample {self.measured + k}')))
+            for k in without)
+        self.measured += size
+        return next(iter(without.values()), None)
 
     def evaluate(self, size: int) -> dict[str, float]:
-        """Collect what the ranks recorded.
-
-        Raises:
-            RuntimeError: The loop has ended before all was measured.
-        """
-        if not self.complete:
-            raise RuntimeError(
-                f'StiffnessHook: {self.measured} samples were measured on '
-                f'this rank, of {size} on all; the loop has ended early')
+        """Collect what the ranks recorded."""
+        for k in range(self.measured, self._share):  # the loop ended early
+            self._left_out[k] = f'sample {k}'
+        self.measured = max(self.measured, self._share)
         rows = iter(())
         if len(self.recorder):
             record = self.recorder.record
@@ -140,7 +167,7 @@ class StiffnessMetric(BaseMetric):
         results = [row for row in results if not isinstance(row, str)]
         if left_out:
             self.settings = dict(self.settings, left_out=left_out)
-        if not results:
+        if not results or not len(self.recorder):
             return {}
         fields = dict(zip(FIELDS, np.stack(results, 1)))
         recorder, reading = self.recorder, self.settings['reading']
@@ -162,21 +189,15 @@ class StiffnessMetric(BaseMetric):
         }
 
 
-def check_loader(model: nn.Module, dataloader: DataLoader) -> None:
+def check_loader(dataloader: DataLoader) -> None:
     """Refuse an evaluation that has not one trajectory a sample.
 
     Args:
-        model (nn.Module): The runner's model.
-        dataloader (DataLoader): What it is evaluated on.
+        dataloader (DataLoader): What the model is evaluated on.
 
     Raises:
-        ValueError: The model passes a sample several times, or the loader
-            leaves some out.
+        ValueError: The loader leaves samples out, or has none.
     """
-    if isinstance(model, BaseTTAModel):
-        raise ValueError(
-            'StiffnessHook: test-time augmentation passes each sample '
-            'several times; leave out the hook or the augmentation')
     size = len(dataloader.dataset)
     if size == 0:
         raise ValueError('StiffnessHook: the data set is empty')

@@ -18,6 +18,8 @@ from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
 
+from mmstepnet.compatibility import VERSIONS, check_hosts
+
 from .safe_load import TRUST_FLAG
 
 RUNNER_KEYS = (*inspect.signature(Runner).parameters,
@@ -112,6 +114,7 @@ def load_config(args: Namespace) -> Config:
     Raises:
         ValueError: The config cannot be read, or an option of the command
             line has no effect.
+        ImportError: Its host is missing or cannot be imported here.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     try:
@@ -121,7 +124,10 @@ def load_config(args: Namespace) -> Config:
     except (OSError, SyntaxError) as error:
         raise ValueError(f'config {args.config!r}, or one that it is based '
                          f'on, cannot be read: {error}') from error
-    if find_host(cfg) == 'mmpretrain':
+    host = find_host(cfg)
+    if host in VERSIONS:
+        check_hosts(host)
+    if host == 'mmpretrain':
         for name in ('train', 'val', 'test'):
             _set_mmpretrain_defaults(cfg.get(f'{name}_dataloader'))
     if args.cfg_options is not None:

@@ -27,7 +27,7 @@ from mmstepnet.attentions.record import KEY, Recorded, read_record
 from mmstepnet.files import write_whole
 
 from ..blocks import describe
-from .finding.wrappers import name_modules, unwrap
+from .finding.wrappers import WRAPPERS, name_modules, unwrap
 from .insert import build
 from .own_forward import (
     OwnForwardBlock,
@@ -396,6 +396,9 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
                 modules: dict[str, nn.Module]) -> _File:
     """The steps among the weights of a whole model."""
     end = f'.attention.{KEY}'
+    tensors = {'.'.join(part for part in key.split('.')
+                        if part == 'module' or part not in WRAPPERS): t
+               for key, t in tensors.items()}
     tensors = _as_modules_are_named(model, tensors)
     records = {key.removesuffix(end): read_record(t)
                for key, t in tensors.items() if key.endswith(end)}
@@ -407,9 +410,13 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
             f'arguments of then and load the file by load_state_dict' if has
             else f'{path} holds no steps; those that save_steps wrote, or a '
             f'whole model with steps in it, do')
-    prefixes = ('', f'{getattr(model, "base_model_prefix", "")}.', 'module.')
+    # Of what the model stood in: a wrapper, a detector, a model with a head.
+    first = next(iter(records))
+    prefixes = [first[:k] for k in range(len(first))
+                if not k or first[k - 1] == '.']
     prefix = next((p for p in prefixes if all(
-        name.removeprefix(p).rpartition('.')[0] in modules
+        name.startswith(p)
+        and name.removeprefix(p).rpartition('.')[0] in modules
         for name in records)), '')
     blocks: dict[str, _Block] = {}
     kept = {}

@@ -10,6 +10,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mmstepnet.attentions import FoldedStepNet, OursNoNorm, StepNet
 
 from ..blocks import qualified_name
+from .generated import class_of
 from .places import modules_by_name
 from .residual import ResidualStep
 from .step_block import check_unsharded
@@ -142,15 +143,16 @@ def _is_foldable(attention: nn.Module | None) -> bool:
 
 def _is_norm(module: nn.Module | None) -> bool:
     """Whether it is a BN that is nothing else, but for timm's activation."""
-    return (type(module) in (nn.BatchNorm2d, nn.SyncBatchNorm)
-            or qualified_name(type(module)) in (FROZEN_NORM, TIMM_NORM)
+    kind = class_of(module)
+    return (kind in (nn.BatchNorm2d, nn.SyncBatchNorm)
+            or qualified_name(kind) in (FROZEN_NORM, TIMM_NORM)
             ) and module.running_mean is not None
 
 
 def _fold_norm(module: nn.Module, conv_name: str, norm_name: str) -> None:
     conv, norm = map(module.get_submodule, (conv_name, norm_name))
     rest = nn.Identity()
-    if qualified_name(type(norm)) == TIMM_NORM:
+    if qualified_name(class_of(norm)) == TIMM_NORM:
         rest = nn.Sequential(norm.drop, norm.act)
     for name, child in ((conv_name, fuse_conv_bn_eval(conv, norm)),
                         (norm_name, rest)):

@@ -35,6 +35,19 @@ class KeepsStatistics(Generated):
         """Stay in eval mode."""
         return super().train(False)
 
+    def reset_running_stats(self) -> None:
+        """Keep the statistics, which ``update_bn`` would not set anew."""
+
+    def reset_parameters(self) -> None:
+        """Bring all to its start, statistics included."""
+        self.host.reset_running_stats(self)
+        super().reset_parameters()
+
+
+def class_of(norm: nn.Module) -> type:
+    """Class of a norm, whether it stays in eval mode or not."""
+    return norm.host if isinstance(norm, KeepsStatistics) else type(norm)
+
 
 @cache
 def keeping_class(host: type) -> type:

@@ -46,19 +46,20 @@ class StepNorms:
     step: Tensor
 
 
-def compute_fields(steps: Mapping[str, StepNorms], first: int) -> Tensor:
+def compute_fields(
+        steps: Mapping[str, StepNorms]) -> tuple[Tensor, dict[int, str]]:
     """All fields of one forward pass.
 
     Args:
         steps (Mapping[str, StepNorms]): Norms by the names of the L steps.
-        first (int): Number of the pass's first sample, for messages.
 
     Returns:
-        Tensor: Fields in the order of :data:`FIELDS`, (N, 6, L), float32.
+        tuple: Fields in the order of :data:`FIELDS`, (N, 6, L), float32; and
+        of those samples of which a norm is not finite, or an index would not
+        be, why.
 
     Raises:
         RuntimeError: The steps saw different numbers of samples.
-        ValueError: A norm is not finite, or an index would be infinite.
     """
     sizes = {name: len(norms.x) for name, norms in steps.items()}
     if len(set(sizes.values())) > 1:
@@ -70,12 +71,12 @@ def compute_fields(steps: Mapping[str, StepNorms], first: int) -> Tensor:
         torch.stack([getattr(n, part) for n in steps.values()], 1).cpu()
         for part in ('x', 'f', 'change', 'returned', 'step'))
     changes = torch.stack([f, change, returned], 1)
+    without: dict[int, str] = {}
 
     def refuse(bad: Tensor, what: str) -> None:
-        if bad.any():
-            sample, block = bad.nonzero()[0].tolist()
-            raise ValueError(f'sample {first + sample} at block '
-                             f'{list(steps)[block]} has {what}')
+        for sample, block in bad.nonzero().tolist():
+            without.setdefault(
+                sample, f'at block {list(steps)[block]} has {what}')
 
     refuse(~(x + changes.sum(1) + step).isfinite(),
            'NaN or infinite features; a diverged model or an overflow (in '
@@ -86,4 +87,4 @@ def compute_fields(steps: Mapping[str, StepNorms], first: int) -> Tensor:
     fields = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
     refuse(~fields.isfinite().all(1), 'a stiffness index beyond float32; its '
            'state has almost norm 0')
-    return fields
+    return fields, without

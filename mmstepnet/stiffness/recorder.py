@@ -257,16 +257,12 @@ class TrajectoryRecorder:
         if model is not self.model or is_backward():
             return
         found = Arrangement(self._finder, self._selection)
-        norms = {name: total.norms.of_block(block.run)
-                 for name, total, block in found.recorded}
-        if not norms:
+        if not found.recorded:
             raise ValueError(explain(self._finder, found.steps))
         if found.repeated:
-            raise RuntimeError(
-                f'{next(iter(norms))} and all other steps ran several times '
-                'in one forward pass, each time on new inputs: a sample that '
-                'passes several times, or in parts, has no single trajectory; '
-                'record the part of the model that takes one input at a time')
+            self._meet_repeated(found)
+        norms = {name: total.norms.of_block(block.run)
+                 for name, total, block in found.recorded}
         if self._found is not None and list(norms) != self.blocks:
             raise RuntimeError(
                 'a forward pass ran other steps than the first one'
@@ -280,13 +276,28 @@ class TrajectoryRecorder:
                     f'state of {name} with tokens before samples; build it '
                     'with batch_first=True to measure samples')
         with hidden():
-            part = compute_fields(
-                count_back(norms, batch_size(inputs, named)), self._samples)
+            part, without = compute_fields(
+                count_back(norms, batch_size(inputs, named)))
+        part = self._leave_out(part, without)
         if self._found is None:
             self._found, self._excluded = found.steps, found.excluded
             self._finder.blocks = {b.name for *_, b in found.recorded}
         self._parts.append(part)
         self._samples += len(part)
+
+    def _meet_repeated(self, found: Arrangement) -> None:
+        """See a network that ran several times in one pass."""
+        raise RuntimeError(
+            f'{found.recorded[0][0]} and all other steps ran several times '
+            'in one forward pass, each time on new inputs: a sample that '
+            'passes several times, or in parts, has no single trajectory; '
+            'record the part of the model that takes one input at a time')
+
+    def _leave_out(self, part: Tensor, without: dict[int, str]) -> Tensor:
+        """Fields of a pass, without samples that cannot be measured."""
+        for row, why in without.items():
+            raise ValueError(f'sample {self._samples + row} {why}')
+        return part
 
     def _leave_pass(self, model: nn.Module, inputs: tuple,
                     out: object) -> None:

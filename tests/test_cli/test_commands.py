@@ -11,6 +11,7 @@ from torchvision.models import ResNet18_Weights, resnet18
 
 import mmstepnet
 from mmstepnet.cli import main
+from mmstepnet.cli.commands import _jobs
 from mmstepnet.cli.models import load_model
 from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import (
@@ -247,3 +248,18 @@ def test_table_is_what_was_recorded(pictures, weights):
     assert table['block'][k] == found.blocks[block]
     assert table['adaptive'][k] == found.adaptive[sample, block]
     json.dumps(table)
+
+
+def test_files_of_one_name_in_several_folders(tmp_path):
+    paths = [tmp_path / folder / 'best.pth' for folder in ('a', 'b/a', 'b/c')]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    label = f'resnet18.{tmp_path.name}'
+    assert [name for name, *_ in _jobs(['torchvision:resnet18'], paths[1:])
+            ] == ['torchvision.resnet18.a.best', 'torchvision.resnet18.c.best']
+    assert [name for name, *_ in _jobs(['torchvision:resnet18'], paths)] == [
+        f'torchvision.{label}.a.best', 'torchvision.resnet18.b.a.best',
+        'torchvision.resnet18.b.c.best']
+    with pytest.raises(ValueError, match='two models would be called'):
+        _jobs(['torchvision:resnet18'], [paths[0], paths[0]])

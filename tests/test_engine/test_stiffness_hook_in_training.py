@@ -84,20 +84,27 @@ def test_what_cannot_be_measured_is_told_before_training(
     assert runner.iter == 0
 
 
-@pytest.mark.parametrize('how', ['not installed', 'broken'])
-def test_no_picture_stops_a_training(tmp_path, monkeypatch, how):
+@pytest.mark.parametrize('how', ['not installed', 'broken', 'full disk'])
+def test_no_file_and_no_picture_stops_a_training(tmp_path, monkeypatch, how):
     if how == 'not installed':
         monkeypatch.setitem(sys.modules, 'plotly', None)
         message = 'draws no figures without plotly '
-    else:
+    elif how == 'broken':
         monkeypatch.setitem(sys.modules, 'mmstepnet.figures', None)
-        message = 'cannot draw .*stiffness_val_epoch_1.npz: ModuleNotFound'
+        message = 'save or draw .*stiffness_val_epoch_1.npz: ModuleNotFound'
+    else:
+        def save(*args):
+            raise OSError('No space left on device')
+
+        monkeypatch.setattr(Trajectories, 'save', save)
+        message = 'save or draw .*_epoch_1.npz: OSError: No space left'
     runner = digits_runner(tmp_path, images=3, hook=dict(figures=True),
                            options={'train_cfg.max_epochs': 2,
                                     'train_cfg.val_interval': 1})
     runner.train()
     assert len(re.findall(message, log_text(tmp_path))) == 1
-    assert len(list(tmp_path.rglob('stiffness_val_epoch_*.npz'))) == 2
+    assert len(list(tmp_path.rglob('stiffness_val_epoch_*.npz'))) == (
+        0 if how == 'full disk' else 2)
     assert not list(tmp_path.rglob('*.png'))
 
 

@@ -12,6 +12,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn as nn
 from safetensors import safe_open
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
 from torchvision.models import resnet18, resnet50, swin_t
 
 import mmstepnet
@@ -218,6 +221,29 @@ def test_weights_of_a_whole_model(kind, ending, tmp_path):
             mmstepnet.load_steps(plain, path)
     assert mmstepnet.load_steps(plain, path, **example) == names
     assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize('prefix', [
+    'module.', '_orig_mod.', 'module._orig_mod.', 'backbone.',
+    'base_model.model.', 'model.backbone.'])
+def test_weights_of_a_model_that_stood_in_another(prefix, tmp_path):
+    model, plain, x, names = make('resnet')
+    path = tmp_path / 'whole.pth'
+    torch.save({prefix + key: t for key, t in model.state_dict().items()},
+               path)
+    assert mmstepnet.load_steps(plain, path) == names
+    assert torch.equal(model(x), plain(x))
+
+
+def test_weights_of_blocks_in_wrappers(tmp_path):
+    model, plain, x, names = make('resnet')
+    wanted = model(x)
+    for stage in (model.layer1, model.layer2):
+        stage[1] = torch.compile(stage[1], backend='eager')
+        stage[0] = checkpoint_wrapper(stage[0])
+    torch.save(model.state_dict(), tmp_path / 'whole.pth')
+    assert mmstepnet.load_steps(plain, tmp_path / 'whole.pth') == names
+    assert torch.equal(plain(x), wanted)
 
 
 def test_wrapped_models(tmp_path):

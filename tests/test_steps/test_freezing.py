@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+from torch.optim.swa_utils import update_bn
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
@@ -106,6 +107,29 @@ def test_copies_and_other_processes_keep_statistics(model):
     torch.testing.assert_close(
         torch.from_numpy(found), copy.deepcopy(model).train()(x).detach())
     assert names == ['BatchNorm2d'] * kept
+
+
+def test_statistics_set_anew_are_kept_too(model):
+    """``update_bn`` first forgets those of all BNs."""
+    mmstepnet.mark_only_steps_as_trainable(model)
+    before = copy.deepcopy(model.state_dict())
+    update_bn([torch.rand(4, 3, 64, 64)], model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == (
+            '.attention.bn.running' not in name
+            and '.attention.bn.num' not in name), name
+    model.bn1.running_mean.fill_(float('nan'))
+    model.bn1.reset_parameters()
+    assert (model.bn1.running_mean == 0).all()
+
+
+def test_norms_in_eval_mode_fold_as_others(model):
+    plain = copy.deepcopy(model).eval()
+    mmstepnet.mark_only_steps_as_trainable(model)
+    folded, wanted = mmstepnet.fold(model), mmstepnet.fold(plain)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
+    x = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(folded(x), wanted(x))
 
 
 def test_undone(model):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from mmstepnet import steps
 from mmstepnet.attentions import (
@@ -164,6 +165,37 @@ def test_copies_are_frozen_alike(path):
     twin(x, c, norm)
     assert twin.attention.bn.num_batches_tracked == 1
     assert step.attention.bn.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
+def test_update_bn_sets_statistics_of_the_data(kind, path):
+    """It forgets those that there were; MMEngine's averages are frozen."""
+    torch.manual_seed(0)
+    step, norm = build(kind, 8)
+    batches = [inputs((4, 8, 6, 6), torch.float32)[:2] for _ in range(3)]
+    average = AveragedModel(step, use_buffers=True).requires_grad_(False)
+    average.update_parameters(step)
+    step.requires_grad_(True)
+    found = []
+    for model in (average, step):
+        pair = Pair(model, copy.deepcopy(norm).eval()).eval()
+        update_bn([(maps, ) for maps in batches], pair)
+        found.append(norms_of(model))
+        assert not any(m.training for m in found[-1])
+    for frozen, learning in zip(*found):
+        assert frozen.num_batches_tracked == 3
+        torch.testing.assert_close(frozen.state_dict(), learning.state_dict())
+
+
+class Pair(nn.Module):
+    """A step, called with its norm on pairs of maps."""
+
+    def __init__(self, step, norm):
+        super().__init__()
+        self.step, self.norm = step, norm
+
+    def forward(self, maps):
+        return self.step(*maps, self.norm)
 
 
 def test_somebodys_attention(path):

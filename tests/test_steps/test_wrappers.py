@@ -230,29 +230,6 @@ def test_fsdp_of_every_module(one_process):
         torch.testing.assert_close(b, a)
 
 
-def test_gates_that_peft_saves():
-    peft = pytest.importorskip('peft')
-    plain = perturb(resnet()).eval()
-    insert_steps(plain)
-    model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(
-        target_modules=['fc'], modules_to_save=['attention']))
-    assert len(steps(model)) == len(steps(plain))
-    gates = [p for n, p in model.named_parameters()
-             if 'modules_to_save' in n and p.requires_grad]
-    assert gates
-    x = X.float()
-    torch.testing.assert_close(model(x), plain(x))
-    model(x).square().sum().backward()
-    assert all(p.grad is not None for p in gates)
-    for step in steps(model):
-        gate = step.attention.modules_to_save['default']
-        perturb(gate)
-    for step, twin in zip(steps(plain), steps(model)):
-        step.attention.load_state_dict(
-            twin.attention.modules_to_save['default'].state_dict())
-    torch.testing.assert_close(model(x), plain(x))
-
-
 @pytest.mark.parametrize('attention', ['StepNet', 'SRM', 'OursNormFirst'])
 def test_split_batch_norms(attention):
     """timm makes norms of maps of all, which share their batch."""

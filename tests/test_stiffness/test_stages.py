@@ -1,17 +1,21 @@
 """The rules by which found steps are put in blocks and stages."""
 
+import pytest
 import torch
 import torch.nn as nn
+from torchvision import models
+from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import find_steps
+from mmstepnet.steps.finding.additions import PROJECTS
 
 
 class Residual(nn.Module):
     """Adds what a branch makes, as in SHViT and MSRA's EfficientViT."""
 
-    def __init__(self):
+    def __init__(self, width=8):
         super().__init__()
-        self.m = nn.Linear(8, 8)
+        self.m = nn.Linear(width, width)
 
     def forward(self, x):
         return x + self.m(x)
@@ -48,11 +52,67 @@ def test_a_stage_of_one_block_beside_a_longer_one():
         nn.Sequential(Block(), Block()), nn.Linear(8, 8),
         nn.Sequential(Block()))
     assert names(model, torch.rand(2, 5, 8))[4:] == [
-        ('2.0.attn_step', '2', 'first of its stage'),
-        ('2.0.mlp_step', '2', 'first of its stage'),
-    ]
+        ('2.0.attn_step', '2', None), ('2.0.mlp_step', '2', None)]
 
 
 def test_wrappers_in_no_list_are_blocks_of_their_own():
     assert names(Block(), torch.rand(2, 5, 8)) == [
         ('conv', '', 'first of its stage'), ('ffn', '', None)]
+
+
+class Partial(nn.Module):
+    """A stage that passes half of its channels by, as in CSPNet."""
+
+    def __init__(self, width, blocks):
+        super().__init__()
+        self.main, self.short = (nn.Linear(8, width) for _ in range(2))
+        self.final = nn.Linear(width, 8)
+        self.blocks = nn.Sequential(*(Residual(width) for _ in range(blocks)))
+
+    def forward(self, x):
+        return self.final(self.blocks(self.main(x)) * self.short(x))
+
+
+FIRST = 'first of its stage'
+
+
+@pytest.mark.parametrize('depths, left_out', [
+    ((1, 1, 1), [None, None, None]),
+    ((1, 2, 3), [None, FIRST, None, FIRST, None, None]),
+])
+def test_a_block_alone_that_projects_nothing_is_no_first_one(depths, left_out):
+    """RTMDet-tiny has no others; YOLOv5-s has two."""
+    model = nn.Sequential(*(
+        nn.Sequential(nn.Linear(8, 8), Partial(width, n))
+        for width, n in zip((4, 5, 6), depths)))
+    assert names(model, torch.rand(2, 5, 8)) == [
+        (f'{k}.1.blocks.{n}', f'{k}.1.blocks', why) for (k, n), why in zip(
+            [(k, n) for k, d in enumerate(depths) for n in range(d)],
+            left_out)]
+
+
+def test_one_block_alone_is_in_no_stage():
+    assert names(Partial(4, 1), torch.rand(2, 5, 8)) == [
+        ('blocks.0', None, 'no container')]
+
+
+def test_a_block_alone_that_projects_is_the_first_one():
+    model = models.ResNet(BasicBlock, [1, 2, 1, 1])
+    assert [(s.name, s.left_out) for s in find_steps(
+        model, torch.rand(1, 3, 32, 32)) if s.block] == [
+        ('layer1.0', None), ('layer2.0', PROJECTS), ('layer2.1', None),
+        ('layer3.0', PROJECTS), ('layer4.0', PROJECTS)]
+
+
+def test_a_block_that_runs_on_is_the_first_one_once():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(Residual())
+
+        def forward(self, x):
+            return self.blocks[0](self.blocks[0](self.blocks[0](x)))
+
+    assert names(Again(), torch.rand(2, 5, 8)) == [
+        ('blocks.0', 'blocks', FIRST), ('blocks.0#2', 'blocks', None),
+        ('blocks.0#3', 'blocks', None)]

@@ -66,10 +66,11 @@ class StiffnessHook(Hook):
     Images of one batch that a data preprocessor pads to one size are
     measured as the network sees them, with the padding.
 
-    A batch that cannot be measured, because it holds NaN or the model passes
-    its images several times, is left out, counted and named; what evaluates
-    or trains goes on. Only before the work begins is what could never be
-    measured an error.
+    A sample without a finite index, as one of NaN, is left out, counted and
+    named, and so are the samples of a batch that cannot be measured. Where
+    the model passes its images several times, as with flips at test time, the
+    first pass is measured. What evaluates or trains goes on: only before the
+    work begins is what could never be measured an error.
 
     Args:
         interval (int, optional): Measure every n-th validation of the run;
@@ -148,9 +149,9 @@ class StiffnessHook(Hook):
         """
         validates = self.interval and runner.val_loop is not None
         if validates:
-            check_loader(runner.model, runner.val_dataloader)
+            check_loader(runner.val_dataloader)
         if validates or self.train_interval:
-            TrajectoryRecorder(runner.model, self.blocks)
+            LenientRecorder(runner.model, self.blocks)
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop):
             done = runner.epoch
@@ -196,9 +197,8 @@ class StiffnessHook(Hook):
         if self._metric is not None and not self._metric.complete:
             first = not self._metric.recorded
             why = self._metric.process(data_batch, outputs)
-            if why is not None:
-                self._warn(runner, why)
-            elif first:
+            self._warn(runner, why)
+            if first and self._metric.recorded:
                 self._say_what_is_measured(runner, self._metric.recorder)
 
     after_test_iter = after_val_iter
@@ -260,19 +260,19 @@ class StiffnessHook(Hook):
         runner.visualizer.add_scalars(
             {**blocks, **(scalars if split == 'test' else {})},
             step=settings.get(when, 0))
-        trajectories.save(path)
-        runner.logger.info(
-            f'Stiffness of {len(trajectories)} samples: {path}')
-        if not self.figures:
-            return
         try:
+            trajectories.save(path)
+            runner.logger.info(
+                f'Stiffness of {len(trajectories)} samples: {path}')
+            if not self.figures:
+                return
             # Drawing libraries are slow to import.
             from mmstepnet.figures import save_stiffness_figures
             figures = save_stiffness_figures(
                 trajectories, path.parent, name, self.reading)
-        except Exception as error:  # whatever a drawing library raises
+        except Exception as error:  # a full disk, or a drawing library's
             runner.logger.warning(
-                f'StiffnessHook cannot draw {path}: '
+                f'StiffnessHook cannot save or draw {path}: '
                 f'{type(error).__name__}: {error}')
             return
         show_figures(runner, {
@@ -299,10 +299,11 @@ class StiffnessHook(Hook):
         if self.train_interval and self.every_n_train_iters(
                 runner, self.train_interval):
             sums = torch.zeros(2, dtype=torch.float64)
-            if self._train_recorder.failed is not None:
-                self._warn(runner, self._train_recorder.failed)
-            elif len(self._train_recorder):
-                nsi = self._train_recorder.record[self.reading].double()
+            recorder = self._train_recorder
+            for why in (recorder.failed, *recorder.left_out.values()):
+                self._warn(runner, why)
+            if len(recorder):
+                nsi = recorder.record[self.reading].double()
                 sums = torch.stack([nsi.sum(), torch.tensor(nsi.numel())])
             sums = sums.to(next(runner.model.parameters()).device)
             all_reduce(sums)
@@ -310,16 +311,17 @@ class StiffnessHook(Hook):
                 runner.message_hub.update_scalar(f'train/{PREFIX}/nsi',
                                                  (sums[0] / sums[1]).item())
 
-    def _warn(self, runner: Runner, why: str) -> None:
-        """Say once why what is not measured."""
-        if why.partition(':')[0] not in self._said:
-            self._said.add(why.partition(':')[0])
+    def _warn(self, runner: Runner, why: str | None) -> None:
+        """Say once of each kind why something is not measured."""
+        kind = why and why.partition(':')[0]
+        if kind and kind not in self._said:
+            self._said.add(kind)
             runner.logger.warning(
-                f'StiffnessHook leaves a batch out: {why}')
+                f'StiffnessHook leaves out what it cannot measure: {why}')
 
     def _begin_epoch(self, runner: Runner, dataloader: DataLoader,
                      split: str) -> None:
-        check_loader(runner.model, dataloader)
+        check_loader(dataloader)
         size = len(dataloader.dataset)
         size = min(size, self.max_samples or size)
         self._metric = StiffnessMetric(
@@ -328,10 +330,14 @@ class StiffnessHook(Hook):
 
     def _say_what_is_measured(self, runner: Runner,
                               recorder: TrajectoryRecorder) -> None:
-        runner.logger.info(
-            f'StiffnessHook measures {len(recorder.blocks)} residual steps '
-            f'and leaves out the first block of each stage: '
-            f'{", ".join(recorder.excluded)}')
+        without = (' and leaves out the first block of each stage: '
+                   + ', '.join(recorder.excluded)) * bool(recorder.excluded)
+        runner.logger.info(f'StiffnessHook measures {len(recorder.blocks)} '
+                           f'residual steps{without}')
+        if recorder.repeated:
+            runner.logger.warning(
+                'StiffnessHook measures the first pass of each sample: the '
+                'model passes it several times, flipped or in parts')
         if len(recorder.blocks) == len(recorder.stages.unique()):
             runner.logger.warning(
                 'StiffnessHook: with one block a stage left, TNS is 0 by '

@@ -1,5 +1,3 @@
-from importlib.util import find_spec
-
 from mmstepnet.compatibility import check_hosts
 from mmstepnet.registry import MODELS
 
@@ -14,15 +12,17 @@ __all__ = [
     'StepVisionTransformer'
 ]
 
-if find_spec('mmpretrain') is not None:
-    from .propagation_vision_transformer import PropagationVisionTransformer
-    from .vision_transformer import StepVisionTransformer
-else:
+try:
+    check_hosts('mmpretrain')
+except ImportError:
 
     def _needs_mmpretrain(**kwargs) -> None:
-        """Say what is missing: these two are MMPretrain's."""
+        """Say what is wrong: these two are MMPretrain's."""
         check_hosts('mmpretrain')
 
     PropagationVisionTransformer = StepVisionTransformer = _needs_mmpretrain
     for _name in ('PropagationVisionTransformer', 'StepVisionTransformer'):
         MODELS.register_module(_name, module=_needs_mmpretrain)
+else:
+    from .propagation_vision_transformer import PropagationVisionTransformer
+    from .vision_transformer import StepVisionTransformer

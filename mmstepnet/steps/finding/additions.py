@@ -23,6 +23,8 @@ class Additions(Tracer):
         sums (list[Sum]): Steps of the last pass, and what might be one.
         missed (Counter): Sums of two tensors that are none, by the module's
             name and the reason.
+        refused (str, optional): Why the last pass cannot be measured. The
+            model is not disturbed.
     """
 
     norms: Callable[[Tensor], Norms] | None
@@ -32,6 +34,7 @@ class Additions(Tracer):
         super().forget()
         self.sums: list[Sum] = []
         self.missed: Counter = Counter()
+        self.refused: str | None = None
         self._pending: list[Sum] = []
         self._before: dict[int, int] = {}  # state of a sum, by its number
         self._steps: dict[int, Sum] = {}
@@ -106,10 +109,11 @@ class Additions(Tracer):
         number = self._state(x, owner)
         base = self._base(number, tag)
         if is_traceable_wrapper_subclass(x):
-            raise ValueError(  # Python takes a TypeError for another operand
+            self.refused = self.refused or (
                 f'{owner.name} adds to a state that is a {type(x).__name__}, '
                 'whose parts cannot be measured sample by sample; record a '
                 'model whose features are plain tensors')
+            return None
         if operation.fused:
             found = self._new_sum(owner, number, x, f)
             found.left_out = f'a fused addition: {operation.name}'

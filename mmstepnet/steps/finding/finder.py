@@ -119,7 +119,7 @@ class Finder(Additions):
                 if module in self.tokens_first:
                     self.wrong_shapes[tuple(t.shape)] = self.names[module]
             elif t.is_nested:
-                raise ValueError(
+                self.refused = self.refused or (
                     f'{self.names[module]} ({type(module).__name__}) takes a '
                     'nested tensor, which has no samples to measure. PyTorch '
                     'makes one of a padding mask; call torch.backends.mha.'

@@ -1,8 +1,9 @@
 """Names, stages and first blocks of the residual steps that were found."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch.nn as nn
 
@@ -87,9 +88,14 @@ class Arrangement:
         excluded (list[str]): Names of the blocks left out as first ones.
         repeated (bool): Whether all steps ran again on other states than
             those that they had made: the whole network on other inputs.
+
+    Raises:
+        ValueError: The pass met what cannot be followed.
     """
 
     def __init__(self, finder: Finder, selection: Selection | None = None):
+        if finder.refused is not None:
+            raise ValueError(finder.refused)
         # Of a wrapper and what is in it, the latter.
         self.modules = {name: m for m, name in finder.names.items()}
         self.chosen = None if selection is None else select(
@@ -169,7 +175,21 @@ class Arrangement:
                     blocks[found] = next(
                         (p for p in around
                          if self._kind(p[1].name) in kinds), None)
-        return blocks
+        return blocks if any(blocks.values()) else self._alone(places)
+
+    def _alone(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
+        """Blocks of one class, each alone in a list of its own."""
+        blocks = {
+            s: next((p for p in around if isinstance(
+                self.modules[p[0].name], LISTS)), None) if s.state else None
+            for s, around in places.items()}
+        found = {p for p in blocks.values() if p}
+        lists = Counter(container for container, _ in found)
+        kinds = Counter(self._kind(child.name) for container, child in found
+                        if lists[container] == 1)
+        return {s: p if p and lists[p[0]] == 1
+                and kinds[self._kind(p[1].name)] > 1 else None
+                for s, p in blocks.items()}
 
     def _is_stage(self, container: Container, alike: bool, chained: bool,
                   listed: bool) -> bool:
@@ -216,17 +236,23 @@ class Arrangement:
         """The first block of a stage, if it holds a sum.
 
         It is a stage's first child that holds one or is of the class of one
-        that does, as a first block that only makes the stage's state.
+        that does, as a first block that only makes the stage's state. A block
+        that stands alone and projects no identity is no first one (a reading:
+        the paper leaves out what begins a stage of several blocks).
         """
         holders = [c for c in container.children.values() if c.sums]
         names = {c.name for c in holders}
         kinds = {self._kind(c.name) for c in holders
                  if any(s.state for s in c.sums)}
-        for part in self.modules[container.name]._modules:
-            name = f'{container.name}.{part}'.lstrip('.')
-            if name in names or self._kind(name) in kinds:
-                return next((c for c in holders if c.name == name), None)
-        return holders[0]
+        blocks = [
+            name for part in self.modules[container.name]._modules
+            if (name := f'{container.name}.{part}'.lstrip('.')) in names
+            or self._kind(name) in kinds]
+        if len(blocks) == len(holders) == 1 and all(
+                s.state for s in holders[0].sums):
+            return None
+        first = blocks[0] if blocks else holders[0].name
+        return next((c for c in holders if c.name == first), None)
 
     def _leave_out(self, sums: list[Sum], blocks: dict) -> None:
         for found in sums:
@@ -267,9 +293,15 @@ class Arrangement:
             if not found.left_out:
                 self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
-        self.repeated = bool(runs) and all(
-            len(r) > 1 and not r[1].of_state >> r[0].number & 1
-            for r in runs.values())
+        self._later = [[s for s in r[1:] if not s.of_state >> r[0].number & 1]
+                       for r in runs.values()]
+        self.repeated = bool(runs) and all(self._later)
+
+    def take_first_pass(self) -> None:
+        """Leave out what ran again, where the network is :attr:`repeated`."""
+        for found in chain(*self._later):
+            found.left_out = 'runs again, on another input'
+        self.recorded = [r for r in self.recorded if not r[1].left_out]
 
     @property
     def steps(self) -> list[FoundStep]:

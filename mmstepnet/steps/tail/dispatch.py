@@ -22,7 +22,7 @@ from mmstepnet.torch_version import (
 )
 
 from ..checkpoint import decide
-from ..generated import KeepsStatistics
+from ..generated import class_of
 from . import aten
 from .formulas import Norm, TailSpec, constants
 from .function import Tail
@@ -122,8 +122,7 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
     zero, one = constants(channels, accumulation_dtype(x.dtype), x.device)
     first = second = Norm(False, 0., zero, one), one, zero
     if norm is not None and type(norm) is not nn.Identity:
-        kind = (norm.host if isinstance(norm, KeepsStatistics)
-                else type(norm))
+        kind = class_of(norm)
         batch = kind is nn.BatchNorm2d
         if not batch and kind not in _frozen_norms():
             return None

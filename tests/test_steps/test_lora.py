@@ -1,0 +1,100 @@
+"""A network with steps and LoRA's adapters, by peft."""
+
+import copy
+
+import pytest
+import torch
+from torchvision.models import ResNet, VisionTransformer
+from torchvision.models.resnet import BasicBlock
+from torchvision.ops import FrozenBatchNorm2d
+
+from mmstepnet import insert_steps, steps
+
+from .insertion import perturb, steps_of
+
+peft = pytest.importorskip('peft')
+X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def resnet():
+    return ResNet(BasicBlock, [2, 2, 1, 1], num_classes=5,
+                  norm_layer=FrozenBatchNorm2d)
+
+
+def vit():
+    return VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5)
+
+
+NETWORKS = dict(resnet=(resnet, r'.*\.conv[12]'), vit=(vit, r'.*\.mlp\.[03]'))
+
+
+def stepped(build):
+    torch.manual_seed(0)
+    model = perturb(build())
+    insert_steps(model)
+    for step in steps_of(model).values():
+        perturb(step.attention)
+    return model
+
+
+def train(model):
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], 0.01)
+    for k in range(3):
+        model.train()(X + k).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.mark.parametrize('fused', [True, False])
+@pytest.mark.parametrize('modules_to_save', [None, ['attention'], ['step']])
+@pytest.mark.parametrize('network', NETWORKS)
+def test_an_adapter_that_was_read_again_computes_the_same(
+        network, modules_to_save, fused, tmp_path):
+    """Gates that it does not save stay the functions that they were."""
+    build, targets = NETWORKS[network]
+    with steps.fused(fused), torch.random.fork_rng():
+        model = stepped(build)
+        before = copy.deepcopy(model.state_dict())
+        model = train(peft.get_peft_model(model, peft.LoraConfig(
+            target_modules=targets, modules_to_save=modules_to_save)))
+        wanted = model(X)
+        model.save_pretrained(tmp_path)
+        again = peft.PeftModel.from_pretrained(stepped(build), tmp_path)
+        assert torch.equal(again.eval()(X), wanted)
+        # In training mode, too, gates that are not trained stay.
+        assert torch.equal(again.train()(X), wanted)
+        assert (again.eval()(X) - stepped(build).eval()(X)).abs().max() > 1e-5
+        merged = again.merge_and_unload().eval()
+        torch.testing.assert_close(merged(X), wanted, rtol=1e-3, atol=1e-4)
+    after = merged.state_dict()
+    assert after.keys() == before.keys()
+    changed = {key for key in after if '.attention.' in key
+               and not torch.equal(after[key], before[key])}
+    assert bool(changed) == bool(modules_to_save)
+
+
+def test_adapters_that_are_off_leave_the_network_as_it_was():
+    model = stepped(vit)
+    wanted = copy.deepcopy(model).eval()(X)
+    model = train(peft.get_peft_model(model, peft.LoraConfig(
+        target_modules=NETWORKS['vit'][1], modules_to_save=['step'])))
+    with model.disable_adapter():
+        assert torch.equal(model(X), wanted)
+
+
+def test_gates_that_it_saves_are_those_that_learn():
+    plain = stepped(resnet).eval()
+    model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(
+        target_modules=['fc'], modules_to_save=['attention']))
+    gates = [p for n, p in model.named_parameters()
+             if 'modules_to_save' in n and p.requires_grad]
+    assert len(gates) == 5 * len(steps_of(plain))
+    assert torch.equal(model(X), plain(X))
+    model(X).square().sum().backward()
+    assert all(p.grad is not None for p in gates)
+    for step, twin in zip(steps_of(plain).values(), steps_of(model).values()):
+        gate = perturb(twin.attention.modules_to_save['default'])
+        step.attention.load_state_dict(gate.state_dict())
+    assert torch.equal(model(X), plain(X))
