@@ -212,7 +212,8 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             '3, 224, 224)')
     found, refused, seen = [], [], []
     for prefix, part, given, (plans, without, shown) in parts:
-        refused += without
+        refused += [reason for reason in without
+                    if patterns or reason.startswith(_scope(model))]
         seen.append(shown)
         chosen = {}
         for name, plan in plans.items():

@@ -352,3 +352,22 @@ def test_a_part_says_what_it_is_called_with():
     nobody = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match='give example='):
         insert_steps(nobody)
+
+
+def test_blocks_outside_of_a_backbone_are_named():
+
+    class Detector(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(blocks.Conv(), blocks.Conv())
+            self.encoder = nn.Sequential(blocks.Encoder(), blocks.Encoder())
+
+        def forward(self, x):
+            return self.encoder(self.backbone(x).flatten(2).mT)
+
+    example = torch.rand(2, *MAP[1:])
+    model = Detector()
+    assert insert_steps(model, blocks='encoder', example=example) == [
+        'encoder.0', 'encoder.1']
+    assert insert_steps(model, example=example) == ['backbone.0', 'backbone.1']
