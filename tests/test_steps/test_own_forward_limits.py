@@ -154,6 +154,33 @@ def test_decoders_that_are_hard_to_find():
         insert_steps(model, example=torch.rand(2, 5, C))
 
 
+class InPlace(blocks.Encoder):
+    """The first way can be trained."""
+
+    way = ''
+
+    def forward(self, x):
+        if self.way == 'f += x':
+            x *= 1
+            y = self.attend(self.ln1(x))
+            y += x
+            z = self.mlp(self.ln2(y))
+            z += y
+            return z
+        x += self.attend(self.ln1(x))
+        x += self.mlp(self.ln2(x))
+        return x
+
+
+def test_tokens_that_are_overwritten(monkeypatch):
+    model = nn.Sequential(InPlace(), InPlace())
+    with pytest.raises(ValueError, match='0 .InPlace.: it cannot be told .* '
+                       'PyTorch cannot train it .* inplace operation.; leave'):
+        insert_steps(model, example=torch.rand(2, 5, C))
+    monkeypatch.setattr(InPlace, 'way', 'f += x')
+    assert insert_steps(model, example=torch.rand(2, 5, C)) == ['0', '1']
+
+
 @pytest.mark.parametrize('part', ['step', 'host', '_plans'])
 def test_a_name_that_is_taken(part):
     model = nn.Sequential(*(blocks.Conv() for _ in range(3)))
