@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn as nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import VisionTransformer
+from torchvision.models import VisionTransformer, resnet18
 
 from mmstepnet import insert_steps, remove_steps
 from mmstepnet.attentions import choose_step
@@ -398,3 +398,12 @@ def test_blocks_outside_of_a_backbone_are_named():
     assert insert_steps(model, blocks='encoder', example=example) == [
         'encoder.0', 'encoder.1']
     assert insert_steps(model, example=example) == ['backbone.0', 'backbone.1']
+
+
+def test_described_blocks_beside_others():
+    model = VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5)
+    model.conv_proj = nn.Sequential(
+        nn.Conv2d(3, 64, 1), resnet18().layer1, nn.Conv2d(64, 32, 8, 8))
+    assert insert_steps(model) == [
+        'conv_proj.1.0', 'conv_proj.1.1', 'encoder.layers.encoder_layer_0',
+        'encoder.layers.encoder_layer_1']
