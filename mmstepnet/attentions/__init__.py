@@ -25,6 +25,7 @@ from .ours import (
     OursSharedMLP,
 )
 from .plain import Plain
+from .pooling import of_kept
 from .se import SE
 from .sem import SEM
 from .sge import SGE
@@ -37,5 +38,5 @@ __all__ = [
     'Attention', 'ChannelGate', 'FoldedStepNet', 'MapAttention',
     'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
     'OursSharedMLP', 'Plain', 'StepNet', 'ZeroStart', 'build_attention',
-    'choose_step'
+    'choose_step', 'of_kept'
 ]

@@ -126,7 +126,8 @@ def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
         raise ValueError(
             f'{cannot}from a state of one token; give an example= of several, '
             f'or leave the block out by blocks=')
-    x = given[key] = x.detach().requires_grad_()
+    x = x.detach().requires_grad_()
+    given[key] = x.clone()  # which the block may write to
     out = without_checkpoint(block)(*(given[k] for k in range(len(args))),
                                     **{k: given[k] for k in kwargs})
     while not isinstance(out, Tensor):
@@ -138,8 +139,14 @@ def _is_causal(name: str, block: nn.Module, args: tuple, kwargs: dict,
     def reaches(target: slice, source: slice) -> bool:
         """Whether tokens of a half of x reach a half of the result."""
         part = out.transpose(0, axis)[target]
-        grad, = torch.autograd.grad(part, x, torch.randn_like(part),
-                                    retain_graph=True, allow_unused=True)
+        try:
+            grad, = torch.autograd.grad(part, x, torch.randn_like(part),
+                                        retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            raise ValueError(
+                f'{cannot}since PyTorch cannot train it '
+                f'({str(error).partition(":")[0]}); leave it out by blocks='
+            ) from error
         if grad is None:
             return False
         if not grad.isfinite().all():

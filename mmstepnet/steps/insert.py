@@ -50,9 +50,8 @@ def insert_steps(model: nn.Module,
     FSDP, ``torch.compile``) and copies for an EMA afterwards.
 
     Blocks that have a description (:func:`register_block`) take their steps as
-    it says. Where there are none, or where ``example`` is given, the residual
-    blocks of all other classes are found by running the model, see
-    :func:`mmstepnet.find_steps`, and take their steps in their own
+    it says. The residual blocks of all other classes are found by running the
+    model, see :func:`mmstepnet.find_steps`, and take their steps in their own
     ``forward``. Such a block must add to its state once for each step, in
     whatever way; a projected identity takes no step.
 
@@ -142,6 +141,13 @@ def insert_steps(model: nn.Module,
             patterns and used < set(patterns)):
         ready += _find(model, patterns, used, {r.name for r in ready},
                        bool(selected), example, layout, cfg)
+    elif not patterns and _has_others(model, {name for name, *_ in selected}):
+        try:
+            ready += _find(model, None, used, {r.name for r in ready}, True,
+                           None, layout, cfg)
+        except ValueError as error:
+            LOGGER.warning('Only blocks with a description get steps: %s',
+                           error)
     if not ready:
         some = ', '.join(without[:5]) + ', …' * (len(without) > 5)
         found = f'; {some} add none' if without else ''
@@ -212,7 +218,8 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             '3, 224, 224)')
     found, refused, seen = [], [], []
     for prefix, part, given, (plans, without, shown) in parts:
-        refused += without
+        refused += [reason for reason in without
+                    if patterns or reason.startswith(_scope(model))]
         seen.append(shown)
         chosen = {}
         for name, plan in plans.items():
@@ -252,6 +259,19 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             build(cfg, name, block, place.width, place.has_map)
             for place in plan[0].places], plan))
     return ready
+
+
+def _has_others(model: nn.Module, described: set[str]) -> bool:
+    """Whether modules of one class stand in a list away from known blocks."""
+    for name, module in modules_by_name(model).items():
+        if isinstance(module, LISTS) and name.startswith(
+                _scope(model)) and not _nests(name, described):
+            kinds = [type(m) for m in map(unwrap, module.children())
+                     if m._modules
+                     and not type(m).__module__.startswith('torch.nn.')]
+            if len(kinds) > len(set(kinds)):
+                return True
+    return False
 
 
 def _repeated(model: nn.Module) -> list[str]:

@@ -13,7 +13,6 @@ every exit from the block: where Δt = 1, a step that did not run shows nowhere.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
 
 import torch
 import torch.nn as nn
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from mmstepnet.torch_version import is_compiling, saved_tensors_hooks
 
 from .checkpoint import checkpoint
+from .padding import UnknownMaskError, kept, masks_of
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward
 
@@ -164,7 +164,7 @@ class Plan:
     Attributes:
         block (str): Name of the block, for errors.
         additions (int): How many additions of two tensors it executes; of
-            those that count.
+            those that count. Those of a mask that it is given do not.
         by_state (bool): Whether those count alone that add to the block's
             first argument or to what a step returned, views included, so
             that others may differ from call to call, as of windows that are
@@ -186,10 +186,14 @@ class BlockRun:
         block (nn.Module): The block.
         plan (Plan): Its plan.
         given (tuple): Its arguments.
+        masks (dict[str, Tensor]): Those of them that are masks.
     """
 
-    def __init__(self, block: nn.Module, plan: Plan, given: tuple):
+    def __init__(self, block: nn.Module, plan: Plan, given: tuple,
+                 masks: dict[str, Tensor]):
         self.block, self.plan, self.given = block, plan, given
+        self.masks = masks
+        self.keep: Tensor | None = None
         self.seen, self.taken = 0, 0
         self.states = {-1: given[0] if given else None}
         self.partial: Tensor | None = None
@@ -202,6 +206,8 @@ class BlockRun:
     def add(self, func: Callable, operands: tuple[Tensor, Tensor],
             args: tuple, kwargs: dict) -> Tensor:
         """Add two tensors, or take the step that this addition is."""
+        if adds_mask(operands, self.masks):
+            return func(*args, **kwargs)
         if self.plan.by_state and not any(
                 shares_memory(t, state) for t in operands
                 for state in (*self.states.values(), self.partial)):
@@ -238,10 +244,11 @@ class BlockRun:
                 residual = getattr(residual, name)(factor)
             return residual
 
+        maps = place.to_maps(identity, self.given)
+        keep = self._kept(maps) if self.masks and place.dims == 3 else None
         out = place.from_maps(
-            step(place.to_maps(identity, self.given),
-                 place.to_maps(branch, self.given),
-                 drop_path=drop_path if factors else None), x)
+            step(maps, place.to_maps(branch, self.given),
+                 drop_path=drop_path if factors else None, keep=keep), x)
         if func in WRITING:
             out = out.to(operands[0].dtype)
         if place.writes_back:
@@ -249,6 +256,17 @@ class BlockRun:
         self.states[self.taken] = out
         self.taken += 1
         return out
+
+    def _kept(self, maps: Tensor) -> Tensor | None:
+        """Tokens of a state that no mask hides, (N, 1, H, W)."""
+        if self.keep is None:
+            try:
+                self.keep = kept(self.masks, len(maps), maps[0, 0].numel())
+            except UnknownMaskError as error:
+                raise ValueError(
+                    f'{self.plan.block} {error}. Give batches without '
+                    f'padding, or leave the block out by blocks=') from None
+        return self.keep.view(len(maps), 1, *maps.shape[2:])
 
     def multiply(self, func: Callable, args: tuple, kwargs: dict) -> Tensor:
         """Multiply, and remember what may be stochastic depth."""
@@ -331,6 +349,12 @@ def shares_memory(t: Tensor, other: object) -> bool:
         return False
 
 
+def adds_mask(operands: Iterable[Tensor], masks: dict[str, Tensor]) -> bool:
+    """Whether an addition is that of a mask, which not every batch has."""
+    return any(shares_memory(t, mask)
+               for t in operands for mask in masks.values())
+
+
 def memory_of(t: Tensor) -> int:
     """A number for the memory of a tensor, as long as that lives."""
     return t.untyped_storage()._cdata
@@ -390,30 +414,18 @@ class OwnForwardBlock(StepBlock):
         return self._run(*args, **kwargs)
 
     def _run(self, *args, **kwargs):
-        plan = self._plans[self.training]
-        if plan.places[0].dims == 3:
-            mask = mask_of_tokens(self.host.forward, (self, *args), kwargs)
-            if mask is not None:
-                self._check_mask(plan, *mask)
-        run = BlockRun(self, plan, (*args, *kwargs.values()))
+        if any(t.is_nested for t in args if isinstance(t, Tensor)):
+            raise ValueError(
+                f'{self._plans[0].block} is given a nested tensor, which its '
+                f'steps cannot pool. PyTorch makes one of a padding mask; '
+                f'build nn.TransformerEncoder with enable_nested_tensor=False')
+        masks = masks_of(self.host.forward, (self, *args), kwargs)
+        run = BlockRun(self, self._plans[self.training],
+                       (*args, *kwargs.values()), masks)
         with TakeSteps(run):
             out = self.host.forward(self, *args, **kwargs)
         run.finish()
         return out
-
-    @staticmethod
-    def _check_mask(plan: Plan, name: str, mask: Tensor) -> None:
-        """Refuse a mask; within a graph, where it hides a token.
-
-        transformers makes one of each batch where a graph is traced.
-        """
-        message = (f'{plan.block} is given {name}; its steps pool over all '
-                   f'tokens, so that those that it hides would count. Give '
-                   f'batches without padding, or leave the block out by '
-                   f'blocks=')
-        if not is_compiling():
-            raise ValueError(message)
-        torch._assert_async((mask == mask.reshape(-1)[:1]).all(), message)
 
     def take_steps(self) -> None:
         """Take the steps out, in place."""
@@ -427,19 +439,6 @@ def without_checkpoint(block: nn.Module) -> nn.Module:
     other = object.__new__(type(block))
     vars(other).update(vars(block), with_cp=False)
     return other
-
-
-@cache
-def _parameters(forward: Callable) -> tuple[str, ...]:
-    return tuple(signature(forward).parameters)
-
-
-def mask_of_tokens(forward: Callable, args: tuple,
-                   kwargs: dict) -> tuple[str, Tensor] | None:
-    """A mask that a block's ``forward`` is given, and its name."""
-    given = {**dict(zip(_parameters(forward), args)), **kwargs}
-    return next(((name, value) for name, value in given.items()
-                 if 'mask' in name and isinstance(value, Tensor)), None)
 
 
 @cache

@@ -18,6 +18,7 @@ from .examples import call_of, in_mode, made_up, on_meta
 from .finding import (
     EAGER,
     FIRST,
+    OUTSIDE,
     Arrangement,
     Finder,
     Run,
@@ -31,10 +32,11 @@ from .own_forward import (
     Place,
     Plan,
     addition,
+    adds_mask,
     map_shape,
-    mask_of_tokens,
     shares_memory,
 )
+from .padding import UnknownMaskError, kept, masks_of
 from .step_block import StepBlock
 
 LOGGER = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ CHANNELS_LAST = {'linear', 'layer_norm', 'rms_norm'}
 """Functions whose names say which axis of their tensors is the channels'."""
 
 ALONE = 'no container'
+TAKEN = None, FIRST, ALONE, OUTSIDE
+"""Whatever the recorder leaves them out for, these may be steps."""
 
 NAMES = {1: ('step', ), 2: ('attn_step', 'mlp_step'),
          3: ('attn_step', 'cross_step', 'mlp_step')}
@@ -54,7 +58,8 @@ class Addition:
     """One addition of two tensors, in one pass.
 
     Attributes:
-        runs (list[Run]): The runs of modules that it happened in.
+        runs (list[Run]): The runs of modules that it happened in, but for
+            those whose mask it adds.
         input_of (set[Run]): Those whose first argument one operand is.
         results_of (list[Addition]): Whose results the operands are.
         goes_on (bool): Whether the first operand is that result, or the
@@ -113,8 +118,7 @@ class _Watch(Finder):
         run, given = self.stack[-1], (*args, *kwargs.values())
         run.first = weakref.ref(given[0]) if given and isinstance(
             given[0], Tensor) else lambda: None
-        run.mask = mask_of_tokens(
-            type(module).forward, (module, *args), kwargs)
+        run.masks = masks_of(type(module).forward, (module, *args), kwargs)
         run.pairs = [v for v in given if isinstance(v, (tuple, list))]
 
 
@@ -145,7 +149,7 @@ class _Follow(TorchFunctionMode):
             self._see_channels(func, args, out)
             return out
         seen = Addition(
-            list(finder.stack),
+            [r for r in finder.stack if not adds_mask(operands, r.masks)],
             {r for r in finder.stack if r.first() is not None
              and any(t is r.first() for t in operands)},
             [a for a in self.additions
@@ -329,7 +333,7 @@ def _by_block(one: Pass) -> dict[str, tuple[list[Run], list[Sum]]]:
     named = [(found, _inside_wrappers(place[1].run), place[1].name)
              if place else (found, found.owner, found.owner.name)
              for _, found, place in one.arrangement.named
-             if found.state and found.left_out in (None, FIRST, ALONE)]
+             if found.state and found.left_out in TAKEN]
     alone = Counter(type(m) for m in {
         found.owner.module for found, *_ in named if found.left_out == ALONE})
     table: dict[str, tuple[list, list]] = {}
@@ -361,9 +365,6 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 'told apart' if len(runs) > 1 else 'has no forward of its own')
         if isinstance(run.module, StepBlock):
             raise RefusedError('has steps already')
-        if run.mask is not None and len(sums[0].shape) == 3:
-            raise RefusedError(f'is given {run.mask[0]}, of tokens that its '
-                               f'steps would pool over all the same')
         inside = [a for a in one.follow.additions if run in a.runs]
         names = NAMES.get(len(sums)) or [
             f'step_{k}' for k in range(len(sums))]
@@ -392,6 +393,12 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 one, run, found_sum.shape, first.views[first.state],
                 [s[k] for s in shapes], [p.samples for p in passes], layout)
             dims = len(found_sum.shape)
+            if dims == 3 and run.masks:
+                try:
+                    kept(run.masks, found_sum.shape[batch],
+                         found_sum.shape[3 - batch - channels])
+                except UnknownMaskError as error:
+                    raise RefusedError(str(error)) from None
             places.append(Place(
                 names[k], (),
                 tuple(a.state for a in parts), source, batch, channels,

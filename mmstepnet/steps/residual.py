@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from mmstepnet.attentions import Plain, choose_step
+from mmstepnet.attentions import Plain, choose_step, of_kept
 from mmstepnet.torch_version import is_backward, is_compiling
 
 from .checkpoint import repeated, statistics_kept
@@ -71,8 +71,8 @@ class ResidualStep(nn.Module):
                 branch: Tensor,
                 norm: nn.Module | None = None,
                 behind: Callable[[Tensor], Tensor] | None = None,
-                drop_path: Callable[[Tensor], Tensor] | None = None
-                ) -> Tensor:
+                drop_path: Callable[[Tensor], Tensor] | None = None,
+                keep: Tensor | None = None) -> Tensor:
         """Take the step.
 
         Args:
@@ -87,6 +87,9 @@ class ResidualStep(nn.Module):
             drop_path (Callable, optional): Stochastic depth that the block
                 applies itself, with what it has drawn in this run; applied
                 behind :attr:`drop_path`. Defaults to None.
+            keep (Tensor, optional): Places that the attention sees,
+                (N, 1, H, W) in bool; the others are padding. None is all.
+                Defaults to None.
 
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
@@ -94,8 +97,9 @@ class ResidualStep(nn.Module):
         if not is_compiling():
             again = is_backward()
             with self._as_before() if again else nullcontext():
-                out = None if drop_path is not None else fused_step(
-                    self, identity, branch, norm)
+                fits = drop_path is None and keep is None
+                out = fused_step(
+                    self, identity, branch, norm) if fits else None
             if not again and torch.is_grad_enabled() and (
                     self._was_fused is not (out is not None)):
                 self._was_fused = out is not None
@@ -104,8 +108,9 @@ class ResidualStep(nn.Module):
             if again:
                 with statistics_kept(norm, self.attention):
                     return self._reference(
-                        identity, branch, norm, behind, drop_path)
-        return self._reference(identity, branch, norm, behind, drop_path)
+                        identity, branch, norm, behind, drop_path, keep)
+        return self._reference(
+            identity, branch, norm, behind, drop_path, keep)
 
     def _as_before(self) -> AbstractContextManager:
         """Take the last run's path where observers may have changed it."""
@@ -116,13 +121,16 @@ class ResidualStep(nn.Module):
     def _reference(self, identity: Tensor, branch: Tensor,
                    norm: nn.Module | None,
                    behind: Callable[[Tensor], Tensor] | None = None,
-                   drop_path: Callable[[Tensor], Tensor] | None = None
-                   ) -> Tensor:
+                   drop_path: Callable[[Tensor], Tensor] | None = None,
+                   keep: Tensor | None = None) -> Tensor:
         f = branch if norm is None else norm(branch)
         if self.attention is None or isinstance(self.attention, Plain):
             step, residual = None, f
         else:
-            step = choose_step(self.attention, identity, f)
+            step = choose_step(self.attention, identity, f) if (
+                keep is None) else choose_step(
+                    self.attention, of_kept(identity, keep),
+                    of_kept(f, keep)).to(f.dtype)
             residual = f * step
         residual = self.drop_path(residual)
         if drop_path is not None:

@@ -90,11 +90,25 @@ class Encoder(nn.Module):
         y = self.attn(x)
         return torch.softmax(y @ y.mT, -1) @ y
 
-    def forward(self, x, attention_mask=None):
+    def forward(self, x):
         if self.post_norm:
             x = self.ln1(x + self.attend(x))
             return self.ln2(x + self.mlp(x))
         x = x + self.attend(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
+
+
+class Masked(Encoder):
+    """It takes a mask of tokens in transformers' ways."""
+
+    def forward(self, x, attention_mask=None):
+        y = self.attn(self.ln1(x))
+        scores = (y @ y.mT)[:, None]
+        if attention_mask is not None and attention_mask.min() < 0:
+            scores = scores + attention_mask
+        elif attention_mask is not None:
+            scores = scores.masked_fill(attention_mask == 0, -1e30)
+        x = x + torch.softmax(scores[:, 0], -1) @ y
         return x + self.mlp(self.ln2(x))
 
 

@@ -285,20 +285,83 @@ def test_a_checkpoint_around_the_block():
         assert torch.equal(p, q)
 
 
-def test_a_mask_of_tokens_is_refused():
-    model, x = stack(blocks.Encoder, (4, 5, C))
+LENGTHS = 5, 3, 1, 4
+HIDDEN = torch.arange(5) >= torch.tensor(LENGTHS)[:, None]
+SEEN = ~HIDDEN[:, None, None]
+
+
+def assert_padding_is_left_out(run):
+    """Each sample is what it is alone, without padding."""
+    x = random(4, 5, C)
+    out = run(x, True)
+    for k, n in enumerate(LENGTHS):
+        alone = run(x[k:k + 1, :n], False)
+        torch.testing.assert_close(out[k:k + 1, :n], alone)
+
+
+@pytest.mark.parametrize('mask', [
+    SEEN, SEEN.long(), (SEEN & SEEN.mT).double(),
+    torch.zeros(4, 2, 5, 5).masked_fill(~SEEN, -1e4)[:, :1].double(),
+], ids=['bool', 'int', 'of pairs', 'added'])
+def test_steps_do_not_pool_over_padding(mask):
+    model, x = stack(blocks.Masked, (4, 5, C))
+    assert_padding_is_left_out(
+        lambda x, padded: model[0](x, mask if padded else None))
+
+
+@pytest.mark.parametrize('added', [False, True])
+@pytest.mark.parametrize('batch_first', [False, True])
+def test_steps_do_not_pool_over_padding_of_pytorch(batch_first, added):
+    axes = (0, 0) if batch_first else (0, 1)
+    layer = nn.TransformerEncoderLayer(
+        C, 2, 8, batch_first=batch_first, dtype=torch.float64)
+    model = nn.TransformerEncoder(
+        layer, 2, enable_nested_tensor=False).eval()
+    insert_steps(model, example=random(4, 5, C).transpose(*axes),
+                 layout='NLC' if batch_first else 'LNC')
+    for step in steps_of(model):
+        perturb(step.attention)
+    mask = HIDDEN.double() * -1e30 if added else HIDDEN
+    assert_padding_is_left_out(lambda x, padded: model(
+        x.transpose(*axes), src_key_padding_mask=mask if padded else None
+    ).transpose(*axes))
+
+
+def test_a_nested_tensor_is_refused():
+    layer = nn.TransformerEncoderLayer(C, 2, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.rand(4, 5, C)
+    insert_steps(model, example=x)
+    with torch.no_grad(), pytest.raises(ValueError, match='layers.0 is given '
+                                        'a nested .*enable_nested_tensor'):
+        model(x, src_key_padding_mask=HIDDEN)
+
+
+def test_a_mask_that_is_not_known_is_refused():
+    model, x = stack(blocks.Masked, (4, 5, C))
+    with pytest.raises(ValueError, match=r'0 is given attention_mask \(1, 5\)'
+                       '.*Give batches without padding'):
+        model[0](x, attention_mask=~HIDDEN[1:2])
+    with pytest.raises(RuntimeError, match='attention_mask has other numbers'):
+        model[0](x, attention_mask=2. * SEEN)
+
+    class Model(nn.Sequential):
+
+        def forward(self, x, mask):
+            return self[1](self[0](x, mask), mask)
+
+    model = Model(blocks.Masked(), blocks.Masked()).double()
     with pytest.raises(ValueError, match='0 is given attention_mask'):
-        model[0](x, attention_mask=torch.ones(4, 5, dtype=torch.bool))
-    if TORCH_21:
-        pytest.skip("PyTorch 2.1's Dynamo follows no function mode")
-    # transformers makes one where a graph is traced, which hides nothing.
+        insert_steps(model, example=(x, ~HIDDEN[1:2]))
+
+
+@pytest.mark.skipif(TORCH_21, reason='Dynamo follows no function mode')
+def test_a_mask_of_a_compiled_block():
+    model, x = stack(blocks.Masked, (4, 5, C))
     torch._dynamo.reset()
-    compiled = torch.compile(model[0], fullgraph=True, backend='aot_eager')
-    mask = torch.ones(4, 5, dtype=torch.bool)
-    torch.testing.assert_close(compiled(x, attention_mask=mask), model[0](x))
-    mask[1, 3] = False
-    with pytest.raises(RuntimeError, match='0 is given attention_mask'):
-        compiled(x, attention_mask=mask)
+    compiled = torch.compile(model[0], backend='aot_eager')
+    for mask in (SEEN, torch.ones_like(SEEN)):
+        torch.testing.assert_close(compiled(x, mask), model[0](x, mask))
 
 
 @pytest.mark.parametrize('device', ['cpu', 'meta'])

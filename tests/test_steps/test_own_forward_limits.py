@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn as nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import VisionTransformer
+from torchvision.models import VisionTransformer, resnet18
 
 from mmstepnet import insert_steps, remove_steps
 from mmstepnet.attentions import choose_step
@@ -152,6 +152,33 @@ def test_decoders_that_are_hard_to_find():
     model = Positions(*(SecondArgument() for _ in range(3)))
     with pytest.raises(ValueError, match='0 .SecondArgument. is a decoder'):
         insert_steps(model, example=torch.rand(2, 5, C))
+
+
+class InPlace(blocks.Encoder):
+    """The first way can be trained."""
+
+    way = ''
+
+    def forward(self, x):
+        if self.way == 'f += x':
+            x *= 1
+            y = self.attend(self.ln1(x))
+            y += x
+            z = self.mlp(self.ln2(y))
+            z += y
+            return z
+        x += self.attend(self.ln1(x))
+        x += self.mlp(self.ln2(x))
+        return x
+
+
+def test_tokens_that_are_overwritten(monkeypatch):
+    model = nn.Sequential(InPlace(), InPlace())
+    with pytest.raises(ValueError, match='0 .InPlace.: it cannot be told .* '
+                       'PyTorch cannot train it .* inplace operation.; leave'):
+        insert_steps(model, example=torch.rand(2, 5, C))
+    monkeypatch.setattr(InPlace, 'way', 'f += x')
+    assert insert_steps(model, example=torch.rand(2, 5, C)) == ['0', '1']
 
 
 @pytest.mark.parametrize('part', ['step', 'host', '_plans'])
@@ -352,3 +379,31 @@ def test_a_part_says_what_it_is_called_with():
     nobody = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match='give example='):
         insert_steps(nobody)
+
+
+def test_blocks_outside_of_a_backbone_are_named():
+
+    class Detector(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(blocks.Conv(), blocks.Conv())
+            self.encoder = nn.Sequential(blocks.Encoder(), blocks.Encoder())
+
+        def forward(self, x):
+            return self.encoder(self.backbone(x).flatten(2).mT)
+
+    example = torch.rand(2, *MAP[1:])
+    model = Detector()
+    assert insert_steps(model, blocks='encoder', example=example) == [
+        'encoder.0', 'encoder.1']
+    assert insert_steps(model, example=example) == ['backbone.0', 'backbone.1']
+
+
+def test_described_blocks_beside_others():
+    model = VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5)
+    model.conv_proj = nn.Sequential(
+        nn.Conv2d(3, 64, 1), resnet18().layer1, nn.Conv2d(64, 32, 8, 8))
+    assert insert_steps(model) == [
+        'conv_proj.1.0', 'conv_proj.1.1', 'encoder.layers.encoder_layer_0',
+        'encoder.layers.encoder_layer_1']

@@ -169,19 +169,35 @@ def without_drawing() -> Iterator[None]:
         yield
 
 
-def zoo(host: str) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Settings by config, and what was found, by setting."""
+def zoo(host: str, rows: Path | None = None
+        ) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Settings by config, and what was found, by setting.
+
+    Args:
+        host (str): Name of the host's module.
+        rows (Path, optional): File that gets one row a setting as it comes; a
+            second call goes on where the first ended.
+    """
     configs, verdicts = {}, {}
+    if rows is not None and rows.exists():
+        verdicts.update(map(json.loads, rows.read_text('utf-8').splitlines()))
     for path in config_files(host):
         name = path.as_posix().partition('configs/')[2]
         try:
             configs[name] = found_in(path)
         except (OSError, KeyError, RuntimeError) as error:
             print(f'{host} {name} cannot be read: {error}', flush=True)
-    for setting in sorted({s for found in configs.values() for s in found}):
+    settings = sorted({s for found in configs.values() for s in found})
+    for setting in settings:
+        if setting in verdicts:
+            continue
         verdicts[setting] = compare(json.loads(setting))
         print(verdicts[setting] or 'equal', setting, flush=True)
-    return {name: found for name, found in configs.items() if found}, verdicts
+        if rows is not None:
+            with rows.open('a', encoding='utf-8') as file:
+                print(json.dumps([setting, verdicts[setting]]), file=file)
+    return ({name: found for name, found in configs.items() if found},
+            {setting: verdicts[setting] for setting in settings})
 
 
 def table(host: str, configs: dict, verdicts: dict) -> list[str]:
@@ -223,12 +239,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('hosts', nargs='+')
     parser.add_argument('--out', type=Path, required=True)
+    parser.add_argument('--rows', type=Path,
+                        help='what was compared so far, to go on from')
     args = parser.parse_args()
     warnings.simplefilter('ignore')
     # What was written by hand stands above the first table.
     lines = [args.out.read_text('utf-8').partition('\n## ')[0]]
     for host in args.hosts:
-        lines += [*table(host, *zoo(host)), '']
+        lines += [*table(host, *zoo(host, args.rows)), '']
     args.out.write_text('\n'.join(lines), 'utf-8')
 
 

@@ -10,12 +10,12 @@ from .eager import EAGER
 from .finder import Finder
 from .search import explain, find_steps
 from .selection import Selection, select
-from .stages import FIRST, Arrangement, FoundStep
+from .stages import FIRST, OUTSIDE, Arrangement, FoundStep
 from .sums import Run, Sum
 from .tags import tensors
 from .wrappers import unwrap
 
 __all__ = [
-    'Arrangement', 'EAGER', 'FIRST', 'Finder', 'FoundStep', 'Run', 'Selection',
-    'Sum', 'explain', 'find_steps', 'select', 'tensors', 'unwrap'
+    'Arrangement', 'EAGER', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
+    'Selection', 'Sum', 'explain', 'find_steps', 'select', 'tensors', 'unwrap'
 ]

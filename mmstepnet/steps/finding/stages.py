@@ -15,6 +15,7 @@ from .sums import Run, Sum
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
 FIRST = 'first of its stage'
+OUTSIDE = 'outside of the backbone'
 
 
 @dataclass(frozen=True)
@@ -262,12 +263,12 @@ class Arrangement:
             if place is None:
                 found.left_out = 'no container' if self.chosen is None else (
                     'not chosen by blocks=')
-            elif not found.owner.name.startswith(self.scope):
-                found.left_out = 'outside of the backbone'
             elif any(s is not found and s.state and blocks[s] == place
                      and s.of_branch >> found.number & 1
                      and not s.of_state >> found.number & 1 for s in sums):
                 found.left_out = 'part of the branch of another step'
+            elif not found.owner.name.startswith(self.scope):
+                found.left_out = OUTSIDE
             elif self._first(place[0]) is place[1]:
                 found.left_out = FIRST
 
