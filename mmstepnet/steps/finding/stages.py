@@ -154,8 +154,9 @@ class Arrangement:
     def _blocks(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
         """The block of each sum by its stage, the surest stages first."""
         blocks: dict[Sum, tuple | None] = dict.fromkeys(places)
-        for rule in ((True, True, True), (True, True, False),
-                     (True, False, False), (False, True, True)):
+        for rule in (('parts', True, True), ('class', True, True),
+                     ('class', True, False), ('class', False, False),
+                     (None, True, True)):
             for found, around in places.items():
                 # A block that projects does so by itself.
                 blocks[found] = blocks[found] or next(
@@ -171,15 +172,17 @@ class Arrangement:
                          if self._kind(p[1].name) in kinds), None)
         return blocks
 
-    def _is_stage(self, container: Container, alike: bool, chained: bool,
-                  listed: bool) -> bool:
+    def _is_stage(self, container: Container, alike: str | None,
+                  chained: bool, listed: bool) -> bool:
         """Whether two children hold sums, one of them a step, of one shape.
 
         A child of the same class that only makes the state is one, too.
 
         Args:
             container (Container): The container.
-            alike (bool): Whether both must be of one class.
+            alike (str, optional): Whether both must be of one ``'class'``,
+                or also have ``'parts'`` of the same names: a block may be a
+                list of wrappers of one class, each around something else.
             chained (bool): Whether the one must begin with a state that the
                 other returned.
             listed (bool): Whether the container must be a list of modules.
@@ -195,22 +198,26 @@ class Arrangement:
                 for other in container.children.values())
         return container.is_stage[key]
 
-    def _follows(self, found: Sum, child: Child, other: Child, alike: bool,
-                 chained: bool) -> bool:
+    def _follows(self, found: Sum, child: Child, other: Child,
+                 alike: str | None, chained: bool) -> bool:
         kind = self._kind(other.name)
         if other is child or alike and kind is not self._kind(child.name):
             return False
         if not other.sums and (not alike or kind in LISTS):
             return False
         one_shape = any(s.shape == found.shape for s in other.sums)
-        if chained:
-            return found.state in other.returned and (
-                one_shape or not other.sums)
-        return one_shape
+        if not one_shape and (other.sums or not chained):
+            return False
+        if chained and found.state not in other.returned:
+            return False
+        return alike != 'parts' or self._parts(other) == self._parts(child)
 
     def _kind(self, name: str) -> type:
         cls = type(self.modules.get(name))
         return cls.host if issubclass(cls, StepBlock) else cls
+
+    def _parts(self, child: Child) -> list[str]:
+        return [n for n, _ in self.modules[child.name].named_modules()]
 
     def _first(self, container: Container) -> Child | None:
         """The first block of a stage, if it holds a sum.
