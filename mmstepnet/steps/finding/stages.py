@@ -109,6 +109,13 @@ class Arrangement:
                       for s in sums}
             self._check_choice(
                 selection, {b[1].name for b in blocks.values() if b})
+        # Both are asked for each sum of each pass.
+        self._firsts = {stage: self._first(stage)
+                        for stage in {b[0] for b in blocks.values() if b}}
+        self._steps_of: dict[Child, list[Sum]] = defaultdict(list)
+        for found, place in blocks.items():
+            if place is not None and found.state:
+                self._steps_of[place[1]].append(found)
         self._leave_out(sums, blocks)
         self._build(sums, blocks)
 
@@ -245,11 +252,11 @@ class Arrangement:
                     'not chosen by blocks=')
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = 'outside of the backbone'
-            elif any(s is not found and s.state and blocks[s] == place
-                     and s.of_branch >> found.number & 1
-                     and not s.of_state >> found.number & 1 for s in sums):
+            elif any(s is not found and s.of_branch >> found.number & 1
+                     and not s.of_state >> found.number & 1
+                     for s in self._steps_of[place[1]]):
                 found.left_out = 'part of the branch of another step'
-            elif self._first(place[0]) is place[1]:
+            elif self._firsts[place[0]] is place[1]:
                 found.left_out = FIRST
 
     def _build(self, sums: list[Sum], blocks: dict) -> None:
@@ -261,10 +268,10 @@ class Arrangement:
             if place is not None:
                 block = place[1]
                 name = self._name(found, block, [
-                    s for s in sums if blocks[s] == place and s.state
-                    and s.left_out in (None, FIRST)])
+                    s for s in self._steps_of[block]
+                    if s.left_out in (None, FIRST)])
                 if found.left_out == FIRST or (
-                        not found.state and self._first(place[0]) is block):
+                        not found.state and self._firsts[place[0]] is block):
                     self.excluded.append(block.name)
             if found.left_out in (None, FIRST):
                 runs[name].append(found)
