@@ -143,7 +143,8 @@ class TrajectoryRecorder:
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._once = once
-        self._finder = Finder(self.model, self._finder.blocks, StepMeasurement)
+        self._finder = Finder(self.model, self._finder.blocks,
+                              StepMeasurement, self._finder.owners)
         self._handles = [
             *self._finder.attach(),
             self.model.register_forward_hook(
@@ -167,6 +168,7 @@ class TrajectoryRecorder:
         self._samples = 0
         self._parts: list[Tensor] = []
         self._found: list[FoundStep] | None = None
+        self._finder.owners = None
 
     @property
     def record(self) -> dict[str, Tensor]:
@@ -261,9 +263,10 @@ class TrajectoryRecorder:
             raise ValueError(explain(self._finder, found.steps))
         if found.repeated:
             self._meet_repeated(found)
-        norms = {name: total.norms.of_block(block.run)
+        norms = {name: total.norms and total.norms.of_block(block.run)
                  for name, total, block in found.recorded}
-        if self._found is not None and list(norms) != self.blocks:
+        if self._found is not None and (
+                list(norms) != self.blocks or None in norms.values()):
             raise RuntimeError(
                 'a forward pass ran other steps than the first one'
                 + _difference(self.blocks, list(norms)) + '. Name those that '
@@ -282,6 +285,7 @@ class TrajectoryRecorder:
         if self._found is None:
             self._found, self._excluded = found.steps, found.excluded
             self._finder.blocks = {b.name for *_, b in found.recorded}
+            self._finder.owners = {s.owner.name for _, s, _ in found.recorded}
         self._parts.append(part)
         self._samples += len(part)
 

@@ -47,6 +47,23 @@ def test_a_stage_is_a_list_rather_than_a_block_of_wrappers():
     ]
 
 
+def test_a_block_may_be_a_list_of_wrappers_as_in_cpubone():
+    def block():
+        mlp = Residual()
+        mlp.m = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        return nn.Sequential(nn.Sequential(Residual(), mlp), Residual())
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(block(), block()))
+    assert names(model, torch.rand(2, 5, 8)) == [
+        ('1.0.0.0', '1', 'first of its stage'),
+        ('1.0.0.1', '1', 'first of its stage'),
+        ('1.0.1', '1', 'first of its stage'),
+        ('1.1.0.0', '1', None),
+        ('1.1.0.1', '1', None),
+        ('1.1.1', '1', None),
+    ]
+
+
 def test_a_stage_of_one_block_beside_a_longer_one():
     model = nn.Sequential(
         nn.Sequential(Block(), Block()), nn.Linear(8, 8),

@@ -1,7 +1,7 @@
 """Sums of two tensors: which are steps, and from which state."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -28,6 +28,7 @@ class Additions(Tracer):
     """
 
     norms: Callable[[Tensor], Norms] | None
+    owners: Collection[str] | None
 
     def forget(self) -> None:
         """Forget the last pass."""
@@ -135,7 +136,7 @@ class Additions(Tracer):
             return None
         f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
-        if self.norms is not None:
+        if self._measures(owner):
             first = args[0] is x
             alpha = kwargs.get('alpha', 1)
             found.norms = self.norms(
@@ -144,6 +145,11 @@ class Additions(Tracer):
                 found.norms.see_branch(
                     f, gate, alpha if first else 1, dropped)
         return found
+
+    def _measures(self, owner: Run) -> bool:
+        """Whether a sum of a module is measured."""
+        return self.norms is not None and (
+            self.owners is None or owner.name in self.owners)
 
     def _factors(self, f: Tensor,
                  base: int) -> tuple[Tensor, Tensor | None, bool]:

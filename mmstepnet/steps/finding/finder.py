@@ -37,6 +37,8 @@ class Finder(Additions):
             is kept until its block returns, and no longer.
         norms (Callable, optional): Makes of a state what measures its step.
             None measures nothing. Defaults to None.
+        owners (set[str], optional): Names of the modules whose sums are
+            measured, once they are known. None is all.
 
     Attributes:
         wrong_shapes (dict): Modules with ``batch_first=False``, by the shapes
@@ -46,9 +48,11 @@ class Finder(Additions):
     """
 
     def __init__(self, model: nn.Module, blocks: Collection[str] = (),
-                 norms: Callable[[Tensor], Norms] | None = None):
+                 norms: Callable[[Tensor], Norms] | None = None,
+                 owners: Collection[str] | None = None):
         super().__init__()
         self.model, self.blocks, self.norms = model, set(blocks), norms
+        self.owners = owners
         self.names = name_modules(model)
         self.learns = {m for m in self.names if _has_weights(m)}
         self.elementary = {m for m in self.names if _is_elementary(m)
@@ -112,10 +116,8 @@ class Finder(Additions):
         states, given = [], 0
         for t in tensors(*args, kwargs):
             if is_real(t):
-                if outer is not None and self._is_foreign(t):
-                    self.tags.make(t).mixed |= outer.known
                 states.append(t)
-                given |= 1 << self.tags.mark(t)
+                given |= 1 << self._mark(t, outer)
                 if module in self.tokens_first:
                     self.wrong_shapes[tuple(t.shape)] = self.names[module]
             elif t.is_nested:
@@ -128,6 +130,15 @@ class Finder(Additions):
             outer.states |= given
         if module not in self.elementary:
             self._open(module, outer, states, given)
+
+    def _mark(self, t: Tensor, run: Run | None) -> int:
+        """Make a state of what a run passes to a child, or returns."""
+        number = self.tags.number(t)
+        if number is not None:
+            return number
+        if run is not None and self._is_foreign(t):
+            self.tags.make(t).mixed |= run.known
+        return self.tags.mark(t)
 
     def _open(self, module: nn.Module, outer: Run | None,
               states: list[Tensor], given: int) -> None:
@@ -161,10 +172,7 @@ class Finder(Additions):
         while run.module is not module:  # left behind by what raised
             run = self.stack.pop()
         outs = list(filter(is_real, tensors(out)))
-        for t in outs:
-            if self._is_foreign(t):
-                self.tags.make(t).mixed |= run.known
-        run.returned = {self.tags.mark(t) for t in outs}
+        run.returned = {self._mark(t, run) for t in outs}
         for found in run.sums:
             found.returned = any(
                 self.tags.get(t).plain >> found.number & 1 for t in outs)
@@ -196,7 +204,7 @@ class Finder(Additions):
         found = self._new_sum(run, self.tags.mark(x), x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
-        if self.norms is not None:
+        if self._measures(run):
             found.norms = self.norms(x)
             found.norms.see_branch(f, step, 1, dropped=True)
         self._conclude(found, out)

@@ -7,7 +7,7 @@ neither knows is a foreign operator and taken for a contraction.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import permutations
 
 import torch
@@ -64,8 +64,8 @@ class Operation:
         fused (bool): Whether it may add and do something else.
         follows (bool): Whether its result may be the state that it was
             given, or a norm or multiple of it.
-        places (tuple, optional): Which arguments may be tensors or hold
-            some. None where it does not say.
+        last (int, optional): How many arguments, from the first, may be
+            tensors or hold some. None where it does not say.
     """
 
     name: str
@@ -81,18 +81,17 @@ class Operation:
     pairs: tuple = ()
     fused: bool = False
     follows: bool = False
-    places: tuple[int, ...] | None = None
+    last: int | None = None
 
-    @property
+    @cached_property
     def hands_on_factors(self) -> bool:
         """Whether a product is still one behind it."""
         return bool(self.pairs) or self.same or self.name in ('mul', 'div')
 
     def given(self, args: tuple, kwargs: dict) -> list[Tensor]:
         """The tensors of numbers that it is given."""
-        if self.places is not None:
-            args = [args[i] for i in self.places if i < len(args)]
-        return list(filter(is_real, tensors(*args, *kwargs.values())))
+        return list(filter(is_real, tensors(
+            *args[:self.last], *kwargs.values())))
 
     def operands(self, args: tuple, kwargs: dict) -> Iterator[tuple]:
         """What may be the state, and the branch that is added to it."""
@@ -112,7 +111,7 @@ class Operation:
                 x.shape[:-1] == f.shape[:-1] or x.shape[-1] == f.shape[-1])
         return x.shape == f.shape
 
-    @property
+    @cached_property
     def multiplies(self) -> bool:
         """Whether what it adds is a matrix product."""
         return self.name in ('addmm', 'baddbmm')
@@ -145,8 +144,8 @@ def describe_operation(func: object) -> Operation:
         pairs=() if foreign else ADDITIONS.get(name, ()),
         fused=bool(re.search('(^|_)add(_|$)', name))
         and (foreign or name not in ADDITIONS),
-        places=tuple(i for i, argument in enumerate(schema.arguments)
-                     if 'Tensor' in str(argument.type)))
+        last=max((i + 1 for i, argument in enumerate(schema.arguments)
+                  if 'Tensor' in str(argument.type)), default=0))
 
 
 def _has_kernel(func: torch._ops.OpOverload, key: str) -> bool:

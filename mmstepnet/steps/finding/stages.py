@@ -116,6 +116,13 @@ class Arrangement:
                       for s in sums}
             self._check_choice(
                 selection, {b[1].name for b in blocks.values() if b})
+        # Both are asked for each sum of each pass.
+        self._firsts = {stage: self._first(stage)
+                        for stage in {b[0] for b in blocks.values() if b}}
+        self._steps_of: dict[Child, list[Sum]] = defaultdict(list)
+        for found, place in blocks.items():
+            if place is not None and found.state:
+                self._steps_of[place[1]].append(found)
         self._leave_out(sums, blocks)
         self._build(sums, blocks)
 
@@ -161,8 +168,9 @@ class Arrangement:
     def _blocks(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
         """The block of each sum by its stage, the surest stages first."""
         blocks: dict[Sum, tuple | None] = dict.fromkeys(places)
-        for rule in ((True, True, True), (True, True, False),
-                     (True, False, False), (False, True, True)):
+        for rule in (('parts', True, True), ('class', True, True),
+                     ('class', True, False), ('class', False, False),
+                     (None, True, True)):
             for found, around in places.items():
                 # A block that projects does so by itself.
                 blocks[found] = blocks[found] or next(
@@ -192,15 +200,17 @@ class Arrangement:
                 and kinds[self._kind(p[1].name)] > 1 else None
                 for s, p in blocks.items()}
 
-    def _is_stage(self, container: Container, alike: bool, chained: bool,
-                  listed: bool) -> bool:
+    def _is_stage(self, container: Container, alike: str | None,
+                  chained: bool, listed: bool) -> bool:
         """Whether two children hold sums, one of them a step, of one shape.
 
         A child of the same class that only makes the state is one, too.
 
         Args:
             container (Container): The container.
-            alike (bool): Whether both must be of one class.
+            alike (str, optional): Whether both must be of one ``'class'``,
+                or also have ``'parts'`` of the same names: a block may be a
+                list of wrappers of one class, each around something else.
             chained (bool): Whether the one must begin with a state that the
                 other returned.
             listed (bool): Whether the container must be a list of modules.
@@ -216,22 +226,26 @@ class Arrangement:
                 for other in container.children.values())
         return container.is_stage[key]
 
-    def _follows(self, found: Sum, child: Child, other: Child, alike: bool,
-                 chained: bool) -> bool:
+    def _follows(self, found: Sum, child: Child, other: Child,
+                 alike: str | None, chained: bool) -> bool:
         kind = self._kind(other.name)
         if other is child or alike and kind is not self._kind(child.name):
             return False
         if not other.sums and (not alike or kind in LISTS):
             return False
         one_shape = any(s.shape == found.shape for s in other.sums)
-        if chained:
-            return found.state in other.returned and (
-                one_shape or not other.sums)
-        return one_shape
+        if not one_shape and (other.sums or not chained):
+            return False
+        if chained and found.state not in other.returned:
+            return False
+        return alike != 'parts' or self._parts(other) == self._parts(child)
 
     def _kind(self, name: str) -> type:
         cls = type(self.modules.get(name))
         return cls.host if issubclass(cls, StepBlock) else cls
+
+    def _parts(self, child: Child) -> list[str]:
+        return [n for n, _ in self.modules[child.name].named_modules()]
 
     def _first(self, container: Container) -> Child | None:
         """The first block of a stage, if it holds a sum.
@@ -263,13 +277,13 @@ class Arrangement:
             if place is None:
                 found.left_out = 'no container' if self.chosen is None else (
                     'not chosen by blocks=')
-            elif any(s is not found and s.state and blocks[s] == place
-                     and s.of_branch >> found.number & 1
-                     and not s.of_state >> found.number & 1 for s in sums):
-                found.left_out = 'part of the branch of another step'
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = OUTSIDE
-            elif self._first(place[0]) is place[1]:
+            elif any(s is not found and s.of_branch >> found.number & 1
+                     and not s.of_state >> found.number & 1
+                     for s in self._steps_of[place[1]]):
+                found.left_out = 'part of the branch of another step'
+            elif self._firsts[place[0]] is place[1]:
                 found.left_out = FIRST
 
     def _build(self, sums: list[Sum], blocks: dict) -> None:
@@ -281,10 +295,10 @@ class Arrangement:
             if place is not None:
                 block = place[1]
                 name = self._name(found, block, [
-                    s for s in sums if blocks[s] == place and s.state
-                    and s.left_out in (None, FIRST)])
+                    s for s in self._steps_of[block]
+                    if s.left_out in (None, FIRST)])
                 if found.left_out == FIRST or (
-                        not found.state and self._first(place[0]) is block):
+                        not found.state and self._firsts[place[0]] is block):
                     self.excluded.append(block.name)
             if found.left_out in (None, FIRST):
                 runs[name].append(found)

@@ -50,13 +50,18 @@ class Tag:
     __slots__ = ('weak', 'plain', 'mixed', 'views', 'random', 'version',
                  'factor', 'divided', 'made_by')
 
+    _free = torch.UntypedStorage._free_weak_ref
+
     def __init__(self, storage: torch.UntypedStorage):
-        self.weak = torch.multiprocessing.reductions.StorageWeakRef(storage)
+        self.weak = storage._weak_ref()
         self.plain = self.mixed = self.version = 0
         self.views: dict[tuple[int, int], int] = {}
         self.random = False
         self.factor = self.divided = None
         self.made_by = ''
+
+    def __del__(self):
+        self._free(self.weak)
 
     def update(self, plain: int, mixed: int, random: bool, operation: str,
                written: bool) -> None:
@@ -85,6 +90,12 @@ class Tags:
     def get(self, t: Tensor) -> Tag | None:
         """Tag of a tensor, if anything is known of it."""
         return self.of_storage.get(t.untyped_storage()._cdata)
+
+    def get_all(self, values: list[Tensor]) -> list[Tag]:
+        """Tags of those tensors of which anything is known."""
+        return [
+            tag for t in values if (tag := self.of_storage.get(
+                t.untyped_storage()._cdata)) is not None]
 
     def make(self, t: Tensor) -> Tag:
         """Tag of a tensor, a new one if need be."""

@@ -61,14 +61,17 @@ class Tracer(TorchDispatchMode):
         if operation.views or is_backward():
             return func(*args, **kwargs)
         given = operation.given(args, kwargs)
-        tags = [tag for t in given if (tag := self.tags.get(t)) is not None]
+        tags = self.tags.get_all(given)
         found = factor = None
-        if tags and (operation.pairs or operation.fused):
-            found = self._look(operation, args, kwargs)
-        elif tags and operation.name == 'mul':
-            factor = self._factor(operation, *args[:2])
-        if tags and operation.writes:
-            self._save_states(args[0])
+        if tags:
+            # A product that is added has a tag, and so has the state.
+            if operation.pairs and len(tags) > operation.multiplies or (
+                    operation.fused):
+                found = self._look(operation, args, kwargs)
+            elif operation.name == 'mul':
+                factor = self._factor(operation, *args[:2])
+            if operation.writes:
+                self._save_states(args[0])
         out = func(*args, **kwargs)
         if not operation.blank and (tags or operation.random or not any(
                 map(self._is_foreign, given))):
@@ -86,15 +89,15 @@ class Tracer(TorchDispatchMode):
         """Say of the result which states it was computed from."""
         plain = mixed = 0
         random = operation.random
-        for tag in tags if operation.carries else ():
-            plain |= tag.plain
-            mixed |= tag.mixed
-            random |= tag.random
+        for tag in tags:
+            if operation.carries:
+                plain |= tag.plain
+                mixed |= tag.mixed
+                random |= tag.random
+            if not operation.hands_on_factors:
+                tag.factor = None
         if operation.mixes:
             plain, mixed = 0, plain | mixed
-        if not operation.hands_on_factors:
-            for tag in tags:
-                tag.factor = None
         for t in tensors(out):
             if is_real(t):
                 self.tags.make(t).update(
