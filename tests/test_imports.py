@@ -95,7 +95,15 @@ def test_figures_and_numbers_do_not_mix():
             assert not drawing & tops, path
 
 
-def test_nothing_outside_imports_the_projects():
+def test_nothing_outside_imports_projects_or_benchmarks():
     for path in files('mmstepnet', 'tools', 'configs'):
         for name in imported(path):
-            assert name.split('.')[0] != 'projects', (path, name)
+            assert name.split('.')[0] not in ('projects', 'benchmarks'), (
+                path, name)
+
+
+def test_the_library_needs_no_kit_of_jobs():
+    for path in files('mmstepnet'):
+        if 'jobs' not in path.parts:
+            for name in imported(path):
+                assert not name.startswith('mmstepnet.jobs'), (path, name)
