@@ -19,7 +19,7 @@ from mmstepnet.jobs.job import (
     load_config,
     process_group,
 )
-from mmstepnet.jobs.patches import hand_over, patch_mmengine
+from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
@@ -53,7 +53,7 @@ def test(cfg: Config, args: argparse.Namespace,
     if checkpoint is None:
         checkpoint = read_checkpoint(args.checkpoint)
     load_weights(built(runner.model), checkpoint, args.checkpoint)
-    hand_over(args.checkpoint, checkpoint)
+    preload_checkpoint(args.checkpoint, checkpoint)
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')

@@ -16,7 +16,7 @@ from mmstepnet.jobs.job import (
     load_config,
     process_group,
 )
-from mmstepnet.jobs.patches import hand_over, patch_mmengine
+from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
@@ -54,10 +54,10 @@ def prepare_checkpoints(cfg: Config, args: argparse.Namespace) -> None:
         cfg.resume = found is not None
         if found is not None:
             cfg.load_from, checkpoint = found
-            hand_over(cfg.load_from, checkpoint)
+            preload_checkpoint(cfg.load_from, checkpoint)
             return
     if cfg.get('load_from') and '://' not in cfg.load_from:
-        hand_over(cfg.load_from,
+        preload_checkpoint(cfg.load_from,
                   read_checkpoint(cfg.load_from, args.trust_checkpoint))
 
 

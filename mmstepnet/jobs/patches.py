@@ -86,7 +86,7 @@ def warn_of_files_in_place(runner: Runner, folder: str) -> None:
             'built, or train with the tools/train.py of mmstepnet')
 
 
-def hand_over(path: str, checkpoint: dict) -> None:
+def preload_checkpoint(path: str, checkpoint: dict) -> None:
     """Let mmengine's next reading of a checkpoint take what was read already.
 
     Args:

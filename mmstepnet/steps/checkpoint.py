@@ -33,7 +33,8 @@ def checkpoint(module: nn.Module, function: Callable, *args,
     if is_compiling():  # a compiler plans the second run itself
         return cp.checkpoint(function, *args, use_reentrant=False, **kwargs)
     outer = getattr(_thread, 'run', None)
-    decisions = decide(list)  # one of the outer run's, which repeats it
+    # One of the outer run's, which repeats it.
+    decisions = replay_decision(list)
     again = outer is not None and outer.again
     return cp.checkpoint(
         function, *args, use_reentrant=False, context_fn=lambda: (
@@ -41,10 +42,10 @@ def checkpoint(module: nn.Module, function: Callable, *args,
         **kwargs)
 
 
-def decide(question: Callable) -> Any:
+def replay_decision(question: Callable) -> Any:
     """Answer a question; in a checkpoint's second run as in its first."""
     run = getattr(_thread, 'run', None)
-    return question() if run is None else run.decide(question)
+    return question() if run is None else run.replay_decision(question)
 
 
 @contextmanager
@@ -102,7 +103,7 @@ class _Run:
         self.kept.__exit__(*exc)
         _thread.run = self.outer
 
-    def decide(self, question: Callable) -> Any:
+    def replay_decision(self, question: Callable) -> Any:
         if not self.again:
             self.decisions.append(question())
         self.place += 1

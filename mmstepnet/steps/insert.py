@@ -290,8 +290,10 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _nests(name: str, others: set[str]) -> bool:
-    return any(f'{name}.'.startswith(f'{other}.')
-               or f'{other}.'.startswith(f'{name}.') for other in others)
+    """Whether a module is in one of others, or the other way round."""
+    return any(f'.{name}.'.startswith(f'.{other}.')
+               or f'.{other}.'.startswith(f'.{name}.' if name else '.')
+               for other in others)
 
 
 def remove_steps(model: nn.Module) -> list[str]:

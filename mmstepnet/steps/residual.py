@@ -70,7 +70,7 @@ class ResidualStep(nn.Module):
                 identity: Tensor,
                 branch: Tensor,
                 norm: nn.Module | None = None,
-                behind: Callable[[Tensor], Tensor] | None = None,
+                post_activation: Callable[[Tensor], Tensor] | None = None,
                 drop_path: Callable[[Tensor], Tensor] | None = None,
                 keep: Tensor | None = None) -> Tensor:
         """Take the step.
@@ -81,9 +81,9 @@ class ResidualStep(nn.Module):
                 (N, C, H, W).
             norm (nn.Module, optional): The block's last norm, with
                 f = norm(branch). None in pre-activation, where f = branch.
-            behind (Callable, optional): Activation that the block keeps
-                under a key of its own, as a post-norm Transformer its norm;
-                applied behind :attr:`activation`. Defaults to None.
+            post_activation (Callable, optional): Activation that the block
+                keeps under a key of its own, as a PReLU; applied behind
+                :attr:`activation`. Defaults to None.
             drop_path (Callable, optional): Stochastic depth that the block
                 applies itself, with what it has drawn in this run; applied
                 behind :attr:`drop_path`. Defaults to None.
@@ -104,13 +104,13 @@ class ResidualStep(nn.Module):
                     self._was_fused is not (out is not None)):
                 self._was_fused = out is not None
             if out is not None:
-                return out if behind is None else behind(out)
+                return out if post_activation is None else post_activation(out)
             if again:
                 with statistics_kept(norm, self.attention):
-                    return self._reference(
-                        identity, branch, norm, behind, drop_path, keep)
+                    return self._reference(identity, branch, norm,
+                                           post_activation, drop_path, keep)
         return self._reference(
-            identity, branch, norm, behind, drop_path, keep)
+            identity, branch, norm, post_activation, drop_path, keep)
 
     def _as_before(self) -> AbstractContextManager:
         """Take the last run's path where observers may have changed it."""
@@ -120,7 +120,7 @@ class ResidualStep(nn.Module):
 
     def _reference(self, identity: Tensor, branch: Tensor,
                    norm: nn.Module | None,
-                   behind: Callable[[Tensor], Tensor] | None = None,
+                   post_activation: Callable[[Tensor], Tensor] | None = None,
                    drop_path: Callable[[Tensor], Tensor] | None = None,
                    keep: Tensor | None = None) -> Tensor:
         f = branch if norm is None else norm(branch)
@@ -143,8 +143,8 @@ class ResidualStep(nn.Module):
         else:
             total = identity + residual
         out = self.activation(total)
-        if behind is not None:
-            out = behind(out)
+        if post_activation is not None:
+            out = post_activation(out)
         for observer in tuple(self._observers.values()):
             observer(self, identity, f, step, out)
         return out

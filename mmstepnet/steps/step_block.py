@@ -73,7 +73,7 @@ class DescribedBlock(StepBlock):
             step = self._modules.get(description.name)
             step = None if step is None else unwrap(step)
             if step is not None and activation is not None and (
-                    description.name not in self._behind
+                    description.name not in self._post_activations
                     and isinstance(activation, nn.Module)
                     and unwrap(activation) is not unwrap(step.activation)):
                 _give_activation(self, description, step)
@@ -82,7 +82,7 @@ class DescribedBlock(StepBlock):
         """Take the steps out, in place."""
         for description in self.known.steps:
             delattr(self, description.name)
-        del self.__dict__['_behind']
+        del self.__dict__['_post_activations']
         self.__class__ = self.host
 
 
@@ -108,7 +108,7 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
     # Somebody may have exchanged what the step applies.
     _give_drop_path(block, description, inner)
     activation = find_part(block, description.activation)
-    own = description.name in block._behind
+    own = description.name in block._post_activations
     if not own and activation is not None and (
             activation is not inner.activation):
         own = _give_activation(block, description, inner)
@@ -121,13 +121,12 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
         identity = find_part(block, description.identity)(x)
     to_maps, from_maps = VIEWS[description.layout]
 
-    def behind(total: Tensor) -> Tensor:
+    def post_activation(total: Tensor) -> Tensor:
         return to_maps(activation(from_maps(total)))
 
-    return from_maps(
-        step(
-            to_maps(identity), to_maps(branch),
-            find_part(block, description.norm), behind if own else None))
+    return from_maps(step(
+        to_maps(identity), to_maps(branch), find_part(block, description.norm),
+        post_activation if own else None))
 
 
 VIEWS = {
@@ -160,7 +159,7 @@ def put_steps(block: nn.Module,
         return
     check_forward(block)
     block.__class__ = step_class(type(block))
-    block._behind = set()
+    block._post_activations = set()
     for description, attention in zip(block.known.steps, attentions):
         step = ResidualStep(attention)
         _give_activation(block, description, step)
@@ -216,13 +215,13 @@ def _give_activation(block: nn.Module, description: StepDescription,
         bool: Whether it is applied behind the step, under its own key.
     """
     activation = find_part(block, description.activation)
-    behind = activation is not None and bool(
+    post_activation = activation is not None and bool(
         description.layout != 'NCHW' or activation.state_dict())
     step.activation = (
-        nn.Identity() if behind or activation is None else activation)
-    if behind:
-        block._behind.add(description.name)
-    return behind
+        nn.Identity() if post_activation or activation is None else activation)
+    if post_activation:
+        block._post_activations.add(description.name)
+    return post_activation
 
 
 def _give_drop_path(block: nn.Module, description: StepDescription,

@@ -13,7 +13,7 @@ from mmengine.fileio import LocalBackend, get_file_backend
 from mmengine.fileio.backends import registry_utils
 from mmengine.runner import CheckpointLoader
 
-from mmstepnet.jobs.patches import hand_over, patch_mmengine
+from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
 from mmstepnet.jobs.safe_load import UnsafeCheckpointError
 from tests.checkpoints import Payload, mmengine_content
 from tests.utils import free_port
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_handed_over_once(tmp_path, patched):
     for name in (path, f'{path}.old'):
         torch.save(dict(state_dict=dict(name=name)), name)
     held = dict(state_dict=dict(name='held'))
-    hand_over(path, held)
+    preload_checkpoint(path, held)
     read = CheckpointLoader.load_checkpoint
     assert read(f'{path}.old')['state_dict']['name'] == f'{path}.old'
     assert read(path, 'cpu') is held

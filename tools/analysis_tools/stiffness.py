@@ -91,7 +91,7 @@ class KeepStiffnessHook(StiffnessHook):
         super().after_test_iter(*args, **kwargs)
         self.bar.update()
 
-    def keep(self, runner: Runner, trajectories: Trajectories,
+    def save_and_draw(self, runner: Runner, trajectories: Trajectories,
              scalars: dict[str, float]) -> None:
         self.trajectories = trajectories
         print(f'{len(trajectories.blocks)} residual steps; left out as the '

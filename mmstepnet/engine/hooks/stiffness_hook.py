@@ -221,7 +221,7 @@ class StiffnessHook(Hook):
                 f'could not be measured and are left out: '
                 f'{", ".join(left_out[:5])}' + ', …' * (len(left_out) > 5))
         if metric.trajectories is not None:
-            self.keep(
+            self.save_and_draw(
                 runner,
                 replace(
                     metric.trajectories,
@@ -235,7 +235,7 @@ class StiffnessHook(Hook):
 
     after_test_epoch = after_val_epoch
 
-    def keep(self, runner: Runner, trajectories: Trajectories,
+    def save_and_draw(self, runner: Runner, trajectories: Trajectories,
              scalars: dict[str, float]) -> None:
         """Show, save and draw what was measured; on the main process.
 

@@ -21,7 +21,7 @@ from mmstepnet.torch_version import (
     is_transformed,
 )
 
-from ..checkpoint import decide
+from ..checkpoint import replay_decision
 from ..generated import class_of
 from . import aten
 from .formulas import Norm, TailSpec, constants
@@ -91,8 +91,9 @@ def fused_step(step: nn.Module, x: Tensor, branch: Tensor,
         Tensor: State x_{t+1}, or None where the reference path is right.
     """
     args = None if is_transformed() else read_tail(step, x, branch, norm)
-    serves = decide(lambda: args is not None and is_fused(x.device.type)
-                    and are_as_made(step, norm) and not is_watched(step))
+    serves = replay_decision(
+        lambda: args is not None and is_fused(x.device.type)
+        and are_as_made(step, norm) and not is_watched(step))
     passes = passes_for(branch) if serves and args is not None else None
     return passes and Tail.apply(passes, *args)
 

@@ -96,7 +96,7 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
             learned: Parameters) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.aten.forward`."""
     norm, gate, k, relu = spec
-    moving = *norm[2:5], *gate[2:5]
+    running_buffers = *norm[2:5], *gate[2:5]
     sizes, plan, kept = _prepare(spec, x, c, learned)
     out, partial = torch.empty_like(c), _rows(c, 3 * plan.splits * sizes[0])
     saved = _rows(c, 4 * sizes[0] + 6)
@@ -104,9 +104,9 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
         LAUNCH['pool'](kept, *plan.maps, x, c, norm.mean, partial, saved,
                        *sizes, plan.span, norm.batch, *plan.tile)
         LAUNCH['vectors'](
-            kept, *plan.channels, partial, saved, *learned, *moving, *sizes,
-            plan.splits, norm.eps, norm.momentum, gate.eps, gate.momentum, k,
-            norm.batch, gate.batch, *plan.vectors)
+            kept, *plan.channels, partial, saved, *learned, *running_buffers,
+            *sizes, plan.splits, norm.eps, norm.momentum, gate.eps,
+            gate.momentum, k, norm.batch, gate.batch, *plan.vectors)
         LAUNCH['write'](kept, *plan.maps, x, c, out, saved, *sizes, plan.span,
                         relu, *plan.tile)
     for moved in (norm, gate):
