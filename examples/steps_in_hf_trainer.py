@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from mmstepnet import insert_steps, load_steps, step_parameters
+from mmstepnet.integrations.transformers import StepsCallback
 
 
 def parse_args() -> argparse.Namespace:
@@ -61,7 +62,7 @@ def fit(model: torch.nn.Module, train: TensorDataset, test: TensorDataset,
             save_strategy='no', report_to='none', disable_tqdm=True,
             remove_unused_columns=False, use_cpu=True),
         data_collator=collate, train_dataset=train, eval_dataset=test,
-        compute_metrics=measure,
+        compute_metrics=measure, callbacks=[StepsCallback()],
         # The Trainer's own would give gates the others' rate and decay.
         optimizers=(torch.optim.AdamW(
             step_parameters(model, lr=10 * lr, weight_decay=0.0), lr=lr,
@@ -75,8 +76,9 @@ def main() -> None:
     set_seed(args.seed)
     train, test = load_split()
     trainer = fit(build(args.attention), train, test, args)
-    accuracy = trainer.evaluate()['eval_accuracy']
-    print(f'{args.attention}: accuracy {accuracy:.2f} %')
+    found = trainer.evaluate()
+    print(f'{args.attention}: accuracy {found["eval_accuracy"]:.2f} %, '
+          f'TNS {found["eval_tns"]:.4f}')
 
     # transformers knows nothing of the steps: load_steps puts them in again.
     trainer.save_model(args.out)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from mmstepnet import TrajectoryRecorder, insert_steps, step_parameters
+from mmstepnet import insert_steps, step_parameters
+from mmstepnet.integrations.lightning import StepsCallback
 
 
 def parse_args() -> argparse.Namespace:
@@ -23,39 +24,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--out', default='lightning_logs')
     return parser.parse_args()
-
-
-class TotalNeuralStiffness(lightning.Callback):
-    """Logs TNS of the validation images, once an epoch.
-
-    Args:
-        network (str): Attribute of the module that is recorded. Defaults to
-            ``'network'``.
-    """
-
-    def __init__(self, network: str = 'network'):
-        self.network = network
-        self.recorder = None
-
-    def on_validation_epoch_start(self, trainer: lightning.Trainer,
-                                  module: lightning.LightningModule) -> None:
-        """Begin to record; Lightning has called ``eval()``."""
-        self.recorder = TrajectoryRecorder(getattr(module, self.network))
-        self.recorder.start()
-
-    def on_validation_epoch_end(self, trainer: lightning.Trainer,
-                                module: lightning.LightningModule) -> None:
-        """Log what was recorded; over processes the mean of their images."""
-        self.recorder.stop()
-        measured = self.recorder.trajectories()
-        module.log_dict(
-            {'tns': measured.tns(), 'nsi': measured.nsi().mean()},
-            sync_dist=True)
-
-    def on_exception(self, *args) -> None:
-        """Leave no hook in the network."""
-        if self.recorder is not None:
-            self.recorder.stop()
 
 
 class Classifier(lightning.LightningModule):
@@ -80,7 +48,7 @@ class Classifier(lightning.LightningModule):
             step_parameters(self.network, lr=10 * self.lr, weight_decay=0.0),
             lr=self.lr, momentum=0.9, weight_decay=1e-4)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_end(self) -> None:
         logged = self.trainer.callback_metrics
         if 'tns' in logged:
             print(f'epoch {self.current_epoch + 1}: accuracy '
@@ -97,7 +65,7 @@ def main() -> None:
     print(f'{args.attention} in {", ".join(blocks)}')
     trainer = lightning.Trainer(
         max_epochs=args.epochs, accelerator='cpu', num_sanity_val_steps=0,
-        logger=CSVLogger(args.out), callbacks=[TotalNeuralStiffness()],
+        logger=CSVLogger(args.out), callbacks=[StepsCallback()],
         enable_progress_bar=False, enable_model_summary=False,
         log_every_n_steps=10)
     trainer.fit(

@@ -22,6 +22,9 @@ BELOW = {
 }
 """The core's packages, and what each may import beside itself."""
 
+INTEGRATED = {'lightning', 'torchmetrics', 'transformers'}
+"""Libraries that ``integrations/`` stands on, a file each."""
+
 LIBRARIES = {'torch', 'numpy', 'scipy'}
 FURTHER = {f'mmstepnet/steps/tail/{name}.py': {'triton'}
            for name in ('triton', 'triton_kernels')}
@@ -93,6 +96,17 @@ def test_figures_and_numbers_do_not_mix():
         if 'figures' not in path.parts:
             tops = {name.split('.')[0] for name in imported(path)}
             assert not drawing & tops, path
+
+
+def test_an_integration_imports_its_library_alone():
+    for path in files('mmstepnet/integrations'):
+        for name in imported(path):
+            top, *rest = name.split('.')
+            if top == 'mmstepnet':
+                assert rest[0] in set(BELOW) | {'integrations'}, (path, name)
+            else:
+                assert top in LIBRARIES | sys.stdlib_module_names | (
+                    {path.stem} & INTEGRATED), (path, name)
 
 
 def test_nothing_outside_imports_projects_or_benchmarks():

@@ -15,7 +15,7 @@ if [ "$stack" = core ] && [ $# -eq 0 ]; then
     set -- tests/test_{attentions,blocks,steps,stiffness,propagation} \
         tests/test_imports.py
 elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
-    set -- tests/test_examples.py tests/test_cli \
+    set -- tests/test_examples.py tests/test_cli tests/test_integrations \
         tests/test_steps/test_{files_transformers,insert_families,lora}.py \
         tests/test_steps/test_modes.py
 fi

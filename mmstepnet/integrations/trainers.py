@@ -1,0 +1,66 @@
+"""What the callbacks of all trainers do alike."""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+from mmstepnet.stiffness import measure_stiffness
+
+LOGGER = logging.getLogger(__name__)
+
+
+@contextmanager
+def randomness_kept() -> Iterator[None]:
+    """Leave all random numbers as they were, so that a training stays itself.
+
+    Loaders draw some where they are iterated, and in the main process their
+    augmentations do.
+    """
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def stiffness_of(model: nn.Module, batches: Iterable[Any],
+                 forward: Callable[[nn.Module, Any], Any] | None,
+                 device: torch.device) -> dict[str, float]:
+    """TNS and mean NSI over the samples of all processes.
+
+    Args:
+        model (nn.Module): The model.
+        batches (Iterable): Those of this process.
+        forward (Callable, optional): See
+            :func:`~mmstepnet.measure_stiffness`.
+        device (torch.device): Where processes exchange numbers.
+
+    Returns:
+        dict[str, float]: ``tns`` and ``nsi``; empty where no process could
+        measure, of which a warning tells the reason. A measurement ends no
+        training.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    try:
+        with randomness_kept():
+            found = measure_stiffness(model, batches, forward=forward)
+        sums += torch.tensor([
+            len(found), len(found) * found.tns(),
+            len(found) * float(found.nsi().mean())
+        ], dtype=torch.float64, device=device)
+    except Exception as error:
+        LOGGER.warning('the stiffness was not measured (%s: %s)',
+                       type(error).__name__, error)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(sums)
+    count, tns, nsi = sums.tolist()
+    return dict(tns=tns / count, nsi=nsi / count) if count else {}

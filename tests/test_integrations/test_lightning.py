@@ -1,0 +1,140 @@
+"""Lightning's trainer with steps, killed and resumed, and what it logs."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from mmstepnet import (
+    calibrate,
+    insert_steps,
+    load_steps,
+    measure_stiffness,
+)
+from tests.utils import perturb
+
+lightning = pytest.importorskip('lightning', reason='needs lightning')
+ResNet = pytest.importorskip('torchvision.models.resnet').ResNet
+
+
+def network():
+    from torchvision.models.resnet import BasicBlock
+    torch.manual_seed(0)
+    return perturb(ResNet(BasicBlock, [3, 1, 1, 1], num_classes=3))
+
+
+class Module(lightning.LightningModule):
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch, index):
+        return F.cross_entropy(self.network(batch[0]), batch[1])
+
+    def validation_step(self, batch, index):
+        self.network(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(shuffle=False):
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(12, 3, 32, 32, generator=generator)
+    return DataLoader(TensorDataset(images, torch.arange(12) % 3), 4,
+                      shuffle=shuffle)
+
+
+def fit(model, tmp_path, *callbacks, epochs=1, ckpt_path=None):
+    torch.manual_seed(5)
+    trainer = lightning.Trainer(
+        max_epochs=epochs, accelerator='cpu', logger=False,
+        default_root_dir=tmp_path, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[
+            *callbacks, lightning.pytorch.callbacks.ModelCheckpoint(
+                tmp_path, save_top_k=-1)])
+    trainer.fit(Module(model), loader(shuffle=True), loader(),
+                ckpt_path=ckpt_path)
+    return trainer
+
+
+def made(**options):
+    from mmstepnet.integrations.lightning import StepsCallback
+    return StepsCallback(**options)
+
+
+def test_logs_calibrates_and_saves(tmp_path):
+    model = network()
+    insert_steps(model)
+    gates = copy.deepcopy(model)
+    seen = calibrate(gates, [b[0] for b in loader()])
+    callback = made()
+    start = callback.on_train_start
+    kept = {}
+
+    def on_train_start(trainer, module):
+        start(trainer, module)
+        kept.update(copy.deepcopy(model.state_dict()))
+
+    callback.on_train_start = on_train_start
+    trainer = fit(model, tmp_path, callback)
+    assert seen == 3
+    for key, value in gates.state_dict().items():
+        torch.testing.assert_close(kept[key], value, msg=key)
+    measured = measure_stiffness(model, [b[0] for b in loader()])
+    logged = trainer.callback_metrics
+    assert float(logged['tns']) == pytest.approx(measured.tns(), rel=1e-5)
+    assert float(logged['nsi']) == pytest.approx(
+        float(np.mean(measured.nsi())), rel=1e-5)
+    saved, = tmp_path.glob('*.steps.safetensors')
+    assert (tmp_path / f'{saved.name.split(".")[0]}.ckpt').is_file()
+    for path in (saved, saved.with_name(f'{saved.name.split(".")[0]}.ckpt')):
+        again = network()
+        assert load_steps(again, path) == [
+            'layer1.0', 'layer1.1', 'layer1.2']
+        for key, value in again.state_dict().items():
+            if '.step.' in key:
+                assert torch.equal(value, model.state_dict()[key]), key
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    """As one that ran through, also where the callback measures nothing."""
+
+    class KilledError(Exception):
+        pass
+
+    class Kill(lightning.Callback):
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                raise KilledError
+
+    def build():
+        model = network()
+        insert_steps(model)
+        return model
+
+    whole, parts = build(), build()
+    fit(whole, tmp_path / 'whole', made(measured_batches=0), epochs=2)
+    with pytest.raises(KilledError):
+        fit(parts, tmp_path / 'parts', made(), Kill(), epochs=2)
+    first, = (tmp_path / 'parts').glob('*.ckpt')
+    parts = build()
+    torch.manual_seed(5)
+    trainer = fit(parts, tmp_path / 'parts', made(), epochs=2, ckpt_path=first)
+    assert trainer.global_step == 6
+    for key, value in whole.state_dict().items():
+        if 'num_batches_tracked' in key:
+            assert torch.equal(value, parts.state_dict()[key]), key
+
+
+def test_what_cannot_be_measured_ends_no_training(tmp_path, caplog):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 3))
+    trainer = fit(model, tmp_path, made(save=False))
+    assert trainer.global_step == 3
+    assert 'the stiffness was not measured' in caplog.text
+    assert 'tns' not in trainer.callback_metrics
