@@ -189,12 +189,17 @@ def transformer(init_step=None):
     return model.eval()
 
 
+def with_syncbn(model):
+    """As before DDP, which takes it on GPUs alone."""
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert any('SyncBatchNorm' in type(m).__name__ for m in model.modules())
+    return model, model.state_dict
+
+
 def under_ddp(model):
     from torch.nn.parallel import DistributedDataParallel
-    wrapped = DistributedDataParallel(
-        torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))
-    assert any('SyncBatchNorm' in type(m).__name__ for m in wrapped.modules())
-    return wrapped, lambda: wrapped.module.state_dict()
+    wrapped = DistributedDataParallel(model)
+    return wrapped, wrapped.module.state_dict
 
 
 def under_fsdp(model):
@@ -225,13 +230,15 @@ def under_fsdp2(model):
 def under_accelerate(model):
     accelerate = pytest.importorskip('accelerate')
     from accelerate.utils.modeling import get_state_dict_offloaded_model
-    accelerate.cpu_offload(model, execution_device=torch.device('cpu'))
+    accelerate.cpu_offload(
+        model, execution_device=torch.device('cpu'),
+        preload_module_classes=['MultiheadAttention'])
     return model, lambda: get_state_dict_offloaded_model(model)
 
 
 @not_on_torch_21('shards on GPUs alone')
 @pytest.mark.parametrize('wrap', [
-    under_ddp, under_fsdp, under_fsdp2, under_accelerate])
+    with_syncbn, under_ddp, under_fsdp, under_fsdp2, under_accelerate])
 def test_a_vision_transformer_read_again(wrap, group):
     """It computes what it did, and so does the one that gets its weights."""
     source = perturb(transformer(1.0))

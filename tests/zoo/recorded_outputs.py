@@ -55,7 +55,8 @@ def wrap(model: nn.Module, how: str, blocks: list[str]) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model)
     if how == 'accelerate':
         return import_module('accelerate').cpu_offload(
-            model, execution_device=CPU)
+            model, execution_device=CPU,
+            preload_module_classes=['MultiheadAttention'])
     if how == 'mmengine':
         import_module('mmengine.runner.activation_checkpointing'
                       ).turn_on_activation_checkpointing(model, blocks)
