@@ -64,7 +64,9 @@ def test_programs_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {'__name__': page.name}
     for snippet in PROGRAMS[page]:
-        if 'transformers import' in snippet and not find_spec('transformers'):
+        if any(words in snippet and not find_spec(library) for library, words
+               in (('transformers', 'transformers import'),
+                   ('peft', 'import peft'))):
             continue  # those that follow do without
         if 'ultralytics' in snippet:  # which needs pictures, and the net
             continue

@@ -49,8 +49,9 @@ class TrajectoryRecorder:
     by name. A factor that was computed from the state, one number an image
     and channel, is the attention value, else :math:`\Delta t = 1`; a
     :class:`~mmstepnet.ResidualStep` tells its own. A stage is a container of
-    blocks, and the first block of each stage is left out. A Transformer's
-    block is two steps, attention and MLP, both recorded. Of IEBN, whose gates
+    blocks, and the first block of each stage is left out, unless it is the
+    only one and projects no identity (a reading). A Transformer's block is
+    two steps, attention and MLP, both recorded. Of IEBN, whose gates
     stand in the block's norms and hence inside f, every reading takes
     :math:`\Delta t = 1`: its TNS does not compare with that of the other
     attentions.

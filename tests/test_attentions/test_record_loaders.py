@@ -181,3 +181,69 @@ def test_fsdp2(source, group):
     for model in (network(), fully_shard(network(), mesh=mesh)):
         set_model_state_dict(model, dict(weights), options=whole)
         same(model, source)
+
+
+def transformer(init_step=None):
+    model = models.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5)
+    insert_steps(model, init_step=init_step)
+    return model.eval()
+
+
+def with_syncbn(model):
+    """As before DDP, which takes it on GPUs alone."""
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert any('SyncBatchNorm' in type(m).__name__ for m in model.modules())
+    return model, model.state_dict
+
+
+def under_ddp(model):
+    from torch.nn.parallel import DistributedDataParallel
+    wrapped = DistributedDataParallel(model)
+    return wrapped, wrapped.module.state_dict
+
+
+def under_fsdp(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    layers = model.encoder.layers
+    for key, block in layers._modules.items():
+        layers._modules[key] = FullyShardedDataParallel(
+            block, device_id=torch.device('cpu'), use_orig_params=True)
+    wrapped = FullyShardedDataParallel(
+        model, device_id=torch.device('cpu'), use_orig_params=True)
+    return wrapped, wrapped.state_dict
+
+
+def under_fsdp2(model):
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+    )
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh('cpu', (1, ))
+    for part in (*model.encoder.layers, model):
+        fully_shard(part, mesh=mesh)
+    return model, lambda: get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True))
+
+
+def under_accelerate(model):
+    accelerate = pytest.importorskip('accelerate')
+    from accelerate.utils.modeling import get_state_dict_offloaded_model
+    accelerate.cpu_offload(
+        model, execution_device=torch.device('cpu'),
+        preload_module_classes=['MultiheadAttention'])
+    return model, lambda: get_state_dict_offloaded_model(model)
+
+
+@not_on_torch_21('shards on GPUs alone')
+@pytest.mark.parametrize('wrap', [
+    with_syncbn, under_ddp, under_fsdp, under_fsdp2, under_accelerate])
+def test_a_vision_transformer_read_again(wrap, group):
+    """It computes what it did, and so does the one that gets its weights."""
+    source = perturb(transformer(1.0))
+    wrapped, state_dict = wrap(copy.deepcopy(source))
+    same(wrapped, source)
+    model = transformer()
+    model.load_state_dict(state_dict())
+    same(model, source)
