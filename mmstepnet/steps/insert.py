@@ -463,7 +463,7 @@ def build(cfg: dict, name: str, block: nn.Module, channels: int,
     if attention.needs_positions and not has_map:
         raise ValueError(
             f'{type(attention).__name__} looks at positions and cannot stand '
-            f'in {name}, a {type(block).__name__}, whose state is a set of '
+            f'in {name} ({type(block).__name__}), whose state is a set of '
             f'tokens; take an attention over channels, such as StepNet, SE or '
             f'ECA')
     return attention.to(reference.device, reference.dtype).train(
