@@ -22,7 +22,7 @@ PIECE = 1 << 18
 def norm(x: Tensor) -> Tensor:
     """2-norm of each sample of ``x``, (N, ...) -> (N,)."""
     rows, = _rows(x)
-    return _collect(_row_norms(rows), len(x))
+    return _collect(_row_norms(rows), x.shape[0])
 
 
 def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,16 +37,16 @@ def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     x_rows, y_rows = _rows(x, y)
     if x.device.type != 'cpu':
-        return (_collect(_row_norms(x_rows), len(x)),
-                _collect(_row_norms(x_rows - y_rows), len(x)))
+        return (_collect(_row_norms(x_rows), x.shape[0]),
+                _collect(_row_norms(x_rows - y_rows), x.shape[0]))
     size = max(PIECE // x_rows.shape[1], 1)
     buffer = torch.empty_like(x_rows[:size])
     norms, distances = [], []
     for a, b in zip(x_rows.split(size), y_rows.split(size)):
         norms.append(_row_norms(a))
         distances.append(_row_norms(torch.sub(a, b, out=buffer[:len(a)])))
-    return (_collect(torch.cat(norms), len(x)),
-            _collect(torch.cat(distances), len(x)))
+    return (_collect(torch.cat(norms), x.shape[0]),
+            _collect(torch.cat(distances), x.shape[0]))
 
 
 def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     norms = torch.linalg.vector_norm(
         f, dim=shared, keepdim=True, dtype=torch.float64 if long else None)
     stepped = (norms * step).reshape(-1)
-    return _collect(norms.reshape(-1), len(f)), _collect(stepped, len(f))
+    return tuple(_collect(n, f.shape[0]) for n in (norms.reshape(-1), stepped))
 
 
 def measure_branch(f: Tensor,
@@ -80,7 +80,7 @@ def measure_branch(f: Tensor,
         f_norm = norm(f)
         return f_norm, f_norm, torch.ones_like(f_norm)
     step = step.detach()[(None, ) * (f.dim() - step.dim())]
-    step = step.expand(len(f), *step.shape[1:])
+    step = step.expand(f.shape[0], *step.shape[1:])
     mean = step.flatten(1).double().mean(1)
     return *residual_norms(f, step), mean
 
@@ -96,7 +96,7 @@ def _rows(*tensors: Tensor) -> list[Tensor]:
     copied.
     """
     first = tensors[0]
-    length = first.numel() // len(first)
+    length = first.numel() // first.shape[0]
     while length % 2 == 0 and length >= 2 * ROW:
         length //= 2
     if not first.is_contiguous():

@@ -1,5 +1,6 @@
 """What a pass is: checkpointing, precision, interruptions, bad features."""
 
+import contextlib
 import functools
 import gc
 
@@ -12,6 +13,8 @@ import torch.utils.checkpoint as cp
 
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import TrajectoryRecorder
+from mmstepnet.stiffness import recorder as recording
+from mmstepnet.stiffness.step_norms import StepMeasurement
 from tests.test_stiffness.reference import (
     IMAGES,
     TWO_STAGES,
@@ -230,6 +233,38 @@ def test_passes_that_run_other_blocks_are_refused(order, message):
         model.order = order
         with pytest.raises(RuntimeError, match=message):
             model(torch.randn(2, 8, 5, 5))
+    assert len(recorder) == 2
+
+
+def test_later_passes_measure_only_what_is_recorded(monkeypatch):
+    measured = []
+    monkeypatch.setattr(recording, 'StepMeasurement', lambda x: (
+        measured.append(x), StepMeasurement(x))[1])
+    model = Skipping(range(4)).eval()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        for count in (4, 3):
+            model(torch.ones(2, 8, 5, 5))
+            assert len(measured) == count
+            measured.clear()
+        recorder.clear()
+        model(torch.ones(2, 8, 5, 5))
+    assert len(measured) == 4 and recorder.nsi.shape == (2, 3)
+
+
+def test_steps_that_other_modules_add_are_other_steps():
+    class Moving(Residual):
+        def forward(self, x):
+            return self.inner(x) if moved else super().forward(x)
+
+    model = Skipping(range(3)).eval()
+    for k in range(3):
+        model.blocks[k] = Moving(None)
+        model.blocks[k].inner = Residual(None)
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        for moved in (False, True):
+            with pytest.raises(RuntimeError, match='other steps') if (
+                    moved) else contextlib.nullcontext():
+                model(torch.randn(2, 8, 5, 5))
     assert len(recorder) == 2
 
 

@@ -5,7 +5,8 @@
 On the meta device, so that nothing is computed. One line a model: library,
 module, model, steps that are recorded, stages, and how many sums are left out
 or are no steps, by reason. Models that the file names already are passed over,
-so that an interrupted run goes on. At the end the counts are printed.
+so that an interrupted run goes on. At the end the counts are printed, and the
+modules of the models without steps.
 """
 
 import argparse
@@ -109,10 +110,14 @@ def main() -> None:
         encoding='utf-8').splitlines()]
     of_library = [cells for cells in lines if cells[0] == args.library]
     failed = [c for c in of_library if 'Error: ' in c[5]]
-    found = [c for c in of_library if c[3] != '0']
-    print(f'{len(of_library)} models, {len(found)} with steps, '
-          f'{len(of_library) - len(found) - len(failed)} without, '
+    without = Counter(
+        c[1] for c in of_library if c[3] == '0' and c not in failed)
+    print(f'{len(of_library)} models, '
+          f'{len(of_library) - without.total() - len(failed)} with steps, '
+          f'{without.total()} without, '
           f'{len(failed)} that do not run there')
+    print('without: ' + ', '.join(
+        f'{family} {count}' for family, count in without.most_common()))
 
 
 if __name__ == '__main__':

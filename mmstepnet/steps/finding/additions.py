@@ -168,7 +168,7 @@ class Additions(Tracer):
 
     def _new_sum(self, owner: Run, state: int, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:
-        of_state, of_branch = (self.tags.make(t).known for t in (x, f))
+        of_state, of_branch = self.tags.make(x).known, self.tags.make(f).known
         found = Sum(owner, [owner.additions - 1], tuple(x.shape), state,
                     operands={state, self.tags.mark(f)},
                     of_state=of_state, of_branch=of_branch, part=part)

@@ -4,7 +4,7 @@ States are numbered, and sets of them are the bits of an integer, so that a
 union costs one operation however many states a network has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -91,11 +91,18 @@ class Tags:
         """Tag of a tensor, if anything is known of it."""
         return self.of_storage.get(t.untyped_storage()._cdata)
 
-    def get_all(self, values: list[Tensor]) -> list[Tag]:
-        """Tags of those tensors of which anything is known."""
-        return [
-            tag for t in values if (tag := self.of_storage.get(
-                t.untyped_storage()._cdata)) is not None]
+    def get_all(self, values: Iterable) -> list[Tag]:
+        """Tags of those tensors, also in lists, of which anything is known."""
+        found = []
+        for t in values:
+            if isinstance(t, Tensor):
+                # Most are weights, of which nothing is: is_real comes last.
+                tag = self.get(t) if t.layout is torch.strided else None
+                if tag is not None and is_real(t):
+                    found.append(tag)
+            elif isinstance(t, (list, tuple)):
+                found += self.get_all(t)
+        return found
 
     def make(self, t: Tensor) -> Tag:
         """Tag of a tensor, a new one if need be."""

@@ -60,8 +60,9 @@ class Tracer(TorchDispatchMode):
                     **kwargs)
         if operation.views or is_backward():
             return func(*args, **kwargs)
-        given = operation.given(args, kwargs)
-        tags = self.tags.get_all(given)
+        tags = self.tags.get_all(args[:operation.last])
+        if kwargs:
+            tags += self.tags.get_all(kwargs.values())
         found = factor = None
         if tags:
             # A product that is added has a tag, and so has the state.
@@ -73,8 +74,8 @@ class Tracer(TorchDispatchMode):
             if operation.writes:
                 self._save_states(args[0])
         out = func(*args, **kwargs)
-        if not operation.blank and (tags or operation.random or not any(
-                map(self._is_foreign, given))):
+        if not operation.blank and (tags or operation.random or not any(map(
+                self._is_foreign, operation.given(args, kwargs)))):
             self._pass_on(operation, tags, out)
             if operation.follows and not operation.writes:
                 self._follow(operation, args, out)
