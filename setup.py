@@ -8,6 +8,8 @@ from setuptools.command.build_py import build_py
 from setuptools.command.develop import develop
 
 ROOT = Path(__file__).resolve().parent
+OF_A_CHECKOUT = 'quickstart*', 'run_tests.sh', 'setup_env.sh', 'stack.sh'
+"""Tools that set a checkout up and are of no use without one."""
 
 
 def fill_mim_folder(mim: Path, link: bool) -> None:
@@ -20,8 +22,8 @@ def fill_mim_folder(mim: Path, link: bool) -> None:
             target.symlink_to(source, target_is_directory=source.is_dir())
         elif source.is_dir():
             shutil.copytree(
-                source, target,
-                ignore=shutil.ignore_patterns('__pycache__'))
+                source, target, ignore=shutil.ignore_patterns(
+                    '__pycache__', *OF_A_CHECKOUT))
         else:
             shutil.copy(source, target)
 
