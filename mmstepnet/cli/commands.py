@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from mmstepnet.stiffness import (
 from .env import main as show_environment
 from .models import KINDS, NamedModel, load_model
 
+TOP1 = 'accuracy/top1'
 SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 
 
@@ -42,6 +44,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     stiffness.add_argument('models', nargs='+', metavar='MODEL', help=KINDS)
     data = stiffness.add_mutually_exclusive_group(required=True)
     data.add_argument('--images', type=Path, help='folder of pictures')
+    stiffness.add_argument('--labels', action='store_true', help='measure the '
+                           'accuracy, too: the folders of --images, sorted, '
+                           'are the classes')
     data.add_argument('--text', type=Path, help='file of text, for hf:')
     data.add_argument('--arrays', type=Path, help='.npy file, what the models '
                       'are called with, samples first')
@@ -120,6 +125,7 @@ def run_stiffness(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise ValueError(f'--{name.replace("_", "-")} must be at least 1, '
                              f'got {value}')
+    labels = _labels(args) if args.labels else None
     recordings = {}
     for label, name, weights in _jobs(args.models, args.weights):
         with _told(f'{name} cannot be built'):
@@ -133,15 +139,24 @@ def run_stiffness(args: argparse.Namespace) -> None:
         with _told(f'--device {args.device} cannot be used'):
             model = named.model.to(args.device)
 
-        def forward(model: nn.Module, batch: Tensor, name: str = name):
+        classes: list[Tensor] = []
+
+        def forward(model: nn.Module, batch: Tensor, name: str = name,
+                    classes: list[Tensor] = classes):
             with _told(f'{name} does not run on these samples, '
                        f'{tuple(batch.shape)} of {batch.dtype}'):
-                model(batch)
+                out = model(batch)
+            if labels is not None:
+                classes.append(_classes(name, out, labels))
 
         found = measure_stiffness(
             model, _shown(label, _batches(named, args), args.device),
             blocks=args.blocks, forward=forward, model=label,
             split=str(args.images or args.text or args.arrays))
+        if labels is not None:
+            hits = torch.cat(classes).cpu().numpy() == labels
+            found = replace(found, settings={
+                **found.settings, 'metrics': {TOP1: 100 * hits.mean()}})
         recordings[label] = found
         found.save(args.out / f'{label}.npz')
         _print(label, found, args.reading)
@@ -254,9 +269,8 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
         if named.prepare is None:
             raise ValueError('this model takes no pictures; give --text')
         from PIL import Image
-        paths = sorted(path for path in args.images.rglob('*')
-                       if path.suffix.lower() in SUFFIXES and path.is_file())
-        taken = _drawn(len(paths), args.samples)
+        paths = _pictures(args)
+        taken = range(len(paths))
 
         def sample(k: int) -> Tensor:
             try:
@@ -266,13 +280,48 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
                 raise ValueError(
                     f'{paths[k]} cannot be read: {error}') from error
     if not len(taken):
-        raise ValueError(f'there is no sample in '
-                         f'{args.images or args.text or args.arrays}')
+        raise ValueError(f'there is no sample in {args.text or args.arrays}')
     for start in range(0, len(taken), args.batch_size):
         with _told('the samples make no batch'):
             batch = torch.stack([
                 sample(int(k)) for k in taken[start:start + args.batch_size]])
         yield batch
+
+
+def _pictures(args: argparse.Namespace) -> list[Path]:
+    if not args.images.is_dir():
+        raise ValueError(f'there is no folder {args.images}')
+    paths = sorted(path for path in args.images.rglob('*')
+                   if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not paths:
+        raise ValueError(f'there is no picture ({", ".join(SUFFIXES)}) in '
+                         f'{args.images}')
+    return [paths[k] for k in _drawn(len(paths), args.samples)]
+
+
+def _labels(args: argparse.Namespace) -> np.ndarray:
+    """Classes of the pictures, the numbers of their folders."""
+    if args.images is None:
+        raise ValueError('--labels are the folders of --images; give them')
+    folders = [path.relative_to(args.images).parts[0]
+               for path in _pictures(args)]
+    names = sorted(path.name for path in args.images.iterdir()
+                   if path.is_dir())
+    if not set(folders) <= set(names):
+        raise ValueError(f'--labels needs one folder a class in '
+                         f'{args.images}, but pictures lie beside them')
+    return np.array([names.index(name) for name in folders])
+
+
+def _classes(name: str, out: object, labels: np.ndarray) -> Tensor:
+    scores = getattr(out, 'logits', out)
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        raise ValueError(f'--labels needs one score a class, which {name} '
+                         f'does not give')
+    if labels.max() >= scores.shape[1]:
+        raise ValueError(f'{name} knows {scores.shape[1]} classes, but '
+                         f'--images has {labels.max() + 1} folders')
+    return scores.argmax(1)
 
 
 def _drawn(count: int, samples: int | None) -> np.ndarray:
@@ -294,7 +343,10 @@ def _shown(label: str, batches: Iterator[Tensor],
 
 def _print(label: str, found: Trajectories, reading: str) -> None:
     numbers = '  '.join(f'{name} {found.tns(name):.3f}' for name in READINGS)
-    print(f'{label}: {len(found)} samples, {len(found.blocks)} blocks\n'
+    measured = ''.join(f', {name} {value:.2f} %' for name, value in (
+        found.settings.get('metrics') or {}).items() if name == TOP1)
+    print(f'{label}: {len(found)} samples, {len(found.blocks)} blocks'
+          f'{measured}\n'
           f'  TNS  {numbers}\n'
           f'  stiffness proportion ({reading})  '
           f'{found.proportion(reading):.3f}\n'
@@ -311,9 +363,14 @@ def _page(recordings: dict[str, Trajectories], reading: str,
               f'python -m mmstepnet report {out}/*.npz --out {out}')
         return
     from mmstepnet.figures import save_report
-    from mmstepnet.figures.runs import Run
-    page = save_report([Run(name, name, found, reading)
-                        for name, found in recordings.items()], out)
+    from mmstepnet.figures.runs import Accuracy, Run
+    runs = []
+    for name, found in recordings.items():
+        top1 = (found.settings.get('metrics') or {}).get(TOP1)
+        accuracy = None if top1 is None else Accuracy(
+            TOP1, top1, 'measured with the NSI', found.settings['split'])
+        runs.append(Run(name, name, found, reading, accuracy))
+    page = save_report(runs, out)
     print(page.resolve())
 
 

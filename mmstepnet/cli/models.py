@@ -56,7 +56,8 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
         return _from_file(Path(kind), rest)
     loaders = dict(timm=_timm, torchvision=_torchvision, hf=_transformers)
     if kind not in loaders or not rest:
-        raise ValueError(f'{name!r} names no model; give {KINDS}')
+        raise ValueError(f'{name!r} names no model; give {KINDS}, such as '
+                         f'timm:{rest or kind}')
     return loaders[kind](rest, pretrained)
 
 

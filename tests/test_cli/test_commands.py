@@ -130,6 +130,45 @@ def test_text(tmp_path, capsys):
     assert len(found) == 720 // 32 and len(found.blocks) == 4
 
 
+def test_labels(tmp_path, capsys):
+    """Accuracy by the sorted folders, against the model called by hand."""
+    generator = np.random.default_rng(0)
+    for k in range(9):
+        folder = tmp_path / 'pictures' / 'bac'[k % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(
+            0, 256, (40, 50, 3), np.uint8)).save(folder / f'{k}.png')
+    net = tmp_path / 'net.py'
+    net.write_text(
+        'import torch\nfrom torchvision.models import resnet18\n'
+        'from torchvision.transforms import ToTensor\n'
+        'def few(classes=3):\n    torch.manual_seed(0)\n'
+        '    return resnet18(num_classes=classes), ToTensor()\n'
+        'def fewer():\n    return few(2)\n')
+    model = load_model(f'{net}:few').model.eval()
+    right = 0
+    for path in (tmp_path / 'pictures').rglob('*.png'):
+        pixels = np.asarray(Image.open(path)).transpose(2, 0, 1) / 255
+        with torch.no_grad():
+            scores = model(torch.tensor(pixels, dtype=torch.float32)[None])
+        right += int(scores.argmax()) == 'abc'.index(path.parent.name)
+    given = 'stiffness', f'{net}:few', '--images', tmp_path / 'pictures'
+    out = tmp_path / 'out'
+    assert call(*given, '--labels', '--out', out, '--batch-size', 4) == 0
+    assert f'accuracy/top1 {100 * right / 9:.2f} %' in capsys.readouterr().out
+    saved = Trajectories.load(out / 'net.py.few.npz')
+    assert saved.settings['metrics']['accuracy/top1'] == pytest.approx(
+        100 * right / 9)
+    assert call('report', out / 'net.py.few.npz', '--out', out) == 0
+    assert f'accuracy/top1 {100 * right / 9:.2f} %' in capsys.readouterr().out
+    assert call('stiffness', f'{net}:fewer', *given[2:], '--labels') == 2
+    assert 'knows 2 classes, but --images has 3' in capsys.readouterr().err
+    Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(
+        tmp_path / 'pictures' / 'x.png')
+    assert call(*given, '--labels') == 2
+    assert 'one folder a class' in capsys.readouterr().err
+
+
 def test_blocks(capsys):
     assert call('blocks', 'torchvision:resnet18', '--size', 64) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -144,7 +183,11 @@ WRONG = {
                        "has no model 'resnet81'; near are"),
     'no file': (['blocks', 'nowhere.py:net'], 'there is no file nowhere.py'),
     'no pictures': (['stiffness', 'torchvision:resnet18', '--images', '{}'],
-                    'there is no sample in'),
+                    'there is no picture (.png'),
+    'no folder': (['stiffness', 'torchvision:resnet18', '--images', '{}/no'],
+                  'there is no folder'),
+    'no labels': (['stiffness', 'torchvision:resnet18', '--labels', '--text',
+                   __file__], '--labels are the folders of --images'),
     'no weights': (['stiffness', 'torchvision:resnet18', '--images', '{}',
                     '--weights', 'no.pth'], 'there is no file no.pth'),
     'twice': (['stiffness', 'torchvision:resnet18', 'torchvision:resnet18',
@@ -215,8 +258,7 @@ def test_recordings_of_one_name(pictures, tmp_path, capsys):
         found.save(path)
     assert call('report', *paths, '--out', tmp_path) == 0
     printed = capsys.readouterr().out
-    assert all(f'{path.with_suffix("")}: 2 samples' in printed
-               for path in paths)
+    assert all(f'{run}.last.a: 2 samples' in printed for run in 'xy')
     assert call('report', *paths, paths[0], '--out', tmp_path) == 2
     assert 'is given twice' in capsys.readouterr().err
 
