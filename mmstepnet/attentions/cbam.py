@@ -53,7 +53,6 @@ class CBAM(MapAttention):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         self.mlp.init_weights()
         self.conv.reset_parameters()
         self.bn.reset_parameters()

@@ -43,7 +43,6 @@ class ECA(ChannelGate):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         self.conv.reset_parameters()
         if self.init_step is not None:
             nn.init.zeros_(self.conv.weight)

@@ -43,7 +43,6 @@ class Excitation(Attention):
             hidden, channels)
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         self.fc1.reset_parameters()
         self.fc2.reset_parameters()
         if self.init_step is not None:

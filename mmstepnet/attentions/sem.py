@@ -51,7 +51,6 @@ class SEM(ChannelGate):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         self.switch.reset_parameters()
         self.se.init_weights()
         self.eca.init_weights()

@@ -65,7 +65,6 @@ class SGE(MapAttention):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         nn.init.zeros_(self.weight)
         nn.init.ones_(self.bias)
 

@@ -42,7 +42,6 @@ class SRM(ChannelGate):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         self.bn.reset_parameters()
         if self.init_step is None:
             nn.init.zeros_(self.style_weight)

@@ -42,7 +42,6 @@ class Adaptor(Attention):
         self.ie_bias = nn.Parameter(torch.empty(channels))
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
         self.init_mix()
         if not isinstance(self.bn, nn.Identity):
             self.bn.reset_parameters()
