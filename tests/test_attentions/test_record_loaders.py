@@ -229,11 +229,16 @@ def under_fsdp2(model):
 
 def under_accelerate(model):
     accelerate = pytest.importorskip('accelerate')
-    from accelerate.utils.modeling import get_state_dict_offloaded_model
     accelerate.cpu_offload(
         model, execution_device=torch.device('cpu'),
         preload_module_classes=['MultiheadAttention'])
-    return model, lambda: get_state_dict_offloaded_model(model)
+    assert all(p.is_meta for p in model.parameters())
+
+    def state_dict():
+        accelerate.hooks.remove_hook_from_module(model, recurse=True)
+        return model.state_dict()
+
+    return model, state_dict
 
 
 @not_on_torch_21('shards on GPUs alone')
