@@ -75,7 +75,7 @@ def test_a_stage_of_one_block_beside_a_longer_one():
 def test_a_stage_of_one_block_of_its_own_class_as_in_mobilenet():
     model = nn.Sequential(
         nn.Sequential(Residual()),
-        nn.Sequential(nn.Linear(8, 8), Block(), Block()))
+        nn.Sequential(nn.AvgPool2d((5, 1)), Block(), Block()))
     assert names(model, torch.rand(2, 5, 8))[0] == (
         '0.0', '0', 'first of its stage')
 
