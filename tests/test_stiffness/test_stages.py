@@ -72,14 +72,6 @@ def test_a_stage_of_one_block_beside_a_longer_one():
         ('2.0.attn_step', '2', None), ('2.0.mlp_step', '2', None)]
 
 
-def test_a_stage_of_one_block_of_its_own_class_as_in_mobilenet():
-    model = nn.Sequential(
-        nn.Sequential(Residual()),
-        nn.Sequential(nn.Linear(8, 8), Block(), Block()))
-    assert names(model, torch.rand(2, 5, 8))[0] == (
-        '0.0', '0', 'first of its stage')
-
-
 def test_wrappers_in_no_list_are_blocks_of_their_own():
     assert names(Block(), torch.rand(2, 5, 8)) == [
         ('conv', '', 'first of its stage'), ('ffn', '', None)]

@@ -184,13 +184,6 @@ class Arrangement:
                     blocks[found] = next(
                         (p for p in around
                          if self._kind(p[1].name) in kinds), None)
-        lists = {self._list_around(b[0]) for b in blocks.values() if b}
-        for found, around in places.items():
-            if found.state and blocks[found] is None:
-                # Alone in a list that stands beside stages.
-                blocks[found] = next(
-                    (p for p in around
-                     if self._list_around(p[0]) in lists - {None}), None)
         return blocks if any(blocks.values()) else self._alone(places)
 
     def _alone(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
@@ -206,13 +199,6 @@ class Arrangement:
         return {s: p if p and lists[p[0]] == 1
                 and kinds[self._kind(p[1].name)] > 1 else None
                 for s, p in blocks.items()}
-
-    def _list_around(self, container: Container) -> str | None:
-        """The list of modules that a list of modules stands in, if any."""
-        outer = container.name.rpartition('.')[0]
-        both = self.modules[container.name], self.modules[outer]
-        return outer if container.name and all(
-            isinstance(module, LISTS) for module in both) else None
 
     def _is_stage(self, container: Container, alike: str | None,
                   chained: bool, listed: bool) -> bool:
