@@ -263,8 +263,8 @@ class Arrangement:
             name for part in self.modules[container.name]._modules
             if (name := f'{container.name}.{part}'.lstrip('.')) in names
             or self._kind(name) in kinds]
-        if len(blocks) == len(holders) == 1 and all(
-                s.state for s in holders[0].sums):
+        if len(blocks) == len(holders) == 1 and not _projects(
+                holders[0].sums):
             return None
         first = blocks[0] if blocks else holders[0].name
         return next((c for c in holders if c.name == first), None)
@@ -349,3 +349,13 @@ class Arrangement:
         axes = [d for d in range(1, len(found.shape))
                 if found.shape[d] in widths]
         return axes[0] if len(axes) == 1 else None
+
+
+def _projects(sums: list[Sum]) -> bool:
+    """Whether a block projects its identity, which a ResidualStep may hide.
+
+    Then what that tells as its first state is none that the block was given.
+    """
+    first = sums[0]
+    return not all(s.state for s in sums) or first.part is not None and (
+        not first.owner.given >> first.state & 1)
