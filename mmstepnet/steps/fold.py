@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from functools import partial
 
 import torch.nn as nn
 from torch import Tensor, fx
@@ -11,6 +12,7 @@ from mmstepnet.attentions import FoldedStepNet, OursNoNorm, StepNet
 
 from ..blocks import qualified_name
 from .generated import class_of
+from .own_forward import OwnForwardBlock
 from .places import modules_by_name
 from .residual import ResidualStep
 from .step_block import check_unsharded
@@ -106,8 +108,11 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
     Of the module's children, and of theirs where it calls these itself.
     """
     tracer = _Tracer(module)
+    # Its own, whose additions nobody takes over.
+    run = partial(module.host.forward, module) if isinstance(
+        module, OwnForwardBlock) else module
     try:
-        graph = tracer.trace(lambda x: module(x))
+        graph = tracer.trace(lambda x: run(x))
     except Exception:  # of a forward that asks what a trace does not know
         return []
     calls = [node for node in graph.nodes if node.op == 'call_module']

@@ -123,7 +123,7 @@ MODELS = {
     (lambda: mmpretrain_backbones.SwinTransformer(
         dict(embed_dims=24, depths=[2, 2, 3, 1], num_heads=[1, 2, 4, 8]),
         img_size=32,
-        pad_small_map=True), transformer, 8, 4),
+        pad_small_map=True), transformer, 10, 3),
     'mmdet_resnet': (lambda: mmdet_backbones.ResNet(50), mm_plain, 12, 4),
     'mmdet_resnet18':
     (lambda: mmdet_backbones.ResNet(18, **TWO_STAGES), mm_plain, 2, 2),
@@ -135,7 +135,7 @@ MODELS = {
     'mmdet_swin':
     (lambda: mmdet_backbones.SwinTransformer(
         embed_dims=24, depths=(2, 2, 3, 1), num_heads=(1, 2, 4, 8)),
-     transformer, 8, 4),
+     transformer, 10, 3),
     'mmseg_resnet18': (lambda: mmseg_resnet(18), mm_plain, 2, 2),
     'mmseg_resnet': (lambda: mmseg_resnet(50), mm_plain, 5, 2),
     'mmseg_resnetv1c':

@@ -303,7 +303,7 @@ def test_a_network_that_runs_twice_has_no_trajectory():
 
 
 class Catching(nn.Module):
-    """Goes on where a branch raises, before its run has begun or in it."""
+    """Goes on where a branch raises."""
 
     def __init__(self, broken):
         super().__init__()
@@ -311,15 +311,15 @@ class Catching(nn.Module):
 
     def forward(self, x):
         try:
-            self.broken(torch.nested.nested_tensor(list(x)))
-        except (ValueError, RuntimeError):
+            self.broken(x)
+        except RuntimeError:
             pass
         return self.net(x)
 
 
 @pytest.mark.filterwarnings('error:module forward hook')
 @pytest.mark.parametrize('broken', [
-    nn.Identity(), nn.Sequential(nn.Identity()), nn.Conv2d(3, 3, 3)])
+    nn.Conv2d(3, 3, 3), nn.Sequential(nn.Conv2d(3, 3, 3))])
 def test_a_branch_that_raises_and_is_caught(broken):
     x = torch.randn(2, 8, 5, 5)
     model = Catching(broken)
