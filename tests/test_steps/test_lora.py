@@ -91,10 +91,13 @@ def test_gates_that_it_saves_are_those_that_learn():
     gates = [p for n, p in model.named_parameters()
              if 'modules_to_save' in n and p.requires_grad]
     assert len(gates) == 5 * len(steps_of(plain))
-    assert torch.equal(model(X), plain(X))
+    # A gate in a wrapper takes the reference path.
+    torch.testing.assert_close(model(X), plain(X), rtol=1e-5, atol=1e-6)
+    before = plain(X)
     model(X).square().sum().backward()
     assert all(p.grad is not None for p in gates)
     for step, twin in zip(steps_of(plain).values(), steps_of(model).values()):
         gate = perturb(twin.attention.modules_to_save['default'])
         step.attention.load_state_dict(gate.state_dict())
-    assert torch.equal(model(X), plain(X))
+    assert (plain(X) - before).abs().max() > 1e-4
+    torch.testing.assert_close(model(X), plain(X), rtol=1e-5, atol=1e-6)
