@@ -12,7 +12,7 @@ from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.files import save_steps
 
-from .trainers import randomness_kept, stiffness_of
+from .trainers import check_has_steps, randomness_kept, stiffness_of
 
 
 class StepsCallback(lightning.Callback):
@@ -51,6 +51,8 @@ class StepsCallback(lightning.Callback):
     def on_train_start(self, trainer: lightning.Trainer,
                        pl_module: lightning.LightningModule) -> None:
         """Calibrate gates that have seen no data."""
+        if self.save:
+            check_has_steps(pl_module.get_submodule(self.network))
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(

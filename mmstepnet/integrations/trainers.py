@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
+from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import measure_stiffness
 
 LOGGER = logging.getLogger(__name__)
@@ -30,6 +31,14 @@ def randomness_kept() -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+def check_has_steps(model: nn.Module) -> None:
+    """Refuse, before any work, a model of which no steps can be saved."""
+    if not any(isinstance(m, ResidualStep) for m in model.modules()):
+        raise ValueError(
+            f'StepsCallback: {type(model).__name__} has no steps to save; '
+            f'call mmstepnet.insert_steps before, or give save=False')
 
 
 def stiffness_of(model: nn.Module, batches: Iterable[Any],

@@ -21,7 +21,7 @@ from transformers import (
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.files import save_steps
 
-from .trainers import randomness_kept, stiffness_of
+from .trainers import check_has_steps, randomness_kept, stiffness_of
 
 
 class StepsCallback(TrainerCallback):
@@ -54,6 +54,8 @@ class StepsCallback(TrainerCallback):
                        control: TrainerControl, *, model: nn.Module,
                        train_dataloader: Any, **kwargs) -> None:
         """Calibrate gates that have seen no data."""
+        if self.save:
+            check_has_steps(model)
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(model, _batches(

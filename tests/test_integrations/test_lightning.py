@@ -102,7 +102,10 @@ def test_logs_calibrates_and_saves(tmp_path):
 
 
 def test_a_killed_run_goes_on(tmp_path):
-    """As one that ran through, also where the callback measures nothing."""
+    """Statistics are not set anew: their counts are of one that ran through.
+
+    Lightning does not restore the order of the samples.
+    """
 
     class KilledError(Exception):
         pass
@@ -138,3 +141,5 @@ def test_what_cannot_be_measured_ends_no_training(tmp_path, caplog):
     assert trainer.global_step == 3
     assert 'the stiffness was not measured' in caplog.text
     assert 'tns' not in trainer.callback_metrics
+    with pytest.raises(ValueError, match='no steps to save; call'):
+        fit(model, tmp_path, made())
