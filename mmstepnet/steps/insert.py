@@ -1,9 +1,8 @@
 """Residual steps in a model that exists, of whatever library."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 import torch
 import torch.nn as nn
@@ -14,7 +13,8 @@ from mmstepnet.attentions import Attention, build_attention
 from ..blocks import describe
 from .causality import causal_blocks
 from .examples import made_up
-from .finding import unwrap
+from .finding import Selection, select, unwrap
+from .finding.selection import around, is_named, is_within
 from .finding.stages import LISTS
 from .freezing import follow_training
 from .own_forward import Plan, check_names, put_steps_inside
@@ -34,7 +34,7 @@ LOGGER = logging.getLogger(__name__)
 def insert_steps(model: nn.Module,
                  attention: str | type = 'StepNet',
                  *,
-                 blocks: str | Sequence[str] | None = None,
+                 blocks: Selection | None = None,
                  example: Tensor | tuple | dict | None = None,
                  layout: str | None = None,
                  first_block: bool | None = None,
@@ -60,9 +60,9 @@ def insert_steps(model: nn.Module,
             looked at, unless ``blocks`` says otherwise.
         attention (str | type): Name or class of an attention. Defaults to
             ``'StepNet'``.
-        blocks (str | Sequence[str], optional): Names of the blocks, or of
-            modules that contain them, from the right and part by part as in
-            :meth:`pathlib.PurePath.match`: ``'layer3'``, ``'layer1.2'``,
+        blocks (str | type | Sequence, optional): The blocks, or modules that
+            contain them: classes, or names from the right and part by part as
+            in :meth:`pathlib.PurePath.match`: ``'layer3'``, ``'layer1.2'``,
             ``'encoder.*'``. None is all. Defaults to None.
         example (Tensor | tuple | dict, optional): What the model is called
             with: a tensor, its arguments, or these by name. One sample is
@@ -87,6 +87,7 @@ def insert_steps(model: nn.Module,
         list[str]: Names of the blocks that got steps.
 
     Raises:
+        TypeError: ``blocks`` are neither names nor classes.
         ValueError: No block was found, one of ``blocks`` does not exist, a
             block has an attention already, the attention looks at positions
             and the blocks have tokens, or tokens do not see later ones, as in
@@ -111,10 +112,10 @@ def insert_steps(model: nn.Module,
     if layout is not None and not {'N', 'C'} < set(layout):
         raise ValueError(f"layout must name the axes of a state, such as "
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
-    patterns = _patterns(blocks)
+    chosen = {} if blocks is None else select(modules_by_name(model), blocks)
     check_unsharded(model)
     cfg = dict(attention_args, type=attention, init_step=init_step)
-    selected, used, changed = _select(model, patterns)
+    selected, used, changed = _select(model, chosen)
     ready, without = [], []
     for name, block, by_name in selected:
         known = block.known if steps_of(block) else describe(type(block))
@@ -137,13 +138,12 @@ def insert_steps(model: nn.Module,
             ready.append(_Ready(name, block, attentions))
     ready = _called(model, ready, example,
                     {name for name, _, by_name in selected if by_name})
-    if example is not None or changed or not selected or (
-            patterns and used < set(patterns)):
-        ready += _find(model, patterns, used, {r.name for r in ready},
+    if example is not None or changed or not selected or used < set(chosen):
+        ready += _find(model, chosen, used, {r.name for r in ready},
                        bool(selected), example, layout, cfg)
-    elif not patterns and _has_others(model, {name for name, *_ in selected}):
+    elif not chosen and _has_others(model, {name for name, *_ in selected}):
         try:
-            ready += _find(model, None, used, {r.name for r in ready}, True,
+            ready += _find(model, {}, used, {r.name for r in ready}, True,
                            None, layout, cfg)
         except ValueError as error:
             LOGGER.warning('Only blocks with a description get steps: %s',
@@ -200,14 +200,14 @@ def _called(model: nn.Module, ready: list[_Ready], example: object,
     return [r for r in ready if r.block not in dead]
 
 
-def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
-          described: set[str], any_described: bool, example: object,
-          layout: str | None, cfg: dict) -> list[_Ready]:
+def _find(model: nn.Module, chosen: dict[str | type, set[str]],
+          used: set[str | type], described: set[str], any_described: bool,
+          example: object, layout: str | None, cfg: dict) -> list[_Ready]:
     """Blocks without a description, found by running model or parts."""
     parts = find_in_parts(
-        model, example, layout, '' if patterns else _scope(model))
+        model, example, layout, '' if chosen else _scope(model))
     if not parts:
-        missing = [p for p in patterns or () if p not in used]
+        missing = [i for i in chosen if i not in used]
         what = (f'blocks names {missing}, which has no description' if missing
                 else 'no block has a description')
         raise ValueError(
@@ -219,18 +219,18 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
     found, refused, seen = [], [], []
     for prefix, part, given, (plans, without, shown) in parts:
         refused += [reason for reason in without
-                    if patterns or reason.startswith(_scope(model))]
+                    if chosen or reason.startswith(_scope(model))]
         seen.append(shown)
-        chosen = {}
+        taken = {}
         for name, plan in plans.items():
             full = prefix + name
-            matched = [p for p in patterns or () if _matches(full, p)]
+            matched = [i for i, n in chosen.items() if is_within(full, n)]
             if not _nests(full, described) and (
-                    matched if patterns else full.startswith(_scope(model))):
+                    matched if chosen else full.startswith(_scope(model))):
                 used.update(matched)
-                chosen[name] = plan
+                taken[name] = plan
         modules = modules_by_name(part)
-        for name in causal_blocks(part, given, chosen):
+        for name in causal_blocks(part, given, taken):
             raise ValueError(
                 f'{prefix}{name} ({type(modules[name]).__name__}) '
                 f"is a decoder's block: its tokens see no later ones, and a "
@@ -238,8 +238,8 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
                 f'future. Decoders can be measured (TrajectoryRecorder), but '
                 f'take no steps')
         found += [(prefix + name, modules[name], plan)
-                  for name, plan in chosen.items()]
-    missing = [p for p in patterns or () if p not in used]
+                  for name, plan in taken.items()]
+    missing = [i for i in chosen if i not in used]
     if missing or not (found or any_described):
         what = (f'blocks names {missing}, but none of these' if missing
                 else 'no block')
@@ -249,7 +249,7 @@ def _find(model: nn.Module, patterns: list[str] | None, used: set[str],
             + '\nDescribe the class of a residual block '
             '(mmstepnet.register_block), or name other blocks by '
             'blocks=')
-    if refused and not patterns:
+    if refused and not chosen:
         LOGGER.warning('Blocks without steps: %s', '; '.join(refused))
     ready = []
     for name, block, plan in found:
@@ -372,34 +372,23 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
     return [dict(params=rest), dict(params=gates, **options)]
 
 
-def _patterns(blocks: str | Sequence[str] | None) -> list[str] | None:
-    patterns = [blocks] if isinstance(blocks, str) else blocks
-    if patterns is not None and (
-            not isinstance(patterns, Sequence) or not patterns
-            or not all(isinstance(p, str) and p for p in patterns)):
-        raise ValueError(
-            f"blocks must be names such as 'layer1.2' or 'layer3', or None "
-            f'for all, got {blocks!r}')
-    return patterns
-
-
 def _scope(model: nn.Module) -> str:
     """Where blocks are looked for, unless they are named."""
     has = isinstance(getattr(unwrap(model), 'backbone', None), nn.Module)
     return 'backbone.' if has else ''
 
 
-def _select(model: nn.Module, patterns: list[str] | None
+def _select(model: nn.Module, chosen: dict[str | type, set[str]]
             ) -> tuple[list[tuple[str, nn.Module, bool]], set[str], bool]:
     """Described blocks, each with its name and whether that is given itself.
 
-    Also the patterns that mean one, and whether there are blocks with another
+    Also the items that mean one, and whether there are blocks with another
     ``forward`` than the one that is described.
     """
     found, used, stepped, changed = [], set(), [], False
     for name, module in modules_by_name(model).items():
-        matched = [p for p in patterns or () if _matches(name, p)]
-        if not (matched if patterns else name.startswith(_scope(model))):
+        matched = [i for i, n in chosen.items() if is_within(name, n)]
+        if not (matched if chosen else name.startswith(_scope(model))):
             continue
         steps = steps_of(module)
         if steps and (not hasattr(module, 'known') or any(
@@ -412,8 +401,8 @@ def _select(model: nn.Module, patterns: list[str] | None
             LOGGER.info('%s is found by running instead: %s', name, error)
             known, changed = False, True
         if known:
-            by_name = any(_path(name).match(p.replace('.', '/'))
-                          and not set(p) & set('*?[') for p in matched)
+            by_name = any(name in chosen[i] and isinstance(i, str)
+                          and not set(i) & set('*?[') for i in matched)
             found.append((name, module, by_name))
             used.update(matched)
     if stepped:
@@ -421,17 +410,6 @@ def _select(model: nn.Module, patterns: list[str] | None
                          f'call remove_steps(model) first, or, in a backbone '
                          f'of mmstepnet, choose its attention=')
     return found, used, changed
-
-
-def _path(name: str) -> PurePosixPath:
-    return PurePosixPath(name.replace('.', '/'))
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern means a module or one that contains it."""
-    path = _path(name)
-    pattern = pattern.replace('.', '/')
-    return any(p.match(pattern) for p in (path, *path.parents) if p.name)
 
 
 def build(cfg: dict, name: str, block: nn.Module, channels: int,
@@ -452,7 +430,7 @@ def build(cfg: dict, name: str, block: nn.Module, channels: int,
     cfg = dict(cfg)
     if isinstance(cfg.get('map_size'), Mapping):
         sizes = [size for stage, size in cfg['map_size'].items()
-                 if _matches(name, stage)]
+                 if any(is_named(n, stage) for n in around(name))]
         if len(sizes) != 1:
             raise ValueError(f'map_size must name the stage of {name} once, '
                              f'got {cfg["map_size"]!r}')

@@ -75,11 +75,10 @@ class TrajectoryRecorder:
         model (nn.Module): Model, or a wrapper (``DataParallel``,
             ``DistributedDataParallel``, an averaged or a compiled model).
         blocks (str | type | Sequence, optional): Blocks to choose among
-            what is found: classes, or patterns of names, from the right and
-            part by part as in :meth:`pathlib.PurePath.match`: ``'layer3.*'``
-            means every child of any ``layer3``. None is all, in the
-            ``backbone`` if the model has one: the blocks of a detector's
-            heads work on regions, not on images.
+            what is found, or modules that contain them, as in
+            :func:`mmstepnet.insert_steps`. None is all, in the ``backbone``
+            if the model has one: the blocks of a detector's heads work on
+            regions, not on images.
 
     Attributes:
         steps (list[FoundStep]): After a pass, all that was found, with the

@@ -144,7 +144,7 @@ def test_which_blocks_carry_the_attention():
 @pytest.mark.parametrize('blocks', [['layer5.0'], ['layer1.2'], ['layer'],
                                     'layer', [], [('layer1', 0)]])
 def test_impossible_blocks(blocks):
-    with pytest.raises(ValueError, match='blocks'):
+    with pytest.raises((TypeError, ValueError), match='blocks'):
         StepResNet(18, blocks=blocks)
 
 

@@ -144,6 +144,7 @@ X = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
     (dict(blocks='layer2'), ['layer2.1']),
     (dict(blocks=['layer1', 'layer2.0']), ['layer1.1', 'layer2.0']),
     (dict(blocks='layer2.*'), ['layer2.1']),
+    (dict(blocks=[Conv, 'layer1.0']), ['layer1.0', 'layer1.1', 'layer2.1']),
 ])
 def test_which_blocks_get_steps(options, wanted):
     model = perturb(Net()).eval()
@@ -228,9 +229,7 @@ def test_map_sizes_by_stage():
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(blocks='layer3'), r"blocks names \['layer3'\]"),
-    (dict(blocks=[]), 'blocks must be names'),
-    (dict(blocks=[3]), 'blocks must be names'),
+    (dict(blocks='layer3'), "blocks='layer3' matches no module"),
     (dict(first_block='no'), 'first_block must be True, False or None'),
     (dict(init_step=-1), 'init_step must be a positive number'),
     (dict(blocks='layer2.2'), 'layer2.2 adds no identity'),

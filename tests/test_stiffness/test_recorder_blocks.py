@@ -137,10 +137,12 @@ def test_patterns_select_stages_and_backbone_comes_first():
         f'backbone.layer{s}.{b}' for s in (1, 2, 3) for b in (1, 2)]
     assert {s.left_out for s in recorder.steps
             if s.name.startswith('head')} == {'outside of the backbone'}
-    recorder = chosen(model, 'layer3.*')
-    assert recorder.blocks == ['backbone.layer3.1', 'backbone.layer3.2']
-    assert recorder.stages.tolist() == [0, 0]
-    assert chosen(model, 'head.*').excluded == ['head.0']
+    for blocks in ('layer3.*', 'layer3', 'backbone.layer3'):
+        recorder = chosen(model, blocks)
+        assert recorder.blocks == ['backbone.layer3.1', 'backbone.layer3.2']
+        assert recorder.stages.tolist() == [0, 0]
+    for blocks in ('head.*', 'head'):
+        assert chosen(model, blocks).excluded == ['head.0']
     # The stage's first is left out, not the first of the selection.
     assert chosen(model, 'layer2.[12]').blocks == [
         'backbone.layer2.1', 'backbone.layer2.2']
@@ -151,7 +153,7 @@ def test_patterns_select_stages_and_backbone_comes_first():
      r"'layer9.\*' matches no module. Names look like conv1"),
     (nn.LSTM, ValueError, 'LSTM.*matches no module'),
     ([], TypeError, r'got \[\]'),
-    ([3], TypeError, 'got 3'),
+    ([3], TypeError, r'got \[3\]'),
 ])
 def test_bad_selection(blocks, error, message):
     with pytest.raises(error, match=message):

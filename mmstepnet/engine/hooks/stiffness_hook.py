@@ -84,9 +84,9 @@ class StiffnessHook(Hook):
         train_interval (int, optional): Also measure every n-th training
             batch, whose mean NSI over all ranks is ``stiffness/nsi`` in the
             training log. None measures no training. Defaults to None.
-        blocks (str | Sequence[str], optional): Names or patterns of blocks,
-            see :class:`~mmstepnet.stiffness.TrajectoryRecorder`. Defaults to
-            None, every known block of the backbone.
+        blocks (str | type | Sequence, optional): The blocks, see
+            :class:`~mmstepnet.stiffness.TrajectoryRecorder`. Defaults to
+            None, all that are found in the backbone.
         figures (bool): Whether to draw. Defaults to True.
         step (str, optional): Former name of ``reading``, with a warning.
 

@@ -1,53 +1,72 @@
 """Blocks that a user chooses, by names and classes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 import torch.nn as nn
 
 Selection = str | type | Sequence[str | type]
-"""Blocks by name pattern, by class, or a mixture of both."""
+"""Blocks by name pattern, by class, or a mixture of both. An item means the
+modules that it matches, and all that is in them: ``'layer3'`` is its blocks.
+"""
 
 
-def select(modules: dict[str, nn.Module], selection: Selection) -> set[str]:
-    """Names of the modules that a selection means.
+def select(modules: dict[str, nn.Module], selection: Selection,
+           ) -> dict[str | type, set[str]]:
+    """Modules that each item of a selection matches.
 
     Args:
         modules (dict): Modules by name.
-        selection (str | type | Sequence): Classes of blocks, or patterns of
-            their names, from the right and part by part as in
-            :meth:`pathlib.PurePath.match`: ``'layer3.*'`` means every child
-            of any ``layer3``.
+        selection (str | type | Sequence): Classes, or patterns of names, from
+            the right and part by part as in :meth:`pathlib.PurePath.match`:
+            ``'layer3.*'`` matches every child of any ``layer3``.
+
+    Returns:
+        dict: Names of the modules by item. What is in them is meant, too, see
+        :func:`is_within`.
 
     Raises:
         ValueError: An item matches no module.
         TypeError: It is neither names nor classes.
     """
-    items = items_of(selection)
-    if not isinstance(items, Sequence) or not items:
-        raise TypeError("blocks must be name patterns, such as 'layer3.*', or "
-                        f'classes of blocks; got {selection!r}')
-    chosen = set()
+    items = [selection] if isinstance(selection, (str, type)) else selection
+    if not isinstance(items, Sequence) or not items or not all(
+            isinstance(item, type) or item and isinstance(item, str)
+            for item in items):
+        raise TypeError(
+            "blocks must be names or patterns of names, such as 'layer1.2', "
+            "'layer3' or 'layer3.*', or classes of modules, or None for all; "
+            f'got {selection!r}')
+    chosen = {}
     for item in items:
-        if isinstance(item, type):
-            found = {n for n, m in modules.items() if isinstance(m, item)}
-        elif isinstance(item, str):
-            found = {n for n in modules if n and item and PurePosixPath(
-                n.replace('.', '/')).match(item.replace('.', '/'))}
-        else:
-            raise TypeError("blocks must hold name patterns, such as "
-                            f"'layer3.*', or classes; got {item!r}")
-        if not found:
+        chosen[item] = {
+            name for name, module in modules.items()
+            if (isinstance(module, item) if isinstance(item, type)
+                else is_named(name, item))}
+        if not chosen[item]:
             names = [n for n, m in modules.items() if n and not any(
                 m.children())]
             some = ', '.join(names[::max(len(names) // 4, 1)][:5])
             raise ValueError(
                 f'blocks={item!r} matches no module. Names look like '
                 f'{some or "nothing"}; a * stands for one part between dots')
-        chosen |= found
     return chosen
 
 
-def items_of(selection: Selection) -> Sequence:
-    """Items of a selection, which may be only one."""
-    return [selection] if isinstance(selection, (str, type)) else selection
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a pattern matches a module's name."""
+    return bool(name) and PurePosixPath(name.replace('.', '/')).match(
+        pattern.replace('.', '/'))
+
+
+def around(name: str) -> Iterable[str]:
+    """Names of a module and of all that it is in, from inside."""
+    while name:
+        yield name
+        name = name.rpartition('.')[0]
+    yield ''
+
+
+def is_within(name: str, names: set[str]) -> bool:
+    """Whether a module is one of those named, or in one of them."""
+    return not names.isdisjoint(around(name))

@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from ..step_block import StepBlock
 from .finder import Finder
-from .selection import Selection, items_of, select
+from .selection import Selection, is_within, select
 from .sums import Run, Sum
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
@@ -108,14 +108,9 @@ class Arrangement:
         sums = [s for s in finder.sums if s.state
                 or s.returned and s.owner not in stepping]
         places = {s: list(self._place(s)) for s in sums}
-        if self.chosen is None:
-            blocks = self._blocks(places)
-        else:
-            blocks = {s: next((p for p in places[s]
-                               if p[1].name in self.chosen), None)
-                      for s in sums}
-            self._check_choice(
-                selection, {b[1].name for b in blocks.values() if b})
+        blocks = self._blocks(places)
+        if self.chosen is not None:
+            blocks = self._choose(blocks, places)
         # Both are asked for each sum of each pass.
         self._firsts = {stage: self._first(stage)
                         for stage in {b[0] for b in blocks.values() if b}}
@@ -126,15 +121,28 @@ class Arrangement:
         self._leave_out(sums, blocks)
         self._build(sums, blocks)
 
-    def _check_choice(self, selection: Selection | None,
-                      blocks: set[str]) -> None:
-        """Refuse a part of a selection that chooses nothing."""
-        for item in items_of(selection) if selection and blocks else ():
-            if not select(self.modules, item) & blocks:
+    def _choose(self, blocks: dict[Sum, tuple | None],
+                places: dict[Sum, list]) -> dict[Sum, tuple | None]:
+        """The chosen ones of the blocks, or what is chosen inside of them.
+
+        A module that no rule knows as a block is one where it is chosen.
+        """
+        named = set().union(*self.chosen.values())
+        for found, block in blocks.items():
+            inside = next((p for p in places[found] if p[1].name in named
+                           and (block is None
+                                or is_within(p[1].name, {block[1].name}))),
+                          None)
+            blocks[found] = inside or (
+                block if block and is_within(block[1].name, named) else None)
+        names = {block[1].name for block in blocks.values() if block}
+        for item, meant in self.chosen.items() if names else ():
+            if not any(is_within(name, meant) for name in names):
                 raise ValueError(
                     f'blocks={item!r} chooses no block: there is no residual '
                     'step in what it matches, or in a part of it that is '
                     'chosen, too; find_steps shows where they are')
+        return blocks
 
     def _place(self, found: Sum) -> Iterator[tuple[Container, Child]]:
         """Containers around a sum and their children, from inside."""
