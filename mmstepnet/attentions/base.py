@@ -48,7 +48,7 @@ class Attention(Recorded):
     """What the sigmoids whose product the gate is see at the start, where
     ``init_step`` is set."""
 
-    def __init__(self, channels: int, init_step: float | None = None):
+    def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__()
         check_positive(type(self).__name__, channels=channels)
         self.channels = channels

@@ -42,11 +42,12 @@ class CBAM(MapAttention):
 
     def __init__(self,
                  channels: int,
+                 *,
                  reduction: int = 16,
                  init_step: float | None = None):
-        super().__init__(channels, init_step)
+        super().__init__(channels, init_step=init_step)
         self.reduction = reduction
-        self.mlp = SE(channels, reduction, init_step)
+        self.mlp = SE(channels, reduction=reduction, init_step=init_step)
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
         self.bn = (nn.BatchNorm2d if init_step is None else ZeroBatchNorm2d)(
             1, momentum=0.01)

@@ -34,8 +34,8 @@ class ECA(ChannelGate):
 
     pooled = ('f_mean', )
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         size = int((math.log2(channels) + 1) / 2)
         size += 1 - size % 2
         self.conv = (nn.Conv1d if init_step is None else ZeroConv1d)(

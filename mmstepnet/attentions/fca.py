@@ -55,10 +55,12 @@ class FCA(Excitation, MapAttention):
 
     def __init__(self,
                  channels: int,
+                 *,
                  map_size: int,
                  reduction: int = 16,
                  init_step: float | None = None):
-        super().__init__(channels, reduction, init_step)
+        super().__init__(
+            channels, reduction=reduction, init_step=init_step)
         if not isinstance(map_size, int) or map_size < GRID:
             raise ValueError(
                 f"FCA: map_size, the side of the stage's feature map, must be "

@@ -55,6 +55,7 @@ class IEBN(Recorded, nn.BatchNorm2d):
                  num_features: int,
                  eps: float = 1e-5,
                  momentum: float | None = 0.1,
+                 *,
                  init_step: float | None = None):
         super().__init__(num_features, eps, momentum)
         self.set_init_step(init_step)

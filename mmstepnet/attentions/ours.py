@@ -42,9 +42,10 @@ class OursSharedMLP(Adaptor, ChannelGate):
 
     def __init__(self,
                  channels: int,
+                 *,
                  reduction: int = 16,
                  init_step: float | None = None):
-        super().__init__(channels, init_step)
+        super().__init__(channels, init_step=init_step)
         check_positive(type(self).__name__, reduction=reduction)
         self.reduction = reduction
         hidden = max(channels // reduction, 1)
@@ -77,8 +78,8 @@ class OursDepthwiseConv(Adaptor, MapAttention):
         init_step (float, optional): See :class:`Adaptor`. Defaults to None.
     """
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         self.conv = nn.Conv2d(
             2 * channels, channels, 3, padding=1, groups=channels, bias=False)
         self.init_weights()
@@ -102,8 +103,8 @@ class OursNoNorm(StepNet):
     Arguments are those of :class:`StepNet`.
     """
 
-    def __init__(self, channels: int, *args, **kwargs):
-        super().__init__(channels, *args, **kwargs)
+    def __init__(self, channels: int, **kwargs):
+        super().__init__(channels, **kwargs)
         self.bn = nn.Identity()
 
 
@@ -121,8 +122,8 @@ class OursNormFirst(Adaptor, ChannelGate):
 
     pooled = ('x_mean', 'f_mean')
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         self.bn = nn.Identity()
         self.pair_bn = nn.BatchNorm1d(2 * channels)
         self.pair_weight = nn.Parameter(torch.empty(channels, 2))
@@ -158,8 +159,8 @@ class OursMeanStd(Adaptor, MapAttention):
 
     needs_positions = False
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         self.style_weight = nn.Parameter(torch.empty(channels, 4))
         self.init_weights()
 

@@ -32,8 +32,8 @@ class Plain(MapAttention):
     get_extra_state = nn.Module.get_extra_state
     set_extra_state = nn.Module.set_extra_state
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         if init_step not in (None, 1):
             raise ValueError('Plain: the step of a plain network is 1, so '
                              f'init_step must be 1 or None, got {init_step!r}')

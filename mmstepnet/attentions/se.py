@@ -32,9 +32,10 @@ class Excitation(Attention):
 
     def __init__(self,
                  channels: int,
+                 *,
                  reduction: int = 16,
                  init_step: float | None = None):
-        super().__init__(channels, init_step)
+        super().__init__(channels, init_step=init_step)
         check_positive(type(self).__name__, reduction=reduction)
         self.reduction = reduction
         hidden = max(channels // reduction, 1)
@@ -70,9 +71,11 @@ class SE(Excitation, ChannelGate):
 
     def __init__(self,
                  channels: int,
+                 *,
                  reduction: int = 16,
                  init_step: float | None = None):
-        super().__init__(channels, reduction, init_step)
+        super().__init__(
+            channels, reduction=reduction, init_step=init_step)
         self.init_weights()
 
     def forward(self, f_mean: Tensor) -> Tensor:

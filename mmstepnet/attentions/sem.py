@@ -39,13 +39,14 @@ class SEM(ChannelGate):
 
     def __init__(self,
                  channels: int,
+                 *,
                  reduction: int = 16,
                  init_step: float | None = None):
-        super().__init__(channels, init_step)
+        super().__init__(channels, init_step=init_step)
         self.reduction = reduction
         self.switch = nn.Linear(channels, 3)
-        self.se = SE(channels, reduction, init_step)
-        self.eca = ECA(channels, init_step)
+        self.se = SE(channels, reduction=reduction, init_step=init_step)
+        self.eca = ECA(channels, init_step=init_step)
         self.ie_weight = nn.Parameter(torch.empty(channels))
         self.ie_bias = nn.Parameter(torch.empty(channels))
         self.init_weights()

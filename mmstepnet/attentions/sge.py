@@ -53,9 +53,10 @@ class SGE(MapAttention):
 
     def __init__(self,
                  channels: int,
+                 *,
                  groups: int = 64,
                  init_step: float | None = None):
-        super().__init__(channels, init_step)
+        super().__init__(channels, init_step=init_step)
         check_positive('SGE', groups=groups)
         self.groups = max(
             g for g in range(1, min(groups, channels) + 1) if channels % g == 0

@@ -34,8 +34,8 @@ class SRM(ChannelGate):
 
     pooled = ('f_mean', 'f_std')
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         self.style_weight = nn.Parameter(torch.empty(channels, 2))
         self.bn = (nn.BatchNorm1d if init_step is None else ZeroBatchNorm1d)(
             channels)

@@ -35,8 +35,8 @@ class Adaptor(Attention):
     first_block = False
     initial_logits = (-1.0, )
 
-    def __init__(self, channels: int, init_step: float | None = None):
-        super().__init__(channels, init_step)
+    def __init__(self, channels: int, *, init_step: float | None = None):
+        super().__init__(channels, init_step=init_step)
         self.bn = nn.BatchNorm1d(channels)
         self.ie_weight = nn.Parameter(torch.empty(channels))
         self.ie_bias = nn.Parameter(torch.empty(channels))
@@ -104,9 +104,10 @@ class StepNet(Adaptor, ChannelGate):
 
     def __init__(self,
                  channels: int,
+                 *,
                  init_step: float | None = None,
                  inputs: str = 'both'):
-        super().__init__(channels, init_step)
+        super().__init__(channels, init_step=init_step)
         if inputs not in INPUTS:
             raise ValueError(f'StepNet: inputs must be one of {INPUTS}, got '
                              f'{inputs!r}')
@@ -159,7 +160,7 @@ class FoldedStepNet(ChannelGate):
     initial_logits = StepNet.initial_logits
 
     def __init__(self, adaptor: StepNet):
-        super().__init__(adaptor.channels, adaptor.init_step)
+        super().__init__(adaptor.channels, init_step=adaptor.init_step)
         with torch.no_grad():
             slope, offset = adaptor.ie_weight, adaptor.ie_bias
             if not isinstance(adaptor.bn, nn.Identity):

@@ -98,7 +98,7 @@ def test_a_subclass_is_what_it_extends():
 
 
 def test_another_init_step_is_told_and_kept_by_initialisation():
-    source, target = perturb(StepNet(16, 0.5)), StepNet(16)
+    source, target = perturb(StepNet(16, init_step=0.5)), StepNet(16)
     with pytest.warns(UserWarning, match='init_step=None and takes over '
                       'init_step=0.5'):
         target.load_state_dict(source.state_dict())
@@ -117,7 +117,7 @@ def test_iebn_and_the_folded_step():
     plain = perturb(nn.BatchNorm2d(16))
     found = target.load_state_dict(plain.state_dict(), strict=False)
     assert sorted(found.missing_keys) == ['ie_bias', 'ie_weight']
-    folded = [FoldedStepNet(perturb(StepNet(16, init)).eval())
+    folded = [FoldedStepNet(perturb(StepNet(16, init_step=init)).eval())
               for init in (None, 2.0)]
     with pytest.warns(UserWarning, match='FoldedStepNet'):
         folded[0].load_state_dict(folded[1].state_dict())
@@ -130,7 +130,7 @@ def test_plain_steps_keep_the_hosts_keys():
 
 
 def test_what_is_written():
-    state = StepNet(16, 1).state_dict()[KEY]
+    state = StepNet(16, init_step=1).state_dict()[KEY]
     assert state.dtype == torch.uint8 and state.shape == (256, )
     assert json.loads(bytes(state.tolist())) == dict(
         type='StepNet', init_step=1.0, inputs='both')
@@ -140,7 +140,7 @@ def test_what_is_written():
     lambda t: t.half(), lambda t: t.bfloat16(), lambda t: (t + t / 1) / 2,
     lambda t: t.float() * 0.999 + t * 0.001], ids=range(4))
 def test_casts_and_averages_leave_it(change):
-    source, target = perturb(StepNet(16, 1.0)), StepNet(16)
+    source, target = perturb(StepNet(16, init_step=1.0)), StepNet(16)
     state = source.state_dict()
     with pytest.warns(UserWarning, match='takes over'):
         target.load_state_dict({k: change(v) for k, v in state.items()})
@@ -149,7 +149,7 @@ def test_casts_and_averages_leave_it(change):
 
 def test_modules_on_meta_write_it_and_take_none_of_it():
     with torch.device('meta'):
-        model = StepNet(16, 1.0)
+        model = StepNet(16, init_step=1.0)
     state = model.state_dict()
     assert not state[KEY].is_meta
     target = StepNet(16)

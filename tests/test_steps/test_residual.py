@@ -37,7 +37,8 @@ def written_out_adaptor(attention, x, f):
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('init_step', [None, 1.0, 0.3])
 def test_adaptor_against_a_written_out_one(training, init_step):
-    attention = perturb(StepNet(8, init_step).double()).train(training)
+    attention = perturb(StepNet(8, init_step=init_step).double())
+    attention.train(training)
     x, f = states(dtype=torch.float64)
     expected = written_out_adaptor(attention, x, f)
     if init_step is not None:
@@ -109,7 +110,7 @@ def test_copies_are_not_observed():
 @pytest.mark.parametrize('init_step', [0, -1.0, float('nan'), float('inf')])
 def test_impossible_init_step(init_step):
     with pytest.raises(ValueError, match='init_step must be a positive'):
-        StepNet(8, init_step)
+        StepNet(8, init_step=init_step)
 
 
 @pytest.mark.parametrize('channels', [0, -4, 2.5, None])
