@@ -89,12 +89,20 @@ class Recorded(nn.Module):
     def _load_from_state_dict(self, state_dict, prefix, local_metadata,
                               strict, missing_keys, *args) -> None:
         key = prefix + KEY
-        if key in state_dict and not any(
+        if next(self.parameters(), None) is not None and not any(
                 name != key and name.startswith(prefix)
                 for name in state_dict):
-            # A record without weights tells nothing. transformers gives such
-            # a one, of memory as it was, where its file has none.
-            return
+            if self.init_step is None:
+                warnings.warn(
+                    f'{self.recorded_type} finds no weights of its own in '
+                    'what is loaded, and starts as in the paper, for training '
+                    'from scratch: a pretrained network computes something '
+                    'else with it. Let it start at a step of 1 by '
+                    'init_step=1.0', stacklevel=2)
+            if key in state_dict:
+                # A record without weights tells nothing. transformers gives
+                # such a one, of memory as it was, where its file has none.
+                return
         try:
             super()._load_from_state_dict(
                 state_dict, prefix, local_metadata, strict, missing_keys,

@@ -8,7 +8,9 @@ import warnings
 import pytest
 import torch
 import torch.nn as nn
+import torchvision
 
+from mmstepnet import insert_steps, remove_steps
 from mmstepnet.attentions import (
     ATTENTIONS,
     IEBN,
@@ -106,6 +108,21 @@ def test_another_init_step_is_told_and_kept_by_initialisation():
     target.init_weights()
     step = target(torch.ones(2, 16), torch.ones(2, 16))
     assert (step == 0.5).all()
+
+
+@pytest.mark.parametrize('name', ['StepNet', 'SE'])
+def test_plain_weights_in_gates_that_start_as_the_paper_warn(name):
+    plain = torchvision.models.resnet18()
+    target = torchvision.models.resnet18()
+    insert_steps(target, name, init_step=None)
+    with pytest.warns(UserWarning, match=f'{name} finds no weights of its '
+                      'own.*init_step=1.0'):
+        target.load_state_dict(plain.state_dict(), strict=False)
+    remove_steps(target)
+    insert_steps(target, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        target.load_state_dict(plain.state_dict(), strict=False)
 
 
 def test_iebn_and_the_folded_step():
