@@ -156,7 +156,7 @@ def test_steps_in_hf_trainer(run_example, tmp_path, capsys):
 def test_steps_in_torchvision_detector(run_example, capsys):
     """The loss goes down; the digits take more epochs than a test has."""
     pytest.importorskip('sklearn')
-    run_example('steps_in_torchvision_detector.py', '--pictures', 24,
+    run_example('steps_in_torchvision_detector.py', '--pictures', 8,
                 '--epochs', 2)
     first, *epochs = capsys.readouterr().out.splitlines()
     assert first == 'StepNet in ' + ', '.join(

@@ -9,7 +9,7 @@ from mmstepnet import steps
 from mmstepnet.steps.tail.dispatch import Tail
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
-ITERATIONS = 30
+ITERATIONS = 5
 
 
 def train(work_dir):

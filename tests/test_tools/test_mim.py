@@ -9,7 +9,9 @@ HERE = mim_trials.stack()
 
 
 @pytest.mark.skipif(HERE is None, reason='no mim here')
-@pytest.mark.parametrize('install', mim_trials.INSTALLS)
+@pytest.mark.parametrize('install', [
+    pytest.param(mim_trials.INSTALLS[0], marks=pytest.mark.slow),
+    mim_trials.INSTALLS[1]])
 def test_mim_does_what_was_recorded(install, tmp_path):
     assert mim_trials.try_install(tmp_path, install) == RECORD[HERE][install]
 
