@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, IEBN, ChannelGate, Plain, StepNet
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.tail import dispatch
 from tests.test_steps.cases import build, build_modes, inputs, run, worst
 from tests.test_steps.test_frozen_gates import with_views
 
@@ -364,3 +365,12 @@ def test_no_compiler_is_imported_by_a_training_step():
     result = subprocess.run([sys.executable, '-c', SCRIPT],
                             capture_output=True, text=True)
     assert result.stdout.strip() == '[]', result.stderr
+
+
+def test_small_maps_on_a_cpu_take_the_reference_path(calls, monkeypatch):
+    monkeypatch.setattr(dispatch, 'FEWEST_VALUES', 2**10)
+    step, norm = build(StepNet, 8)
+    for side, fused in ((7, 0), (8, 1)):
+        x, c, _ = inputs((2, 8, side, 8), torch.float32)
+        step(x, c, norm)
+        assert len(calls) == fused

@@ -33,6 +33,10 @@ PLAIN = {Tensor, nn.Parameter}
 METHODS = {'forward', 'gate', 'pooled'}
 """What somebody could set on an object to make it another."""
 
+FEWEST_VALUES = 2**16
+"""Of a map on a CPU: over smaller ones the reference path is as fast or
+faster, for what it takes is the time of its calls."""
+
 GATES = {StepNet: nn.BatchNorm1d, FoldedStepNet: type(None)}
 """Gates and their norms. Classes exactly: subclasses, as IEBN of BN, compute
 something else."""
@@ -239,7 +243,9 @@ def passes_for(maps: Tensor) -> ModuleType | None:
         known = maps.dtype != torch.float64 and torch.version.hip is None
         return _triton(maps.device) if known else None
     half = maps.dtype == torch.float16
-    return None if half and not NORMALISES_HALF_ON_CPU else aten
+    if maps.numel() < FEWEST_VALUES or half and not NORMALISES_HALF_ON_CPU:
+        return None
+    return aten
 
 
 @cache
