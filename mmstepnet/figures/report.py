@@ -173,7 +173,7 @@ def report_panels(runs: Sequence[Run]) -> list[Panel]:
     ]
     for name, members in runs_by_metric(runs).items():
         if panels[-1].number == 7:
-            panels[-1].figures[name] = ranking_figure(name, members)
+            panels[-1].figures[name] = ranking_figure(members)
             continue
         panels.append(
             Panel(
@@ -183,7 +183,7 @@ def report_panels(runs: Sequence[Run]) -> list[Panel]:
                 'the runs by TNS with that by accuracy: +1 is the same order, '
                 '−1 the reverse, 0 none. p is the chance of such a value '
                 'without any relation; few runs cannot give a small one.',
-                {name: ranking_figure(name, members)}, []))
+                {name: ranking_figure(members)}, []))
     panels.append(_attention_panel(runs))
     panels.append(
         Panel(
