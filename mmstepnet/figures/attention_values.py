@@ -29,7 +29,9 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
         ax.scatter(
             trajectories.step_mean[rows, block], run.nsi[rows, block], s=3,
             alpha=0.5, lw=0, color=COLORS[0])
-        ax.locator_params(axis='x', nbins=2)
+        # Values that differ in their last digits have long labels.
+        ends = np.quantile(trajectories.step_mean[rows, block], (0, 1))
+        ax.set_xticks(ends, [f'{end:.6g}' for end in ends])
         ax.set_title(f'{short(trajectories.blocks[block], 24)}\n'
                      f'{_coefficient(over_samples[block])}')
         ax.set_xlabel('attention value')

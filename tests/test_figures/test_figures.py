@@ -15,8 +15,10 @@ from mmstepnet.figures.attention_values import draw_attention
 from mmstepnet.figures.degrees import OCCURRENCE, draw_degrees
 from mmstepnet.figures.ranking import draw_ranking
 from mmstepnet.figures.style import PAPER_STYLE
+from mmstepnet.figures.training import draw_training
 from mmstepnet.figures.trajectories import draw_overlay, draw_trajectories
 from mmstepnet.stiffness import Trajectories
+from mmstepnet.stiffness.training import Checkpoint, Training
 from tests.test_figures.conftest import changed, flat_run, part_of
 
 
@@ -82,6 +84,11 @@ DRAWINGS = {
     'a flat map': lambda run: draw_degrees([flat_run(run)], OCCURRENCE),
     'attention': lambda run: draw_attention(nearly_constant(run)),
     'overlay': lambda run: draw_overlay(long_labels(run), 'of blocks ' * 20),
+    'training': lambda run: draw_training('a training ' * 20, Training(
+        'weights', 'adaptive', [f'backbone.stages.{i}.blocks.{i}.mlp_step'
+                                for i in range(90)],
+        [Checkpoint(f'epoch_{i}_of_many', 0.5, 0.4, 0.6, np.full(90, 0.1 * i))
+         for i in range(40)])),
     'ranking': lambda run: draw_ranking({'a data set ' * 20: long_labels(
         run)}),
 }

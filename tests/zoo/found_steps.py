@@ -13,6 +13,7 @@ file names already are passed over, so that an interrupted run goes on.
 import argparse
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,21 +32,29 @@ SIZES = {'s3d': 224, 'swin3d': 224, 'mvit': 224}
 
 PAGE = """# Families
 
-Which residual steps are found in the networks of other libraries, and what `insert_steps` does with them. A step is *recorded* where NSI is measured; the others are left out for the reason beside
-them. `insert_steps` *fuses* a step where the block's last norm and StepNet are one function on CPUs and GPUs, *inserts* it where the block keeps its own `forward`, and *refuses* a network by name.
+Which residual steps are found in the networks of other libraries, and what
+`insert_steps` does with them. A step is *recorded* where NSI is measured; the
+others are left out for the reason beside them. `insert_steps` *fuses* a step
+where the block's last norm and StepNet are one function, *inserts* it where
+the block keeps its own `forward`, and *refuses* a network with the reason.
 
 ```bash
 {commands}
 ```
 
-On the meta device, {versions}. Of each module, which is a family, the first of its networks in alphabetical order; of transformers small configurations of random weights, on the CPU.
+On the meta device, {versions}. Of each module, which is a family, the first of
+its networks in alphabetical order; of transformers small configurations with
+random weights, on the CPU.
 
-| library | models | run | with steps | without | do not run there | steps fused in | inserted in | refused |
-|---|---|---|---|---|---|---|---|---|
 {summary}
 
-**Not run**: all the others, {others}. The command without `--families` runs them.
+**Not run**: {others}. The command without `--families` runs all.
 """
+
+SUMMARY = ('library', 'models', 'run', 'with steps', 'without',
+           'do not run there', 'fused in', 'inserted in', 'refused')
+COLUMNS = ('module', 'model', 'recorded', 'stages', 'left out, or no steps',
+           '`insert_steps`')
 
 
 def names(library: str, families: bool) -> list[str]:
@@ -168,10 +177,16 @@ def counts(library: str, lines: list[list[str]]) -> list:
               for word in (' fused', ' inserted', 'refused'))]
 
 
-def row(cells: list) -> str:
+def row(cells: Sequence) -> str:
     """A row of a table in Markdown."""
     return '| ' + ' | '.join(
         str(cell).replace('|', '\\|') for cell in cells) + ' |'
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence]) -> str:
+    """A table in Markdown."""
+    return '\n'.join([row(columns), '|---' * len(columns) + '|',
+                      *map(row, rows)])
 
 
 def page(lines: list[list[str]]) -> str:
@@ -179,23 +194,20 @@ def page(lines: list[list[str]]) -> str:
     of = {library: sorted(c for c in lines if c[0] == library)
           for library in LIBRARIES}
     summary = [counts(library, of[library]) for library in LIBRARIES]
+    command = 'python -m tests.zoo.found_steps found.tsv'
     parts = [PAGE.format(
-        commands='\n'.join(
-            f'python -m tests.zoo.found_steps found.tsv --library {library} '
-            f'--families' for library in LIBRARIES) + '\n'
-        'python -m tests.zoo.found_steps found.tsv --page docs/families.md',
+        commands='\n'.join([
+            *(f'{command} --library {name} --families' for name in LIBRARIES),
+            f'{command} --page docs/families.md']),
         versions=', '.join(
             f'{name} {version(name)}' for name in ('torch', *LIBRARIES)),
-        summary='\n'.join(map(row, summary)),
-        others=', '.join(f'{s[1] - s[2]:,} of {s[0]}' for s in summary
-                         if s[1] > s[2]))]
+        summary=table(SUMMARY, summary),
+        others=', '.join(f'{s[1] - s[2]:,} models of {s[0]}'
+                         for s in summary if s[1] > s[2]))]
     for library in LIBRARIES:
-        parts.append(
-            f'## {library}\n\n| module | model | recorded | stages '
-            '| left out, or no steps | `insert_steps` |\n'
-            '|---|---|---|---|---|---|\n' + '\n'.join(
-                row([f'`{c[1]}`', f'`{c[2]}`', *c[3:6], c[6] or 'no steps'])
-                for c in of[library]) + '\n')
+        rows = [[f'`{c[1]}`', f'`{c[2]}`', *c[3:6], c[6] or 'no steps']
+                for c in of[library]]
+        parts.append(f'## {library}\n\n{table(COLUMNS, rows)}\n')
     return '\n'.join(parts)
 
 
