@@ -61,7 +61,7 @@ def training_figure(training: Training) -> go.Figure:
     figure.add_heatmap(
         x=at, y=list(map(plain, blocks)),
         z=[[float(c.nsi[i]) for c in shown] for i in range(len(blocks))],
-        zmin=0, colorscale=HEAT,
+        zmin=0, zmax=max(float(c.nsi.max()) for c in shown), colorscale=HEAT,
         colorbar=dict(title='mean NSI', thickness=14, y=0, yanchor='bottom',
                       len=heights[1] / sum(heights)),
         hovertemplate='%{y}<br>mean NSI %{z:.4f}<extra></extra>',

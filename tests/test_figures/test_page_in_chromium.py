@@ -67,7 +67,7 @@ window.addEventListener('load', async () => {
     panels[panel.id] = drawn;
   }
   const rows = () => [...document.querySelectorAll('.sortable tbody tr')].map(
-    row => row.cells[2].textContent);
+    row => row.cells[2].firstChild.textContent);
   const button = document.querySelectorAll('.sortable th button')[2];
   button.click();
   button.focus({focusVisible: true});
