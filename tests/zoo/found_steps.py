@@ -92,6 +92,8 @@ def build(library: str, name: str) -> tuple[torch.nn.Module, tuple | dict]:
     kind, options = module(library, name), {}
     if kind.startswith(('detection', 'segmentation')):
         options = dict(weights_backbone=None)
+    if kind.startswith('detection') and not name.startswith('ssd'):
+        options.update(min_size=224, max_size=224)  # 800 takes minutes
     model = torchvision.models.get_model(name, **options)
     if kind.startswith('detection'):
         return model, (list(torch.rand(2, 3, 224, 224)), )
