@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -32,9 +33,16 @@ TOP1 = 'accuracy/top1'
 SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f'mmstepnet: {message}; {self.prog} --help tells more\n')
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Arguments of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m mmstepnet',
         description='Residual networks as Euler steps.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')

@@ -34,9 +34,10 @@ PAGE = """# Families
 
 Which residual steps are found in the networks of other libraries, and what
 `insert_steps` does with them. A step is *recorded* where NSI is measured; the
-others are left out for the reason beside them. `insert_steps` *fuses* a step
-where the block's last norm and StepNet are one function, *inserts* it where
-the block keeps its own `forward`, and *refuses* a network with the reason.
+others are left out for the reason beside them. `insert_steps` puts StepNet in:
+a step is *fused* where its arithmetic is one function, with the block's last
+norm where a description knows it; *inserted* where it takes the reference
+path; a network is *refused* with the reason.
 
 ```bash
 {commands}
@@ -51,7 +52,7 @@ random weights, on the CPU.
 **Not run**: {others}. The command without `--families` runs all.
 """
 
-SUMMARY = ('library', 'models', 'run', 'with steps', 'without',
+SUMMARY = ('library', 'models', 'families', 'run', 'with steps', 'without',
            'do not run there', 'fused in', 'inserted in', 'refused')
 COLUMNS = ('module', 'model', 'recorded', 'stages', 'left out, or no steps',
            '`insert_steps`')
@@ -125,7 +126,8 @@ def inserted(model: torch.nn.Module, inputs: tuple | dict) -> str:
 
     def look(step: ResidualStep, args: tuple, kwargs: dict) -> None:
         norm = args[2] if len(args) > 2 else kwargs.get('norm')
-        fused.append(read_tail(step, *args[:2], norm) is not None)
+        whole = kwargs.get('drop_path') is kwargs.get('keep') is None
+        fused.append(whole and read_tail(step, *args[:2], norm) is not None)
     for step in model.modules():
         if isinstance(step, ResidualStep):
             step.register_forward_pre_hook(look, with_kwargs=True)
@@ -173,7 +175,8 @@ def counts(library: str, lines: list[list[str]]) -> list:
     """A row of the page's summary."""
     failed = [c for c in lines if 'Error: ' in c[5]]
     steps = sum(c[3] != '0' for c in lines)
-    return [library, len(names(library, False)), len(lines), steps,
+    return [library, len(names(library, False)), len(names(library, True)),
+            len(lines), steps,
             len(lines) - steps - len(failed), len(failed),
             *(sum(word in c[6] for c in lines)
               for word in (' fused', ' inserted', 'refused'))]
@@ -204,8 +207,9 @@ def page(lines: list[list[str]]) -> str:
         versions=', '.join(
             f'{name} {version(name)}' for name in ('torch', *LIBRARIES)),
         summary=table(SUMMARY, summary),
-        others=', '.join(f'{s[1] - s[2]:,} models of {s[0]}'
-                         for s in summary if s[1] > s[2]))]
+        others=', '.join(
+            f'{s[1] - s[3]:,} models of {s[0]}, {s[2] - s[3]} of them the '
+            f'first of a family' for s in summary if s[1] > s[3]))]
     for library in LIBRARIES:
         rows = [[f'`{c[1]}`', f'`{c[2]}`', *c[3:6], c[6] or 'no steps']
                 for c in of[library]]
