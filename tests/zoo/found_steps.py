@@ -35,8 +35,8 @@ PAGE = """# Families
 Which residual steps are found in the networks of other libraries, and what
 `insert_steps` does with them. A step is *recorded* where NSI is measured; the
 others are left out for the reason beside them. `insert_steps` puts StepNet in:
-a step is *fused* where its arithmetic is one function, with the block's last
-norm where a description knows it; *inserted* where it takes the reference
+a step is *fused* where the fused step knows all its parts, with the last
+norm where a description names it; *inserted* where it takes the reference
 path; a network is *refused* with the reason.
 
 ```bash
