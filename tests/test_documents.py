@@ -5,12 +5,14 @@ The config over MMSegmentation is trained by test_tools/test_segmentation.py.
 
 import ast
 import re
+import runpy
 from importlib.util import find_spec
 from unicodedata import east_asian_width
 
 import pytest
 import torch
 
+import mmstepnet
 from tests.documents import PAGES, READMES, ROOT, headings, snippets
 from tests.documents import python_snippets as python
 
@@ -118,6 +120,24 @@ def test_versions_are_the_pins(stack):
     pins = (ROOT / 'requirements' / f'{stack}.txt').read_text()
     for name, version in re.findall(r'^([\w-]+)==(\S+)$', pins, re.MULTILINE):
         assert version in page, name
+
+
+def test_what_a_package_index_shows():
+    """Links by the one address; its text where there is none."""
+    setup = runpy.run_path(str(ROOT / 'setup.py'))
+    version = mmstepnet.__version__
+    assert f'## {version}\n' in (ROOT / 'CHANGELOG.md').read_text('utf-8')
+    assert f'version: {version}\n' in (ROOT / 'CITATION.cff').read_text()
+    links = re.findall(r'\]\(([^)\s]+)\)', setup['readme']('https://x/y'))
+    ours = [link for link in links if link.startswith('https://x/y/')]
+    assert len(ours) > 20 and all('://' in link for link in links)
+    for link in ours:
+        kind, tag, path = link.removeprefix('https://x/y/').split('/', 2)
+        assert kind in ('raw', 'blob') and tag == f'v{version}'
+        assert (ROOT / path.partition('#')[0]).exists()
+    without = setup['readme']('')
+    assert re.findall(r'\]\((?!https?://)', without) == []
+    assert 'versions' in without and setup['urls']('') == {}
 
 
 @pytest.mark.parametrize('page', MARKDOWN, ids=lambda path: str(

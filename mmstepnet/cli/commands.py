@@ -1,12 +1,14 @@
 """The commands and their arguments."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from mmstepnet.stiffness import (
     DEFAULT_READING,
     READINGS,
     Trajectories,
+    find_recordings,
     find_steps,
     measure_stiffness,
+    read_trainings,
 )
 
 from .env import main as show_environment
@@ -29,9 +33,16 @@ TOP1 = 'accuracy/top1'
 SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f'mmstepnet: {message}; {self.prog} --help tells more\n')
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Arguments of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m mmstepnet',
         description='Residual networks as Euler steps.')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
@@ -72,7 +83,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     report = commands.add_parser(
         'report', help='make the page anew, of recordings alone')
-    report.add_argument('recordings', nargs='+', type=Path)
+    report.add_argument(
+        'recordings', nargs='+', type=Path, help='.npz files, or work '
+        'directories of StiffnessHook: their last recording, and all over '
+        'the training')
     report.add_argument('--reading', choices=READINGS,
                         default=DEFAULT_READING)
     report.add_argument('--out', type=Path, default=Path('stiffness'))
@@ -126,7 +140,7 @@ def run_stiffness(args: argparse.Namespace) -> None:
             raise ValueError(f'--{name.replace("_", "-")} must be at least 1, '
                              f'got {value}')
     labels = _labels(args) if args.labels else None
-    recordings = {}
+    recordings, files = {}, []
     for label, name, weights in _jobs(args.models, args.weights):
         with _told(f'{name} cannot be built'):
             named = load_model(name, args.pretrained)
@@ -137,7 +151,7 @@ def run_stiffness(args: argparse.Namespace) -> None:
         if named.note:
             print(f'{label}: {named.note}')
         with _told(f'--device {args.device} cannot be used'):
-            model = named.model.to(args.device)
+            named.model.to(args.device)
 
         classes: list[Tensor] = []
 
@@ -150,30 +164,34 @@ def run_stiffness(args: argparse.Namespace) -> None:
                 classes.append(_classes(name, out, labels))
 
         found = measure_stiffness(
-            model, _shown(label, _batches(named, args), args.device),
-            blocks=args.blocks, forward=forward, model=label,
-            split=str(args.images or args.text or args.arrays))
+            named.measured, _shown(label, _batches(named, args), args.device),
+            blocks=args.blocks, forward=forward,
+            split=str(args.images or args.text or args.arrays),
+            **_describe(name, label, weights))
         if labels is not None:
             hits = torch.cat(classes).cpu().numpy() == labels
             found = replace(found, settings={
                 **found.settings, 'metrics': {TOP1: 100 * hits.mean()}})
         recordings[label] = found
-        found.save(args.out / f'{label}.npz')
+        files.append(args.out / f'{label}.npz')
+        found.save(files[-1])
         _print(label, found, args.reading)
-    _page(recordings, args.reading, args.out)
+    _page(recordings, files, args.reading, args.out)
 
 
 def run_report(args: argparse.Namespace) -> None:
     """The page, of recordings."""
     names = _told_apart(args.recordings)
-    for name in names:
+    for name, path in zip(names, args.recordings):
         if names.count(name) > 1:
-            raise ValueError(f'{name}.npz is given twice')
-    recordings = {name: Trajectories.load(path)
-                  for name, path in zip(names, args.recordings)}
+            raise ValueError(f'{path} is given twice')
+    files = [find_recordings(path) for path in args.recordings]
+    recordings = {name: Trajectories.load(found[-1])
+                  for name, found in zip(names, files)}
     for name, found in recordings.items():
         _print(name, found, args.reading)
-    _page(recordings, args.reading, args.out)
+    _page(recordings, [file for found in files for file in found],
+          args.reading, args.out)
 
 
 def run_blocks(args: argparse.Namespace) -> None:
@@ -187,7 +205,8 @@ def run_blocks(args: argparse.Namespace) -> None:
         example = torch.zeros(1, 3, height, width, device='meta')
     with _told(f'{args.model} does not run on {tuple(example.shape)}; give '
                f'--size'):
-        steps = find_steps(named.model.to('meta').eval(), example)
+        named.model.to('meta').eval()
+        steps = find_steps(named.measured, example)
     wide = max((len(step.name) for step in steps), default=0)
     for step in steps:
         shape = ' x '.join(map(str, step.shape[1:]))
@@ -217,8 +236,7 @@ def _jobs(models: list[str],
     jobs = []
     for name, path, ending in zip(models, weights or [None] * len(models),
                                   endings or [''] * len(models)):
-        label = name.rstrip('/').replace(':', '.').rpartition('/')[2]
-        jobs.append((label + ending, name, path))
+        jobs.append((_short(name) + ending, name, path))
     labels = [label for label, *_ in jobs]
     for label in labels:
         if labels.count(label) > 1:
@@ -226,9 +244,26 @@ def _jobs(models: list[str],
     return jobs
 
 
+def _short(name: str) -> str:
+    return name.rstrip('/').replace(':', '.').rpartition('/')[2]
+
+
+def _describe(name: str, label: str, weights: Path | None) -> dict:
+    """What a recording says of the model and its checkpoint."""
+    settings = dict(model=_short(name))
+    if weights is not None:
+        settings['weights'] = label.removeprefix(f'{_short(name)}.')
+        # As OpenMMLab names its checkpoints.
+        step = re.fullmatch(r'(epoch|iter)_(\d+)', weights.stem)
+        if step:
+            settings[step[1]] = int(step[2])
+    return settings
+
+
 def _told_apart(paths: list[Path]) -> list[str]:
     """Names of files, with as many of their folders as tell them apart."""
-    parts = [path.with_suffix('').parts for path in paths]
+    parts = [(path if path.is_dir() else path.with_suffix('')).parts
+             for path in paths]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ['.'.join(part[-depth:]) for part in parts]
         if len(set(names)) == len(set(paths)):
@@ -282,7 +317,8 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
     if not len(taken):
         raise ValueError(f'there is no sample in {args.text or args.arrays}')
     for start in range(0, len(taken), args.batch_size):
-        with _told('the samples make no batch'):
+        with _told('the samples make no batch; --batch-size 1 takes each '
+                   'alone'):
             batch = torch.stack([
                 sample(int(k)) for k in taken[start:start + args.batch_size]])
         yield batch
@@ -343,11 +379,14 @@ def _shown(label: str, batches: Iterator[Tensor],
 
 def _print(label: str, found: Trajectories, reading: str) -> None:
     numbers = '  '.join(f'{name} {found.tns(name):.3f}' for name in READINGS)
+    low, high = found.tns_interval(reading)
     measured = ''.join(f', {name} {value:.2f} %' for name, value in (
         found.settings.get('metrics') or {}).items() if name == TOP1)
     print(f'{label}: {len(found)} samples, {len(found.blocks)} blocks'
           f'{measured}\n'
           f'  TNS  {numbers}\n'
+          f'  TNS ({reading}), 95 % interval over samples  {low:.3f} to '
+          f'{high:.3f}\n'
           f'  stiffness proportion ({reading})  '
           f'{found.proportion(reading):.3f}\n'
           f'  stiffest blocks ({reading})')
@@ -355,8 +394,12 @@ def _print(label: str, found: Trajectories, reading: str) -> None:
         print(f'    {name}: {stiffness:.3f}, mean NSI {nsi:.3f}')
 
 
-def _page(recordings: dict[str, Trajectories], reading: str,
-          out: Path) -> None:
+def _page(recordings: dict[str, Trajectories], files: list[Path],
+          reading: str, out: Path) -> None:
+    trainings = read_trainings(files, reading)
+    for name, training in trainings.items():
+        print(f'{name}: TNS ({reading}) by {training.unit}: ' + ', '.join(
+            f'{c.step} {c.tns:.3f}' for c in training.checkpoints))
     if find_spec('jinja2') is None or find_spec('plotly') is None or (
             find_spec('matplotlib') is None):
         print("for the page: pip install 'mmstepnet[figures]', then "
@@ -370,7 +413,7 @@ def _page(recordings: dict[str, Trajectories], reading: str,
         accuracy = None if top1 is None else Accuracy(
             TOP1, top1, 'measured with the NSI', found.settings['split'])
         runs.append(Run(name, name, found, reading, accuracy))
-    page = save_report(runs, out)
+    page = save_report(runs, out, trainings)
     print(page.resolve())
 
 

@@ -10,11 +10,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-KINDS = 'timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER or FILE.py:FUNCTION'
+KINDS = ('timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
+         'FILE.py:FUNCTION')
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's colours, where a model says nothing."""
@@ -31,12 +33,20 @@ class NamedModel:
             it takes text; None where it takes images.
         note (str): What it says of its preprocessing, where that was not
             told by its library.
+        part (str): Name of the submodule that is run and measured, such as
+            the backbone of a detector; ``''`` is the model.
     """
 
     model: nn.Module
     prepare: Callable[[Any], Tensor] | None
     tokens: Callable[[str], Tensor] | None = None
     note: str = ''
+    part: str = ''
+
+    @property
+    def measured(self) -> nn.Module:
+        """What is run and measured."""
+        return self.model.get_submodule(self.part)
 
 
 def load_model(name: str, pretrained: bool = False) -> NamedModel:
@@ -54,7 +64,8 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
     kind, _, rest = name.partition(':')
     if kind.endswith('.py') and rest:
         return _from_file(Path(kind), rest)
-    loaders = dict(timm=_timm, torchvision=_torchvision, hf=_transformers)
+    loaders = dict(timm=_timm, torchvision=_torchvision, hf=_transformers,
+                   mm=_openmmlab)
     if kind not in loaders or not rest:
         raise ValueError(f'{name!r} names no model; give {KINDS}, such as '
                          f'timm:{rest or kind}')
@@ -117,6 +128,46 @@ def _transformers(name: str, pretrained: bool) -> NamedModel:
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     return NamedModel(model, None, lambda text: tokenizer(
         text, return_tensors='pt')['input_ids'][0])
+
+
+def _openmmlab(name: str, pretrained: bool) -> NamedModel:
+    if importlib.util.find_spec('mmengine') is None:
+        raise ImportError(
+            f'mm:{name} needs MMEngine and the library that the config is '
+            f"of: pip install 'mmstepnet[onedl]'")
+    from mmengine.config import Config
+    from mmengine.dataset import Compose
+    from mmengine.registry import MODELS, init_default_scope
+    if not Path(name).is_file():
+        raise ValueError(f'there is no config {name}')
+    config = Config.fromfile(name)
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    model = MODELS.build(config.model)
+    if pretrained:
+        model.init_weights()
+    # Only a classifier is run to its end: others have heads that decode.
+    classifies = any(
+        kind.__name__ == 'BaseClassifier' for kind in type(model).__mro__)
+    part = '' if classifies or not hasattr(model, 'backbone') else 'backbone'
+    loader = config.get('test_dataloader') or {}
+    pipeline = config.get('test_pipeline') or loader.get(
+        'dataset', {}).get('pipeline')
+    if not pipeline:
+        return NamedModel(model, *_usual(224), part)
+    # The picture is there, and of labels nothing is needed.
+    transforms = Compose([step for step in pipeline
+                          if not step['type'].rpartition('.')[2].startswith(
+                              'Load')])
+
+    def prepare(image: Any) -> Tensor:
+        pixels = np.ascontiguousarray(np.asarray(image)[..., ::-1])  # BGR
+        size = pixels.shape[:2]
+        packed = transforms(dict(
+            img=pixels, img_shape=size, ori_shape=size, img_path='',
+            img_id=0))
+        batch = {key: [value] for key, value in packed.items()}
+        return model.data_preprocessor(batch, False)['inputs'][0]
+    return NamedModel(model, prepare, part=part)
 
 
 def _from_file(path: Path, function: str) -> NamedModel:

@@ -5,7 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmstepnet.figures.runs import Accuracy, Run
-from mmstepnet.stiffness import DEFAULT_READING, READINGS, Trajectories
+from mmstepnet.stiffness import (
+    DEFAULT_READING,
+    READINGS,
+    Trajectories,
+    find_recordings,
+)
 from mmstepnet.stiffness.checks import check_choice
 
 from .metric_log import (
@@ -43,7 +48,7 @@ def load_runs(paths: Sequence[str | Path],
         raise ValueError('no run to show; give work directories or '
                          'stiffness_*.npz files')
     check_choice('reading', reading, READINGS)
-    records = [find_record(path) for path in paths]
+    records = [find_recordings(path)[-1] for path in paths]
     twice = [p for p, n in Counter(p.resolve() for p in records).items()
              if n > 1]
     if twice:
@@ -71,25 +76,6 @@ def load_runs(paths: Sequence[str | Path],
         raise ValueError(f'no run has the metric {metric!r}; their logs have '
                          f'{", ".join(sorted(known)) or "none"}')
     return runs
-
-
-def find_record(path: str | Path) -> Path:
-    """The record that a path names, or the last written below it."""
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f'run {path} does not exist; expected a '
-                                'work directory or a stiffness_*.npz file')
-    if path.is_file():
-        return path
-    records = sorted(
-        path.rglob('stiffness_*.npz'),
-        key=lambda file: (file.stat().st_mtime_ns, file.name))
-    if not records:
-        raise FileNotFoundError(
-            f'no stiffness_*.npz in {path} or below; write one with '
-            "custom_hooks=[dict(type='mmstepnet.StiffnessHook')] or with "
-            'tools/analysis_tools/stiffness.py')
-    return records[-1]
 
 
 def find_accuracy(path: Path,

@@ -29,7 +29,10 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
         ax.scatter(
             trajectories.step_mean[rows, block], run.nsi[rows, block], s=3,
             alpha=0.5, lw=0, color=COLORS[0])
-        ax.set_title(f'{short(trajectories.blocks[block], 28)}\n'
+        # Values that differ in their last digits have long labels.
+        ends = np.quantile(trajectories.step_mean[rows, block], (0, 1))
+        ax.set_xticks(ends, [f'{end:.6g}' for end in ends])
+        ax.set_title(f'{short(trajectories.blocks[block], 24)}\n'
                      f'{_coefficient(over_samples[block])}')
         ax.set_xlabel('attention value')
         ax.set_ylabel(f'NSI ({run.reading})')
@@ -48,7 +51,7 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
     axes[-1].set_xlabel('correlation')
     axes[-1].set_ylabel('share of samples')
     if axes[-1].patches:
-        axes[-1].legend(loc='best')
+        axes[-1].legend(loc='upper left', bbox_to_anchor=(1, 1))
     figure.suptitle(short(run.label, 60), fontsize=9)
     return figure
 
@@ -66,9 +69,10 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
         specs=[[dict(colspan=2), None], [{}, {}]],
         row_heights=(0.56, 0.44),
         vertical_spacing=0.15,
+        horizontal_spacing=0.16,
         subplot_titles=('a · samples, block by block',
-                        'correlation over samples, at each block',
-                        'b · correlations along each trajectory'))
+                        'b · over samples, at each block',
+                        'c · along each trajectory'))
     rows = spread_indices(len(run.nsi), most_points)
     trajectories = run.trajectories
     blocks = trajectories.adaptive_blocks

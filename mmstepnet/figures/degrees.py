@@ -25,13 +25,15 @@ class Measure(NamedTuple):
     values: Callable
     integral_symbol: str
     integral: Callable[[Run], float]
+    none: str
 
 
-OCCURRENCE = Measure('δ(M)', stiffness_occurrence, 'TNS', lambda run: run.tns)
+OCCURRENCE = Measure('δ(M)', stiffness_occurrence, 'TNS', lambda run: run.tns,
+                     'no sample is stiff')
 """Share of samples that are stiff to degree M, Figure 2."""
 
 PROPORTION = Measure('p̂(M)', stiffness_proportion, '∬p̂',
-                     lambda run: run.proportion)
+                     lambda run: run.proportion, 'no block is stiff')
 """Mean share of stiff blocks, Figure 6."""
 
 
@@ -51,7 +53,10 @@ def draw_degrees(runs: Sequence[Run],
             cmap=HEAT,
             vmin=0,
             vmax=_top(grids))
-        ax.set_title(f'{short(run.label)}\n{_integral(run, measure)}')
+        ax.set_title(f'{short(run.label, 24)}\n{_integral(run, measure)}')
+        if not measure.integral(run):
+            ax.text(0.5, 0.5, measure.none, color='white', ha='center',
+                    fontsize=6.5, transform=ax.transAxes)
         ax.set_xlabel('$M_1$', parse_math=True)
         ax.set_ylabel('$M_2$', parse_math=True)
         ax.grid(False)
@@ -64,7 +69,7 @@ def draw_degrees(runs: Sequence[Run],
 def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
     """Interactive heat maps, one a run, on common axes and colours."""
     m1, m2, grids = _grids(runs, measure)
-    columns, rows = grid_shape(len(runs))
+    columns, rows = grid_shape(len(runs), columns=3)
     height = 110 + 235 * rows
     figure = make_subplots(
         rows,
@@ -89,6 +94,11 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
             f'{measure.symbol} %{{z:.4f}}',
             row=row + 1,
             col=column + 1)
+        if not measure.integral(run):
+            figure.add_annotation(
+                x=m1[len(m1) // 2], y=m2[len(m2) // 2], text=measure.none,
+                font_color='white', showarrow=False, row=row + 1,
+                col=column + 1)
         # Shared axes label only the outer ones; the last row may be short.
         figure.update_xaxes(
             showticklabels=True,

@@ -1,17 +1,18 @@
 """PNG figures, of one recording and of a report."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
 
-from mmstepnet.stiffness import DEFAULT_READING, Trajectories
+from mmstepnet.stiffness import DEFAULT_READING, Training, Trajectories
 
 from .attention_values import draw_attention
 from .degrees import OCCURRENCE, PROPORTION, draw_degrees
 from .ranking import draw_ranking, runs_by_metric
 from .runs import Run, same_blocks
 from .style import PAPER_STYLE
+from .training import draw_training
 from .trajectories import draw_overlay, draw_trajectories
 
 
@@ -46,12 +47,16 @@ def save_stiffness_figures(trajectories: Trajectories,
 
 
 def save_report_figures(runs: Sequence[Run],
-                        out_dir: str | Path) -> list[Path]:
+                        out_dir: str | Path,
+                        trainings: Mapping[str, Training] | None = None,
+                        ) -> list[Path]:
     """Draw the figures of a report, Figures 2, 3, 6, 7, 9 and 10.
 
     Args:
         runs (Sequence[Run]): What is compared.
         out_dir (str | Path): Where the files go; made if missing.
+        trainings (Mapping[str, Training], optional): Names and checkpoints of
+            trainings. Defaults to none.
 
     Returns:
         list[Path]: The PNG files. Figure 9 is one file a run whose attention
@@ -69,6 +74,10 @@ def save_report_figures(runs: Sequence[Run],
     for i, (title, members) in enumerate(same_blocks(runs).items(), 1):
         drawings[f'figure_10_set_{i:02}'] = (
             lambda title=title, members=members: draw_overlay(members, title))
+    for i, (title, training) in enumerate((trainings or {}).items(), 1):
+        drawings[f'training_{i:02}'] = (
+            lambda title=title, training=training: draw_training(
+                title, training))
     return _save(drawings.items(), out_dir, '')
 
 

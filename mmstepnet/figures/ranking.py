@@ -8,7 +8,14 @@ import plotly.graph_objects as go
 from mmstepnet.stiffness import RankCorrelation, correlate_ranks
 
 from .runs import Run
-from .style import PAGE_LAYOUT, line_style, paper_figure, plain, short
+from .style import (
+    PAGE_LAYOUT,
+    legend_below,
+    line_style,
+    paper_figure,
+    plain,
+    short,
+)
 
 
 def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
@@ -39,22 +46,23 @@ def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def draw_ranking(groups: dict[str, list[Run]]) -> matplotlib.figure.Figure:
     """Draw Figure 7 for a paper, one panel a metric."""
     figure, axes = paper_figure(1, len(groups), 4.8, 3.2)
+    shown = {}
     for ax, (name, runs) in zip(axes, groups.items()):
-        for i, (label, members) in enumerate(_by_label(runs).items()):
-            ax.scatter([run.tns for run in members],
-                       [run.accuracy.value for run in members],
-                       color=line_style(i)[0],
-                       marker='oD^'[i // 10 % 3],
-                       s=26,
-                       label=short(label))
-        ax.set_title(str(rank_correlation(runs)), fontsize=8)
+        for label, members in _by_label(runs).items():
+            i = list(shown).index(label) if label in shown else len(shown)
+            shown[label] = ax.scatter(
+                [run.tns for run in members],
+                [run.accuracy.value for run in members],
+                color=line_style(i)[0], marker='oD^'[i // 10 % 3], s=26)
+        ax.set_title(f'{short(name, 60)}\n{rank_correlation(runs)}',
+                     fontsize=8)
         ax.set_xlabel(f'TNS ({runs[0].reading})')
-        ax.set_ylabel(name)
-        ax.legend(loc='center left', bbox_to_anchor=(1, 0.5))
+        ax.set_ylabel(runs[0].accuracy.metric)
+    legend_below(figure, list(shown.values()), [*map(short, shown)])
     return figure
 
 
-def ranking_figure(name: str, runs: Sequence[Run]) -> go.Figure:
+def ranking_figure(runs: Sequence[Run]) -> go.Figure:
     """Interactive Figure 7 for the runs of one metric."""
     figure = go.Figure()
     for i, (label, members) in enumerate(_by_label(runs).items()):
@@ -73,7 +81,7 @@ def ranking_figure(name: str, runs: Sequence[Run]) -> go.Figure:
             hovertemplate='%{text}<br>TNS %{x:.4f}<br>accuracy %{y:.4f}'
             '<extra></extra>')
     figure.update_xaxes(title=f'TNS ({runs[0].reading})')
-    figure.update_yaxes(title=plain(name))
+    figure.update_yaxes(title=plain(runs[0].accuracy.metric))
     return figure.update_layout(
         PAGE_LAYOUT,
         height=440,

@@ -1,7 +1,7 @@
 """The report that compares runs: one page without a network, and PNGs."""
 
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS
+from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS, Training
+from mmstepnet.stiffness.trajectories import DRAWS
 from mmstepnet.version import __version__
 
 from .attention_values import attention_figure
@@ -18,6 +19,7 @@ from .degrees import OCCURRENCE, PROPORTION, degrees_figure
 from .figures import save_report_figures
 from .ranking import rank_correlation, ranking_figure, runs_by_metric
 from .runs import Run, same_blocks
+from .training import training_figure
 from .trajectories import SAMPLES, overlay_figure, trajectory_figure
 
 PAGE_NAME = 'stiffness_report.html'
@@ -30,18 +32,24 @@ class Panel(NamedTuple):
     """A figure of the page.
 
     Attributes:
-        number (int): Number of the figure in the paper.
+        number (int, optional): Number of the figure in the paper; None where
+            it has none.
         title (str): Heading.
         how_to_read (str): A paragraph, HTML.
         figures (dict[str, go.Figure]): Name in the drop-down list -> figure.
         notes (list[str]): What holds for these runs.
     """
 
-    number: int
+    number: int | None
     title: str
     how_to_read: str
     figures: dict[str, go.Figure]
     notes: list[str]
+
+    @property
+    def id(self) -> str:
+        """Where links to it go."""
+        return f'figure-{self.number}' if self.number else 'training'
 
     @property
     def height(self) -> int:
@@ -56,28 +64,36 @@ class Panel(NamedTuple):
         return f'[{figures}]'.replace('<', '\\u003c')
 
 
-def save_report(runs: Sequence[Run], out_dir: str | Path) -> Path:
+def save_report(runs: Sequence[Run], out_dir: str | Path,
+                trainings: Mapping[str, Training] | None = None) -> Path:
     """Write the page and the PNG figures that compare runs.
 
     Args:
         runs (Sequence[Run]): What is compared, in one reading.
         out_dir (str | Path): Where the files go; made if missing.
+        trainings (Mapping[str, Training], optional): What
+            :func:`~mmstepnet.stiffness.read_trainings` found, for a panel of
+            its own. Defaults to none.
 
     Returns:
         Path: The page. It holds all that it shows, plotly.js included.
     """
-    images = save_report_figures(runs, out_dir)
+    images = save_report_figures(runs, out_dir, trainings)
     path = Path(out_dir) / PAGE_NAME
-    path.write_text(report_page(runs, [i.name for i in images]), 'utf-8')
+    path.write_text(
+        report_page(runs, [i.name for i in images], trainings), 'utf-8')
     return path
 
 
-def report_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
+def report_page(runs: Sequence[Run], images: Sequence[str] = (),
+                trainings: Mapping[str, Training] | None = None) -> str:
     """The page, HTML.
 
     Args:
         runs (Sequence[Run]): What is compared.
         images (Sequence[str]): PNG files beside the page. Defaults to none.
+        trainings (Mapping[str, Training], optional): See
+            :func:`save_report`. Defaults to none.
     """
     template = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True,
@@ -92,6 +108,7 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
         splits=_listed(run.trajectories.settings['split'] for run in runs),
         readings=READINGS,
         means=MEANS,
+        draws=DRAWS,
         excluded=_excluded(runs),
         notes=report_notes(runs),
         seeds=_seeds(runs),
@@ -99,7 +116,7 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
             name: (members, rank_correlation(members))
             for name, members in runs_by_metric(runs).items()
         },
-        panels=report_panels(runs),
+        panels=report_panels(runs, trainings),
         images=images,
         version=__version__,
         plotly_js=get_plotlyjs())
@@ -142,8 +159,10 @@ def report_notes(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def report_panels(runs: Sequence[Run]) -> list[Panel]:
-    """The figures of the page, in the paper's order."""
+def report_panels(runs: Sequence[Run],
+                  trainings: Mapping[str, Training] | None = None,
+                  ) -> list[Panel]:
+    """The figures of the page, in the paper's order, then trainings."""
     panels = [
         Panel(
             2, 'Stiffness over all degrees',
@@ -173,7 +192,7 @@ def report_panels(runs: Sequence[Run]) -> list[Panel]:
     ]
     for name, members in runs_by_metric(runs).items():
         if panels[-1].number == 7:
-            panels[-1].figures[name] = ranking_figure(name, members)
+            panels[-1].figures[name] = ranking_figure(members)
             continue
         panels.append(
             Panel(
@@ -183,7 +202,7 @@ def report_panels(runs: Sequence[Run]) -> list[Panel]:
                 'the runs by TNS with that by accuracy: +1 is the same order, '
                 '−1 the reverse, 0 none. p is the chance of such a value '
                 'without any relation; few runs cannot give a small one.',
-                {name: ranking_figure(name, members)}, []))
+                {name: ranking_figure(members)}, []))
     panels.append(_attention_panel(runs))
     panels.append(
         Panel(
@@ -195,6 +214,16 @@ def report_panels(runs: Sequence[Run]) -> list[Panel]:
             'double-click to see it alone.',
             {title: overlay_figure(members)
              for title, members in same_blocks(runs).items()}, []))
+    if trainings:
+        panels.append(
+            Panel(
+                None, 'Over training',
+                'Above, TNS at each recorded checkpoint of one training; the '
+                'band is its 95 % interval over samples. Below, the mean NSI '
+                'of every block, from input (top) to output. A row that '
+                'brightens is a block that becomes stiff.',
+                {name: training_figure(training)
+                 for name, training in trainings.items()}, []))
     return panels
 
 

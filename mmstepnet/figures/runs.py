@@ -64,6 +64,11 @@ class Run:
         return self.trajectories.tns(self.reading)
 
     @cached_property
+    def tns_interval(self) -> tuple[float, float]:
+        """95 % interval of TNS over samples."""
+        return self.trajectories.tns_interval(self.reading)
+
+    @cached_property
     def proportion(self) -> float:
         """Integral of the stiffness proportion in the run's reading."""
         return self.trajectories.proportion(self.reading)

@@ -4,6 +4,7 @@ import html
 from math import ceil
 
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,16 +19,17 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, sans-serif'
 PAPER_STYLE = {
     'axes.axisbelow': True,
     'axes.edgecolor': '#9aa4b2',
+    'axes.formatter.useoffset': False,
     'axes.grid': True,
     'axes.spines.right': False,
     'axes.spines.top': False,
     'axes.titlesize': 9,
     'figure.constrained_layout.use': True,
+    'figure.dpi': 200,
     'font.size': 8.5,
     'grid.color': '#e6e9ef',
     'legend.fontsize': 7.5,
     'legend.frameon': False,
-    'savefig.dpi': 200,
     'text.parse_math': False,
 }
 
@@ -59,6 +61,22 @@ def paper_figure(columns: int, rows: int, width: float = 2.3,
         figure = Figure(figsize=(width * columns, height * rows))
         axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
+
+
+def legend_below(figure: Figure, handles: list[Artist],
+                 labels: list[str]) -> None:
+    """Put a legend under all axes, in as many columns as the width holds.
+
+    The figure grows by the legend's height, so that the axes keep theirs.
+    """
+    for columns in (3, 2, 1):
+        legend = figure.legend(handles, labels, loc='outside lower center',
+                               ncols=columns)
+        box = legend.get_window_extent()
+        if columns == 1 or box.width < figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
 
 
 def grid_shape(count: int, columns: int = 4) -> tuple[int, int]:

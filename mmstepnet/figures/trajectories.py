@@ -7,10 +7,13 @@ import numpy as np
 import plotly.graph_objects as go
 from matplotlib.axes import Axes
 
+from mmstepnet.stiffness import Trajectories
+
 from .runs import Run
 from .style import (
     PAGE_LAYOUT,
     grid_shape,
+    legend_below,
     line_style,
     paper_figure,
     plain,
@@ -26,6 +29,13 @@ def stage_spans(stages: np.ndarray) -> list[tuple[int, int]]:
     starts = np.flatnonzero(np.diff(stages, prepend=stages[0] - 1))
     ends = np.append(starts[1:], len(stages))
     return [(int(a) + 1, int(b)) for a, b in zip(starts, ends)]
+
+
+def _stage_label(recorded: Trajectories, first: int, last: int) -> str:
+    """Name of the stage of some blocks; its number where they are few."""
+    name = recorded.stage_names[recorded.stages[first - 1]]
+    wide = (last - first + 1) / len(recorded.blocks) > 0.12
+    return name if wide else name.rpartition(' ')[2]
 
 
 def spread_indices(count: int, most: int) -> np.ndarray:
@@ -48,20 +58,19 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
                     label='single samples' if i == 0 else None)
         ax.plot(at, mean, color='#2f5fd0', lw=1.4, marker='.', ms=3,
                 label='mean')
-        ax.set_title(short(run.label, 40), pad=12)
+        ax.set_title(short(run.label, 36), pad=12)
         ax.set_xlabel('recorded block')
         ax.set_ylabel(f'NSI ({run.reading})')
     for ax in axes[len(runs):]:
         ax.remove()
-    figure.legend(*axes[0].get_legend_handles_labels(),
-                  loc='outside lower center', ncols=3)
+    legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure
 
 
 def draw_overlay(runs: Sequence[Run],
                  title: str) -> matplotlib.figure.Figure:
     """Draw Figure 10 for a paper: runs of the same blocks in one panel."""
-    figure, (ax, ) = paper_figure(1, 1, 6.0, 3.0 + 0.06 * len(runs))
+    figure, (ax, ) = paper_figure(1, 1, 6.0, 2.6)
     _mark_stages(ax, runs[0])
     for i, run in enumerate(runs):
         color, dash = line_style(i)
@@ -74,10 +83,10 @@ def draw_overlay(runs: Sequence[Run],
             marker='.',
             ms=3,
             label=short(run.label))
-    ax.set_title(title, pad=12)
+    ax.set_title(short(title, 72), pad=12)
     ax.set_xlabel('recorded block')
     ax.set_ylabel(f'NSI ({runs[0].reading}), mean over samples')
-    figure.legend(loc='outside lower center', ncols=3)
+    legend_below(figure, *ax.get_legend_handles_labels())
     return figure
 
 
@@ -133,10 +142,11 @@ def _mark_stages(ax: Axes, run: Run) -> None:
         ax.axvspan(first - 0.5, last + 0.5, lw=0,
                    color='#f1f4f9' if number % 2 else 'white')
         ax.text((first + last) / 2, 1.01,
-                recorded.stage_names[recorded.stages[first - 1]], ha='center',
+                _stage_label(recorded, first, last), ha='center',
                 va='bottom', fontsize=7, color='#5b6b7b',
                 transform=ax.get_xaxis_transform())
     ax.set_xlim(0.5, len(recorded.blocks) + 0.5)
+    ax.set_ylim(bottom=0)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -150,7 +160,7 @@ def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
             line_width=0,
             fillcolor='#f1f4f9' if number % 2 else 'white',
             annotation=dict(
-                text=recorded.stage_names[recorded.stages[first - 1]],
+                text=_stage_label(recorded, first, last),
                 y=1,
                 yanchor='bottom',
                 font_color='#5b6b7b'),

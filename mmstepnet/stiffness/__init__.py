@@ -27,6 +27,7 @@ from .total import (
     total_neural_stiffness,
     total_stiffness_proportion,
 )
+from .training import Training, find_recordings, read_trainings
 from .trajectories import Trajectories
 
 __all__ = [
@@ -37,14 +38,17 @@ __all__ = [
     'READINGS',
     'READING_TEXTS',
     'RankCorrelation',
+    'Training',
     'Trajectories',
     'TrajectoryRecorder',
     'block_stiffness',
     'correlate_ranks',
     'degree_axes',
+    'find_recordings',
     'find_steps',
     'measure_stiffness',
     'neural_stiffness_index',
+    'read_trainings',
     'simplified_stiffness',
     'stiffness_aware_index',
     'stiffness_index',

@@ -33,6 +33,10 @@ UNPACKED = 2**26
 its own size. Measured norms hardly compress."""
 
 
+DRAWS = 2000
+"""Of the bootstrap of TNS over samples."""
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectories:
     """What was recorded of N samples at L blocks.
@@ -57,7 +61,7 @@ class Trajectories:
         excluded (list[str]): Blocks left out, the first of each stage.
         settings (dict): How it was recorded: ``model``, ``split``,
             ``reading`` (the one that is shown first), ``dataset_size``;
-            ``epoch``, ``iter`` and ``metrics`` where known.
+            ``epoch``, ``iter``, ``weights`` and ``metrics`` where known.
 
     Raises:
         ValueError: Arrays do not fit together or hold impossible values, or
@@ -110,6 +114,26 @@ class Trajectories:
         """
         return float(
             total_neural_stiffness(self.nsi(reading), self.stages, mu).mean())
+
+    def tns_interval(self, reading: str = DEFAULT_READING,
+                     mu: str = 'stage') -> tuple[float, float]:
+        """95 % interval of TNS over samples, by a percentile bootstrap.
+
+        As many samples as were recorded are drawn from them with replacement,
+        :data:`DRAWS` times, always by the same random numbers. The interval
+        says how far other samples of the same data would move TNS, and
+        nothing of other seeds of the training. One sample gives its own TNS
+        twice. See :meth:`tns` for the arguments.
+
+        Returns:
+            tuple[float, float]: Lower and upper end.
+        """
+        each = total_neural_stiffness(self.nsi(reading), self.stages, mu)
+        generator = np.random.default_rng(0)
+        means = [each[generator.integers(len(each), size=len(each))].mean()
+                 for _ in range(DRAWS)]
+        low, high = np.percentile(means, (2.5, 97.5))
+        return float(low), float(high)
 
     def proportion(self,
                    reading: str = DEFAULT_READING,

@@ -216,6 +216,19 @@ def test_what_is_wrong_is_one_line(what, tmp_path, capsys):
     assert error.count('\n') == 1
 
 
+@pytest.mark.parametrize('args, message', [
+    (['stifness'], "invalid choice: 'stifness'"),
+    (['stiffness', 'torchvision:resnet18'], 'one of the arguments --images'),
+    (['blocks', 'torchvision:resnet18', '--size', 'x'], "invalid int value"),
+])
+def test_what_is_no_command_is_one_line(args, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        call(*args)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count('\n') == 1
+    assert message in error and '--help tells more' in error
+
+
 @pytest.mark.parametrize('content, message', [
     (np.ones((2, 3, 32, 32)), 'does not run on these samples, (2, 3, 32, 32)'),
     (np.ones((2, 5, 32, 32), np.float32), 'does not run on these samples'),

@@ -4,13 +4,9 @@ import shutil
 import numpy as np
 import pytest
 
-from mmstepnet.engine.measured_runs import (
-    find_accuracy,
-    find_record,
-    load_runs,
-)
+from mmstepnet.engine.measured_runs import find_accuracy, load_runs
 from mmstepnet.figures.runs import same_blocks
-from mmstepnet.stiffness import Trajectories
+from mmstepnet.stiffness import Trajectories, find_recordings
 from tests.test_figures.conftest import changed, write_log, write_record
 
 
@@ -66,13 +62,13 @@ def test_last_written_record_counts(tmp_path):
         path.parent.mkdir()
         path.touch()
         os.utime(path, (1000 - i, 1000 - i))
-    assert find_record(tmp_path).stem == 'stiffness_val_epoch_10'
+    assert find_recordings(tmp_path)[-1].stem == 'stiffness_val_epoch_10'
 
 
 class TestAccuracy:
 
     def test_epoch_of_the_record(self, work_dirs):
-        record = find_record(work_dirs[0])
+        record = find_recordings(work_dirs[0])[-1]
         found = find_accuracy(record, {'split': 'val', 'epoch': 1})
         assert (found.value, found.where) == (90, 'validation at 1')
         assert (found.highest, found.highest_step) == (90, 1)
@@ -80,13 +76,14 @@ class TestAccuracy:
         assert (found.value, found.highest) == (90 - 5 / 8, 90)
 
     def test_without_epoch_the_last(self, work_dirs):
-        found = find_accuracy(find_record(work_dirs[0]), {'split': 'test'})
+        record = find_recordings(work_dirs[0])[-1]
+        found = find_accuracy(record, {'split': 'test'})
         assert found.where == 'last validation, at 2'
         assert found.split == 'val'
 
     def test_measured_in_the_same_pass(self, work_dirs):
         found = find_accuracy(
-            find_record(work_dirs[0]),
+            find_recordings(work_dirs[0])[-1],
             {'split': 'val', 'epoch': 1, 'metrics': {'accuracy/top1': 12.5}})
         assert (found.value, found.where) == (12.5, 'measured with the NSI')
         assert found.split == 'val'
@@ -119,7 +116,7 @@ class TestErrors:
 
     def test_damaged_record(self, work_dirs, tmp_path):
         path = tmp_path / 'stiffness_val.npz'
-        shutil.copy(find_record(work_dirs[0]), path)
+        shutil.copy(find_recordings(work_dirs[0])[-1], path)
         data = path.read_bytes()
         path.write_bytes(data[:len(data) // 2])
         with pytest.raises(ValueError, match=f'{path} is damaged'):
@@ -127,7 +124,7 @@ class TestErrors:
 
     def test_twice_the_same(self, work_dirs):
         with pytest.raises(ValueError, match='named by more than one run'):
-            load_runs([work_dirs[0], find_record(work_dirs[0])])
+            load_runs([work_dirs[0], find_recordings(work_dirs[0])[-1]])
 
     def test_labels(self, work_dirs):
         with pytest.raises(ValueError, match='2 runs need as many .* got 1'):

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 
 from mmstepnet.figures import save_report
+from mmstepnet.stiffness.training import Checkpoint, Training
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser',
@@ -65,10 +67,24 @@ window.addEventListener('load', async () => {
     panels[panel.id] = drawn;
   }
   const rows = () => [...document.querySelectorAll('.sortable tbody tr')].map(
-    row => row.cells[2].textContent);
-  document.querySelectorAll('.sortable th button')[2].click();
+    row => row.cells[2].firstChild.textContent);
+  const button = document.querySelectorAll('.sortable th button')[2];
+  button.click();
+  button.focus({focusVisible: true});
+  const outline = getComputedStyle(button).outlineStyle;
+  document.body.style.width = '390px';
+  const phone = [...document.querySelectorAll('main > *')].filter(
+    part => part.scrollWidth > 390).map(part => part.id);
+  document.body.style.width = '';
+  dispatchEvent(new Event('beforeprint'));
+  const printed = {
+    closed: document.querySelectorAll('details:not([open])').length,
+    widths: [...document.querySelectorAll('.plot')].map(
+      plot => plot.querySelector('.main-svg').getBoundingClientRect().width)};
+  dispatchEvent(new Event('afterprint'));
+  printed.after = document.querySelectorAll('details:not([open])').length;
   console.log('outcome ' + JSON.stringify({
-    panels, problems, sorted: rows(),
+    panels, problems, outline, phone, printed, sorted: rows(),
     overflow: document.documentElement.scrollWidth > innerWidth,
     requests: performance.getEntriesByType('resource').map(e => e.name)}));
 });
@@ -115,7 +131,10 @@ def open_page(page, tmp_path, limit=300):
 @pytest.fixture(scope='module')
 def opened(runs, tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
-    page = save_report(runs, out)
+    page = save_report(runs, out, {'a training': Training(
+        'epoch', 'adaptive', [f'b{i}' for i in range(20)], [
+            Checkpoint(k, 0.5, 0.4, 0.6, np.full(20, 0.1 * k))
+            for k in range(9)])})
     html = page.read_text('utf-8')
     assert html.count('<head>') == 1
     page.write_text(
@@ -133,7 +152,8 @@ def test_no_error_and_no_request(opened):
 
 def test_every_figure_is_drawn(opened, runs):
     panels = opened[0]['panels']
-    assert list(panels) == [f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)]
+    assert list(panels) == [
+        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)), 'training']
     assert [d['name'] for d in panels['figure-3']] == [r.label for r in runs]
     assert [d['name'] for d in panels['figure-9']] == [
         r.label for r in runs[2:]]
@@ -156,6 +176,17 @@ def test_legends_are_readable(opened):
 
 def test_page_fits_its_window(opened):
     assert not opened[0]['overflow']
+    assert opened[0]['phone'] == []
+
+
+def test_all_is_printed(opened):
+    printed = opened[0]['printed']
+    assert printed['closed'] == 0 and printed['after'] == 2
+    assert len(printed['widths']) == 7 and set(printed['widths']) == {680}
+
+
+def test_focus_is_seen(opened):
+    assert opened[0]['outline'] == 'solid'
 
 
 def test_nothing_offers_to_send_a_figure_away(opened):

@@ -68,7 +68,8 @@ def test_page_tells_what_it_shows(page, runs):
                  'ResNet-18, has TNS 0 by definition', 'Kendall τ ='):
         assert text in page.text.replace('\n', ''), text
     for run in runs:
-        assert f'{run.tns:.4f}' in page.cells
+        low, high = run.trajectories.tns_interval()
+        assert f'{run.tns:.4f}{low:.4f} to {high:.4f}' in page.cells
         assert f'{run.proportion:.4f}' in page.cells
         assert any(cell.startswith(f'{run.accuracy.value:.4g}')
                    for cell in page.cells)
@@ -86,6 +87,17 @@ def test_every_reading_and_mean(page, runs):
     unit = Page(report_page([replace(run, reading='unit') for run in runs]))
     assert 'TNS (unit)' in unit.text
     assert f'{runs[2].trajectories.tns("unit"):.4f}' in unit.cells
+
+
+def test_what_to_cite(page, runs):
+    run = runs[2]
+    low, high = run.trajectories.tns_interval()
+    text = ' '.join(page.text.split())
+    assert (f'{run.label} {run.tns:.4f} [{low:.4f}, {high:.4f}], n = 40'
+            in text)
+    assert 'author = {{The mmstepnet contributors}}' in text
+    for name, stiffness, nsi in run.trajectories.stiffest_blocks(5):
+        assert f'{name}{stiffness:.4f}, NSI {nsi:.3f}' in page.cells
 
 
 def test_models_with_seeds(page, runs):

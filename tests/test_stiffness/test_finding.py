@@ -299,3 +299,11 @@ def test_find_steps_computes_nothing_on_the_meta_device():
     assert find_steps(build(heun).to('meta'), X.to('meta')) == wanted
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert find_steps(build(heun), torch.empty(2, 6, 8)) == wanted
+
+
+def test_a_line_of_the_page_of_families():
+    pytest.importorskip('timm')
+    from tests.zoo.found_steps import line
+    cells = line('torchvision', 'resnet18').split('\t')
+    assert cells[:5] == ['torchvision', 'resnet', 'resnet18', '4', '4']
+    assert cells[6] == '5 fused'  # without the three projected blocks

@@ -1,33 +1,69 @@
-"""How many residual steps are found in every model of torchvision and timm.
+"""What is found in the networks of timm, torchvision and transformers.
 
     python -m tests.zoo.found_steps found.tsv --library timm --families
+    python -m tests.zoo.found_steps found.tsv --page docs/families.md
 
-On the meta device, so that nothing is computed. One line a model: library,
-module, model, steps that are recorded, stages, and how many sums are left out
-or are no steps, by reason. Models that the file names already are passed over,
-so that an interrupted run goes on. At the end the counts are printed, and the
-modules of the models without steps.
+On the meta device, so that nothing is computed; detectors, which compare
+values, and transformers' small networks run on the CPU. One line a model:
+library, module, model, steps that are recorded, stages, how many sums are left
+out or are no steps, by reason, and what ``insert_steps`` does. Models that the
+file names already are passed over, so that an interrupted run goes on.
 """
 
 import argparse
+import warnings
 from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import timm
 import torch
 import torchvision
 
-from mmstepnet.steps.finding import Arrangement, Finder
+from mmstepnet import ResidualStep, insert_steps
+from mmstepnet.steps.finding import FIRST, Arrangement, Finder
+from mmstepnet.steps.tail.dispatch import read_tail
+
+LIBRARIES = 'timm', 'torchvision', 'transformers'
 
 SIZES = {'s3d': 224, 'swin3d': 224, 'mvit': 224}
 """Image size of torchvision's video networks by their names; others: 112."""
 
+PAGE = """# Families
+
+Which residual steps are found in the networks of other libraries, and what
+`insert_steps` does with them. A step is *recorded* where NSI is measured; the
+others are left out for the reason beside them. `insert_steps` puts StepNet in:
+a step is *fused* where the fused step knows all its parts, with the last
+norm where a description names it; *inserted* where it takes the reference
+path; a network is *refused* with the reason.
+
+```bash
+{commands}
+```
+
+On the meta device, {versions}. Of each module, which is a family, the first of
+its networks in alphabetical order; of transformers small configurations with
+random weights, on the CPU.
+
+{summary}
+
+**Not run**: {others}. The command without `--families` runs all.
+"""
+
+SUMMARY = ('library', 'models', 'families', 'run', 'with steps', 'without',
+           'do not run there', 'fused in', 'inserted in', 'refused')
+COLUMNS = ('module', 'model', 'recorded', 'stages', 'left out, or no steps',
+           '`insert_steps`')
+
 
 def names(library: str, families: bool) -> list[str]:
     """Names of a library's models, of each module the first one if wanted."""
-    if library == 'torchvision':
-        return torchvision.models.list_models()
-    found = timm.list_models()
+    if library == 'transformers':
+        from .inserted_transformers import MODELS
+        return list(MODELS)
+    found = (timm if library == 'timm' else torchvision.models).list_models()
     if families:
         first = {module(library, name): name for name in reversed(found)}
         found = sorted(first.values())
@@ -36,13 +72,20 @@ def names(library: str, families: bool) -> list[str]:
 
 def module(library: str, name: str) -> str:
     """Name of the Python module that a model is made in."""
+    if library == 'transformers':
+        import transformers
+        made = getattr(transformers, f'{name}Model').__module__
+        return made.split('.')[-2]
     builder = (torchvision.models.get_model_builder
                if library == 'torchvision' else timm.model_entrypoint)(name)
     return builder.__module__.partition('.models.')[2]
 
 
-def build(library: str, name: str) -> tuple[torch.nn.Module, tuple]:
+def build(library: str, name: str) -> tuple[torch.nn.Module, tuple | dict]:
     """A model and its inputs."""
+    if library == 'transformers':
+        from .inserted_transformers import MODELS, build
+        return build(name, MODELS[name][0]), MODELS[name][1]
     if library == 'timm':
         model = timm.create_model(name)
         size = model.pretrained_cfg.get('input_size', (3, 224, 224))
@@ -50,6 +93,8 @@ def build(library: str, name: str) -> tuple[torch.nn.Module, tuple]:
     kind, options = module(library, name), {}
     if kind.startswith(('detection', 'segmentation')):
         options = dict(weights_backbone=None)
+    if kind.startswith('detection') and not name.startswith('ssd'):
+        options.update(min_size=224, max_size=224)  # 800 takes minutes
     model = torchvision.models.get_model(name, **options)
     if kind.startswith('detection'):
         return model, (list(torch.rand(2, 3, 224, 224)), )
@@ -62,23 +107,53 @@ def build(library: str, name: str) -> tuple[torch.nn.Module, tuple]:
     return model, (torch.rand(2, 3, size, size), )
 
 
+def run(model: torch.nn.Module, inputs: tuple | dict) -> None:
+    """One pass."""
+    with torch.no_grad():
+        if isinstance(inputs, dict):
+            model(**inputs)
+        else:
+            model(*inputs)
+
+
+def inserted(model: torch.nn.Module, inputs: tuple | dict) -> str:
+    """What ``insert_steps`` does."""
+    try:
+        insert_steps(model, example=inputs)
+    except ValueError as error:
+        return f'refused: {said(error)}'
+    fused = []
+
+    def look(step: ResidualStep, args: tuple, kwargs: dict) -> None:
+        norm = args[2] if len(args) > 2 else kwargs.get('norm')
+        whole = kwargs.get('drop_path') is kwargs.get('keep') is None
+        fused.append(whole and read_tail(step, *args[:2], norm) is not None)
+    for step in model.modules():
+        if isinstance(step, ResidualStep):
+            step.register_forward_pre_hook(look, with_kwargs=True)
+    run(model, inputs)
+    counts = {'fused': sum(fused), 'inserted': len(fused) - sum(fused)}
+    return ', '.join(f'{n} {what}' for what, n in counts.items() if n)
+
+
 def line(library: str, name: str) -> str:
     """What is found in a model."""
+    insertion = ''
     try:
-        # Detectors compare values, which the meta device does not have.
         detects = module(library, name).startswith('detection')
-        with torch.device('cpu' if detects else 'meta'):
+        with torch.device('cpu' if detects or library == 'transformers'
+                          else 'meta'):
             model, inputs = build(library, name)
             finder = Finder(model.eval())
             handles = finder.attach()
-            with torch.no_grad():
-                model(*inputs)
+            run(model, inputs)
         steps = Arrangement(finder).steps
         for handle in handles:
             handle.remove()
+        if any(step.left_out in (None, FIRST) for step in steps):
+            insertion = inserted(model, inputs)
     except Exception as error:  # whatever a network raises there
-        said = str(error).splitlines()[0][:80] if str(error) else ''
-        steps, reasons = [], {f'{type(error).__name__}: {said}': 1}
+        steps, reasons = [], {f'{type(error).__name__}: {said(error)}': 1}
     else:
         reasons = Counter(step.left_out for step in steps if step.left_out)
         for (_, reason), count in finder.missed.items():
@@ -87,37 +162,86 @@ def line(library: str, name: str) -> str:
     return '\t'.join(map(str, (
         library, module(library, name), name, len(recorded),
         len({s.stage for s in recorded}),
-        '; '.join(f'{n} {reason}' for reason, n in reasons.items()))))
+        '; '.join(f'{n} {reason}' for reason, n in reasons.items()),
+        insertion)))
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return ' '.join(str(error).split())[:160]
+
+
+def counts(library: str, lines: list[list[str]]) -> list:
+    """A row of the page's summary."""
+    failed = [c for c in lines if 'Error: ' in c[5]]
+    steps = sum(c[3] != '0' for c in lines)
+    return [library, len(names(library, False)), len(names(library, True)),
+            len(lines), steps,
+            len(lines) - steps - len(failed), len(failed),
+            *(sum(word in c[6] for c in lines)
+              for word in (' fused', ' inserted', 'refused'))]
+
+
+def row(cells: Sequence) -> str:
+    """A row of a table in Markdown."""
+    return '| ' + ' | '.join(
+        str(cell).replace('|', '\\|') for cell in cells) + ' |'
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence]) -> str:
+    """A table in Markdown."""
+    return '\n'.join([row(columns), '|---' * len(columns) + '|',
+                      *map(row, rows)])
+
+
+def page(lines: list[list[str]]) -> str:
+    """The page of families, of the lines of the file."""
+    of = {library: sorted(c for c in lines if c[0] == library)
+          for library in LIBRARIES}
+    summary = [counts(library, of[library]) for library in LIBRARIES]
+    command = 'python -m tests.zoo.found_steps found.tsv'
+    parts = [PAGE.format(
+        commands='\n'.join([
+            *(f'{command} --library {name} --families' for name in LIBRARIES),
+            f'{command} --page docs/families.md']),
+        versions=', '.join(
+            f'{name} {version(name)}' for name in ('torch', *LIBRARIES)),
+        summary=table(SUMMARY, summary),
+        others=', '.join(
+            f'{s[1] - s[3]:,} models of {s[0]}, {s[2] - s[3]} of them the '
+            f'first of a family' for s in summary if s[1] > s[3]))]
+    for library in LIBRARIES:
+        rows = [[f'`{c[1]}`', f'`{c[2]}`', *c[3:6], c[6] or 'no steps']
+                for c in of[library]]
+        parts.append(f'## {library}\n\n{table(COLUMNS, rows)}\n')
+    return '\n'.join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('out', type=Path)
-    parser.add_argument('--library', choices=['torchvision', 'timm'],
-                        required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument('--library', choices=LIBRARIES)
+    what.add_argument('--page', type=Path, help='write the page of families')
     parser.add_argument('--families', action='store_true',
-                        help='of each module of timm the first model alone')
+                        help='of each module the first model alone')
     args = parser.parse_args()
+    warnings.simplefilter('ignore')
     args.out.touch()
-    known = {line.split('\t')[2]
-             for line in args.out.read_text(encoding='utf-8').splitlines()
-             if line.startswith(args.library)}
+
+    def lines() -> list[list[str]]:
+        return [text.split('\t') for text in args.out.read_text(
+            encoding='utf-8').splitlines()]
+    if args.page:
+        args.page.write_text(page(lines()), 'utf-8')
+        return
+    known = {c[2] for c in lines() if c[0] == args.library}
     for name in names(args.library, args.families):
         if name not in known:
             with args.out.open('a', encoding='utf-8') as file:
                 file.write(line(args.library, name) + '\n')
-    lines = [text.split('\t') for text in args.out.read_text(
-        encoding='utf-8').splitlines()]
-    of_library = [cells for cells in lines if cells[0] == args.library]
-    failed = [c for c in of_library if 'Error: ' in c[5]]
-    without = Counter(
-        c[1] for c in of_library if c[3] == '0' and c not in failed)
-    print(f'{len(of_library)} models, '
-          f'{len(of_library) - without.total() - len(failed)} with steps, '
-          f'{without.total()} without, '
-          f'{len(failed)} that do not run there')
-    print('without: ' + ', '.join(
-        f'{family} {count}' for family, count in without.most_common()))
+    print(row(counts(args.library, [
+        c for c in lines() if c[0] == args.library])))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,20 @@
 """Compare the stiffness of runs: one page without a network, and PNGs.
 
 A run is a work directory that holds stiffness_*.npz files, of which the one
-written last counts, or such a file. StiffnessHook and
-tools/analysis_tools/stiffness.py write them.
+written last counts and all show the training, or such a file. StiffnessHook
+and tools/analysis_tools/stiffness.py write them.
 """
 
 import argparse
 
 from mmstepnet.engine.measured_runs import load_runs
 from mmstepnet.figures import save_report
-from mmstepnet.stiffness import DEFAULT_READING, READINGS
+from mmstepnet.stiffness import (
+    DEFAULT_READING,
+    READINGS,
+    find_recordings,
+    read_trainings,
+)
 
 
 def parse_args() -> argparse.Namespace:
@@ -46,7 +51,9 @@ def main() -> None:
     args = parse_args()
     try:
         runs = load_runs(args.runs, args.labels, args.reading, args.metric)
-        page = save_report(runs, args.out)
+        page = save_report(runs, args.out, read_trainings(
+            [file for path in args.runs for file in find_recordings(path)],
+            args.reading))
     except (FileNotFoundError, ValueError) as error:
         raise SystemExit(f'stiffness_report.py: {error}') from error
     print(f'{len(runs)} runs: {page.resolve()}')
