@@ -82,12 +82,13 @@ def add_metrics(model: nn.Module,
         width = getattr(module, 'head_dim', None) or getattr(
             module, 'attention_head_size', None)
         weight = next(module.parameters(), None)
-        if hasattr(module, 'scaling') and width and weight is not None:
+        if (width and weight is not None
+                and 'Attention' in type(module).__name__):
             module.metric = Metric(width, hidden_dims=hidden_dims).to(weight)
             names.append(name)
     if not names:
         raise ValueError(f'{type(model).__name__} has no attention with a '
-                         f'head_dim and a scaling')
+                         f'head_dim')
     return names
 
 

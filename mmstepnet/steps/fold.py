@@ -63,7 +63,7 @@ def fold(model: nn.Module) -> nn.Module:
     it cannot be trained on. What cannot be folded exactly (IEBN, GroupNorm,
     other attentions, a BN without running statistics) stays as it is, and so
     do the norms of a module whose ``forward`` torch.fx cannot trace. So the
-    result is exact but for rounding: about 1e-6 of the outputs in float32. In
+    result is exact but for rounding: below 1e-5 of the outputs in float32. In
     half precision weights are rounded anew, which a warning says.
 
     Args:
