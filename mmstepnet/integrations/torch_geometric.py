@@ -2,6 +2,7 @@
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
+from torch_geometric.typing import OptTensor
 from torch_geometric.utils import softmax
 
 from mmstepnet.propagation.propagation import PropagationModule
@@ -23,7 +24,7 @@ class PropagationConv(MessagePassing):
 
     Example:
         >>> import torch
-        >>> from mmstepnet.integrations.pyg import PropagationConv
+        >>> from mmstepnet.integrations.torch_geometric import PropagationConv
         >>> from mmstepnet.propagation import MetricAttention
         >>> conv = PropagationConv(MetricAttention(8, num_heads=2))
         >>> edges = torch.tensor([[0, 1, 2], [1, 0, 2]])
@@ -56,7 +57,7 @@ class PropagationConv(MessagePassing):
             size=(sources.shape[0], receivers.shape[0])))
 
     def message(self, a_i: Tensor, b_j: Tensor, v_j: Tensor, index: Tensor,
-                ptr: Tensor | None, size_i: int | None) -> Tensor:
+                ptr: OptTensor, size_i: int) -> Tensor:
         """Weigh what each edge brings, (H, E, D) -> (H, E, D)."""
         scores = -self.propagation.pseudo_metric.compare(a_i, b_j)
         weights = softmax(scores / self.propagation.eps, index, ptr, size_i,

@@ -13,7 +13,7 @@ pytest.importorskip('torch_geometric', reason='needs torch_geometric')
                                   'GraphAttention'])
 @pytest.mark.parametrize('heads', [0, 2])
 def test_sparse_mask(kind, heads):
-    from mmstepnet.integrations.pyg import PropagationConv
+    from mmstepnet.integrations.torch_geometric import PropagationConv
     torch.manual_seed(0)
     kind = dict(type=kind)
     module = AttentionBlock(8, heads, eps=2.0, pseudo_metric=kind) if (
@@ -31,7 +31,7 @@ def test_sparse_mask(kind, heads):
 
 def test_bipartite():
     """Edges in one direction, from other nodes."""
-    from mmstepnet.integrations.pyg import PropagationConv
+    from mmstepnet.integrations.torch_geometric import PropagationConv
     torch.manual_seed(0)
     module = AttentionBlock(8, 2).double()
     sources, x = (torch.randn(n, 8, dtype=torch.double) for n in (5, 3))
