@@ -68,6 +68,7 @@ def test_programs_run(page, tmp_path, monkeypatch):
     for snippet in PROGRAMS[page]:
         if any(words in snippet and not find_spec(library) for library, words
                in (('transformers', 'transformers import'),
+                   ('torch_geometric', 'integrations.torch_geometric'),
                    ('peft', 'import peft'))):
             continue  # those that follow do without
         if 'ultralytics' in snippet:  # which needs pictures, and the net

@@ -120,12 +120,13 @@ def read_record(state: Tensor) -> dict[str, Any]:
         ValueError: It is none.
     """
     # Rounded: somebody may have cast or averaged it with the weights.
-    content = bytes(state.detach().cpu().double().round().byte().tolist())
+    content = bytes(
+        state.detach().cpu().double().round().byte().flatten().tolist())
     try:
         found = json.loads(content)
         if not {'type', 'init_step'} <= found.keys():
             raise ValueError(f'it lacks its type or init_step: {found}')
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f'this is no record of an attention: {error}; leave '
                          f'the key {KEY!r} out of the state dict') from error
     return found

@@ -1,6 +1,7 @@
-"""Callbacks for the trainers of other libraries, one file a library.
+"""What other libraries call, one file a library and purpose.
 
-For whoever trains by Lightning or by transformers. A file imports its library
-when it is imported itself: ``from mmstepnet.integrations.lightning import
-StepsCallback``.
+Callbacks for whoever trains by Lightning or by transformers, TNS for
+torchmetrics, and metric-attention in transformers' models and PyTorch
+Geometric's graphs. A file imports its library when it is imported itself:
+``from mmstepnet.integrations.lightning import StepsCallback``.
 """

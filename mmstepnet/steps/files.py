@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import safetensors.torch
 import torch
@@ -22,7 +23,7 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mmstepnet.attentions.base import ATTENTIONS
+from mmstepnet.attentions.base import ATTENTIONS, check_init_step
 from mmstepnet.attentions.record import KEY, Recorded, read_record
 from mmstepnet.files import write_whole
 
@@ -184,6 +185,9 @@ def load_steps(model: nn.Module, path: str | Path, *,
         _compare(file, name, _find(modules, name, f'{file.path} holds'),
                  steps)
     claimed = (*steps, *(f'{name}.' for name in file.modules_to_save))
+    for key, t in file.tensors.items():
+        if key.startswith(steps) and not t.double().isfinite().all():
+            raise ValueError(f'{file.path}: {key} holds NaN or infinity')
     further = [key for key in file.tensors if not key.startswith(claimed)]
     if further:
         raise ValueError(f'{file.path} holds {_some(further)}, which belong '
@@ -201,7 +205,15 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
              example: Any) -> list[tuple]:
     """Check all blocks; those that need steps, with what they get."""
     ready, missing = [], []
+    if not file.blocks:
+        raise ValueError(f'{file.path} holds no steps')
     for name, saved in file.blocks.items():
+        for record in saved.steps.values():
+            if record['type'] not in ATTENTIONS:
+                raise ValueError(
+                    f'{file.path}: the attention {record["type"]!r} of {name} '
+                    f'is not registered in this process. Import the module '
+                    f'that registers it first')
         block = _find(modules, name, f'{file.path} has steps for')
         if saved.cls not in (None, _class_name(block)):
             raise ValueError(f'{file.path}: {name} is a {_class_name(block)} '
@@ -252,6 +264,7 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
                              f'in {list(saved.steps)}')
         if known is None:
             check_names(name, block, plans[0])
+            _check_widths(file, name, block, places)
         check_forward(block)
         attentions = []
         for place in places:
@@ -259,13 +272,27 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
             record = saved.steps[place.name]
             try:
                 attention = build(record, name, block, width, place.has_map)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise ValueError(f'{file.path}: {name} cannot get {record}: '
                                  f'{error}') from error
             _compare(file, f'{name}.{place.name}.attention', attention)
             attentions.append(attention)
         ready.append((block, plans, attentions))
     return ready
+
+
+def _check_widths(file: _File, name: str, block: nn.Module,
+                  places: Iterable[Place]) -> None:
+    """Refuse a block of another width than its plan was made for.
+
+    What is added to the state comes out of one of its layers.
+    """
+    sizes = {size for p in block.parameters() for size in p.shape}
+    for place in places:
+        if place.width not in sizes:
+            raise ValueError(
+                f'{file.path}: {name} took a step of {place.width} channels, '
+                f'and none of its layers has as many here')
 
 
 def _describe(block: nn.Module) -> Any:
@@ -321,20 +348,27 @@ def _read(path: Path, model: nn.Module,
     try:
         about = json.loads(metadata[METADATA])
         version = about['format_version']
-        if version > FORMAT:
-            raise ValueError(
-                f'{path} has format {version}; this mmstepnet reads formats '
-                f'up to {FORMAT}, take a newer one')
+        if not isinstance(version, int) or version < 1:
+            raise ValueError(f'format_version is {version!r}')
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if version > FORMAT:
+        raise ValueError(
+            f'{path} has format {version}; this mmstepnet reads formats up '
+            f'to {FORMAT}, take a newer one')
+    try:
         blocks = {name: _Block(str(block['class']), {
             key: _checked(record) for key, record in block['steps'].items()},
             _plans(block['plans']) if 'plans' in block else None)
             for name, block in about['blocks'].items()}
         return _File(path, blocks, tensors, _names(about['modules_to_save']))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f'{path} is damaged: its metadata are not those of '
-                         f'save_steps ({error!r})') from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f'{path} is damaged: {error}') from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f'{path} is damaged: its metadata are not those of '
+                      f'save_steps ({error!r})')
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -353,15 +387,16 @@ def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Tensors and metadata of a file, on the CPU; no code in it is run."""
     if path.suffix != '.safetensors':
         try:
+            _check_unpacked(path)
             with _allowed():
                 state = torch.load(path, map_location='cpu',
                                    weights_only=True)
         except Exception as error:
             text = ' '.join(re.sub(r'\x1b\[\d*m', '', str(error)).split())
             what = re.search(r'[Uu]nsupported (global|class|GLOBAL).*', text)
-            raise ValueError(
-                f'{path} cannot be read as weights: '
-                f'{(what[0] if what else text)[:200]}' + (
+            raise ValueError(f'{path} cannot be read as weights: ' + (
+                what[0][:200] if what else
+                'it is no whole file of torch.save') + (
                     '. It has records of a training beside its weights; '
                     'tools/publish_model.py writes a file without' if
                     'mmengine' in text else '')) from error
@@ -385,6 +420,19 @@ def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
                          f'{error}') from error
 
 
+def _check_unpacked(path: Path) -> None:
+    """Refuse an archive that would be unpacked; torch.save packs nothing.
+
+    Raises:
+        BadZipFile: It would.
+    """
+    if is_zipfile(path):
+        with ZipFile(path) as archive:
+            if sum(part.file_size for part in archive.infolist()
+                   ) > path.stat().st_size:
+                raise BadZipFile(f'{path} is packed')
+
+
 def _allowed() -> AbstractContextManager:
     """Allow the options of a run, which timm saves beside its weights."""
     if hasattr(torch.serialization, 'safe_globals'):  # PyTorch 2.5
@@ -400,8 +448,13 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
                         if part == 'module' or part not in WRAPPERS): t
                for key, t in tensors.items()}
     tensors = _as_modules_are_named(model, tensors)
-    records = {key.removesuffix(end): read_record(t)
-               for key, t in tensors.items() if key.endswith(end)}
+    records = {}
+    for key, t in tensors.items():
+        if key.endswith(end):
+            try:
+                records[key.removesuffix(end)] = _checked(read_record(t))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f'{path}: {key}: {error}') from error
     if not records:
         has = any('step.attention.' in key for key in tensors)
         raise ValueError(
@@ -422,8 +475,7 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
     kept = {}
     for name, record in records.items():
         block, _, key = name.removeprefix(prefix).rpartition('.')
-        blocks.setdefault(block, _Block(None, {})).steps[key] = _checked(
-            record)
+        blocks.setdefault(block, _Block(None, {})).steps[key] = record
         kept.update({k.removeprefix(prefix): t for k, t in tensors.items()
                      if k.startswith(f'{name}.attention.')
                      and not k.endswith(KEY)})
@@ -458,7 +510,7 @@ def _plans(about: list[dict]) -> tuple[Plan, Plan]:
     steps = {tuple((place.name, place.width) for place in plan.places)
              for plan in plans}
     if len(plans) != 2 or len(steps) > 1:
-        raise KeyError(f'the steps of two plans, {about}')
+        raise ValueError('it lacks a block\'s two plans of the same steps')
     return plans
 
 
@@ -472,14 +524,11 @@ def _plan(about: dict) -> Plan:
 
 
 def _checked(record: dict) -> dict:
-    """A record of an attention that can be built."""
-    if not {'type', 'init_step'} <= record.keys():
-        raise KeyError(f'type or init_step of {record}')
-    if record['type'] not in ATTENTIONS:
-        raise ValueError(
-            f'the attention {record["type"]!r} is not registered in this '
-            f'process; registered are {sorted(ATTENTIONS)}. Import the module '
-            f'that registers it first')
+    """A record of an attention that can be built, if it is registered."""
+    if not {'type', 'init_step'} <= record.keys() or not isinstance(
+            record['type'], str):
+        raise ValueError(f'it lacks a type or an init_step: {record}')
+    check_init_step(record['type'], record['init_step'])
     return record
 
 
@@ -506,24 +555,27 @@ def _settings(records: dict[str, dict]) -> dict[str, dict]:
 
 def _compare(file: _File, name: str, module: nn.Module,
              without: tuple[str, ...] = ()) -> None:
-    """Refuse tensors of other names or shapes than a module has.
+    """Refuse tensors that differ from a module's in name, shape or kind.
 
     Those whose names begin as ``without`` says are compared elsewhere.
     """
     found, wanted = ({
-        key: tuple(t.shape) for key, t in tensors.items()
+        key: t for key, t in tensors.items()
         if not f'{name}.{key}'.startswith(without)
     } for tensors in (file.of(name), {
         key: t for key, t in module.state_dict().items()
         if not key.endswith(KEY)}))
-    if found != wanted:
-        differ = sorted(key for key in found.keys() | wanted.keys()
-                        if found.get(key) != wanted.get(key))
-        key = differ[0]
-        raise ValueError(
-            f'{file.path}: {name}.{key} has the shape '
-            f'{found.get(key, "of nothing, it is missing")}, and the model '
-            f'wants {wanted.get(key, "none")}')
+    for key in sorted(found.keys() | wanted.keys()):
+        has, wants = (tuple(t[key].shape) if key in t else none for t, none in
+                      ((found, 'of nothing, it is missing'),
+                       (wanted, 'none')))
+        if has != wants:
+            raise ValueError(f'{file.path}: {name}.{key} has the shape {has}, '
+                             f'and the model wants {wants}')
+        if wanted[key].is_floating_point() > found[key].is_floating_point():
+            raise ValueError(f'{file.path}: {name}.{key} is of '
+                             f'{found[key].dtype}, and the model wants '
+                             f'{wanted[key].dtype}')
 
 
 def _gather(model: nn.Module,

@@ -1,14 +1,18 @@
 """Residual steps in a model that exists, of whatever library."""
 
+import copy
 import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.attentions import Attention, build_attention
+from mmstepnet.attentions import Attention, Plain, build_attention
+from mmstepnet.attentions.base import choose_step
 
 from ..blocks import describe
 from .causality import causal_blocks
@@ -301,7 +305,7 @@ def remove_steps(model: nn.Module) -> list[str]:
 
     A pre-activation block of ours keeps its steps, with Δt = 1. BNs that
     :func:`mark_only_steps_as_trainable` keeps in eval mode follow ``train()``
-    again.
+    again. A warning says what is thrown away, where Δt is not 1 throughout.
 
     Args:
         model (nn.Module): The model, changed in place.
@@ -322,6 +326,8 @@ def remove_steps(model: nn.Module) -> list[str]:
         elif hasattr(block, 'known') and any(
                 step.attention is not None for step in steps_of(block)):
             blocks[name] = block
+    _warn_of_loss(step.attention for block in blocks.values()
+                  for step in steps_of(block))
     for block in blocks.values():
         if isinstance(block, StepBlock):
             block.take_steps()
@@ -329,6 +335,43 @@ def remove_steps(model: nn.Module) -> list[str]:
             put_steps(block, [None] * len(block.known.steps))
     follow_training(model.modules())
     return list(blocks)
+
+
+def _warn_of_loss(attentions: Iterable[nn.Module | None]) -> None:
+    """Say how far from 1 the steps are that are about to go."""
+    losses = [_distance_from_1(a) for a in attentions
+              if a is not None and not isinstance(a, Plain)]
+    lost = [x for x in losses if x is None or x > 1e-6]
+    if not lost:
+        return
+    known = [x for x in lost if x is not None]
+    what = [f'up to {max(known):.2g} in {len(known)} whose Δt is constant'
+            ] if known else []
+    if len(known) < len(lost):
+        what.append(f'unknown in {len(lost) - len(known)} whose Δt depends on '
+                    f'the input')
+    warnings.warn(
+        f'remove_steps throws away what {len(lost)} of {len(losses)} gates '
+        f'do: |Δt - 1| is {" and ".join(what)}; save_steps keeps them',
+        stacklevel=3)
+
+
+def _distance_from_1(attention: nn.Module) -> float | None:
+    """Largest |Δt - 1| of a gate whose Δt is constant; None for others."""
+    if any(p.is_meta for p in attention.parameters()):
+        return 0.0  # it holds nothing that could be lost
+    try:
+        gate = copy.deepcopy(attention).cpu().float().eval()
+        draw = partial(torch.randn, device='cpu',
+                       generator=torch.Generator().manual_seed(0))
+        shape = 2, 16, gate.channels  # 16 samples, of other means each
+        x, f = draw(*shape, 8, 8) + 3 * draw(*shape, 1, 1)
+        with torch.no_grad():
+            step = choose_step(gate, x, f)
+    except Exception:  # of a gate that somebody wrapped or made
+        return None
+    return float((step - 1).abs().max()) if torch.equal(
+        step, step[:1].expand_as(step)) else None
 
 
 def step_parameters(model: nn.Module, **options) -> list[dict]:

@@ -1,6 +1,7 @@
 """Folded inference against the model it was folded from, and exports."""
 
 import importlib.util
+import warnings
 from functools import partial
 
 import pytest
@@ -48,6 +49,20 @@ def test_output_stays(name):
         for got, expected in zip(folded(x), model(x)):
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
     assert not folded.training
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_it_says_where_it_is_not_exact(dtype):
+    model = perturb(StepResNet(18)).to(dtype).eval()
+    x = torch.randn(2, 3, 48, 40, dtype=dtype)
+    with warnings.catch_warnings(record=True) as said:
+        folded = mmstepnet.fold(model)
+    assert [('not exact in torch.bfloat16' in str(w.message))
+            for w in said] == [True] * (dtype is torch.bfloat16)
+    with torch.no_grad():
+        for got, wanted in zip(folded(x), model(x)):
+            worst = (got - wanted).abs().max() / wanted.abs().max()
+            assert worst < 1e-5 or dtype is torch.bfloat16
 
 
 def test_what_is_folded():

@@ -1,0 +1,133 @@
+r"""Metric-attention where transformers looks for its attention.
+
+Towards understanding how attention mechanism works in deep learning,
+https://arxiv.org/abs/2412.18288, Section 4.1. :func:`register_attentions`
+makes ``attn_implementation='l2'`` and ``'metric'`` known. Query and key are
+the points that are compared:
+
+.. math::
+    S_{ij} = \mathrm{softmax}_j(-\|\tilde f(q_i) - \tilde f(k_j)\|^2
+    / \varepsilon)
+
+with :math:`\tilde f` the identity for ``'l2'``, and for ``'metric'`` the
+paper's perceptron with a residual connection. Models map queries and keys by
+matrices of their own, which the paper ties; with equal ones it is a metric.
+Weights that were trained with a dot product lose their meaning.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch.nn as nn
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from mmstepnet.propagation import Metric, metric_propagation
+
+REFUSED = ('output_attentions', 'position_bias', 's_aux', 'softcap')
+"""What a model may ask for that needs the N x M scores themselves."""
+
+
+def register_attentions(eps: float | None = 1.0) -> None:
+    r"""Make ``attn_implementation='metric'`` and ``'l2'`` known.
+
+    Masks, grouped heads and caches are those of ``'sdpa'``. Refused are
+    dropout of the weights, biases of the scores, and attention weights as an
+    output: the matrix of them is never made.
+
+    Args:
+        eps (float, optional): Time scale :math:`\varepsilon`. None takes that
+            of each model, the inverse of its factor of the dot product,
+            :math:`\sqrt d` mostly, which is ours. Defaults to 1.0, the
+            paper's.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from mmstepnet.integrations.transformers_attention import (
+        ...     add_metrics, register_attentions)
+        >>> register_attentions()
+        >>> config = BertConfig(num_hidden_layers=1, vocab_size=9,
+        ...                     attention_probs_dropout_prob=0.0,
+        ...                     attn_implementation='metric')
+        >>> add_metrics(BertModel(config))
+        ['encoder.layer.0.attention.self']
+    """
+    for name in ('l2', 'metric'):
+        AttentionInterface.register(name, partial(
+            _attend, has_metric=name == 'metric', eps=eps))
+        AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def add_metrics(model: nn.Module,
+                hidden_dims: int | None = None) -> list[str]:
+    """Give each attention of a model the metric that ``'metric'`` needs.
+
+    One for all its heads, as ``metric`` of the module. Call it before weights
+    with metrics are loaded and before an optimizer is built.
+
+    Args:
+        model (nn.Module): A model of transformers.
+        hidden_dims (int, optional): See :class:`mmstepnet.propagation.Metric`.
+            Defaults to None, the width of a head.
+
+    Returns:
+        list[str]: Names of the attentions.
+
+    Raises:
+        ValueError: None was found.
+    """
+    names = []
+    for name, module in list(model.named_modules()):
+        width = getattr(module, 'head_dim', None) or getattr(
+            module, 'attention_head_size', None)
+        weight = next(module.parameters(), None)
+        if (width and weight is not None
+                and 'Attention' in type(module).__name__):
+            module.metric = Metric(width, hidden_dims=hidden_dims).to(weight)
+            names.append(name)
+    if not names:
+        raise ValueError(f'{type(model).__name__} has no attention with a '
+                         f'head_dim')
+    return names
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+            attention_mask: Tensor | None, *, has_metric: bool,
+            eps: float | None, dropout: float = 0.0,
+            scaling: float | None = None, is_causal: bool | None = None,
+            **kwargs: Any) -> tuple[Tensor, None]:
+    """Attend as transformers calls it: (B, H, N, D) gives (B, N, H, E)."""
+    asked = [name for name in REFUSED if kwargs.get(name) not in (None, False)]
+    if dropout or asked:
+        raise ValueError(
+            f'{type(module).__name__}: metric-attention never has its matrix '
+            f'of weights, so it has no '
+            f'{asked[0] if asked else f"dropout of {dropout}"}; leave that '
+            f'out of the config')
+    if has_metric:
+        if not hasattr(module, 'metric'):
+            raise ValueError(f'{type(module).__name__} has no metric; call '
+                             f'add_metrics(model) when it is built')
+        query, key = module.metric.embed(query), module.metric.embed(key)
+    if eps is None:
+        eps = 1 / (query.shape[-1]**-0.5 if scaling is None else scaling)
+    n, groups = query.shape[2], query.shape[1] // key.shape[1]
+    if is_causal is None:
+        is_causal = getattr(module, 'is_causal', True)
+    is_causal = bool(is_causal and attention_mask is None and n > 1)
+    if is_causal:  # of a cache that is not full yet
+        key, value = key[:, :, :n], value[:, :, :n]
+    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
+    alone = None
+    if attention_mask is not None and attention_mask.dtype.is_floating_point:
+        raise ValueError(f'{type(module).__name__}: metric-attention takes '
+                         f'masks in bool, got a bias of the scores')
+    if attention_mask is not None:  # padding sees nothing, and gets 0
+        alone = ~attention_mask.any(-1, keepdim=True)
+        attention_mask = attention_mask | alone
+    out = metric_propagation(query, key, value, eps, attention_mask,
+                             is_causal=is_causal)
+    if alone is not None:
+        out = out.masked_fill(alone, 0)
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,1 @@
+"""Recipes for steps in pretrained networks, measured."""

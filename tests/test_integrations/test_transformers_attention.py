@@ -1,0 +1,138 @@
+"""Metric-attention in models of transformers, equal to a written softmax."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from tests.utils import perturb
+
+hf = pytest.importorskip('transformers', reason='needs transformers')
+if int(hf.__version__.split('.')[0]) < 5:
+    pytest.skip('needs transformers 5', allow_module_level=True)
+
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+             intermediate_size=64)
+WORDS = torch.arange(24).view(2, 12)
+PADDED = torch.ones(2, 12, dtype=torch.long)
+PADDED[0, 8:] = 0
+LEFT = PADDED.flip(1)
+CONFIGS = {
+    'ViT': (dict(image_size=32, patch_size=8),
+            [dict(pixel_values=torch.rand(2, 3, 32, 32))]),
+    'Bert': (dict(vocab_size=50), [
+        dict(input_ids=WORDS, attention_mask=mask)
+        for mask in (None, PADDED, LEFT)]),
+    'Qwen3': (dict(vocab_size=50, num_key_value_heads=2, head_dim=8), [
+        dict(input_ids=WORDS, attention_mask=mask)
+        for mask in (None, PADDED, LEFT)]),
+}
+
+
+def written(module, query, key, value, mask, eps, embed, **kwargs):
+    """The softmax of squared distances, pair by pair, in float64."""
+    query, key = embed(module, query).double(), embed(module, key).double()
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1)
+                  for t in (key, value.double()))
+    scores = torch.empty(*query.shape[:3], key.shape[2], dtype=torch.double)
+    for i in range(query.shape[2]):
+        for j in range(key.shape[2]):
+            scores[..., i, j] = -((query[:, :, i] - key[:, :, j])**2).sum(-1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -1e30)
+    weights = (scores / (eps or 1 / kwargs['scaling'])).softmax(-1)
+    if mask is not None:
+        weights = weights * mask.any(-1, keepdim=True)
+    return (weights @ value).transpose(1, 2).to(torch.float32), None
+
+
+def perceptron(module, x):
+    hidden, out = module.metric.hidden, module.metric.metric
+    return x + torch.tanh(x @ hidden.weight.T + hidden.bias) @ out.weight.T
+
+
+def every_mask(*args, **kwargs):
+    """For who knows no ``is_causal``."""
+    kwargs['allow_is_causal_skip'] = False
+    return hf.masking_utils.sdpa_mask(*args, **kwargs)
+
+
+def build(kind, attention, eps, **options):
+    from mmstepnet.integrations import transformers_attention as ours
+    ours.register_attentions(eps)
+    for name, embed in (('l2', lambda module, x: x), ('metric', perceptron)):
+        hf.AttentionInterface.register(f'written {name}', partial(
+            written, eps=eps, embed=embed))
+        hf.AttentionMaskInterface.register(f'written {name}', every_mask)
+    config = getattr(hf, f'{kind}Config')(
+        **SMALL, **CONFIGS[kind][0], attn_implementation=attention, **options)
+    torch.manual_seed(0)
+    model = getattr(hf, f'{kind}Model')(config).eval()
+    if attention.endswith('metric'):
+        assert len(ours.add_metrics(model)) == 2
+    perturb(model)
+    return model
+
+
+def outputs(model, **inputs):
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+@pytest.mark.parametrize('eps', [1.0, None])
+@pytest.mark.parametrize('attention', ['l2', 'metric'])
+@pytest.mark.parametrize('kind', CONFIGS)
+def test_written_out(kind, attention, eps):
+    model = build(kind, attention, eps)
+    reference = build(kind, f'written {attention}', eps)
+    plain = build(kind, 'sdpa', eps)
+    for inputs in CONFIGS[kind][1]:
+        found, wanted = (outputs(m, **inputs) for m in (model, reference))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(found, outputs(plain, **inputs), atol=1e-2)
+
+
+@pytest.mark.parametrize('cache', ['dynamic', 'static'])
+@pytest.mark.parametrize('mask', [None, LEFT])
+def test_caches(cache, mask):
+    """Word by word it is what all words give at once."""
+    model = build('Qwen3', 'metric', None)
+    wanted = outputs(model, input_ids=WORDS, attention_mask=mask)
+    past = hf.DynamicCache(config=model.config) if cache == 'dynamic' else (
+        hf.StaticCache(config=model.config, max_cache_len=16))
+    found = []
+    for start, stop in ((0, 6), (6, 7), (7, 12)):
+        found.append(outputs(
+            model, input_ids=WORDS[:, start:stop], past_key_values=past,
+            use_cache=True,
+            attention_mask=None if mask is None else mask[:, :stop]))
+    seen = torch.ones_like(WORDS) if mask is None else mask
+    torch.testing.assert_close(torch.cat(found, 1)[seen > 0],
+                               wanted[seen > 0], rtol=1e-4, atol=1e-4)
+
+
+def test_it_trains():
+    model = build('Bert', 'metric', 1.0, attention_probs_dropout_prob=0.0)
+    model.train()(input_ids=WORDS)[0].square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters()
+               if '.metric.' in name)
+
+
+def test_refusals():
+    from mmstepnet.integrations.transformers_attention import add_metrics
+    model = build('Bert', 'metric', 1.0)
+    with pytest.raises(ValueError, match='has no dropout of 0.1'):
+        model.train()(input_ids=WORDS)
+    model.eval()
+    for layer in model.encoder.layer:
+        del layer.attention.self.metric
+    with pytest.raises(ValueError, match='call add_metrics'):
+        model(input_ids=WORDS)
+    with pytest.raises(ValueError, match='Linear has no attention'):
+        add_metrics(torch.nn.Linear(1, 1))
+    again = copy.deepcopy(model)
+    bias = torch.zeros(2, 1, 12, 12)
+    again.set_attn_implementation('l2')
+    with pytest.raises(ValueError, match='a bias of the scores'):
+        again(input_ids=WORDS, attention_mask=bias)
