@@ -13,9 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmcv.transforms import LoadImageFromFile
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
+from mmstepnet.jobs import patches
 from mmstepnet.jobs.data_check import named_data
 from mmstepnet.jobs.data_check_hook import (
     check_categories,
@@ -62,6 +64,16 @@ def coco(tmp_path_factory):
     cfg.data_root = str(root)
     path = root / cfg.ann_file
     return cfg, json.loads(path.read_text())
+
+
+@pytest.fixture(scope='module', autouse=True)
+def named_images():
+    """As the tools do, for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            LoadImageFromFile, 'transform', LoadImageFromFile.transform)
+        patches._name_images()
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -104,8 +104,9 @@ def test_copies_and_other_processes_keep_statistics(model):
                    for k, t in other.bn1.state_dict().items())
     with multiprocessing.get_context('spawn').Pool(1) as pool:
         found, names = pool.apply(outputs, (pickle.dumps(model), x))
-    torch.testing.assert_close(
-        torch.from_numpy(found), copy.deepcopy(model).train()(x).detach())
+    torch.testing.assert_close(  # there small maps take the reference path
+        torch.from_numpy(found), copy.deepcopy(model).train()(x).detach(),
+        rtol=1e-4, atol=1e-4)
     assert names == ['BatchNorm2d'] * kept
 
 
