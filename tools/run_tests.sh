@@ -15,7 +15,8 @@ if [ "$stack" = core ] && [ $# -eq 0 ]; then
     set -- tests/test_{attentions,blocks,steps,stiffness,propagation} \
         tests/test_imports.py
 elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
-    set -- tests/test_examples.py tests/test_cli tests/test_integrations \
+    set -- tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer} \
+        tests/test_cli tests/test_integrations \
         tests/test_steps/test_{files_transformers,insert_families,lora}.py \
         tests/test_steps/test_modes.py
 fi
