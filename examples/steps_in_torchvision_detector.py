@@ -85,9 +85,11 @@ def main() -> None:
     backbone = resnet_fpn_backbone(
         backbone_name='resnet18', weights=None, norm_layer=nn.BatchNorm2d,
         trainable_layers=5)
+    # A small picture has few digits; the head costs more than all else.
     model = FasterRCNN(
         backbone, num_classes=11, min_size=128, max_size=128,
-        image_mean=[0.5] * 3, image_std=[0.5] * 3)
+        image_mean=[0.5] * 3, image_std=[0.5] * 3,
+        box_batch_size_per_image=64, rpn_post_nms_top_n_test=100)
     blocks = insert_steps(model, args.attention, init_step=None)
     print(f'{args.attention} in {", ".join(blocks)}')
 
