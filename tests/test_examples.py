@@ -185,6 +185,7 @@ def test_rtmdet_is_the_hosts_with_steps():
         torch.testing.assert_close(model(images), host(images))
 
 
+@pytest.mark.slow
 def test_rtmdet_learns_on_digits(tmp_path):
     """Every adaptor has moved, and the job ends with an evaluation."""
     pytest.importorskip('mmdet.models')

@@ -42,7 +42,8 @@ def run(path, images):
 
 
 @pytest.mark.parametrize('config, part', [
-    (CLASSIFIER, ''), (DETECTOR, 'backbone')])
+    (CLASSIFIER, ''),
+    pytest.param(DETECTOR, 'backbone', marks=pytest.mark.slow)])
 def test_file(config, part, tmp_path):
     model, done = export(config, tmp_path, *(['--part', part] if part else []))
     assert done.returncode == 0, done.stderr

@@ -150,6 +150,7 @@ def test_dying_rank(tmp_path):
     assert time.time() - last < 60, elapsed
 
 
+@pytest.mark.slow
 def test_detections_over_ranks(tmp_path):
     """At batch 1, because padding depends on the batch."""
     data, job = tmp_path / 'digits', tmp_path / 'job'
