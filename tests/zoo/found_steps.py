@@ -37,7 +37,8 @@ Which residual steps are found in the networks of other libraries, and what
 others are left out for the reason beside them. `insert_steps` puts StepNet in:
 a step is *fused* where the fused step knows all its parts, with the last
 norm where a description names it; *inserted* where it takes the reference
-path; a network is *refused* with the reason.
+path; a network is *refused* with the reason. On a CPU, fused steps too take
+the reference path over maps of fewer than 65,536 values.
 
 ```bash
 {commands}
