@@ -117,7 +117,7 @@ def test_more_than_one_split_or_chunk(passes, last, monkeypatch):
 
     The tiles are smaller than any that is chosen, so that few programs do.
     """
-    plan = passes.Geometry((last, 1, 2, 4), 2, 2, ((3, 2, 1), 4), (2, 2),
+    plan = passes.Geometry((last, 1, 1, 2, 4), 2, 2, ((3, 2, 1), 4), (2, 2),
                            ((1, 1, 1), 4))
     monkeypatch.setattr(passes, 'geometry', lambda *sizes: plan)
     backends.check_equals_aten(
@@ -133,7 +133,7 @@ def test_grids_of_large_maps():
                          (8, 2048, 400 * 400)):
         for last in (False, True):
             plan = triton.geometry(n, c, pixels, last)
-            _, _, block, tile = plan.tile
+            *_, block, tile = plan.tile
             assert plan.maps[0][0] < 2**31 and plan.splits <= 65_535
             assert block * plan.maps[0][0] >= n * c
             assert plan.splits * plan.span * tile >= pixels

@@ -4,8 +4,8 @@ Maps are (N, C, S) with S pixels, or in channels_last (N, S, C). One kernel
 serves both formats: a tile is BC channels by BP pixels of an image.
 Arithmetic is in float32, rounded once on the way out. No size is a constant,
 so that a new one compiles nothing; of the dimension that is dense in memory
-the compiler is told that VEC divides it, and so how wide it may load. Offsets
-of images are 64 bits wide; inside a tile 32 are enough and cost half the
+the compiler is told that VEC divides it, and so how wide it may load. Wide
+loads of STAGES tiles are under way at once. Offsets of images are 64 bits wide; inside a tile 32 are enough and cost half the
 registers.
 
 What the letters mean, and the mathematics, is in :mod:`.formulas`. What the
@@ -86,7 +86,7 @@ def _add_three(a, b, c, d, e, f):
 @triton.jit
 def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
                 BATCH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
-                BC: tl.constexpr, BP: tl.constexpr):
+                STAGES: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """Σ x, Σ (c - κ) and Σ (c - κ)², of each split of ``span`` tiles."""
     C, S = _sizes(C, S, LAST, VEC)
     block, split = tl.program_id(0), tl.program_id(1)
@@ -100,8 +100,9 @@ def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
         tl.store(kept_ptr + 4 * NC + c, kappa, exists)
     total = tl.zeros([BC, BP], tl.float32)
     mean, square = total, total
-    for tile in range(split * span,
-                      tl.minimum(split * span + span, tl.cdiv(S, BP))):
+    first = split * span
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         total += _load(x_ptr + begin, at, mask)
         away = _load(c_ptr + begin, at, mask) - kappa[:, None]
@@ -118,7 +119,7 @@ def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
 @triton.jit
 def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
                  RELU: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
-                 BC: tl.constexpr, BP: tl.constexpr):
+                 STAGES: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """relu(x + f Δt) with f = (c - μ) a + β."""
     C, S = _sizes(C, S, LAST, VEC)
     block, first = tl.program_id(0), tl.program_id(1) * span
@@ -129,7 +130,8 @@ def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
     scale = _load(rows_ptr + 3 * C, c, exists) * step
     shift = _load(rows_ptr + 4 * C, c, exists) * step
     kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
-    for tile in range(first, tl.minimum(first + span, tl.cdiv(S, BP))):
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
         centred -= rest[:, None]
@@ -152,7 +154,8 @@ def _masked(grad_ptr, out_ptr, at, mask, RELU: tl.constexpr):
 @triton.jit
 def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
                   span, RELU: tl.constexpr, LAST: tl.constexpr,
-                  VEC: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+                  VEC: tl.constexpr, STAGES: tl.constexpr,
+                  BC: tl.constexpr, BP: tl.constexpr):
     """G = Σ g and P = Σ g (c - μ), of each split of ``span`` tiles."""
     C, S = _sizes(C, S, LAST, VEC)
     block, split = tl.program_id(0), tl.program_id(1)
@@ -162,7 +165,8 @@ def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
     kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
     total = tl.zeros([BC, BP], tl.float32)
     product = total
-    for tile in range(first, tl.minimum(first + span, tl.cdiv(S, BP))):
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
         centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
@@ -178,8 +182,8 @@ def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
 def write_gradients_kernel(
         grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, partial_ptr,
         N, C, S, span, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
-        LAST: tl.constexpr, VEC: tl.constexpr, BC: tl.constexpr,
-        BP: tl.constexpr):
+        LAST: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
+        BC: tl.constexpr, BP: tl.constexpr):
     """Write dx = g + x_offset and dc = g scale + (c - μ) slope + offset."""
     C, S = _sizes(C, S, LAST, VEC)
     block, first = tl.program_id(0), tl.program_id(1) * span
@@ -196,7 +200,8 @@ def write_gradients_kernel(
         offset += _load(slope_ptr + C, c, exists)
         kappa = _load(rows_ptr, c, exists)
         rest = _load(rows_ptr + C, c, exists)
-    for tile in range(first, tl.minimum(first + span, tl.cdiv(S, BP))):
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
         d_c = grad * scale[:, None] + offset[:, None]
