@@ -5,8 +5,8 @@ serves both formats: a tile is BC channels by BP pixels of an image.
 Arithmetic is in float32, rounded once on the way out. No size is a constant,
 so that a new one compiles nothing; of the dimension that is dense in memory
 the compiler is told that VEC divides it, and so how wide it may load. Wide
-loads of STAGES tiles are under way at once. Offsets of images are 64 bits wide; inside a tile 32 are enough and cost half the
-registers.
+loads of STAGES tiles are under way at once. Offsets of images are 64 bits
+wide; inside a tile 32 are enough and cost half the registers.
 
 What the letters mean, and the mathematics, is in :mod:`.formulas`. What the
 kernels hand on lies in these buffers of float32:
