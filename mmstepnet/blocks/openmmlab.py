@@ -11,7 +11,8 @@ from .description import StepDescription, register_block
 TRIED = dict(
     mmpretrain='mmpretrain 1.3.6 (onedl), the same in 1.2.0',
     mmdet='mmdet 3.5.1 (onedl), the same in 3.3.0',
-    mmseg='mmseg 1.4.2 (onedl), the same in 1.2.2')
+    mmseg='mmseg 1.4.2 (onedl), the same in 1.2.2',
+    mmpose='mmpose 1.3.2')
 
 
 def _basic(block: Any, x: Tensor) -> Tensor:
@@ -51,7 +52,8 @@ def _resnest(block: Any, x: Tensor) -> Tensor:
 BOTTLENECK = dict(width='conv3', identity='downsample', activation='relu')
 for scope, found, drop_path in (('mmpretrain', 'a45ab44c6218', 'drop_path'),
                                 ('mmdet', 'bdc829c6614c', None),
-                                ('mmseg', 'bdc829c6614c', None)):
+                                ('mmseg', 'bdc829c6614c', None),
+                                ('mmpose', 'bdc829c6614c', None)):
     register_block(
         f'{scope}.models.backbones.resnet.BasicBlock',
         StepDescription(
@@ -64,17 +66,22 @@ register_block(
         _bottleneck, norm='norm3', drop_path='drop_path', **BOTTLENECK),
     forwards={'6f2e3792b3c5': TRIED['mmpretrain']})
 register_block(
-    'mmpretrain.models.backbones.seresnet.SEBottleneck',
-    StepDescription(_se_bottleneck, **BOTTLENECK),
-    forwards={'015271eb0ad1': TRIED['mmpretrain']})
+    'mmpose.models.backbones.resnet.Bottleneck',
+    StepDescription(_bottleneck, norm='norm3', **BOTTLENECK),
+    forwards={'91bdd1a91797': TRIED['mmpose']})
+for scope in ('mmpretrain', 'mmpose'):
+    register_block(
+        f'{scope}.models.backbones.seresnet.SEBottleneck',
+        StepDescription(_se_bottleneck, **BOTTLENECK),
+        forwards={'015271eb0ad1': TRIED[scope]})
+    register_block(
+        f'{scope}.models.backbones.resnest.Bottleneck',
+        StepDescription(_resnest, norm='norm3', **BOTTLENECK),
+        forwards={'f4894792745b': TRIED[scope]})
 register_block(
     'mmpretrain.models.backbones.res2net.Bottle2neck',
     StepDescription(_res2net, norm='norm3', **BOTTLENECK),
     forwards={'7b24a69dcc91': TRIED['mmpretrain']})
-register_block(
-    'mmpretrain.models.backbones.resnest.Bottleneck',
-    StepDescription(_resnest, norm='norm3', **BOTTLENECK),
-    forwards={'f4894792745b': TRIED['mmpretrain']})
 
 # MMDetection's and MMSegmentation's bottlenecks take plugins.
 

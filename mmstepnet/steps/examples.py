@@ -15,6 +15,11 @@ CONTAINERS = dict, OrderedDict, list, set
 IMAGE_MODELS = 'timm.models.', 'torchvision.models.'
 """Libraries whose models are called with images alone."""
 
+FRAMES = 'num_frames', 'temporal_size', 't_size'
+SEGMENTS = ('num_segments', )
+"""What networks of videos call the frames of a clip, as one sample or as
+several."""
+
 
 def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
     """What a model of a known library may be called with, likeliest first.
@@ -35,24 +40,35 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
             outermost and hasattr(model, 'init_cfg')
             or hasattr(model, 'pretrained_cfg')  # of timm
             or type(model).__module__.startswith(IMAGE_MODELS)):
-        first = (m.in_channels for m in model.modules()
-                 if isinstance(m, nn.Conv2d))
+        first = next((m for m in model.modules()
+                      if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
+        frames = _attribute(model, config, FRAMES, 16 if isinstance(
+            first, nn.Conv3d) else None)
+        # Networks of frames may mix those of a clip, which lie side by side.
+        samples = _attribute(model, None, SEGMENTS, 1)
         # A stem may take space into channels before.
-        for channels in dict.fromkeys((next(first, 3), 3)):
-            images = torch.zeros(1, channels, *_size(model, config),
-                                 dtype=like.dtype, device=like.device)
+        for channels in dict.fromkeys((getattr(first, 'in_channels', 3), 3)):
+            axes = [channels, frames] if frames else [channels]
+            images = torch.zeros(
+                samples, *(reversed(axes) if named else axes),
+                *_size(model, config), dtype=like.dtype, device=like.device)
             yield dict(pixel_values=images) if named else images
 
 
 def _size(model: nn.Module, config: object) -> tuple[int, int]:
     """Height and width of the images that a model is made for."""
     about = getattr(model, 'pretrained_cfg', None) or {}  # of timm
-    sizes = [getattr(owner, name, None)
-             for owner in (config, *model.modules())
-             for name in ('img_size', 'image_size')]
-    sizes += [(about.get('input_size') or ())[1:], (224, 224)]
-    size = next(s for s in sizes if s)
+    size = _attribute(model, config, ('img_size', 'image_size'),
+                      (about.get('input_size') or ())[1:] or 224)
     return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _attribute(model: nn.Module, config: object, names: tuple[str, ...],
+               default: object) -> object:
+    """What a model, its config or one of its modules says under a name."""
+    found = (getattr(owner, name, None)
+             for owner in (config, *model.modules()) for name in names)
+    return next((value for value in found if value), default)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from tests.zoo import compare as comparison
 from tests.zoo.backbones import exchanged, found_in
-from tests.zoo.compare import compare, zoo
+from tests.zoo.compare import NONE, compare, worst, zoo
 
 HOSTS = ('mmdet', 'mmpretrain')
 
@@ -34,24 +34,29 @@ def test_some_configs(config):
     (dict(frozen_stages=1), 'frozen_stages is 1, not -1; other .*modules'),
     (dict(out_indices=(0, 1)), r'out_indices is \(0, 1\), not .*in eval'),
     (dict(avg_down=True), 'other keys: .*layer2.0.downsample.2.weight'),
-    (dict(dcm=True), 'TypeError: StepResNet over mmdet.* has no dcm'),
+    (dict(dcm=True), 'refused: TypeError: StepResNet over mmdet.* no dcm'),
 ])
 def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):
     pytest.importorskip('mmdet')
     monkeypatch.setattr(comparison, 'exchanged',
-                        lambda setting: {**exchanged(setting), **wrong})
+                        lambda *args: {**exchanged(*args), **wrong})
     found = compare(dict(
         type='ResNet', depth=18, base_channels=8, _scope_='mmdet'))
     assert re.match(message, found, re.DOTALL), found
 
 
+def test_what_has_no_residual_block():
+    pytest.importorskip('mmpretrain')
+    assert compare(dict(type='VGG', depth=11, _scope_='mmpretrain')) == NONE
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('host', HOSTS)
 def test_whole_zoo(host):
-    """At least 97 % of the configs."""
+    """None differs in silence, and hosts' own failures are few."""
     pytest.importorskip(host)
     configs, verdicts = zoo(host)
-    equal = sum(not any(verdicts[setting] for setting in found)
-                for found in configs.values())
-    assert len(configs) > 50
-    assert equal >= 0.97 * len(configs)
+    found = [worst(settings, verdicts)[0] for settings in configs.values()]
+    assert len(found) > 50
+    assert 'different' not in found
+    assert found.count('equal') >= 0.85 * len(found)

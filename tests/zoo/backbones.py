@@ -1,15 +1,17 @@
-"""The residual backbones of a host's zoo, each setting once."""
+"""The backbones of a project's zoo, each setting once."""
 
 import importlib
 import json
-import re
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
+import torch
 from mmengine.config import Config
-
-RESIDUAL = re.compile(r'Res2?Ne|RegNet|HRNet')
-"""Names of the types that are looked at."""
+from torch import Tensor
 
 EXCHANGED = {
     'ResNet': 'StepResNet',
@@ -18,30 +20,55 @@ EXCHANGED = {
     'ResNetV1d': 'StepResNetV1d',
     'ResNet_CIFAR': 'StepResNetCIFAR',
 }
-"""What a type is exchanged for; StepBackbone is put around all others."""
+"""What a type is exchanged for, in the projects whose classes are those;
+StepBackbone is put around all others."""
+
+HAVE_THEM = 'mmdet', 'mmpretrain', 'mmseg', 'mmpose'
+
+GUARDS = dict(mmyolo=dict(mmcv='2.0.1'), mmocr=dict(mmdet='3.1.0'))
+"""Versions that a project asks for and that are not installed here; it is
+told that they are."""
+
+LACKING = dict(mmaction='mmaction.models.localizers.drn.drn')
+"""A module that is missing from a project's package, with its class DRN."""
 
 
-def config_files(host: str) -> list[Path]:
-    """Config files that a host has brought along, bases left out."""
-    root = Path(importlib.import_module(host).__file__).parent
+def bring(project: str) -> None:
+    """Import a project and its models, its guards lifted."""
+    name = LACKING.get(project)
+    while name and name != f'{project}.models.localizers':
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].DRN = None
+        name = name.rpartition('.')[0]
+    with ExitStack() as lifted:
+        for other, version in GUARDS.get(project, {}).items():
+            lifted.enter_context(mock.patch.object(
+                importlib.import_module(other), '__version__', version))
+        importlib.import_module(f'{project}.models')
+
+
+def config_files(project: str) -> list[Path]:
+    """Config files that a project has brought along, bases left out."""
+    root = Path(importlib.import_module(project).__file__).parent
     return sorted(path for path in (root / '.mim' / 'configs').rglob('*.py')
                   if '_base_' not in path.parts)
 
 
 def found_in(path: Path) -> list[str]:
-    """Settings of the residual backbones of a config, as JSON.
+    """Settings of the backbones of a config, as JSON.
 
     What loads weights is left out, and ``SyncBN`` is ``BN``, which runs
-    without a GPU. The scope stands beside them.
+    without a GPU. The scope stands beside them: the project's where the
+    config names none.
     """
     cfg = Config.fromfile(path)
     model = cfg.get('model', {})
     model = model.to_dict() if hasattr(model, 'to_dict') else model
-    scope = cfg.get('default_scope', None)
+    project = path.parts[path.parts.index('.mim') - 1]
+    scope = cfg.get('default_scope', None) or project
     return sorted({
         json.dumps(dict(plain(backbone), _scope_=scope), sort_keys=True)
         for backbone in backbones(model)
-        if RESIDUAL.search(type_name(backbone['type']))
     })
 
 
@@ -60,8 +87,8 @@ def backbones(node: object) -> Iterator[dict]:
 def plain(node: object) -> object:
     """A config of dicts, lists, numbers and text, without weights."""
     if isinstance(node, dict):
-        return {key: plain(value) for key, value in node.items()
-                if key not in ('init_cfg', 'pretrained')}
+        return {key: None if key == 'pretrained' else plain(value)
+                for key, value in node.items() if key != 'init_cfg'}
     if isinstance(node, (list, tuple)):
         return [plain(value) for value in node]
     if node in ('SyncBN', 'MMSyncBN'):
@@ -76,12 +103,32 @@ def type_name(type_: object) -> str:
     return f'{type_.__module__.partition(".")[0]}.{type_.__name__}'
 
 
-def exchanged(setting: dict) -> dict:
+def exchanged(setting: dict, scope: str) -> dict:
     """The same setting with our type, and steps that change nothing."""
-    scope, _, name = setting['type'].rpartition('.')
-    if name not in EXCHANGED:
+    host, _, name = setting['type'].rpartition('.')
+    if (host or scope) not in HAVE_THEM or name not in EXCHANGED:
         return dict(type='mmstepnet.StepBackbone', backbone=setting,
                     attention=dict(type='Plain'))
-    named = dict(host=scope) if scope else {}
+    named = dict(host=host) if host else {}
     return {**setting, **named, 'type': f'mmstepnet.{EXCHANGED[name]}',
             'attention': None}
+
+
+def inputs(setting: dict) -> Iterator[Tensor]:
+    """What a backbone may take: images, clips, text, skeletons, sequences."""
+    channels = setting.get('in_channels', 3)
+    channels = channels if isinstance(channels, int) else 3
+    # Deformable and atrous convolutions refuse maps below 3x3.
+    large = any(setting.get(name) for name in ('dcn', 'conv_cfg'))
+    yield torch.randn(2, channels, *[96 if large else 64] * 2)
+    size = setting.get('img_size', 224)
+    yield torch.randn(2, 3, *([size] * 2 if isinstance(size, int) else size))
+    yield torch.randn(2, channels, 32, 100)
+    yield torch.randn(1, channels, 8, 64, 64)
+    for frames in (8, 16, 32):
+        yield torch.randn(1, 3, frames, *[
+            size if isinstance(size, int) else 224] * 2)
+    yield torch.randn(16, 3, 64, 64)  # frames of two clips
+    for joints in (17, 25):
+        yield torch.randn(2, 2, 16, joints, 3)
+    yield torch.randn(2, channels, 243)

@@ -1,18 +1,20 @@
 """What changes when the type of a zoo's backbone is exchanged for ours.
 
-    python -m tests.zoo.compare mmdet mmpretrain --out docs/zoo.md
+    python -m tests.zoo.compare mmdet mmpretrain --rows rows.jsonl \
+        --out docs/zoo.md
 
-Per setting: outputs in eval mode; gradients, outputs and buffers after one
-step along the gradient of all parameters; which modules train and which
-parameters have a gradient; and every attribute that an argument of the
-constructor sets. All must be equal to the bit. And outputs with StepNet at
-``init_step=1``, which may round differently.
+Per setting: outputs in eval mode; where small images are enough, gradients,
+outputs and buffers after one step along the gradient of all parameters, which
+modules train and which parameters have a gradient; and every attribute that
+an argument of the constructor sets. All must be equal to the bit. And outputs
+with StepNet at ``init_step=1``, which may round differently.
 """
 
 import argparse
 import contextlib
 import copy
 import json
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -25,17 +27,32 @@ import torch.nn as nn
 from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
-from mmstepnet import insert_steps
+from mmstepnet import insert_steps, remove_steps
 from mmstepnet.models.backbones.host import parameters
-from mmstepnet.steps import ResidualStep, fused
+from mmstepnet.steps import fused
 
-from .backbones import config_files, exchanged, found_in
+from .backbones import (
+    GUARDS,
+    bring,
+    config_files,
+    exchanged,
+    found_in,
+    inputs,
+)
 
 OURS_ALONE = {'zero_init_residual'}
 """Defaults that are ours: StepResNet has False, where the hosts have True."""
 
 WARM = 1e-5
 """Largest relative difference of outputs with StepNet at ``init_step=1``."""
+
+LARGEST = 2 * 3 * 96 * 96
+"""Most values of an input with which a step is trained."""
+
+HOST, NONE, REFUSED = "the host's own", 'no residual block', 'refused'
+"""What verdicts begin with; all others are differences."""
+
+KINDS = 'equal', NONE, REFUSED, HOST, 'different'
 
 
 def compare(setting: dict) -> str:
@@ -48,18 +65,62 @@ def compare(setting: dict) -> str:
     scope = setting.pop('_scope_')
     with DefaultScope.overwrite_default_scope(scope):
         torch.manual_seed(0)
-        with without_drawing():
-            theirs = MODELS.build(copy.deepcopy(setting))
-        draw(theirs)
         try:
             with without_drawing():
-                ours = MODELS.build(exchanged(setting))
+                theirs = MODELS.build(copy.deepcopy(setting))
+        except Exception as error:
+            return f'{HOST} cannot be built: {said(error)}'
+        draw(theirs)
+        theirs.eval()
+        images, expected, error = run(theirs, setting)
+        if images is None:
+            return f'{HOST} runs on no made-up input: {said(error)}'
+        if not all(out.isfinite().all() for out in expected):
+            return f'{HOST} outputs are not finite with these weights'
+        try:
+            with without_drawing():
+                ours = MODELS.build(exchanged(setting, scope))
         except (ValueError, RuntimeError, TypeError, KeyError) as error:
-            return f'{type(error).__name__}: {error}'
-    return '; '.join(differences(ours, theirs))
+            if 'It adds no two tensors' in str(error):
+                return NONE
+            return f'{REFUSED}: {said(error)}'
+        return '; '.join(differences(ours, theirs, images, expected))
 
 
-def differences(ours: nn.Module, theirs: nn.Module) -> Iterator[str]:
+def run(model: nn.Module, setting: dict
+        ) -> tuple[Tensor | None, list[Tensor], Exception | None]:
+    """The first input that a model takes, and what it returns."""
+    failed = None
+    for images in inputs(setting):
+        try:
+            with torch.no_grad():
+                outs = tensors(model(images))
+        except Exception as error:  # whatever a network raises there
+            failed = failed or error
+            continue
+        if outs:
+            return images, outs, None
+    return None, [], failed
+
+
+def tensors(outs: object) -> list[Tensor]:
+    """All tensors of an output, in their order."""
+    if isinstance(outs, Tensor):
+        return [outs]
+    if isinstance(outs, dict):
+        outs = list(outs.values())
+    return [t for out in outs for t in tensors(out)] if isinstance(
+        outs, (list, tuple)) else []
+
+
+def said(error: Exception) -> str:
+    """An error in a line, without this machine's folders."""
+    text = re.sub(r"[^ '\"]*/site-packages/", '', str(error))
+    return f'{type(error).__name__}: {" ".join(text.split())[:200]}'
+
+
+def differences(ours: nn.Module, theirs: nn.Module, images: Tensor,
+                expected: list[Tensor]) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
     try:
         ours.load_state_dict(theirs.state_dict())
@@ -68,32 +129,23 @@ def differences(ours: nn.Module, theirs: nn.Module) -> Iterator[str]:
         return
     for name in parameters(type(theirs)).keys() - OURS_ALONE:
         values = [getattr(model, name, None) for model in (ours, theirs)]
-        if values[0] != values[1]:
+        if not isinstance(values[0], nn.Module) and repr(values[0]) != repr(
+                values[1]):
             yield f'{name} is {values[0]!r}, not {values[1]!r}'
-    # Deformable and atrous convolutions refuse maps below 3x3.
-    large = any(getattr(theirs, name, None) for name in ('dcn', 'conv_cfg'))
-    side = 96 if large else 64
-    images = torch.randn(2, 3, side, side)
-    for model in (ours, theirs):
-        model.eval()  # which returns None in the hosts
+    ours.eval()  # which returns None in the hosts
     with torch.no_grad():
-        try:
-            expected = theirs(images)
-        except (AttributeError, RuntimeError, ValueError) as error:
-            yield f"the host's own does not run on images alone: {error}"
-            return
-        if not all(out.isfinite().all() for out in expected):
-            yield "the host's own outputs are not finite with these weights"
-            return
-        if not same(ours(images), expected):
+        if not same(tensors(ours(images)), expected):
             yield 'other outputs in eval mode'
-    insert_warm_steps(ours)
+    warm = copy.deepcopy(ours)
+    insert_warm_steps(warm)
+    warm.eval()
     with torch.no_grad(), fused(False):
-        worst = max(float((a - b).norm() / b.norm())
-                    for a, b in zip(ours.eval()(images), expected))
+        worst = max(float((a - b).norm() / b.norm().clamp(min=1e-9))
+                    for a, b in zip(tensors(warm(images)), expected))
     if not worst <= WARM:
         yield f'outputs with StepNet at 1 differ by {worst:.1e}'
-    take_attentions(ours)
+    if images.numel() > LARGEST:
+        return
     after = [one_step(model, images) for model in (ours, theirs)]
     for name, a, b in zip(('outputs', 'buffers', 'gradients'), *after):
         if not same(a, b):
@@ -105,16 +157,9 @@ def differences(ours: nn.Module, theirs: nn.Module) -> Iterator[str]:
         yield 'other modules train'
 
 
-def take_attentions(model: nn.Module) -> None:
-    """Leave steps that change nothing."""
-    for step in model.modules():
-        if isinstance(step, ResidualStep):
-            step.attention = None
-
-
 def insert_warm_steps(model: nn.Module) -> None:
     """StepNet in all blocks."""
-    take_attentions(model)
+    remove_steps(model)
     insert_steps(model, 'StepNet', first_block=True)
 
 
@@ -122,14 +167,16 @@ def one_step(model: nn.Module, images: Tensor) -> tuple:
     """Outputs and buffers after one step of SGD, and its gradients."""
     model.train()
     torch.manual_seed(0)  # of stochastic depth and dropout
-    loss = sum((out * torch.randn(out.shape)).mean() for out in model(images))
+    loss = sum((out * torch.randn(out.shape)).mean()
+               for out in tensors(model(images)))
     if loss.requires_grad:  # not where all stages are frozen
         loss.backward()
     moved = [p for p in model.parameters() if p.grad is not None]
     with torch.no_grad():
         for p in moved:  # of a length that no network blows up with
             p -= 1e-3 * p.grad / p.grad.abs().max().clamp(min=1e-12)
-        outs = model(images)
+        torch.manual_seed(0)
+        outs = tensors(model(images))
     return outs, list(model.buffers()), [p.grad for p in moved]
 
 
@@ -149,8 +196,9 @@ def draw(model: nn.Module) -> None:
                 continue
             some = noise.repeat(value.numel() // len(noise) + 1)
             some = some[:value.numel()].view(value.shape)
-            if value[0].numel() > 1:
-                value.copy_(some).mul_((2 / value[0].numel())**0.5)
+            fan = value[0].numel() if value.dim() else 1
+            if fan > 1:
+                value.copy_(some).mul_((2 / fan)**0.5)
             elif name.endswith(('weight', 'var')):
                 value.copy_(some).mul_(0.2).abs_().add_(0.6)
             elif name.endswith('gamma'):  # of standardised weights
@@ -181,18 +229,21 @@ def zoo(host: str, rows: Path | None = None
     configs, verdicts = {}, {}
     if rows is not None and rows.exists():
         verdicts.update(map(json.loads, rows.read_text('utf-8').splitlines()))
+    bring(host)
     for path in config_files(host):
         name = path.as_posix().partition('configs/')[2]
         try:
             configs[name] = found_in(path)
-        except (OSError, KeyError, RuntimeError) as error:
-            print(f'{host} {name} cannot be read: {error}', flush=True)
+        except Exception as error:  # of a base or a module that is missing
+            configs[name] = [f'cannot be read: {said(error)}']
+            verdicts[configs[name][0]] = f'{HOST} config {configs[name][0]}'
     settings = sorted({s for found in configs.values() for s in found})
-    for setting in settings:
+    for k, setting in enumerate(settings, 1):
         if setting in verdicts:
             continue
         verdicts[setting] = compare(json.loads(setting))
-        print(verdicts[setting] or 'equal', setting, flush=True)
+        print(f'{host} {k}/{len(settings)}', verdicts[setting] or 'equal',
+              setting, flush=True)
         if rows is not None:
             with rows.open('a', encoding='utf-8') as file:
                 print(json.dumps([setting, verdicts[setting]]), file=file)
@@ -200,34 +251,47 @@ def zoo(host: str, rows: Path | None = None
             {setting: verdicts[setting] for setting in settings})
 
 
+def kind(verdict: str) -> str:
+    """What a verdict says, of :data:`KINDS`."""
+    return 'equal' if not verdict else next(
+        (k for k in KINDS if verdict.startswith(k)), 'different')
+
+
+def worst(found: list[str], verdicts: dict[str, str]) -> tuple[str, str]:
+    """Kind and verdict of a config, which may have several backbones."""
+    order = NONE, 'equal', HOST, REFUSED, 'different'
+    return max(((kind(verdicts[s]), verdicts[s]) for s in found),
+               key=lambda pair: order.index(pair[0]))
+
+
+def summary(host: str, configs: dict, verdicts: dict) -> str:
+    """A row of the first table."""
+    counts = Counter(worst(found, verdicts)[0] for found in configs.values())
+    lifted = ', '.join(f'{name} {version}' for name, version in GUARDS.get(
+        host, {}).items())
+    return (f'| [{host}](#{host}) {metadata.version(distribution(host))} '
+            f'| {len(configs)} | '
+            + ' | '.join(str(counts[k]) for k in KINDS) + f' | {lifted} |')
+
+
 def table(host: str, configs: dict, verdicts: dict) -> list[str]:
     """Markdown: how many configs of each type are equal, and which not."""
-    total, equal, rest = Counter(), Counter(), {}
-    for name, found in configs.items():
-        for kind in {json.loads(setting)['type'] for setting in found}:
-            total[kind] += 1
-            wrong = [verdicts[s] for s in found
-                     if json.loads(s)['type'] == kind and verdicts[s]]
-            equal[kind] += not wrong
-            if wrong:
-                rest.setdefault((kind, wrong[0].partition('(')[0]),
-                                []).append(name)
-    good = sum(not any(verdicts[s] for s in found)
-               for found in configs.values())
-    lines = [
-        f'## {host} {metadata.version(distribution(host))}', '',
-        f'**{good} of {len(configs)}** configs with a residual backbone '
-        f'({100 * good / len(configs):.1f} %), {len(verdicts)} settings.', '',
-        '| type | exchanged for | configs | equal |', '|---|---|---|---|'
-    ]
-    for kind, count in total.most_common():
-        ours = exchanged(dict(type=kind))['type'].partition('.')[2]
-        lines.append(f'| `{kind}` | `{ours}` | {count} | {equal[kind]} |')
+    types, rest = {}, Counter()
+    for found in configs.values():
+        k, verdict = worst(found, verdicts)
+        first = json.loads(found[0])['type'] if found[0][0] == '{' else '–'
+        types.setdefault(first, Counter())[k] += 1
+        if k not in ('equal', NONE):
+            rest[first, verdict.partition(' (')[0][:240]] += 1
+    lines = [host, '',
+             '| type | ' + ' | '.join(KINDS) + ' |',
+             '|---' * (len(KINDS) + 1) + '|']
+    lines += [f'| `{first}` | ' + ' | '.join(str(counts[k]) for k in KINDS)
+              + ' |' for first, counts in sorted(
+                  types.items(), key=lambda item: -item[1].total())]
     lines += ['', 'Not equal:', ''] if rest else ['']
-    for (kind, reason), names in sorted(rest.items()):
-        lines += [f'- `{kind}`, {len(names)} configs: {reason.strip()}.',
-                  *(f'    - `{name}`' for name in names)]
-    return lines
+    return lines + [f'- `{first}`, {count}: {verdict.strip()}'
+                    for (first, verdict), count in sorted(rest.items())]
 
 
 def distribution(module: str) -> str:
@@ -243,11 +307,23 @@ def main() -> None:
                         help='what was compared so far, to go on from')
     args = parser.parse_args()
     warnings.simplefilter('ignore')
-    # What was written by hand stands above the first table.
-    lines = [args.out.read_text('utf-8').partition('\n## ')[0]]
+    head, *sections = args.out.read_text('utf-8').split('\n## ')
+    head, _, old = head.partition('\n| project')
+    # What was found in other environments stays.
+    rows = {line.split(']')[0][3:]: line for line in old.splitlines()
+            if line.startswith('| [')}
+    texts = {text.split('\n')[0]: text.rstrip() for text in sections}
     for host in args.hosts:
-        lines += [*table(host, *zoo(host, args.rows)), '']
-    args.out.write_text('\n'.join(lines), 'utf-8')
+        zoos = zoo(host, args.rows)
+        rows[host] = summary(host, *zoos)
+        texts[host] = '\n'.join(table(host, *zoos)).rstrip()
+    names = sorted(rows)
+    args.out.write_text('\n'.join([
+        head.rstrip(), '',
+        '| project | configs with a backbone | ' + ' | '.join(KINDS)
+        + ' | told that it has |', '|---' * (len(KINDS) + 3) + '|',
+        *(rows[name] for name in names), '',
+        *(f'## {texts[name]}\n' for name in names)]), 'utf-8')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,67 @@
+"""Networks of videos get steps without an example."""
+
+import pytest
+import torch
+import torch.nn as nn
+from torchvision.models.video import r3d_18
+
+from mmstepnet import insert_steps
+
+
+def check(model, clips, names):
+    model.eval()
+    with torch.no_grad():
+        expected = model(clips)
+        assert insert_steps(model) == names
+        torch.testing.assert_close(model(clips), expected)
+
+
+def test_clips():
+    """A stem of three dimensions takes frames behind its channels."""
+    model = r3d_18()
+    model.layer3 = model.layer4 = nn.Identity()
+    model.fc = nn.Identity()
+    check(model, torch.rand(2, 3, 6, 32, 32),
+          ['layer1.0', 'layer1.1', 'layer2.1'])
+
+
+class Shifted(nn.Module):
+    """Mixes the frames of a clip, as TSM does."""
+
+    init_cfg = None  # as a backbone of MMEngine has
+    num_segments = 4
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, frames):
+        x = self.stem(frames)
+        clips = x.view(-1, self.num_segments, *x.shape[1:])
+        return self.blocks(clips.roll(1, 1).flatten(0, 1))
+
+
+class Block(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return x + self.conv(x)
+
+
+def test_frames_of_a_clip_are_samples():
+    check(Shifted(), torch.rand(8, 3, 6, 6), ['blocks.0', 'blocks.1'])
+
+
+@pytest.mark.parametrize('name', ['VideoMAE', 'Timesformer', 'Vivit'])
+def test_frames_before_channels(name):
+    """As transformers' models take them."""
+    transformers = pytest.importorskip('transformers')
+    config = getattr(transformers, f'{name}Config')(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, image_size=32, num_frames=4)
+    model = getattr(transformers, f'{name}Model')(config).eval()
+    assert len(insert_steps(model)) == 2
