@@ -239,6 +239,8 @@ class Arrangement:
         kind = self._kind(other.name)
         if other is child or alike and kind is not self._kind(child.name):
             return False
+        if not chained and other.name == child.name:
+            return False  # it runs again, on another input
         if not other.sums and (not alike or kind in LISTS):
             return False
         one_shape = any(s.shape == found.shape for s in other.sums)
