@@ -116,7 +116,7 @@ def exchanged(setting: dict, scope: str) -> dict:
 
 def inputs(setting: dict) -> Iterator[Tensor]:
     """What a backbone may take: images, clips, text, skeletons, sequences."""
-    channels = setting.get('in_channels', 3)
+    channels = setting.get('in_channels', setting.get('input_channels', 3))
     channels = channels if isinstance(channels, int) else 3
     # Deformable and atrous convolutions refuse maps below 3x3.
     large = any(setting.get(name) for name in ('dcn', 'conv_cfg'))
