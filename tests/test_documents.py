@@ -1,6 +1,7 @@
 """README and docs: snippets run, links and commands lead somewhere.
 
-The config over MMSegmentation is trained by test_tools/test_segmentation.py.
+The config over MMSegmentation is trained by test_tools/test_segmentation.py;
+those over projects that are not installed are left out.
 """
 
 import ast
@@ -29,6 +30,7 @@ CONFIGS = [
     for path in PROGRAMS  # the second README's code is that of the first
     for number, snippet in enumerate(python(path))
     if not is_program(snippet) and 'mmseg::' not in snippet
+    and all(map(find_spec, re.findall(r"\['(\w+)::", snippet)))
 ]
 MARKDOWN = [
     path for pattern in ('*.md', 'configs/**/*.md', 'docs/**/*.md',
@@ -44,7 +46,7 @@ def columns(line):
 @pytest.mark.parametrize('readme', READMES, ids=lambda path: path.name)
 def test_readme_is_short(readme):
     lines = readme.read_text('utf-8').splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 120
     assert max(map(columns, lines)) <= 120
 
 
