@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
 
 from tests.documents import ROOT
 from tools import quickstart
-from tools.quickstart import Progress, Stage
+from tools.quickstart import Stage
 
 
 def shell(text):
@@ -45,7 +44,17 @@ def test_plan_is_that_of_the_configs():
     for stage in trained:
         train, test = stage.commands
         cfg = Config.fromfile(ROOT / train[2])
-        assert test[3].endswith(f'epoch_{cfg.train_cfg.max_epochs}.pth')
+        cfg.merge_from_dict(dict(
+            (key, int(value)) for key, _, value in (
+                option.partition('=')
+                for option in train[train.index('--cfg-options') + 1:])))
+        epochs = cfg.train_cfg.max_epochs
+        assert test[3].endswith(f'epoch_{epochs}.pth')
+        # The rate falls to the end of what is trained, and no further.
+        *_, falling = cfg.param_scheduler
+        assert falling.end - falling.begin == falling.T_max
+        per_epoch = 1 if falling.by_epoch else 125
+        assert falling.end == epochs * per_epoch
     # What needs the ops comes after them.
     assert all('faster_rcnn' not in str(stage) for stage in first)
     assert then[0].commands == [['bash', 'tools/setup_env.sh', 'ops']]
@@ -111,37 +120,3 @@ def test_children_end_with_it(tmp_path):
         while True:  # until init has reaped it
             os.kill(int(pid.read_text()), 0)
             time.sleep(.05)
-
-
-def test_estimate(tmp_path, monkeypatch):
-    """By a training's own, the pace so far, and the wheel that is awaited."""
-    clock = SimpleNamespace(now=0.)
-    monkeypatch.setattr(time, 'monotonic', lambda: clock.now)
-    log, wheel_log = tmp_path / 'log', tmp_path / 'wheel'
-    stages = [Stage(name, 100, []) for name in 'abcd']
-    progress = Progress(stages)
-    progress.begin(stages[0])
-    assert progress.left(log) == 400
-    clock.now = 150
-    progress.end()
-    progress.begin(stages[1])
-    assert progress.left(log) == 450  # half as slow again
-    log.write_text('... Epoch(train)  [3][10/22]  lr: 0.1  eta: 0:01:20  ...')
-    assert progress.left(log) == 80 + 300
-    progress.beside = stages[3], 50, wheel_log
-    wheel_log.write_text('mmcv: file \nmmcv: file 10/78\n')
-    assert progress.left(log) == 100 * 68 / 10 + 150
-    wheel_log.write_text('mmcv: file 77/78\n')
-    assert progress.left(log) == 80 + 300
-
-
-def test_what_was_there_already_is_no_pace(tmp_path, monkeypatch):
-    clock = SimpleNamespace(now=0.)
-    monkeypatch.setattr(time, 'monotonic', lambda: clock.now)
-    stages = [Stage('environment', 100, []), Stage('training', 100, [])]
-    progress = Progress(stages)
-    progress.begin(stages[0])
-    clock.now = 1
-    progress.end()
-    progress.begin(stages[1])
-    assert progress.left(tmp_path / 'no.log') == 100
