@@ -13,7 +13,7 @@ CONTAINERS = dict, OrderedDict, list, set
 
 
 IMAGE_MODELS = 'timm.models.', 'torchvision.models.'
-"""Libraries whose models are called with images alone."""
+"""Libraries whose models are called with images or clips alone."""
 
 FRAMES = 'num_frames', 'temporal_size', 't_size'
 SEGMENTS = ('num_segments', )
@@ -40,18 +40,20 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
             outermost and hasattr(model, 'init_cfg')
             or hasattr(model, 'pretrained_cfg')  # of timm
             or type(model).__module__.startswith(IMAGE_MODELS)):
-        first = next((m for m in model.modules()
-                      if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
-        frames = _attribute(model, config, FRAMES, 16 if isinstance(
-            first, nn.Conv3d) else None)
+        first = next((m for m in model.modules() if isinstance(
+            m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+        size, frames = _size(model, config), _attribute(
+            model, config, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0)
+        if isinstance(first, nn.Conv1d):
+            size = (256, )
         # Networks of frames may mix those of a clip, which lie side by side.
         samples = _attribute(model, None, SEGMENTS, 1)
         # A stem may take space into channels before.
         for channels in dict.fromkeys((getattr(first, 'in_channels', 3), 3)):
             axes = [channels, frames] if frames else [channels]
             images = torch.zeros(
-                samples, *(reversed(axes) if named else axes),
-                *_size(model, config), dtype=like.dtype, device=like.device)
+                samples, *(reversed(axes) if named else axes), *size,
+                dtype=like.dtype, device=like.device)
             yield dict(pixel_values=images) if named else images
 
 

@@ -1,4 +1,4 @@
-"""Networks of videos get steps without an example."""
+"""Networks of videos and sequences get steps without an example."""
 
 import pytest
 import torch
@@ -42,14 +42,33 @@ class Shifted(nn.Module):
         return self.blocks(clips.roll(1, 1).flatten(0, 1))
 
 
-class Block(nn.Module):
+class Sequences(nn.Module):
+    """Begins with a convolution of one dimension."""
+
+    init_cfg = None
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(8, 8, 1)
+        self.stem = nn.Conv1d(6, 8, 3)
+        self.blocks = nn.Sequential(Block(nn.Conv1d), Block(nn.Conv1d))
+
+    def forward(self, x):
+        return self.blocks(self.stem(x))
+
+
+class Block(nn.Module):
+
+    def __init__(self, conv=nn.Conv2d):
+        super().__init__()
+        self.conv = conv(8, 8, 1)
 
     def forward(self, x):
         return x + self.conv(x)
+
+
+def test_sequences():
+    """As those of joints that a temporal convolution lifts."""
+    check(Sequences(), torch.rand(2, 6, 30), ['blocks.0', 'blocks.1'])
 
 
 def test_frames_of_a_clip_are_samples():

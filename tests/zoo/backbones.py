@@ -123,6 +123,7 @@ def inputs(setting: dict) -> Iterator[Tensor]:
     yield torch.randn(2, channels, *[96 if large else 64] * 2)
     size = setting.get('img_size', 224)
     yield torch.randn(2, 3, *([size] * 2 if isinstance(size, int) else size))
+    yield torch.randn(1, 3, 256, 256)
     yield torch.randn(2, channels, 32, 100)
     yield torch.randn(1, channels, 8, 64, 64)
     for frames in (8, 16, 32):
@@ -132,3 +133,4 @@ def inputs(setting: dict) -> Iterator[Tensor]:
     for joints in (17, 25):
         yield torch.randn(2, 2, 16, joints, 3)
     yield torch.randn(2, channels, 243)
+    yield torch.randn(2, 27, 17, 3)
