@@ -184,6 +184,7 @@ CLAIMS = (
           'are ours)',
           pairs=against('both inputs', 'Ours, shared MLP',
                         'Ours, depthwise convolution', 'Ours, no BN',
+                        'Ours, BN before the convolution',
                         'Ours, mean and deviation')),
     Claim('3a. High accuracy goes with high TNS (Fig. 7)',
           rows=MODELS, quantity=TNS, kind=RANKS),
