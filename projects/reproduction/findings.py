@@ -250,16 +250,24 @@ def _correlations(claim: Claim, column: Column,
                 f"{row}, first stage: −r, Pearson's along a trajectory, mean "
                 'of images',
                 tuple(-a['mean'] for a in along.values()), planned))
-        lines = [f'{row}, first stage, over images, seed {seed}: r from '
-                 f'{min(r):+.2f} to {max(r):+.2f}, below 0 in '
-                 f'{sum(v < 0 for v in r)} of {len(r)} blocks'
-                 for seed, r in blocks.items() if r]
-        lines += [f'{row}, first stage, along trajectories, seed {seed}: r '
-                  f'below 0 for {a["negative"]:.0%} of the images'
-                  for seed, a in along.items()]
+        lines = _sides(row, [r for r in blocks.values() if r])
+        if along:
+            shares = ', '.join(f'{a["negative"]:.0%}' for a in along.values())
+            lines.append(f'{row}, along trajectories: r below 0 for {shares} '
+                         'of the images, by seed')
         verdict = judge(comparisons, None) if seeds else ''
         yield Finding(claim, column, reading, tuple(comparisons),
                       tuple(lines), verdict)
+
+
+def _sides(row: str, seeds: Sequence[list[float]]) -> list[str]:
+    """How many blocks lie on either side, which their mean would hide."""
+    if not seeds:
+        return []
+    below = ', '.join(str(sum(v < 0 for v in r)) for r in seeds)
+    return [f'{row}, over images, block by block: r from '
+            f'{min(map(min, seeds)):+.2f} to {max(map(max, seeds)):+.2f}, '
+            f'below 0 in {below} of {max(map(len, seeds))} blocks, by seed']
 
 
 def _first_stage(stages: Sequence[int],

@@ -66,6 +66,8 @@ def test_no_panel_of_fig_9_is_averaged_away():
     over, along = finding.comparisons
     np.testing.assert_allclose(over.differences, [0.05, 0.1])
     np.testing.assert_allclose(along.differences, [0.2, 0.3])
-    assert finding.lines[0].endswith(
-        'seed 0: r from -0.90 to +0.80, below 0 in 1 of 2 blocks')
-    assert finding.lines[3].endswith('seed 1: r below 0 for 75% of the images')
+    assert finding.lines == (
+        'SE, over images, block by block: r from -0.90 to +0.80, below 0 in '
+        '1, 2 of 3 blocks, by seed',
+        'SE, along trajectories: r below 0 for 75%, 75% of the images, by '
+        'seed')
