@@ -31,7 +31,9 @@ class Attention(Recorded):
         channels (int): Channels C of x and f.
         init_step (float, optional): Warm start: the step starts at exactly
             this value, so that with 1.0 a pretrained plain network computes
-            what it did before. None is the paper's form. Defaults to None.
+            what it did before. Its gate is scaled, and so is the most that
+            it reaches: not 1, but 2 for one sigmoid that starts at 1/2. None
+            is the paper's form. Defaults to None.
     """
 
     first_block = True

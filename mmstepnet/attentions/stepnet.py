@@ -29,7 +29,8 @@ class Adaptor(Attention):
         channels (int): Channels C.
         init_step (float, optional): See :class:`Attention`. The gate starts
             constant because :math:`W_{IE} = 0`; it is scaled by
-            ``init_step / sigmoid(-1)``. Defaults to None.
+            ``init_step / sigmoid(-1)``, so that from 1 it reaches at most
+            e + 1 = 3.718. Defaults to None.
     """
 
     first_block = False
@@ -89,7 +90,8 @@ class StepNet(Adaptor, ChannelGate):
         channels (int): Channels C.
         init_step (float, optional): See :class:`Attention`. The gate starts
             constant because :math:`W_{IE} = 0`; it is scaled by
-            ``init_step / sigmoid(-1)``. Defaults to None.
+            ``init_step / sigmoid(-1)``, so that from 1 it reaches at most
+            e + 1 = 3.718. Defaults to None.
         inputs (str): What the adaptor sees, the first half of Table 4:
             ``'both'``, F(x_{t+1}, x_t); ``'x'``, F(x_t) from p alone;
             ``'x_next'``, F(x_{t+1}) from q alone; ``'difference'``,

@@ -37,7 +37,8 @@ class Claim:
             ``'ranks'``: rows
             of a higher accuracy have a higher TNS. Or ``'share'``: few
             blocks are stiff, which is described. Or ``'correlation'``: NSI
-            and attention values correlate negatively over the images.
+            and attention values correlate negatively, over the images and
+            along each trajectory.
         behind (float): How far the first may fall behind and still count as
             having no less. Defaults to 0.
     """
@@ -184,6 +185,7 @@ CLAIMS = (
           'are ours)',
           pairs=against('both inputs', 'Ours, shared MLP',
                         'Ours, depthwise convolution', 'Ours, no BN',
+                        'Ours, BN before the convolution',
                         'Ours, mean and deviation')),
     Claim('3a. High accuracy goes with high TNS (Fig. 7)',
           rows=MODELS, quantity=TNS, kind=RANKS),

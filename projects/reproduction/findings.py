@@ -228,23 +228,55 @@ def _shares(claim: Claim, column: Column,
 
 def _correlations(claim: Claim, column: Column,
                   seeds: range | None) -> Iterator[Finding]:
+    """Both panels of Fig. 9: over images block by block, and along them.
+
+    A mean of blocks alone would hide those of either sign.
+    """
     labels = claim_labels(claim, column)
     for reading, value in _values(claim, column, labels).items():
         (row, ), = labels
-        found = {r['seed']: _first_stage(r['stiffness']['stages'], value(r))
-                 for r in column.results[row] if value(r) is not None}
-        differences = tuple(-r for seed, r in found.items() if r is not None
-                            and (seeds is None or seed in seeds))
-        comparison = Comparison(
-            f"{row}: −r, Pearson's over images, mean of the stage's blocks",
-            differences, len(seeds or ()))
-        verdict = judge([comparison], None) if seeds else ''
-        yield Finding(claim, column, reading, (comparison, ),
-                      verdict=verdict)
+        found = [r for r in column.results[row] if value(r) is not None
+                 and (seeds is None or r['seed'] in seeds)]
+        blocks = {r['seed']: _first_stage(r['stiffness']['stages'], value(r))
+                  for r in found}
+        along = {r['seed']: stage for r in found
+                 if (stage := _along_first_stage(r, reading))}
+        planned = len(seeds or ())
+        comparisons = [Comparison(
+            f"{row}, first stage: −r, Pearson's over images, mean of blocks",
+            tuple(-fmean(r) for r in blocks.values() if r), planned)]
+        if along:
+            comparisons.append(Comparison(
+                f"{row}, first stage: −r, Pearson's along a trajectory, mean "
+                'of images',
+                tuple(-a['mean'] for a in along.values()), planned))
+        lines = _sides(row, [r for r in blocks.values() if r])
+        if along:
+            shares = ', '.join(f'{a["negative"]:.0%}' for a in along.values())
+            lines.append(f'{row}, along trajectories: r below 0 for {shares} '
+                         'of the images, by seed')
+        verdict = judge(comparisons, None) if seeds else ''
+        yield Finding(claim, column, reading, tuple(comparisons),
+                      tuple(lines), verdict)
+
+
+def _sides(row: str, seeds: Sequence[list[float]]) -> list[str]:
+    """How many blocks lie on either side, which their mean would hide."""
+    if not seeds:
+        return []
+    below = ', '.join(str(sum(v < 0 for v in r)) for r in seeds)
+    return [f'{row}, over images, block by block: r from '
+            f'{min(map(min, seeds)):+.2f} to {max(map(max, seeds)):+.2f}, '
+            f'below 0 in {below} of {max(map(len, seeds))} blocks, by seed']
 
 
 def _first_stage(stages: Sequence[int],
-                 values: Sequence[float | None]) -> float | None:
-    found = [v for v, stage in zip(values, stages)
-             if stage == stages[0] and v is not None]
-    return fmean(found) if found else None
+                 values: Sequence[float | None]) -> list[float]:
+    return [v for v, stage in zip(values, stages)
+            if stage == stages[0] and v is not None]
+
+
+def _along_first_stage(result: dict, reading: Reading) -> dict | None:
+    """None before it was kept, and where the stage is too short for it."""
+    found = stiffness_by_reading(result, 'along').get(reading, {})
+    return found.get('stage 1')

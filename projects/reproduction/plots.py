@@ -1,6 +1,7 @@
 """Pictures of a table's results."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from matplotlib.figure import Figure
 
 from mmstepnet.stiffness import correlate_ranks
 
-from .claims import CLAIMS, RANKS
+from .block_figures import draw_blocks
+from .claims import CLAIMS, LABELS, RANKS
 from .columns import Column
 from .curves import stack_curves, stack_validations
 from .findings import model_means
@@ -38,7 +40,9 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
             more than 12 rows it gets ``TABLE_COLUMN_METRIC_rows.png``
             alone. Where validations measured stiffness, a panel more shows
             TNS, and ``TABLE_COLUMN_steps.png`` the attention values of the
-            rows that have any.
+            rows that have any. Where the plain network, SE and StepNet
+            have stages of three recorded blocks or more,
+            ``TABLE_COLUMN_blocks.png`` shows theirs.
 
     Returns:
         list[Path]: The files.
@@ -73,6 +77,10 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
             path = Path(out) / f'{stem}_steps.png'
             saved.append(_save(draw_steps(steps, stages, title,
                                           panels[title]), path))
+        blocks = _blocks(found)
+        if blocks:
+            path = Path(out) / f'{stem}_blocks.png'
+            saved.append(_save(draw_blocks(blocks), path))
         kind, draw = ('rows', draw_rows) if many else ('violin', draw_violins)
         for name in names:
             ends = _ends(found, name)
@@ -143,6 +151,18 @@ def _steps(found: dict[str, list[dict]]) -> dict:
         if stack is not None and (stack[1] != 1).any():
             steps[row] = stack[0], stack[1].mean(0)
     return steps
+
+
+def _blocks(found: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """What was kept of blocks of the rows that the paper shows."""
+    shown = {'SE', *LABELS['plain'], *LABELS['StepNet']}
+    rows = {}
+    for row in shown & found.keys():
+        kept = [r['stiffness'] for r in found[row] if r.get('stiffness')]
+        if any(Counter(k['stages']).most_common(1)[0][1] >= 3
+               and isinstance(k['correlation'], dict) for k in kept):
+            rows[row] = kept
+    return {row: rows[row] for row in found if row in rows}
 
 
 def _ends(found: dict[str, list[dict]], name: str) -> dict[str, np.ndarray]:

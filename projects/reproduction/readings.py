@@ -38,8 +38,8 @@ def stiffness_by_reading(result: dict[str, Any],
 
     Args:
         result (dict): A result.
-        key (str): ``'tns'``, ``'p_hat'``, ``'few_stiff'`` or
-            ``'correlation'``, see
+        key (str): ``'tns'``, ``'p_hat'``, ``'few_stiff'``,
+            ``'correlation'`` or ``'along'``, see
             :func:`~projects.reproduction.stiffness.summarise_stiffness`.
 
     Returns:
@@ -48,7 +48,7 @@ def stiffness_by_reading(result: dict[str, Any],
     found = (result.get('stiffness') or {}).get(key)
     if found is None:
         return {}
-    mu = None if key == 'correlation' else DEFAULT.mu
+    mu = None if key in ('correlation', 'along') else DEFAULT.mu
     if not isinstance(found, dict):
         return {Reading(DEFAULT.nsi, mu): found}
     if key in ('tns', 'p_hat'):

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 HEAD = """# Results
 
+**Decided**, for small trainings alone, are the claims under [Confirmatory](#confirmatory) that are called held or refuted. **Not decidable at this scale**, of a few CPU cores, is
+what the papers report of full CIFAR, STL-10, ImageNet, COCO and of translation that has converged: none of these trainings was run.
+
 Written by `python -m projects.reproduction.paper report` from the JSON files of [`results/`](results), one a config and seed; not edited by
 hand. `python -m projects.reproduction.paper table NAME --markdown` prints the same tables, `python -m projects.reproduction.paper run NAME --seeds N`
 runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, not the original files.

@@ -43,6 +43,9 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
           sample in a hundred is still stiff.
         - ``correlation``: Pearson's, over samples, between NSI and mean
           attention value, (L,); None where one of them is constant.
+        - ``along``: of the same along each trajectory, by stage and over all
+          blocks: ``mean`` over samples, and ``negative``, the share of
+          samples below 0. Stages of fewer than three blocks have none.
 
         And ``nsi``: means of the adaptive reading over samples, (L,).
 
@@ -61,6 +64,12 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         'correlation': {
             reading: [None if np.isnan(r) else _short(r)
                       for r in run.block_correlations(reading)]
+            for reading in READINGS},
+        'along': {
+            reading: {
+                name: dict(mean=_short(r.mean(dtype=np.float64)),
+                           negative=_short((r < 0).mean()))
+                for name, r in run.trajectory_correlations(reading).items()}
             for reading in READINGS},
     }
 

@@ -1,5 +1,8 @@
 """What holds for every attention."""
 
+import math
+import unittest.mock
+
 import pytest
 import torch
 import torch.nn as nn
@@ -144,6 +147,18 @@ def test_init_step_is_the_first_step(cfg, init_step, training, maps):
     step = choose_step(attention, *maps(3, 48, 6, 5))
     torch.testing.assert_close(
         step, torch.full_like(step, init_step), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize('name, most', [
+    ('StepNet', 1 + math.e), ('SE', 2), ('ECA', 2), ('SRM', 2), ('FCA', 2),
+    ('CBAM', 4), ('SEM', 8), ('SGE', 1 + 1 / math.e)])
+def test_most_that_a_warm_gate_reaches(name, most, maps):
+    """With each sigmoid at 1; SEM's weights choose one as well."""
+    attention = build_attention(
+        dict(type=name, init_step=1.0), 64, map_size=7).eval()
+    with unittest.mock.patch('torch.sigmoid', torch.ones_like):
+        step = choose_step(attention, *maps(2, 64, 6, 5))
+    torch.testing.assert_close(step, torch.full_like(step, most))
 
 
 def test_init_step_survives_the_first_update(cfg, maps):

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
-import projects.metric_attention  # noqa: F401, registers its classes
+import projects.metric_attention.models  # noqa: F401, registers them
 from tests.test_robustness.inputs import BOUNDED, ROOT, tried
 
 WRONG = [None, 'x', '', [], {}, -1, 0, 2.5, float('nan'), True, [-1], b'x',

@@ -27,9 +27,9 @@ from mmstepnet.stiffness import FIELDS, Trajectories
 from projects.metric_attention.datasets import (
     HumanSegmentation,
     MNISTPoints,
-    Multi30k,
     load_mesh,
 )
+from projects.metric_attention.datasets.multi30k import Multi30k
 from tests.test_robustness.inputs import (
     BOUNDED,
     ROOT,

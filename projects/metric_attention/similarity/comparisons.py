@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.sparse.csgraph import laplacian
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_wine
 from sklearn.manifold import (
@@ -15,7 +16,7 @@ from sklearn.manifold import (
     SpectralEmbedding,
 )
 from sklearn.metrics import pairwise_distances
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, kneighbors_graph
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import Tensor
@@ -27,9 +28,10 @@ from projects.metric_attention.similarity.operators import (
     normalize_rows,
 )
 
-from . import clustering, manifold, references, supervised
+from . import clustering, manifold, networks, references, supervised
 
 NEIGHBOURS, SIGMA, PERPLEXITY, FUZZINESS = 10, 20.0, 30.0, 2.0
+HEAT_TIME = 0.1
 UMAP_A, UMAP_B = 1.577, 0.895
 """UMAP's curve for a least distance of 0.1, rounded."""
 
@@ -226,6 +228,26 @@ def attention(x: Tensor, label: np.ndarray) -> Pair:
     return (s @ x).numpy(), metric_propagation(x, x, x, 1.0).numpy()
 
 
+
+def neighbour_graph(x: Tensor) -> np.ndarray:
+    """A_ij = 1 where one is among the other's nearest, (N, N)."""
+    near = kneighbors_graph(x.numpy(), NEIGHBOURS).toarray()
+    return np.maximum(near, near.T)
+
+
+def convolution(x: Tensor, label: np.ndarray) -> Pair:
+    graph = neighbour_graph(x)
+    return (networks.graph_convolution(torch.from_numpy(graph)).numpy(),
+            references.graph_convolution(graph))
+
+
+def heat(x: Tensor, label: np.ndarray) -> Pair:
+    matrix = laplacian(neighbour_graph(x))
+    value, vector = np.linalg.eigh(matrix)
+    return (networks.diffusion(torch.from_numpy(matrix), HEAT_TIME).numpy(),
+            vector * np.exp(-HEAT_TIME * value) @ vector.T)
+
+
 LOOPS = 'its formula, loops'
 COMPARISONS = (
     Comparison('MDS', 'similarity', 'pairwise_distances', 1e-12,
@@ -263,6 +285,9 @@ COMPARISONS = (
                k_nearest),
     Comparison('SVM, linear', 'decision', 'SVC', 1e-10, machine('linear')),
     Comparison('SVM, Gaussian', 'decision', 'SVC', 1e-10, machine('rbf')),
+    Comparison('Graph convolution', 'similarity', LOOPS, 1e-12, convolution),
+    Comparison('DiffusionNet', 'similarity', 'numpy.linalg.eigh', 1e-12,
+               heat),
     Comparison('L2 attention', 'propagation', 'metric_propagation', 1e-12,
                attention),
 )

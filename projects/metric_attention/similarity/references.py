@@ -121,3 +121,14 @@ def markov_clustering(h: np.ndarray, steps: int) -> np.ndarray:
                 out[i, j] = expanded[i, j]**2 / sum(expanded[i]**2)
         h = out
     return h
+
+
+def graph_convolution(adjacency: np.ndarray) -> np.ndarray:
+    """Of Kipf and Welling (2017), Eq. 2, (N, N)."""
+    linked = adjacency + np.eye(len(adjacency))
+    degree = [sum(row) for row in linked]
+    out = np.zeros_like(linked)
+    for i in range(len(linked)):
+        for j in range(len(linked)):
+            out[i, j] = linked[i, j] / math.sqrt(degree[i] * degree[j])
+    return out

@@ -5,10 +5,13 @@ on a sphere (Theorem 5, Example 3), to two on a circle, to a circle on a torus
 (Theorem 6).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from scipy.special import ive
 from torch import Tensor
+from torch.func import grad, hessian, jacfwd
 
 from mmstepnet.propagation import metric_propagation
 from projects.metric_attention.similarity.operators import qk_dot_product
@@ -67,6 +70,36 @@ def two_nearest(angle: np.ndarray, u: np.ndarray, eps: float) -> np.ndarray:
     doubled = on_circle(2 * angle)
     sent = torch.from_numpy(u)[:, None]
     return metric_propagation(doubled, doubled, sent, 2 * eps)[:, 0].numpy()
+
+
+def first_order(f: Callable[[Tensor], Tensor],
+                log_density: Callable[[Tensor], Tensor],
+                h: Callable[[Tensor], Tensor], nearest: Tensor) -> Tensor:
+    r"""Theorem 5's operator At_{f,p} at a nearest point y*.
+
+    With C the Hessian of f there, in coordinates in which the metric is flat
+    to second order,
+
+    .. math::
+        C^{-1}_{ij}\, \partial_i \partial_j h + C^{-1}_{ij}\, \partial_i h
+        \, (2 \partial_j \log p - C^{-1}_{kl} \partial_j \partial_k
+        \partial_l f)
+
+    The last term is that of a metric's absence: |x - y|² has none. This is
+    Laplace's method, worked out by us: the formula is lost in our copy.
+
+    Args:
+        f (Callable): f(x, .) for one x, (d,) -> scalar.
+        log_density (Callable): log p, (d,) -> scalar.
+        h (Callable): What points send, (d,) -> scalar.
+        nearest (Tensor): y*, (d,).
+    """
+    inverse = torch.linalg.inv(hessian(f)(nearest))
+    third = jacfwd(hessian(f))(nearest)
+    pull = (2 * grad(log_density)(nearest)
+            - torch.einsum('jkl,kl->j', third, inverse))
+    return ((inverse * hessian(h)(nearest)).sum()
+            + grad(h)(nearest) @ inverse @ pull)
 
 
 def random_weight() -> Tensor:
@@ -238,4 +271,30 @@ def nearest_circle_exact(angle: np.ndarray, eps: float) -> np.ndarray:
         sine = one * np.sin(t) + CROWD / 2 * two * np.sin(2 * t)
         value = cosine * np.cos(turn) + sine * np.sin(turn)
         out.append((height * value).sum() / (height * mass).sum())
+    return np.array(out)
+
+
+def nearest_circle_change(angle: np.ndarray) -> np.ndarray:
+    """Theorem 6's first order in ε on the torus, (M,).
+
+    Each nearest point's own change, as in Theorem 5, and that of its share:
+    the mass of the kernel across is p m_0 (1 + ε b).
+
+    Args:
+        angle (ndarray): t_1 of the points x, (M,).
+    """
+    turn = np.arange(4096) * 2 * np.pi / 4096
+    share = (1 + CROWD * np.cos(turn)) * tension(turn)**-0.5
+    share /= share.sum()
+    hessian_across = 2 * tension(turn)
+    out = []
+    for t in angle:
+        height = 1 + CROWD * np.cos(t)
+        slope, bend = -CROWD * np.sin(t) / height, -CROWD * np.cos(t) / height
+        value, rise = np.cos(turn - t), np.sin(turn - t)
+        own = (2 * rise * slope - value) / hessian_across
+        # 1/4 is of the fourth derivative of f, which is -c.
+        b = (1 / 4 + bend) / hessian_across
+        out.append(share @ own + share @ (b * value)
+                   - (share @ b) * (share @ value))
     return np.array(out)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mmengine.dataset import DefaultSampler
 
-from projects.metric_attention.datasets import BucketBatchSampler, Multi30k
+from projects.metric_attention.datasets import BucketBatchSampler
+from projects.metric_attention.datasets.multi30k import Multi30k
 from projects.metric_attention.datasets.tokenizer import (
     decode,
     load_tokenizer,

@@ -1,5 +1,7 @@
 """Metafiles, configs and the paper's parameter counts agree."""
 
+import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,16 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from projects.reproduction import Figure, read_tables, select_cells
+from projects.reproduction.claims import LABELS
 from projects.reproduction.complexity import count_parameters
 from projects.reproduction.metafile import metafiles
 from projects.reproduction.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = read_tables(ROOT)
+# Their configs' bases, or an SGE's channels, make them other networks.
+OTHER_NETWORKS = ('SGE, one channel a group', 'Plain, pre-activation',
+                  'StepNet, pre-activation')
 
 
 def models():
@@ -135,3 +141,19 @@ def test_bad_metafiles(tmp_path, entry, match):
         f"    Metadata: {{Tables: {{'1': {entry}}}}}")
     with pytest.raises(ValueError, match=match):
         read_tables(tmp_path)
+
+
+def test_one_attention_has_one_name_for_the_claims():
+    """Else a claim would miss the results of a table that has them."""
+    labels = defaultdict(set)
+    for cell in (c for cells in TABLES.values() for c in cells if c.config):
+        body = ast.parse(cell.config.read_text()).body
+        setting = [ast.dump(node) for node in body
+                   if node.targets[0].id == 'model']
+        if (setting and cell.config.is_relative_to(ROOT / 'configs')
+                and cell.row not in OTHER_NETWORKS):
+            labels[setting[0]].add(cell.row)
+    assert len(labels) > 20
+    known = {name for names in LABELS.values() for name in names}
+    for each in labels.values():
+        assert len(each) == 1 or each <= known, each

@@ -92,6 +92,12 @@ def test_correlations(record, reading):
             np.corrcoef(nsi[reading][:, block], step[:, block])[0, 1],
             rel=1e-4)
     assert correlation[1] is None
+    # Along a trajectory; the first stage has two blocks.
+    along = [np.corrcoef(z[2:], s[2:])[0, 1]
+             for z, s in zip(nsi[reading], step)]
+    assert list(found['along'][reading]) == ['stage 2', 'all stages']
+    assert found['along'][reading]['stage 2'] == pytest.approx(dict(
+        mean=np.mean(along), negative=np.mean(np.array(along) < 0)), rel=1e-4)
 
 
 @pytest.mark.parametrize('mu', MEANS)

@@ -1,7 +1,11 @@
 # Human meshes, the accuracy that of all faces. Meshes of a batch do not
 # inform each other.
 custom_imports = dict(
-    imports=['projects.metric_attention'], allow_failed_imports=False)
+    imports=[
+        'projects.metric_attention.datasets',
+        'projects.metric_attention.models',
+    ],
+    allow_failed_imports=False)
 
 train_dataloader = dict(
     batch_size=4,

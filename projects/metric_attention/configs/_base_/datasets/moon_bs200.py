@@ -1,7 +1,11 @@
 # Two half circles. The points of a batch are the nodes of the network, in
 # testing too: its batches are as large as in training and always the same.
 custom_imports = dict(
-    imports=['projects.metric_attention'], allow_failed_imports=False)
+    imports=[
+        'projects.metric_attention.datasets',
+        'projects.metric_attention.models',
+    ],
+    allow_failed_imports=False)
 
 train_dataloader = dict(
     batch_size=200,

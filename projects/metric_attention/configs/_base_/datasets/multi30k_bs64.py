@@ -1,6 +1,11 @@
 # Multi30k, English to German, 29,000 sentences.
 custom_imports = dict(
-    imports=['projects.metric_attention'], allow_failed_imports=False)
+    imports=[
+        'projects.metric_attention.datasets.multi30k',
+        'projects.metric_attention.metrics',
+        'projects.metric_attention.models',
+    ],
+    allow_failed_imports=False)
 
 dataset = dict(
     type='mmstepnet.Multi30k',

@@ -1,0 +1,49 @@
+"""What the projects need, and what goes without it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import ROOT, files, imported
+
+DISTRIBUTIONS = dict(sklearn='scikit-learn', yaml='pyyaml')
+HOSTS = {'mmengine', 'mmpretrain', 'torch', 'torchvision'}
+OURS = {'mmstepnet', 'projects', 'tools'}
+LIBRARY = {'numpy', 'safetensors', 'scipy'}
+WITHOUT_TEXT = '''
+import sys
+sys.modules.update(dict.fromkeys(('tokenizers', 'sacrebleu', 'trimesh')))
+hosts = dict.fromkeys(('mmengine', 'mmpretrain', 'mmcv'))
+sys.modules.update(hosts)
+import projects.metric_attention.similarity.__main__
+import projects.metric_attention.theory.__main__
+for name in hosts:
+    del sys.modules[name]
+from mmengine.config import Config
+from mmstepnet.registry import DATASETS
+for name in ('moon', 'mnist', 'human_seg'):
+    cfg = Config.fromfile(
+        f'projects/metric_attention/configs/{name}/ipn_metric_{name}.py')
+    DATASETS.get(cfg.train_dataloader.dataset.type).__name__
+'''
+
+
+@pytest.mark.parametrize('project', ['metric_attention', 'reproduction'])
+def test_requirements_name_what_is_imported(project):
+    path = Path('projects', project, 'requirements.txt')
+    tops = {name.split('.')[0] for file in files(f'projects/{project}')
+            for name in imported(file)}
+    needed = tops - sys.stdlib_module_names - HOSTS - OURS - LIBRARY
+    assert {DISTRIBUTIONS.get(name, name) for name in needed} == set(
+        (ROOT / path).read_text().split())
+    page = (ROOT / 'projects' / project / (
+        'README.md' if project == 'metric_attention' else
+        '../../docs/papers_tables.md')).read_text()
+    assert f'pip install -r {path.as_posix()}' in page
+
+
+def test_translation_alone_needs_its_libraries():
+    """And theory and similarity need no OpenMMLab."""
+    subprocess.run([sys.executable, '-c', WITHOUT_TEXT], cwd=ROOT, check=True)
