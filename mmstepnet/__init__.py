@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .steps import (
         find_steps,
         insert_steps,
+        remove_blocks,
         remove_steps,
         step_parameters,
     )
@@ -38,6 +39,7 @@ LATER = {
     'mark_only_steps_as_trainable': 'steps.freezing',
     'measure_stiffness': 'stiffness',
     'register_block': 'blocks',
+    'remove_blocks': 'steps',
     'remove_steps': 'steps',
     'save_steps': 'steps.files',
     'step_parameters': 'steps',
@@ -48,8 +50,8 @@ __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
     'TrajectoryRecorder', '__version__', 'calibrate', 'find_steps', 'fold',
     'insert_steps', 'load_steps', 'mark_only_steps_as_trainable',
-    'measure_stiffness', 'register_block', 'remove_steps', 'save_steps',
-    'step_parameters'
+    'measure_stiffness', 'register_block', 'remove_blocks', 'remove_steps',
+    'save_steps', 'step_parameters'
 ]
 
 
