@@ -1,5 +1,6 @@
 """Blocks taken out of a network: what is left computes what f = 0 would."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -178,6 +179,9 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     """
     check_unsharded(model)
     model = unwrap(model)
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(f'{type(model).__name__} is on the meta device, '
+                         f'where no block can be tried; give it memory first')
     modules = modules_by_name(model)
     chosen = None if names is None else select(modules, names)
     steps, call = _look(model, example)
@@ -193,13 +197,16 @@ def prepare_removal(model: nn.Module, names: Selection | None,
             if s.part is None}), call, checks.values())
     if parts:
         inside = {name: _PartCheck(modules[name]) for name in parts}
-        _run(Finder(model, norms=lambda x: _Seen(x, inside.values()), owners={
-            s.owner.name for block in parts.values()
-            for s in sums.get(block, ())}), call, inside.values())
+        with _no_zeros(modules[block] for block in parts.values()):
+            _run(Finder(model, norms=lambda x: _Seen(x, inside.values()),
+                        owners={s.owner.name for block in parts.values()
+                                for s in sums.get(block, ())}),
+                 call, inside.values())
         checks.update(inside)
     cached = getattr(getattr(model, 'config', None), 'use_cache', False)
     removed, refused = {}, {}
-    for name, check in checks.items():
+    for name in filter(checks.__contains__, modules):
+        check = checks[name]
         if check.why is None and cached and any(
                 getattr(m, 'layer_idx', None) is not None
                 for m in modules[name].modules()):
@@ -296,7 +303,7 @@ class _PartCheck(_Check):
                 self.state.shape != first.shape):
             self.why, self.waits = 'returns something else than a state', False
             return out
-        return _stand_in(part, self.form, True)(self.state)
+        return _stand_in(part, self.form, True).forward(self.state)
 
     def see(self, same: bool) -> None:
         """See the first sum behind it."""
@@ -362,6 +369,21 @@ def _at_rest(steps: list[ResidualStep]) -> Iterator[None]:
             step.attention = attention
 
 
+@contextmanager
+def _no_zeros(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Random numbers for parameters of 0, as biases at their start."""
+    before = [(m._parameters, key, p) for block in blocks
+              for m in block.modules() for key, p in m._parameters.items()
+              if p is not None and not p.any()]
+    for parameters, key, p in before:
+        parameters[key] = nn.Parameter(_not_zero(p.detach()))
+    try:
+        yield
+    finally:
+        for parameters, key, p in before:
+            parameters[key] = p
+
+
 def _look(model: nn.Module, example: object) -> tuple[Arrangement, tuple]:
     """Find the steps of a model, and a call that it runs on."""
     error = 'nothing can be made up for a model of its class'
@@ -402,7 +424,8 @@ def _run(finder: Finder, call: tuple[tuple, dict],
     try:
         handles += finder.attach()
         with EAGER, in_mode(finder.model, False), torch.no_grad():
-            finder.model(*call[0], **call[1])
+            args, kwargs = copy.deepcopy(call)  # it may write to them
+            finder.model(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
