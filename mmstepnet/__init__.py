@@ -26,11 +26,18 @@ if TYPE_CHECKING:
     from .steps.files import load_steps, save_steps
     from .steps.fold import fold
     from .steps.freezing import mark_only_steps_as_trainable
-    from .stiffness import TrajectoryRecorder, measure_stiffness
+    from .stiffness import (
+        TrajectoryRecorder,
+        ablate_blocks,
+        block_scores,
+        measure_stiffness,
+    )
 
 LATER = {
     'MetricAttention': 'propagation',
     'TrajectoryRecorder': 'stiffness',
+    'ablate_blocks': 'stiffness',
+    'block_scores': 'stiffness',
     'calibrate': 'steps.calibration',
     'find_steps': 'steps',
     'fold': 'steps.fold',
@@ -48,10 +55,10 @@ LATER = {
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
-    'TrajectoryRecorder', '__version__', 'calibrate', 'find_steps', 'fold',
-    'insert_steps', 'load_steps', 'mark_only_steps_as_trainable',
-    'measure_stiffness', 'register_block', 'remove_blocks', 'remove_steps',
-    'save_steps', 'step_parameters'
+    'TrajectoryRecorder', '__version__', 'ablate_blocks', 'block_scores',
+    'calibrate', 'find_steps', 'fold', 'insert_steps', 'load_steps',
+    'mark_only_steps_as_trainable', 'measure_stiffness', 'register_block',
+    'remove_blocks', 'remove_steps', 'save_steps', 'step_parameters'
 ]
 
 
