@@ -1,6 +1,5 @@
 """Blocks taken out of a network: what is left computes what f = 0 would."""
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -185,7 +184,8 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     modules = modules_by_name(model)
     chosen = None if names is None else select(modules, names)
     steps, call = _look(model, example)
-    sums = {name: sums for name, (_, sums) in steps_by_block(steps).items()}
+    sums = {name: found for name, (_, found) in steps_by_block(
+        steps).items()}
     projecting = {place[1].name for _, found, place in steps.named
                   if place and not found.state} - set(sums)
     blocks, parts = _meant(chosen, {*sums, *projecting}, modules)
@@ -289,7 +289,6 @@ class _PartCheck(_Check):
     """Whether f of a step is 0 where a part of a block gives zeros."""
 
     why = 'computes no f of a step that comes behind it'
-
     waits = False
 
     def leave(self, part: nn.Module, args: tuple, kwargs: dict,
@@ -376,7 +375,7 @@ def _no_zeros(blocks: Iterable[nn.Module]) -> Iterator[None]:
               for m in block.modules() for key, p in m._parameters.items()
               if p is not None and not p.any()]
     for parameters, key, p in before:
-        parameters[key] = nn.Parameter(_not_zero(p.detach()))
+        parameters[key] = nn.Parameter(_fresh(p.detach()))
     try:
         yield
     finally:
@@ -389,10 +388,7 @@ def _look(model: nn.Module, example: object) -> tuple[Arrangement, tuple]:
     error = 'nothing can be made up for a model of its class'
     for given in made_up(model, outermost=True) if example is None else (
             example, ):
-        args, kwargs = call_of(given)
-        call = tuple(map(_not_zero, args)), {
-            key: _not_zero(value) for key, value in kwargs.items()}
-        finder = Finder(model)
+        finder, call = Finder(model), call_of(given)
         try:
             _run(finder, call)
         except Exception as raised:
@@ -404,12 +400,17 @@ def _look(model: nn.Module, example: object) -> tuple[Arrangement, tuple]:
         f'are to be tried with ({error}); give example= that it takes')
 
 
-def _not_zero(t: object) -> object:
-    """Random numbers for zeros, on which many functions do nothing."""
-    if isinstance(t, Tensor) and t.is_floating_point() and not t.any():
+def _fresh(t: object) -> object:
+    """A copy, which may be written to, and random numbers in place of zeros.
+
+    Many functions leave 0 as it is, which shows nothing.
+    """
+    if not isinstance(t, Tensor):
+        return t
+    if t.is_floating_point() and not t.any():
         return torch.randn(
             t.shape, generator=torch.Generator().manual_seed(0)).to(t)
-    return t
+    return t.clone()
 
 
 def _run(finder: Finder, call: tuple[tuple, dict],
@@ -424,8 +425,8 @@ def _run(finder: Finder, call: tuple[tuple, dict],
     try:
         handles += finder.attach()
         with EAGER, in_mode(finder.model, False), torch.no_grad():
-            args, kwargs = copy.deepcopy(call)  # it may write to them
-            finder.model(*args, **kwargs)
+            finder.model(*map(_fresh, call[0]), **{
+                key: _fresh(value) for key, value in call[1].items()})
     finally:
         for handle in handles:
             handle.remove()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from scipy import stats
 
 from mmstepnet.figures.style import (
@@ -224,9 +225,9 @@ def draw_singles(networks: list[Network]) -> Figure:
                      f'{n.correlation("influence")[0]:.2f}')
         ax.set_xlabel('score of the block')
         ax.set_xscale('log')
-        for ticks in (ax.xaxis.set_major_formatter,
-                      ax.xaxis.set_minor_formatter):
-            ticks('{x:g}')
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter('{x:g}')
+        ax.xaxis.set_minor_formatter('')
         ax.set_ylabel('increase of cross-entropy')
     for ax in axes[len(networks):]:
         ax.remove()
