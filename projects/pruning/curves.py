@@ -35,6 +35,8 @@ NETWORKS = RESNETS[0], LITES[0], *RESNETS[1:], *LITES[1:]
 SCORES = 'adaptive', 'returned', 'share', 'f_norm', 'influence', 'last'
 GREEDY = 'adaptive', 'influence'
 SEEDS = range(5)
+STAGES = 'single', 'third', 'half', 'greedy'
+"""Single blocks; a third of the blocks; the curves to half; scored anew."""
 OUT = Path('work_dirs/pruning')
 
 
@@ -190,18 +192,22 @@ def main() -> None:
     parser.add_argument('--out', type=Path, default=OUT)
     parser.add_argument('--networks', nargs='+', default=list(NETWORKS),
                         choices=NETWORKS)
+    parser.add_argument('--until', choices=STAGES, default=STAGES[-1])
     args = parser.parse_args()
     torch.set_num_threads(1)
+    until = STAGES.index(args.until)
     for network in args.networks:
         trials = Trials(network, args.data, args.out)
         found = dict(orders(trials))
-        most = len(found['last 0']) // 2
-        for count in range(2, most + 1):
+        blocks = len(found['last 0'])
+        counts = [round(blocks / 3)] if until > 0 else []
+        counts += range(2, blocks // 2 + 1) if until > 1 else []
+        for count in counts:
             for order in found.values():
                 trials.losses(tuple(order[:count]))
-        for score in GREEDY:
-            order = greedy(trials, score, most)
-            for count in range(2, most + 1):
+        for score in GREEDY if until > 2 else ():
+            order = greedy(trials, score, blocks // 2)
+            for count in range(2, blocks // 2 + 1):
                 trials.losses(tuple(order[:count]))
 
 
