@@ -63,6 +63,11 @@ class Network:
         return np.mean([self.of(order[:count])
                         for order in self.orders(score)], 0)
 
+    def has(self, count: int) -> bool:
+        """Whether all orders were run so far."""
+        return all(self.key(order[:count]) in self.found
+                   for score in SHOWN for order in self.orders(score))
+
     def orders(self, score: str) -> Iterator[list[str]]:
         """Blocks in the order of removal."""
         for seed in SEEDS if score == 'random' else (0, ):
@@ -83,23 +88,25 @@ class Network:
 
     def correlation(self, score: str) -> tuple[float, float, float]:
         """Spearman's rho with the ablation, interval over pictures."""
-        def rho(lost: np.ndarray) -> float:
-            return float(np.mean([
-                stats.spearmanr(self.values(score, seed), lost).statistic
-                for seed in (SEEDS if score == 'random' else (0, ))]))
-
-        low, high = np.percentile(
-            [rho(self.lost[:, draw].mean(1)) for draw in self.draws[:500]],
-            (2.5, 97.5))
-        return rho(self.lost.mean(1)), float(low), float(high)
+        # Spearman's is Pearson's of ranks; averaged over random orders.
+        scored = stats.zscore(stats.rankdata([
+            self.values(score, seed)
+            for seed in (SEEDS if score == 'random' else (0, ))], axis=1),
+            axis=1).mean(0) / len(self.names)
+        drawn = np.stack([lost[self.draws].mean(1) for lost in self.lost], 1)
+        mean, *found = stats.zscore(stats.rankdata(
+            [self.lost.mean(1), *drawn], axis=1), axis=1) @ scored
+        return mean, *np.percentile(found, (2.5, 97.5))
 
     def greedy(self, score: str, count: int) -> list[str]:
         """Blocks removed with scores measured anew each time."""
         gone: list[str] = []
         while len(gone) < count:
-            found = self.scores[' '.join((score, '0', *gone))]
+            found = self.scores.get(' '.join((score, '0', *gone)))
+            if found is None:
+                return []
             gone.append(min(found, key=found.get))
-        return gone
+        return gone if self.key(gone) in self.found else []
 
 
 def ranged(found: tuple[float, float, float], digits: int = 2) -> str:
@@ -137,6 +144,7 @@ def correlations(networks: list[Network]) -> str:
 def thirds(networks: list[Network]) -> str:
     """Questions 2 and 3."""
     rows, heads = [], ['score']
+    networks = [n for n in networks if n.has(round(len(n.names) / 3))]
     counts = [round(len(n.names) / 3) for n in networks]
     for n, count in zip(networks, counts):
         heads.append(f'{n.name}, {count} of {len(n.names)}')
@@ -154,7 +162,8 @@ def thirds(networks: list[Network]) -> str:
         for n, k in zip(networks, counts))]
         for score in ('adaptive', 'returned', 'influence', 'last')]
     compared += [[f'{score}, greedy − at once', *(
-        ranged(n.interval(n.of(n.greedy(score, k)) - n.mean_of(score, k)))
+        ranged(n.interval(n.of(gone) - n.mean_of(score, k)))
+        if (gone := n.greedy(score, k)) else 'not run'
         for n, k in zip(networks, counts))] for score in GREEDY]
     return '\n'.join([*lines, table(['difference', *heads[1:]], compared)])
 
@@ -184,20 +193,22 @@ def singles(networks: list[Network]) -> str:
 
 def draw_curves(networks: list[Network]) -> Figure:
     """Increase of cross-entropy against blocks removed."""
-    columns, rows = grid_shape(len(networks), 3)
+    networks = [n for n in networks if n.has(round(len(n.names) / 3))]
+    columns, rows = grid_shape(len(networks), 2)
     figure, axes = paper_figure(columns, rows, 2.9, 2.3)
     for ax, n in zip(axes, networks):
-        at = np.arange(1, len(n.names) // 2 + 1)
-        for i, score in enumerate(SHOWN):
+        at = [k for k in range(1, len(n.names) // 2 + 1) if n.has(k)]
+        for i, score in reversed(list(enumerate(SHOWN))):
             found = [n.interval(n.mean_of(score, k)) for k in at]
             mean, low, high = zip(*found)
             color, _ = line_style(i)
             ax.plot(at, mean, color='black' if score == 'ablation' else color,
-                    ls=':' if score in ('random', 'last') else '-', lw=1.3,
+                    ls=':' if score in ('random', 'last') else '-',
+                    lw=1 + (score == 'adaptive'),
                     marker='.', ms=4, label=NAMES[score])
             if score in ('adaptive', 'influence'):
                 ax.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
-        ax.set_title(f'{n.name}: {len(n.names)} blocks, '
+        ax.set_title(f'{n.name}\n{len(n.names)} blocks, '
                      f'top-1 {100 * n.found[""][1].mean():.1f} %')
         ax.set_xlabel('blocks removed')
         ax.set_ylabel('increase of cross-entropy')
@@ -206,7 +217,8 @@ def draw_curves(networks: list[Network]) -> Figure:
         ax.yaxis.set_major_formatter('{x:g}')
     for ax in axes[len(networks):]:
         ax.remove()
-    legend_below(figure, *axes[0].get_legend_handles_labels())
+    handles, labels = axes[0].get_legend_handles_labels()
+    legend_below(figure, handles[::-1], labels[::-1])
     return figure
 
 
@@ -221,7 +233,7 @@ def draw_singles(networks: list[Network]) -> Figure:
                         np.abs(found[:, 1:] - found[:, :1]).T, fmt='.',
                         color=line_style(i)[0], lw=0.8, ms=6,
                         label=NAMES[score])
-        ax.set_title(f'{n.name}: ρ = {n.correlation("adaptive")[0]:.2f} and '
+        ax.set_title(f'{n.name}\nρ = {n.correlation("adaptive")[0]:.2f} and '
                      f'{n.correlation("influence")[0]:.2f}')
         ax.set_xlabel('score of the block')
         ax.set_xscale('log')
