@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .steps import (
         find_steps,
         insert_steps,
+        remove_blocks,
         remove_steps,
         step_parameters,
     )
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
     from .steps.files import load_steps, save_steps
     from .steps.fold import fold
     from .steps.freezing import mark_only_steps_as_trainable
-    from .stiffness import TrajectoryRecorder, measure_stiffness
+    from .stiffness import (
+        TrajectoryRecorder,
+        ablate_blocks,
+        block_scores,
+        measure_stiffness,
+    )
 
 LATER = {
     'MetricAttention': 'propagation',
     'TrajectoryRecorder': 'stiffness',
+    'ablate_blocks': 'stiffness',
+    'block_scores': 'stiffness',
     'calibrate': 'steps.calibration',
     'find_steps': 'steps',
     'fold': 'steps.fold',
@@ -38,6 +46,7 @@ LATER = {
     'mark_only_steps_as_trainable': 'steps.freezing',
     'measure_stiffness': 'stiffness',
     'register_block': 'blocks',
+    'remove_blocks': 'steps',
     'remove_steps': 'steps',
     'save_steps': 'steps.files',
     'step_parameters': 'steps',
@@ -46,10 +55,10 @@ LATER = {
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
-    'TrajectoryRecorder', '__version__', 'calibrate', 'find_steps', 'fold',
-    'insert_steps', 'load_steps', 'mark_only_steps_as_trainable',
-    'measure_stiffness', 'register_block', 'remove_steps', 'save_steps',
-    'step_parameters'
+    'TrajectoryRecorder', '__version__', 'ablate_blocks', 'block_scores',
+    'calibrate', 'find_steps', 'fold', 'insert_steps', 'load_steps',
+    'mark_only_steps_as_trainable', 'measure_stiffness', 'register_block',
+    'remove_blocks', 'remove_steps', 'save_steps', 'step_parameters'
 ]
 
 

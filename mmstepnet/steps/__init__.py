@@ -9,11 +9,12 @@ PyTorch alone, and safetensors in ``files.py``.
 from .checkpoint import checkpoint
 from .finding import FoundStep, find_steps
 from .insert import insert_steps, remove_steps, step_parameters
+from .removal import RemovedBlock, remove_blocks
 from .residual import ResidualStep
 from .tail import fused, is_fused
 
 __all__ = [
-    'FoundStep', 'ResidualStep', 'checkpoint', 'find_steps',
-    'fused', 'insert_steps', 'is_fused', 'remove_steps',
+    'FoundStep', 'RemovedBlock', 'ResidualStep', 'checkpoint', 'find_steps',
+    'fused', 'insert_steps', 'is_fused', 'remove_blocks', 'remove_steps',
     'step_parameters'
 ]

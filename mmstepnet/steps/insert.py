@@ -23,6 +23,7 @@ from .finding.stages import LISTS
 from .freezing import follow_training
 from .own_forward import Plan, check_names, put_steps_inside
 from .places import find_in_parts, modules_by_name, never_called
+from .removal import RemovedBlock
 from .residual import ResidualStep
 from .step_block import (
     StepBlock,
@@ -437,6 +438,8 @@ def _select(model: nn.Module, chosen: dict[str | type, set[str]]
         if steps and (not hasattr(module, 'known') or any(
                 step.attention is not None for step in steps)):
             stepped.append(name)
+            continue
+        if isinstance(module, RemovedBlock):
             continue
         try:
             known = bool(steps) or describe(type(module)) is not None

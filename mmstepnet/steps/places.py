@@ -255,7 +255,7 @@ def find_plans(model: nn.Module, example: object,
             f'blocks are to be found with ({type(error).__name__}: {error}); '
             f'give example= that it takes') from error
     plans, refused = {}, []
-    tables = [_by_block(p) for p in passes]
+    tables = [steps_by_block(p.arrangement) for p in passes]
     for name in tables[0]:
         try:
             if name not in tables[1]:
@@ -324,7 +324,8 @@ def _inside_wrappers(run: Run) -> Run:
     return run
 
 
-def _by_block(one: Pass) -> dict[str, tuple[list[Run], list[Sum]]]:
+def steps_by_block(arrangement: Arrangement
+                   ) -> dict[str, tuple[list[Run], list[Sum]]]:
     """Runs and steps of each block; the innermost where they nest.
 
     Where a step stands in no stage, its block is the module that adds, if
@@ -332,7 +333,7 @@ def _by_block(one: Pass) -> dict[str, tuple[list[Run], list[Sum]]]:
     """
     named = [(found, _inside_wrappers(place[1].run), place[1].name)
              if place else (found, found.owner, found.owner.name)
-             for _, found, place in one.arrangement.named
+             for _, found, place in arrangement.named
              if found.state and found.left_out in TAKEN]
     alone = Counter(type(m) for m in {
         found.owner.module for found, *_ in named if found.left_out == ALONE})

@@ -8,6 +8,7 @@ PyTorch, NumPy and SciPy alone.
 
 from mmstepnet.steps.finding import FoundStep, find_steps
 
+from .block_scores import SCORES, ablate_blocks, block_scores
 from .correlations import RankCorrelation, correlate_ranks
 from .indices import (
     neural_stiffness_index,
@@ -37,10 +38,13 @@ __all__ = [
     'MEANS',
     'READINGS',
     'READING_TEXTS',
+    'SCORES',
     'RankCorrelation',
     'Training',
     'Trajectories',
     'TrajectoryRecorder',
+    'ablate_blocks',
+    'block_scores',
     'block_stiffness',
     'correlate_ranks',
     'degree_axes',

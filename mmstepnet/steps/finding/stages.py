@@ -7,7 +7,7 @@ from itertools import chain
 
 import torch.nn as nn
 
-from ..step_block import StepBlock
+from ..generated import Generated
 from .finder import Finder
 from .selection import Selection, is_within, select
 from .sums import Run, Sum
@@ -252,7 +252,7 @@ class Arrangement:
 
     def _kind(self, name: str) -> type:
         cls = type(self.modules.get(name))
-        return cls.host if issubclass(cls, StepBlock) else cls
+        return cls.host if issubclass(cls, Generated) else cls
 
     def _parts(self, child: Child) -> list[str]:
         return [n for n, _ in self.modules[child.name].named_modules()]
@@ -273,7 +273,7 @@ class Arrangement:
             name for part in self.modules[container.name]._modules
             if (name := f'{container.name}.{part}'.lstrip('.')) in names
             or self._kind(name) in kinds]
-        if len(blocks) == len(holders) == 1 and not _projects(
+        if len(blocks) == len(holders) == 1 and not projects(
                 holders[0].sums):
             return None
         first = blocks[0] if blocks else holders[0].name
@@ -361,7 +361,7 @@ class Arrangement:
         return axes[0] if len(axes) == 1 else None
 
 
-def _projects(sums: list[Sum]) -> bool:
+def projects(sums: list[Sum]) -> bool:
     """Whether a block projects its identity, which a ResidualStep may hide.
 
     Then what that tells as its first state is none that the block was given.

@@ -1,0 +1,185 @@
+"""Which blocks a network could do without: scores, and the trial itself."""
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmstepnet.steps.examples import in_mode, run_batch
+from mmstepnet.steps.finding import Selection
+from mmstepnet.steps.places import modules_by_name
+from mmstepnet.steps.removal import prepare_removal, without_blocks
+
+from .checks import check_choice
+from .readings import READINGS
+from .recorder import TrajectoryRecorder
+from .total import block_stiffness
+
+LOGGER = logging.getLogger(__name__)
+
+SCORES = (*READINGS, 'share', 'f_norm', 'influence', 'last', 'random')
+"""Scores of :func:`block_scores`."""
+
+
+def block_scores(model: nn.Module, batches: Iterable[Any],
+                 score: str = 'adaptive', *,
+                 blocks: Selection | None = None,
+                 seed: int = 0) -> dict[str, float]:
+    r"""Score residual blocks; the one with the least would be removed first.
+
+    None of them knows what the network is asked for. What a block is worth
+    there, :func:`ablate_blocks` tries, and no score can rank single blocks
+    better.
+
+    - ``'adaptive'``, ``'unit'``, ``'returned'``: NSI in that reading, the
+      mean over samples (Huang et al., https://arxiv.org/abs/2308.09939,
+      Eq. 4).
+    - ``'share'``: the block's share of :math:`\iint \hat p`, see
+      :func:`block_stiffness`; all 0 where each stage has one block.
+    - ``'f_norm'``: :math:`\lVert f \rVert`, the mean over samples, as
+      filters are pruned by their norms (Li et al.,
+      https://arxiv.org/abs/1608.08710; of blocks it is our reading).
+    - ``'influence'``: block influence, 1 minus the mean cosine of what the
+      block is given and what it returns (Men et al., ShortGPT,
+      https://arxiv.org/abs/2403.03853): token by token in states (N, L, C),
+      and, a reading of ours, sample by sample in others.
+    - ``'last'``: the last block has the least, a baseline without data.
+    - ``'random'``: a random order.
+
+    A block with several steps, as a Transformer's, has the sum of theirs.
+
+    Args:
+        model (nn.Module): The model; it runs in evaluation mode.
+        batches (Iterable): As :func:`measure_stiffness` takes them.
+        score (str): One of the above. Defaults to ``'adaptive'``.
+        blocks (optional): See :class:`TrajectoryRecorder`. Defaults to None.
+        seed (int): Of ``'random'``. Defaults to 0.
+
+    Returns:
+        dict[str, float]: Score by the block's name, of all blocks that are
+        recorded: not of the first of a stage.
+
+    Example:
+        >>> import torch
+        >>> from torchvision.models import resnet18
+        >>> from mmstepnet import block_scores
+        >>> block_scores(resnet18(), [torch.rand(2, 3, 64, 64)], 'last')
+        {'layer1.1': 3.0, 'layer2.1': 2.0, 'layer3.1': 1.0, 'layer4.1': 0.0}
+    """
+    check_choice('score', score, SCORES)
+    batches = iter(batches)
+    with in_mode(model, False), torch.no_grad():
+        with TrajectoryRecorder(model, blocks) as recorder:
+            for batch in batches:
+                run_batch(model, batch)
+                if score in ('influence', 'last', 'random'):
+                    break
+        found = recorder.trajectories()
+        of_step = [s.block for s in recorder.steps if not s.left_out]
+        names = list(dict.fromkeys(of_step))
+        if score == 'influence':
+            return _influence(model, chain([batch], batches), names)
+    if score in ('last', 'random'):
+        order = np.arange(len(names))[::-1] if score == 'last' else (
+            np.random.default_rng(seed).permutation(len(names)))
+        return dict(zip(names, map(float, order)))
+    if score == 'share':
+        values = block_stiffness(found.nsi(), found.stages)
+        values = values / (values.sum() or 1)
+    else:
+        values = getattr(found, score).mean(0)
+    return {name: float(sum(value for value, block in zip(values, of_step)
+                            if block == name)) for name in names}
+
+
+def _influence(model: nn.Module, batches: Iterable[Any],
+               names: list[str]) -> dict[str, float]:
+    similar: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def watch(name: str) -> list:
+        def enter(block: nn.Module, args: tuple, kwargs: dict) -> None:
+            # The block may overwrite it.
+            state.append(next(iter((*args, *kwargs.values()))).clone())
+
+        def leave(block: nn.Module, args: tuple, out: object) -> None:
+            x, y = state.pop(), out if isinstance(out, Tensor) else out[0]
+            if x.dim() != 3:
+                x, y = x.flatten(1), y.flatten(1)
+            similar[name].append(
+                F.cosine_similarity(x, y, -1).float().flatten().cpu())
+
+        state: list[Tensor] = []
+        return [modules[name].register_forward_pre_hook(
+                    enter, with_kwargs=True),
+                modules[name].register_forward_hook(leave)]
+
+    modules = modules_by_name(model)
+    handles = [handle for name in names for handle in watch(name)]
+    try:
+        for batch in batches:
+            run_batch(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: 1 - float(torch.cat(found).mean())
+            for name, found in similar.items()}
+
+
+def ablate_blocks(model: nn.Module,
+                  evaluate: Callable[[nn.Module], float],
+                  blocks: Selection | None = None, *,
+                  pairs: bool = False,
+                  example: Tensor | tuple | dict | None = None,
+                  found: dict | None = None) -> dict:
+    """What the model loses without each of its blocks.
+
+    Args:
+        model (nn.Module): The model. It has all its blocks again afterwards.
+        evaluate (Callable): ``evaluate(model)`` gives a number such as the
+            accuracy; evaluation mode is its own affair.
+        blocks (optional): See :func:`remove_blocks`. None is all blocks that
+            can be removed. Defaults to None.
+        pairs (bool): Whether to try all pairs of blocks, too. Defaults to
+            False.
+        example (optional): See :func:`remove_blocks`. Defaults to None.
+        found (dict, optional): What was found before and is not tried again;
+            results are put into it as they come, so that what was
+            interrupted goes on. Defaults to none.
+
+    Returns:
+        dict: evaluate(whole model) - evaluate(without the block) by the
+        block's name; for pairs, by both names as a tuple.
+
+    Raises:
+        ValueError: One of ``blocks`` may not go, see :func:`remove_blocks`.
+
+    Example:
+        >>> import torch
+        >>> from torchvision.models import resnet18
+        >>> from mmstepnet import ablate_blocks
+        >>> model = resnet18().eval()
+        >>> image = torch.rand(1, 3, 64, 64)
+        >>> lost = ablate_blocks(model, lambda model: float(model(image).max()))
+        >>> list(lost)
+        ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
+    """  # noqa: E501
+    removed, refused = prepare_removal(model, blocks, example)
+    if refused and blocks is not None:
+        raise ValueError('; '.join(f'{k} {v}' for k, v in refused.items()))
+    found = {} if found is None else found
+    tried = [*removed, *(combinations(removed, 2) if pairs else ())]
+    todo = [key for key in tried if key not in found]
+    whole = evaluate(model) if todo else None
+    for key in todo:
+        names = (key, ) if isinstance(key, str) else key
+        with without_blocks(model, {name: removed[name] for name in names}):
+            found[key] = whole - evaluate(model)
+        LOGGER.info('without %s: %.4g less (%d of %d)', ' and '.join(names),
+                    found[key], tried.index(key) + 1, len(tried))
+    return found

@@ -1,0 +1,1 @@
+"""What scores of blocks are worth, on networks that others have trained."""

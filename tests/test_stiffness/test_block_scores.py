@@ -1,0 +1,107 @@
+"""Scores of blocks and their ablation, against formulas and by hand."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mmstepnet import ablate_blocks, block_scores, remove_blocks
+from mmstepnet.stiffness import SCORES
+
+NAMES = ['1.1', '1.2', '1.3']
+X = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 6), nn.Sequential(*(Block() for _ in range(4))),
+        nn.Linear(6, 1), nn.Tanh()).requires_grad_(False)
+
+
+def states(model):
+    x = model[0](X)
+    for block in model[1]:
+        f = block.linear(x)
+        yield x.detach().double().numpy(), f.detach().double().numpy()
+        x = x + f
+
+
+def expected(model, score):
+    norm = np.linalg.norm
+    x, f = map(np.array, zip(*list(states(model))[1:]))
+    nsi = norm(f, axis=2) / norm(x, axis=2)
+    if score == 'f_norm':
+        return norm(f, axis=2).mean(1)
+    if score == 'influence':
+        y = x + f
+        return 1 - ((x * y).sum(2) / norm(x, axis=2) / norm(y, axis=2)
+                    ).mean(1)
+    if score == 'share':
+        area = (np.maximum(nsi / nsi.mean(0) - 1, 0) * nsi).mean(1)
+        return area / area.sum()
+    if score == 'last':
+        return np.array([2, 1, 0])
+    return nsi.mean(1)
+
+
+@pytest.mark.parametrize('score', sorted(set(SCORES) - {'random'}))
+def test_scores(model, score):
+    found = block_scores(model.train(), X.split(2), score)
+    assert list(found) == NAMES
+    np.testing.assert_allclose(
+        list(found.values()), expected(model, score), rtol=1e-5)
+    assert model.training
+
+
+def test_random_orders(model):
+    found = [block_scores(model, [X], 'random', seed=k) for k in range(9)]
+    assert all(sorted(f.values()) == [0, 1, 2] for f in found)
+    assert len({tuple(f.values()) for f in found}) > 2
+    with pytest.raises(ValueError, match='score'):
+        block_scores(model, [X], 'nsi')
+
+
+def test_a_block_of_two_steps_has_their_sum():
+    timm = pytest.importorskip('timm')
+    vit = timm.models.vision_transformer.VisionTransformer(
+        32, 8, embed_dim=32, depth=3, num_heads=4, num_classes=3)
+    image = torch.rand(2, 3, 32, 32)
+    found = block_scores(vit, [image], 'f_norm')
+    assert list(found) == ['blocks.1', 'blocks.2']
+    assert list(block_scores(vit, [image], 'influence')) == list(found)
+
+
+def test_ablation(model):
+    def evaluate(model):
+        calls.append(1)
+        return float(model(X).sum())
+
+    calls, wanted, modules = [], {}, list(model.modules())
+    keys = ['1.0', '1.1', '1.2', '1.3', ('1.0', '1.1'), ('1.0', '1.2'),
+            ('1.0', '1.3'), ('1.1', '1.2'), ('1.1', '1.3'), ('1.2', '1.3')]
+    for key in keys:
+        other = copy.deepcopy(model)
+        remove_blocks(other, [key] if isinstance(key, str) else key, X)
+        wanted[key] = float(model(X).sum()) - float(other(X).sum())
+    found = ablate_blocks(model, evaluate, example=X)
+    assert found == {key: wanted[key] for key in keys[:4]}
+    assert len(calls) == 5
+    assert ablate_blocks(model, evaluate, pairs=True, example=X,
+                         found=found) == wanted
+    assert len(calls) == 5 + 7
+    assert list(model.modules()) == modules
+    with pytest.raises(ValueError, match='no residual block'):
+        ablate_blocks(model, evaluate, nn.Tanh, example=X)
