@@ -224,7 +224,7 @@ def draw_curves(networks: list[Network]) -> Figure:
 
 def draw_singles(networks: list[Network]) -> Figure:
     """NSI against what the network loses, a point a block."""
-    columns, rows = grid_shape(len(networks), 3)
+    columns, rows = grid_shape(len(networks), 2)
     figure, axes = paper_figure(columns, rows, 2.9, 2.2)
     for ax, n in zip(axes, networks):
         found = np.array([n.interval(lost) for lost in n.lost])
