@@ -58,6 +58,8 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
                     label='single samples' if i == 0 else None)
         ax.plot(at, mean, color='#2f5fd0', lw=1.4, marker='.', ms=3,
                 label='mean')
+        # Not before the lines: it ends their scaling of the axis.
+        ax.set_ylim(bottom=0)
         ax.set_title(short(run.label, 36), pad=12)
         ax.set_xlabel('recorded block')
         ax.set_ylabel(f'NSI ({run.reading})')
@@ -83,6 +85,7 @@ def draw_overlay(runs: Sequence[Run],
             marker='.',
             ms=3,
             label=short(run.label))
+    ax.set_ylim(bottom=0)
     ax.set_title(short(title, 72), pad=12)
     ax.set_xlabel('recorded block')
     ax.set_ylabel(f'NSI ({runs[0].reading}), mean over samples')
@@ -146,7 +149,6 @@ def _mark_stages(ax: Axes, run: Run) -> None:
                 va='bottom', fontsize=7, color='#5b6b7b',
                 transform=ax.get_xaxis_transform())
     ax.set_xlim(0.5, len(recorded.blocks) + 0.5)
-    ax.set_ylim(bottom=0)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,18 @@ def test_stages_are_named(run):
     ax, = draw_trajectories([run]).axes
     assert [t.get_text() for t in ax.texts] == expected
     assert ax.get_ylabel() == 'NSI (adaptive)'
+
+
+@pytest.mark.parametrize('draw', [
+    lambda run: draw_trajectories([run]), lambda run: draw_overlay([run], '')])
+@pytest.mark.parametrize('scale', [0.01, 30])
+def test_the_axis_holds_all_values(run, draw, scale):
+    run = replace(run, trajectories=replace(
+        run.trajectories, adaptive=scale * run.trajectories.adaptive))
+    ax = draw(run).axes[0]
+    highest = max(line.get_ydata().max() for line in ax.lines)
+    bottom, top = ax.get_ylim()
+    assert bottom == 0 and highest < top < 1.2 * highest
 
 
 def test_figure_10(runs):
