@@ -115,6 +115,7 @@ def tensors(outs: object) -> list[Tensor]:
 def said(error: Exception) -> str:
     """An error in a line, without this machine's folders."""
     text = re.sub(r"[^ '\"]*/site-packages/", '', str(error))
+    text = text.partition(', the current sys.path is')[0]
     return f'{type(error).__name__}: {" ".join(text.split())[:200]}'
 
 
