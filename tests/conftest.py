@@ -7,6 +7,7 @@ import torch
 from mmstepnet.steps.tail import dispatch
 
 dispatch.FEWEST_VALUES = 0  # tests take the fused path over small maps
+torch.manual_seed(0)  # modules made at collection are the same each time
 
 ALONE = find_spec('mmengine') is None
 """Whether the library is tested without OpenMMLab."""
