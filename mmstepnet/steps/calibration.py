@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.attentions import Attention
 
-from .examples import in_mode, run_batch
-from .finding import EAGER
+from .examples import run_batch
+from .finding import EAGER, in_mode
 
 LOGGER = logging.getLogger(__name__)
 

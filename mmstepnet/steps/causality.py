@@ -8,8 +8,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .examples import call_of, in_mode
-from .finding import EAGER
+from .examples import call_of
+from .finding import EAGER, in_mode
 from .own_forward import Place, Plan, without_checkpoint
 from .places import modules_by_name
 

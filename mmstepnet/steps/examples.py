@@ -126,16 +126,3 @@ def run_batch(model: nn.Module, batch: object) -> object:
     """Call a model with a tensor, its arguments, or these by name."""
     args, kwargs = call_of(batch)
     return model(*args, **kwargs)
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    """Training or evaluation mode; hosts do more than that in ``train``."""
-    before = {m: m.training for m in model.modules()}
-    for module in before if training is not None else ():
-        module.training = training
-    try:
-        yield
-    finally:
-        for module, was in before.items():
-            module.training = was

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from .examples import call_of, in_mode, made_up, on_meta
+from .examples import call_of, made_up, on_meta
 from .finding import (
     EAGER,
     FIRST,
@@ -24,6 +24,7 @@ from .finding import (
     Run,
     Sum,
     explain,
+    in_mode,
     tensors,
 )
 from .finding.wrappers import name_modules, unwrap

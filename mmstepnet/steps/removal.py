@@ -8,13 +8,14 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .examples import call_of, in_mode, made_up
+from .examples import call_of, made_up
 from .finding import (
     EAGER,
     Arrangement,
     Finder,
     Selection,
     Sum,
+    in_mode,
     select,
     unwrap,
 )

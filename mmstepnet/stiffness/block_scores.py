@@ -11,8 +11,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstepnet.steps.examples import in_mode, run_batch
-from mmstepnet.steps.finding import Selection
+from mmstepnet.steps.examples import run_batch
+from mmstepnet.steps.finding import Selection, in_mode
 from mmstepnet.steps.places import modules_by_name
 from mmstepnet.steps.removal import prepare_removal, without_blocks
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from mmstepnet.steps.examples import in_mode, run_batch
-from mmstepnet.steps.finding import Selection
+from mmstepnet.steps.examples import run_batch
+from mmstepnet.steps.finding import Selection, in_mode
 
 from .recorder import TrajectoryRecorder
 from .trajectories import Trajectories

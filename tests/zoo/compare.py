@@ -83,7 +83,12 @@ def compare(setting: dict) -> str:
             if 'It adds no two tensors' in str(error):
                 return NONE
             return f'{REFUSED}: {said(error)}'
-        return '; '.join(differences(ours, theirs, images, expected))
+        except Exception as error:
+            return f'cannot be built: {said(error)}'
+        try:
+            return '; '.join(differences(ours, theirs, images, expected))
+        except Exception as error:
+            return f'does not run: {said(error)}'
 
 
 def run(model: nn.Module, setting: dict

@@ -1,13 +1,11 @@
 """Which residual steps a model has, and what to say where none is found."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn as nn
 
 from .eager import EAGER
 from .finder import Finder
+from .modes import in_mode
 from .stages import Arrangement, FoundStep
 from .wrappers import unwrap
 
@@ -56,25 +54,12 @@ def find_steps(model: nn.Module, *inputs: object,
     finder = Finder(unwrap(model))
     handles = finder.attach()
     try:
-        with EAGER, _evaluating(finder.model), torch.no_grad():
+        with EAGER, in_mode(finder.model, False), torch.no_grad():
             model(*inputs, **named)
     finally:
         for handle in handles:
             handle.remove()
     return Arrangement(finder).steps
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; hosts do more than that in ``eval()``."""
-    training = [m for m in model.modules() if m.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def explain(finder: Finder, steps: list[FoundStep]) -> str:
