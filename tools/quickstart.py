@@ -19,6 +19,26 @@ DETECTION_DATA = 'data/digits_detection'
 SHOWN_EVERY = 30
 """Seconds between two lines where the output is no terminal."""
 
+CLASSIFIERS = {
+    'train_cfg.max_epochs': 7,
+    'param_scheduler.1.end': 7,
+    'param_scheduler.1.T_max': 6,
+    # The digits are of 8 px; a quarter of the config's pixels shows them.
+    'train_dataloader.dataset.pipeline.0.scale': 16,
+    'train_dataloader.dataset.pipeline.1.crop_size': 16,
+    'train_dataloader.dataset.pipeline.1.padding': 2,
+    'val_dataloader.dataset.pipeline.0.scale': 16,
+    'test_dataloader.dataset.pipeline.0.scale': 16,
+}
+DETECTOR = {
+    'train_cfg.max_epochs': 2,
+    'param_scheduler.1.end': 250,
+    'param_scheduler.1.T_max': 200,
+    'model.train_cfg.rcnn.sampler.num': 32,
+    'model.roi_head.bbox_roi_extractor.roi_layer.sampling_ratio': 2,
+}
+"""What makes a training short enough to wait for, at some cost."""
+
 
 class Stage(NamedTuple):
     """What is done in one go.
@@ -41,17 +61,16 @@ class Stage(NamedTuple):
 
 
 def train_and_test(title: str, name: str, seconds: float,
-                   **options: int) -> Stage:
-    """Train a config of the digits in fewer epochs, and test what came out."""
-    config, work_dir = f'configs/digits/{name}.py', OUT / name
-    result, epochs = work_dir / 'metrics.json', options['max_epochs']
-    shorter = [f'train_cfg.max_epochs={epochs}',
-               f'param_scheduler.1.end={options["end"]}',
-               f'param_scheduler.1.T_max={options["t_max"]}']
+                   settings: dict[str, int]) -> Stage:
+    """Train a config of the digits for less time, and test what came out."""
+    work_dir = OUT / name
+    result = work_dir / 'metrics.json'
+    shorter = [f'{key}={value}' for key, value in settings.items()]
+    epochs = settings['train_cfg.max_epochs']
     return Stage(title, seconds, [
-        ['python', 'tools/train.py', config, '--work-dir', str(work_dir),
-         '--resume', '--cfg-options', *shorter],
-        ['python', 'tools/test.py', config,
+        ['python', 'tools/train.py', f'configs/digits/{name}.py',
+         '--work-dir', str(work_dir), '--resume', '--cfg-options', *shorter],
+        ['python', 'tools/test.py', str(work_dir / f'{name}.py'),
          str(work_dir / f'epoch_{epochs}.pth'), '--work-dir',
          str(work_dir / 'test'), '--out', str(result)],
     ], result)
@@ -70,7 +89,7 @@ def plan() -> tuple[list[Stage], list[Stage]]:
     runs = [f'resnet20_{name}_digits' for name in ('stepnet', 'se', 'plain')]
     pictures = ['python', 'tools/quickstart_pictures.py', str(OUT)]
     first, *others = (
-        train_and_test(title, run, 75, max_epochs=7, end=7, t_max=6)
+        train_and_test(title, run, 40, CLASSIFIERS)
         for title, run in zip(('StepNet learns to read digits',
                                'SE learns to read digits',
                                'a plain network does, too'), runs))
@@ -89,8 +108,7 @@ def plan() -> tuple[list[Stage], list[Stage]]:
              DETECTION_DATA]]),
         train_and_test(
             'a detector with StepNet learns to find them',
-            'faster_rcnn_r18_stepnet_digits', 160, max_epochs=2, end=250,
-            t_max=200),
+            'faster_rcnn_r18_stepnet_digits', 160, DETECTOR),
         Stage('digits that it finds', 15, [[*pictures, 'detect']],
               shows=OUT / 'detection'),
     ]
