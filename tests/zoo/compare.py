@@ -242,7 +242,8 @@ def zoo(host: str, rows: Path | None = None
         except Exception as error:  # of a base or a module that is missing
             configs[name] = [f'cannot be read: {said(error)}']
             verdicts[configs[name][0]] = f'{HOST} config {configs[name][0]}'
-    settings = sorted({s for found in configs.values() for s in found})
+    settings = one_of_each_first({
+        s for found in configs.values() for s in found})
     for k, setting in enumerate(settings, 1):
         if setting in verdicts:
             continue
@@ -254,6 +255,16 @@ def zoo(host: str, rows: Path | None = None
                 print(json.dumps([setting, verdicts[setting]]), file=file)
     return ({name: found for name, found in configs.items() if found},
             {setting: verdicts[setting] for setting in settings})
+
+
+def one_of_each_first(settings: set[str]) -> list[str]:
+    """Settings in an order that goes round the backbones' types."""
+    number, rounds = Counter(), {}
+    for setting in sorted(settings):
+        type_ = json.loads(setting)['type'] if setting[0] == '{' else ''
+        rounds[setting] = number[type_]
+        number[type_] += 1
+    return sorted(rounds, key=rounds.get)
 
 
 def kind(verdict: str) -> str:
