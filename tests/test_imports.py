@@ -119,7 +119,9 @@ def test_nothing_outside_imports_projects_or_benchmarks():
 
 
 def test_the_library_needs_no_kit_of_jobs():
+    """But the command reads checkpoints of MMEngine by it."""
     for path in files('mmstepnet'):
-        if 'jobs' not in path.parts:
+        if 'jobs' not in path.parts and path.parts[-2:] != (
+                'cli', 'models.py'):
             for name in imported(path):
                 assert not name.startswith('mmstepnet.jobs'), (path, name)

@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.steps.files import load_steps, read_weights
+from mmstepnet.steps.files import load_steps
 from mmstepnet.stiffness import (
     DEFAULT_READING,
     READINGS,
@@ -272,7 +272,7 @@ def _told_apart(paths: list[Path]) -> list[str]:
 
 
 def _load_weights(named: NamedModel, path: Path) -> None:
-    weights = read_weights(path)
+    weights = named.read(path)
     try:
         named.model.load_state_dict(weights)
     except RuntimeError as error:

@@ -15,6 +15,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.steps.files import read_weights
+
 KINDS = ('timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
          'FILE.py:FUNCTION')
 
@@ -35,6 +37,7 @@ class NamedModel:
             told by its library.
         part (str): Name of the submodule that is run and measured, such as
             the backbone of a detector; ``''`` is the model.
+        read (Callable): Reads a file of its weights.
     """
 
     model: nn.Module
@@ -42,6 +45,7 @@ class NamedModel:
     tokens: Callable[[str], Tensor] | None = None
     note: str = ''
     part: str = ''
+    read: Callable[[Path], dict[str, Tensor]] = read_weights
 
     @property
     def measured(self) -> nn.Module:
@@ -153,7 +157,7 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     pipeline = config.get('test_pipeline') or loader.get(
         'dataset', {}).get('pipeline')
     if not pipeline:
-        return NamedModel(model, *_usual(224), part)
+        return NamedModel(model, *_usual(224), part, _of_a_training)
     # The picture is there, and of labels nothing is needed.
     transforms = Compose([step for step in pipeline
                           if not step['type'].rpartition('.')[2].startswith(
@@ -167,7 +171,13 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
             img_id=0))
         batch = {key: [value] for key, value in packed.items()}
         return model.data_preprocessor(batch, False)['inputs'][0]
-    return NamedModel(model, prepare, part=part)
+    return NamedModel(model, prepare, part=part, read=_of_a_training)
+
+
+def _of_a_training(path: Path) -> dict[str, Tensor]:
+    """Weights of a checkpoint, which MMEngine fills with other records."""
+    from mmstepnet.jobs.checkpoint import read_checkpoint
+    return read_checkpoint(str(path))['state_dict']
 
 
 def _from_file(path: Path, function: str) -> NamedModel:

@@ -30,11 +30,13 @@ test_dataloader = dict(batch_size=2, dataset=dict(type='ImageNet', pipeline=[
 def given(tmp_path):
     """A config, weights and two pictures."""
     mmpretrain = pytest.importorskip('mmpretrain')
+    from mmengine.logging import HistoryBuffer
     config = tmp_path / 'net.py'
     config.write_text(CONFIG)
     torch.manual_seed(0)
     model = mmpretrain.get_model(str(config))
-    torch.save(dict(state_dict=model.state_dict(), meta={}),
+    log = dict(log_scalars={'loss': HistoryBuffer([1.0], [1])})
+    torch.save(dict(state_dict=model.state_dict(), meta={}, message_hub=log),
                tmp_path / 'epoch_3.pth')
     (tmp_path / 'pictures').mkdir()
     for k in range(2):

@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 
 import timm
@@ -44,9 +45,9 @@ the reference path over maps of fewer than 65,536 values.
 {commands}
 ```
 
-On the meta device, {versions}. Of each module, which is a family, the first of
-its networks in alphabetical order; of transformers small configurations with
-random weights, on the CPU.
+On the meta device, {versions}. A module is a family; its first network in
+alphabetical order stands for it in the tables. Of transformers small
+configurations with random weights, on the CPU.
 
 {summary}
 
@@ -55,8 +56,9 @@ random weights, on the CPU.
 
 SUMMARY = ('library', 'models', 'families', 'run', 'with steps', 'without',
            'do not run there', 'fused in', 'inserted in', 'refused')
-COLUMNS = ('module', 'model', 'recorded', 'stages', 'left out, or no steps',
-           '`insert_steps`')
+COLUMNS = ('module', 'first model', 'recorded', 'stages',
+           'left out, or no steps', '`insert_steps`', 'models run',
+           'without steps')
 
 
 def names(library: str, families: bool) -> list[str]:
@@ -212,10 +214,20 @@ def page(lines: list[list[str]]) -> str:
             f'{s[1] - s[3]:,} models of {s[0]}, {s[2] - s[3]} of them the '
             f'first of a family' for s in summary if s[1] > s[3]))]
     for library in LIBRARIES:
-        rows = [[f'`{c[1]}`', f'`{c[2]}`', *c[3:6], c[6] or 'no steps']
-                for c in of[library]]
+        rows = [family(list(lines)) for _, lines in groupby(
+            of[library], key=lambda c: c[1])]
         parts.append(f'## {library}\n\n{table(COLUMNS, rows)}\n')
     return '\n'.join(parts)
+
+
+def family(lines: list[list[str]]) -> list:
+    """A row of the table of families: its first model, and how many more."""
+    first = lines[0]
+    without = [c[2] for c in lines if c[3] == '0']
+    others = ', '.join(f'`{name}`' for name in without)
+    return [f'`{first[1]}`', f'`{first[2]}`', *first[3:6],
+            first[6] or 'no steps', len(lines),
+            'all' if len(without) == len(lines) else others]
 
 
 def main() -> None:
