@@ -30,6 +30,9 @@ from .env import main as show_environment
 from .models import KINDS, NamedModel, load_model
 
 TOP1 = 'accuracy/top1'
+FETCHED = 'timm:', 'torchvision:', 'mm:'
+"""Models that come without their weights."""
+
 SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 
 
@@ -150,6 +153,9 @@ def run_stiffness(args: argparse.Namespace) -> None:
             load_steps(named.model, args.steps)
         if named.note:
             print(f'{label}: {named.note}')
+        if not (weights or args.pretrained) and name.startswith(FETCHED):
+            print(f'{label}: its weights are random; give --weights, or '
+                  f'--pretrained')
         with _told(f'--device {args.device} cannot be used'):
             named.model.to(args.device)
 

@@ -73,6 +73,13 @@ def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
     assert f'adaptive {wanted.tns():.3f}' in printed
     name, stiffness, nsi = wanted.stiffest_blocks(1)[0]
     assert f'{name}: {stiffness:.3f}, mean NSI {nsi:.3f}' in printed
+    assert 'random' not in printed
+
+
+def test_random_weights_are_told(pictures, tmp_path, capsys):
+    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
+                '--samples', 1, '--device', 'cpu', '--out', tmp_path) == 0
+    assert 'its weights are random; give --weights' in capsys.readouterr().out
 
 
 def test_steps_of_a_file(pictures, weights, tmp_path):
