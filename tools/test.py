@@ -51,7 +51,7 @@ def dump_predictions(cfg: Config, path: str) -> None:
 
 def draw_predictions(cfg: Config, folder: str) -> None:
     """Make the host's hook draw what was found into every picture."""
-    folder = os.path.abspath(folder)  # MMDetection's own are below its work_dir
+    folder = os.path.abspath(folder)  # not below MMDetection's work_dir
     hook = cfg.get('default_hooks', {}).get('visualization') or {}
     settings = {
         'DetVisualizationHook': dict(draw=True, test_out_dir=folder),
