@@ -74,8 +74,8 @@ def draw(folder):
 
 
 def documented_config():
-    config, = [snippet for snippet in python_snippets(
-        ROOT / 'docs' / 'other_projects.md') if 'mmseg::' in snippet]
+    config, *_ = [snippet for snippet in python_snippets(
+        ROOT / 'docs' / 'segmentation.md') if 'mmseg::' in snippet]
     return config
 
 
