@@ -55,7 +55,7 @@ the CPU. Versions: {versions}.
 {summary}
 
 **Not run**: {others}. The command without `--families` runs all.
-"""
+"""  # noqa: E501
 
 SUMMARY = ('library', 'models', 'families', 'run', 'with steps', 'without',
            'do not run there', 'fused in', 'inserted in', 'refused')
