@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = (ROOT / 'README.md', ROOT / 'README_zh-CN.md')
-PAGES = (*READMES, *sorted((ROOT / 'docs').glob('*.md')))
+PAGES = (*READMES, *sorted((ROOT / 'docs').glob('*.md')),
+         *sorted((ROOT / 'docs' / 'api').glob('*.md')))
 
 
 def snippets(path, language):

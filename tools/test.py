@@ -29,6 +29,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--out',
         help='FILE.json gets the metrics, FILE.pkl the predictions')
+    parser.add_argument(
+        '--show-dir', metavar='DIR',
+        help='draw what was found into the pictures and write them to DIR')
     args = parser.parse_args()
     if args.out and not args.out.endswith(('.json', '.pkl')):
         parser.error(f'--out must end in .json or .pkl, got {args.out!r}')
@@ -44,6 +47,27 @@ def dump_predictions(cfg: Config, path: str) -> None:
     if not isinstance(evaluators, (list, tuple)):
         evaluators = [evaluators]
     cfg.test_evaluator = [*evaluators, dict(type=name, out_file_path=path)]
+
+
+def draw_predictions(cfg: Config, folder: str) -> None:
+    """Make the host's hook draw what was found into every picture."""
+    folder = os.path.abspath(folder)  # not below MMDetection's work_dir
+    hook = cfg.get('default_hooks', {}).get('visualization') or {}
+    settings = {
+        'DetVisualizationHook': dict(draw=True, test_out_dir=folder),
+        'SegVisualizationHook': dict(draw=True),
+        'VisualizationHook': dict(enable=True, interval=1, out_dir=folder),
+        'PoseVisualizationHook': dict(enable=True, interval=1,
+                                      out_dir=folder),
+    }.get(str(hook.get('type')).rpartition('.')[2])
+    if settings is None:
+        raise ValueError(
+            '--show-dir needs a host\'s hook that draws, such as '
+            "default_hooks.visualization=dict(type='DetVisualizationHook'), "
+            f'and the config has {hook or "none"}')
+    hook.update(settings)
+    if 'out_dir' not in settings and 'test_out_dir' not in settings:
+        cfg.visualizer.save_dir = folder  # where MMSegmentation looks
 
 
 def test(cfg: Config, args: argparse.Namespace,
@@ -75,6 +99,8 @@ def main() -> None:
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):
         dump_predictions(cfg, args.out)
+    if args.show_dir:
+        draw_predictions(cfg, args.show_dir)
     check_data(cfg, 'test')
     add_hooks(cfg, 'DataCheckHook')
     with process_group(cfg), named_data():

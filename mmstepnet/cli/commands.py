@@ -73,15 +73,19 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
                            'hf://USER/REPO')
     stiffness.add_argument('--samples', type=int, help='at most so many, '
                            'evenly drawn from all')
-    stiffness.add_argument('--batch-size', type=int, default=16)
+    stiffness.add_argument('--batch-size', type=int, default=16,
+                           help='samples that are measured at once')
     stiffness.add_argument('--tokens', type=int, default=256,
                            help='length of a sample of text')
     stiffness.add_argument('--device', default='cuda' if (
-        torch.cuda.is_available()) else 'cpu')
-    stiffness.add_argument('--blocks', nargs='+', help='patterns of names')
+        torch.cuda.is_available()) else 'cpu', help='cuda where there is one')
+    stiffness.add_argument('--blocks', nargs='+', help='patterns of names of '
+                           'the blocks that are measured; all without it')
     stiffness.add_argument('--reading', choices=READINGS,
-                           default=DEFAULT_READING)
-    stiffness.add_argument('--out', type=Path, default=Path('stiffness'))
+                           default=DEFAULT_READING,
+                           help='reading of NSI that is printed and drawn')
+    stiffness.add_argument('--out', type=Path, default=Path('stiffness'),
+                           help='folder of the recordings and the page')
     stiffness.set_defaults(run=run_stiffness)
 
     report = commands.add_parser(
@@ -91,8 +95,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         'directories of StiffnessHook: their last recording, and all over '
         'the training')
     report.add_argument('--reading', choices=READINGS,
-                        default=DEFAULT_READING)
-    report.add_argument('--out', type=Path, default=Path('stiffness'))
+                        default=DEFAULT_READING,
+                        help='reading of NSI that is printed and drawn')
+    report.add_argument('--out', type=Path, default=Path('stiffness'),
+                        help='folder of the page')
     report.set_defaults(run=run_report)
 
     blocks = commands.add_parser(

@@ -66,11 +66,12 @@ def _planned_lines(comparisons: Sequence[Comparison | VarianceComparison],
                      for c in comparisons)
     lines = []
     for c in comparisons:
-        line = f'{c.name}: p = {c.p:.2g} for a difference, '
+        line = f'{c.name}: is there a difference? p = {c.p:.2g}'
         if margin is not None:
             equivalence = c.equivalence_p(margin)
-            line += f'{equivalence:.2g} for one smaller than {margin}; '
-        lines.append(line + f'level {level:.2g}')
+            line += (f'; is it smaller than {margin} points? '
+                     f'p = {equivalence:.2g}')
+        lines.append(f'{line} (level {level:.2g})')
         if margin is not None and max(c.p, equivalence) < level:
             lines.append(f'{c.name}: there is a difference, and it is too '
                          'small to matter')

@@ -37,39 +37,63 @@ if TYPE_CHECKING:
 
 HEAD = """# Results
 
-**Decided**, for small trainings alone, are the claims under [Confirmatory](#confirmatory) that are called held or refuted. **Not decidable at this scale**, of a few CPU cores, is
-what the papers report of full CIFAR, STL-10, ImageNet, COCO and of translation that has converged: none of these trainings was run.
+In small trainings StepNet is no more accurate than the plain network. What the papers report of full trainings was not tried here.
 
-Written by `python -m projects.reproduction.paper report` from the JSON files of [`results/`](results), one a config and seed; not edited by
-hand. `python -m projects.reproduction.paper table NAME --markdown` prints the same tables, `python -m projects.reproduction.paper run NAME --seeds N`
-runs what is missing. CIFAR-10 JPEG: class folders of images encoded as JPEG, not the original files.
+| | |
+|---|---|
+| decided, for small trainings alone | the claims under [Confirmatory](#confirmatory) that are called held or refuted |
+| not decided, because no such training was run | what the papers report of full CIFAR, STL-10, ImageNet, COCO, and of translation that has converged |
+
+An easier way in is the page [The papers' tables](../../docs/papers_tables.md). This one has every number.
+
+| you want | command |
+|---|---|
+| this page again | `python -m projects.reproduction.paper report`, from the JSON files of [`results/`](results), one a config and seed. It is not edited by hand |
+| one table | `python -m projects.reproduction.paper table NAME --markdown` |
+| the runs that are missing | `python -m projects.reproduction.paper run NAME --seeds N` |
+
+"CIFAR-10 JPEG" means class folders of images encoded as JPEG, not the original files.
 """  # noqa: E501
 
 CONFIRMATORY = f"""## Confirmatory
 
-Claims whose seeds, tests and smallest difference that matters ({MARGIN} points) were written down before the runs, in [PLAN.md](PLAN.md), at level {LEVEL} for
-all of them together (Bonferroni's correction). **Held**: a paired t-test finds the claimed difference. **Refuted**: it finds the opposite one; or it finds none, and
-two one-sided paired t-tests show that a difference would be smaller than {MARGIN} points. **Undecided**: neither. There is no verdict before all planned seeds.
+For these claims the seeds, the tests and the smallest difference that matters ({MARGIN} points) were written down before the runs, in
+[PLAN.md](PLAN.md). The level is {LEVEL} for all of them together (Bonferroni's correction).
+
+| verdict | means |
+|---|---|
+| held | a paired t-test finds the claimed difference |
+| refuted | it finds the opposite one; or it finds none, and two one-sided paired t-tests show that a difference would be smaller than {MARGIN} points |
+| undecided | neither |
+
+There is no verdict before all planned seeds.
 """  # noqa: E501
 
 METRIC = f"""### The second paper's claims
 
-Metric-attention (https://arxiv.org/abs/2412.18288), with the printed settings: [its plan](../metric_attention/PLAN.md), {len(METRIC_PLAN)} claims, corrected over all of them, apart from those above.
-Loss and variance have no smallest difference that matters; variances are compared by Brown and Forsythe's test.
+Metric-attention (https://arxiv.org/abs/2412.18288), with the printed settings. [Its plan](../metric_attention/PLAN.md) has {len(METRIC_PLAN)} claims, which are
+corrected over all of them, apart from those above. Loss and variance have no smallest difference that matters. Variances are compared by
+Brown and Forsythe's test.
 """  # noqa: E501
 
 PAPER = f"""### The paper's tables
 
-Claims of the paper in its own tables ({', '.join(PAPER_TABLES)}), at its {len(PAPER_SEEDS)} runs. The same tests, at level {LEVEL} for each claim and reading: corrected for the
-comparisons of a claim, not for the number of claims. TNS has no smallest difference that matters, and is not tested for equivalence.
+Claims of the paper in its own tables ({', '.join(PAPER_TABLES)}), at its {len(PAPER_SEEDS)} runs. The tests are the same, at level {LEVEL} for each claim and
+reading. That is corrected for the comparisons of a claim, not for the number of claims. TNS has no smallest difference that matters, and is
+not tested for equivalence.
 """  # noqa: E501
 
 EXPLORATORY = f"""## Exploratory
 
-Everything else: mean differences over paired seeds with their {1 - LEVEL:.0%} intervals (t), each for itself and not corrected for their number, and no
-verdicts. A rank correlation has its p-values, as in the paper. What is said of stiffness names the reading of NSI (adaptive: ‖f‖ / ‖x_t‖, unit:
-‖f ⊗ Δt‖ / ‖x_t‖, returned: ‖out − x_t‖ / ‖x_t‖ with the activation) and what the mean μ is over (Definition 2: the stage, Eq. 15: all blocks). Rows
-trained before all readings were kept have the adaptive one with μ over the stage alone.
+Everything else has no verdict. The numbers are mean differences over paired seeds with their {1 - LEVEL:.0%} intervals (t). Each stands for itself, and
+nothing corrects for their number. A rank correlation has its p-values, as in the paper.
+
+| what is said of stiffness names | |
+|---|---|
+| the reading of NSI | adaptive: ‖f‖ / ‖x_t‖; unit: ‖f ⊗ Δt‖ / ‖x_t‖; returned: ‖out − x_t‖ / ‖x_t‖ with the activation |
+| what the mean μ is over | the stage (Definition 2), or all blocks (Eq. 15) |
+
+Rows trained before all readings were kept have the adaptive one with μ over the stage alone.
 """  # noqa: E501
 
 
@@ -148,24 +172,32 @@ def claims_text(columns: Sequence[Column]) -> str:
 def _plan_texts(columns: Sequence[Column],
                 plan: Sequence[PlannedClaim]) -> list[str]:
     texts, waiting = [], Counter()
+    rows = ['| claim | data and seeds | verdict |', '|---|---|---|']
     for finding, planned in zip(judge_plan(columns, plan), plan):
         begun = any(result['seed'] in planned.seeds
                     for results in finding.column.results.values()
                     for result in results)
         if begun:
             texts.append(_planned_text(finding, planned.seeds))
+            rows.append(
+                f'| {finding.claim.text} | {_where(finding, planned.seeds)} '
+                f'| {finding.verdict} |')
         else:
             waiting[str(finding.column)] += 1
     if waiting:
         texts.append('- No run yet: ' + '; '.join(
             f'{column} ({number} claims)'
             for column, number in waiting.items()))
-    return texts
+    return [*rows, '', *texts] if len(rows) > 2 else texts
+
+
+def _where(finding: Finding, seeds: range) -> str:
+    return f'{finding.column}, seeds {seeds[0]} to {seeds[-1]}'
 
 
 def _planned_text(finding: Finding, seeds: range) -> str:
-    head = (f'- **{finding.claim.text}; {finding.column}, seeds {seeds[0]} '
-            f'to {seeds[-1]}: {finding.verdict}.**')
+    head = (f'- **{finding.claim.text}; {_where(finding, seeds)}: '
+            f'{finding.verdict}.**')
     return '\n'.join([head, *(f'  - {line}' for line in finding.evidence)])
 
 

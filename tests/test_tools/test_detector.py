@@ -43,7 +43,8 @@ def job(tmp_path_factory):
              *options)
     run_tool('tools/test.py', CONFIG, folder / 'train' / 'epoch_1.pth',
              '--work-dir', folder / 'test',
-             '--out', folder / 'predictions.pkl', *options)
+             '--out', folder / 'predictions.pkl',
+             '--show-dir', folder / 'shown', *options)
     return folder
 
 
@@ -80,5 +81,8 @@ def test_evaluation_is_of_these_boxes(job):
     records = trained.read_text().splitlines()
     for metrics in json.loads(records[-1]), json.loads(tested.read_text()):
         assert metrics['coco/AR@100'] == pytest.approx(expected, abs=6e-4)
+    pictures = sorted(path.name for path in (job / 'shown').iterdir())
+    assert pictures == sorted(
+        image['file_name'] for image in truth.imgs.values())
     losses = [json.loads(line).get('loss') for line in records[:-1]]
     assert all(map(np.isfinite, losses))

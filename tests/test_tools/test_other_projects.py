@@ -1,4 +1,4 @@
-"""The backbones of the configs in docs/other_projects.md, where they run."""
+"""The backbones of the pages' configs of other projects, where they run."""
 
 import re
 from importlib.util import find_spec
@@ -15,10 +15,11 @@ from tests.zoo.backbones import bring, plain
 from tests.zoo.compare import draw, run, tensors
 
 RECIPES = {}
-for snippet in python_snippets(ROOT / 'docs' / 'other_projects.md'):
-    base = re.match(r"_base_ = \['(\w+)::(\S+)\.py'\]", snippet)
-    if base:
-        RECIPES[base[2]] = (base[1], snippet)
+for page in 'other_projects', 'segmentation':
+    for snippet in python_snippets(ROOT / 'docs' / f'{page}.md'):
+        base = re.match(r"_base_ = \['(\w+)::(\S+)\.py'\]", snippet)
+        if base:
+            RECIPES.setdefault(base[2], (base[1], snippet))
 
 
 def test_every_project_has_a_recipe():

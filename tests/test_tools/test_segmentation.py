@@ -74,8 +74,8 @@ def draw(folder):
 
 
 def documented_config():
-    config, = [snippet for snippet in python_snippets(
-        ROOT / 'docs' / 'other_projects.md') if 'mmseg::' in snippet]
+    config, *_ = [snippet for snippet in python_snippets(
+        ROOT / 'docs' / 'segmentation.md') if 'mmseg::' in snippet]
     return config
 
 
@@ -98,7 +98,8 @@ def job(tmp_path_factory):
     run_tool('tools/train.py', config, '--work-dir', folder / 'train')
     run_tool('tools/test.py', config, folder / 'train' / 'iter_3.pth',
              '--work-dir', folder / 'test',
-             '--out', folder / 'predictions.pkl')
+             '--out', folder / 'predictions.pkl',
+             '--show-dir', folder / 'shown')
     return folder
 
 
@@ -128,6 +129,7 @@ def test_evaluation_is_of_these_masks(job):
     with open(job / 'predictions.pkl', 'rb') as file:
         predictions = pickle.load(file)
     assert len(predictions) == 6
+    assert len(list((job / 'shown').rglob('*.png'))) == 6
     both, either = np.zeros(3), np.zeros(3)
     for sample in predictions:
         got = sample['pred_sem_seg']['data'].numpy()[0]

@@ -33,26 +33,29 @@ SIZES = {'s3d': 224, 'swin3d': 224, 'mvit': 224}
 
 PAGE = """# Families
 
-Which residual steps are found in the networks of other libraries, and what
-`insert_steps` does with them. A step is *recorded* where NSI is measured; the
-others are left out for the reason beside them. `insert_steps` puts StepNet in:
-a step is *fused* where the fused step knows all its parts, with the last
-norm where a description names it; *inserted* where it takes the reference
-path; a network is *refused* with the reason. On a CPU, fused steps too take
-the reference path over maps of fewer than 65,536 values.
+Nearly all networks of timm, torchvision and transformers whose blocks add to
+their state have steps that are found. Look yours up in the tables.
+
+| word | means |
+|---|---|
+| recorded | NSI is measured there |
+| left out | no NSI, for the reason beside it |
+| fused | `insert_steps` puts StepNet in, and the fused step knows all its parts. On a CPU it too takes the reference path over maps of fewer than 65,536 values |
+| inserted | `insert_steps` puts StepNet in, on the reference path |
+| refused | `insert_steps` gives an error with the reason |
 
 ```bash
 {commands}
 ```
 
-On the meta device, {versions}. A module is a family; its first network in
-alphabetical order stands for it in the tables. Of transformers small
-configurations with random weights, on the CPU.
+A family is a module. Of each, the first network in alphabetical order was run,
+on the meta device; of transformers small configurations with random weights, on
+the CPU. Versions: {versions}.
 
 {summary}
 
 **Not run**: {others}. The command without `--families` runs all.
-"""
+"""  # noqa: E501
 
 SUMMARY = ('library', 'models', 'families', 'run', 'with steps', 'without',
            'do not run there', 'fused in', 'inserted in', 'refused')
