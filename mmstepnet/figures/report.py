@@ -49,7 +49,8 @@ class Panel(NamedTuple):
     @property
     def id(self) -> str:
         """Where links to it go."""
-        return f'figure-{self.number}' if self.number else 'training'
+        return (f'figure-{self.number}' if self.number else
+                self.title.lower().replace(' ', '-'))
 
     @property
     def height(self) -> int:

@@ -71,7 +71,7 @@ def test_every_parameter_learns(cfg, build):
 @pytest.mark.parametrize('training', [False, True])
 def test_warm_start_keeps_the_plain_network(cfg, build, training):
     kind = cfg['type']
-    keep = GATE_START[kind if kind in GATE_START else 'StepNet']
+    keep = GATE_START['StepNet' if kind.startswith('Ours') else kind]
     plain = perturb(build(attention=None), seed=1).train(training)
     model = build(attention=dict(cfg, init_step=1.0))
     start = {

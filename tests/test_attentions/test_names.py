@@ -14,6 +14,13 @@ from mmstepnet.attentions import (
 )
 from mmstepnet.models import StepResNetCIFAR
 
+from .conftest import ATTENTIONS as TRIED
+
+
+def test_every_attention_is_tried():
+    assert {cfg['type'] for cfg in TRIED.values()} == set(
+        ATTENTIONS) - {'Plain'}
+
 
 class Half(ChannelGate):
     pooled = ('f_mean', )

@@ -153,7 +153,8 @@ def test_no_error_and_no_request(opened):
 def test_every_figure_is_drawn(opened, runs):
     panels = opened[0]['panels']
     assert list(panels) == [
-        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)), 'training']
+        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)),
+        'over-training']
     assert [d['name'] for d in panels['figure-3']] == [r.label for r in runs]
     assert [d['name'] for d in panels['figure-9']] == [
         r.label for r in runs[2:]]
