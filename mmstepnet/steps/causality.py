@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .examples import call_of
-from .finding import EAGER, in_mode
+from .finding import EAGER, hooked, in_mode
 from .own_forward import Place, Plan, without_checkpoint
 from .places import modules_by_name
 
@@ -48,14 +48,10 @@ def causal_blocks(model: nn.Module, example: object,
     meta = any(p.is_meta for p in model.parameters())
     known: dict[tuple, bool] = {}
     with EAGER, in_mode(model, False), torch.random.fork_rng([]):
-        try:
-            if handles:
-                args, kwargs = call_of(example, device=meta and 'meta' or None)
-                with torch.no_grad():
-                    model(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        if handles:
+            args, kwargs = call_of(example, device=meta and 'meta' or None)
+            with hooked(handles), torch.no_grad():
+                model(*args, **kwargs)
         kinds = {name: _kind(modules[name], call)
                  for name, call in calls.items()}
         for name, kind in kinds.items():

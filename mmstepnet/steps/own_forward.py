@@ -12,7 +12,6 @@ every exit from the block: where Δt = 1, a step that did not run shows nowhere.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn as nn
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from mmstepnet.torch_version import is_compiling, saved_tensors_hooks
 
 from .checkpoint import checkpoint
+from .generated import generated_class
 from .padding import UnknownMaskError, kept, masks_of
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward
@@ -403,6 +403,11 @@ def _split(func: Callable, operands: tuple[Tensor, Tensor], args: tuple,
 class OwnForwardBlock(StepBlock):
     """A block that takes its steps while its class's ``forward`` runs."""
 
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls.host, '__iter__'):  # it runs all that are in it
+            cls.__iter__ = _parts
+
     def forward(self, *args, **kwargs):
         """Run the block. Arguments and what it returns are the host's."""
         x = next(iter((*args, *kwargs.values())), None)
@@ -441,16 +446,6 @@ def without_checkpoint(block: nn.Module) -> nn.Module:
     return other
 
 
-@cache
-def own_forward_class(host: type) -> type:
-    """Class of a host's block that takes steps in its own ``forward``."""
-    members = dict(host=host, make=staticmethod(own_forward_class),
-                   __module__=__name__)
-    if hasattr(host, '__iter__'):  # its forward runs all that are in it
-        members['__iter__'] = _parts
-    return type(host)(host.__name__, (OwnForwardBlock, host), members)
-
-
 def _parts(block: OwnForwardBlock) -> Iterator[nn.Module]:
     """What a container holds beside its steps."""
     return (m for m in block.host.__iter__(block)
@@ -463,7 +458,7 @@ def check_names(name: str, block: nn.Module, plan: Plan) -> None:
     Raises:
         ValueError: It has.
     """
-    needed = [*(place.name for place in plan.places), '_plans', 'host', 'make',
+    needed = [*(place.name for place in plan.places), '_plans', 'host',
               'take_steps']
     taken = [part for part in needed if hasattr(block, part)]
     if taken:
@@ -483,7 +478,7 @@ def put_steps_inside(block: nn.Module, plans: tuple[Plan, Plan],
         attentions (list): One for each step.
     """
     check_forward(block)
-    block.__class__ = own_forward_class(type(block))
+    block.__class__ = generated_class(OwnForwardBlock, type(block))
     block._plans = plans
     for place, attention in zip(plans[0].places, attentions):
         step = ResidualStep(attention)

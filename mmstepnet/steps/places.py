@@ -24,6 +24,7 @@ from .finding import (
     Run,
     Sum,
     explain,
+    hooked,
     in_mode,
     tensors,
 )
@@ -488,15 +489,13 @@ def never_called(model: nn.Module, example: object,
             for block in left]
         try:
             args, kwargs = call_of(example, samples, 'meta')
-            with (on_meta(model), EAGER, in_mode(model, False),
-                  torch.no_grad(), torch.random.fork_rng([])):
+            with (hooked(handles), on_meta(model), EAGER,
+                  in_mode(model, False), torch.no_grad(),
+                  torch.random.fork_rng([])):
                 model(*args, **kwargs)
             return left
         except Exception:  # of a model that takes something else
             continue
-        finally:
-            for handle in handles:
-                handle.remove()
     return set()
 
 
@@ -505,12 +504,7 @@ def _pass(model: nn.Module, example: object, samples: int | None,
     args, kwargs = call_of(example, samples, device)
     watch = _Watch(model)
     follow = _Follow(watch)
-    handles = watch.attach()
-    try:
-        with (EAGER, in_mode(model, training), torch.no_grad(),
-              torch.random.fork_rng([]), follow):
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (hooked(watch.attach()), EAGER, in_mode(model, training),
+          torch.no_grad(), torch.random.fork_rng([]), follow):
+        model(*args, **kwargs)
     return Pass(watch, Arrangement(watch), follow, samples or 1)

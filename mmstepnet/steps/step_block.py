@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from inspect import signature
 
 import torch.nn as nn
@@ -17,7 +16,7 @@ from ..blocks import (
 )
 from .checkpoint import checkpoint
 from .finding.wrappers import name_modules, unwrap
-from .generated import Generated
+from .generated import Generated, generated_class
 from .residual import ResidualStep
 
 
@@ -35,6 +34,16 @@ class DescribedBlock(StepBlock):
     known: KnownBlock
     state: str
     """What the first argument of its ``forward`` is called."""
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        known = describe(cls.host)
+        if known is None:
+            raise RuntimeError(
+                f'{qualified_name(cls.host)} has no description in this '
+                f'process; call mmstepnet.register_block beside the class')
+        cls.known = known
+        cls.state = list(signature(cls.host.forward).parameters)[1]
 
     def forward(self, *args, **kwargs) -> Tensor:
         """Take the block's steps. Arguments are those of the host's."""
@@ -84,21 +93,6 @@ class DescribedBlock(StepBlock):
             delattr(self, description.name)
         del self.__dict__['_post_activations']
         self.__class__ = self.host
-
-
-@cache
-def step_class(host: type) -> type:
-    """Class of a host's block that takes steps."""
-    known = describe(host)
-    if known is None:
-        raise RuntimeError(
-            f'{qualified_name(host)} has no description in this process; '
-            f'call mmstepnet.register_block beside the class')
-    return type(host)(
-        host.__name__, (DescribedBlock, host),
-        dict(host=host, known=known, make=staticmethod(step_class),
-             state=list(signature(host.forward).parameters)[1],
-             __module__=__name__))
 
 
 def _take_step(block: nn.Module, description: StepDescription, first: bool,
@@ -158,7 +152,7 @@ def put_steps(block: nn.Module,
             unwrap(getattr(block, description.name)).attention = attention
         return
     check_forward(block)
-    block.__class__ = step_class(type(block))
+    block.__class__ = generated_class(DescribedBlock, type(block))
     block._post_activations = set()
     for description, attention in zip(block.known.steps, attentions):
         step = ResidualStep(attention)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.finding import Selection, in_mode
+from mmstepnet.steps.finding import Selection, hooked, in_mode
 from mmstepnet.steps.places import modules_by_name
 from mmstepnet.steps.removal import prepare_removal, without_blocks
 
@@ -120,13 +120,9 @@ def _influence(model: nn.Module, batches: Iterable[Any],
                 modules[name].register_forward_hook(leave)]
 
     modules = modules_by_name(model)
-    handles = [handle for name in names for handle in watch(name)]
-    try:
+    with hooked([handle for name in names for handle in watch(name)]):
         for batch in batches:
             run_batch(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return {name: 1 - float(torch.cat(found).mean())
             for name, found in similar.items()}
 
@@ -169,9 +165,7 @@ def ablate_blocks(model: nn.Module,
         >>> list(lost)
         ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """  # noqa: E501
-    removed, refused = prepare_removal(model, blocks, example)
-    if refused and blocks is not None:
-        raise ValueError('; '.join(f'{k} {v}' for k, v in refused.items()))
+    removed = prepare_removal(model, blocks, example)
     found = {} if found is None else found
     tried = [*removed, *(combinations(removed, 2) if pairs else ())]
     todo = [key for key in tried if key not in found]
