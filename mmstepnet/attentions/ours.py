@@ -6,6 +6,8 @@ ours, change one thing each, and stand for none of the paper's: its accuracies
 of "Adaptor a" to "d" are no reference for them.
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -174,6 +176,7 @@ class OursMeanStd(Adaptor, MapAttention):
         x_next = full_precision(x) + f
         statistics = (pool(x), pool_std(x), pool(x_next), pool_std(x_next))
         weight = self.style_weight
-        step = self.gate(sum(weight[:, k] * statistic.to(weight.dtype)
-                             for k, statistic in enumerate(statistics)))
+        z: Any = sum(weight[:, k] * statistic.to(weight.dtype)
+                     for k, statistic in enumerate(statistics))
+        step = self.gate(z)
         return step.to(f.dtype)[..., None, None]

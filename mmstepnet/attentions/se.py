@@ -4,6 +4,8 @@ Squeeze-and-Excitation Networks, CVPR 2018,
 https://arxiv.org/abs/1709.01507
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -47,8 +49,9 @@ class Excitation(Attention):
         self.fc1.reset_parameters()
         self.fc2.reset_parameters()
         if self.init_step is not None:
-            nn.init.zeros_(self.fc2.weight)
-            nn.init.zeros_(self.fc2.bias)
+            last: Any = self.fc2
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""

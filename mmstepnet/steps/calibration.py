@@ -59,7 +59,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         >>> mmstepnet.calibrate(model, batches)
         5
     """
-    norms = [
+    norms: list[Any] = [
         norm for attention in model.modules()
         if isinstance(attention, Attention)
         and any(p.requires_grad for p in attention.parameters())
@@ -103,7 +103,7 @@ class _Moments:
             values.square().sum(1)
         ]).cpu()
 
-    def statistics(self, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    def statistics(self, norm: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance, of all processes."""
         sums = self.sums.to(norm.running_mean.device)
         if dist.is_available() and dist.is_initialized():

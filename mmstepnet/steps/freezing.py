@@ -1,6 +1,7 @@
 """Training the steps of a network alone."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -65,8 +66,9 @@ def mark_only_steps_as_trainable(model: nn.Module,
         for module in model.modules():
             if isinstance(module, _BatchNorm) and module not in inside and (
                     not isinstance(module, KeepsStatistics)):
-                module.__class__ = generated_class(
+                kept_class: Any = generated_class(
                     KeepsStatistics, type(module))
+                module.__class__ = kept_class
                 module.eval()
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 

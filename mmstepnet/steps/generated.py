@@ -1,6 +1,7 @@
 """Classes that are made of other libraries' classes when they are needed."""
 
 from functools import cache
+from typing import Any
 
 import torch.nn as nn
 
@@ -21,10 +22,11 @@ class Generated(nn.Module):
 
 
 @cache
-def generated_class(kind: type[Generated], host: type) -> type:
+def generated_class(kind: type[Generated], host: type) -> type[Generated]:
     """The class of a kind that is made of a host's; it has the same name."""
-    return type(host)(host.__name__, (kind, host),
-                      dict(host=host, __module__=kind.__module__))
+    metaclass: Any = type(host)
+    return metaclass(host.__name__, (kind, host),
+                     dict(host=host, __module__=kind.__module__))
 
 
 def _new_module(kind: type[Generated], host: type) -> Generated:
@@ -45,7 +47,7 @@ class KeepsStatistics(Generated):
     def reset_parameters(self) -> None:
         """Bring all to its start, statistics included."""
         self.host.reset_running_stats(self)
-        super().reset_parameters()
+        super().reset_parameters()  # type: ignore[misc], the host's
 
 
 def class_of(norm: nn.Module) -> type:

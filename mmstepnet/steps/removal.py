@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -159,8 +160,8 @@ def _meant(chosen: dict[str | type, set[str]] | None,
     meant: dict[str, str] = {}
     for name in modules:  # a module comes before what is in it
         block = next((n for n in around(name) if n in blocks), None)
-        if block == name and is_within(name, named) or (
-                block is not None and name in named
+        if block is not None and (
+                block == name and is_within(name, named) or name in named
                 and not is_within(name, set(meant))):
             meant[name] = block
     for item, names in (chosen or {}).items():
@@ -187,17 +188,16 @@ class _Check:
             self.module.register_forward_pre_hook(
                 self.enter, with_kwargs=True),
             self.module.register_forward_hook(self.leave),
-            *(step.drop_path.register_forward_hook(
-                lambda _, args, out: torch.zeros_like(out))
+            *(step.drop_path.register_forward_hook(_give_zeros)
               for step in steps_of(self.module))]
 
     def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Keep the state, which the block may overwrite."""
-        self.state = next(iter((*args, *kwargs.values())), None)
+        self.state: Any = next(iter((*args, *kwargs.values())), None)
         if isinstance(self.state, Tensor):
             self.state = self.state.clone()
 
-    def leave(self, module: nn.Module, args: tuple, out: object) -> object:
+    def leave(self, module: nn.Module, args: tuple, out: Any) -> Any:
         """Compare what the block returns with it."""
         outs = [out]
         if type(out) in (tuple, list):
@@ -212,6 +212,9 @@ class _Check:
         else:
             same = x.shape == outs[0].shape and torch.equal(x, outs[0])
             self.why = None if same else self.suspicion()
+
+    def see(self, same: bool) -> None:
+        """See whether the first sum behind it is its state."""
 
     def suspicion(self) -> str:
         """Why the block may change its state though f is 0."""
@@ -231,12 +234,16 @@ class _Check:
                         'without one')
 
 
+def _give_zeros(module: nn.Module, args: tuple, out: Any) -> Tensor:
+    return torch.zeros_like(out)
+
+
 class _PartCheck(_Check):
     """Whether f of a step is 0 where a part of a block gives zeros."""
 
     why = 'computes no f of a step that comes behind it'
 
-    def leave(self, module: nn.Module, args: tuple, out: object) -> object:
+    def leave(self, module: nn.Module, args: tuple, out: Any) -> Any:
         """Give zeros instead."""
         first, self.waits = out, True
         if type(out) in (tuple, list):
@@ -265,7 +272,8 @@ class _AtRest(Norms):
     f = None
 
     def __init__(self, checks: Collection[_Check], x: Tensor):
-        self.checks, self.state = checks, x
+        self.checks = checks
+        self.state: Any = x
 
     def see_sum(self, total: Tensor) -> None:
         """Let those who wait see the sum before."""
@@ -306,7 +314,7 @@ def _look(model: nn.Module, example: object) -> tuple[Arrangement, tuple]:
         f'are to be tried with ({error}); give example= that it takes')
 
 
-def _fresh(t: object) -> object:
+def _fresh(t: Any) -> Any:
     """A copy, which may be written to, and random numbers in place of zeros.
 
     Many functions leave 0 as it is, which shows nothing.
@@ -362,10 +370,9 @@ class RemovedBlock(Generated):
         return ''
 
 
-def _stand_in(block: nn.Module, form: Form, is_part: bool) -> RemovedBlock:
-    cls = type(block)
-    cls = generated_class(RemovedBlock, cls.host if issubclass(
-        cls, StepBlock) else cls)
+def _stand_in(block: nn.Module, form: Form, is_part: bool) -> Any:
+    host = block.host if isinstance(block, StepBlock) else type(block)
+    cls = generated_class(RemovedBlock, host)
     removed = cls.__new__(cls)
     vars(removed).update(
         {key: value for key, value in vars(block).items()

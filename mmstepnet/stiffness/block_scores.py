@@ -81,7 +81,7 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
                 if score in ('influence', 'last', 'random'):
                     break
         found = recorder.trajectories()
-        of_step = [s.block for s in recorder.steps if not s.left_out]
+        of_step = [str(s.block) for s in recorder.steps if not s.left_out]
         names = list(dict.fromkeys(of_step))
         if score == 'influence':
             return _influence(model, chain([batch], batches), names)
@@ -90,7 +90,7 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
             np.random.default_rng(seed).permutation(len(names)))
         return dict(zip(names, map(float, order)))
     if score == 'share':
-        values = block_stiffness(found.nsi(), found.stages)
+        values: Any = block_stiffness(found.nsi(), found.stages)
         values = values / (values.sum() or 1)
     else:
         values = getattr(found, score).mean(0)
@@ -107,7 +107,7 @@ def _influence(model: nn.Module, batches: Iterable[Any],
             # The block may overwrite it.
             state.append(next(iter((*args, *kwargs.values()))).clone())
 
-        def leave(block: nn.Module, args: tuple, out: object) -> None:
+        def leave(block: nn.Module, args: tuple, out: Any) -> None:
             x, y = state.pop(), out if isinstance(out, Tensor) else out[0]
             if x.dim() != 3:
                 x, y = x.flatten(1), y.flatten(1)
@@ -169,7 +169,7 @@ def ablate_blocks(model: nn.Module,
     found = {} if found is None else found
     tried = [*removed, *(combinations(removed, 2) if pairs else ())]
     todo = [key for key in tried if key not in found]
-    whole = evaluate(model) if todo else None
+    whole = evaluate(model) if todo else 0.0
     for key in todo:
         names = (key, ) if isinstance(key, str) else key
         with without_blocks(model, {name: removed[name] for name in names}):
