@@ -51,14 +51,6 @@ def saved_tensors_hooks() -> object:
     return _top_hooks and _top_hooks(True)
 
 
-def is_checkpointing() -> bool:
-    """Whether hooks are set on saved tensors, as a checkpoint sets them.
-
-    Also where PyTorch cannot say.
-    """
-    return _top_hooks is None or saved_tensors_hooks() is not None
-
-
 def is_backward() -> bool:
     """Whether autograd runs: what it calls runs for a checkpoint again."""
     return torch._C._current_graph_task_id() != -1
@@ -99,16 +91,6 @@ def without_autocast(device_type: str) -> AbstractContextManager:
     if device_type == 'meta':
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
-
-
-_TELLS_AUTOCAST = torch.__version__ >= '2.4'
-
-
-def is_autocasting(device_type: str) -> bool:
-    """Whether autocast is on for a device type, as far as that is known."""
-    if device_type == 'meta':
-        return False
-    return not _TELLS_AUTOCAST or torch.is_autocast_enabled(device_type)
 
 
 def compute_dtype(like: torch.Tensor) -> torch.dtype:

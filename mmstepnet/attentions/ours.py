@@ -13,12 +13,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmstepnet.checks import check_positive
+
 from .base import (
     ATTENTIONS,
     ChannelGate,
     MapAttention,
     check_batch,
-    check_positive,
     normalise,
 )
 from .pooling import full_precision, pool, pool_std, weight_dtype

@@ -10,7 +10,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, Attention, ChannelGate, check_positive
+from mmstepnet.checks import check_positive
+
+from .base import ATTENTIONS, Attention, ChannelGate
 from .pooling import weight_dtype
 from .zero_start import ZeroLinear
 

@@ -8,7 +8,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, MapAttention, check_positive
+from mmstepnet.checks import check_positive
+
+from .base import ATTENTIONS, MapAttention
 from .pooling import full_precision, pool
 
 EPS = 1e-5

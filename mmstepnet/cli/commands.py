@@ -288,9 +288,8 @@ def _load_weights(named: NamedModel, path: Path) -> None:
     try:
         named.model.load_state_dict(weights)
     except RuntimeError as error:
-        text = ' '.join(str(error).split())
         raise ValueError(f'{path} holds no weights of this model: '
-                         f'{text[:300]}') from error
+                         f'{_line(error)[:300]}') from error
 
 
 def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:

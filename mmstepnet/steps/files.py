@@ -28,7 +28,7 @@ from mmstepnet.attentions.record import KEY, Recorded, read_record
 from mmstepnet.files import write_whole
 
 from ..blocks import describe
-from .finding.wrappers import WRAPPERS, name_modules, unwrap
+from .finding.wrappers import WRAPPERS, unwrap
 from .insert import build
 from .own_forward import (
     OwnForwardBlock,
@@ -37,7 +37,7 @@ from .own_forward import (
     check_names,
     put_steps_inside,
 )
-from .places import find_in_parts
+from .places import find_in_parts, modules_by_name
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward, put_steps
 
@@ -111,7 +111,7 @@ def save_steps(model: nn.Module, path: str | Path,
         True
     """
     modules_to_save = _names(modules_to_save)
-    modules = _modules(model)
+    modules = modules_by_name(model)
     blocks, saved = {}, {}
     for name, module in modules.items():
         attentions = _attentions(module)
@@ -170,7 +170,7 @@ def load_steps(model: nn.Module, path: str | Path, *,
         ValueError: It is damaged, of a newer format or of another model, or
             the model is on the meta device; it is left as it was.
     """
-    modules = _modules(model)
+    modules = modules_by_name(model)
     if any(p.is_meta for p in model.parameters()):
         raise ValueError(f'{type(model).__name__} is on the meta device, '
                          f'which holds no weights; load its own first')
@@ -607,11 +607,6 @@ def _is_sharded(model: nn.Module) -> bool:
                for t in model.parameters()) or any(
         type(m).__name__ == 'FullyShardedDataParallel'
         for m in model.modules())
-
-
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by the names that they have outside of wrappers."""
-    return {name: module for module, name in name_modules(model).items()}
 
 
 def _attentions(module: nn.Module) -> dict[str, Any]:
