@@ -20,6 +20,6 @@ elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
     set -- tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer} \
         tests/test_cli tests/test_integrations \
         tests/test_steps/test_{files_transformers,insert_families,lora}.py \
-        tests/test_steps/test_modes.py
+        tests/test_steps/test_{distributed,modes}.py
 fi
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"
