@@ -48,9 +48,10 @@ def causal_blocks(model: nn.Module, example: object,
     meta = any(p.is_meta for p in model.parameters())
     known: dict[tuple, bool] = {}
     with EAGER, in_mode(model, False), torch.random.fork_rng([]):
-        if handles:
-            args, kwargs = call_of(example, device=meta and 'meta' or None)
-            with hooked(handles), torch.no_grad():
+        with hooked(handles), torch.no_grad():
+            if handles:
+                args, kwargs = call_of(
+                    example, device=meta and 'meta' or None)
                 model(*args, **kwargs)
         kinds = {name: _kind(modules[name], call)
                  for name, call in calls.items()}

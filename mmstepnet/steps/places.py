@@ -488,13 +488,12 @@ def never_called(model: nn.Module, example: object,
     left: set[nn.Module] = set()
     for samples in (None, 16):  # videos come as so many frames
         left.update(blocks)
-        handles = [block.register_forward_pre_hook(
-            lambda block, _: left.discard(block)) for block in left]
         try:
             args, kwargs = call_of(example, samples, 'meta')
-            with (hooked(handles), on_meta(model), EAGER,
-                  in_mode(model, False), torch.no_grad(),
-                  torch.random.fork_rng([])):
+            with (hooked([block.register_forward_pre_hook(
+                    lambda block, _: left.discard(block)) for block in left]),
+                  on_meta(model), EAGER, in_mode(model, False),
+                  torch.no_grad(), torch.random.fork_rng([])):
                 model(*args, **kwargs)
             return left
         except Exception:  # of a model that takes something else
