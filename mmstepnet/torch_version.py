@@ -1,16 +1,19 @@
 """What differs between versions of PyTorch; the only place that asks.
 
-Versions compare as ``torch.__version__ >= (2, 6)``.
+Versions compare as ``torch.__version__ >= '2.6'``, number by number.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
+import torch._C._functorch as functorch
+from torch._C import _autograd
 from torch._subclasses.fake_tensor import FakeTensor
 
-if torch.__version__ < (2, 3) and not np.__version__.startswith('1.'):
+if torch.__version__ < '2.3' and not np.__version__.startswith('1.'):
     raise ImportError(
         f'PyTorch {torch.__version__} was built for NumPy 1 and cannot '
         f"exchange arrays with NumPy {np.__version__}: install 'numpy<2' or "
@@ -40,8 +43,7 @@ def is_transformed() -> bool:
         or torch._C._are_functorch_transforms_active())
 
 
-_top_hooks = getattr(
-    torch._C._autograd, '_top_saved_tensors_default_hooks', None)
+_top_hooks = getattr(_autograd, '_top_saved_tensors_default_hooks', None)
 
 
 def saved_tensors_hooks() -> object:
@@ -49,26 +51,17 @@ def saved_tensors_hooks() -> object:
     return _top_hooks and _top_hooks(True)
 
 
-def is_checkpointing() -> bool:
-    """Whether hooks are set on saved tensors, as a checkpoint sets them.
-
-    Also where PyTorch cannot say.
-    """
-    return _top_hooks is None or saved_tensors_hooks() is not None
-
-
 def is_backward() -> bool:
     """Whether autograd runs: what it calls runs for a checkpoint again."""
     return torch._C._current_graph_task_id() != -1
 
 
-NORMALISES_HALF_ON_CPU = torch.__version__ >= (2, 2)
+NORMALISES_HALF_ON_CPU = torch.__version__ >= '2.2'
 """Whether BN takes float16 on a CPU."""
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
     """Whether it stands for several tensors, as under ``is_grads_batched``."""
-    functorch = torch._C._functorch
     legacy = getattr(functorch, 'is_legacy_batchedtensor', None)  # >= 2.2
     return (functorch.is_batchedtensor(tensor)
             or legacy is not None and legacy(tensor))
@@ -81,7 +74,7 @@ def onnx_arguments(axes: Sequence[str | None]) -> dict:
         axes (Sequence): For each axis its name, None where it is fixed.
     """
     free = {i: name for i, name in enumerate(axes) if name is not None}
-    if torch.__version__ < (2, 6):  # by tracing
+    if torch.__version__ < '2.6':  # by tracing
         return dict(opset_version=17, dynamic_axes=dict(images=free))
     return dict(
         dynamo=True, external_data=False, verbose=False,
@@ -100,19 +93,10 @@ def without_autocast(device_type: str) -> AbstractContextManager:
     return torch.autocast(device_type, enabled=False)
 
 
-_TELLS_AUTOCAST = torch.__version__ >= (2, 4)
-
-
-def is_autocasting(device_type: str) -> bool:
-    """Whether autocast is on for a device type, as far as that is known."""
-    if device_type == 'meta':
-        return False
-    return not _TELLS_AUTOCAST or torch.is_autocast_enabled(device_type)
-
-
 def compute_dtype(like: torch.Tensor) -> torch.dtype:
     """The dtype in which autocast would multiply, else the tensor's."""
     kind = like.device.type
+    dtype: Any
     if kind == 'meta':
         return like.dtype
     if hasattr(torch, 'get_autocast_dtype'):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FLOOR = {'files', 'names', 'precision', 'torch_version', 'version'}
+FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version',
+         'version'}
 """Modules that every layer may import."""
 
 BELOW = {

@@ -11,15 +11,17 @@ import pytest
 from mmengine.config import Config
 
 ROOT = Path(__file__).parents[1] / 'configs'
-SECOND_PAPER = ROOT.parent / 'projects' / 'metric_attention' / 'configs'
-CONFIGS = [path for folder in (ROOT, SECOND_PAPER)
+FIRST_PAPER, SECOND_PAPER = (
+    ROOT.parent / 'projects' / name / 'configs'
+    for name in ('reproduction', 'metric_attention'))
+CONFIGS = [path for folder in (ROOT, FIRST_PAPER, SECOND_PAPER)
            for path in folder.rglob('*.py') if '_base_' not in path.parts]
 GPUS_OF_THE_HOSTS = {'imagenet': 8, 'coco': 8}
 """Their batch sizes are those of one of eight GPUs."""
 
 
 def resnets(folder):
-    return [path for path in sorted((ROOT / folder).glob('resnet*.py'))
+    return [path for path in sorted(folder.glob('resnet*.py'))
             if 'cosine' not in path.stem]
 
 
@@ -52,12 +54,13 @@ def transforms(cfg):
 
 
 @pytest.mark.parametrize(
-    'path', [p for f in ('cifar10', 'cifar100', 'stl10') for p in resnets(f)],
+    'path', [p for f in (ROOT / 'cifar10', ROOT / 'cifar100', ROOT / 'stl10',
+                         FIRST_PAPER / 'ablations') for p in resnets(f)],
     ids=lambda path: path.stem)
 def test_table_6_cifar(path):
     """Batch 128 (STL-10: 16, a reading), 164 epochs, steps at 81 and 122."""
     cfg = load(path)
-    stl10 = path.parent.name == 'stl10'
+    stl10 = path.stem.endswith('stl10')
     check_sgd(cfg, 0.1)
     assert not check_steps(cfg, 164, [81, 122])
     assert cfg.train_dataloader.batch_size == (16 if stl10 else 128)
@@ -75,7 +78,7 @@ def test_table_6_cifar(path):
 
 
 @pytest.mark.parametrize(
-    'path', resnets('imagenet'), ids=lambda path: path.stem)
+    'path', resnets(ROOT / 'imagenet'), ids=lambda path: path.stem)
 def test_table_6_imagenet(path):
     """Batch 256, 120 epochs, steps at 30, 60 and 90, crops of 224."""
     cfg = load(path)
@@ -89,7 +92,8 @@ def test_table_6_imagenet(path):
 
 @pytest.mark.parametrize('path', [
     p for p in CONFIGS if p.parent.name in (
-        'cifar10', 'cifar100', 'stl10', 'imagenet', 'digits', 'small')
+        'cifar10', 'cifar100', 'stl10', 'imagenet', 'digits', 'small',
+        'ablations')
     and not p.stem.startswith('faster_rcnn')], ids=lambda path: path.stem)
 def test_the_trained_network_s_stiffness_is_measured(path):
     """Figs. 2 to 10 need no further command; few validations are measured."""
@@ -101,7 +105,8 @@ def test_the_trained_network_s_stiffness_is_measured(path):
 
 @pytest.mark.parametrize(
     'path', [ROOT / 'faster_rcnn_r50_stepnet_coco.py',
-             *sorted((ROOT / 'coco').glob('faster_rcnn*.py'))],
+             *sorted((ROOT / 'coco').glob('faster_rcnn*.py')),
+             *sorted((FIRST_PAPER / 'coco').glob('*.py'))],
     ids=lambda path: path.stem)
 def test_the_schedule_of_coco(path):
     """MMDetection's 1x schedule, to which the paper's text leads."""

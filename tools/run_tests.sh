@@ -15,9 +15,11 @@ if [ "$stack" = core ] && [ $# -eq 0 ]; then
     set -- tests/test_{attentions,blocks,steps,stiffness,propagation} \
         tests/test_imports.py
 elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
+    # Types of the core, where all libraries that it names are installed.
+    pyright --project pyproject.toml
     set -- tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer} \
         tests/test_cli tests/test_integrations \
         tests/test_steps/test_{files_transformers,insert_families,lora}.py \
-        tests/test_steps/test_modes.py
+        tests/test_steps/test_{distributed,modes}.py
 fi
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"

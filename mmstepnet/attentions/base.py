@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.checks import check_positive
 from mmstepnet.names import NameTable
 from mmstepnet.torch_version import is_compiling
 
@@ -272,22 +273,6 @@ def normalise(bn: nn.Module, vectors: Tensor) -> Tensor:
     if isinstance(bn, nn.BatchNorm2d):
         return bn(vectors[..., None, None]).flatten(1)
     return bn(vectors)
-
-
-def check_positive(owner: str, **arguments: int) -> None:
-    """Refuse what is not a positive integer.
-
-    Args:
-        owner (str): Name of the class that takes the arguments.
-        **arguments (int): Their values.
-
-    Raises:
-        ValueError: A value is not a positive integer.
-    """
-    for name, value in arguments.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f'{owner}: {name} must be a positive integer, '
-                             f'got {value!r}')
 
 
 def check_init_step(owner: str, init_step: float | None) -> None:

@@ -68,6 +68,7 @@ class FCA(Excitation, MapAttention):
                 "as in dict(type='FCA', map_size=14)")
         self.map_size = map_size
         # Not persistent: it follows from the arguments.
+        self.basis: Tensor
         self.register_buffer('basis', dct_basis(channels, map_size), False)
         self.init_weights()
 

@@ -6,17 +6,20 @@ ours, change one thing each, and stand for none of the paper's: its accuracies
 of "Adaptor a" to "d" are no reference for them.
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+
+from mmstepnet.checks import check_positive
 
 from .base import (
     ATTENTIONS,
     ChannelGate,
     MapAttention,
     check_batch,
-    check_positive,
     normalise,
 )
 from .pooling import full_precision, pool, pool_std, weight_dtype
@@ -174,6 +177,7 @@ class OursMeanStd(Adaptor, MapAttention):
         x_next = full_precision(x) + f
         statistics = (pool(x), pool_std(x), pool(x_next), pool_std(x_next))
         weight = self.style_weight
-        step = self.gate(sum(weight[:, k] * statistic.to(weight.dtype)
-                             for k, statistic in enumerate(statistics)))
+        z: Any = sum(weight[:, k] * statistic.to(weight.dtype)
+                     for k, statistic in enumerate(statistics))
+        step = self.gate(z)
         return step.to(f.dtype)[..., None, None]

@@ -26,6 +26,8 @@ class Recorded(nn.Module):
     Subclasses have ``init_step``, and ``set_init_step``, which changes it.
     """
 
+    init_step: float | None
+
     recorded: tuple[str, ...] = ()
     """Arguments that decide the step and that no shape shows, beside
     ``init_step``: attributes of these names."""

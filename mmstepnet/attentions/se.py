@@ -4,11 +4,15 @@ Squeeze-and-Excitation Networks, CVPR 2018,
 https://arxiv.org/abs/1709.01507
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, Attention, ChannelGate, check_positive
+from mmstepnet.checks import check_positive
+
+from .base import ATTENTIONS, Attention, ChannelGate
 from .pooling import weight_dtype
 from .zero_start import ZeroLinear
 
@@ -47,8 +51,9 @@ class Excitation(Attention):
         self.fc1.reset_parameters()
         self.fc2.reset_parameters()
         if self.init_step is not None:
-            nn.init.zeros_(self.fc2.weight)
-            nn.init.zeros_(self.fc2.bias)
+            last: Any = self.fc2
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""

@@ -3,6 +3,8 @@
 Switchable Self-attention Module, 2022, https://arxiv.org/abs/2209.05680
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -64,7 +66,7 @@ class SEM(ChannelGate):
         switch = torch.sigmoid(self.switch(pooled))
         logits = (self.se.excite(pooled), self.eca.excite(pooled),
                   self.ie_weight * pooled + self.ie_bias)
-        gate = self.scale
+        gate: Any = self.scale
         for k, logit in enumerate(logits):
             gate = gate * torch.sigmoid(switch[:, k:k + 1] * logit)
         return gate

@@ -8,7 +8,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, MapAttention, check_positive
+from mmstepnet.checks import check_positive
+
+from .base import ATTENTIONS, MapAttention
 from .pooling import full_precision, pool
 
 EPS = 1e-5
@@ -33,7 +35,7 @@ class SGE(MapAttention):
     A group of one channel, 64 groups of 64, has a gate that jumps where
     GAP(f) changes its sign, with a gradient of the order of 1/ε there. Narrow
     networks need fewer groups: ResNet-20 broke down with 64 and did not with
-    4, one seed each (``configs/small``).
+    4, one seed each (``projects/reproduction/configs/small``).
 
     Args:
         channels (int): Channels C.

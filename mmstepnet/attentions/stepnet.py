@@ -4,6 +4,8 @@ Understanding Self-attention Mechanism via Dynamical System Perspective,
 ICCV 2023, https://arxiv.org/abs/2308.09939
 """
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -137,8 +139,9 @@ class StepNet(Adaptor, ChannelGate):
             q = p + f_mean
             means = (p, q) if self.inputs == 'both' else (q, )
         weight = self.pair_weight
-        return self.gate(sum(weight[:, k] * mean.to(weight.dtype)
-                             for k, mean in enumerate(means)))
+        z: Any = sum(weight[:, k] * mean.to(weight.dtype)
+                     for k, mean in enumerate(means))
+        return self.gate(z)
 
     def extra_repr(self) -> str:
         """Channels, warm start and inputs, for ``print(model)``."""

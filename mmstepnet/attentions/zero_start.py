@@ -5,6 +5,7 @@ own or after.
 """
 
 import torch.nn as nn
+from torch import Tensor
 
 
 class ZeroStart:
@@ -13,9 +14,12 @@ class ZeroStart:
     Not of an attention alone: transformers initialises each module by itself.
     """
 
+    weight: Tensor
+    bias: Tensor | None
+
     def reset_parameters(self) -> None:
         """Bring all to its start, weight and bias to zero."""
-        super().reset_parameters()
+        super().reset_parameters()  # type: ignore[misc], the layer's
         nn.init.zeros_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

@@ -13,11 +13,12 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
 
-Part = str | Callable[[nn.Module], nn.Module | None] | None
+Part = str | Callable[[Any], Any] | None
 """A submodule of a block: its dotted name, or a function that gives it."""
 
 
@@ -50,7 +51,7 @@ class StepDescription:
     """
 
     branch: Callable[..., Tensor]
-    width: Part | Callable[[nn.Module], int]
+    width: Part
     norm: Part = None
     identity: str | None = None
     activation: Part = None
@@ -119,7 +120,7 @@ KNOWN_BLOCKS: dict[str, KnownBlock] = {}
 """Descriptions by the qualified names of the blocks' classes."""
 
 
-def find_part(block: nn.Module, part: Part):
+def find_part(block: Any, part: Part) -> Any:
     """A part of a block, by its dotted name or a function."""
     if part is None:
         return None
@@ -149,7 +150,7 @@ def fingerprint(forward: Callable) -> str:
         str: 12 hexadecimal digits.
     """
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(forward)))
-    function = ast.parse(source).body[0]
+    function: Any = ast.parse(source).body[0]
     function.decorator_list = []
     for node in ast.walk(function):
         if isinstance(node, ast.FunctionDef):

@@ -49,7 +49,8 @@ def _resnest(block: Any, x: Tensor) -> Tensor:
     return block.conv3(block.avd_layer(x) if block.avg_down_stride else x)
 
 
-BOTTLENECK = dict(width='conv3', identity='downsample', activation='relu')
+BOTTLENECK: dict[str, Any] = dict(
+    width='conv3', identity='downsample', activation='relu')
 for scope, found, drop_path in (('mmpretrain', 'a45ab44c6218', 'drop_path'),
                                 ('mmdet', 'bdc829c6614c', None),
                                 ('mmseg', 'bdc829c6614c', None),
@@ -130,7 +131,7 @@ def _plugin_res2net(block: Any, x: Tensor) -> Tensor:
     return _behind_norm3(block, block.conv3(x))
 
 
-PLUGINS = dict(norm=_norm_before_plugins, **BOTTLENECK)
+PLUGINS: dict[str, Any] = dict(norm=_norm_before_plugins, **BOTTLENECK)
 for scope in ('mmdet', 'mmseg'):
     for name, branch, found in (
             ('resnet.Bottleneck', _plugin_bottleneck, '20fba8fe42be'),

@@ -14,16 +14,12 @@ def is_set(module: nn.Module) -> bool:
                 or 'forward' in vars(module))
 
 
-def _is_one(layers: nn.Module) -> bool:
-    return not isinstance(layers, nn.Sequential) or is_set(layers)
-
-
 def last(layers: nn.Module) -> nn.Module | None:
     """The last layer of a sequence, of its last sequence and so on.
 
     None where :func:`all_but_last` applies it, too.
     """
-    if _is_one(layers):
+    if not isinstance(layers, nn.Sequential) or is_set(layers):
         return None
     end = layers[-1]
     return last(end) if isinstance(end, nn.Sequential) else end
@@ -31,7 +27,7 @@ def last(layers: nn.Module) -> nn.Module | None:
 
 def all_but_last(layers: nn.Module, x: Tensor) -> Tensor:
     """Apply a sequence without its :func:`last` layer."""
-    if _is_one(layers):
+    if not isinstance(layers, nn.Sequential) or is_set(layers):
         return layers(x)
     *first, end = layers
     for layer in first:

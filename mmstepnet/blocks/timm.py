@@ -66,7 +66,7 @@ def _regnet(block: Any, x: Tensor) -> Tensor:
     return block.conv3(block.se(block.conv2(block.conv1(x))))
 
 
-BOTTLENECK = dict(
+BOTTLENECK: dict[str, Any] = dict(
     width='conv3', norm=lambda block: block.bn3 if block.se is None else None,
     identity='downsample', drop_path='drop_path')
 register_block(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -262,7 +262,7 @@ def _short(name: str) -> str:
 
 def _describe(name: str, label: str, weights: Path | None) -> dict:
     """What a recording says of the model and its checkpoint."""
-    settings = dict(model=_short(name))
+    settings: dict[str, Any] = dict(model=_short(name))
     if weights is not None:
         settings['weights'] = label.removeprefix(f'{_short(name)}.')
         # As OpenMMLab names its checkpoints.
@@ -288,9 +288,8 @@ def _load_weights(named: NamedModel, path: Path) -> None:
     try:
         named.model.load_state_dict(weights)
     except RuntimeError as error:
-        text = ' '.join(str(error).split())
         raise ValueError(f'{path} holds no weights of this model: '
-                         f'{text[:300]}') from error
+                         f'{_line(error)[:300]}') from error
 
 
 def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
@@ -311,9 +310,12 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
         rows = ids[:len(ids) // args.tokens * args.tokens].view(
             -1, args.tokens)
         taken = _drawn(len(rows), args.samples)
-        sample = rows.__getitem__
+
+        def sample(k: int) -> Tensor:
+            return rows[k]
     else:
-        if named.prepare is None:
+        prepare = named.prepare
+        if prepare is None:
             raise ValueError('this model takes no pictures; give --text')
         from PIL import Image
         paths = _pictures(args)
@@ -322,7 +324,7 @@ def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
         def sample(k: int) -> Tensor:
             try:
                 with Image.open(paths[k]) as image:
-                    return named.prepare(image.convert('RGB'))
+                    return prepare(image.convert('RGB'))
             except OSError as error:
                 raise ValueError(
                     f'{paths[k]} cannot be read: {error}') from error

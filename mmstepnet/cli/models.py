@@ -84,18 +84,21 @@ def _unknown(library: str, name: str, known: list[str]) -> ValueError:
 
 def _timm(name: str, pretrained: bool) -> NamedModel:
     import timm
+    import timm.data
     if not timm.is_model(name.partition('.')[0]):
         raise _unknown('timm', name, timm.list_models())
     model = timm.create_model(name, pretrained=pretrained)
     config = timm.data.resolve_model_data_config(model)
-    return NamedModel(model, timm.data.create_transform(**config))
+    prepare: Any = timm.data.create_transform(**config)
+    return NamedModel(model, prepare)
 
 
 def _torchvision(name: str, pretrained: bool) -> NamedModel:
     from torchvision import models
     if name not in models.list_models():
         raise _unknown('torchvision', name, models.list_models())
-    weights = models.get_model_weights(name).DEFAULT
+    known: Any = models.get_model_weights(name)
+    weights = known.DEFAULT
     given = dict(weights=weights if pretrained else None)
     if not pretrained and 'weights_backbone' in signature(
             models.get_model_builder(name)).parameters:
@@ -157,7 +160,8 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     pipeline = config.get('test_pipeline') or loader.get(
         'dataset', {}).get('pipeline')
     if not pipeline:
-        return NamedModel(model, *_usual(224), part, _of_a_training)
+        return NamedModel(
+            model, *_usual(224), part=part, read=_of_a_training)
     # The picture is there, and of labels nothing is needed.
     transforms = Compose([step for step in pipeline
                           if not step['type'].rpartition('.')[2].startswith(
@@ -183,7 +187,7 @@ def _of_a_training(path: Path) -> dict[str, Tensor]:
 def _from_file(path: Path, function: str) -> NamedModel:
     if not path.is_file():
         raise ValueError(f'there is no file {path}')
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, function):

@@ -7,6 +7,7 @@ import mmcv
 import numpy as np
 from mmpretrain.datasets import CustomDataset
 
+from mmstepnet.checks import check_positive
 from mmstepnet.registry import DATASETS
 
 
@@ -46,10 +47,8 @@ class FolderInMemory(CustomDataset):
         if 'ann_file' in kwargs:
             raise TypeError('FolderInMemory takes the classes from the '
                             'folders; remove ann_file from its config')
-        if per_class is not None and not (isinstance(per_class, int)
-                                          and per_class >= 1):
-            raise ValueError('FolderInMemory: per_class must be a positive '
-                             f'integer or None, got {per_class!r}')
+        if per_class is not None:
+            check_positive('FolderInMemory', per_class=per_class)
         self.per_class = per_class
         self.seed = seed
         super().__init__(data_root, **kwargs)

@@ -42,7 +42,7 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
     axes[-2].set_xlabel('recorded block')
     axes[-2].set_ylabel('correlation')
     axes[-2].set_ylim(-1.05, 1.05)
-    bins = np.linspace(-1, 1, 41)
+    bins = np.linspace(-1, 1, 41).tolist()
     for i, (name, values) in enumerate(along.items()):
         axes[-1].hist(
             values, bins, weights=np.full(len(values), 1 / len(values)),

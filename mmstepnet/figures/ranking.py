@@ -28,7 +28,7 @@ def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
         RankCorrelation | str: See :func:`correlate_ranks`.
     """
     return correlate_ranks([run.tns for run in runs],
-                           [run.accuracy.value for run in runs], 'runs')
+                           [run.known_accuracy.value for run in runs], 'runs')
 
 
 def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -52,12 +52,12 @@ def draw_ranking(groups: dict[str, list[Run]]) -> matplotlib.figure.Figure:
             i = list(shown).index(label) if label in shown else len(shown)
             shown[label] = ax.scatter(
                 [run.tns for run in members],
-                [run.accuracy.value for run in members],
+                [run.known_accuracy.value for run in members],
                 color=line_style(i)[0], marker='oD^'[i // 10 % 3], s=26)
         ax.set_title(f'{short(name, 60)}\n{rank_correlation(runs)}',
                      fontsize=8)
         ax.set_xlabel(f'TNS ({runs[0].reading})')
-        ax.set_ylabel(runs[0].accuracy.metric)
+        ax.set_ylabel(runs[0].known_accuracy.metric)
     legend_below(figure, list(shown.values()), [*map(short, shown)])
     return figure
 
@@ -68,7 +68,7 @@ def ranking_figure(runs: Sequence[Run]) -> go.Figure:
     for i, (label, members) in enumerate(_by_label(runs).items()):
         figure.add_scatter(
             x=[run.tns for run in members],
-            y=[run.accuracy.value for run in members],
+            y=[run.known_accuracy.value for run in members],
             mode='markers',
             marker=dict(
                 size=12,
@@ -76,12 +76,12 @@ def ranking_figure(runs: Sequence[Run]) -> go.Figure:
                 symbol=('circle', 'diamond', 'triangle-up')[i // 10 % 3],
                 line=dict(width=1, color='white')),
             name=plain(short(label, 40)),
-            text=[plain(f'{run.label}, {run.accuracy.where}')
+            text=[plain(f'{run.label}, {run.known_accuracy.where}')
                   for run in members],
             hovertemplate='%{text}<br>TNS %{x:.4f}<br>accuracy %{y:.4f}'
             '<extra></extra>')
     figure.update_xaxes(title=f'TNS ({runs[0].reading})')
-    figure.update_yaxes(title=plain(runs[0].accuracy.metric))
+    figure.update_yaxes(title=plain(runs[0].known_accuracy.metric))
     return figure.update_layout(
         PAGE_LAYOUT,
         height=440,

@@ -99,7 +99,7 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = (),
     template = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined).from_string(
-            importlib.resources.files(__package__).joinpath(
+            importlib.resources.files('mmstepnet.figures').joinpath(
                 'report.html.jinja').read_text('utf-8'))
     return template.render(
         runs=runs,
@@ -271,7 +271,8 @@ def _seeds(runs: Sequence[Run]) -> list[dict]:
             proportion=_mean_and_deviation(
                 [run.proportion for run in members]),
             accuracies={
-                name: _mean_and_deviation([run.accuracy.value for run in r])
+                name: _mean_and_deviation(
+                    [run.known_accuracy.value for run in r])
                 for name, r in runs_by_metric(members).items()
             }))
     return rows

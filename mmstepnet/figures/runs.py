@@ -84,9 +84,16 @@ class Run:
         return bool(self.trajectories.adaptive_blocks)
 
     @property
+    def known_accuracy(self) -> Accuracy:
+        """The accuracy of a run that has one."""
+        assert self.accuracy is not None, self.label
+        return self.accuracy
+
+    @property
     def comparison(self) -> str:
         """Metric and data: runs that differ in it are not ranked."""
-        metric, split = self.accuracy.metric, self.accuracy.split
+        accuracy = self.known_accuracy
+        metric, split = accuracy.metric, accuracy.split
         measured = self.trajectories.settings['split']
         if split == measured:
             return f'{metric}, {split} split'

@@ -2,6 +2,7 @@
 
 import html
 from math import ceil
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
@@ -16,7 +17,7 @@ HEAT = 'viridis'
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, sans-serif'
 
-PAPER_STYLE = {
+PAPER_STYLE: dict[Any, Any] = {
     'axes.axisbelow': True,
     'axes.edgecolor': '#9aa4b2',
     'axes.formatter.useoffset': False,

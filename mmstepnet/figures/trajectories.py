@@ -1,6 +1,7 @@
 """NSI along the blocks, Figures 3 and 10 of the paper."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.figure
 import numpy as np
@@ -149,7 +150,8 @@ def _mark_stages(ax: Axes, run: Run) -> None:
                 va='bottom', fontsize=7, color='#5b6b7b',
                 transform=ax.get_xaxis_transform())
     ax.set_xlim(0.5, len(recorded.blocks) + 0.5)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    locator: Any = ax.xaxis.get_major_locator()
+    locator.set_params(integer=True)
 
 
 def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:

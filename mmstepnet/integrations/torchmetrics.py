@@ -23,6 +23,8 @@ class TotalNeuralStiffness(Metric):
         tensor(1.5000)
     """
 
+    total: Tensor
+    samples: Tensor
     is_differentiable = False
     higher_is_better = None
     full_state_update = False

@@ -80,7 +80,7 @@ class StepsCallback(TrainerCallback):
                 **kwargs) -> None:
         """Write the steps into the checkpoint's folder."""
         if self.save:
-            save_steps(model, Path(args.output_dir) /
+            save_steps(model, Path(str(args.output_dir)) /
                        f'checkpoint-{state.global_step}')
 
 

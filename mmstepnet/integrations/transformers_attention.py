@@ -92,7 +92,7 @@ def add_metrics(model: nn.Module,
     return names
 
 
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
             attention_mask: Tensor | None, *, has_metric: bool,
             eps: float | None, dropout: float = 0.0,
             scaling: float | None = None, is_causal: bool | None = None,
@@ -110,8 +110,9 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
             raise ValueError(f'{type(module).__name__} has no metric; call '
                              f'add_metrics(model) when it is built')
         query, key = module.metric.embed(query), module.metric.embed(key)
+    divisor: Any = eps
     if eps is None:
-        eps = 1 / (query.shape[-1]**-0.5 if scaling is None else scaling)
+        divisor = 1 / (query.shape[-1]**-0.5 if scaling is None else scaling)
     n, groups = query.shape[2], query.shape[1] // key.shape[1]
     if is_causal is None:
         is_causal = getattr(module, 'is_causal', True)
@@ -126,7 +127,7 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     if attention_mask is not None:  # padding sees nothing, and gets 0
         alone = ~attention_mask.any(-1, keepdim=True)
         attention_mask = attention_mask | alone
-    out = metric_propagation(query, key, value, eps, attention_mask,
+    out = metric_propagation(query, key, value, divisor, attention_mask,
                              is_causal=is_causal)
     if alone is not None:
         out = out.masked_fill(alone, 0)

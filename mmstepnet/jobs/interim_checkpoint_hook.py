@@ -5,7 +5,7 @@ from mmengine.fileio import join_path, put_text
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmstepnet.attentions.base import check_positive
+from mmstepnet.checks import check_positive
 from mmstepnet.registry import HOOKS
 
 from .patches import warn_of_files_in_place

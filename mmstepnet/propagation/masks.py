@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch._C._functorch as functorch
 from torch import Tensor
 
 from mmstepnet.torch_version import has_values, is_compiling
@@ -123,7 +124,6 @@ def _refuse_unless(good: Tensor, message: str,
     would wait for it at each call: there the device says it, when it gets
     there. Under vmap all samples are looked at.
     """
-    functorch = torch._C._functorch
     while not is_compiling() and functorch.is_batchedtensor(good):
         good, explain = functorch.get_unwrapped(good).all(), None
     if (is_compiling() or good.device.type != 'cpu'

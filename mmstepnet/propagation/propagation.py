@@ -13,6 +13,7 @@ from torch import Tensor
 from .build import METRIC, build_pseudo_metric
 from .functional import check_eps
 from .masks import check_shape, refuse_nested
+from .pseudo_metric import PseudoMetric
 from .tables import PROPAGATIONS
 
 
@@ -43,6 +44,8 @@ class PropagationModule(nn.Module):
     Raises:
         ValueError: ``eps`` is not a positive number.
     """
+
+    pseudo_metric: PseudoMetric
 
     def __init__(self, embed_dims: int, eps: float):
         super().__init__()

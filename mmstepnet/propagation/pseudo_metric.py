@@ -7,6 +7,8 @@ https://arxiv.org/abs/2412.18288, Section 3.1.
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.checks import check_positive
+
 from .functional import pseudo_metric_propagation
 
 
@@ -106,26 +108,13 @@ class PseudoMetric(nn.Module):
         return x.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
 
-def check_positive_integers(what: str, **values: int) -> None:
-    """Refuse what is not a positive integer.
-
-    Raises:
-        ValueError: Names ``what``, the argument and its value.
-    """
-    for name, value in values.items():
-        if (isinstance(value, bool) or not isinstance(value, int)
-                or value < 1):
-            raise ValueError(f'{what}: {name} must be a positive integer, '
-                             f'got {value!r}')
-
-
 def check_heads(what: str, embed_dims: int, num_heads: int) -> None:
     """Refuse heads that do not divide the width.
 
     Raises:
         ValueError: They do not, or are no positive integers.
     """
-    check_positive_integers(what, embed_dims=embed_dims, num_heads=num_heads)
+    check_positive(what, embed_dims=embed_dims, num_heads=num_heads)
     if embed_dims % num_heads:
         raise ValueError(f'{what}: num_heads must divide embed_dims, got '
                          f'{num_heads} heads for {embed_dims}')

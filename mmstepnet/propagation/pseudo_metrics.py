@@ -12,13 +12,15 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmstepnet.checks import check_positive
+
 from .functional import (
     dot_product_propagation,
     metric_propagation,
     minus_dot_product,
     squared_distance,
 )
-from .pseudo_metric import PseudoMetric, check_positive_integers
+from .pseudo_metric import PseudoMetric
 from .tables import PSEUDO_METRICS
 
 ACTIVATIONS = dict(leaky_relu=lambda x: F.leaky_relu(x, 0.2), tanh=torch.tanh)
@@ -155,7 +157,7 @@ class Metric(SquaredDistance):
                  hidden_dims: int | None = None):
         super().__init__(embed_dims, num_heads)
         hidden_dims = embed_dims if hidden_dims is None else hidden_dims
-        check_positive_integers('Metric', hidden_dims=hidden_dims)
+        check_positive('Metric', hidden_dims=hidden_dims)
         self.hidden = nn.Linear(embed_dims, hidden_dims)
         # A bias would cancel in every distance.
         self.metric = nn.Linear(hidden_dims, embed_dims, bias=False)

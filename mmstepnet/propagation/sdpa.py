@@ -15,7 +15,7 @@ from .masks import informed_rows
 # Coordinates of k, (..., M), and the constants that they meet in q.
 Columns = list[tuple[Tensor, Tensor | float]]
 
-CPU_TAKES_MASK = torch.__version__ >= (2, 3)
+CPU_TAKES_MASK = torch.__version__ >= '2.3'
 """Before, a mask beside PyTorch's kernel for CPUs costs the N x M matrix."""
 
 HALF = (torch.float16, torch.bfloat16)
@@ -70,30 +70,30 @@ def propagate(q: Tensor,
     """
     width, lead = v.shape[-1], q.shape[:-2]
     columns = []
-    of_sources = mask is not None and mask.shape[-2] == 1
-    informed = (informed_rows(mask, q.shape[-2])
-                if of_sources and is_causal else None)
+    of_sources = mask if mask is not None and mask.shape[-2] == 1 else None
+    informed = (informed_rows(of_sources, q.shape[-2])
+                if of_sources is not None and is_causal else None)
     no_mask = is_causal or (q.device.type == 'cpu' and not CPU_TAKES_MASK)
     # Rebound as they change: what is no longer needed is freed before the
     # kernel runs.
     if centre is not None:
         q, k = q - centre, k - centre
-        if of_sources:  # what nobody sees may be anywhere
-            k = k.masked_fill(~mask.transpose(-2, -1), 0)
+        if of_sources is not None:  # what nobody sees may be anywhere
+            k = k.masked_fill(~of_sources.transpose(-2, -1), 0)
     q, k = q.to(v.dtype), k.to(v.dtype)
     if centre is not None:
         # Of the points as the kernel will see them.
         bias = full_precision(k).square().sum(-1) / -2
         if (bias.requires_grad or no_mask or k.dtype in HALF
-                or is_transformed() or not (mask is None or of_sources)):
+                or is_transformed() or mask is not of_sources):
             columns = _columns(bias, k.dtype)
         else:
             bias = scale * bias.unsqueeze(-2)
             mask = (bias if mask is None else
                     bias.masked_fill(~mask, -torch.inf))
     # Kernels take no mask beside is_causal, and the fastest none at all.
-    if of_sources and (columns or no_mask):
-        columns = _shut(columns, mask, k, scale)
+    if of_sources is not None and (columns or no_mask):
+        columns = _shut(columns, of_sources, k, scale)
         mask = None
     elif mask is not None and is_causal:
         mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2]).tril()

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmstepnet.attentions import Attention
 
 from .examples import run_batch
-from .finding import EAGER, in_mode
+from .finding import EAGER, hooked, in_mode
 
 LOGGER = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         >>> mmstepnet.calibrate(model, batches)
         5
     """
-    norms = [
+    norms: list[Any] = [
         norm for attention in model.modules()
         if isinstance(attention, Attention)
         and any(p.requires_grad for p in attention.parameters())
@@ -73,15 +73,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     handles = [norm.register_forward_pre_hook(moments.add)
                for norm, moments in zip(norms, sums)]
     seen = 0
-    try:
-        # Compiled code passes hooks by.
-        with EAGER, in_mode(model, False), torch.no_grad():
-            for batch in batches:
-                (forward or run_batch)(model, batch)
-                seen += 1
-    finally:
-        for handle in handles:
-            handle.remove()
+    # Compiled code passes hooks by.
+    with hooked(handles), EAGER, in_mode(model, False), torch.no_grad():
+        for batch in batches:
+            (forward or run_batch)(model, batch)
+            seen += 1
     found = [moments.statistics(norm) for norm, moments in zip(norms, sums)]
     for norm, (mean, variance) in zip(norms, found):
         norm.running_mean.copy_(mean)
@@ -107,7 +103,7 @@ class _Moments:
             values.square().sum(1)
         ]).cpu()
 
-    def statistics(self, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    def statistics(self, norm: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance, of all processes."""
         sums = self.sums.to(norm.running_mean.device)
         if dist.is_available() and dist.is_initialized():

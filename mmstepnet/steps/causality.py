@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .examples import call_of
-from .finding import EAGER, in_mode
+from .finding import EAGER, hooked, in_mode
 from .own_forward import Place, Plan, without_checkpoint
 from .places import modules_by_name
 
@@ -37,7 +37,7 @@ def causal_blocks(model: nn.Module, example: object,
     """
     modules = {name: module for name, module in modules_by_name(model).items()
                if name in plans and plans[name][0].places[0].dims == 3}
-    calls: dict[str, tuple] = {}
+    calls: dict[str, tuple[tuple, dict]] = {}
     handles = []
     for name, block in modules.items():
         def take_down(block, args, kwargs, name=name):
@@ -48,14 +48,11 @@ def causal_blocks(model: nn.Module, example: object,
     meta = any(p.is_meta for p in model.parameters())
     known: dict[tuple, bool] = {}
     with EAGER, in_mode(model, False), torch.random.fork_rng([]):
-        try:
+        with hooked(handles), torch.no_grad():
             if handles:
-                args, kwargs = call_of(example, device=meta and 'meta' or None)
-                with torch.no_grad():
-                    model(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+                args, kwargs = call_of(
+                    example, device=meta and 'meta' or None)
+                model(*args, **kwargs)
         kinds = {name: _kind(modules[name], call)
                  for name, call in calls.items()}
         for name, kind in kinds.items():
@@ -67,11 +64,11 @@ def causal_blocks(model: nn.Module, example: object,
                 block = copy.deepcopy(block).to_empty(device='cpu')
                 _give_numbers((*block.parameters(), *block.buffers()))
                 call = tree_map_only(Tensor, _random, call)
-            found = _is_causal(name, block, *call, place)
+            found = _is_causal(name, block, call[0], call[1], place)
             if found is None and not meta:  # an attention may be saturated
                 block = copy.deepcopy(block)
                 _give_numbers(block.parameters())
-                found = _is_causal(name, block, *call, place)
+                found = _is_causal(name, block, call[0], call[1], place)
             known[kind] = bool(found)
     return [name for name, kind in kinds.items() if known[kind]]
 

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -34,8 +35,8 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
     config = getattr(model, 'config', None)
     named = getattr(model, 'main_input_name', None)  # of transformers
     if isinstance(named, str) and named != 'pixel_values':
-        yield {name: t.to(like.device)
-               for name, t in model.dummy_inputs.items()}
+        inputs: Any = model.dummy_inputs
+        yield {name: t.to(like.device) for name, t in inputs.items()}
     elif isinstance(named, str) or (
             outermost and hasattr(model, 'init_cfg')
             or hasattr(model, 'pretrained_cfg')  # of timm
@@ -66,7 +67,7 @@ def _size(model: nn.Module, config: object) -> tuple[int, int]:
 
 
 def _attribute(model: nn.Module, config: object, names: tuple[str, ...],
-               default: object) -> object:
+               default: object) -> Any:
     """What a model, its config or one of its modules says under a name."""
     found = (getattr(owner, name, None)
              for owner in (config, *model.modules()) for name in names)

@@ -28,7 +28,7 @@ from mmstepnet.attentions.record import KEY, Recorded, read_record
 from mmstepnet.files import write_whole
 
 from ..blocks import describe
-from .finding.wrappers import WRAPPERS, name_modules, unwrap
+from .finding.wrappers import WRAPPERS, unwrap
 from .insert import build
 from .own_forward import (
     OwnForwardBlock,
@@ -37,7 +37,7 @@ from .own_forward import (
     check_names,
     put_steps_inside,
 )
-from .places import find_in_parts
+from .places import find_in_parts, modules_by_name
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward, put_steps
 
@@ -111,21 +111,21 @@ def save_steps(model: nn.Module, path: str | Path,
         True
     """
     modules_to_save = _names(modules_to_save)
-    modules = _modules(model)
+    modules = modules_by_name(model)
     blocks, saved = {}, {}
     for name, module in modules.items():
-        steps = _steps(module)
-        if not steps:
+        attentions = _attentions(module)
+        if not attentions:
             continue
-        about = dict(
-            steps={key: _record(f'{name}.{key}', step.attention)
-                   for key, step in steps.items()},
-            **{'class': _class_name(module)})
+        about: dict[str, Any] = {
+            'steps': {key: _record(f'{name}.{key}', attention)
+                      for key, attention in attentions.items()},
+            'class': _class_name(module)}
         if isinstance(module, OwnForwardBlock):
             about['plans'] = [asdict(plan) for plan in module._plans]
         blocks[name] = about
-        saved.update({f'{name}.{key}.attention': step.attention
-                      for key, step in steps.items()})
+        saved.update({f'{name}.{key}.attention': attention
+                      for key, attention in attentions.items()})
     if not blocks:
         raise ValueError(f'{type(unwrap(model)).__name__} has no steps to '
                          f'save; call insert_steps first')
@@ -170,7 +170,7 @@ def load_steps(model: nn.Module, path: str | Path, *,
         ValueError: It is damaged, of a newer format or of another model, or
             the model is on the meta device; it is left as it was.
     """
-    modules = _modules(model)
+    modules = modules_by_name(model)
     if any(p.is_meta for p in model.parameters()):
         raise ValueError(f'{type(model).__name__} is on the meta device, '
                          f'which holds no weights; load its own first')
@@ -218,20 +218,20 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
         if saved.cls not in (None, _class_name(block)):
             raise ValueError(f'{file.path}: {name} is a {_class_name(block)} '
                              f'here and was a {saved.cls}')
-        steps = _steps(block)
-        if steps:
-            found = {key: _record(f'{name}.{key}', step.attention)
-                     for key, step in steps.items()}
+        attentions = _attentions(block)
+        if attentions:
+            found = {key: _record(f'{name}.{key}', attention)
+                     for key, attention in attentions.items()}
             if _settings(found) != _settings(saved.steps):
                 raise ValueError(
                     f'{file.path} has {saved.steps} for {name}, where '
                     f'{found} stand; call remove_steps(model) first')
-            for key, step in steps.items():
-                _compare(file, f'{name}.{key}.attention', step.attention)
+            for key, attention in attentions.items():
+                _compare(file, f'{name}.{key}.attention', attention)
         else:
             missing.append(name)
     others = [name for name, module in modules.items()
-              if name not in file.blocks and _steps(module)]
+              if name not in file.blocks and _attentions(module)]
     if others:
         raise ValueError(f'{file.path} knows nothing of the steps in '
                          f'{_some(others)}; call remove_steps(model) first')
@@ -240,29 +240,30 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
             f'{_some(missing)} have no steps, and the model is in a '
             f'{type(model).__name__}, which would not see new parameters; '
             f'load the steps first and wrap the model then')
-    found: dict | None = None
+    plans_of: dict | None = None
     for name in missing:
         block, saved = modules[name], file.blocks[name]
-        plans, known = saved.plans, None
+        plans: Any = saved.plans
+        known: Any = None
         if plans is None and not isinstance(block, StepBlock):
             known = getattr(block, 'known', None) or _describe(block)
-            if known is None and found is None:
-                found = {
+            if known is None and plans_of is None:
+                plans_of = {
                     prefix + name: plan for prefix, *_, (plans, _, _) in
                     find_in_parts(model, example)
                     for name, plan in plans.items()}
-                if not found:
+                if not plans_of:
                     raise ValueError(
                         f'{file.path} does not say where {name}, a '
                         f'{type(block).__name__}, takes its steps, which is '
                         f'found by running the model: give example=')
-            plans = None if known else found.get(name)
+            plans = None if known else (plans_of or {}).get(name)
         places = known.steps if known else plans[0].places if plans else ()
         if {place.name for place in places} != set(saved.steps):
             raise ValueError(f'{file.path}: {name} would take its steps in '
                              f'{[p.name for p in places]} here and took them '
                              f'in {list(saved.steps)}')
-        if known is None:
+        if plans is not None:
             check_names(name, block, plans[0])
             _check_widths(file, name, block, places)
         check_forward(block)
@@ -306,7 +307,7 @@ def _load(model: nn.Module, modules: dict[str, nn.Module],
           file: _File) -> None:
     for name, block in file.blocks.items():
         for key, record in block.steps.items():
-            _steps(modules[name])[key].attention.set_init_step(
+            _attentions(modules[name])[key].set_init_step(
                 record['init_step'])
     if _is_sharded(model):
         from torch.distributed.checkpoint.state_dict import (
@@ -316,15 +317,15 @@ def _load(model: nn.Module, modules: dict[str, nn.Module],
         # In the place of records that are missing it puts what is none.
         records = {f'{name}.{key}.attention.{inner}': t
                    for name, block in file.blocks.items()
-                   for key in block.steps for inner, t in _steps(
-                       modules[name])[key].attention.state_dict().items()
+                   for key in block.steps for inner, t in _attentions(
+                       modules[name])[key].state_dict().items()
                    if inner.endswith(KEY)}
         set_model_state_dict(model, {**file.tensors, **records}, options=(
             StateDictOptions(full_state_dict=True, strict=False)))
         return
     for name, block in file.blocks.items():
         for key in block.steps:
-            _steps(modules[name])[key].attention.load_state_dict(
+            _attentions(modules[name])[key].load_state_dict(
                 file.of(f'{name}.{key}.attention'))
     for name in file.modules_to_save:  # keys were compared; records are none
         modules[name].load_state_dict(file.of(name), strict=False)
@@ -482,7 +483,7 @@ def _from_whole(path: Path, tensors: dict[str, Tensor], model: nn.Module,
     return _File(path, blocks, kept)
 
 
-def _as_modules_are_named(model: nn.Module,
+def _as_modules_are_named(model: Any,
                           tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Undo the names of older releases, in which transformers 5 saves."""
     if not hasattr(model, 'base_model_prefix'):  # none of transformers
@@ -497,7 +498,7 @@ def _as_modules_are_named(model: nn.Module,
         )
     except ImportError:  # before 5, names were not changed
         return tensors
-    rules = get_model_conversion_mapping(model)
+    rules: list[Any] = get_model_conversion_mapping(model)
     converters = [r for r in rules if isinstance(r, WeightConverter)]
     renamings = [r for r in rules if not isinstance(r, WeightConverter)]
     return {rename_source_key(key, renamings, converters)[0]: t
@@ -586,7 +587,7 @@ def _gather(model: nn.Module,
             StateDictOptions,
             get_model_state_dict,
         )
-        state = get_model_state_dict(model, options=StateDictOptions(
+        state: dict = get_model_state_dict(model, options=StateDictOptions(
             full_state_dict=True, cpu_offload=True))
         prefixes = tuple(f'{name}.' for name in saved)
         state = {k: t for k, t in state.items() if k.startswith(prefixes)}
@@ -608,15 +609,10 @@ def _is_sharded(model: nn.Module) -> bool:
         for m in model.modules())
 
 
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by the names that they have outside of wrappers."""
-    return {name: module for module, name in name_modules(model).items()}
-
-
-def _steps(module: nn.Module) -> dict[str, ResidualStep]:
-    """A block's own steps that have an attention, in wrappers or not."""
+def _attentions(module: nn.Module) -> dict[str, Any]:
+    """Attentions of a block's own steps, in wrappers or not, by the steps."""
     steps = {key: unwrap(step) for key, step in module.named_children()}
-    return {key: step for key, step in steps.items()
+    return {key: step.attention for key, step in steps.items()
             if isinstance(step, ResidualStep) and step.attention is not None}
 
 

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -126,16 +127,19 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
         graph = tracer.trace(lambda x: run(x))
     except Exception:  # of a forward that asks what a trace does not know
         return []
-    calls = [node for node in graph.nodes if node.op == 'call_module']
+    calls: list[Any] = [
+        node for node in graph.nodes if node.op == 'call_module']
     called = Counter(node.target for node in calls)
     once = {names[0]: child for child, names in tracer.names.items()
             if len(names) == 1 and called[names[0]] <= 1
             and is_as_made(child)}
     pairs = []
     for norm in calls:
-        before = norm.args[0] if len(norm.args) == 1 else None
         if (not _is_norm(once.get(norm.target)) or norm.kwargs
-                or before not in calls or len(before.users) > 1):
+                or len(norm.args) != 1):
+            continue
+        before = norm.args[0]
+        if before not in calls or len(before.users) > 1:
             continue
         name = before.target
         while type(once.get(name)) is nn.Sequential and len(once[name]):
@@ -146,7 +150,7 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
     return pairs
 
 
-def _is_foldable(attention: nn.Module | None) -> bool:
+def _is_foldable(attention: Any) -> bool:
     """Whether it is StepNet's adaptor that is nothing else."""
     if type(attention) not in (StepNet, OursNoNorm) or not all(
             map(is_as_made, attention.modules())):
@@ -157,7 +161,7 @@ def _is_foldable(attention: nn.Module | None) -> bool:
         and norm.running_mean is not None)
 
 
-def _is_norm(module: nn.Module | None) -> bool:
+def _is_norm(module: Any) -> bool:
     """Whether it is a BN that is nothing else, but for timm's activation."""
     kind = class_of(module)
     return (kind in (nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -166,8 +170,9 @@ def _is_norm(module: nn.Module | None) -> bool:
 
 
 def _fold_norm(module: nn.Module, conv_name: str, norm_name: str) -> None:
-    conv, norm = map(module.get_submodule, (conv_name, norm_name))
-    rest = nn.Identity()
+    conv: Any = module.get_submodule(conv_name)
+    norm: Any = module.get_submodule(norm_name)
+    rest: nn.Module = nn.Identity()
     if qualified_name(class_of(norm)) == TIMM_NORM:
         rest = nn.Sequential(norm.drop, norm.act)
     for name, child in ((conv_name, fuse_conv_bn_eval(conv, norm)),

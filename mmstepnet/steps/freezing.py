@@ -1,12 +1,13 @@
 """Training the steps of a network alone."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .finding.wrappers import unwrap
-from .generated import KeepsStatistics, keeping_class
+from .generated import KeepsStatistics, generated_class
 from .residual import ResidualStep
 
 
@@ -65,7 +66,9 @@ def mark_only_steps_as_trainable(model: nn.Module,
         for module in model.modules():
             if isinstance(module, _BatchNorm) and module not in inside and (
                     not isinstance(module, KeepsStatistics)):
-                module.__class__ = keeping_class(type(module))
+                kept_class: Any = generated_class(
+                    KeepsStatistics, type(module))
+                module.__class__ = kept_class
                 module.eval()
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 

@@ -1,7 +1,7 @@
 """Classes that are made of other libraries' classes when they are needed."""
 
-from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch.nn as nn
 
@@ -14,17 +14,23 @@ class Generated(nn.Module):
 
     host: type
     """The host's class."""
-    make: Callable[[type], type]
-    """Makes our class of the host's."""
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Name the host's class."""
         _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new_module, (self.make, self.host), *state
+        return _new_module, (type(self).__bases__[0], self.host), *state
 
 
-def _new_module(make: Callable[[type], type], host: type) -> Generated:
-    cls = make(host)
+@cache
+def generated_class(kind: type[Generated], host: type) -> type[Generated]:
+    """The class of a kind that is made of a host's; it has the same name."""
+    metaclass: Any = type(host)
+    return metaclass(host.__name__, (kind, host),
+                     dict(host=host, __module__=kind.__module__))
+
+
+def _new_module(kind: type[Generated], host: type) -> Generated:
+    cls = generated_class(kind, host)
     return cls.__new__(cls)
 
 
@@ -41,18 +47,9 @@ class KeepsStatistics(Generated):
     def reset_parameters(self) -> None:
         """Bring all to its start, statistics included."""
         self.host.reset_running_stats(self)
-        super().reset_parameters()
+        super().reset_parameters()  # type: ignore[misc], the host's
 
 
 def class_of(norm: nn.Module) -> type:
     """Class of a norm, whether it stays in eval mode or not."""
     return norm.host if isinstance(norm, KeepsStatistics) else type(norm)
-
-
-@cache
-def keeping_class(host: type) -> type:
-    """Class of a host's BN that stays in eval mode."""
-    return type(host)(
-        host.__name__, (KeepsStatistics, host),
-        dict(host=host, make=staticmethod(keeping_class),
-             __module__=__name__))

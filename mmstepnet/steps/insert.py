@@ -3,9 +3,10 @@
 import copy
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -123,7 +124,7 @@ def insert_steps(model: nn.Module,
     selected, used, changed = _select(model, chosen)
     ready, without = [], []
     for name, block, by_name in selected:
-        known = block.known if steps_of(block) else describe(type(block))
+        known: Any = block.known if steps_of(block) else describe(type(block))
         if not known.is_residual(block):
             if by_name:
                 raise ValueError(
@@ -176,7 +177,7 @@ class _Ready:
 
     name: str
     block: nn.Module
-    attentions: list[nn.Module]
+    attentions: Sequence[nn.Module]
     plans: tuple[Plan, Plan] | None = None
 
 
@@ -362,7 +363,7 @@ def _distance_from_1(attention: nn.Module) -> float | None:
     if any(p.is_meta for p in attention.parameters()):
         return 0.0  # it holds nothing that could be lost
     try:
-        gate = copy.deepcopy(attention).cpu().float().eval()
+        gate: Any = copy.deepcopy(attention).cpu().float().eval()
         draw = partial(torch.randn, device='cpu',
                        generator=torch.Generator().manual_seed(0))
         shape = 2, 16, gate.channels  # 16 samples, of other means each
@@ -423,13 +424,14 @@ def _scope(model: nn.Module) -> str:
 
 
 def _select(model: nn.Module, chosen: dict[str | type, set[str]]
-            ) -> tuple[list[tuple[str, nn.Module, bool]], set[str], bool]:
+            ) -> tuple[list[tuple[str, Any, bool]], set[str | type], bool]:
     """Described blocks, each with its name and whether that is given itself.
 
     Also the items that mean one, and whether there are blocks with another
     ``forward`` than the one that is described.
     """
-    found, used, stepped, changed = [], set(), [], False
+    found, stepped, changed = [], [], False
+    used: set[str | type] = set()
     for name, module in modules_by_name(model).items():
         matched = [i for i, n in chosen.items() if is_within(name, n)]
         if not (matched if chosen else name.startswith(_scope(model))):

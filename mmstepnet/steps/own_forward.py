@@ -10,9 +10,9 @@ executes. That each step ran, and as many additions as expected, is checked at
 every exit from the block: where Δt = 1, a step that did not run shows nowhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from mmstepnet.torch_version import is_compiling, saved_tensors_hooks
 
 from .checkpoint import checkpoint
+from .generated import generated_class
 from .padding import UnknownMaskError, kept, masks_of
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward
@@ -133,7 +134,8 @@ class Place:
         if (self.batch, self.channels) != (0, 1):
             t = t.movedim((self.batch, self.channels), (0, 1))
         if self.tokens_of_map and t.shape[2] > 1:
-            return t.unflatten(2, map_shape(given, t.shape[2]))
+            shape: Any = map_shape(given, t.shape[2])
+            return t.unflatten(2, shape)
         if self.dims > 4:
             return t.flatten(3)
         return t[(..., *[None] * (4 - self.dims))] if self.dims < 4 else t
@@ -196,9 +198,10 @@ class BlockRun:
         self.keep: Tensor | None = None
         self.seen, self.taken = 0, 0
         self.states = {-1: given[0] if given else None}
-        self.partial: Tensor | None = None
-        self.identity: Tensor | None = None
-        self.branch: Tensor | None = None
+        # Tensors within a step.
+        self.partial: Any = None
+        self.identity: Any = None
+        self.branch: Any = None
         self.products: list[tuple] = []
         self.drops = any(place.dropped for place in plan.places)
         self.entered = _surroundings()
@@ -403,6 +406,13 @@ def _split(func: Callable, operands: tuple[Tensor, Tensor], args: tuple,
 class OwnForwardBlock(StepBlock):
     """A block that takes its steps while its class's ``forward`` runs."""
 
+    _plans: tuple[Plan, Plan]
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls.host, '__iter__'):  # it runs all that are in it
+            cls.__iter__ = _parts
+
     def forward(self, *args, **kwargs):
         """Run the block. Arguments and what it returns are the host's."""
         x = next(iter((*args, *kwargs.values())), None)
@@ -434,21 +444,11 @@ class OwnForwardBlock(StepBlock):
         self.__class__ = self.host
 
 
-def without_checkpoint(block: nn.Module) -> nn.Module:
+def without_checkpoint(block: nn.Module) -> Any:
     """A block of all that the block holds, but for OpenMMLab's switch."""
     other = object.__new__(type(block))
     vars(other).update(vars(block), with_cp=False)
     return other
-
-
-@cache
-def own_forward_class(host: type) -> type:
-    """Class of a host's block that takes steps in its own ``forward``."""
-    members = dict(host=host, make=staticmethod(own_forward_class),
-                   __module__=__name__)
-    if hasattr(host, '__iter__'):  # its forward runs all that are in it
-        members['__iter__'] = _parts
-    return type(host)(host.__name__, (OwnForwardBlock, host), members)
 
 
 def _parts(block: OwnForwardBlock) -> Iterator[nn.Module]:
@@ -463,7 +463,7 @@ def check_names(name: str, block: nn.Module, plan: Plan) -> None:
     Raises:
         ValueError: It has.
     """
-    needed = [*(place.name for place in plan.places), '_plans', 'host', 'make',
+    needed = [*(place.name for place in plan.places), '_plans', 'host',
               'take_steps']
     taken = [part for part in needed if hasattr(block, part)]
     if taken:
@@ -473,17 +473,17 @@ def check_names(name: str, block: nn.Module, plan: Plan) -> None:
             f'the block out by blocks=')
 
 
-def put_steps_inside(block: nn.Module, plans: tuple[Plan, Plan],
-                     attentions: list[nn.Module]) -> None:
+def put_steps_inside(block: Any, plans: tuple[Plan, Plan],
+                     attentions: Sequence[nn.Module]) -> None:
     """Put a ResidualStep for each attention into a block, in place.
 
     Args:
         block (nn.Module): The block.
         plans (tuple[Plan, Plan]): Its plans, for evaluation and training.
-        attentions (list): One for each step.
+        attentions (Sequence): One for each step.
     """
     check_forward(block)
-    block.__class__ = own_forward_class(type(block))
+    block.__class__ = generated_class(OwnForwardBlock, type(block))
     block._plans = plans
     for place, attention in zip(plans[0].places, attentions):
         step = ResidualStep(attention)

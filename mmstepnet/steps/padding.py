@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def kept(masks: dict[str, Tensor], samples: int, tokens: int) -> Tensor:
     Raises:
         UnknownMaskError: A mask is of another kind, or of another's tokens.
     """
-    result = True
+    result: Any = True
     for name, mask in masks.items():
         padding = name.endswith('key_padding_mask')
         if (mask.dim() != (2 if padding else 4) or mask.shape[-1] != tokens

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -24,9 +25,11 @@ from .finding import (
     Run,
     Sum,
     explain,
+    hooked,
     in_mode,
     tensors,
 )
+from .finding.operations import Operation
 from .finding.wrappers import name_modules, unwrap
 from .own_forward import (
     WRITING,
@@ -98,10 +101,10 @@ class _Watch(Finder):
     """A finder that tells of each operation which step it was."""
 
     last: Sum | None = None
-    x: Tensor | None = None
+    x: Any = None
     dropped = False
 
-    def _begin(self, operation: object, owner: Run, x: Tensor, f: Tensor,
+    def _begin(self, operation: Operation, owner: Run, x: Tensor, f: Tensor,
                *args):
         self.x = x
         base = self._base(self._state(x, owner), self.tags.get(f))
@@ -117,8 +120,8 @@ class _Watch(Finder):
         if not self.stack or self.stack[-1].module is not module:
             return
         run, given = self.stack[-1], (*args, *kwargs.values())
-        run.first = weakref.ref(given[0]) if given and isinstance(
-            given[0], Tensor) else lambda: None
+        if given and isinstance(given[0], Tensor):
+            run.first = weakref.ref(given[0])
         run.masks = masks_of(type(module).forward, (module, *args), kwargs)
         run.pairs = [v for v in given if isinstance(v, (tuple, list))]
 
@@ -465,14 +468,15 @@ def _run(model: nn.Module, example: object) -> list[Pass]:
         (None, (2, False), (3, False)),  # what it does depends on values
         (None, (None, False), (None, False)),
     )
+    failed = ValueError()
     for device, *passes in ways:
         try:
             with on_meta(model) if device else nullcontext():
                 return [_pass(model, example, samples, training, device)
                         for samples, training in passes]
-        except Exception:
-            if (device, *passes) == ways[-1]:
-                raise
+        except Exception as error:
+            failed = error
+    raise failed
 
 
 def never_called(model: nn.Module, example: object,
@@ -481,22 +485,19 @@ def never_called(model: nn.Module, example: object,
 
     None where the model does not run on the example, on the meta device.
     """
+    left: set[nn.Module] = set()
     for samples in (None, 16):  # videos come as so many frames
-        left = set(blocks)
-        handles = [block.register_forward_pre_hook(
-            lambda block, _, left=left: left.discard(block))
-            for block in left]
+        left.update(blocks)
         try:
             args, kwargs = call_of(example, samples, 'meta')
-            with (on_meta(model), EAGER, in_mode(model, False),
+            with (hooked([block.register_forward_pre_hook(
+                    lambda block, _: left.discard(block)) for block in left]),
+                  on_meta(model), EAGER, in_mode(model, False),
                   torch.no_grad(), torch.random.fork_rng([])):
                 model(*args, **kwargs)
             return left
         except Exception:  # of a model that takes something else
             continue
-        finally:
-            for handle in handles:
-                handle.remove()
     return set()
 
 
@@ -505,12 +506,7 @@ def _pass(model: nn.Module, example: object, samples: int | None,
     args, kwargs = call_of(example, samples, device)
     watch = _Watch(model)
     follow = _Follow(watch)
-    handles = watch.attach()
-    try:
-        with (EAGER, in_mode(model, training), torch.no_grad(),
-              torch.random.fork_rng([]), follow):
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (hooked(watch.attach()), EAGER, in_mode(model, training),
+          torch.no_grad(), torch.random.fork_rng([]), follow):
+        model(*args, **kwargs)
     return Pass(watch, Arrangement(watch), follow, samples or 1)

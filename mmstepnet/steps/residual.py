@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -63,8 +64,9 @@ class ResidualStep(nn.Module):
 
     def init_weights(self) -> None:
         """Bring the attention to its start: mmengine's recursion asks it."""
-        if hasattr(self.attention, 'init_weights'):
-            self.attention.init_weights()
+        attention: Any = self.attention
+        if hasattr(attention, 'init_weights'):
+            attention.init_weights()
 
     def forward(self,
                 identity: Tensor,

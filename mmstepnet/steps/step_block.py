@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from inspect import signature
+from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..blocks import (
 )
 from .checkpoint import checkpoint
 from .finding.wrappers import name_modules, unwrap
-from .generated import Generated
+from .generated import Generated, generated_class
 from .residual import ResidualStep
 
 
@@ -35,6 +35,17 @@ class DescribedBlock(StepBlock):
     known: KnownBlock
     state: str
     """What the first argument of its ``forward`` is called."""
+    _post_activations: set[str]
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        known = describe(cls.host)
+        if known is None:
+            raise RuntimeError(
+                f'{qualified_name(cls.host)} has no description in this '
+                f'process; call mmstepnet.register_block beside the class')
+        cls.known = known
+        cls.state = list(signature(cls.host.forward).parameters)[1]
 
     def forward(self, *args, **kwargs) -> Tensor:
         """Take the block's steps. Arguments are those of the host's."""
@@ -70,7 +81,7 @@ class DescribedBlock(StepBlock):
     def _settle(self) -> None:
         for description in self.known.steps:
             activation = find_part(self, description.activation)
-            step = self._modules.get(description.name)
+            step: Any = self._modules.get(description.name)
             step = None if step is None else unwrap(step)
             if step is not None and activation is not None and (
                     description.name not in self._post_activations
@@ -86,25 +97,10 @@ class DescribedBlock(StepBlock):
         self.__class__ = self.host
 
 
-@cache
-def step_class(host: type) -> type:
-    """Class of a host's block that takes steps."""
-    known = describe(host)
-    if known is None:
-        raise RuntimeError(
-            f'{qualified_name(host)} has no description in this process; '
-            f'call mmstepnet.register_block beside the class')
-    return type(host)(
-        host.__name__, (DescribedBlock, host),
-        dict(host=host, known=known, make=staticmethod(step_class),
-             state=list(signature(host.forward).parameters)[1],
-             __module__=__name__))
-
-
-def _take_step(block: nn.Module, description: StepDescription, first: bool,
+def _take_step(block: Any, description: StepDescription, first: bool,
                x: Tensor, *args, **kwargs) -> Tensor:
     step = getattr(block, description.name)
-    inner = unwrap(step)
+    inner: Any = unwrap(step)
     # Somebody may have exchanged what the step applies.
     _give_drop_path(block, description, inner)
     activation = find_part(block, description.activation)
@@ -122,6 +118,7 @@ def _take_step(block: nn.Module, description: StepDescription, first: bool,
     to_maps, from_maps = VIEWS[description.layout]
 
     def post_activation(total: Tensor) -> Tensor:
+        assert activation is not None
         return to_maps(activation(from_maps(total)))
 
     return from_maps(step(
@@ -144,7 +141,7 @@ def steps_of(block: nn.Module) -> list[ResidualStep]:
             if isinstance(m, ResidualStep)]
 
 
-def put_steps(block: nn.Module,
+def put_steps(block: Any,
               attentions: Sequence[nn.Module | None]) -> None:
     """Put a ResidualStep for each attention into a known block, in place.
 
@@ -155,10 +152,11 @@ def put_steps(block: nn.Module,
     """
     if steps_of(block):
         for description, attention in zip(block.known.steps, attentions):
-            unwrap(getattr(block, description.name)).attention = attention
+            step: Any = unwrap(getattr(block, description.name))
+            step.attention = attention
         return
     check_forward(block)
-    block.__class__ = step_class(type(block))
+    block.__class__ = generated_class(DescribedBlock, type(block))
     block._post_activations = set()
     for description, attention in zip(block.known.steps, attentions):
         step = ResidualStep(attention)
@@ -207,7 +205,7 @@ def check_forward(block: nn.Module) -> None:
         f'blocks=')
 
 
-def _give_activation(block: nn.Module, description: StepDescription,
+def _give_activation(block: Any, description: StepDescription,
                      step: ResidualStep) -> bool:
     """Give the block's activation to the step, or leave it behind the step.
 

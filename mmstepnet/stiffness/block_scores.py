@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.finding import Selection, in_mode
+from mmstepnet.steps.finding import Selection, hooked, in_mode
 from mmstepnet.steps.places import modules_by_name
 from mmstepnet.steps.removal import prepare_removal, without_blocks
 
@@ -81,7 +81,7 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
                 if score in ('influence', 'last', 'random'):
                     break
         found = recorder.trajectories()
-        of_step = [s.block for s in recorder.steps if not s.left_out]
+        of_step = [str(s.block) for s in recorder.steps if not s.left_out]
         names = list(dict.fromkeys(of_step))
         if score == 'influence':
             return _influence(model, chain([batch], batches), names)
@@ -90,7 +90,7 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
             np.random.default_rng(seed).permutation(len(names)))
         return dict(zip(names, map(float, order)))
     if score == 'share':
-        values = block_stiffness(found.nsi(), found.stages)
+        values: Any = block_stiffness(found.nsi(), found.stages)
         values = values / (values.sum() or 1)
     else:
         values = getattr(found, score).mean(0)
@@ -107,7 +107,7 @@ def _influence(model: nn.Module, batches: Iterable[Any],
             # The block may overwrite it.
             state.append(next(iter((*args, *kwargs.values()))).clone())
 
-        def leave(block: nn.Module, args: tuple, out: object) -> None:
+        def leave(block: nn.Module, args: tuple, out: Any) -> None:
             x, y = state.pop(), out if isinstance(out, Tensor) else out[0]
             if x.dim() != 3:
                 x, y = x.flatten(1), y.flatten(1)
@@ -120,13 +120,9 @@ def _influence(model: nn.Module, batches: Iterable[Any],
                 modules[name].register_forward_hook(leave)]
 
     modules = modules_by_name(model)
-    handles = [handle for name in names for handle in watch(name)]
-    try:
+    with hooked([handle for name in names for handle in watch(name)]):
         for batch in batches:
             run_batch(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return {name: 1 - float(torch.cat(found).mean())
             for name, found in similar.items()}
 
@@ -169,13 +165,11 @@ def ablate_blocks(model: nn.Module,
         >>> list(lost)
         ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """  # noqa: E501
-    removed, refused = prepare_removal(model, blocks, example)
-    if refused and blocks is not None:
-        raise ValueError('; '.join(f'{k} {v}' for k, v in refused.items()))
+    removed = prepare_removal(model, blocks, example)
     found = {} if found is None else found
     tried = [*removed, *(combinations(removed, 2) if pairs else ())]
     todo = [key for key in tried if key not in found]
-    whole = evaluate(model) if todo else None
+    whole = evaluate(model) if todo else 0.0
     for key in todo:
         names = (key, ) if isinstance(key, str) else key
         with without_blocks(model, {name: removed[name] for name in names}):

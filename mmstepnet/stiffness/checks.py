@@ -11,6 +11,10 @@ ArrayLike = Tensor | np.ndarray | list | tuple | float
 """Tensor, NumPy array or (nested) numbers."""
 
 
+Array = Tensor | np.ndarray
+"""What comes back: a tensor if any argument was one, else a NumPy array."""
+
+
 def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
     """Bring named arguments to float64.
 

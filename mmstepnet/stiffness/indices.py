@@ -15,7 +15,7 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 from torch import Tensor
 
-from .checks import ArrayLike, check_shape, first_index, to_float64
+from .checks import Array, ArrayLike, check_shape, first_index, to_float64
 
 DENSE_SIZE = 128
 """Up to this size :func:`stiffness_index` computes all eigenvalues."""
@@ -23,7 +23,7 @@ DENSE_SIZE = 128
 
 def neural_stiffness_index(x: ArrayLike,
                            x_next: ArrayLike,
-                           step: ArrayLike = 1.0) -> ArrayLike:
+                           step: ArrayLike = 1.0) -> Array:
     r"""Neural stiffness index of one residual block, Eq. 4.
 
     .. math::
@@ -67,7 +67,7 @@ def neural_stiffness_index(x: ArrayLike,
             torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1)))
 
 
-def simplified_stiffness(u: ArrayLike, t: ArrayLike) -> ArrayLike:
+def simplified_stiffness(u: ArrayLike, t: ArrayLike) -> Array:
     """Finite difference of observations, the simplified SAI of §2.1.2.
 
     Args:
@@ -85,7 +85,7 @@ def simplified_stiffness(u: ArrayLike, t: ArrayLike) -> ArrayLike:
     return give_back(_finite_difference(u, t))
 
 
-def stiffness_aware_index(u: ArrayLike, t: ArrayLike) -> ArrayLike:
+def stiffness_aware_index(u: ArrayLike, t: ArrayLike) -> Array:
     r"""Stiffness-aware index of observations, Eq. 3.
 
     .. math::
@@ -160,7 +160,7 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         # The fused kernels of attention have no forward-mode derivative.
         with _attention_by_formula():
             value, change = torch.func.jvp(
-                lambda v: rhs(v.clone()), (u, ), (tangent.view_as(u), ))
+                lambda v: rhs(v.clone()), (u, ), (tangent.view_as(u), ))[:2]
         for name, tensor in (('rhs(u)', value),
                              ("the derivative of rhs at u", change)):
             if tensor.shape != u.shape:

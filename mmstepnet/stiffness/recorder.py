@@ -202,8 +202,8 @@ class TrajectoryRecorder:
             RuntimeError: No forward pass was recorded.
         """
         return Trajectories(
-            **self.record,
-            stages=self.stages,
+            **{name: value.numpy() for name, value in self.record.items()},
+            stages=self.stages.numpy(),
             blocks=self.blocks,
             excluded=self.excluded,
             settings={

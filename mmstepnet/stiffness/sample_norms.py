@@ -70,7 +70,8 @@ def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     norms = torch.linalg.vector_norm(
         f, dim=shared, keepdim=True, dtype=torch.float64 if long else None)
     stepped = (norms * step).reshape(-1)
-    return tuple(_collect(n, f.shape[0]) for n in (norms.reshape(-1), stepped))
+    return (_collect(norms.reshape(-1), f.shape[0]),
+            _collect(stepped, f.shape[0]))
 
 
 def measure_branch(f: Tensor,
@@ -101,7 +102,7 @@ def _rows(*tensors: Tensor) -> list[Tensor]:
         length //= 2
     if not first.is_contiguous():
         order = sorted(range(1, first.dim()), key=first.stride, reverse=True)
-        tensors = [x.permute(0, *order) for x in tensors]
+        tensors = tuple(x.permute(0, *order) for x in tensors)
     return [_wide(x).reshape(-1, length) for x in tensors]
 
 

@@ -1,5 +1,7 @@
 """Norms of one residual step, taken while its tensors are there."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,12 +38,16 @@ class StepMeasurement:
     """
 
     def __init__(self, x: Tensor):
-        self.state: Tensor | None = x
+        self.state: Any = x  # None from the end on
         self.dropped = False
-        self.x = self.f = self.change = self.step = None
-        self.handed: Tensor | None = None
-        self.handed_by: dict[Run, Tensor] = {}
-        self.last: tuple[object, Tensor | None] = None, None
+        # Tensors once they are measured.
+        self.x: Any = None
+        self.f: Any = None
+        self.change: Any = None
+        self.step: Any = None
+        self.handed: Any = None
+        self.handed_by: dict[Run | None, Tensor] = {}
+        self.last: tuple[object, Any] = None, None
 
     def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
                    dropped: bool) -> None:
@@ -127,8 +133,8 @@ def count_back(steps: dict[str, StepNorms],
         samples (int, optional): Number M of samples; None leaves all as it
             is.
     """
-    def of_sample(values: torch.Tensor, mean: bool) -> torch.Tensor:
-        parts = values.view(samples, -1)
+    def of_sample(values: Tensor, mean: bool) -> Tensor:
+        parts = values.view(samples or 1, -1)
         return parts.mean(1) if mean else parts.square().sum(1).sqrt()
 
     return {

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from .checks import (
+    Array,
     ArrayLike,
     check_choice,
     check_shape,
@@ -47,7 +48,7 @@ GRID_POINTS = 40
 
 def total_neural_stiffness(nsi: ArrayLike,
                            stages: ArrayLike,
-                           mu: str = 'stage') -> ArrayLike:
+                           mu: str = 'stage') -> Array:
     r"""Total neural stiffness of each sample, Definition 2, in closed form.
 
     .. math::
@@ -92,7 +93,7 @@ def total_neural_stiffness(nsi: ArrayLike,
 
 def total_stiffness_proportion(nsi: ArrayLike,
                                stages: ArrayLike,
-                               mu: str = 'stage') -> ArrayLike:
+                               mu: str = 'stage') -> Array:
     r"""Integral of the proportion of stiff blocks, in closed form.
 
     .. math::
@@ -112,7 +113,7 @@ def total_stiffness_proportion(nsi: ArrayLike,
 
 def block_stiffness(nsi: ArrayLike,
                     stages: ArrayLike,
-                    mu: str = 'stage') -> ArrayLike:
+                    mu: str = 'stage') -> Array:
     r"""Stiffness of each block over all thresholds.
 
     The area of all degrees to which block t is stiff is
@@ -134,7 +135,7 @@ def stiffness_occurrence(nsi: ArrayLike,
                          stages: ArrayLike,
                          m1: ArrayLike,
                          m2: ArrayLike,
-                         mu: str = 'stage') -> ArrayLike:
+                         mu: str = 'stage') -> Array:
     r"""Share of samples that are stiff to degree (M1, M2), Eq. 5, Fig. 2.
 
     Args:
@@ -168,7 +169,7 @@ def stiffness_proportion(nsi: ArrayLike,
                          stages: ArrayLike,
                          m1: ArrayLike,
                          m2: ArrayLike,
-                         mu: str = 'stage') -> ArrayLike:
+                         mu: str = 'stage') -> Array:
     r"""Mean share of blocks that are stiff to degree (M1, M2), Fig. 6.
 
     The share is that of the blocks of ``nsi``, hence without the first ones

@@ -122,8 +122,9 @@ def read_tables(root: str | Path) -> dict[str, list[Cell]]:
 
 
 def metafiles(root: Path) -> Iterator[Path]:
-    """Metafiles of the library's configs, then those of the projects'."""
-    for index in (root / INDEX, *sorted(root.glob(f'projects/*/{INDEX}'))):
+    """Metafiles of the library's configs, then the first paper's, others'."""
+    for index in (root / INDEX, *sorted(root.glob(f'projects/*/{INDEX}'),
+                                        reverse=True)):
         for name in _load(index)['Import']:
             yield root / name
 

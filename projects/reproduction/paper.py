@@ -6,7 +6,7 @@
     python -m projects.reproduction.paper plot 1
     python -m projects.reproduction.paper report
 
-Tables and the paper's figures stand in the metafiles of configs/.
+Tables and the paper's figures stand in the configs' metafiles.
 """
 
 import argparse

@@ -23,8 +23,8 @@ def test_backbones_come_from_imagenet_whole(tmp_path, attention):
     cfg = Config.fromfile(ROOT / f'configs/imagenet/{name}.py')
     init_default_scope(cfg.default_scope)
     classifier = perturb(MODELS.build(cfg.model))
-    cfg = Config.fromfile(
-        ROOT / f'configs/coco/faster_rcnn_r50_{attention}-imagenet_coco.py')
+    cfg = Config.fromfile(ROOT / 'projects/reproduction/configs/coco' / (
+        f'faster_rcnn_r50_{attention}-imagenet_coco.py'))
     init_cfg = cfg.model.backbone.init_cfg
     assert init_cfg.checkpoint == f'work_dirs/{name}/epoch_120.pth'
     init_cfg.checkpoint = str(tmp_path / 'epoch_120.pth')

@@ -1,4 +1,4 @@
-"""One of two processes of test_modes.py: rank, and the folder of the job."""
+"""One of two processes of test_distributed.py: rank, and the job's folder."""
 
 import sys
 from pathlib import Path

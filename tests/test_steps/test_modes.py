@@ -1,24 +1,16 @@
 """Networks of others, with steps, in the ways in which networks are used."""
 
 import copy
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn as nn
-from torch.ao.quantization import quantize_dynamic
 
 from mmstepnet import TrajectoryRecorder, fold, insert_steps
 from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps import ResidualStep
-from mmstepnet.steps.own_forward import OwnForwardBlock
-from mmstepnet.steps.step_block import StepBlock
-from tests.utils import TORCH_21, free_port, not_on_torch_21
+from tests.utils import TORCH_21, not_on_torch_21
 
 from .families import (
     openmmlab_families,
@@ -177,6 +169,12 @@ def test_autocast(library, name, dtype):
             assert p.grad.isfinite().all() and p.grad.abs().max() > 0
 
 
+def export(model, inputs):
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (
+        (inputs, ), {})
+    return torch.export.export(model, args, kwargs)
+
+
 def gradients(model, inputs):
     model.zero_grad()
     sum(o.square().mean() for o in outputs(model, inputs)).backward()
@@ -267,120 +265,3 @@ def test_ema(library, name):
         model.eval()
         assert difference(averaged, outputs(model, inputs)) > 1e-6
     assert ema.module.state_dict().keys() == model.state_dict().keys()
-
-
-@every
-def test_two_processes(library, name, tmp_path):
-    """DDP's gradients of two halves are one process's of the whole."""
-    model, inputs = stepped(library, name)
-    torch.save((model, inputs), tmp_path / 'job.pth')
-    port = free_port()
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, Path(__file__).with_name('ddp_rank.py'),
-             str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True,
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path),
-                     MASTER_ADDR='127.0.0.1', MASTER_PORT=port,
-                     OMP_NUM_THREADS='1')) for rank in range(2)]
-    errors = [job.communicate(timeout=300)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], errors
-    first, second = (torch.load(tmp_path / f'{rank}.pth')
-                     for rank in range(2))
-    wanted = gradients(model, inputs)
-    for key, grad in wanted.items():
-        for found in (first, second):
-            torch.testing.assert_close(
-                found['grads'][key], grad, rtol=1e-3,
-                atol=1e-4 * float(grad.abs().max()))
-    # Two steps in training mode: weights agree, whatever the statistics.
-    for key, value in first['weights'].items():
-        assert torch.equal(value, second['weights'][key])
-        assert value.isfinite().all()
-    assert any(not torch.equal(value, model.state_dict()[key])
-               for key, value in first['weights'].items()
-               if '.attention.' in key)
-
-
-@not_on_torch_21('shards on GPUs alone')
-@cases({'torchvision': ('ResNet, basic', ), 'timm': ('ConvNeXt', 'ViT')})
-@pytest.mark.parametrize('kind', [
-    'flat parameters', 'flat parameters, original', 'parameter by parameter'])
-def test_sharded(library, name, kind, tmp_path, calls):
-    """One process, whose gates learn as they do without FSDP."""
-    from torch.distributed.fsdp import (
-        FullyShardedDataParallel,
-        StateDictType,
-        fully_shard,
-    )
-    model, inputs = stepped(library, name)
-    model.double()
-    inputs = inputs.double()
-    wanted = copy.deepcopy(model)
-    learn(wanted, inputs)
-    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store',
-                            world_size=1, rank=0)
-    try:
-        calls.clear()
-        if kind.startswith('flat'):
-            wrapped = FullyShardedDataParallel(
-                model, device_id=torch.device('cpu'),
-                use_orig_params='original' in kind)
-            learn(wrapped, inputs)
-            assert calls
-            with FullyShardedDataParallel.state_dict_type(
-                    wrapped, StateDictType.FULL_STATE_DICT):
-                found = wrapped.state_dict()
-        else:
-            mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
-            parts = [m for m in model.modules() if isinstance(m, StepBlock)]
-            for part in (*parts, model):
-                fully_shard(part, mesh=mesh)
-            learn(model, inputs)
-            assert calls
-            found = {key: value.full_tensor() if hasattr(
-                value, 'full_tensor') else value
-                for key, value in model.state_dict().items()}
-    finally:
-        dist.destroy_process_group()
-    moved = 0
-    for key, before in stepped(library, name)[
-            0].double().state_dict().items():
-        value = wanted.state_dict()[key]
-        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9)
-        moved += '.attention.' in key and not torch.equal(value, before)
-    assert moved
-
-
-def export(model, inputs):
-    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (
-        (inputs, ), {})
-    return torch.export.export(model, args, kwargs)
-
-
-def learn(model, inputs):
-    """A step of a training, in eval mode."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    gradients(model, inputs)
-    optimizer.step()
-
-
-@cases(FOUND)
-def test_taken_in_their_own_forward(library, name):
-    """Weights that are elsewhere, are quantised, or a graph of it all."""
-    model, inputs = stepped(library, name)
-    assert all(isinstance(m, OwnForwardBlock) for m in model.modules()
-               if isinstance(m, StepBlock))
-    with torch.no_grad():
-        wanted = outputs(model, inputs)
-        if find_spec('accelerate'):
-            from accelerate import cpu_offload
-            offloaded = cpu_offload(
-                copy.deepcopy(model), execution_device=torch.device('cpu'))
-            assert difference(outputs(offloaded, inputs), wanted) < 1e-6
-        small = quantize_dynamic(model, {nn.Linear})
-        assert any('quantized' in type(m).__module__ for m in small.modules())
-        assert 0 < difference(outputs(small, inputs), wanted) < 0.2
-        if TORCH_21:
-            return
-        exported = export(model, inputs).module()
-        assert difference(outputs(exported, inputs), wanted) < 1e-5

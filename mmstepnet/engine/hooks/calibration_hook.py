@@ -10,7 +10,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from mmstepnet.attentions.base import check_positive
+from mmstepnet.checks import check_positive
 from mmstepnet.registry import HOOKS
 from mmstepnet.steps.calibration import calibrate
 

@@ -14,6 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
+from mmstepnet.checks import check_positive
 from mmstepnet.engine.shown_figures import show_figures
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
@@ -110,13 +111,10 @@ class StiffnessHook(Hook):
                 FutureWarning,
                 stacklevel=2)
             reading = step
-        for name, value in (('interval', interval),
-                            ('max_samples', max_samples),
-                            ('train_interval', train_interval)):
-            if value is not None and (not isinstance(value, int)
-                                      or value < 1):
-                raise ValueError(f'StiffnessHook: {name} must be a positive '
-                                 f'integer, got {value!r}')
+        numbers = dict(interval=interval, max_samples=max_samples,
+                       train_interval=train_interval)
+        check_positive('StiffnessHook', **{
+            name: n for name, n in numbers.items() if n is not None})
         check_choice('StiffnessHook: reading', reading, READINGS)
         self.interval = interval
         self.max_samples = max_samples

@@ -8,7 +8,7 @@ stages.
 
 from .eager import EAGER
 from .finder import Finder
-from .modes import in_mode
+from .modes import hooked, in_mode
 from .search import explain, find_steps
 from .selection import Selection, select
 from .stages import FIRST, OUTSIDE, Arrangement, FoundStep
@@ -18,6 +18,6 @@ from .wrappers import unwrap
 
 __all__ = [
     'Arrangement', 'EAGER', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
-    'Selection', 'Sum', 'explain', 'find_steps', 'in_mode', 'select',
-    'tensors', 'unwrap'
+    'Selection', 'Sum', 'explain', 'find_steps', 'hooked', 'in_mode',
+    'select', 'tensors', 'unwrap'
 ]

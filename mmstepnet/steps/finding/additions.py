@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
+from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -46,7 +47,7 @@ class Additions(Tracer):
         """Find out, before it is executed, whether an operation is a step."""
         if not self.stack or self.stack[-1].told:
             return None
-        reason = None
+        reason, owner = None, None
         for x, f in operation.operands(args, kwargs):
             if reason is None:
                 owner = next((r for r in reversed(self.stack) if r.learns),
@@ -54,10 +55,10 @@ class Additions(Tracer):
                 if owner is not None:
                     owner.additions += 1
             why = self._refuse(operation, x, f, owner)
-            if why is None:
+            if why is None and owner is not None:
                 return self._begin(operation, owner, x, f, args, kwargs)
             if reason in (None, NO_STATE):
-                reason = why
+                reason = why or NO_STATE
         if reason is None or operation.fused:
             return None
         self.missed[(owner or self.stack[-1]).name, reason] += 1
@@ -68,7 +69,7 @@ class Additions(Tracer):
         """Why the sum of two tensors is no step from the first."""
         tags = self.tags
         number, tag = self._state(x, owner), tags.get(f)
-        if number is None or (
+        if not number or (
                 number == tags.number(f) and not operation.multiplies):
             return NO_STATE
         base = self._base(number, tag)
@@ -84,16 +85,16 @@ class Additions(Tracer):
             return NO_STATE
         return None
 
-    def _state(self, x: Tensor, owner: Run | None) -> int | None:
-        """The state that an operand is, or is a slice of.
+    def _state(self, x: Tensor, owner: Run | None) -> int:
+        """The state that an operand is, or is a slice of; 0 if it is none.
 
         It may be a slice of what the module that adds was given itself, as in
         dual path networks; slices of the branch are none, as in Res2Net.
         """
         number = self.tags.number(x)
-        if number is None and owner is not None:
+        if not number and owner is not None:
             number = next((n for n in self.tags.around(x)
-                           if owner.given >> n & 1), None)
+                           if owner.given >> n & 1), 0)
         return number
 
     def _base(self, number: int, tag: Tag | None) -> int:
@@ -106,7 +107,7 @@ class Additions(Tracer):
     def _begin(self, operation: Operation, owner: Run, x: Tensor, f: Tensor,
                args: tuple, kwargs: dict) -> Sum | None:
         """Take down a step, and measure what is about to be overwritten."""
-        tag = self.tags.get(f)
+        tag = self.tags.make(f)
         number = self._state(x, owner)
         base = self._base(number, tag)
         if is_traceable_wrapper_subclass(x):
@@ -136,20 +137,19 @@ class Additions(Tracer):
             return None
         f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
-        if self._measures(owner):
-            first = args[0] is x
-            alpha = kwargs.get('alpha', 1)
-            found.norms = self.norms(
-                x if first or alpha == 1 else x * alpha)
-            if operation.name in ('add', 'sub'):
-                found.norms.see_branch(
-                    f, gate, alpha if first else 1, dropped)
+        first, alpha = args[0] is x, kwargs.get('alpha', 1)
+        found.norms = self._norms_of(
+            owner, x if first or alpha == 1 else x * alpha)
+        if found.norms is not None and operation.name in ('add', 'sub'):
+            found.norms.see_branch(f, gate, alpha if first else 1, dropped)
         return found
 
-    def _measures(self, owner: Run) -> bool:
-        """Whether a sum of a module is measured."""
-        return self.norms is not None and (
-            self.owners is None or owner.name in self.owners)
+    def _norms_of(self, owner: Run, x: Tensor) -> Norms | None:
+        """What measures a sum of a module, if anything does."""
+        if self.norms is None or (
+                self.owners is not None and owner.name not in self.owners):
+            return None
+        return self.norms(x)
 
     def _factors(self, f: Tensor,
                  base: int) -> tuple[Tensor, Tensor | None, bool]:
@@ -182,7 +182,7 @@ class Additions(Tracer):
         if norms is not None and (norms.f is None or found.number):
             norms.see_sum(out)
         found.number = self.tags.mark(out, new=True)
-        found.version = self.tags.get(out).version
+        found.version = self.tags.make(out).version
         if found not in found.owner.sums:
             found.owner.sums.append(found)
         if not found.state:
@@ -199,7 +199,7 @@ class Additions(Tracer):
 
     def _take_over(self, x: Tensor, number: int) -> None:
         """A state that a sum became: that is what its step handed on."""
-        plain = self.tags.get(x).plain
+        plain = self.tags.make(x).plain
         for found in self._pending[:]:
             if found.number and plain >> found.number & 1:
                 if tuple(x.shape) == found.shape or self._is_sum(x, found):
@@ -208,11 +208,11 @@ class Additions(Tracer):
 
     def _see_projection(self, owner: Run, a: Tensor, b: Tensor) -> Sum | None:
         """Take down a sum of two tensors that come from one state."""
-        tags = self.tags.get(a), self.tags.get(b)
-        if None in tags or a.dim() < 2:
+        of_a, of_b = self.tags.get(a), self.tags.get(b)
+        if of_a is None or of_b is None or a.dim() < 2:
             return None
-        both = tags[0].known & tags[1].known & owner.given
-        if not both & (tags[0].mixed | tags[1].mixed):
+        both = of_a.known & of_b.known & owner.given
+        if not both & (of_a.mixed | of_b.mixed):
             return None
         found = Sum(owner, [owner.additions - 1], tuple(a.shape),
                     left_out=PROJECTS)
@@ -221,10 +221,10 @@ class Additions(Tracer):
 
     def _is_sum(self, t: Tensor, found: Sum) -> bool:
         return (self.tags.number(t) == found.number
-                and self.tags.get(t).version == found.version)
+                and self.tags.make(t).version == found.version)
 
     def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> None:
-        same, tag = self._is_sum(t, found), self.tags.get(t)
+        same, tag = self._is_sum(t, found), self.tags.make(t)
         if not same and found.activation is None:
             found.activation = tag.made_by
         if found.norms is not None:
@@ -236,12 +236,13 @@ class Additions(Tracer):
         if found.norms is not None:
             found.norms.settle()
 
-    def _save_states(self, written: object) -> None:
+    def _save_states(self, written: Any) -> None:
         """Copy what is still needed and about to be overwritten."""
         if not self._pending or not is_real(written):
             return
         memory = self.tags.view(written)[0]
         for found in self._pending:
-            if found.norms is not None and (
-                    self.tags.view(found.norms.state)[0] == memory):
-                found.norms.state = found.norms.state.clone()
+            norms = found.norms
+            if norms is not None and norms.state is not None and (
+                    self.tags.view(norms.state)[0] == memory):
+                norms.state = norms.state.clone()

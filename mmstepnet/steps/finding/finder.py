@@ -134,7 +134,7 @@ class Finder(Additions):
     def _mark(self, t: Tensor, run: Run | None) -> int:
         """Make a state of what a run passes to a child, or returns."""
         number = self.tags.number(t)
-        if number is not None:
+        if number:
             return number
         if run is not None and self._is_foreign(t):
             self.tags.make(t).mixed |= run.known
@@ -145,7 +145,7 @@ class Finder(Additions):
         """Begin the run of a module."""
         known, learns = 0, module in self.learns
         for t in states:
-            known |= self.tags.get(t).known
+            known |= self.tags.make(t).known
         run = Run(
             self.names[module], module, outer, learns,
             isinstance(module, ResidualStep)
@@ -175,7 +175,7 @@ class Finder(Additions):
         run.returned = {self._mark(t, run) for t in outs}
         for found in run.sums:
             found.returned = any(
-                self.tags.get(t).plain >> found.number & 1 for t in outs)
+                self.tags.make(t).plain >> found.number & 1 for t in outs)
         for found in self._pending[:]:
             if run.encloses(found.owner) and (
                     not self._returns(run, found, outs)
@@ -185,7 +185,7 @@ class Finder(Additions):
     def _returns(self, run: Run, found: Sum, outs: list[Tensor]) -> bool:
         """See what a run returns of a sum, if anything."""
         for t in outs:
-            if self.tags.get(t).plain >> found.number & 1 and (
+            if self.tags.make(t).plain >> found.number & 1 and (
                     tuple(t.shape) == found.shape or self._is_sum(t, found)):
                 self._hand_on(found, run, t)
                 return True
@@ -194,9 +194,10 @@ class Finder(Additions):
     def _observe(self, module: ResidualStep, x: Tensor, f: Tensor,
                  step: Tensor | None, out: Tensor) -> None:
         """Take down what a ResidualStep tells."""
-        if not self._is_here(module) or not self.stack:
+        run = self.stack[-1].outer if (
+            self._is_here(module) and self.stack) else None
+        if run is None:
             return
-        run = self.stack[-1].outer
         part = self.names[module].rpartition('.')[2]
         for old in self._operands.get(self.tags.number(x), ()):
             if old.owner is run and old.part is None:
@@ -204,8 +205,8 @@ class Finder(Additions):
         found = self._new_sum(run, self.tags.mark(x), x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
-        if self._measures(run):
-            found.norms = self.norms(x)
+        found.norms = self._norms_of(run, x)
+        if found.norms is not None:
             found.norms.see_branch(f, step, 1, dropped=True)
         self._conclude(found, out)
         self._hand_on(found, None, out)

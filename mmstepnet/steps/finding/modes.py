@@ -1,10 +1,21 @@
-"""Training and evaluation mode, for a while."""
+"""Modes and hooks, for a while."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.nn as nn
+from torch.utils.hooks import RemovableHandle
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks afterwards."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class Operation:
         """What may be the state, and the branch that is added to it."""
         pairs = self.pairs
         if self.fused:
-            args = tensors(args, kwargs)
+            args = tuple(tensors(args, kwargs))
             pairs = permutations(range(len(args)), 2)
         for i, j in pairs:
             if max(i, j) < len(args) and is_real(args[i]) and is_real(

@@ -5,7 +5,7 @@ import torch.nn as nn
 
 from .eager import EAGER
 from .finder import Finder
-from .modes import in_mode
+from .modes import hooked, in_mode
 from .stages import Arrangement, FoundStep
 from .wrappers import unwrap
 
@@ -52,13 +52,9 @@ def find_steps(model: nn.Module, *inputs: object,
         layer1.1: (1, 256, 56, 56), then relu, recorded
     """
     finder = Finder(unwrap(model))
-    handles = finder.attach()
-    try:
-        with EAGER, in_mode(finder.model, False), torch.no_grad():
-            model(*inputs, **named)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (hooked(finder.attach()), EAGER, in_mode(finder.model, False),
+          torch.no_grad()):
+        model(*inputs, **named)
     return Arrangement(finder).steps
 
 

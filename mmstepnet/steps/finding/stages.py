@@ -1,7 +1,7 @@
 """Names, stages and first blocks of the residual steps that were found."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -127,7 +127,8 @@ class Arrangement:
 
         A module that no rule knows as a block is one where it is chosen.
         """
-        named = set().union(*self.chosen.values())
+        chosen = self.chosen or {}
+        named = set().union(*chosen.values())
         for found, block in blocks.items():
             inside = next((p for p in places[found] if p[1].name in named
                            and (block is None
@@ -136,7 +137,7 @@ class Arrangement:
             blocks[found] = inside or (
                 block if block and is_within(block[1].name, named) else None)
         names = {block[1].name for block in blocks.values() if block}
-        for item, meant in self.chosen.items() if names else ():
+        for item, meant in chosen.items() if names else ():
             if not any(is_within(name, meant) for name in names):
                 raise ValueError(
                     f'blocks={item!r} chooses no block: there is no residual '
@@ -361,7 +362,7 @@ class Arrangement:
         return axes[0] if len(axes) == 1 else None
 
 
-def projects(sums: list[Sum]) -> bool:
+def projects(sums: Sequence[Sum]) -> bool:
     """Whether a block projects its identity, which a ResidualStep may hide.
 
     Then what that tells as its first state is none that the block was given.

@@ -1,7 +1,8 @@
 """What a pass leaves behind: runs of modules, and the sums that they made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.nn as nn
 from torch import Tensor
@@ -27,6 +28,9 @@ class Run:
         sums (list[Sum]): What it added, by itself.
         inner (list[Run]): The runs that it called.
         additions (int): How many pairs of tensors it added.
+        first (Callable): Gives its first argument, while that is there.
+        masks (dict): Masks that it was given, by name.
+        pairs (list): Tuples and lists that it was given.
     """
 
     name: str
@@ -42,6 +46,9 @@ class Run:
     sums: list['Sum'] = field(default_factory=list)
     inner: list['Run'] = field(default_factory=list)
     additions: int = 0
+    first: Callable[[], Any] = field(default=lambda: None)
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    pairs: list = field(default_factory=list)
 
     def encloses(self, other: 'Run | None') -> bool:
         """Whether another run is this one, or inside of it."""

@@ -55,9 +55,10 @@ class Tag:
     def __init__(self, storage: torch.UntypedStorage):
         self.weak = storage._weak_ref()
         self.plain = self.mixed = self.version = 0
-        self.views: dict[tuple[int, int], int] = {}
+        self.views: dict[tuple, int] = {}
         self.random = False
-        self.factor = self.divided = None
+        self.factor: Factor | None = None
+        self.divided: Tensor | None = None
         self.made_by = ''
 
     def __del__(self):
@@ -113,14 +114,15 @@ class Tags:
         return found
 
     @staticmethod
-    def view(t: Tensor) -> tuple[int, int, int]:
+    def view(t: Tensor) -> tuple:
         """Which values a tensor shows: memory, offset and size."""
         return t.untyped_storage()._cdata, t.storage_offset(), t.numel()
 
-    def number(self, t: Tensor) -> int | None:
-        """Number of a tensor that is a state."""
+    def number(self, t: Tensor) -> int:
+        """Number of a tensor that is a state; 0 of others."""
         found = self.get(t)
-        return found and found.views.get((t.storage_offset(), t.numel()))
+        return found.views.get(
+            (t.storage_offset(), t.numel()), 0) if found else 0
 
     def around(self, t: Tensor) -> Iterator[int]:
         """Numbers of the larger states that a tensor is a slice of."""

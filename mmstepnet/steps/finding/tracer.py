@@ -1,5 +1,7 @@
 """Operations that a mode sees, and what each tells of its result."""
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -48,9 +50,9 @@ class Tracer(TorchDispatchMode):
         """Copy what is still needed and about to be overwritten."""
         raise NotImplementedError
 
-    def __torch_dispatch__(self, func: object, types: tuple,
+    def __torch_dispatch__(self, func: Any, types: tuple,
                            args: tuple = (),
-                           kwargs: dict | None = None) -> object:
+                           kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         operation = describe_operation(func)
         if operation.composite and torch.is_inference_mode_enabled():
@@ -86,7 +88,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _pass_on(self, operation: Operation, tags: list[Tag],
-                 out: object) -> None:
+                 out: Any) -> None:
         """Say of the result which states it was computed from."""
         plain = mixed = 0
         random = operation.random
@@ -104,7 +106,7 @@ class Tracer(TorchDispatchMode):
                 self.tags.make(t).update(
                     plain, mixed, random, operation.name, operation.writes)
 
-    def _follow(self, operation: Operation, args: tuple, out: object) -> None:
+    def _follow(self, operation: Operation, args: tuple, out: Any) -> None:
         """Say of the result of some operations which state it is."""
         if not args or not is_real(args[0]):
             return
@@ -115,7 +117,7 @@ class Tracer(TorchDispatchMode):
             if operation.name == 'div':
                 self.tags.make(out).divided = x
         number = self.tags.number(x)
-        if number is None:
+        if not number:
             return
         if operation.norm:
             bit = 1 << self.tags.mark(tensors(out)[0])
@@ -155,7 +157,7 @@ class Tracer(TorchDispatchMode):
     def _comes_from(self, tag: Tag, f: Tensor) -> bool:
         """Whether a gate as large as f, a map of one place, is one of it."""
         number = self.tags.number(f)
-        return number is not None and bool(tag.mixed >> number & 1)
+        return bool(number and tag.mixed >> number & 1)
 
     def _is_foreign(self, t: Tensor) -> bool:
         """Whether something that no mode sees computed a tensor.

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -98,7 +99,9 @@ def fused_step(step: nn.Module, x: Tensor, branch: Tensor,
     serves = replay_decision(
         lambda: args is not None and is_fused(x.device.type)
         and are_as_made(step, norm) and not is_watched(step))
-    passes = passes_for(branch) if serves and args is not None else None
+    if not serves or args is None:
+        return None
+    passes = passes_for(branch)
     return passes and Tail.apply(passes, *args)
 
 
@@ -113,7 +116,7 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
         tuple: :class:`TailSpec`, x, branch and the parameters, as in
         :class:`.formulas.Parameters`.
     """
-    gate = step._modules.get('attention')
+    gate: Any = step._modules.get('attention')
     if not (type(gate) in GATES and type(x) in PLAIN and type(branch) in PLAIN
             and branch.is_floating_point() and x.dtype == branch.dtype
             and x.device == branch.device and x.shape == branch.shape
@@ -147,7 +150,7 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
     return spec, x, branch, *learned
 
 
-def read_norm(norm: nn.Module, channels: int, values: int, batch: bool,
+def read_norm(norm: Any, channels: int, values: int, batch: bool,
               ) -> tuple[Norm, Tensor | None, Tensor | None] | None:
     """What a norm over so many values a channel does, its weight and bias.
 
@@ -162,25 +165,27 @@ def read_norm(norm: nn.Module, channels: int, values: int, batch: bool,
     if not batch:
         if not _are_plain(running):
             return None
-        found = Norm(False, norm.eps, *running)
+        found = Norm(False, norm.eps, running[0], running[1])
     elif values < 2:
         return None
     elif norm.training and norm.track_running_stats:
         running.append(own.get('num_batches_tracked'))
-        if norm.momentum is None or not _are_plain(running):
+        momentum = norm.momentum
+        if momentum is None or not _are_plain(running):
             return None
         if not is_backward():  # as it is in a checkpoint's second run
-            found = Norm(True, norm.eps, *running, norm.momentum)
+            mean, var, count = running
+            found = Norm(True, norm.eps, mean, var, count, momentum)
     return found, weight, own.get('bias')
 
 
-def _are_plain(vectors: Iterable[Tensor | None]) -> bool:
+def _are_plain(vectors: Iterable[Any]) -> bool:
     """Whether they are dense tensors and nothing else."""
     return (PLAIN.issuperset(map(type, vectors))
             and all(map(Tensor.is_contiguous, vectors)))
 
 
-def _attributes(module: nn.Module) -> dict[str, object]:
+def _attributes(module: nn.Module) -> dict[str, Any]:
     """A module's tensors and numbers; found faster than PyTorch does."""
     return {**vars(module), **module._buffers, **module._parameters}
 
@@ -192,8 +197,8 @@ def are_as_made(step: nn.Module, norm: nn.Module | None) -> bool:
     ``forward`` or a hook, on an object or on a class.
     """
     parts = step._modules
-    gate, activation = parts['attention'], parts.get('activation')
-    drop_path = parts.get('drop_path')
+    gate: Any = parts['attention']
+    activation, drop_path = parts.get('activation'), parts.get('drop_path')
     return (type(activation) in (nn.ReLU, nn.Identity)
             and type(drop_path) is nn.Identity
             and all(module is None or is_as_made(module) for module in (

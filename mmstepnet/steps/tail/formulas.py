@@ -33,7 +33,7 @@ StepNet: ICCV 2023, §2.5 and Appendix F.
 
 from collections.abc import Iterable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,9 +47,9 @@ class Norm(NamedTuple):
     batch: bool
     """By the statistics of the batch; else by its running ones."""
     eps: float
-    mean: Tensor | None = None
-    """Running mean, (C,); None where it is neither taken nor updated."""
-    var: Tensor | None = None
+    mean: Any = None
+    """Running mean, a tensor (C,); None where it is not taken or updated."""
+    var: Any = None
     count: Tensor | None = None
     """Of batches seen; None where no running statistics are updated."""
     momentum: float = 0.
@@ -122,17 +122,17 @@ def forward(spec: TailSpec, learned: Parameters, x_mean: Tensor, mean: Tensor,
     f_mean = torch.addcmul(learned.bias, centred, a)
     pair = torch.stack((x_mean, x_mean + f_mean), 2)
     z = (pair * learned.pair).sum(2)
-    running = widen((gate.mean, gate.var), z.dtype)
+    mean_z, var_z = widen((gate.mean, gate.var), z.dtype)
     y, z_mean, z_rstd = torch.native_batch_norm(
-        z, learned.gate_weight, learned.gate_bias, *running, gate.batch,
+        z, learned.gate_weight, learned.gate_bias, mean_z, var_z, gate.batch,
         gate.momentum, gate.eps)
     if not gate.batch:
-        z_mean, z_rstd = running
+        z_mean, z_rstd = mean_z, var_z
     elif gate.count is not None:
         gate.count.add_(1)
         if gate.mean.dtype != z.dtype:
-            gate.mean.copy_(running[0])
-            gate.var.copy_(running[1])
+            gate.mean.copy_(mean_z)
+            gate.var.copy_(var_z)
     sigmoid = torch.sigmoid(
         torch.addcmul(learned.ie_bias, y, learned.ie_weight))
     step = sigmoid * k
@@ -192,7 +192,7 @@ def constants(size: int, dtype: torch.dtype,
 
 
 def widen(tensors: Iterable[Tensor | None],
-          dtype: torch.dtype) -> list[Tensor | None]:
+          dtype: torch.dtype) -> list[Any]:
     """Bring tensors to the dtype that sums are formed in."""
     return [t if t is None or t.dtype == dtype else t.to(dtype)
             for t in tensors]

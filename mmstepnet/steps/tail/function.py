@@ -59,7 +59,7 @@ class Tail(Function):
                                needed))
 
 
-def same_format(c: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Maps, and the branch's c behind them, in one dense format: c's."""
     last = (not c.is_contiguous()
             and c.is_contiguous(memory_format=torch.channels_last))
@@ -82,15 +82,14 @@ def evaluate(spec: TailSpec, running: list[Tensor | None], x: Tensor,
         *learned (Tensor): Parameters.
     """
     wide = accumulation_dtype(c.dtype)
-    learned, running = Parameters(*widen(learned, wide)), widen(running, wide)
-    x_, c_ = x.to(wide), c.to(wide)
-    f = F.batch_norm(c_, *running[:2], learned.weight, learned.bias,
-                     spec.norm.batch, 0., spec.norm.eps)
+    own, x_, c_ = Parameters(*widen(learned, wide)), x.to(wide), c.to(wide)
+    mean, var, mean_z, var_z = widen(running, wide)
+    f = F.batch_norm(c_, mean, var, own.weight, own.bias, spec.norm.batch, 0.,
+                     spec.norm.eps)
     x_mean = x_.mean((2, 3))
     pair = torch.stack((x_mean, x_mean + f.mean((2, 3))), 2)
-    y = F.batch_norm((pair * learned.pair).sum(2), *running[2:],
-                     learned.gate_weight, learned.gate_bias, spec.gate.batch,
-                     0., spec.gate.eps)
-    step = spec.k * torch.sigmoid(y * learned.ie_weight + learned.ie_bias)
+    y = F.batch_norm((pair * own.pair).sum(2), mean_z, var_z, own.gate_weight,
+                     own.gate_bias, spec.gate.batch, 0., spec.gate.eps)
+    step = spec.k * torch.sigmoid(y * own.ie_weight + own.ie_bias)
     out = x_ + f * step[..., None, None]
     return (out.relu() if spec.relu else out).to(c.dtype)

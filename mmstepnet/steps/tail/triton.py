@@ -72,7 +72,7 @@ class Launcher:
                  if p.annotation is not tl.constexpr and name not in (
                      'x_ptr', 'c_ptr', 'out_ptr', 'grad_ptr', 'd_x_ptr',
                      'd_c_ptr', 'partial_ptr', 'kept_ptr')]
-        self.kernel = triton.jit(kernel.fn, do_not_specialize=names)
+        self.kernel: Any = triton.jit(do_not_specialize=names)(kernel.fn)
 
     def __call__(self, kept: dict, grid: tuple[int, int, int], warps: int,
                  *args: Any) -> None:
@@ -83,7 +83,8 @@ class Launcher:
             if KEEPS and compiled is not None:
                 kept[self] = compiled
         else:
-            stream = driver.active.get_current_stream(args[0].get_device())
+            active: Any = driver.active
+            stream = active.get_current_stream(args[0].get_device())
             compiled.run(*grid, stream, compiled.function,
                          compiled.packed_metadata, None, None, None, *args)
 
@@ -112,7 +113,8 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
                         relu, *plan.tile)
     for moved in (norm, gate):
         if moved.count is not None:
-            torch.autograd.graph.increment_version(moved[2:5])
+            torch.autograd.graph.increment_version(
+                (moved.mean, moved.var, moved.count))
     return out, (saved, )
 
 

@@ -8,6 +8,7 @@ import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmstepnet.checks import check_positive
 from mmstepnet.propagation import METRIC_PROPAGATION, build_propagation
 
 
@@ -47,13 +48,8 @@ class InformationPropagationNetwork(BaseModule):
                  depth: int = 2,
                  propagation: dict = METRIC_PROPAGATION):
         super().__init__()
-        for name, value in (('in_channels', in_channels),
-                            ('embed_dims', embed_dims),
-                            ('out_channels', out_channels),
-                            ('depth', depth)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'IPN: {name} must be a positive integer, '
-                                 f'got {value!r}')
+        check_positive('IPN', in_channels=in_channels, embed_dims=embed_dims,
+                       out_channels=out_channels, depth=depth)
         self.in_channels = in_channels
         self.embed = nn.Linear(in_channels, embed_dims)
         self.propagations = nn.ModuleList(

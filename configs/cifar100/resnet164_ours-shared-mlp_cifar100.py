@@ -1,3 +1,0 @@
-_base_ = ['./resnet164_stepnet_cifar100.py']
-
-model = dict(backbone=dict(attention=dict(type='OursSharedMLP')))

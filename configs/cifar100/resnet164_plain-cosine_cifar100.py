@@ -1,4 +1,0 @@
-_base_ = ['./resnet164_plain_cifar100.py']
-
-param_scheduler = dict(
-    _delete_=True, type='CosineAnnealingLR', by_epoch=True, T_max=164)

@@ -1,9 +1,0 @@
-_base_ = ['./resnet164_plain_cifar100.py']
-
-model = dict(
-    head=dict(
-        loss=dict(
-            _delete_=True,
-            type='LabelSmoothLoss',
-            label_smooth_val=0.1,
-            mode='original')))

@@ -1,3 +1,0 @@
-_base_ = ['./resnet164_stepnet_stl10.py']
-
-model = dict(backbone=dict(attention=dict(type='OursNoNorm')))

@@ -1,4 +1,0 @@
-_base_ = ['./resnet164_stepnet_stl10.py']
-
-model = dict(
-    backbone=dict(attention=dict(type='StepNet', inputs='x_next')))

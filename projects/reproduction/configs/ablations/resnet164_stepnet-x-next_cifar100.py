@@ -1,0 +1,4 @@
+_base_ = ['../../../../configs/cifar100/resnet164_stepnet_cifar100.py']
+
+model = dict(
+    backbone=dict(attention=dict(type='StepNet', inputs='x_next')))

@@ -1,0 +1,176 @@
+"""Networks, images and loops that the hook has to bear."""
+
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from torchvision.models.resnet import BasicBlock
+
+from mmstepnet.engine import StiffnessHook
+from mmstepnet.engine.stiffness_metric import LenientRecorder
+from mmstepnet.stiffness import (
+    Trajectories,
+)
+from tests.test_engine.stiffness_job import (
+    digits_runner,
+    log_text,
+    no_hooks,
+    scalars,
+)
+
+
+class OneBlockStages(nn.Module):
+    """Two stages of one residual block each, as in small CSPNeXts."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3, 3, 1, 2), BasicBlock(3, 3))
+            for _ in range(2))
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class Flipped(nn.Module):
+    """A network on images as they are and flipped, in one pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = OneBlockStages()
+
+    def forward(self, x):
+        return self.backbone(x), self.backbone(x.flip(-1))
+
+
+def test_stages_of_one_block_that_pass_twice():
+    """A module that runs again is no second block of its stage."""
+    model, x = Flipped().eval(), torch.rand(2, 3, 16, 16)
+    once, twice = LenientRecorder(model.backbone), LenientRecorder(model)
+    with torch.no_grad(), once, twice:
+        model(x)
+    once.drop_last()
+    assert twice.failed is None and twice.repeated
+    assert twice.blocks == [f'backbone.{name}' for name in once.blocks]
+    torch.testing.assert_close(twice.nsi, once.nsi, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('value', [float('nan'), 1e30])
+def test_images_without_a_finite_index(tmp_path, value):
+    """They are left out and named; training and all other numbers go on."""
+    runner = digits_runner(
+        tmp_path, hook=dict(train_interval=1),
+        options={'train_cfg.max_epochs': 1, 'train_cfg.val_interval': 1})
+    plain = digits_runner(tmp_path / 'plain')
+    plain.val()
+    predict, loss = runner.model.predict, runner.model.loss
+    state = plain.model.state_dict()
+    calls = []
+
+    def once(inputs, *args, **kwargs):
+        if not calls:
+            runner.model.load_state_dict(state)
+            inputs = inputs.clone()
+            inputs[2] = value
+        calls.append(1)
+        return predict(inputs, *args, **kwargs)
+
+    def bad(inputs, *args, **kwargs):
+        return loss(inputs * value, *args, **kwargs)
+
+    runner.model.predict, runner.model.loss = once, bad
+    runner.train()
+    assert len(calls) == 8 and no_hooks(runner.model)
+    path, = (tmp_path / 'stiffness').glob('*.npz')
+    found = Trajectories.load(path)
+    wanted = Trajectories.load(
+        tmp_path / 'plain/stiffness/stiffness_val.npz')
+    np.testing.assert_allclose(
+        found.adaptive, np.delete(wanted.adaptive, 2, 0), rtol=1e-6)
+    assert found.settings['left_out'] == ['sample 2']
+    assert '1 of 37 samples could not be measured' in log_text(tmp_path)
+
+
+def test_a_loop_that_ends_early_ends_no_job(tmp_path):
+    runner = digits_runner(tmp_path)
+    runner.val_loop.dataloader.batch_sampler.sampler = range(10)
+    assert 'accuracy/top1' in runner.val()
+    found = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
+    assert len(found) == 10
+    assert found.settings['left_out'] == [f'sample {k}' for k in range(10, 37)]
+
+
+def test_a_state_that_has_no_samples_ends_no_job(tmp_path):
+    """PyTorch makes nested tensors of padding masks by itself."""
+    runner = digits_runner(tmp_path)
+
+    def nest(block, inputs):
+        runner.model.backbone.relu(
+            torch.nested.nested_tensor(list(inputs[0])))
+
+    runner.model.backbone.layer3[1].register_forward_pre_hook(nest)
+    assert 'accuracy/top1' in runner.val()
+    assert 'takes a nested tensor' in log_text(tmp_path)
+    assert not list(tmp_path.rglob('*.npz'))
+
+
+def test_a_loader_that_drops_samples_is_refused(tmp_path):
+    runner = digits_runner(
+        tmp_path, options={'val_dataloader.drop_last': True})
+    with pytest.raises(ValueError, match='drop_last=False'):
+        runner.val()
+
+
+def test_empty_data_set_and_models_without_blocks(tmp_path):
+    runner = digits_runner(tmp_path)
+    runner.val_loop.dataloader = torch.utils.data.DataLoader([])
+    with pytest.raises(ValueError, match='the data set is empty'):
+        runner.val()
+    assert no_hooks(runner.model)
+    runner = digits_runner(
+        tmp_path, options={
+            'model.backbone': dict(type='VGG', depth=11, _delete_=True),
+            'model.head.in_channels': 512})
+    assert runner.val().keys() == {'accuracy/top1'}
+    assert 'no residual step of' in log_text(tmp_path)
+    assert no_hooks(runner.model)
+
+
+def test_networks_of_two_blocks_a_stage_are_told(tmp_path):
+    runner = digits_runner(
+        tmp_path,
+        images=3,
+        hook=dict(blocks=['layer1.[01]', 'layer2.[01]']))
+    runner.val()
+    assert scalars(runner)['val/stiffness/tns'] == 0
+    assert 'TNS is 0 by definition' in log_text(tmp_path)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(interval=0), 'interval must be a positive integer, got 0'),
+    (dict(max_samples=-3), 'max_samples must be a positive integer, got -3'),
+    (dict(train_interval=1.5), 'train_interval must be.*got 1.5'),
+    (dict(reading='fine'), "one of adaptive, unit, returned, got 'fine'"),
+])
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StiffnessHook(**arguments)
+
+
+def test_the_former_name_of_the_reading():
+    with pytest.warns(FutureWarning, match='now called reading='):
+        assert StiffnessHook(step='unit').reading == 'unit'
+
+
+def test_a_sampler_that_gives_ranks_different_shares(tmp_path, monkeypatch):
+    runner = digits_runner(
+        tmp_path, options={'val_dataloader.sampler.round_up': False})
+    runner.val()  # one rank has all
+    monkeypatch.setattr(
+        'mmstepnet.engine.stiffness_metric.get_world_size', lambda: 2)
+    with pytest.raises(ValueError, match='2 ranks.*37.*round_up=True'):
+        runner.val()
+    assert no_hooks(runner.model)
