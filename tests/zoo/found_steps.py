@@ -67,7 +67,7 @@ COLUMNS = ('module', 'first model', 'recorded', 'stages',
 def names(library: str, families: bool) -> list[str]:
     """Names of a library's models, of each module the first one if wanted."""
     if library == 'transformers':
-        from .inserted_transformers import MODELS
+        from .inserted import MODELS
         return list(MODELS)
     found = (timm if library == 'timm' else torchvision.models).list_models()
     if families:
@@ -90,7 +90,7 @@ def module(library: str, name: str) -> str:
 def build(library: str, name: str) -> tuple[torch.nn.Module, tuple | dict]:
     """A model and its inputs."""
     if library == 'transformers':
-        from .inserted_transformers import MODELS, build
+        from .inserted import MODELS, build
         return build(name, MODELS[name][0]), MODELS[name][1]
     if library == 'timm':
         model = timm.create_model(name)
