@@ -71,6 +71,7 @@ def compare(setting: dict) -> str:
         except Exception as error:
             return f'{HOST} cannot be built: {said(error)}'
         draw(theirs)
+        weights = copy.deepcopy(theirs.state_dict())  # some change with size
         theirs.eval()
         images, expected, error = run(theirs, setting)
         if images is None:
@@ -86,7 +87,8 @@ def compare(setting: dict) -> str:
         except Exception as error:
             return f'cannot be built: {said(error)}'
         try:
-            return '; '.join(differences(ours, theirs, images, expected))
+            return '; '.join(
+                differences(ours, theirs, weights, images, expected))
         except Exception as error:
             return f'does not run: {said(error)}'
 
@@ -124,11 +126,12 @@ def said(error: Exception) -> str:
     return f'{type(error).__name__}: {" ".join(text.split())[:200]}'
 
 
-def differences(ours: nn.Module, theirs: nn.Module, images: Tensor,
+def differences(ours: nn.Module, theirs: nn.Module,
+                weights: dict[str, Tensor], images: Tensor,
                 expected: list[Tensor]) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
     try:
-        ours.load_state_dict(theirs.state_dict())
+        ours.load_state_dict(weights)
     except RuntimeError as error:
         yield f'other keys: {error}'
         return
