@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_has_what_the_command_prints():
     page = (ROOT / 'docs' / 'errata.md').read_text()
-    assert page.endswith(f'\n{errata.table()}\n')
+    assert f'\n{errata.table()}\n' in page
 
 
 @pytest.mark.parametrize('seed', range(3))
