@@ -48,9 +48,10 @@ their state have steps that are found. Look yours up in the tables.
 {commands}
 ```
 
-A family is a module. Of each, the first network in alphabetical order was run,
-on the meta device; of transformers small configurations with random weights, on
-the CPU. Versions: {versions}.
+A family is a module, and its first network in alphabetical order stands in the
+tables; the last two columns are of all its networks that were run. They ran on
+the meta device, transformers' small configurations with random weights on the
+CPU. Versions: {versions}.
 
 {summary}
 
@@ -214,8 +215,8 @@ def page(lines: list[list[str]]) -> str:
             f'{name} {version(name)}' for name in ('torch', *LIBRARIES)),
         summary=table(SUMMARY, summary),
         others=', '.join(
-            f'{s[1] - s[3]:,} models of {s[0]}, {s[2] - s[3]} of them the '
-            f'first of a family' for s in summary if s[1] > s[3]))]
+            f'{s[1] - s[3]:,} models of {s[0]}'
+            for s in summary if s[1] > s[3]))]
     for library in LIBRARIES:
         rows = [family(list(lines)) for _, lines in groupby(
             of[library], key=lambda c: c[1])]
