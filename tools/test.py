@@ -55,7 +55,7 @@ def draw_predictions(cfg: Config, folder: str) -> None:
     hook = cfg.get('default_hooks', {}).get('visualization') or {}
     settings = {
         'DetVisualizationHook': dict(draw=True, test_out_dir=folder),
-        'SegVisualizationHook': dict(draw=True),
+        'SegVisualizationHook': dict(draw=True, interval=1),
         'VisualizationHook': dict(enable=True, interval=1, out_dir=folder),
         'PoseVisualizationHook': dict(enable=True, interval=1,
                                       out_dir=folder),
