@@ -31,12 +31,11 @@ CLASSIFIERS = {
     'test_dataloader.dataset.pipeline.0.scale': 16,
 }
 DETECTOR = {
-    'train_dataloader.dataset.indices': 800,
     'train_cfg.max_epochs': 2,
-    'param_scheduler.1.end': 200,
-    'param_scheduler.1.T_max': 150,
+    'param_scheduler.1.end': 250,
+    'param_scheduler.1.T_max': 200,
     'model.train_cfg.rcnn.sampler.num': 32,
-    'model.roi_head.bbox_roi_extractor.roi_layer.sampling_ratio': 1,
+    'model.roi_head.bbox_roi_extractor.roi_layer.sampling_ratio': 2,
 }
 """What makes a training short enough to wait for, at some cost."""
 
