@@ -81,7 +81,8 @@ def module(library: str, name: str) -> str:
     """Name of the Python module that a model is made in."""
     if library == 'transformers':
         import transformers
-        made = getattr(transformers, f'{name}Model').__module__
+        whole = name.removesuffix('Encoder')
+        made = getattr(transformers, f'{whole}Model').__module__
         return made.split('.')[-2]
     builder = (torchvision.models.get_model_builder
                if library == 'torchvision' else timm.model_entrypoint)(name)

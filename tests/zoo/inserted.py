@@ -35,6 +35,8 @@ LARGER = dict(pixel_values=torch.rand(2, 3, 64, 64))
 STAGES = dict(depths=[2, 2, 2, 2], hidden_sizes=[8, 16, 32, 64])
 SWIN = dict(image_size=32, patch_size=2, embed_dim=16, depths=[2, 2],
             num_heads=[2, 4], window_size=4)
+FOUR = dict(depths=[2, 2, 2, 2],
+            out_features=[f'stage{i}' for i in (1, 2, 3, 4)])
 
 MODELS = {
     'Bert': (TEXT, WORDS),
@@ -51,11 +53,34 @@ MODELS = {
     'CLIPText': (TEXT, WORDS),
     'SiglipVision': (VISION, PICTURES),
     'ViT': (VISION, PICTURES),
-    'Dinov2': (dict(VISION, intermediate_size=None), PICTURES),
+    'Dinov2': (dict(hidden_size=32, num_hidden_layers=3,
+                    num_attention_heads=4, image_size=32, patch_size=8),
+               PICTURES),
     'Beit': (VISION, PICTURES),
     'Swin': (SWIN, PICTURES),
     'Segformer': (STAGES, LARGER),
     'ConvNextV2': (STAGES, LARGER),
+    'DPT': (dict(VISION, backbone_out_indices=[0, 1, 1, 2],
+                 neck_hidden_sizes=[8] * 4, fusion_hidden_size=8), PICTURES),
+    'Detr': (dict(use_timm_backbone=False, use_pretrained_backbone=False,
+                  backbone_config=dict(
+                      FOUR, model_type='resnet', layer_type='basic',
+                      embedding_size=8, hidden_sizes=[8, 16, 32, 64]),
+                  d_model=32, encoder_layers=3, decoder_layers=3,
+                  encoder_attention_heads=4, decoder_attention_heads=4,
+                  encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=5),
+             LARGER),
+    'Mask2Former': (dict(
+        backbone_config=dict(SWIN | FOUR, model_type='swin', image_size=64,
+                             num_heads=[2, 2, 4, 4]),
+        feature_size=32, mask_feature_size=32, hidden_dim=32,
+        encoder_feedforward_dim=64, dim_feedforward=64, encoder_layers=2,
+        decoder_layers=3, num_attention_heads=4, num_queries=5), LARGER),
+    'WhisperEncoder': (
+        dict(d_model=32, encoder_layers=3, encoder_attention_heads=4,
+             decoder_attention_heads=4, encoder_ffn_dim=64, num_mel_bins=8,
+             max_source_positions=50),
+        dict(input_features=torch.randn(2, 8, 100))),
     'Wav2Vec2': (dict(TEXT, conv_dim=[16] * 7),
                  dict(input_values=torch.randn(2, 4000))),
     'VideoMAE': (dict(VISION, num_frames=4, tubelet_size=2),
@@ -73,9 +98,10 @@ MODELS = {
 def build(name: str, settings: dict) -> torch.nn.Module:
     """A small model of transformers with random weights, to be evaluated."""
     hf = import_module('transformers')
-    config = getattr(hf, f'{name.removesuffix("Encoder")}Config')
-    settings = {k: v for k, v in settings.items() if v is not None}
-    return getattr(hf, f'{name}Model')(config(**settings)).eval()
+    whole = name.removesuffix('Encoder')
+    config = getattr(hf, f'{whole}Config')(**settings)
+    model = getattr(hf, f'{whole}Model')(config).eval()
+    return model if whole == name else model.get_encoder()
 
 
 def given(library: str, name: str) -> tuple[torch.nn.Module, dict | tuple]:
