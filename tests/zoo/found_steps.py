@@ -148,10 +148,14 @@ def line(library: str, name: str) -> str:
     """What is found in a model."""
     insertion = ''
     try:
-        detects = module(library, name).startswith('detection')
-        with torch.device('cpu' if detects or library == 'transformers'
-                          else 'meta'):
+        kind = module(library, name)
+        real = library == 'transformers' or kind.startswith('detection')
+        # torchvision's RegNet computes its widths with tensors.
+        with torch.device('cpu' if real or kind == 'regnet' else 'meta'):
             model, inputs = build(library, name)
+        if kind == 'regnet':
+            model, inputs = model.to('meta'), (inputs[0].to('meta'), )
+        with torch.device('cpu' if real else 'meta'):
             finder = Finder(model.eval())
             handles = finder.attach()
             run(model, inputs)
