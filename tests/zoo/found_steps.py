@@ -1,6 +1,6 @@
 """What is found in the networks of timm, torchvision and transformers.
 
-    python -m tests.zoo.found_steps found.tsv --library timm --families
+    python -m tests.zoo.found_steps found.tsv --library timm
     python -m tests.zoo.found_steps found.tsv --page docs/families.md
 
 On the meta device, so that nothing is computed; detectors, which compare
@@ -24,6 +24,7 @@ import torchvision
 
 from mmstepnet import ResidualStep, insert_steps
 from mmstepnet.steps.finding import FIRST, Arrangement, Finder
+from mmstepnet.steps.finding.additions import NO_STATE, PROJECTS
 from mmstepnet.steps.tail.dispatch import read_tail
 
 LIBRARIES = 'timm', 'torchvision', 'transformers'
@@ -39,7 +40,7 @@ their state have steps that are found. Look yours up in the tables.
 | word | means |
 |---|---|
 | recorded | NSI is measured there |
-| left out | no NSI, for the reason beside it |
+| left out | no NSI, for the reason beside it; see below |
 | fused | `insert_steps` puts StepNet in, and the fused step knows all its parts. On a CPU it too takes the reference path over maps of fewer than 65,536 values |
 | inserted | `insert_steps` puts StepNet in, on the reference path |
 | refused | `insert_steps` gives an error with the reason |
@@ -48,6 +49,8 @@ their state have steps that are found. Look yours up in the tables.
 {commands}
 ```
 
+{reasons}
+
 A family is a module, and its first network in alphabetical order stands in the
 tables; the last two columns are of all its networks that were run. They ran on
 the meta device, transformers' small configurations with random weights on the
@@ -55,11 +58,20 @@ CPU. Versions: {versions}.
 
 {summary}
 
-**Not run**: {others}. The command without `--families` runs all.
+**Not run**: {others}.
 """  # noqa: E501
 
 SUMMARY = ('library', 'models', 'families', 'run', 'with steps', 'without',
            'do not run there', 'fused in', 'inserted in', 'refused')
+REASONS = {
+    'unrelated': 'neither operand was computed from the other',
+    'projected': PROJECTS,
+    'no state': NO_STATE,
+    'no contraction': 'no contraction lies between the operands',
+    'in a branch': 'part of the branch of another step',
+    'position': 'an operand of it goes on as a later state',
+}
+"""Short words for reasons why a sum is left out or is no step."""
 COLUMNS = ('module', 'first model', 'recorded', 'stages',
            'left out, or no steps', '`insert_steps`', 'models run',
            'without steps')
@@ -214,14 +226,16 @@ def page(lines: list[list[str]]) -> str:
     command = 'python -m tests.zoo.found_steps found.tsv'
     parts = [PAGE.format(
         commands='\n'.join([
-            *(f'{command} --library {name} --families' for name in LIBRARIES),
+            *(f'{command} --library {name}' for name in LIBRARIES),
             f'{command} --page docs/families.md']),
         versions=', '.join(
             f'{name} {version(name)}' for name in ('torch', *LIBRARIES)),
         summary=table(SUMMARY, summary),
+        reasons=table(('left out', 'what `find_steps` says'),
+                      REASONS.items()),
         others=', '.join(
             f'{s[1] - s[3]:,} models of {s[0]}'
-            for s in summary if s[1] > s[3]))]
+            for s in summary if s[1] > s[3]) or 'none')]
     for library in LIBRARIES:
         rows = [family(list(lines)) for _, lines in groupby(
             of[library], key=lambda c: c[1])]
@@ -234,7 +248,10 @@ def family(lines: list[list[str]]) -> list:
     first = lines[0]
     without = [c[2] for c in lines if c[3] == '0']
     others = ', '.join(f'`{name}`' for name in without)
-    return [f'`{first[1]}`', f'`{first[2]}`', *first[3:6],
+    reasons = first[5]
+    for word, reason in REASONS.items():
+        reasons = reasons.replace(reason, word)
+    return [f'`{first[1]}`', f'`{first[2]}`', *first[3:5], reasons,
             first[6] or 'no steps', len(lines),
             'all' if len(without) == len(lines) else others]
 
