@@ -69,10 +69,10 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
         specs=[[dict(colspan=2), None], [{}, {}]],
         row_heights=(0.56, 0.44),
         vertical_spacing=0.15,
-        horizontal_spacing=0.16,
+        horizontal_spacing=0.2,
         subplot_titles=('a · samples, block by block',
-                        'b · over samples, at each block',
-                        'c · along each trajectory'))
+                        'b · at each block',
+                        'c · along trajectories'))
     rows = spread_indices(len(run.nsi), most_points)
     trajectories = run.trajectories
     blocks = trajectories.adaptive_blocks
