@@ -7,6 +7,7 @@ any package.
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,69 +48,71 @@ class Stage(NamedTuple):
         title (str): What it does.
         seconds (float): How long it takes on two cores with nothing else to
             do.
-        commands (list[list[str]]): Run one after the other.
-        result (Path, optional): There once the stage is over, which is then
-            left out by the next call. None runs it each time.
+        lanes (list[list[list[str]]]): Commands of a lane run one after the
+            other, lanes beside each other.
+        results (list[Path], optional): There once the stage is over, which is
+            then left out by the next call. None runs it each time.
         shows (Path, optional): Where to look at what came out.
     """
 
     title: str
     seconds: float
-    commands: list[list[str]]
-    result: Path | None = None
+    lanes: list[list[list[str]]]
+    results: list[Path] | None = None
     shows: Path | None = None
 
 
-def train_and_test(title: str, name: str, seconds: float,
-                   settings: dict[str, int]) -> Stage:
-    """Train a config of the digits for less time, and test what came out."""
-    work_dir = OUT / name
-    result = work_dir / 'metrics.json'
+def train_and_test(title: str, seconds: float, settings: dict[str, int],
+                   *names: str) -> Stage:
+    """Train configs of the digits for less time, and test what came out."""
     shorter = [f'{key}={value}' for key, value in settings.items()]
     epochs = settings['train_cfg.max_epochs']
-    return Stage(title, seconds, [
-        ['python', 'tools/train.py', f'configs/digits/{name}.py',
-         '--work-dir', str(work_dir), '--resume', '--cfg-options', *shorter],
-        ['python', 'tools/test.py', str(work_dir / f'{name}.py'),
-         str(work_dir / f'epoch_{epochs}.pth'), '--work-dir',
-         str(work_dir / 'test'), '--out', str(result)],
-    ], result)
+    lanes, results = [], []
+    for name in names:
+        work_dir = OUT / name
+        results.append(work_dir / 'metrics.json')
+        lanes.append([
+            ['python', 'tools/train.py', f'configs/digits/{name}.py',
+             '--work-dir', str(work_dir), '--resume', '--cfg-options',
+             *shorter],
+            ['python', 'tools/test.py', str(work_dir / f'{name}.py'),
+             str(work_dir / f'epoch_{epochs}.pth'), '--work-dir',
+             str(work_dir / 'test'), '--out', str(results[-1])],
+        ])
+    return Stage(title, seconds, lanes, results)
 
 
 def report(title: str, runs: list[str], out: Path) -> Stage:
     """Draw the page that compares the stiffness of runs."""
-    return Stage(title, 10, [
+    return Stage(title, 10, [[
         ['python', 'tools/analysis_tools/stiffness_report.py',
          *(str(OUT / run) for run in runs), '--out', str(out)]
-    ], shows=out / 'stiffness_report.html')
+    ]], shows=out / 'stiffness_report.html')
 
 
 def plan() -> tuple[list[Stage], list[Stage]]:
     """The stages before mmcv's ops have to be there, and those after."""
     runs = [f'resnet20_{name}_digits' for name in ('stepnet', 'se', 'plain')]
     pictures = ['python', 'tools/quickstart_pictures.py', str(OUT)]
-    first, *others = (
-        train_and_test(title, run, 40, CLASSIFIERS)
-        for title, run in zip(('StepNet learns to read digits',
-                               'SE learns to read digits',
-                               'a plain network does, too'), runs))
     return [
-        first,
-        Stage('ten digits, read by it', 10, [[*pictures, 'classify']],
+        train_and_test('StepNet learns to read digits', 70, CLASSIFIERS,
+                       runs[0]),
+        Stage('ten digits, read by it', 10, [[[*pictures, 'classify']]],
               shows=OUT / 'classification'),
         report('its stiffness', runs[:1], OUT / 'first_stiffness_report'),
-        *others,
+        train_and_test('SE and a plain network do, too', 80, CLASSIFIERS,
+                       *runs[1:]),
         report('stiffness of the three', runs, OUT / 'stiffness_report'),
     ], [
         Stage("mmcv's compiled ops", 30,
-              [['bash', 'tools/setup_env.sh', 'ops']]),
-        Stage('pictures to find digits in', 15, [
+              [[['bash', 'tools/setup_env.sh', 'ops']]]),
+        Stage('pictures to find digits in', 15, [[
             ['python', 'tools/dataset_converters/compose_digits.py', '--out',
-             DETECTION_DATA]]),
+             DETECTION_DATA]]]),
         train_and_test(
-            'a detector with StepNet learns to find them',
-            'faster_rcnn_r18_stepnet_digits', 160, DETECTOR),
-        Stage('digits that it finds', 15, [[*pictures, 'detect']],
+            'a detector with StepNet learns to find them', 240, DETECTOR,
+            'faster_rcnn_r18_stepnet_digits'),
+        Stage('digits that it finds', 15, [[[*pictures, 'detect']]],
               shows=OUT / 'detection'),
     ]
 
@@ -161,7 +164,7 @@ class Jobs:
         if job.returncode:
             lines = log.read_text(errors='replace').splitlines()[-20:]
             raise SystemExit('\n'.join([
-                '', *lines, f'failed: {" ".join(job.args)}; its whole output '
+                '', *lines, f'failed: {job.args[-1]}; its whole output '
                 f'is in {log}, and the same command goes on from here']))
 
     def stop(self) -> None:
@@ -183,10 +186,11 @@ def write(line: str, end: str = '') -> None:
 def run(jobs: Jobs) -> None:
     """All stages, mmcv's wheel made beside the first of them."""
     first, then = plan()
-    basis = Stage('environment', 120, [['bash', 'tools/setup_env.sh',
-                                        'basis']])
+    basis = Stage('environment', 120, [[['bash', 'tools/setup_env.sh',
+                                         'basis']]])
     todo = [basis, *(stage for stage in (*first, *then)
-                     if stage.result is None or not stage.result.exists())]
+                     if stage.results is None or not all(
+                         result.exists() for result in stage.results))]
     wheel, wheel_log = None, OUT / 'logs' / 'wheel.log'
     took = expected = 1.  # of stages that were not there already
     for number, stage in enumerate(todo, 1):
@@ -196,18 +200,23 @@ def run(jobs: Jobs) -> None:
             later.seconds for later in todo[number - 1:])
         if wheel is not None and stage is then[0]:
             jobs.wait(wheel, wheel_log, title, end)
-        # Beside a compiler, a training has one core.
+        # Beside a compiler or each other, trainings have one core each.
         busy = wheel is not None and wheel.poll() is None
-        threads = dict(OMP_NUM_THREADS='1') if busy else {}
-        for i, command in enumerate(stage.commands):
-            log = OUT / 'logs' / f'{number}_{i}.log'
-            jobs.wait(jobs.begin(command, log, **threads), log, title, end)
+        threads = dict(
+            OMP_NUM_THREADS='1') if busy or len(stage.lanes) > 1 else {}
+        logs = [OUT / 'logs' / f'{number}_{i}.log'
+                for i in range(len(stage.lanes))]
+        started = [
+            jobs.begin(['sh', '-c', ' && '.join(map(shlex.join, lane))], log,
+                       **threads) for lane, log in zip(stage.lanes, logs)]
+        for job, log in zip(started, logs):
+            jobs.wait(job, log, title, end)
         lasted = time.monotonic() - start
         if lasted > stage.seconds / 10:
             took, expected = took + lasted, expected + stage.seconds
         write(f'{title}: done in {minutes(lasted)}', '\n')
-        if stage.result:
-            values = json.loads(stage.result.read_text())
+        for result in stage.results or ():
+            values = json.loads(result.read_text())
             print('     ', ', '.join(f'{name} {value:.3f}'
                                      for name, value in values.items()))
         if stage.shows:

@@ -39,10 +39,10 @@ def run(tmp_path, monkeypatch):
 
 def test_plan_is_that_of_the_configs():
     first, then = quickstart.plan()
-    trained = [stage for stage in (*first, *then) if stage.result]
+    trained = [lane for stage in (*first, *then) if stage.results
+               for lane in stage.lanes]
     assert len(trained) == 4
-    for stage in trained:
-        train, test = stage.commands
+    for train, test in trained:
         cfg = Config.fromfile(ROOT / train[2])
         cfg.merge_from_dict(dict(
             (key, int(value)) for key, _, value in (
@@ -57,18 +57,18 @@ def test_plan_is_that_of_the_configs():
         assert falling.end == epochs * per_epoch
     # What needs the ops comes after them.
     assert all('faster_rcnn' not in str(stage) for stage in first)
-    assert then[0].commands == [['bash', 'tools/setup_env.sh', 'ops']]
+    assert then[0].lanes == [[['bash', 'tools/setup_env.sh', 'ops']]]
 
 
 def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):
     """The wheel is installed after it is made, and not while one trains."""
     order = tmp_path / 'order'
     result = tmp_path / 'metrics.json'
-    first = [Stage('training', 1, [
+    first = [Stage('training', 1, [[
         shell(f'echo train $OMP_NUM_THREADS $OMP_WAIT_POLICY >> {order}'),
         shell(f"echo '{{\"accuracy\": 99.5}}' > {result}; touch {order}.go"),
-    ], result, result)]
-    then = [Stage('ops', 1, [shell(f'echo install >> {order}')])]
+    ]], [result], result)]
+    then = [Stage('ops', 1, [[shell(f'echo install >> {order}')]])]
     setup = (f'echo $2 >> {order}; [ $2 = basis ] && exit 0\n'
              f'while ! [ -e {order}.go ]; do sleep 0.01; done\n'
              f'echo wheel done >> {order}')
@@ -87,8 +87,18 @@ def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):
     assert '[2/2] ops: done' in capsys.readouterr().out
 
 
+def test_lanes_run_beside_each_other_with_a_thread_each(run, tmp_path):
+    """Each waits for what the other writes, so that one alone never ends."""
+    def lane(own, other):
+        return [shell(f'echo $OMP_NUM_THREADS > {tmp_path / own}'),
+                shell(f'while ! [ -e {tmp_path / other} ]; do sleep 0.01; '
+                      'done')]
+    run([], [Stage('two', 1, [lane('a', 'b'), lane('b', 'a')])])
+    assert [(tmp_path / name).read_text() for name in 'ab'] == ['1\n'] * 2
+
+
 def test_failure_names_its_log(run, tmp_path):
-    stage = Stage('training', 1, [shell('echo no data; exit 3')])
+    stage = Stage('training', 1, [[shell('echo no data; exit 3')]])
     log = tmp_path / 'logs' / '2_0.log'
     with pytest.raises(SystemExit, match=rf'no data\nfailed: sh.*{log}'):
         run([stage], [stage])
@@ -100,8 +110,8 @@ def test_children_end_with_it(tmp_path):
     program = (
         'import sys; from pathlib import Path; from tools import quickstart\n'
         f'quickstart.OUT = Path({str(tmp_path)!r})\n'
-        'long = quickstart.Stage("long", 1, [["sh", "-c", "sleep 77 & echo $!'
-        f' > {tmp_path}/pid; wait"]])\n'
+        'long = quickstart.Stage("long", 1, [[["sh", "-c", "sleep 77 & echo '
+        f'$! > {tmp_path}/pid; wait"]]])\n'
         'quickstart.plan = lambda: ([long], [long])\n'
         f'sys.argv[1:] = [{str(tmp_path)!r}]\n'
         'quickstart.main()')
