@@ -93,7 +93,8 @@ def insert_steps(model: nn.Module,
         list[str]: Names of the blocks that got steps.
 
     Raises:
-        TypeError: ``blocks`` are neither names nor classes.
+        TypeError: ``blocks`` are neither names nor classes, or ``attention``
+            is a config.
         ValueError: No block was found, one of ``blocks`` does not exist, a
             block has an attention already, the attention looks at positions
             and the blocks have tokens, or tokens do not see later ones, as in
@@ -112,6 +113,10 @@ def insert_steps(model: nn.Module,
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
+    if isinstance(attention, dict):
+        raise TypeError('attention must be a name or a class and its arguments'
+                        " stand beside it, as in insert_steps(model, 'SE', "
+                        f'reduction=8), got {attention!r}')
     if first_block not in (True, False, None):
         raise ValueError(f'first_block must be True, False or None, got '
                          f'{first_block!r}')

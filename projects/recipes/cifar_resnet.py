@@ -51,18 +51,19 @@ class CIFARResNet(nn.Module):
 
     Args:
         depth (int): 6n + 2.
+        width (int): Channels of the first stage. Defaults to 16.
     """
 
-    def __init__(self, depth: int):
+    def __init__(self, depth: int, width: int = 16):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        widths = 16, 16, 32, 64
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        widths = width, width, 2 * width, 4 * width
         for k in (1, 2, 3):
             setattr(self, f'layer{k}', nn.Sequential(*(
                 Block(widths[k] if j else widths[k - 1], widths[k])
                 for j in range((depth - 2) // 6))))
-        self.linear = nn.Linear(64, 10)
+        self.linear = nn.Linear(4 * width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of images (N, 3, 32, 32) for ten classes."""

@@ -12,7 +12,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch import Tensor
 import mmstepnet
 
 from .cifar_resnet import CIFARResNet
+from .rows import run_missing
 
 RECIPES = 'gates', 'gates and head', 'all', 'head'
 SEEDS = range(5)
@@ -126,20 +127,33 @@ def train(model: nn.Module, parameters: object, pixels: Tensor,
             schedule.step()
 
 
-def run(network: str, recipe: str, seed: int,
-        args: argparse.Namespace) -> list:
-    """Accuracy (%), cross-entropy, trained parameters and CPU seconds."""
+def train_steps(network: str, recipe: str, seed: int, root: Path,
+                blocks: Sequence[str] | None = None, pictures: int = 5000,
+                test: int = 10_000, epochs: int = 2) -> list:
+    """Accuracy (%), cross-entropy, trained parameters and CPU seconds.
+
+    Args:
+        network (str): One of :data:`NETWORKS`.
+        recipe (str): One of :data:`RECIPES`, or 'as it is'.
+        seed (int): Of gates, order and augmentation.
+        root (Path): Folder of weights and pictures.
+        blocks (Sequence, optional): Those that take steps; None is all.
+        pictures (int): To train with.
+        test (int): To test with.
+        epochs (int): Of training.
+    """
+    torch.set_num_threads(1)
     start = time.process_time()
     random.seed(seed)
     torch.manual_seed(seed)
-    model, head = pretrained(network, args.data)
+    model, head = pretrained(network, root)
     if network == LITE0:
         model.get_submodule(head).load_state_dict(
-            first_head(args.data, args.pictures // 10, args.epochs))
-    pixels, labels = images(args.data, 'train', args.pictures // 10)
+            first_head(root, pictures // 10, epochs))
+    pixels, labels = images(root, 'train', pictures // 10)
     model.eval()
     if recipe in ('gates', 'gates and head', 'all'):
-        mmstepnet.insert_steps(model)
+        mmstepnet.insert_steps(model, blocks=blocks)
         mmstepnet.calibrate(model, [
             prepared(part, network) for part in pixels[
                 torch.randperm(len(pixels))[:8 * BATCH]].split(BATCH)])
@@ -158,9 +172,9 @@ def run(network: str, recipe: str, seed: int,
         if recipe != 'head':  # whose network stays in evaluation mode
             model.train()
         train(model, groups, pixels, labels,
-              lambda x: prepared(augmented(x), network), args.epochs)
+              lambda x: prepared(augmented(x), network), epochs)
     model.eval()
-    pixels, labels = images(args.data, 'test', args.test // 10)
+    pixels, labels = images(root, 'test', test // 10)
     with torch.inference_mode():
         scores = torch.cat([model(prepared(part, network))
                             for part in pixels.split(250)])
@@ -216,16 +230,11 @@ def main() -> None:
     parser.add_argument('--networks', nargs='+', default=list(NETWORKS),
                         choices=NETWORKS)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = [line.split('\t') for line in args.rows.read_text(
-        'utf-8').splitlines()] if args.rows.exists() else []
-    for case in cases():
-        name = [str(part) for part in case]
-        if case[0] in args.networks and name not in [r[:3] for r in rows]:
-            rows.append([*name, *map(str, run(*case, args))])
-            with args.rows.open('a', encoding='utf-8') as file:
-                file.write('\t'.join(rows[-1]) + '\n')
-    print(table(rows))
+    print(table(run_missing(
+        args.rows, (case for case in cases() if case[0] in args.networks),
+        lambda *case: train_steps(
+            *case, args.data, pictures=args.pictures, test=args.test,
+            epochs=args.epochs))))
 
 
 if __name__ == '__main__':

@@ -322,3 +322,9 @@ def test_steps_are_observed():
             (act(x + f * dt) - out).detach().abs().max())))
     model(X)
     assert len(seen) == 2 and max(seen) < 1e-5
+
+
+def test_a_config_is_no_attention():
+    """OpenMMLab's form is that of the backbones alone."""
+    with pytest.raises(TypeError, match='a name or a class and its arguments'):
+        insert_steps(nn.Sequential(Conv(4)), dict(type='SE'))

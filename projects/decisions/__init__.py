@@ -1,0 +1,1 @@
+"""What stiffness helps to decide: where steps go, an alarm, architectures."""

@@ -1,0 +1,235 @@
+"""Small trainings on digits: an alarm, and scores of architectures.
+
+    python -m projects.decisions.digits
+
+Questions 2 and 3 of PLAN.md. One row a run in ``alarm.tsv`` and
+``architectures.tsv``, written as it comes; a second call goes on where the
+first ended. Then the tables.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from scipy import stats
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+import mmstepnet
+from mmstepnet.stiffness.trajectories import Trajectories
+from projects.recipes.cifar_resnet import CIFARResNet
+from projects.recipes.rows import run_missing
+
+FOLDER = Path(__file__).parent
+BATCH, HELD_OUT = 64, 64
+ITERATIONS, EVERY, FIRST = 150, 5, 5
+RATES, SEEDS = (0.1, 0.3, 1.0, 3.0, 10.0), range(10)
+EPOCHS, ARCHITECTURE_SEEDS = 10, range(3)
+QUANTITIES = 'loss', 'gradient norm', 'TNS', 'largest NSI'
+SCORES = ('TNS, untrained', 'TNS, epoch 1', 'mean NSI, untrained',
+          'mean NSI, epoch 1', 'parameters', 'gradient norm, untrained',
+          'loss, epoch 1')
+
+
+@cache
+def data() -> tuple[Tensor, Tensor]:
+    """The digits, (1797, 3, 8, 8), in an order of their own, and labels."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    x = torch.tensor(digits.images[order] / 8 - 1, dtype=torch.float32)
+    return x[:, None].expand(-1, 3, -1, -1), torch.tensor(digits.target[order])
+
+
+def network(depth: int, width: int, attention: str) -> nn.Module:
+    """A ResNet for digits, its steps starting at 1."""
+    model = CIFARResNet(depth, width)
+    if attention != 'plain':
+        mmstepnet.insert_steps(model, attention)
+    return model
+
+
+def stiffness(model: nn.Module) -> Trajectories:
+    """Of 64 held-out pictures."""
+    return mmstepnet.measure_stiffness(model, [data()[0][-HELD_OUT:]])
+
+
+def iterations(model: nn.Module, rate: float, count: int,
+               cosine: bool = False) -> Iterator[tuple[float, float]]:
+    """Train; after each iteration its loss and the norm of its gradient."""
+    x, labels = (t[:1437] for t in data())
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, count if cosine else 10**9)
+    order = torch.cat([torch.randperm(len(x))[:len(x) // BATCH * BATCH]
+                       for _ in range(-(-count * BATCH // len(x)) + 1)])
+    for chosen in order.split(BATCH)[:count]:
+        model.train()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x[chosen]), labels[chosen])
+        loss.backward()
+        norm = gradient_norm(model)
+        optimizer.step()
+        schedule.step()
+        yield loss.item(), norm
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """Of all parameters."""
+    return nn.utils.get_total_norm(
+        [p.grad for p in model.parameters() if p.grad is not None]).item()
+
+
+def alarm(attention: str, rate: float, seed: int) -> list[str]:
+    """Losses of all iterations; each quantity, every fifth iteration."""
+    torch.manual_seed(seed)
+    model = network(20, 16, attention)
+    losses, seen, last = [], {name: [] for name in QUANTITIES}, []
+    for loss, norm in iterations(model, rate, ITERATIONS):
+        losses.append(loss)
+        last.append((loss, norm))
+        if len(last) < EVERY:
+            continue
+        try:
+            found = stiffness(model)
+            tns, nsi = found.tns(), found.nsi().mean(0).max()
+        except ValueError:  # no sample has a finite NSI
+            tns = nsi = math.nan
+        for name, value in zip(QUANTITIES, (
+                np.mean([a for a, _ in last]), np.max([b for _, b in last]),
+                tns, nsi)):
+            seen[name].append(float(value))
+        last = []
+    return [json.dumps(losses), json.dumps(seen)]
+
+
+def diverges(losses: list[float]) -> bool:
+    """As the plan says."""
+    if not np.isfinite(losses).all():
+        return True
+    means = np.convolve(losses, np.ones(20) / 20, 'valid')
+    return bool(means[-1] > min(means.min() + 1, 2.2))
+
+
+def ratios(values: list[float]) -> np.ndarray:
+    """Of each measurement to the median of those before it."""
+    with np.errstate(all='ignore'):
+        found = [values[k] / np.median(values[:k])
+                 for k in range(FIRST - 1, len(values))]
+    return np.nan_to_num(found, nan=np.inf)
+
+
+def alarms(rows: list[list[str]]) -> str:
+    """The table of question 2."""
+    runs = [(int(seed), diverges(json.loads(losses)), {
+        name: ratios(values) for name, values in json.loads(seen).items()})
+        for _, _, seed, losses, seen in rows]
+    highest = {name: max(r[name].max() for seed, bad, r in runs
+                         if seed < 5 and not bad) for name in QUANTITIES}
+    held = [run for run in runs if run[0] >= 5]
+    first = [{name: next((k for k, value in enumerate(r[name])
+                          if value > highest[name]), math.inf)
+              for name in QUANTITIES} for _, _, r in held]
+    lines = ['| quantity | c | false alarms | diverging runs that it warns of '
+             '| median iteration of the warning |', '|---' * 5 + '|']
+    for name in QUANTITIES:
+        of = {kind: [f[name] for f, run in zip(first, held)
+                     if run[1] is kind] for kind in (True, False)}
+        warned = [k for k in of[True] if k < math.inf]
+        when = np.median(warned) if warned else math.nan
+        lines.append(
+            f'| {name} | {highest[name]:.2f} | '
+            f'{sum(k < math.inf for k in of[False])} of {len(of[False])} | '
+            f'{len(warned)} of {len(of[True])} | '
+            f'{(when + FIRST) * EVERY:.0f} |')
+    bad = [f for f, run in zip(first, held) if run[1]]
+    earlier = sum(min(f['TNS'], f['largest NSI'])
+                  < min(f['loss'], f['gradient norm']) for f in bad)
+    interval = stats.binomtest(earlier, len(bad)).proportion_ci(
+        method='exact')
+    return '\n'.join([
+        *lines, f'\nStiffness warns first in {earlier} of {len(bad)} '
+        f'diverging runs ({interval.low:.2f} to {interval.high:.2f}).'])
+
+
+def architecture(depth: int, width: int, attention: str,
+                 seed: int) -> list[float]:
+    """The scores, then test loss and accuracy."""
+    torch.manual_seed(seed)
+    model = network(depth, width, attention)
+    x, labels = data()
+    untrained = stiffness(model)
+    model.train()
+    F.cross_entropy(model(x[:BATCH]), labels[:BATCH]).backward()
+    norm, each = gradient_norm(model), 1437 // BATCH
+    training = iterations(model, 0.1, EPOCHS * each, cosine=True)
+    losses = [next(training)[0] for _ in range(each)]
+    early = stiffness(model)
+    for _ in training:
+        pass
+    model.eval()
+    with torch.no_grad():
+        scores = model(x[1437:])
+    return [untrained.tns(mu='all'), early.tns(mu='all'),
+            untrained.nsi().mean(), early.nsi().mean(),
+            sum(p.numel() for p in model.parameters()), norm,
+            np.mean(losses[-5:]),
+            F.cross_entropy(scores, labels[1437:]).item(),
+            (scores.argmax(1) == labels[1437:]).float().mean().item()]
+
+
+def ranks(rows: list[list[str]]) -> str:
+    """The table of question 3."""
+    names = sorted({tuple(row[:3]) for row in rows})
+    values = np.array([np.mean([[float(v) for v in row[4:]] for row in rows
+                                if tuple(row[:3]) == name], 0)
+                       for name in names])
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(len(names), size=len(names)) for _ in range(2000)]
+
+    def size(k: int, chosen: np.ndarray) -> float:
+        rho = stats.spearmanr(values[chosen, k], values[chosen, 7]).statistic
+        return abs(rho)
+    whole = np.arange(len(names))
+    lines = ['| score | ρ with the test loss | its size, 95 % interval |',
+             '|---' * 3 + '|']
+    for k, name in enumerate(SCORES):
+        rho = stats.spearmanr(values[:, k], values[:, 7]).statistic
+        low, high = np.nanpercentile([size(k, d) for d in draws], [2.5, 97.5])
+        lines.append(f'| {name} | {rho:.2f} | {low:.2f} to {high:.2f} |')
+    tns, parameters = SCORES.index('TNS, epoch 1'), SCORES.index('parameters')
+    low, high = np.nanpercentile([size(tns, d) - size(parameters, d)
+                                  for d in draws], [2.5, 97.5])
+    return '\n'.join([
+        *lines, f'\nTNS after one epoch minus parameters, {len(names)} '
+        f'networks: {size(tns, whole) - size(parameters, whole):.2f} '
+        f'({low:.2f} to {high:.2f}).'])
+
+
+def main() -> None:
+    """Run what is missing, then print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--out', type=Path, default=FOLDER,
+                        help='folder of the rows')
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(alarms(run_missing(
+        args.out / 'alarm.tsv', product(('plain', 'StepNet'), RATES, SEEDS),
+        alarm)))
+    print(ranks(run_missing(
+        args.out / 'architectures.tsv',
+        product((8, 14, 20, 32), (8, 16), ('plain', 'SE', 'StepNet'),
+                ARCHITECTURE_SEEDS), architecture)))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,27 @@
+"""Rows of an experiment in a file: what is there is not run again."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def run_missing(path: Path, cases: Iterable[tuple],
+                measure: Callable[..., Iterable]) -> list[list[str]]:
+    """Measure the cases that a file has not, each written as it comes.
+
+    Args:
+        path (Path): File of a row a case: the case, then what was measured.
+        cases (Iterable): Names and seeds, all of one length.
+        measure (Callable): Called with a case's parts.
+
+    Returns:
+        list: All rows of the file.
+    """
+    rows = [line.split('\t') for line in path.read_text(
+        'utf-8').splitlines()] if path.exists() else []
+    for case in cases:
+        name = [str(part) for part in case]
+        if name not in [row[:len(name)] for row in rows]:
+            rows.append([*name, *map(str, measure(*case))])
+            with path.open('a', encoding='utf-8') as file:
+                file.write('\t'.join(rows[-1]) + '\n')
+    return rows
