@@ -44,7 +44,7 @@ def exchanged_class(host: type) -> type:
             if cls is not stands_in:
                 return super().__call__(*args, **kwargs)
             bound = inspect.signature(host).bind(*args, **kwargs).arguments
-            given = {**bound, **bound.pop('kwargs', {})}
+            given = {**bound.pop('kwargs', {}), **bound}
             try:
                 return MODELS.build(exchanged(
                     dict(given, type=host.__name__), 'mmpretrain'))
@@ -53,11 +53,12 @@ def exchanged_class(host: type) -> type:
                     raise
                 return host(*args, **kwargs)
 
+        # isinstance(…, host) would ask all subclasses of the host's class.
         def __instancecheck__(cls, instance):
-            return isinstance(instance, host)
+            return host in type(instance).__mro__
 
         def __subclasscheck__(cls, subclass):
-            return issubclass(subclass, host)
+            return host in subclass.__mro__
 
     stands_in = Exchanged(host.__name__, (host, ), {
         '__doc__': host.__doc__, '__module__': host.__module__})
