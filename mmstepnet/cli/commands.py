@@ -33,6 +33,9 @@ TOP1 = 'accuracy/top1'
 FETCHED = 'timm:', 'torchvision:', 'mm:'
 """Models that come without their weights."""
 
+TINY = 1e-4
+"""A mean NSI that no trained network has."""
+
 SUFFIXES = '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff'
 
 
@@ -392,20 +395,24 @@ def _shown(label: str, batches: Iterator[Tensor],
 
 
 def _print(label: str, found: Trajectories, reading: str) -> None:
-    numbers = '  '.join(f'{name} {found.tns(name):.3f}' for name in READINGS)
+    numbers = '  '.join(f'{name} {found.tns(name):.3g}' for name in READINGS)
     low, high = found.tns_interval(reading)
     measured = ''.join(f', {name} {value:.2f} %' for name, value in (
         found.settings.get('metrics') or {}).items() if name == TOP1)
     print(f'{label}: {len(found)} samples, {len(found.blocks)} blocks'
           f'{measured}\n'
           f'  TNS  {numbers}\n'
-          f'  TNS ({reading}), 95 % interval over samples  {low:.3f} to '
-          f'{high:.3f}\n'
+          f'  TNS ({reading}), 95 % interval over samples  {low:.3g} to '
+          f'{high:.3g}\n'
           f'  stiffness proportion ({reading})  '
-          f'{found.proportion(reading):.3f}\n'
-          f'  stiffest blocks ({reading})')
+          f'{found.proportion(reading):.3g}\n'
+          f'  stiffest blocks ({reading}): stiffness, mean NSI')
     for name, stiffness, nsi in found.stiffest_blocks(5, reading):
-        print(f'    {name}: {stiffness:.3f}, mean NSI {nsi:.3f}')
+        print(f'    {name}: {stiffness:.3g}, {nsi:.3g}')
+    mean = found.nsi(reading).mean()
+    if mean < TINY:
+        print(f'  the mean NSI of all blocks is {mean:.1g}: their f is all '
+              'but 0, as in an untrained network with LayerScale or zero_init')
 
 
 def _page(recordings: dict[str, Trajectories], files: list[Path],
@@ -413,7 +420,7 @@ def _page(recordings: dict[str, Trajectories], files: list[Path],
     trainings = read_trainings(files, reading)
     for name, training in trainings.items():
         print(f'{name}: TNS ({reading}) by {training.unit}: ' + ', '.join(
-            f'{c.step} {c.tns:.3f}' for c in training.checkpoints))
+            f'{c.step} {c.tns:.3g}' for c in training.checkpoints))
     if find_spec('jinja2') is None or find_spec('plotly') is None or (
             find_spec('matplotlib') is None):
         print("for the page: pip install 'mmstepnet[figures]', then "

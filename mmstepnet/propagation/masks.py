@@ -75,7 +75,8 @@ def check_shape(mask: Tensor, receivers: int, sources: int,
         fits = False
     if not fits or mask.ndim < 2:
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
-                         f'j may inform receiver i, got {tuple(mask.shape)}')
+                         f'j may inform receiver i, got {tuple(mask.shape)}; '
+                         'a mask of sources alone is (..., 1, M)')
 
 
 def refuse_nested(*tensors: Tensor) -> None:
@@ -111,7 +112,8 @@ def informed_rows(mask: Tensor, receivers: int) -> Tensor:
 
 def _as_bool(mask: object) -> str:
     if not isinstance(mask, Tensor) or mask.is_floating_point():
-        return 'an additive one becomes mask == 0'
+        return ('an additive one becomes mask == 0, one of 1.0 where j may '
+                'inform i becomes mask == 1')
     return ('one of 1 where j may inform i becomes mask == 1, one of 1 where '
             'it may not becomes mask == 0')
 
@@ -188,7 +190,8 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
     """
     if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
         raise ValueError('edges must be (E, 2), int64, got '
-                         f'{tuple(edges.shape)}, {edges.dtype}')
+                         f'{tuple(edges.shape)}, {edges.dtype}; '
+                         "PyTorch Geometric's edge_index is edges.T")
     if len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < nodes:
         raise ValueError(f'edges name nodes {int(edges.min())} to '
                          f'{int(edges.max())}; there are {nodes}, from 0')

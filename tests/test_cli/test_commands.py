@@ -1,6 +1,7 @@
 """The command, against the library called by hand."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -70,9 +71,10 @@ def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
     np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-4)
     assert found.blocks == wanted.blocks
     printed = capsys.readouterr().out
-    assert f'adaptive {wanted.tns():.3f}' in printed
+    assert f'adaptive {wanted.tns():.3g}' in printed
     name, stiffness, nsi = wanted.stiffest_blocks(1)[0]
-    assert f'{name}: {stiffness:.3f}, mean NSI {nsi:.3f}' in printed
+    assert f'{name}: {stiffness:.3g}, {nsi:.3g}' in printed
+    assert 'all but 0' not in printed
     assert 'random' not in printed
 
 
@@ -80,6 +82,23 @@ def test_random_weights_are_told(pictures, tmp_path, capsys):
     assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
                 '--samples', 1, '--device', 'cpu', '--out', tmp_path) == 0
     assert 'its weights are random; give --weights' in capsys.readouterr().out
+
+
+def test_branches_that_are_all_but_zero_are_told(pictures, tmp_path, capsys):
+    (tmp_path / 'net.py').write_text(
+        'from torchvision.models import resnet18\n'
+        'def net():\n'
+        '    model = resnet18()\n'
+        '    for name, p in model.named_parameters():\n'
+        "        if name.endswith(('bn2.weight', 'bn2.bias')):\n"
+        '            p.data.mul_(1e-6)\n'
+        '    return model\n')
+    assert call('stiffness', f'{tmp_path}/net.py:net', '--images', pictures,
+                '--samples', 1, '--device', 'cpu', '--out', tmp_path) == 0
+    out = capsys.readouterr().out
+    assert 'their f is all but 0' in out
+    # Digits are there though the numbers are small.
+    assert re.search(r'layer1.1: 0, \d+(\.\d+)?e-0\d', out)
 
 
 def test_steps_of_a_file(pictures, weights, tmp_path):
