@@ -120,8 +120,8 @@ def test_integers_are_not_taken_for_additive_masks():
     with pytest.raises(TypeError, match='int64; one of 1 where j may inform '
                        'i becomes mask == 1'):
         take(torch.ones(4, 4, dtype=torch.int64))
-    with pytest.raises(TypeError, match='additive one becomes mask == 0, one of '
-                       '1.0 .* becomes mask == 1'):
+    with pytest.raises(TypeError, match='additive one becomes mask == 0, one '
+                       'of 1.0 .* becomes mask == 1'):
         take(torch.zeros(4, 4))
 
 
