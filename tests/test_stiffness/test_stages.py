@@ -133,3 +133,77 @@ def test_a_block_that_runs_on_is_the_first_one_once():
     assert names(Again(), torch.rand(2, 5, 8)) == [
         ('blocks.0', 'blocks', FIRST), ('blocks.0#2', 'blocks', None),
         ('blocks.0#3', 'blocks', None)]
+
+
+class Both(nn.Module):
+    """Two layers that are added, as in RepVGG."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.a(x) + self.b(x)
+
+
+def test_a_block_alone_whose_branch_adds_projects_nothing():
+    """As in RepGhostNet."""
+    def block():
+        wrapper = Residual()
+        wrapper.m = Both()
+        return wrapper
+
+    model = nn.Sequential(nn.Sequential(block()), nn.Linear(8, 8),
+                          nn.Sequential(block(), block()))
+    found = [s for s in names(model, torch.rand(2, 5, 8)) if s[2] != PROJECTS]
+    assert found == [
+        ('0.0', '0', None), ('2.0', '2', FIRST), ('2.1', '2', None)]
+
+
+class Nested(nn.Module):
+    """A branch that adds to its own state, as MViTv2's attention does."""
+
+    def __init__(self, shortcut):
+        super().__init__()
+        self.shortcut, self.inner = shortcut, Residual()
+
+    def forward(self, x):
+        return self.shortcut(x) + self.inner(x)
+
+
+def test_a_step_in_the_branch_of_a_block_that_projects_is_none():
+    model = nn.Sequential(Nested(nn.Identity()), Nested(nn.Linear(8, 8)),
+                          Nested(nn.Identity()))
+    found = {s.owner: s.left_out for s in find_steps(
+        model, torch.rand(2, 5, 8))}
+    inner = dict.fromkeys(('0.inner', '1.inner', '2.inner'),
+                          'part of the branch of another step')
+    assert found == inner | {'0': FIRST, '1': PROJECTS, '2': None}
+
+
+class Stage(nn.Module):
+    """Blocks behind a step that stands in no list, as in FastViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = Residual()
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x):
+        return self.blocks(self.position(x))
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(Both())
+        self.stages = nn.Sequential(Stage())
+
+    def forward(self, x):
+        return self.stages(self.stem(x))
+
+
+def test_lists_of_different_parts_are_no_blocks():
+    found = names(Network(), torch.rand(2, 5, 8))
+    assert found[1] == ('stages.0.position', None, 'no container')
+    assert [s[1] for s in found[2:]] == ['stages.0.blocks'] * 4

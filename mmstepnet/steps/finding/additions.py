@@ -215,7 +215,8 @@ class Additions(Tracer):
         if not both & (of_a.mixed | of_b.mixed):
             return None
         found = Sum(owner, [owner.additions - 1], tuple(a.shape),
-                    left_out=PROJECTS)
+                    of_state=of_a.known & of_b.known,
+                    of_branch=of_a.known | of_b.known, left_out=PROJECTS)
         self.sums.append(found)
         return found
 

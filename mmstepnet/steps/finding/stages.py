@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import prod
 
 import torch.nn as nn
 
@@ -118,7 +119,7 @@ class Arrangement:
         for found, place in blocks.items():
             if place is not None and found.state:
                 self._steps_of[place[1]].append(found)
-        self._leave_out(sums, blocks)
+        self._leave_out(sums, blocks, [s for s in finder.sums if not s.state])
         self._build(sums, blocks)
 
     def _choose(self, blocks: dict[Sum, tuple | None],
@@ -249,7 +250,9 @@ class Arrangement:
             return False
         if chained and found.state not in other.returned:
             return False
-        return alike != 'parts' or self._parts(other) == self._parts(child)
+        # Lists are alike only if what is in them is.
+        return alike != 'parts' and not (alike and kind in LISTS) or (
+            self._parts(other) == self._parts(child))
 
     def _kind(self, name: str) -> type:
         cls = type(self.modules.get(name))
@@ -280,7 +283,8 @@ class Arrangement:
         first = blocks[0] if blocks else holders[0].name
         return next((c for c in holders if c.name == first), None)
 
-    def _leave_out(self, sums: list[Sum], blocks: dict) -> None:
+    def _leave_out(self, sums: list[Sum], blocks: dict,
+                   projecting: list[Sum]) -> None:
         for found in sums:
             place = blocks[found]
             if found.left_out:
@@ -290,9 +294,9 @@ class Arrangement:
                     'not chosen by blocks=')
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = OUTSIDE
-            elif any(s is not found and s.of_branch >> found.number & 1
-                     and not s.of_state >> found.number & 1
-                     for s in self._steps_of[place[1]]):
+            elif any(map(found.is_in_branch_of, self._steps_of[place[1]])) or (
+                    any(found.is_in_branch_of(s) and is_within(
+                        s.owner.name, {place[1].name}) for s in projecting)):
                 found.left_out = 'part of the branch of another step'
             elif self._firsts[place[0]] is place[1]:
                 found.left_out = FIRST
@@ -346,7 +350,7 @@ class Arrangement:
         if found.part is not None:
             return f'{block.name}.{found.part}'
         place = steps.index(found)
-        if len(steps) == 2:
+        if len(steps) == 2 and prod(steps[0].shape) == prod(steps[1].shape):
             return f'{block.name}.{("attn_step", "mlp_step")[place]}'
         owner = found.owner.name
         owners = [s.owner.name for s in steps]
@@ -367,6 +371,7 @@ def projects(sums: Sequence[Sum]) -> bool:
 
     Then what that tells as its first state is none that the block was given.
     """
+    sums = [s for s in sums if not any(map(s.is_in_branch_of, sums))]
     first = sums[0]
     return not all(s.state for s in sums) or first.part is not None and (
         not first.owner.given >> first.state & 1)

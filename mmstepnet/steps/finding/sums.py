@@ -92,8 +92,9 @@ class Sum:
         state (int): Number of the state x_t; 0 where there is none.
         number (int): Number of the sum.
         operands (set[int]): Numbers of both operands.
-        of_state (int): States that x_t was computed from.
-        of_branch (int): States that f was computed from.
+        of_state (int): States that x_t was computed from; both operands where
+            none of them is the state.
+        of_branch (int): States that f was computed from; any operand there.
         gate (tuple, optional): Shape of the attention value.
         activation (str, optional): What the block does with the sum.
         part (str, optional): Name of the ResidualStep that told it.
@@ -118,3 +119,8 @@ class Sum:
     returned: bool = False
     version: int = 0
     norms: Norms | None = None
+
+    def is_in_branch_of(self, other: 'Sum') -> bool:
+        """Whether one operand of another sum was computed from this alone."""
+        return bool(other is not self and other.of_branch >> self.number & 1
+                    and not other.of_state >> self.number & 1)
