@@ -4,7 +4,7 @@ import logging
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -262,6 +262,8 @@ def find_plans(model: nn.Module, example: object,
     tables = [steps_by_block(p.arrangement) for p in passes]
     for name in tables[0]:
         try:
+            if name not in innermost(tables[0]):
+                raise RefusedError('holds other blocks, which take steps')
             if name not in tables[1]:
                 raise RefusedError('has no step in training mode')
             plans[name] = tuple(
@@ -330,7 +332,7 @@ def _inside_wrappers(run: Run) -> Run:
 
 def steps_by_block(arrangement: Arrangement
                    ) -> dict[str, tuple[list[Run], list[Sum]]]:
-    """Runs and steps of each block; the innermost where they nest.
+    """Runs and steps of each block.
 
     Where a step stands in no stage, its block is the module that adds, if
     there is another of its class: stages may have one block each.
@@ -349,10 +351,13 @@ def steps_by_block(arrangement: Arrangement
         if run not in runs:
             runs.append(run)
         sums.append(found)
-    return {
-        name: found for name, found in table.items()
-        if not any(other.startswith(f'{name}.') for other in table)
-    }
+    return table
+
+
+def innermost(names: Collection[str]) -> set[str]:
+    """Names of modules that hold no other one of them."""
+    return {name for name in names
+            if not any(other.startswith(f'{name}.') for other in names)}
 
 
 def _plans(name: str, passes: list[Pass], found: list[tuple],

@@ -27,7 +27,7 @@ from .finding.stages import projects
 from .finding.sums import Norms
 from .finding.wrappers import name_modules
 from .generated import Generated, generated_class
-from .places import modules_by_name, steps_by_block
+from .places import innermost, modules_by_name, steps_by_block
 from .step_block import StepBlock, check_unsharded, steps_of
 
 Form = tuple[type, tuple[bool, ...]] | None
@@ -128,8 +128,9 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     modules = modules_by_name(model)
     chosen = None if names is None else select(modules, names)
     steps, call = _look(model, example)
-    sums = {name: found for name, (_, found) in steps_by_block(
-        steps).items()}
+    table = steps_by_block(steps)
+    sums = {name: table[name][1] for name in table
+            if name in innermost(table)}
     for _, found, place in steps.named:
         if place and not found.state:  # the block projects
             sums.setdefault(place[1].name, [])

@@ -149,3 +149,20 @@ def test_described_blocks_beside_others():
     assert insert_steps(model) == [
         'conv_proj.1.0', 'conv_proj.1.1', 'encoder.layers.encoder_layer_0',
         'encoder.layers.encoder_layer_1']
+
+
+def test_blocks_that_hold_others_are_named(caplog):
+    """They take no steps, and nobody would see that."""
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(blocks.Encoder(), blocks.Encoder())
+            self.proj = nn.Linear(C, C)
+
+        def forward(self, x):
+            return x + self.proj(self.blocks(x))
+
+    model = nn.Sequential(Outer(), Outer())
+    found = insert_steps(model, example=torch.randn(2, 6, C))
+    assert found == [f'{i}.blocks.{j}' for i in range(2) for j in range(2)]
+    assert '0 holds other blocks, which take steps' in caplog.text
