@@ -207,3 +207,34 @@ def test_lists_of_different_parts_are_no_blocks():
     found = names(Network(), torch.rand(2, 5, 8))
     assert found[1] == ('stages.0.position', None, 'no container')
     assert [s[1] for s in found[2:]] == ['stages.0.blocks'] * 4
+
+
+class TwoStreams(nn.Module):
+    """Pixels that are also projected into patches, as in TNT."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mlp, self.proj, self.patches = (
+            nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        pixels, patches = x
+        pixels = pixels + self.attn(pixels)
+        pixels = pixels + self.mlp(pixels)
+        patches = patches + self.proj(pixels)
+        return pixels, patches + self.patches(patches)
+
+
+def test_a_stream_that_is_also_projected_has_steps():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Linear(8, 8)
+            self.blocks = nn.Sequential(*(TwoStreams() for _ in range(3)))
+
+        def forward(self, x):
+            return self.blocks((x, self.embed(x)))[1]
+
+    found = [s.left_out for s in find_steps(Model(), torch.rand(2, 5, 8))
+             if s.block == 'blocks.1']
+    assert found == [None, None, None]

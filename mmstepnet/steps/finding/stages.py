@@ -296,10 +296,22 @@ class Arrangement:
                 found.left_out = OUTSIDE
             elif any(map(found.is_in_branch_of, self._steps_of[place[1]])) or (
                     any(found.is_in_branch_of(s) and is_within(
-                        s.owner.name, {place[1].name}) for s in projecting)):
+                        s.owner.name, {place[1].name}) for s in projecting)
+                    and not self._goes_on(found, place[1])):
                 found.left_out = 'part of the branch of another step'
             elif self._firsts[place[0]] is place[1]:
                 found.left_out = FIRST
+
+    def _goes_on(self, found: Sum, block: Child) -> bool:
+        """Whether a block returns what became of a sum as a state.
+
+        TNT's blocks do so with their pixels, which they also project.
+        """
+        numbers = {found.number}
+        for later in self._steps_of[block]:
+            if later.state in numbers:
+                numbers.add(later.number)
+        return not numbers.isdisjoint(block.run.returned)
 
     def _build(self, sums: list[Sum], blocks: dict) -> None:
         self.named, self.recorded, self.excluded = [], [], []
