@@ -168,3 +168,14 @@ def test_a_sequence_of_another_forward_is_called():
     wanted = model(x)
     insert_steps(model)
     torch.testing.assert_close(model(x), wanted)
+
+
+def test_offloaded_models_are_refused():
+    """Whose gates nobody would bring from where they are kept."""
+    accelerate = pytest.importorskip('accelerate')
+    model = perturb(ResNet(BasicBlock, [2, 2, 1, 1], num_classes=5)).eval()
+    wanted = model(X.float())
+    accelerate.cpu_offload(model, execution_device=torch.device('cpu'))
+    with pytest.raises(RuntimeError, match=r'conv1 \(Conv2d\) .* before'):
+        insert_steps(model)
+    assert torch.equal(model(X.float()), wanted)
