@@ -141,15 +141,23 @@ def fingerprint(forward: Callable) -> str:
     """Fingerprint of what a function computes.
 
     Comments, docstrings, annotations, line breaks and quotes do not count;
-    everything else does, names included.
+    everything else does, names included. What a decorator made of a function
+    is another one.
 
     Args:
         forward (Callable): A function whose source can be read.
 
     Returns:
         str: 12 hexadecimal digits.
+
+    Raises:
+        OSError: It has no source.
+        TypeError: It is no function.
     """
-    source = textwrap.dedent(inspect.getsource(inspect.unwrap(forward)))
+    code = getattr(forward, '__code__', None)  # which sees no __wrapped__
+    if code is None:
+        raise TypeError(f'{forward!r} is no function')
+    source = textwrap.dedent(inspect.getsource(code))
     function: Any = ast.parse(source).body[0]
     function.decorator_list = []
     for node in ast.walk(function):

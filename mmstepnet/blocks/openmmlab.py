@@ -34,9 +34,10 @@ def _res2net(block: Any, x: Tensor) -> Tensor:
 
 
 def _scales(block: Any, x: Tensor, keeps_rest: bool) -> Tensor:
-    parts = x.split(block.width, 1)
+    parts = x.split(block.width, 1)  # torch.fx cannot iterate over them
     outs = []
-    for part, conv, norm in zip(parts, block.convs, block.bns):
+    for k, (conv, norm) in enumerate(zip(block.convs, block.bns)):
+        part = parts[k]
         if outs and block.stage_type != 'stage':
             part = part + outs[-1]
         outs.append(block.relu(norm(conv(part.contiguous()))))

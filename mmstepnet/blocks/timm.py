@@ -33,9 +33,10 @@ def _res2net(block: Any, x: Tensor) -> Tensor:
 
 
 def _scales(block: Any, x: Tensor) -> Tensor:
-    parts = x.split(block.width, 1)
+    parts = x.split(block.width, 1)  # torch.fx cannot iterate over them
     outs = []
-    for part, conv, bn in zip(parts, block.convs, block.bns):
+    for k, (conv, bn) in enumerate(zip(block.convs, block.bns)):
+        part = parts[k]
         if outs and not block.is_first:
             part = part + outs[-1]
         outs.append(block.relu(bn(conv(part))))

@@ -29,6 +29,7 @@ from .residual import ResidualStep
 from .step_block import (
     StepBlock,
     check_forward,
+    check_offloaded,
     check_unsharded,
     put_steps,
     steps_of,
@@ -99,7 +100,8 @@ def insert_steps(model: nn.Module,
             block has an attention already, the attention looks at positions
             and the blocks have tokens, or tokens do not see later ones, as in
             a decoder. The model is left as it was.
-        RuntimeError: A ``forward`` was set on one of the blocks.
+        RuntimeError: A ``forward`` was set on one of the blocks, or the
+            model is in DDP, FSDP or accelerate's offload.
 
     Example:
         >>> import torch
@@ -125,6 +127,7 @@ def insert_steps(model: nn.Module,
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
     chosen = {} if blocks is None else select(modules_by_name(model), blocks)
     check_unsharded(model)
+    check_offloaded(model)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     selected, used, changed = _select(model, chosen)
     ready, without = [], []

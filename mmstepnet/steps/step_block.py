@@ -184,6 +184,24 @@ def check_unsharded(model: nn.Module) -> None:
                 f'out and fold before it is wrapped')
 
 
+def check_offloaded(model: nn.Module) -> None:
+    """Refuse a model whose weights somebody brings when they are needed.
+
+    Raises:
+        RuntimeError: A module with a ``forward`` of its own has its
+            parameters on the meta device, as accelerate's offload puts them.
+    """
+    for module, name in name_modules(model).items():
+        if 'forward' in vars(module) and any(
+                p.is_meta for p in module.parameters(recurse=False)):
+            raise RuntimeError(
+                f'{name or "the model"} ({type(module).__name__}) has its '
+                f'parameters on the meta device and a forward of its own, '
+                f'set on the object, which brings them (offload of accelerate '
+                f'does so); nobody would bring those of steps. Put steps in '
+                f'before')
+
+
 def check_forward(block: nn.Module) -> None:
     """Refuse a block that will not call the ``forward`` of its class.
 

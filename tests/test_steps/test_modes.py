@@ -41,9 +41,10 @@ FOLDED = {
     'torchvision': ('ResNet, basic', 'ResNet, bottleneck',
                     'ResNet, frozen norms', 'RegNet', 'MobileNetV3'),
     'timm': ('ResNet, basic', 'ResNet-D, anti-aliased, SE', 'EfficientNet',
-             'HRNet', 'ViT'),
+             'HRNet', 'Res2Net', 'ViT'),
     'mmpretrain': ('mmpretrain ResNet-50, checkpointed',
-                   'mmpretrain SEResNet-50', 'mmdet ResNet-50, DCN',
+                   'mmpretrain SEResNet-50', 'mmpretrain Res2Net-50',
+                   'mmdet Res2Net-50', 'mmdet ResNet-50, DCN',
                    'mmdet CSPNeXt', 'mmseg ResNet-50, plugins, dilated'),
     'transformers': ('ResNet, basic', ),
 }
@@ -52,6 +53,7 @@ LEFT = {'mmdet ResNet-50, DCN': 4}
 
 QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
          'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
+         'timm Res2Net', 'mmpretrain mmpretrain Res2Net-50',
          'mmpretrain mmdet ResNet-50, DCN',
          'mmpretrain mmpretrain SEResNet-50',
          'mmpretrain mmpretrain ResNet-50, checkpointed',

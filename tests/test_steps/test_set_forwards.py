@@ -129,3 +129,53 @@ def test_sequences_whose_last_layer_a_step_takes_in(name, way, when):
         if when == 'after':
             change(model)
         torch.testing.assert_close(model(x), wanted)
+
+
+def halved(forward):
+    """A decorator as libraries write them."""
+    @functools.wraps(forward)
+    def decorated(*args, **kwargs):
+        return forward(*args, **kwargs) / 2
+    return decorated
+
+
+@pytest.mark.parametrize('cls, options', [
+    (BasicBlock, dict(layers=[2, 2, 1, 1])),
+    (mobilenetv2.InvertedResidual, dict(
+        inverted_residual_setting=[[1, 8, 3, 1], [2, 16, 2, 2]]))])
+@pytest.mark.parametrize('way', ['subclass', 'patch'])
+def test_a_decorated_forward_is_another_one(cls, options, way, monkeypatch):
+    """Its block is found by running, as any that nobody describes."""
+    build = ResNet if cls is BasicBlock else mobilenetv2.MobileNetV2
+    kind = cls
+    if way == 'patch':
+        monkeypatch.setattr(cls, 'forward', halved(cls.forward))
+    else:
+        kind = type('Halved', (cls, ), dict(forward=halved(cls.forward)))
+    model = perturb(build(block=kind, num_classes=5, **options)).double()
+    wanted = model.eval()(X)
+    assert len(insert_steps(model)) == 3
+    torch.testing.assert_close(model(X), wanted)
+
+
+def test_a_sequence_of_another_forward_is_called():
+    """The step leaves the norm in it to it."""
+    model = perturb(mobilenetv2.InvertedResidual(8, 8, 1, 2)).double().eval()
+    kind = type('Halved', (nn.Sequential, ), dict(
+        forward=halved(nn.Sequential.forward)))
+    model.conv = kind(*model.conv)
+    x = torch.rand(2, 8, 6, 6).double()
+    wanted = model(x)
+    insert_steps(model)
+    torch.testing.assert_close(model(x), wanted)
+
+
+def test_offloaded_models_are_refused():
+    """Whose gates nobody would bring from where they are kept."""
+    accelerate = pytest.importorskip('accelerate')
+    model = perturb(ResNet(BasicBlock, [2, 2, 1, 1], num_classes=5)).eval()
+    wanted = model(X.float())
+    accelerate.cpu_offload(model, execution_device=torch.device('cpu'))
+    with pytest.raises(RuntimeError, match=r'conv1 \(Conv2d\) .* before'):
+        insert_steps(model)
+    assert torch.equal(model(X.float()), wanted)
