@@ -9,6 +9,7 @@ from inspect import signature
 import torch.nn as nn
 from mmengine.registry import DefaultScope
 
+from mmstepnet.attentions.base import is_frozen
 from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
@@ -129,7 +130,7 @@ class SteppedBackbone(OverHost):
         """
         super().train(mode)
         for attention in self._attentions():
-            if _is_frozen(attention):
+            if is_frozen(attention):
                 attention.eval()
         return self
 
@@ -163,11 +164,6 @@ def _freeze_as_the_block(block: StepBlock) -> None:
     if theirs and not any(p.requires_grad for p in theirs):
         for attention in attentions:
             attention.requires_grad_(False)
-
-
-def _is_frozen(attention: nn.Module) -> bool:
-    found = [p.requires_grad for p in attention.parameters()]
-    return bool(found) and not any(found)
 
 
 @MODELS.register_module()
@@ -240,7 +236,7 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         name.rpartition('.')[0] for name, module in backbone.named_modules()
         if isinstance(module, ResidualStep)
         and getattr(module.attention, 'init_step', None) is not None
-        and _is_frozen(module.attention)
+        and is_frozen(module.attention)
     ]
     if names:
         stages = getattr(backbone, 'frozen_stages', None)
