@@ -305,28 +305,26 @@ def _describe(block: nn.Module) -> Any:
 
 def _load(model: nn.Module, modules: dict[str, nn.Module],
           file: _File) -> None:
+    gates: dict[str, Any] = {}
     for name, block in file.blocks.items():
+        attentions = _attentions(modules[name])
         for key, record in block.steps.items():
-            _attentions(modules[name])[key].set_init_step(
-                record['init_step'])
+            attentions[key].set_init_step(record['init_step'])
+            gates[f'{name}.{key}.attention'] = attentions[key]
     if _is_sharded(model):
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             set_model_state_dict,
         )
         # In the place of records that are missing it puts what is none.
-        records = {f'{name}.{key}.attention.{inner}': t
-                   for name, block in file.blocks.items()
-                   for key in block.steps for inner, t in _attentions(
-                       modules[name])[key].state_dict().items()
-                   if inner.endswith(KEY)}
+        records = {f'{name}.{key}': t for name, gate in gates.items()
+                   for key, t in gate.state_dict().items()
+                   if key.endswith(KEY)}
         set_model_state_dict(model, {**file.tensors, **records}, options=(
             StateDictOptions(full_state_dict=True, strict=False)))
         return
-    for name, block in file.blocks.items():
-        for key in block.steps:
-            _attentions(modules[name])[key].load_state_dict(
-                file.of(f'{name}.{key}.attention'))
+    for name, gate in gates.items():
+        gate.load_state_dict(file.of(name))
     for name in file.modules_to_save:  # keys were compared; records are none
         modules[name].load_state_dict(file.of(name), strict=False)
 
