@@ -411,8 +411,7 @@ def _page(recordings: dict[str, Trajectories], files: list[Path],
     for name, training in trainings.items():
         print(f'{name}: TNS ({reading}) by {training.unit}: ' + ', '.join(
             f'{c.step} {c.tns:.3g}' for c in training.checkpoints))
-    if find_spec('jinja2') is None or find_spec('plotly') is None or (
-            find_spec('matplotlib') is None):
+    if None in map(find_spec, ('jinja2', 'matplotlib', 'plotly')):
         print("for the page: pip install 'mmstepnet[figures]', then "
               f'python -m mmstepnet report {out}/*.npz --out {out}')
         return
