@@ -35,11 +35,11 @@ from .own_forward import (
     Place,
     Plan,
     check_names,
-    put_steps_inside,
+    put_planned_steps,
 )
 from .places import find_in_parts, modules_by_name
 from .residual import ResidualStep
-from .step_block import StepBlock, check_forward, put_steps
+from .step_block import StepBlock, check_forward
 
 FORMAT = 1
 """Version of the format, raised when an older reader would go wrong."""
@@ -193,10 +193,7 @@ def load_steps(model: nn.Module, path: str | Path, *,
         raise ValueError(f'{file.path} holds {_some(further)}, which belong '
                          f'to no step of it')
     for block, plans, attentions in ready:
-        if plans is not None:
-            put_steps_inside(block, plans, attentions)
-        else:
-            put_steps(block, attentions)
+        put_planned_steps(block, plans, attentions)
     _load(model, modules, file)
     return [name for name in modules if name in file.blocks]
 
