@@ -612,7 +612,8 @@ def _attentions(module: nn.Module) -> dict[str, Any]:
 
 
 def _class_name(block: nn.Module) -> str:
-    return getattr(block, 'host', type(block)).__qualname__
+    cls = block.host if isinstance(block, StepBlock) else type(block)
+    return cls.__qualname__
 
 
 def _find(modules: dict[str, nn.Module], name: str, what: str) -> nn.Module:

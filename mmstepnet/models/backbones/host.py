@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from importlib.util import find_spec
 from inspect import signature
 
@@ -13,6 +12,7 @@ from mmstepnet.attentions.base import is_frozen
 from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
+from mmstepnet.steps.generated import Generated, generated_class
 from mmstepnet.steps.step_block import StepBlock
 
 STEPNET = dict(type='StepNet')
@@ -60,36 +60,17 @@ def parameters(host: type) -> dict[str, object]:
             if name not in ('self', 'args', 'kwargs')}
 
 
-@cache
-def join(ours: type, host: type) -> type:
-    """Class of ours over a host's. It is made anew in each process."""
-    name, members = ours.__name__, dict(
-        made_of=(ours, host), __module__=ours.__module__)
-    if ours is SteppedBackbone:
-        name = 'Step' + host.__name__
-        # Hosts ask for it; MMPretrain's Swin, to convert old checkpoints.
-        members['__class__'] = property(lambda self: host)
-    return type(host)(name, (ours, host), members)
-
-
-class OverHost(nn.Module):
-    """What is made of a class of ours and a host's by :func:`join`."""
-
-    made_of: tuple[type, type]
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Name both classes, for pickles."""
-        _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new, self.made_of, *state
-
-
-def _new(ours: type, host: type) -> nn.Module:
-    cls = join(ours, host)
-    return cls.__new__(cls)
-
-
-class SteppedBackbone(OverHost):
+class SteppedBackbone(Generated):
     """A host's backbone whose residual blocks take steps."""
+
+    @classmethod
+    def named(cls, host: type) -> tuple[str, dict]:
+        """Keep the name of a class of ours."""
+        if cls is not SteppedBackbone:
+            return cls.__name__, {}
+        # Hosts ask for it; MMPretrain's Swin, to convert old checkpoints.
+        return f'Step{host.__name__}', dict(
+            __class__=property(lambda self: host))
 
     def init_weights(self) -> None:
         """Initialise as the host does, and the attentions as they are to be.
@@ -221,7 +202,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
             type='Pretrained', checkpoint=pretrained))
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
-        model.__class__ = join(SteppedBackbone, type(model))
+        model.__class__ = generated_class(SteppedBackbone, type(model))
     model._insert(attention, blocks, first_block)
     return model
 
