@@ -106,7 +106,8 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = (),
         reading=runs[0].reading,
         reading_texts=READING_TEXTS,
         samples=_range([len(run.nsi) for run in runs]),
-        splits=_listed(run.trajectories.settings['split'] for run in runs),
+        splits=', '.join(sorted({
+            str(run.trajectories.settings['split']) for run in runs})),
         readings=READINGS,
         means=MEANS,
         draws=DRAWS,
@@ -289,7 +290,3 @@ def _excluded(runs: Sequence[Run]) -> list[tuple[list[str], list[str]]]:
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return f'{low:,}' if low == high else f'{low:,} to {high:,}'
-
-
-def _listed(values) -> str:
-    return ', '.join(sorted({str(value) for value in values}))
