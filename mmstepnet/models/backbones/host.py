@@ -13,7 +13,7 @@ from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
 from mmstepnet.steps.generated import Generated, generated_class
-from mmstepnet.steps.step_block import StepBlock
+from mmstepnet.steps.step_block import StepBlock, steps_of
 
 STEPNET = dict(type='StepNet')
 
@@ -137,9 +137,8 @@ class SteppedBackbone(Generated):
 
 def _freeze_as_the_block(block: StepBlock) -> None:
     """Freeze the attentions of a block whose other parameters are frozen."""
-    attentions = [step.attention for step in block.children()
-                  if isinstance(step, ResidualStep)
-                  and isinstance(step.attention, nn.Module)]
+    attentions = [step.attention for step in steps_of(block)
+                  if step.attention is not None]
     ours = {p for attention in attentions for p in attention.parameters()}
     theirs = [p for p in block.parameters() if p not in ours]
     if theirs and not any(p.requires_grad for p in theirs):
