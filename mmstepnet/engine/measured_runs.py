@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mmstepnet.checks import check_choice
 from mmstepnet.figures.runs import Accuracy, Run
 from mmstepnet.stiffness import (
     DEFAULT_READING,
@@ -11,7 +12,6 @@ from mmstepnet.stiffness import (
     Trajectories,
     find_recordings,
 )
-from mmstepnet.stiffness.checks import check_choice
 from mmstepnet.stiffness.training import distinct_names
 
 from .metric_log import (

@@ -13,7 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from mmstepnet.checks import check_positive
+from mmstepnet.checks import check_choice, check_positive
 from mmstepnet.engine.shown_figures import show_figures
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
@@ -29,7 +29,6 @@ from mmstepnet.stiffness import (
     Trajectories,
     TrajectoryRecorder,
 )
-from mmstepnet.stiffness.checks import check_choice
 
 DRAWING = ('jinja2', 'matplotlib', 'plotly')
 """What :mod:`mmstepnet.figures` needs."""
