@@ -34,3 +34,19 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     if value not in tuple(choices):
         raise ValueError(f'{name} must be one of {", ".join(choices)}, got '
                          f'{value!r}')
+
+
+def check_config(name: str, value: Any, example: str) -> None:
+    """Refuse what is no config of something to be built.
+
+    Args:
+        name (str): What the message calls it.
+        value (Any): Its value.
+        example (str): A config, for the message.
+
+    Raises:
+        TypeError: It is no dict, or has no ``type``.
+    """
+    if not isinstance(value, dict) or 'type' not in value:
+        raise TypeError(f"{name} must be a dict with 'type', such as "
+                        f'{example}, got {value!r}')

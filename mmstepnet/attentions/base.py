@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.checks import check_positive
+from mmstepnet.checks import check_config, check_positive
 from mmstepnet.names import NameTable
 from mmstepnet.torch_version import is_compiling
 
@@ -233,9 +233,7 @@ def build_attention(cfg: dict,
         KeyError: The name is not registered; the message lists what is.
         TypeError: ``cfg`` is no such dict.
     """
-    if not isinstance(cfg, dict) or 'type' not in cfg:
-        raise TypeError("attention must be a dict with 'type', such as "
-                        f"dict(type='StepNet'), or None; got {cfg!r}")
+    check_config('attention', cfg, "dict(type='StepNet')")
     kwargs = dict(cfg)
     attention = ATTENTIONS.find(kwargs.pop('type'))
     if attention.needs_map_size:

@@ -9,6 +9,7 @@ import torch.nn as nn
 from mmengine.registry import DefaultScope
 
 from mmstepnet.attentions.base import is_frozen
+from mmstepnet.checks import check_config
 from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
@@ -118,9 +119,7 @@ class SteppedBackbone(Generated):
     def _insert(self, attention: dict, blocks: Sequence[str] | str | None,
                 first_block: bool | None) -> None:
         """Put the attention in; frozen stages freeze theirs, too."""
-        if not isinstance(attention, dict) or 'type' not in attention:
-            raise TypeError("attention must be a dict with 'type', such as "
-                            f"dict(type='StepNet'), got {attention!r}")
+        check_config('attention', attention, "dict(type='StepNet')")
         arguments = dict(attention)
         insert_steps(self, arguments.pop('type'), blocks=blocks,
                      first_block=first_block, **arguments)

@@ -9,6 +9,7 @@ from mmengine.registry import DefaultScope
 from torch import Tensor
 
 from mmstepnet.attentions import ATTENTIONS, IEBN
+from mmstepnet.checks import check_config
 from mmstepnet.registry import MODELS
 from mmstepnet.steps.generated import generated_class
 from mmstepnet.steps.step_block import put_steps
@@ -195,8 +196,7 @@ class StepResNet(SteppedBackbone):
 
     def _with_map_sizes(self, attention: dict) -> dict:
         """The attention's config, with what StepResNet knows beside it."""
-        if not isinstance(attention, dict) or 'type' not in attention:
-            return attention  # which insert_steps refuses
+        check_config('attention', attention, "dict(type='StepNet')")
         attention = dict(init_step=None) | attention
         if ATTENTIONS.find(attention['type']).needs_map_size:
             sizes, size = {}, self.stem_map_size
