@@ -62,8 +62,7 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
         # Not before the lines: it ends their scaling of the axis.
         ax.set_ylim(bottom=0)
         ax.set_title(short(run.label, 36), pad=12)
-        ax.set_xlabel('recorded block')
-        ax.set_ylabel(f'NSI ({run.reading})')
+        ax.set(xlabel='recorded block', ylabel=f'NSI ({run.reading})')
     legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure
 
@@ -84,8 +83,8 @@ def draw_overlay(runs: Sequence[Run],
             **paper_line(i))
     ax.set_ylim(bottom=0)
     ax.set_title(short(title, 72), pad=12)
-    ax.set_xlabel('recorded block')
-    ax.set_ylabel(f'NSI ({runs[0].reading}), mean over samples')
+    ax.set(xlabel='recorded block',
+           ylabel=f'NSI ({runs[0].reading}), mean over samples')
     legend_below(figure, *ax.get_legend_handles_labels())
     return figure
 

@@ -208,8 +208,7 @@ def draw_curves(networks: list[Network]) -> Figure:
                 ax.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
         ax.set_title(f'{n.name}\n{len(n.names)} blocks, '
                      f'top-1 {100 * n.found[""][1].mean():.1f} %')
-        ax.set_xlabel('blocks removed')
-        ax.set_ylabel('increase of cross-entropy')
+        ax.set(xlabel='blocks removed', ylabel='increase of cross-entropy')
         ax.set_xticks(at)
         ax.set_yscale('symlog', linthresh=0.5)
         ax.yaxis.set_major_formatter('{x:g}')

@@ -67,8 +67,7 @@ def _draw_first_stage(ax: Axes, label: str, seeds: Sequence[dict]) -> None:
         ax.plot(np.arange(1, len(nsi) + 1), nsi, **paper_line(i), marker='.',
                 linewidth=1.2)
     ax.set_title(f'{short(label)}: first stage, a colour a seed', fontsize=8)
-    ax.set_xlabel('recorded block')
-    ax.set_ylabel('mean NSI (adaptive)')
+    ax.set(xlabel='recorded block', ylabel='mean NSI (adaptive)')
 
 
 def _draw_correlations(ax: Axes, label: str, seeds: Sequence[dict]) -> None:
