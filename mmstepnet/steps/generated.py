@@ -16,7 +16,7 @@ class Generated(nn.Module):
     """The host's class."""
 
     @classmethod
-    def named(cls, host: type) -> tuple[str, dict[str, Any]]:
+    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
         """Name of the class that is made of a host's, and what else it has."""
         return host.__name__, {}
 
@@ -30,7 +30,7 @@ class Generated(nn.Module):
 def generated_class(kind: type[Generated], host: type) -> type[Generated]:
     """The class of a kind that is made of a host's."""
     metaclass: Any = type(host)
-    name, members = kind.named(host)
+    name, members = kind._named_over(host)
     return metaclass(name, (kind, host), dict(
         members, host=host, __module__=kind.__module__))
 

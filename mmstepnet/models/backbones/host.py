@@ -65,7 +65,7 @@ class SteppedBackbone(Generated):
     """A host's backbone whose residual blocks take steps."""
 
     @classmethod
-    def named(cls, host: type) -> tuple[str, dict]:
+    def _named_over(cls, host: type) -> tuple[str, dict]:
         """Keep the name of a class of ours."""
         if cls is not SteppedBackbone:
             return cls.__name__, {}

@@ -23,7 +23,7 @@ class PreActBlock(Generated):
         identity='downsample'), ), {})
 
     @classmethod
-    def named(cls, host: type) -> tuple[str, dict]:
+    def _named_over(cls, host: type) -> tuple[str, dict]:
         """Keep the name."""
         return cls.__name__, {}
 
