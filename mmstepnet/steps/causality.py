@@ -65,11 +65,11 @@ def causal_blocks(model: nn.Module, example: object,
                 block = copy.deepcopy(block).to_empty(device='cpu')
                 _give_numbers((*block.parameters(), *block.buffers()))
                 call = tree_map_only(Tensor, _random, call)
-            found = _is_causal(name, block, *call, place)
+            found = _is_causal(name, block, call[0], call[1], place)
             if found is None and not meta:  # an attention may be saturated
                 block = copy.deepcopy(block)
                 _give_numbers(block.parameters())
-                found = _is_causal(name, block, *call, place)
+                found = _is_causal(name, block, call[0], call[1], place)
             known[kind] = bool(found)
     return [name for name, kind in kinds.items() if known[kind]]
 
