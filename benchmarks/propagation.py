@@ -13,11 +13,9 @@ given as a share of one N x N matrix a head.
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -34,6 +32,7 @@ from .rounds import (
     Timed,
     add_arguments,
     check_arguments,
+    in_fresh_process,
     machine,
     measure,
     set_threads,
@@ -154,12 +153,6 @@ def extra_bytes(name: str, args: argparse.Namespace, *setting: str) -> int:
     return Contestant(name, args, *setting, args.tokens).extra_bytes()
 
 
-def measure_memory(name: str, args: argparse.Namespace, *setting: str) -> int:
-    fresh = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(1, fresh) as pool:
-        return pool.submit(extra_bytes, name, args, *setting).result()
-
-
 def benchmark(args: argparse.Namespace, mode: str,
               setting: str) -> list[dict]:
     """One table: a row for each contestant."""
@@ -171,7 +164,7 @@ def benchmark(args: argparse.Namespace, mode: str,
                 DTYPES[args.dtype].itemsize)
     rows = []
     for name in names:
-        extra = measure_memory(name, args, mode, setting)
+        extra = in_fresh_process(extra_bytes, name, args, mode, setting)
         rows.append(dict(
             times[name], contestant=name, extra_bytes=extra,
             share_of_matrices=extra / matrices))

@@ -1,9 +1,13 @@
 """Steps timed in rounds, which all contestants of a benchmark share."""
 
 import argparse
+import multiprocessing
 import platform
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import torch
 from mmengine.utils import ProgressBar
@@ -110,3 +114,10 @@ def measure(contestants: dict[str, Timed],
         result[name] = dict(
             ratio=ratio, low=low, high=high, first=first[name], seconds=own)
     return result
+
+
+def in_fresh_process(function: Callable, *args: object) -> Any:
+    """What a function returns in a process of its own, which forks nothing."""
+    fresh = multiprocessing.get_context('spawn')
+    with ProcessPoolExecutor(1, fresh) as pool:
+        return pool.submit(function, *args).result()

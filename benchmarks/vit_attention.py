@@ -8,9 +8,7 @@ and what it returns. The time scale is that of the model.
 """
 
 import argparse
-import multiprocessing
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from transformers import ViTConfig, ViTModel
@@ -26,6 +24,7 @@ from .rounds import (
     Timed,
     add_arguments,
     check_arguments,
+    in_fresh_process,
     measure,
     set_threads,
 )
@@ -85,9 +84,7 @@ def main() -> None:
         times = measure({name: ViT(name, args, mode) for name in ATTENTIONS},
                         args)
         for name, row in times.items():
-            fresh = multiprocessing.get_context('spawn')
-            with ProcessPoolExecutor(1, fresh) as pool:
-                extra = pool.submit(memory, name, args, mode).result()
+            extra = in_fresh_process(memory, name, args, mode)
             print(f'| {mode} | {name} | {row["ratio"]:.3f} ({row["low"]:.3f}-'
                   f'{row["high"]:.3f}) | '
                   f'{statistics.median(row["seconds"]):.2f} | '

@@ -2,7 +2,7 @@
 
 import copy
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .files import write_whole
+from .steps.finding import tensors
 from .steps.fold import fold
 from .torch_version import onnx_arguments
 
@@ -77,7 +78,7 @@ def export_onnx(model: nn.Module,
     reference.train(False)  # eval() of some hosts returns nothing
     try:
         with torch.no_grad():
-            wanted = [list(_tensors(reference(images))) for images in trials]
+            wanted = [tensors(reference(images)) for images in trials]
             content = _export(folded, trials[0], len(wanted[0]), axes)
             difference = max(map(_difference, _run(content, trials), wanted))
     except Exception as error:
@@ -103,17 +104,7 @@ class _Flat(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_tensors(self.model(images)))
-
-
-def _tensors(out: object) -> Iterator[Tensor]:
-    if isinstance(out, Tensor):
-        yield out
-    elif isinstance(out, Mapping):
-        yield from _tensors(list(out.values()))
-    elif isinstance(out, (list, tuple)):
-        for item in out:
-            yield from _tensors(item)
+        return tuple(tensors(self.model(images)))
 
 
 def _export(model: nn.Module, images: Tensor, outputs: int,

@@ -19,8 +19,7 @@ from torch import Tensor
 from mmstepnet.export import export_onnx
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from mmstepnet.jobs.job import (
-    KeyValueAction,
-    add_trust_argument,
+    add_config_options,
     init_scope,
     load_config,
     positive_int,
@@ -45,11 +44,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--fixed-size', action='store_true',
         help='for a model of one image size, such as most ViTs')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=KeyValueAction,
-        help='settings that override the config, as key=value pairs')
-    add_trust_argument(parser)
-    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+    add_config_options(parser)
     return parser.parse_args()
 
 

@@ -110,7 +110,6 @@ def _wrapped(setting: Setting, model: nn.Module, world: int,
 def _scaled(setting: Setting) -> Outcome:
     """It changes no parameter, the next one does."""
     half = torch.float16 if setting.on_cuda else torch.bfloat16
-    half = torch.float16 if setting.on_cuda else torch.bfloat16
     model, x = resnet().to(setting.device), images(setting)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler(setting.device, init_scale=float('inf'))

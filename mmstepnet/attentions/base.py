@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.checks import check_positive
+from mmstepnet.checks import check_config, check_positive
 from mmstepnet.names import NameTable
 from mmstepnet.torch_version import is_compiling
 
@@ -134,7 +134,7 @@ def is_frozen(attention: nn.Module) -> bool:
         wanted = [p.requires_grad for p in attention.parameters()]
         return bool(wanted) and not any(wanted)
     frozen = False
-    for tensor in _tensors(attention):
+    for tensor in own_tensors(attention):
         owner = tensor if isinstance(tensor, nn.Parameter) else tensor._base
         if owner is None or owner.requires_grad:
             return False
@@ -142,7 +142,7 @@ def is_frozen(attention: nn.Module) -> bool:
     return frozen
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Parameters, and what stands in their place: other attributes."""
     for tensor in module._parameters.values():
         if tensor is not None:
@@ -152,7 +152,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
             yield value
     for child in module._modules.values():
         if child is not None:
-            yield from _tensors(child)
+            yield from own_tensors(child)
 
 
 def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
@@ -233,9 +233,7 @@ def build_attention(cfg: dict,
         KeyError: The name is not registered; the message lists what is.
         TypeError: ``cfg`` is no such dict.
     """
-    if not isinstance(cfg, dict) or 'type' not in cfg:
-        raise TypeError("attention must be a dict with 'type', such as "
-                        f"dict(type='StepNet'), or None; got {cfg!r}")
+    check_config('attention', cfg, "dict(type='StepNet')")
     kwargs = dict(cfg)
     attention = ATTENTIONS.find(kwargs.pop('type'))
     if attention.needs_map_size:

@@ -10,6 +10,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.checks import check_choice
+
 from .base import ATTENTIONS, Attention, ChannelGate, check_batch, normalise
 
 INPUTS = ('both', 'x', 'x_next', 'difference')
@@ -112,9 +114,7 @@ class StepNet(Adaptor, ChannelGate):
                  init_step: float | None = None,
                  inputs: str = 'both'):
         super().__init__(channels, init_step=init_step)
-        if inputs not in INPUTS:
-            raise ValueError(f'StepNet: inputs must be one of {INPUTS}, got '
-                             f'{inputs!r}')
+        check_choice('StepNet: inputs', inputs, INPUTS)
         self.inputs = inputs
         self.pair_weight = nn.Parameter(
             torch.empty(channels, 2 if inputs == 'both' else 1))

@@ -21,19 +21,28 @@ def _basic(block: Any, x: Tensor) -> Tensor:
 
 def _bottleneck(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
-    return block.conv3(block.relu(block.norm2(block.conv2(x))))
+    x = _plugged(block, x, 1)
+    x = block.relu(block.norm2(block.conv2(x)))
+    return _conv3(block, x)
 
 
 def _se_bottleneck(block: Any, x: Tensor) -> Tensor:
     return block.se_layer(block.norm3(_bottleneck(block, x)))
 
 
+def _resnest(block: Any, x: Tensor) -> Tensor:
+    x = block.relu(block.norm1(block.conv1(x)))
+    x = block.conv2(_plugged(block, x, 1))
+    return _conv3(block, block.avd_layer(x) if block.avg_down_stride else x)
+
+
 def _res2net(block: Any, x: Tensor) -> Tensor:
     x = block.relu(block.norm1(block.conv1(x)))
-    return block.conv3(_scales(block, x, block.stage_type == 'normal'))
+    x = _plugged(block, x, 1)
+    return _conv3(block, _scales(block, x))
 
 
-def _scales(block: Any, x: Tensor, keeps_rest: bool) -> Tensor:
+def _scales(block: Any, x: Tensor) -> Tensor:
     parts = x.split(block.width, 1)  # torch.fx cannot iterate over them
     outs = []
     for k, (conv, norm) in enumerate(zip(block.convs, block.bns)):
@@ -41,13 +50,33 @@ def _scales(block: Any, x: Tensor, keeps_rest: bool) -> Tensor:
         if outs and block.stage_type != 'stage':
             part = part + outs[-1]
         outs.append(block.relu(norm(conv(part.contiguous()))))
+    # MMPretrain's pools without a stride, too.
+    keeps_rest = block.stage_type == 'normal' or (
+        hasattr(block, 'with_plugins') and block.conv2_stride == 1)
     outs.append(parts[-1] if keeps_rest else block.pool(parts[-1]))
     return torch.cat(outs, 1)
 
 
-def _resnest(block: Any, x: Tensor) -> Tensor:
-    x = block.conv2(block.relu(block.norm1(block.conv1(x))))
-    return block.conv3(block.avd_layer(x) if block.avg_down_stride else x)
+def _conv3(block: Any, x: Tensor) -> Tensor:
+    x = block.conv3(_plugged(block, x, 2))
+    if _last_norm(block) is not None:
+        return x
+    return _plugged(block, block.norm3(x), 3)
+
+
+def _plugged(block: Any, x: Tensor, k: int) -> Tensor:
+    """Behind the plugins of MMDetection and MMSegmentation, if any."""
+    if not getattr(block, 'with_plugins', False):
+        return x
+    names = getattr(block, f'after_conv{k}_plugin_names')
+    return block.forward_plugin(x, names)
+
+
+def _last_norm(block: Any) -> nn.Module | None:
+    """The norm behind the last convolution, None where plugins follow it."""
+    plugged = getattr(
+        block, 'with_plugins', False) and block.after_conv3_plugin_names
+    return None if plugged else block.norm3
 
 
 BOTTLENECK: dict[str, Any] = dict(
@@ -67,81 +96,22 @@ register_block(
     StepDescription(
         _bottleneck, norm='norm3', drop_path='drop_path', **BOTTLENECK),
     forwards={'6f2e3792b3c5': TRIED['mmpretrain']})
-register_block(
-    'mmpose.models.backbones.resnet.Bottleneck',
-    StepDescription(_bottleneck, norm='norm3', **BOTTLENECK),
-    forwards={'91bdd1a91797': TRIED['mmpose']})
 for scope in ('mmpretrain', 'mmpose'):
     register_block(
         f'{scope}.models.backbones.seresnet.SEBottleneck',
         StepDescription(_se_bottleneck, **BOTTLENECK),
         forwards={'015271eb0ad1': TRIED[scope]})
+for scope, name, branch, found in (
+        ('mmpose', 'resnet.Bottleneck', _bottleneck, '91bdd1a91797'),
+        ('mmdet', 'resnet.Bottleneck', _bottleneck, '20fba8fe42be'),
+        ('mmseg', 'resnet.Bottleneck', _bottleneck, '20fba8fe42be'),
+        ('mmpretrain', 'resnest.Bottleneck', _resnest, 'f4894792745b'),
+        ('mmpose', 'resnest.Bottleneck', _resnest, 'f4894792745b'),
+        ('mmdet', 'resnest.Bottleneck', _resnest, '93ee5c1f9506'),
+        ('mmseg', 'resnest.Bottleneck', _resnest, '93ee5c1f9506'),
+        ('mmpretrain', 'res2net.Bottle2neck', _res2net, '7b24a69dcc91'),
+        ('mmdet', 'res2net.Bottle2neck', _res2net, 'f8ceec7ed316')):
     register_block(
-        f'{scope}.models.backbones.resnest.Bottleneck',
-        StepDescription(_resnest, norm='norm3', **BOTTLENECK),
-        forwards={'f4894792745b': TRIED[scope]})
-register_block(
-    'mmpretrain.models.backbones.res2net.Bottle2neck',
-    StepDescription(_res2net, norm='norm3', **BOTTLENECK),
-    forwards={'7b24a69dcc91': TRIED['mmpretrain']})
-
-# MMDetection's and MMSegmentation's bottlenecks take plugins.
-
-
-def _with_plugins(block: Any, x: Tensor, k: int) -> Tensor:
-    if not block.with_plugins:
-        return x
-    names = getattr(block, f'after_conv{k}_plugin_names')
-    return block.forward_plugin(x, names)
-
-
-def _norm_before_plugins(block: Any) -> nn.Module | None:
-    """The last norm, None where plugins stand behind it."""
-    plugins = block.with_plugins and block.after_conv3_plugin_names
-    return None if plugins else block.norm3
-
-
-def _behind_norm3(block: Any, x: Tensor) -> Tensor:
-    if _norm_before_plugins(block) is not None:
-        return x
-    return _with_plugins(block, block.norm3(x), 3)
-
-
-def _plugin_bottleneck(block: Any, x: Tensor) -> Tensor:
-    x = block.relu(block.norm1(block.conv1(x)))
-    x = _with_plugins(block, x, 1)
-    x = block.relu(block.norm2(block.conv2(x)))
-    x = _with_plugins(block, x, 2)
-    return _behind_norm3(block, block.conv3(x))
-
-
-def _plugin_resnest(block: Any, x: Tensor) -> Tensor:
-    x = block.relu(block.norm1(block.conv1(x)))
-    x = block.conv2(_with_plugins(block, x, 1))
-    x = block.avd_layer(x) if block.avg_down_stride else x
-    x = _with_plugins(block, x, 2)
-    return _behind_norm3(block, block.conv3(x))
-
-
-def _plugin_res2net(block: Any, x: Tensor) -> Tensor:
-    x = block.relu(block.norm1(block.conv1(x)))
-    x = _with_plugins(block, x, 1)
-    x = _scales(block, x,
-                   block.stage_type == 'normal' or block.conv2_stride == 1)
-    x = _with_plugins(block, x, 2)
-    return _behind_norm3(block, block.conv3(x))
-
-
-PLUGINS: dict[str, Any] = dict(norm=_norm_before_plugins, **BOTTLENECK)
-for scope in ('mmdet', 'mmseg'):
-    for name, branch, found in (
-            ('resnet.Bottleneck', _plugin_bottleneck, '20fba8fe42be'),
-            ('resnest.Bottleneck', _plugin_resnest, '93ee5c1f9506')):
-        register_block(
-            f'{scope}.models.backbones.{name}',
-            StepDescription(branch, **PLUGINS),
-            forwards={found: TRIED[scope]})
-register_block(
-    'mmdet.models.backbones.res2net.Bottle2neck',
-    StepDescription(_plugin_res2net, **PLUGINS),
-    forwards={'f8ceec7ed316': TRIED['mmdet']})
+        f'{scope}.models.backbones.{name}',
+        StepDescription(branch, norm=_last_norm, **BOTTLENECK),
+        forwards={found: TRIED[scope]})

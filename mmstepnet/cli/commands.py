@@ -25,6 +25,7 @@ from mmstepnet.stiffness import (
     measure_stiffness,
     read_trainings,
 )
+from mmstepnet.stiffness.training import distinct_names
 
 from .env import main as show_environment
 from .models import KINDS, NamedModel, load_model
@@ -196,7 +197,7 @@ def run_stiffness(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     """The page, of recordings."""
-    names = _told_apart(args.recordings)
+    names = distinct_names(args.recordings)
     for name, path in zip(names, args.recordings):
         if names.count(name) > 1:
             raise ValueError(f'{path} is given twice')
@@ -247,7 +248,7 @@ def _jobs(models: list[str],
     if weights and len(models) != len(weights):
         raise ValueError(f'{len(models)} models need as many --weights, got '
                          f'{len(weights)}')
-    endings = [f'.{name}' for name in _told_apart(weights)]
+    endings = [f'.{name}' for name in distinct_names(weights)]
     jobs = []
     for name, path, ending in zip(models, weights or [None] * len(models),
                                   endings or [''] * len(models)):
@@ -273,17 +274,6 @@ def _describe(name: str, label: str, weights: Path | None) -> dict:
         if step:
             settings[step[1]] = int(step[2])
     return settings
-
-
-def _told_apart(paths: list[Path]) -> list[str]:
-    """Names of files, with as many of their folders as tell them apart."""
-    parts = [(path if path.is_dir() else path.with_suffix('')).parts
-             for path in paths]
-    for depth in range(1, max(map(len, parts), default=1) + 1):
-        names = ['.'.join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(set(paths)):
-            break
-    return names
 
 
 def _load_weights(named: NamedModel, path: Path) -> None:
@@ -421,8 +411,7 @@ def _page(recordings: dict[str, Trajectories], files: list[Path],
     for name, training in trainings.items():
         print(f'{name}: TNS ({reading}) by {training.unit}: ' + ', '.join(
             f'{c.step} {c.tns:.3g}' for c in training.checkpoints))
-    if find_spec('jinja2') is None or find_spec('plotly') is None or (
-            find_spec('matplotlib') is None):
+    if None in map(find_spec, ('jinja2', 'matplotlib', 'plotly')):
         print("for the page: pip install 'mmstepnet[figures]', then "
               f'python -m mmstepnet report {out}/*.npz --out {out}')
         return

@@ -5,6 +5,7 @@ from mmpretrain.datasets import BaseDataset
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from mmstepnet.checks import check_choice
 from mmstepnet.registry import DATASETS
 
 DIGIT_CLASSES = tuple('0123456789')
@@ -30,9 +31,7 @@ def load_digit_split(split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Raises:
         ValueError: ``split`` is neither.
     """
-    if split not in DIGIT_SPLITS:
-        raise ValueError(f'the digits have the splits {DIGIT_SPLITS}, got '
-                         f'{split!r}')
+    check_choice('split of the digits', split, DIGIT_SPLITS)
     digits = load_digits()
     positions = train_test_split(
         np.arange(len(digits.target)),

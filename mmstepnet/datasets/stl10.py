@@ -4,6 +4,7 @@ import mmengine.dist as dist
 import torchvision.datasets
 from mmpretrain.datasets import BaseDataset
 
+from mmstepnet.checks import check_choice
 from mmstepnet.registry import DATASETS
 
 STL10_CLASSES = ('airplane', 'bird', 'car', 'cat', 'deer', 'dog', 'horse',
@@ -40,9 +41,7 @@ class STL10(BaseDataset):
                  split: str = 'train',
                  download: bool = True,
                  **kwargs):
-        if split not in STL10_SPLITS:
-            raise ValueError(f'STL10 has the labelled splits {STL10_SPLITS}, '
-                             f'got {split!r}')
+        check_choice('STL10: split', split, STL10_SPLITS)
         if not data_root:
             raise ValueError('STL10: data_root must be the folder that holds '
                              f'stl10_binary/, got {data_root!r}')

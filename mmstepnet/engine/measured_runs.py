@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mmstepnet.checks import check_choice
 from mmstepnet.figures.runs import Accuracy, Run
 from mmstepnet.stiffness import (
     DEFAULT_READING,
@@ -11,7 +12,7 @@ from mmstepnet.stiffness import (
     Trajectories,
     find_recordings,
 )
-from mmstepnet.stiffness.checks import check_choice
+from mmstepnet.stiffness.training import distinct_names
 
 from .metric_log import (
     KNOWN_METRICS,
@@ -54,7 +55,8 @@ def load_runs(paths: Sequence[str | Path],
     if twice:
         raise ValueError(f'{twice[0]} is named by more than one run')
     if labels is None:
-        models = _distinct_names([Path(path) for path in paths])
+        models = distinct_names(
+            [Path(path).resolve() for path in paths], '/')
     elif len(labels) != len(paths):
         raise ValueError(f'{len(paths)} runs need as many labels, got '
                          f'{len(labels)}')
@@ -127,15 +129,3 @@ def _metric_names(record: Path, run: Run) -> set[str]:
     work_dir = _work_dir(record)
     return {*run.trajectories.settings.get('metrics', {}),
             *(logged_names(work_dir) if work_dir else ())}
-
-
-def _distinct_names(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
-    parts = [(path.with_suffix('') if path.suffix == '.npz' else path
-              ).resolve().parts for path in paths]
-    names = ['/'.join(p[-1:]) for p in parts]
-    depth = 1
-    while len(set(names)) < len(names) and depth < max(map(len, parts)):
-        depth += 1
-        names = ['/'.join(p[-depth:]) for p in parts]
-    return names

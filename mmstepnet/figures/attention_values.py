@@ -32,24 +32,21 @@ def draw_attention(run: Run) -> matplotlib.figure.Figure:
         # Values that differ in their last digits have long labels.
         ends = np.quantile(trajectories.step_mean[rows, block], (0, 1))
         ax.set_xticks(ends, [f'{end:.6g}' for end in ends])
-        ax.set_title(f'{short(trajectories.blocks[block], 24)}\n'
-                     f'{_coefficient(over_samples[block])}')
-        ax.set_xlabel('attention value')
-        ax.set_ylabel(f'NSI ({run.reading})')
+        ax.set(title=f'{short(trajectories.blocks[block], 24)}\n'
+               f'{_coefficient(over_samples[block])}',
+               xlabel='attention value', ylabel=f'NSI ({run.reading})')
     axes[-2].bar(
         np.arange(1, len(over_samples) + 1), over_samples, color=COLORS[0])
-    axes[-2].set_title('over samples, block by block')
-    axes[-2].set_xlabel('recorded block')
-    axes[-2].set_ylabel('correlation')
-    axes[-2].set_ylim(-1.05, 1.05)
+    axes[-2].set(title='over samples, block by block',
+                 xlabel='recorded block', ylabel='correlation',
+                 ylim=(-1.05, 1.05))
     bins = np.linspace(-1, 1, 41).tolist()
     for i, (name, values) in enumerate(along.items()):
         axes[-1].hist(
             values, bins, weights=np.full(len(values), 1 / len(values)),
             histtype='step', color=COLORS[i % len(COLORS)], label=name)
-    axes[-1].set_title('along trajectories')
-    axes[-1].set_xlabel('correlation')
-    axes[-1].set_ylabel('share of samples')
+    axes[-1].set(title='along trajectories', xlabel='correlation',
+                 ylabel='share of samples')
     if axes[-1].patches:
         axes[-1].legend(loc='upper left', bbox_to_anchor=(1, 1))
     figure.suptitle(short(run.label, 60), fontsize=9)

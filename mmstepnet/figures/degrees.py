@@ -15,7 +15,7 @@ from mmstepnet.stiffness import (
 )
 
 from .runs import Run
-from .style import HEAT, PAGE_LAYOUT, grid_shape, paper_figure, plain, short
+from .style import HEAT, PAGE_LAYOUT, grid_figure, grid_shape, plain, short
 
 
 class Measure(NamedTuple):
@@ -41,8 +41,7 @@ def draw_degrees(runs: Sequence[Run],
                  measure: Measure) -> matplotlib.figure.Figure:
     """Draw a heat map a run for a paper."""
     m1, m2, grids = _grids(runs, measure)
-    columns, rows = grid_shape(len(runs))
-    figure, axes = paper_figure(columns, rows, 2.2, 1.9)
+    figure, axes = grid_figure(len(runs), 4, 2.2, 1.9)
     extent = (0, m1[0] + m1[-1], 0, m2[0] + m2[-1])
     for ax, run, grid in zip(axes, runs, grids):
         image = ax.imshow(
@@ -60,9 +59,7 @@ def draw_degrees(runs: Sequence[Run],
         ax.set_xlabel('$M_1$', parse_math=True)
         ax.set_ylabel('$M_2$', parse_math=True)
         ax.grid(False)
-    for ax in axes[len(runs):]:
-        ax.remove()
-    figure.colorbar(image, ax=axes[:len(runs)], label=measure.symbol)
+    figure.colorbar(image, ax=axes, label=measure.symbol)
     return figure
 
 

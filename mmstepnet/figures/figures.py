@@ -1,6 +1,7 @@
 """PNG figures, of one recording and of a report."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -42,7 +43,7 @@ def save_stiffness_figures(trajectories: Trajectories,
     run = Run(name, name, trajectories, reading)
     drawings = _drawings_of_each([run])
     if run.adapts:
-        drawings['figure_9'] = lambda: draw_attention(run)
+        drawings['figure_9'] = partial(draw_attention, run)
     return _save(drawings.items(), out_dir, f'{name}_')
 
 
@@ -66,26 +67,24 @@ def save_report_figures(runs: Sequence[Run],
     drawings = _drawings_of_each(runs)
     groups = runs_by_metric(runs)
     if groups:
-        drawings['figure_7'] = lambda: draw_ranking(groups)
+        drawings['figure_7'] = partial(draw_ranking, groups)
     for i, run in enumerate(runs, 1):
         if run.adapts:
-            drawings[f'figure_9_run_{i:02}'] = (
-                lambda run=run: draw_attention(run))
+            drawings[f'figure_9_run_{i:02}'] = partial(draw_attention, run)
     for i, (title, members) in enumerate(same_blocks(runs).items(), 1):
-        drawings[f'figure_10_set_{i:02}'] = (
-            lambda title=title, members=members: draw_overlay(members, title))
+        drawings[f'figure_10_set_{i:02}'] = partial(
+            draw_overlay, members, title)
     for i, (title, training) in enumerate((trainings or {}).items(), 1):
-        drawings[f'training_{i:02}'] = (
-            lambda title=title, training=training: draw_training(
-                title, training))
+        drawings[f'training_{i:02}'] = partial(
+            draw_training, title, training)
     return _save(drawings.items(), out_dir, '')
 
 
 def _drawings_of_each(runs: Sequence[Run]) -> dict:
     return {
-        'figure_2': lambda: draw_degrees(runs, OCCURRENCE),
-        'figure_3': lambda: draw_trajectories(runs),
-        'figure_6': lambda: draw_degrees(runs, PROPORTION),
+        'figure_2': partial(draw_degrees, runs, OCCURRENCE),
+        'figure_3': partial(draw_trajectories, runs),
+        'figure_6': partial(draw_degrees, runs, PROPORTION),
     }
 
 

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from mmstepnet.stiffness import RankCorrelation, correlate_ranks
 
-from .runs import Run
+from .runs import Run, by_model
 from .style import (
     PAGE_LAYOUT,
     legend_below,
@@ -48,7 +48,7 @@ def draw_ranking(groups: dict[str, list[Run]]) -> matplotlib.figure.Figure:
     figure, axes = paper_figure(1, len(groups), 4.8, 3.2)
     shown = {}
     for ax, (name, runs) in zip(axes, groups.items()):
-        for label, members in _by_label(runs).items():
+        for label, members in by_model(runs).items():
             i = list(shown).index(label) if label in shown else len(shown)
             shown[label] = ax.scatter(
                 [run.tns for run in members],
@@ -65,7 +65,7 @@ def draw_ranking(groups: dict[str, list[Run]]) -> matplotlib.figure.Figure:
 def ranking_figure(runs: Sequence[Run]) -> go.Figure:
     """Interactive Figure 7 for the runs of one metric."""
     figure = go.Figure()
-    for i, (label, members) in enumerate(_by_label(runs).items()):
+    for i, (label, members) in enumerate(by_model(runs).items()):
         figure.add_scatter(
             x=[run.tns for run in members],
             y=[run.known_accuracy.value for run in members],
@@ -87,10 +87,3 @@ def ranking_figure(runs: Sequence[Run]) -> go.Figure:
         height=440,
         showlegend=True,
         title=dict(text=str(rank_correlation(runs)), font_size=14))
-
-
-def _by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    groups = {}
-    for run in runs:
-        groups.setdefault(run.model, []).append(run)
-    return groups

@@ -18,7 +18,7 @@ from .attention_values import attention_figure
 from .degrees import OCCURRENCE, PROPORTION, degrees_figure
 from .figures import save_report_figures
 from .ranking import rank_correlation, ranking_figure, runs_by_metric
-from .runs import Run, same_blocks
+from .runs import Run, by_model, same_blocks
 from .training import training_figure
 from .trajectories import SAMPLES, overlay_figure, trajectory_figure
 
@@ -106,7 +106,8 @@ def report_page(runs: Sequence[Run], images: Sequence[str] = (),
         reading=runs[0].reading,
         reading_texts=READING_TEXTS,
         samples=_range([len(run.nsi) for run in runs]),
-        splits=_listed(run.trajectories.settings['split'] for run in runs),
+        splits=', '.join(sorted({
+            str(run.trajectories.settings['split']) for run in runs})),
         readings=READINGS,
         means=MEANS,
         draws=DRAWS,
@@ -127,24 +128,21 @@ def report_notes(runs: Sequence[Run]) -> list[str]:
     """What a reader must know before comparing these runs."""
     notes = []
     shown = [run.trajectories for run in runs]
-    for what, values in (
-            ('data splits', {t.settings['split'] for t in shown}),
-            ('numbers of samples', set(map(len, shown))),
-            ('block structures', {t.structure for t in shown}),
-            ('metrics', runs_by_metric(runs))):
+    for what, values, meaning in (
+            ('data splits', {t.settings['split'] for t in shown},
+             'TNS measured on different data should not be ranked against '
+             'each other.'),
+            ('numbers of samples', set(map(len, shown)),
+             'The mean over fewer samples is less certain.'),
+            ('block structures', {t.structure for t in shown},
+             'The paper compares TNS for one backbone only; Figure 10 lays '
+             'only equal structures over each other.'),
+            ('metrics', runs_by_metric(runs),
+             'Figure 7 keeps them apart: there is one plot and one rank '
+             'correlation for each.')):
         if len(values) > 1:
             notes.append(
-                f'The runs have {len(values)} different {what}. ' + {
-                    'data splits': 'TNS measured on different data should '
-                    'not be ranked against each other.',
-                    'numbers of samples': 'The mean over fewer samples is '
-                    'less certain.',
-                    'block structures': 'The paper compares TNS for one '
-                    'backbone only; Figure 10 lays only equal structures '
-                    'over each other.',
-                    'metrics': 'Figure 7 keeps them apart: there is one plot '
-                    'and one rank correlation for each.',
-                }[what])
+                f'The runs have {len(values)} different {what}. {meaning}')
     flat = [run.label for run in runs if run.trajectories.single_block_stages]
     if flat:
         notes.append(
@@ -191,10 +189,9 @@ def report_panels(runs: Sequence[Run],
             'its integral ∬p̂.',
             {'': degrees_figure(runs, PROPORTION)}, []),
     ]
-    for name, members in runs_by_metric(runs).items():
-        if panels[-1].number == 7:
-            panels[-1].figures[name] = ranking_figure(members)
-            continue
+    rankings = {name: ranking_figure(members)
+                for name, members in runs_by_metric(runs).items()}
+    if rankings:
         panels.append(
             Panel(
                 7, 'Accuracy against TNS',
@@ -203,7 +200,7 @@ def report_panels(runs: Sequence[Run],
                 'the runs by TNS with that by accuracy: +1 is the same order, '
                 '−1 the reverse, 0 none. p is the chance of such a value '
                 'without any relation; few runs cannot give a small one.',
-                {name: ranking_figure(members)}, []))
+                rankings, []))
     panels.append(_attention_panel(runs))
     panels.append(
         Panel(
@@ -257,11 +254,8 @@ def _attention_panel(runs: Sequence[Run]) -> Panel:
 
 def _seeds(runs: Sequence[Run]) -> list[dict]:
     """Mean and standard deviation of models with several runs."""
-    models = {}
-    for run in runs:
-        models.setdefault(run.model, []).append(run)
     rows = []
-    for model, members in models.items():
+    for model, members in by_model(runs).items():
         if len(members) == 1:
             continue
         rows.append(dict(
@@ -296,7 +290,3 @@ def _excluded(runs: Sequence[Run]) -> list[tuple[list[str], list[str]]]:
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return f'{low:,}' if low == high else f'{low:,} to {high:,}'
-
-
-def _listed(values) -> str:
-    return ', '.join(sorted({str(value) for value in values}))

@@ -100,6 +100,14 @@ class Run:
         return f'{metric}, {split} split; TNS, {measured} split'
 
 
+def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of each model, its seeds."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(run.model, []).append(run)
+    return groups
+
+
 def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Sets of runs whose blocks can be laid over each other.
 

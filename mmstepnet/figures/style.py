@@ -47,15 +47,22 @@ def line_style(index: int) -> tuple[str, str]:
             DASHES[index // len(COLORS) % len(DASHES)])
 
 
-def paper_figure(columns: int, rows: int, width: float = 2.3,
-                 height: float = 1.9) -> tuple[Figure, list[Axes]]:
+def paper_line(index: int) -> dict[str, Any]:
+    """Colour and dash of the index-th run, as matplotlib takes them."""
+    color, dash = line_style(index)
+    return dict(color=color, linestyle={
+        'solid': '-', 'dash': '--', 'dot': ':'}[dash])
+
+
+def paper_figure(columns: int, rows: int, width: float,
+                 height: float) -> tuple[Figure, list[Axes]]:
     """A figure of ``rows x columns`` axes, row by row, without a display.
 
     Args:
         columns (int): Axes in a row.
         rows (int): Rows.
-        width (float): Width of an axes in inches. Defaults to 2.3.
-        height (float): Height of an axes in inches. Defaults to 1.9.
+        width (float): Width of an axes in inches.
+        height (float): Height of an axes in inches.
     """
     with rc_context(PAPER_STYLE):
         # Not through pyplot, which keeps every figure of a long training.
@@ -80,10 +87,19 @@ def legend_below(figure: Figure, handles: list[Artist],
     figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
 
 
-def grid_shape(count: int, columns: int = 4) -> tuple[int, int]:
+def grid_shape(count: int, columns: int) -> tuple[int, int]:
     """Columns and rows that hold ``count`` panels."""
     columns = min(count, columns)
     return columns, ceil(count / columns)
+
+
+def grid_figure(count: int, columns: int, width: float,
+                height: float) -> tuple[Figure, list[Axes]]:
+    """As :func:`paper_figure`, of so many axes in so many columns at most."""
+    figure, axes = paper_figure(*grid_shape(count, columns), width, height)
+    for ax in axes[count:]:
+        ax.remove()
+    return figure, axes[:count]
 
 
 def short(label: str, most: int = 28) -> str:

@@ -13,10 +13,11 @@ from mmstepnet.stiffness import Trajectories
 from .runs import Run
 from .style import (
     PAGE_LAYOUT,
-    grid_shape,
+    grid_figure,
     legend_below,
     line_style,
     paper_figure,
+    paper_line,
     plain,
     short,
 )
@@ -46,8 +47,7 @@ def spread_indices(count: int, most: int) -> np.ndarray:
 
 def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
     """Draw Figure 3 for a paper: one panel a run."""
-    columns, rows = grid_shape(len(runs), columns=3)
-    figure, axes = paper_figure(columns, rows, 3.2, 2.1)
+    figure, axes = grid_figure(len(runs), 3, 3.2, 2.1)
     for ax, run in zip(axes, runs):
         at = np.arange(1, run.nsi.shape[1] + 1)
         mean, low, high = run.trajectories.band(run.reading)
@@ -62,10 +62,7 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
         # Not before the lines: it ends their scaling of the axis.
         ax.set_ylim(bottom=0)
         ax.set_title(short(run.label, 36), pad=12)
-        ax.set_xlabel('recorded block')
-        ax.set_ylabel(f'NSI ({run.reading})')
-    for ax in axes[len(runs):]:
-        ax.remove()
+        ax.set(xlabel='recorded block', ylabel=f'NSI ({run.reading})')
     legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure
 
@@ -76,20 +73,18 @@ def draw_overlay(runs: Sequence[Run],
     figure, (ax, ) = paper_figure(1, 1, 6.0, 2.6)
     _mark_stages(ax, runs[0])
     for i, run in enumerate(runs):
-        color, dash = line_style(i)
         ax.plot(
             np.arange(1, run.nsi.shape[1] + 1),
             run.nsi.mean(0),
-            color=color,
-            ls={'solid': '-', 'dash': '--', 'dot': ':'}[dash],
             lw=1.2,
             marker='.',
             ms=3,
-            label=short(run.label))
+            label=short(run.label),
+            **paper_line(i))
     ax.set_ylim(bottom=0)
     ax.set_title(short(title, 72), pad=12)
-    ax.set_xlabel('recorded block')
-    ax.set_ylabel(f'NSI ({runs[0].reading}), mean over samples')
+    ax.set(xlabel='recorded block',
+           ylabel=f'NSI ({runs[0].reading}), mean over samples')
     legend_below(figure, *ax.get_legend_handles_labels())
     return figure
 

@@ -121,10 +121,11 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
         key, value = key[:, :, :n], value[:, :, :n]
     key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
     alone = None
-    if attention_mask is not None and attention_mask.dtype.is_floating_point:
-        raise ValueError(f'{type(module).__name__}: metric-attention takes '
-                         f'masks in bool, got a bias of the scores')
-    if attention_mask is not None:  # padding sees nothing, and gets 0
+    if attention_mask is not None:
+        if attention_mask.dtype.is_floating_point:
+            raise ValueError(f'{type(module).__name__}: metric-attention '
+                             f'takes masks in bool, got a bias of the scores')
+        # Padding sees nothing, and gets 0.
         alone = ~attention_mask.any(-1, keepdim=True)
         attention_mask = attention_mask | alone
     out = metric_propagation(query, key, value, divisor, attention_mask,

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
+
+from mmstepnet.steps.finding import unwrap
 
 from .safe_load import UnsafeCheckpointError, load_file, peek
 
@@ -141,8 +142,7 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
         ValueError: Names or shapes differ from the model's, or weights are
             not finite.
     """
-    if is_model_wrapper(model):
-        model = model.module
+    model = unwrap(model)
     weights = checkpoint['state_dict']
     found = OrderedDict((name.removeprefix('module.'), value)
                         for name, value in weights.items()
@@ -209,9 +209,7 @@ def not_finite(weights: dict[str, Tensor], model: nn.Module) -> list[str]:
         weights (dict[str, Tensor]): Parameters and buffers of the model.
         model (nn.Module): The model, or its wrapper.
     """
-    if is_model_wrapper(model):
-        model = model.module
-    parameters = dict(model.named_parameters())
+    parameters = dict(unwrap(model).named_parameters())
     return [
         name for name, value in weights.items() if value.is_floating_point()
         and not (value.isfinite() if name in parameters

@@ -10,12 +10,12 @@ import torch.nn as nn
 from mmengine.evaluator import BaseMetric
 from mmengine.fileio import load
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import DataLoader, Dataset
 
 from mmstepnet.registry import HOOKS
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.finding import unwrap
 
 CLASS_HEAD = re.compile(r'(roi_head\.)?(bbox|mask)_head(\.\d+)?')
 """Names of a detector's parts that have an output for each class."""
@@ -58,9 +58,7 @@ class DataCheckHook(Hook):
         self._check(runner, 'test')
 
     def _check(self, runner: Runner, split: str) -> None:
-        model = runner.model
-        if is_model_wrapper(model):
-            model = model.module
+        model = unwrap(runner.model)
         classes = getattr(getattr(model, 'head', None), 'num_classes', None)
         loader = getattr(runner, f'{split}_dataloader')
         check_not_empty(loader.dataset, split)

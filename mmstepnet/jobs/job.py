@@ -38,12 +38,8 @@ def add_job_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         '--work-dir', help='where logs and results go; default: '
         './work_dirs/NAME_OF_THE_CONFIG')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=KeyValueAction,
-        help='settings that override the config, as key=value pairs, for '
-        'example train_dataloader.batch_size=4 optim_wrapper.optimizer.lr=0.1')
+    _add_options(parser, 'train_dataloader.batch_size=4 '
+                 'optim_wrapper.optimizer.lr=0.1')
     parser.add_argument(
         '--launcher',
         choices=['none', 'pytorch', 'slurm', 'mpi'],
@@ -52,6 +48,27 @@ def add_job_arguments(parser: ArgumentParser) -> None:
     add_trust_argument(parser)
     # torch.distributed.launch passes the one or the other spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def add_config_options(parser: ArgumentParser, example: str = '') -> None:
+    """Add what a tool takes that reads a config and is no job.
+
+    Args:
+        parser (ArgumentParser): Its parser.
+        example (str): Of ``--cfg-options``, for the help. Defaults to none.
+    """
+    _add_options(parser, example)
+    add_trust_argument(parser)
+    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+
+
+def _add_options(parser: ArgumentParser, example: str) -> None:
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=KeyValueAction,
+        help='settings that override the config, as key=value pairs'
+        + (example and f', for example {example}'))
 
 
 KEPT_BLANK = '\0'

@@ -4,8 +4,6 @@ Towards understanding how attention mechanism works in deep learning,
 https://arxiv.org/abs/2412.18288, Sections 3.3 and 4.1, Figure 1.
 """
 
-import warnings
-
 import torch.nn as nn
 from torch import Tensor
 
@@ -71,26 +69,6 @@ class AttentionBlock(PropagationModule):
     def merge(self, informed: Tensor) -> Tensor:
         """Join and map the heads, (..., H, N, C/H) -> (..., N, C)."""
         return self.proj(informed.transpose(-2, -3).flatten(-2))
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        # Until the pseudo-metric had a place of its own, its layers stood
-        # beside the values', and the default of eps was sqrt(C/H).
-        has_place = any(key.startswith(f'{prefix}pseudo_metric.')
-                        for key in state_dict)
-        for layer, _ in (() if has_place else
-                         self.pseudo_metric.named_children()):
-            old = f'{prefix}{layer}.'
-            found = [key for key in state_dict if key.startswith(old)]
-            for key in found:
-                state_dict[f'{prefix}pseudo_metric.{layer}.'
-                           f'{key.removeprefix(old)}'] = state_dict.pop(key)
-            if found and self.eps == 1:
-                warnings.warn(
-                    f'{prefix}{layer} comes from a time when eps was '
-                    f'sqrt({self.head_dims}) by default and for the dot '
-                    'product always; it is 1 here, as the paper prints: '
-                    'give the eps of its training', stacklevel=2)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 @PROPAGATIONS.register

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch.nn as nn
 
+from mmstepnet.checks import check_config
 from mmstepnet.names import NameTable
 
 from .pseudo_metric import PseudoMetric
@@ -53,9 +54,7 @@ def build_propagation(cfg: dict, embed_dims: int,
 
 def _build(table: NameTable, what: str, example: dict, cfg: dict,
            given: dict) -> Any:
-    if not isinstance(cfg, dict) or 'type' not in cfg:
-        raise TypeError(f"{what} must be a dict with 'type', such as "
-                        f'{example}, got {cfg!r}')
+    check_config(what, cfg, str(example))
     own = dict(cfg)
     name = own.pop('type')
     cls = table.find(name)

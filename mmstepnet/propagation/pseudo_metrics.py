@@ -12,7 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstepnet.checks import check_positive
+from mmstepnet.checks import check_choice, check_positive
 
 from .functional import (
     dot_product_propagation,
@@ -196,9 +196,7 @@ class GraphAttention(PseudoMetric):
                  num_heads: int = 1,
                  activation: str = 'leaky_relu'):
         super().__init__(embed_dims, num_heads)
-        if activation not in tuple(ACTIVATIONS):
-            raise ValueError(f'GraphAttention: activation must be one of '
-                             f'{tuple(ACTIVATIONS)}, got {activation!r}')
+        check_choice('GraphAttention: activation', activation, ACTIVATIONS)
         self.activation = activation
         self.linear = nn.Linear(embed_dims, embed_dims, bias=False)
         heads = (num_heads, embed_dims // num_heads, 1)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -38,13 +39,13 @@ def causal_blocks(model: nn.Module, example: object,
     modules = {name: module for name, module in modules_by_name(model).items()
                if name in plans and plans[name][0].places[0].dims == 3}
     calls: dict[str, tuple[tuple, dict]] = {}
-    handles = []
-    for name, block in modules.items():
-        def take_down(block, args, kwargs, name=name):
-            calls.setdefault(name, copy.deepcopy((args, kwargs)))
 
-        handles.append(block.register_forward_pre_hook(
-            take_down, with_kwargs=True))
+    def take_down(name: str, block: nn.Module, *call) -> None:
+        calls.setdefault(name, copy.deepcopy(call))
+
+    handles = [block.register_forward_pre_hook(
+        partial(take_down, name), with_kwargs=True)
+        for name, block in modules.items()]
     meta = any(p.is_meta for p in model.parameters())
     known: dict[tuple, bool] = {}
     with EAGER, in_mode(model, False), torch.random.fork_rng([]):

@@ -35,11 +35,11 @@ from .own_forward import (
     Place,
     Plan,
     check_names,
-    put_steps_inside,
+    put_planned_steps,
 )
 from .places import find_in_parts, modules_by_name
 from .residual import ResidualStep
-from .step_block import StepBlock, check_forward, put_steps
+from .step_block import StepBlock, check_forward
 
 FORMAT = 1
 """Version of the format, raised when an older reader would go wrong."""
@@ -193,10 +193,7 @@ def load_steps(model: nn.Module, path: str | Path, *,
         raise ValueError(f'{file.path} holds {_some(further)}, which belong '
                          f'to no step of it')
     for block, plans, attentions in ready:
-        if plans is not None:
-            put_steps_inside(block, plans, attentions)
-        else:
-            put_steps(block, attentions)
+        put_planned_steps(block, plans, attentions)
     _load(model, modules, file)
     return [name for name in modules if name in file.blocks]
 
@@ -305,28 +302,26 @@ def _describe(block: nn.Module) -> Any:
 
 def _load(model: nn.Module, modules: dict[str, nn.Module],
           file: _File) -> None:
+    gates: dict[str, Any] = {}
     for name, block in file.blocks.items():
+        attentions = _attentions(modules[name])
         for key, record in block.steps.items():
-            _attentions(modules[name])[key].set_init_step(
-                record['init_step'])
+            attentions[key].set_init_step(record['init_step'])
+            gates[f'{name}.{key}.attention'] = attentions[key]
     if _is_sharded(model):
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             set_model_state_dict,
         )
         # In the place of records that are missing it puts what is none.
-        records = {f'{name}.{key}.attention.{inner}': t
-                   for name, block in file.blocks.items()
-                   for key in block.steps for inner, t in _attentions(
-                       modules[name])[key].state_dict().items()
-                   if inner.endswith(KEY)}
+        records = {f'{name}.{key}': t for name, gate in gates.items()
+                   for key, t in gate.state_dict().items()
+                   if key.endswith(KEY)}
         set_model_state_dict(model, {**file.tensors, **records}, options=(
             StateDictOptions(full_state_dict=True, strict=False)))
         return
-    for name, block in file.blocks.items():
-        for key in block.steps:
-            _attentions(modules[name])[key].load_state_dict(
-                file.of(f'{name}.{key}.attention'))
+    for name, gate in gates.items():
+        gate.load_state_dict(file.of(name))
     for name in file.modules_to_save:  # keys were compared; records are none
         modules[name].load_state_dict(file.of(name), strict=False)
 
@@ -617,7 +612,8 @@ def _attentions(module: nn.Module) -> dict[str, Any]:
 
 
 def _class_name(block: nn.Module) -> str:
-    return getattr(block, 'host', type(block)).__qualname__
+    cls = block.host if isinstance(block, StepBlock) else type(block)
+    return cls.__qualname__
 
 
 def _find(modules: dict[str, nn.Module], name: str, what: str) -> nn.Module:

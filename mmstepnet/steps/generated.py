@@ -15,6 +15,11 @@ class Generated(nn.Module):
     host: type
     """The host's class."""
 
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
+        """Name of the class that is made of a host's, and what else it has."""
+        return host.__name__, {}
+
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Name the host's class."""
         _, _, *state = super().__reduce_ex__(max(protocol, 2))
@@ -23,10 +28,11 @@ class Generated(nn.Module):
 
 @cache
 def generated_class(kind: type[Generated], host: type) -> type[Generated]:
-    """The class of a kind that is made of a host's; it has the same name."""
+    """The class of a kind that is made of a host's."""
     metaclass: Any = type(host)
-    return metaclass(host.__name__, (kind, host),
-                     dict(host=host, __module__=kind.__module__))
+    name, members = kind._named_over(host)
+    return metaclass(name, (kind, host), dict(
+        members, host=host, __module__=kind.__module__))
 
 
 def _new_module(kind: type[Generated], host: type) -> Generated:

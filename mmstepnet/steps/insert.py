@@ -22,7 +22,7 @@ from .finding import Selection, select, unwrap
 from .finding.selection import around, is_named, is_within
 from .finding.stages import LISTS
 from .freezing import follow_training
-from .own_forward import Plan, check_names, put_steps_inside
+from .own_forward import Plan, check_names, put_planned_steps
 from .places import find_in_parts, modules_by_name, never_called
 from .removal import RemovedBlock
 from .residual import ResidualStep
@@ -172,10 +172,7 @@ def insert_steps(model: nn.Module,
     order = {module: k for k, module in enumerate(model.modules())}
     ready.sort(key=lambda r: order[r.block])
     for r in ready:
-        if r.plans is None:
-            put_steps(r.block, r.attentions)
-        else:
-            put_steps_inside(r.block, r.plans, r.attentions)
+        put_planned_steps(r.block, r.plans, r.attentions)
     return [r.name for r in ready]
 
 

@@ -25,7 +25,7 @@ from .checkpoint import checkpoint
 from .generated import generated_class
 from .padding import UnknownMaskError, kept, masks_of
 from .residual import ResidualStep
-from .step_block import StepBlock, check_forward
+from .step_block import StepBlock, check_forward, put_steps
 
 
 def _added(x: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
@@ -473,15 +473,19 @@ def check_names(name: str, block: nn.Module, plan: Plan) -> None:
             f'the block out by blocks=')
 
 
-def put_steps_inside(block: Any, plans: tuple[Plan, Plan],
-                     attentions: Sequence[nn.Module]) -> None:
+def put_planned_steps(block: Any, plans: tuple[Plan, Plan] | None,
+                      attentions: Sequence[nn.Module]) -> None:
     """Put a ResidualStep for each attention into a block, in place.
 
     Args:
         block (nn.Module): The block.
-        plans (tuple[Plan, Plan]): Its plans, for evaluation and training.
+        plans (tuple[Plan, Plan], optional): Its plans, for evaluation and
+            training. None: it is one that has a description.
         attentions (Sequence): One for each step.
     """
+    if plans is None:
+        put_steps(block, attentions)
+        return
     check_forward(block)
     block.__class__ = generated_class(OwnForwardBlock, type(block))
     block._plans = plans

@@ -392,11 +392,8 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                     'adds several branches to one state and changes the sum '
                     'in between (a factor, a view, a cast)')
             first = parts[0]
-            source = None
-            if run in first.input_of:
-                source = -1
-            elif first.result_of in lasts:
-                source = lasts[first.result_of]
+            source = -1 if run in first.input_of else (
+                lasts.get(first.result_of))
             lasts[parts[-1]] = k
             steps.append(parts)
             batch, channels = _axes(
@@ -417,14 +414,12 @@ def _plans(name: str, passes: list[Pass], found: list[tuple],
                 len(parts) == 1 and first.dropped,
                 dims == 3 and map_shape(run.pairs, found_sum.shape[
                     3 - batch - channels]) is not None))
-        by_state = all(place.source is not None for place in places)
         taken = {run, *(a for parts in steps for a in parts)}
         counted = [a for a in inside if taken & {*a.input_of, *a.results_of}]
-        if by_state and len(counted) == sum(
-                not taken.isdisjoint(a.near) for a in inside):
+        by_state = all(place.source is not None for place in places) and (
+            len(counted) == sum(not taken.isdisjoint(a.near) for a in inside))
+        if by_state:
             inside = counted
-        else:
-            by_state = False
         plans.append(Plan(name, len(inside), by_state, tuple(
             replace(place, ordinals=tuple(map(inside.index, parts)))
             for place, parts in zip(places, steps))))

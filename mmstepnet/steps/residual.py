@@ -96,23 +96,21 @@ class ResidualStep(nn.Module):
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
-        if not is_compiling():
-            again = is_backward()
-            with self._as_before() if again else nullcontext():
-                fits = drop_path is None and keep is None
-                out = fused_step(
-                    self, identity, branch, norm) if fits else None
-            if not again and torch.is_grad_enabled() and (
-                    self._was_fused is not (out is not None)):
-                self._was_fused = out is not None
-            if out is not None:
-                return out if post_activation is None else post_activation(out)
-            if again:
-                with statistics_kept(norm, self.attention):
-                    return self._reference(identity, branch, norm,
-                                           post_activation, drop_path, keep)
-        return self._reference(
-            identity, branch, norm, post_activation, drop_path, keep)
+        given = identity, branch, norm, post_activation, drop_path, keep
+        if is_compiling():
+            return self._reference(*given)
+        again = is_backward()
+        with self._as_before() if again else nullcontext():
+            fits = drop_path is None and keep is None
+            out = fused_step(self, identity, branch, norm) if fits else None
+        if not again and torch.is_grad_enabled() and (
+                self._was_fused is not (out is not None)):
+            self._was_fused = out is not None
+        if out is not None:
+            return out if post_activation is None else post_activation(out)
+        with (statistics_kept(norm, self.attention) if again
+              else nullcontext()):
+            return self._reference(*given)
 
     def _as_before(self) -> AbstractContextManager:
         """Take the last run's path where observers may have changed it."""
@@ -122,9 +120,9 @@ class ResidualStep(nn.Module):
 
     def _reference(self, identity: Tensor, branch: Tensor,
                    norm: nn.Module | None,
-                   post_activation: Callable[[Tensor], Tensor] | None = None,
-                   drop_path: Callable[[Tensor], Tensor] | None = None,
-                   keep: Tensor | None = None) -> Tensor:
+                   post_activation: Callable[[Tensor], Tensor] | None,
+                   drop_path: Callable[[Tensor], Tensor] | None,
+                   keep: Tensor | None) -> Tensor:
         f = branch if norm is None else norm(branch)
         if self.attention is None or isinstance(self.attention, Plain):
             step, residual = None, f

@@ -11,12 +11,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmstepnet.checks import check_choice
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.finding import Selection, hooked, in_mode
 from mmstepnet.steps.places import modules_by_name
 from mmstepnet.steps.removal import prepare_removal, without_blocks
 
-from .checks import check_choice
 from .readings import READINGS
 from .recorder import TrajectoryRecorder
 from .total import block_stiffness

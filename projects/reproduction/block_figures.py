@@ -10,7 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mmstepnet.figures.style import line_style, paper_figure, short
+from mmstepnet.figures.style import (
+    line_style,
+    paper_figure,
+    paper_line,
+    short,
+)
 
 
 def draw_blocks(rows: Mapping[str, Sequence[dict]]) -> Figure:
@@ -45,11 +50,10 @@ def _draw_rows(ax: Axes, rows: Mapping[str, Sequence[dict]]) -> None:
     for i, (label, seeds) in enumerate(rows.items()):
         nsi = np.array([seed['nsi'] for seed in seeds])
         blocks = np.arange(1, nsi.shape[1] + 1)
-        color, dash = line_style(i)
-        ax.plot(blocks, nsi.mean(0), color=color, linestyle=dash,
-                linewidth=1.2, label=f'{short(label)} ({len(seeds)})')
-        ax.fill_between(blocks, nsi.min(0), nsi.max(0), color=color,
-                        alpha=0.18, linewidth=0)
+        ax.plot(blocks, nsi.mean(0), **paper_line(i), linewidth=1.2,
+                label=f'{short(label)} ({len(seeds)})')
+        ax.fill_between(blocks, nsi.min(0), nsi.max(0),
+                        color=line_style(i)[0], alpha=0.18, linewidth=0)
     _mark_stages(ax, seeds[0]['stages'])
     ax.set_yscale('log')
     ax.set_title('all recorded blocks', fontsize=8)
@@ -60,12 +64,10 @@ def _draw_first_stage(ax: Axes, label: str, seeds: Sequence[dict]) -> None:
     for i, seed in enumerate(seeds):
         stages = np.array(seed['stages'])
         nsi = np.array(seed['nsi'])[stages == stages[0]]
-        color, dash = line_style(i)
-        ax.plot(np.arange(1, len(nsi) + 1), nsi, color=color, linestyle=dash,
-                marker='.', linewidth=1.2)
+        ax.plot(np.arange(1, len(nsi) + 1), nsi, **paper_line(i), marker='.',
+                linewidth=1.2)
     ax.set_title(f'{short(label)}: first stage, a colour a seed', fontsize=8)
-    ax.set_xlabel('recorded block')
-    ax.set_ylabel('mean NSI (adaptive)')
+    ax.set(xlabel='recorded block', ylabel='mean NSI (adaptive)')
 
 
 def _draw_correlations(ax: Axes, label: str, seeds: Sequence[dict]) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch.nn as nn
 
-from mmstepnet.stiffness.checks import ArrayLike, check_choice
+from mmstepnet.checks import check_choice
+from mmstepnet.stiffness.checks import ArrayLike
 
 BLOCK = re.compile(r'(?:.*\.)?(layer\d+\.\d+)')
 

@@ -11,6 +11,7 @@ Euler's method.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from scipy.stats import spearmanr
 from mmstepnet.figures.style import COLORS, paper_figure
 from mmstepnet.stiffness import stiffness_aware_index
 
-from .three_body import MASSES, REST, START, acceleration
+from .three_body import MASSES, REST, START, motion
 
 Rhs = Callable[[np.ndarray], np.ndarray]
 
@@ -137,11 +138,7 @@ def affine(end: float = 2.0) -> System:
 
 def three_bodies(end: float = 1.9) -> System:
     """Burrau's problem, whose first encounter is at 1.88."""
-    def rhs(state: np.ndarray) -> np.ndarray:
-        position, velocity = state.reshape(2, 3, 2)
-        return np.concatenate(
-            [velocity, acceleration(position, MASSES)]).ravel()
-
+    rhs = partial(motion, masses=MASSES)
     start = np.concatenate([START, REST]).ravel()
     found = solve_ivp(lambda _, u: rhs(u), (0, end), start, 'DOP853',
                       rtol=1e-13, atol=1e-13)

@@ -44,7 +44,6 @@ def draw_stiffness(models: Mapping[str, tuple[float, float]],
         ax.scatter(tns, accuracy, s=26, color=line_style(i)[0],
                    marker='oD^'[i // len(COLORS) % 3], label=short(label))
     ax.set_title(title, fontsize=8)
-    ax.set_xlabel('TNS')
-    ax.set_ylabel('Accuracy (%)')
+    ax.set(xlabel='TNS', ylabel='Accuracy (%)')
     ax.legend(loc='center left', bbox_to_anchor=(1, 0.5))
     return figure

@@ -12,7 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mmstepnet.figures.style import line_style, paper_figure, short
+from mmstepnet.figures.style import (
+    line_style,
+    paper_figure,
+    paper_line,
+    short,
+)
 
 LETTER = 0.08
 """Width of a label's letter in inches, about."""
@@ -58,14 +63,14 @@ def draw_lines(ax: Axes, quantity: str, rows: Mapping[str, Curve],
             styles of the lines.
     """
     for label, (epochs, values) in rows.items():
-        color, dash = _line(labels.index(label))
+        style = paper_line(labels.index(label))
         mean = values.mean(0)
-        ax.plot(epochs, mean, color=color, linestyle=dash,
-                linewidth=1.2, label=f'{short(label)} ({len(values)})')
+        ax.plot(epochs, mean, **style, linewidth=1.2,
+                label=f'{short(label)} ({len(values)})')
         if len(values) > 1:
             std = values.std(0, ddof=1)
-            ax.fill_between(epochs, mean - std, mean + std, color=color,
-                            alpha=0.18, linewidth=0)
+            ax.fill_between(epochs, mean - std, mean + std,
+                            color=style['color'], alpha=0.18, linewidth=0)
     means = np.concatenate([values.mean(0) for _, values in rows.values()])
     # A run that fails would press all others onto the axis.
     if 0 < 100 * means.min() < means.max():
@@ -84,7 +89,7 @@ def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
     """
     figure, (ax, ) = paper_figure(1, 1, max(2.4, 0.9 * len(rows) + 1), 2.8)
     for place, values in enumerate(rows.values()):
-        color, _ = _line(place)
+        color, _ = line_style(place)
         # A single value has no density.
         if len(values) > 1:
             violin = ax.violinplot(
@@ -104,8 +109,3 @@ def draw_violins(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:
     ax.grid(axis='x', visible=False)
     ax.set_ylabel(fill(quantity, 16))
     return figure
-
-
-def _line(index: int) -> tuple[str, str]:
-    color, dash = line_style(index)
-    return color, {'solid': '-', 'dash': '--', 'dot': ':'}[dash]

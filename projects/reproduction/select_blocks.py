@@ -18,8 +18,7 @@ from rich.table import Table
 
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from mmstepnet.jobs.job import (
-    KeyValueAction,
-    add_trust_argument,
+    add_config_options,
     load_config,
     positive_int,
 )
@@ -72,13 +71,7 @@ def parse_args() -> argparse.Namespace:
         '--out', type=Path, metavar='CONFIG.py', help='write a config')
     parser.add_argument(
         '--device', help='such as cpu or cuda:1. Default: a GPU if there is')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=KeyValueAction,
-        help='settings that override the config, as key=value pairs')
-    add_trust_argument(parser)
-    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+    add_config_options(parser)
     args = parser.parse_args()
     if args.out is not None and args.out.suffix != '.py':
         parser.error(f'--out must end in .py, got {str(args.out)!r}')

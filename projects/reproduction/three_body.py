@@ -83,6 +83,12 @@ def acceleration(position: np.ndarray, masses: np.ndarray) -> np.ndarray:
     return (masses[:, None] * apart / cubed[..., None]).sum(1)
 
 
+def motion(state: np.ndarray, masses: np.ndarray) -> np.ndarray:
+    """Change of positions and velocities, (12,) and (3,) -> (12,)."""
+    position, velocity = state.reshape(2, 3, 2)
+    return np.concatenate([velocity, acceleration(position, masses)]).ravel()
+
+
 def observe(end: float, interval: float, position: np.ndarray = START,
             velocity: np.ndarray = REST, masses: np.ndarray = MASSES
             ) -> Observations:
@@ -98,18 +104,13 @@ def observe(end: float, interval: float, position: np.ndarray = START,
     Raises:
         RuntimeError: The integrator gave up.
     """
-
-    def rhs(time: float, state: np.ndarray) -> np.ndarray:
-        position, velocity = state.reshape(2, 3, 2)
-        return np.concatenate([velocity,
-                               acceleration(position, masses)]).ravel()
-
     times = np.arange(0, end + interval / 2, interval)
     start = np.concatenate([position, velocity]).ravel()
     # The bodies of the first close encounter pass at 4e-4: a looser
     # tolerance ends in another motion.
     solution = solve_ivp(
-        rhs, (0, times[-1]), start, 'DOP853', times, rtol=1e-13, atol=1e-13)
+        lambda _, state: motion(state, masses), (0, times[-1]), start,
+        'DOP853', times, rtol=1e-13, atol=1e-13)
     if not solution.success:
         raise RuntimeError(f'SciPy stopped: {solution.message}')
     states = solution.y.T.reshape(-1, 2, 3, 2)

@@ -253,10 +253,7 @@ class TrainingJob:
         return summarise_stiffness(record) if record.is_file() else None
 
     def _curves(self) -> dict[str, list[tuple[int, float]]]:
-        curves = {'loss': logged_losses(self.folder)}
-        for metric in METRICS.values():
-            curves[metric.key] = logged_metric(
-                self.folder, metric.key, finite_only=True)
+        curves = {'loss': logged_losses(self.folder), **self._logged()}
         return {
             key: [(step, float(f'{values[step]:.6g}'))
                   for step in sorted(values.keys() - {TEST})]
@@ -270,12 +267,16 @@ class TrainingJob:
                 f'{self}: no log in {self.folder} has {self.key!r}, of which '
                 'the best epoch is wanted; remove the folder to train again')
         best = max(values, key=values.get)
-        logged = {
+        return {
+            'epoch': best,
+            'metrics': {k: v[best] for k, v in self._logged().items()
+                        if best in v}
+        }
+
+    def _logged(self) -> dict[str, dict[int | str, float]]:
+        """Every metric's finite values by epoch."""
+        return {
             metric.key: logged_metric(
                 self.folder, metric.key, finite_only=True)
             for metric in METRICS.values()
-        }
-        return {
-            'epoch': best,
-            'metrics': {k: v[best] for k, v in logged.items() if best in v}
         }

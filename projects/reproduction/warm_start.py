@@ -15,10 +15,10 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from rich.console import Console
 
+from mmstepnet.attentions import ATTENTIONS
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from mmstepnet.jobs.data_check import check_data
 from mmstepnet.jobs.job import positive_int
-from mmstepnet.registry import ATTENTIONS, find_registered
 from projects.reproduction import save_result
 from projects.reproduction.provenance import provenance
 from projects.reproduction.warm_start_results import warm_start_sheet
@@ -87,7 +87,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f'{args.config}: the backbone must be a plain one of '
                          'this package, attention=None')
     for attention in args.attentions:
-        find_registered(ATTENTIONS, attention, 'attention')
+        ATTENTIONS.find(attention)
 
 
 def measure(cfg: Config, checkpoint: dict,

@@ -1,13 +1,11 @@
-"""Names by which configs choose an attention, here and in mmengine."""
+"""Names by which configs choose an attention."""
 
 import pytest
 import torch
 from mmengine.registry import DefaultScope
 
-from mmstepnet import registry
 from mmstepnet.attentions import (
     ATTENTIONS,
-    SE,
     ChannelGate,
     Plain,
     build_attention,
@@ -29,38 +27,25 @@ class Half(ChannelGate):
         return torch.full_like(f_mean, 0.5)
 
 
-@pytest.fixture(params=[
-    ATTENTIONS.register, registry.ATTENTIONS.register_module()
-], ids=['the core', 'mmengine'])
-def registered(request):
-    """A class of a user's own, entered in one of the two ways."""
-    request.param(Half)
-    yield
-    del ATTENTIONS['Half']
+@pytest.fixture
+def registered(monkeypatch):
+    """A class of a user's own."""
+    monkeypatch.setitem(ATTENTIONS, 'Half', Half)
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmpretrain', 'mmstepnet'])
 @pytest.mark.parametrize('name', ['Half', 'mmstepnet.Half', Half])
-def test_found_in_both_ways(registered, name, scope):
+def test_found_in_any_scope(registered, name, scope):
     with DefaultScope.overwrite_default_scope(scope):
         assert type(build_attention(dict(type=name), 4)) is Half
         model = StepResNetCIFAR(20, attention=dict(type=name))
     assert type(model.layer1[1].step.attention) is Half
-    assert registry.ATTENTIONS.get('Half') is Half
-    assert isinstance(
-        registry.ATTENTIONS.build(dict(type='Half', channels=4)), Half)
 
 
 def test_a_name_is_given_once(registered):
-    other = type('Half', (ChannelGate, ), {})
-    for register in (ATTENTIONS.register,
-                     registry.ATTENTIONS.register_module()):
-        with pytest.raises(KeyError, match='Half.* already'):
-            register(other)
-
-
-def test_the_packages_own():
-    assert registry.ATTENTIONS.get('SE') is SE
+    assert ATTENTIONS.register(Half) is Half
+    with pytest.raises(KeyError, match='Half.* already'):
+        ATTENTIONS.register(type('Half', (ChannelGate, ), {}))
     assert 'IEBN' not in ATTENTIONS  # a norm layer
 
 

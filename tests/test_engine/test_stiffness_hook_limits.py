@@ -160,11 +160,6 @@ def test_bad_arguments(arguments, message):
         StiffnessHook(**arguments)
 
 
-def test_the_former_name_of_the_reading():
-    with pytest.warns(FutureWarning, match='now called reading='):
-        assert StiffnessHook(step='unit').reading == 'unit'
-
-
 def test_a_sampler_that_gives_ranks_different_shares(tmp_path, monkeypatch):
     runner = digits_runner(
         tmp_path, options={'val_dataloader.sampler.round_up': False})

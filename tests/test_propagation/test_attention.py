@@ -1,6 +1,5 @@
 import copy
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from mmstepnet.propagation import (
-    PSEUDO_METRICS,
     AttentionBlock,
     DotProductAttention,
     L2Attention,
@@ -18,7 +16,6 @@ from mmstepnet.propagation import (
     Propagation,
     neighbourhood,
 )
-from mmstepnet.propagation.pseudo_metrics import SquaredDistance
 from tests.utils import not_on_torch_21, perturb
 
 
@@ -269,41 +266,6 @@ def test_compile(cls):
         with torch.no_grad():
             torch.testing.assert_close(compiled(x, **kwargs),
                                        module(x, **kwargs))
-
-
-@pytest.mark.parametrize('cls', BLOCKS)
-def test_old_names_of_weights(cls):
-    """As saved when the pseudo-metric's layers stood in the block itself."""
-    module, other = build(cls, 8, 2, eps=2.0), cls(8, 2, eps=2.0)
-    state = {'0.' + k.replace('pseudo_metric.', ''): v
-             for k, v in module.state_dict().items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        nn.Sequential(other).double().load_state_dict(state)
-    x = torch.randn(5, 8).double()
-    assert torch.equal(other(x), module(x))
-    with pytest.warns(UserWarning, match=r'eps was\s+sqrt\(4\)'):
-        nn.Sequential(cls(8, 2)).load_state_dict(state)
-
-
-def test_weights_of_a_pseudo_metric_with_names_of_the_block(monkeypatch):
-    """Its ``proj`` is not the block's, as it would be in old files."""
-    class Projected(SquaredDistance):
-        def __init__(self, embed_dims, num_heads=1):
-            super().__init__(embed_dims, num_heads)
-            self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
-
-        def embed(self, x):
-            return self.proj(x)
-
-    monkeypatch.setitem(PSEUDO_METRICS, 'Projected', Projected)
-    first, second = (AttentionBlock(
-        8, 2, pseudo_metric=dict(type='Projected')) for _ in range(2))
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        second.load_state_dict(first.state_dict())
-    x = torch.randn(5, 8)
-    assert torch.equal(second(x), first(x))
 
 
 def test_heads_merge_as_the_paper_prints():

@@ -1,4 +1,4 @@
-"""Pseudo-metrics and propagation modules by name, here and in mmengine."""
+"""Pseudo-metrics and propagation modules by name."""
 
 import subprocess
 import sys
@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
-from mmstepnet import propagation, registry
+from mmstepnet import propagation
 from mmstepnet.propagation import (
+    PSEUDO_METRICS,
     AttentionBlock,
     Metric,
     PseudoMetric,
@@ -15,39 +16,8 @@ from mmstepnet.propagation import (
     build_pseudo_metric,
 )
 
-TABLES = ('PSEUDO_METRICS', 'PROPAGATIONS')
 
-
-@pytest.fixture(params=TABLES)
-def tables(request):
-    """The core's table and mmengine's registry, left as they were."""
-    core = getattr(propagation, request.param)
-    before = dict(core)
-    yield core, getattr(registry, request.param)
-    core.clear()
-    core.update(before)
-
-
-def test_what_a_user_registers_is_found_in_both(tables):
-    core, host = tables
-
-    class OfMMEngine(PseudoMetric):
-        pass
-
-    class OfTheCore(PseudoMetric):
-        pass
-
-    host.register_module()(OfMMEngine)
-    core.register(OfTheCore)
-    for cls in (OfMMEngine, OfTheCore):
-        for name in (cls.__name__, f'mmstepnet.{cls.__name__}'):
-            assert core.find(name) is host.get(name) is cls
-    assert host.build(dict(type='OfTheCore', embed_dims=4)).embed_dims == 4
-    with pytest.raises(KeyError, match='already registered'):
-        host.register_module(name='OfTheCore')(OfMMEngine)
-
-
-def test_a_users_pseudo_metric_serves_everything(tables):
+def test_a_users_pseudo_metric_serves_everything(monkeypatch):
     """By what it compares alone: on all pairs, under masks, on edges."""
     class Manhattan(PseudoMetric):
 
@@ -59,7 +29,7 @@ def test_a_users_pseudo_metric_serves_everything(tables):
         def compare(self, a, b):
             return (a - b).abs().sum(-1)
 
-    registry.PSEUDO_METRICS.register_module(force=True)(Manhattan)
+    monkeypatch.setitem(PSEUDO_METRICS, 'Manhattan', Manhattan)
     x = torch.randn(2, 5, 6)
     seen = torch.rand(5, 5) < 0.4
     seen.fill_diagonal_(True)
@@ -72,7 +42,6 @@ def test_a_users_pseudo_metric_serves_everything(tables):
                                    torch.softmax(-f, -1) @ x)
     block = AttentionBlock(6, 2, pseudo_metric=dict(type=Manhattan))
     assert block(x, mask=seen).shape == x.shape
-    propagation.PSEUDO_METRICS.pop('Manhattan')
 
 
 @pytest.mark.parametrize('build, what', [

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstepnet.attentions import ATTENTIONS, build_attention, choose_step
-from mmstepnet.propagation import build_propagation, metric_propagation
-from mmstepnet.registry import PROPAGATIONS, PSEUDO_METRICS
+from mmstepnet.propagation import (
+    PROPAGATIONS,
+    PSEUDO_METRICS,
+    build_propagation,
+    metric_propagation,
+)
 from mmstepnet.steps import ResidualStep, fused
 from tests.test_robustness.inputs import (
     BOUNDED,
@@ -23,7 +27,6 @@ from tests.test_robustness.inputs import (
 )
 from tests.utils import perturb
 
-PROPAGATIONS.import_from_location()
 KINDS = sorted(ATTENTIONS)
 
 # What no value of this argument may be; every argument must have an entry.
@@ -70,7 +73,7 @@ def test_wrong_arguments_of_attentions(kind, data):
 
 
 @pytest.mark.parametrize('cls', [
-    *PSEUDO_METRICS.module_dict.values(), *PROPAGATIONS.module_dict.values()])
+    *PSEUDO_METRICS.values(), *PROPAGATIONS.values()])
 @BOUNDED
 @given(data=st.data())
 def test_wrong_arguments_of_propagation(cls, data):

@@ -25,8 +25,7 @@ from mmstepnet.figures import save_stiffness_figures
 from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from mmstepnet.jobs.job import (
-    KeyValueAction,
-    add_trust_argument,
+    add_config_options,
     init_scope,
     load_config,
     positive_int,
@@ -69,14 +68,7 @@ def parse_args() -> argparse.Namespace:
         'else in ./work_dirs/NAME_OF_THE_CONFIG')
     parser.add_argument(
         '--device', help='such as cpu or cuda:1. Default: a GPU if there is')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=KeyValueAction,
-        help='settings that override the config, as key=value pairs, for '
-        'example test_dataloader.batch_size=4')
-    add_trust_argument(parser)
-    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+    add_config_options(parser, 'test_dataloader.batch_size=4')
     return parser.parse_args()
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch.nn as nn
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from mmstepnet.checks import check_positive
 from mmstepnet.registry import HOOKS
 from mmstepnet.steps.calibration import calibrate
+from mmstepnet.steps.finding import unwrap
 
 
 @HOOKS.register_module()
@@ -36,10 +36,8 @@ class AttentionBNCalibrationHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Calibrate, see the class."""
-        model = runner.model
-        if is_model_wrapper(model):
-            model = model.module
-        calibrated = calibrate(model, self._batches(runner), forward=_features)
+        calibrated = calibrate(
+            unwrap(runner.model), self._batches(runner), forward=_features)
         runner.logger.info(
             f'AttentionBNCalibrationHook: {calibrated} BNs of attentions got '
             f'statistics from data')

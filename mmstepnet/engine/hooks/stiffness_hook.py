@@ -1,6 +1,5 @@
 """Stiffness of a model on the data that a runner evaluates it on."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from mmstepnet.checks import check_positive
+from mmstepnet.checks import check_choice, check_positive
 from mmstepnet.engine.shown_figures import show_figures
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
@@ -30,7 +29,6 @@ from mmstepnet.stiffness import (
     Trajectories,
     TrajectoryRecorder,
 )
-from mmstepnet.stiffness.checks import check_choice
 
 DRAWING = ('jinja2', 'matplotlib', 'plotly')
 """What :mod:`mmstepnet.figures` needs."""
@@ -89,7 +87,6 @@ class StiffnessHook(Hook):
             :class:`~mmstepnet.stiffness.TrajectoryRecorder`. Defaults to
             None, all that are found in the backbone.
         figures (bool): Whether to draw. Defaults to True.
-        step (str, optional): Former name of ``reading``, with a warning.
 
     Raises:
         ValueError: An argument is out of range.
@@ -103,14 +100,7 @@ class StiffnessHook(Hook):
                  reading: str = DEFAULT_READING,
                  train_interval: int | None = None,
                  blocks: str | Sequence[str] | None = None,
-                 figures: bool = True,
-                 step: str | None = None):
-        if step is not None:
-            warnings.warn(
-                'StiffnessHook: step= is now called reading=',
-                FutureWarning,
-                stacklevel=2)
-            reading = step
+                 figures: bool = True):
         numbers = dict(interval=interval, max_samples=max_samples,
                        train_interval=train_interval)
         check_positive('StiffnessHook', **{

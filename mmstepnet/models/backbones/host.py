@@ -2,17 +2,19 @@
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from importlib.util import find_spec
 from inspect import signature
 
 import torch.nn as nn
 from mmengine.registry import DefaultScope
 
+from mmstepnet.attentions.base import is_frozen
+from mmstepnet.checks import check_config
 from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
-from mmstepnet.steps.step_block import StepBlock
+from mmstepnet.steps.generated import Generated, generated_class
+from mmstepnet.steps.step_block import StepBlock, steps_of
 
 STEPNET = dict(type='StepNet')
 
@@ -59,36 +61,17 @@ def parameters(host: type) -> dict[str, object]:
             if name not in ('self', 'args', 'kwargs')}
 
 
-@cache
-def join(ours: type, host: type) -> type:
-    """Class of ours over a host's. It is made anew in each process."""
-    name, members = ours.__name__, dict(
-        made_of=(ours, host), __module__=ours.__module__)
-    if ours is SteppedBackbone:
-        name = 'Step' + host.__name__
-        # Hosts ask for it; MMPretrain's Swin, to convert old checkpoints.
-        members['__class__'] = property(lambda self: host)
-    return type(host)(name, (ours, host), members)
-
-
-class OverHost(nn.Module):
-    """What is made of a class of ours and a host's by :func:`join`."""
-
-    made_of: tuple[type, type]
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Name both classes, for pickles."""
-        _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _new, self.made_of, *state
-
-
-def _new(ours: type, host: type) -> nn.Module:
-    cls = join(ours, host)
-    return cls.__new__(cls)
-
-
-class SteppedBackbone(OverHost):
+class SteppedBackbone(Generated):
     """A host's backbone whose residual blocks take steps."""
+
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict]:
+        """Keep the name of a class of ours."""
+        if cls is not SteppedBackbone:
+            return cls.__name__, {}
+        # Hosts ask for it; MMPretrain's Swin, to convert old checkpoints.
+        return f'Step{host.__name__}', dict(
+            __class__=property(lambda self: host))
 
     def init_weights(self) -> None:
         """Initialise as the host does, and the attentions as they are to be.
@@ -129,16 +112,14 @@ class SteppedBackbone(OverHost):
         """
         super().train(mode)
         for attention in self._attentions():
-            if _is_frozen(attention):
+            if is_frozen(attention):
                 attention.eval()
         return self
 
     def _insert(self, attention: dict, blocks: Sequence[str] | str | None,
                 first_block: bool | None) -> None:
         """Put the attention in; frozen stages freeze theirs, too."""
-        if not isinstance(attention, dict) or 'type' not in attention:
-            raise TypeError("attention must be a dict with 'type', such as "
-                            f"dict(type='StepNet'), got {attention!r}")
+        check_config('attention', attention, "dict(type='StepNet')")
         arguments = dict(attention)
         insert_steps(self, arguments.pop('type'), blocks=blocks,
                      first_block=first_block, **arguments)
@@ -155,19 +136,13 @@ class SteppedBackbone(OverHost):
 
 def _freeze_as_the_block(block: StepBlock) -> None:
     """Freeze the attentions of a block whose other parameters are frozen."""
-    attentions = [step.attention for step in block.children()
-                  if isinstance(step, ResidualStep)
-                  and isinstance(step.attention, nn.Module)]
+    attentions = [step.attention for step in steps_of(block)
+                  if step.attention is not None]
     ours = {p for attention in attentions for p in attention.parameters()}
     theirs = [p for p in block.parameters() if p not in ours]
     if theirs and not any(p.requires_grad for p in theirs):
         for attention in attentions:
             attention.requires_grad_(False)
-
-
-def _is_frozen(attention: nn.Module) -> bool:
-    found = [p.requires_grad for p in attention.parameters()]
-    return bool(found) and not any(found)
 
 
 @MODELS.register_module()
@@ -225,7 +200,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
             type='Pretrained', checkpoint=pretrained))
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
-        model.__class__ = join(SteppedBackbone, type(model))
+        model.__class__ = generated_class(SteppedBackbone, type(model))
     model._insert(attention, blocks, first_block)
     return model
 
@@ -240,7 +215,7 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         name.rpartition('.')[0] for name, module in backbone.named_modules()
         if isinstance(module, ResidualStep)
         and getattr(module.attention, 'init_step', None) is not None
-        and _is_frozen(module.attention)
+        and is_frozen(module.attention)
     ]
     if names:
         stages = getattr(backbone, 'frozen_stages', None)

@@ -6,11 +6,10 @@ from torch import Tensor
 
 from mmstepnet.blocks import KnownBlock, StepDescription
 from mmstepnet.steps import ResidualStep, checkpoint
+from mmstepnet.steps.generated import Generated, generated_class
 
-from .host import OverHost, join
 
-
-class PreActBlock(OverHost):
+class PreActBlock(Generated):
     """A host's basic block or bottleneck with norms before convolutions.
 
     Identity Mappings in Deep Residual Networks, ECCV 2016,
@@ -22,6 +21,11 @@ class PreActBlock(OverHost):
         lambda block, x: block.branch(block.relu(block.norm1(x))),
         width=lambda block: block.convs[-1].out_channels,
         identity='downsample'), ), {})
+
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict]:
+        """Keep the name."""
+        return cls.__name__, {}
 
     @property
     def convs(self) -> list[nn.Module]:
@@ -56,7 +60,7 @@ def make_preact(block: nn.Module, norm_cfg: dict) -> None:
         block (nn.Module): A block of the host's ResNet.
         norm_cfg (dict): Config of its norms.
     """
-    block.__class__ = join(PreActBlock, type(block))
+    block.__class__ = generated_class(PreActBlock, type(block))
     # Norm k stands before convolution k and has its input's width.
     for k, conv in enumerate(block.convs, 1):
         _, norm = build_norm_layer(norm_cfg, conv.in_channels)

@@ -9,10 +9,12 @@ from mmengine.registry import DefaultScope
 from torch import Tensor
 
 from mmstepnet.attentions import ATTENTIONS, IEBN
+from mmstepnet.checks import check_config
 from mmstepnet.registry import MODELS
+from mmstepnet.steps.generated import generated_class
 from mmstepnet.steps.step_block import put_steps
 
-from .host import STEPNET, SteppedBackbone, find_host, join, parameters
+from .host import STEPNET, SteppedBackbone, find_host, parameters
 from .preact import make_preact
 
 
@@ -82,7 +84,7 @@ class StepResNet(SteppedBackbone):
     def __new__(cls, *args, host: str | None = None, **kwargs):
         """Make an instance of the host's class, too."""
         if not issubclass(cls, BaseModule):
-            cls = join(cls, cls._find_host(host))
+            cls = generated_class(cls, cls._find_host(host))
         return super().__new__(cls)
 
     def __init__(self,
@@ -103,7 +105,7 @@ class StepResNet(SteppedBackbone):
         if attention is None and blocks is not None:
             raise ValueError(f'blocks={blocks!r} selects blocks for an '
                              'attention, but attention is None')
-        theirs = self.made_of[1]
+        theirs = self.host
         if contract_dilation and 'contract_dilation' in parameters(theirs):
             kwargs['contract_dilation'] = True
         # Layers that only the host knows are looked for in its scope.
@@ -152,7 +154,7 @@ class StepResNet(SteppedBackbone):
 
     def _check(self, depth: int, kwargs: dict, **switches) -> None:
         """Refuse what the hosts take for something else, or say too late."""
-        owner, theirs = type(self).__name__, self.made_of[1]
+        owner, theirs = type(self).__name__, self.host
         known = parameters(theirs)
         if depth not in tuple(self.arch_settings):
             raise ValueError(f'{owner} has no depth {depth!r}; expected one '
@@ -194,8 +196,7 @@ class StepResNet(SteppedBackbone):
 
     def _with_map_sizes(self, attention: dict) -> dict:
         """The attention's config, with what StepResNet knows beside it."""
-        if not isinstance(attention, dict) or 'type' not in attention:
-            return attention  # which insert_steps refuses
+        check_config('attention', attention, "dict(type='StepNet')")
         attention = dict(init_step=None) | attention
         if ATTENTIONS.find(attention['type']).needs_map_size:
             sizes, size = {}, self.stem_map_size

@@ -43,7 +43,7 @@ class StepResNetCIFAR(StepResNet):
     @property
     def arch_settings(self) -> dict:
         """Block and number of blocks a stage, by depth."""
-        theirs = self.made_of[1].arch_settings
+        theirs = self.host.arch_settings
         basic, bottleneck = theirs[18][0], theirs[50][0]
         return {
             **theirs,
@@ -69,7 +69,7 @@ class StepResNetCIFAR(StepResNet):
                              f'leave deep_stem out')
         # The host's class refuses a depth that it does not know.
         four = (isinstance(depth, int)
-                and depth in self.made_of[1].arch_settings)
+                and depth in self.host.arch_settings)
         super().__init__(
             depth, **{**(FOUR_STAGES if four else THREE_STAGES), **kwargs})
 

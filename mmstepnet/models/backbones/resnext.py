@@ -34,7 +34,7 @@ class StepResNeXt(StepResNet):
             raise ValueError('StepResNeXt has no pre-activation form; leave '
                              'preact out, or use StepResNet')
         names = ['base_width', 'width_per_group']
-        if names[0] in parameters(self.made_of[1]):
+        if names[0] in parameters(self.host):
             names.reverse()
         if names[0] in kwargs:
             kwargs[names[1]] = kwargs.pop(names[0])

@@ -16,6 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from mmstepnet.attentions.base import own_tensors
 from mmstepnet.torch_version import is_backward
 
 from ..residual import ResidualStep
@@ -54,7 +55,8 @@ class Finder(Additions):
         self.model, self.blocks, self.norms = model, set(blocks), norms
         self.owners = owners
         self.names = name_modules(model)
-        self.learns = {m for m in self.names if _has_weights(m)}
+        self.learns = {m for m in self.names if any(
+            True for _ in own_tensors(m))}
         self.elementary = {m for m in self.names if _is_elementary(m)
                            and m is not model}
         self.tokens_first = {m for m in self.names
@@ -217,10 +219,3 @@ def _is_elementary(module: nn.Module) -> bool:
     """Whether PyTorch's own code computes a module, which adds no states."""
     return not module._modules and type(module).__module__.startswith(
         'torch.nn.modules.')
-
-
-def _has_weights(module: nn.Module) -> bool:
-    """Whether a module has parameters, or tensors in their place."""
-    return any(
-        isinstance(value, Tensor) for part in module.modules()
-        for value in (*part._parameters.values(), *vars(part).values()))

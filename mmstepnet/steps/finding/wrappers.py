@@ -30,6 +30,18 @@ def _inside(module: nn.Module) -> nn.Module | None:
     return None
 
 
+def check_module(model: object) -> None:
+    """Refuse what is no module.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f'model must be an nn.Module, got {type(model).__name__}; '
+            f"eval() of the hosts' ResNets returns None")
+
+
 def name_modules(model: nn.Module) -> dict[nn.Module, str]:
     """Names of all modules, without those that wrappers give.
 
@@ -38,10 +50,7 @@ def name_modules(model: nn.Module) -> dict[nn.Module, str]:
     Raises:
         TypeError: ``model`` is no module, or ``torch.jit`` made one in it.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f'model must be an nn.Module, got {type(model).__name__}; '
-            f"eval() of the hosts' ResNets returns None")
+    check_module(model)
     names = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import Sampler
 
+from mmstepnet.checks import check_positive
 from mmstepnet.registry import DATA_SAMPLERS
 
 
@@ -34,10 +35,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                  batch_size: int,
                  pool: int = 50,
                  drop_last: bool = False):
-        for name, value in (('batch_size', batch_size), ('pool', pool)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'BucketBatchSampler: {name} must be a '
-                                 f'positive integer, got {value!r}')
+        check_positive('BucketBatchSampler', batch_size=batch_size, pool=pool)
         if not all(hasattr(sampler, name) for name in ('seed', 'epoch')):
             raise TypeError('BucketBatchSampler needs a sampler with seed and '
                             'epoch, such as DefaultSampler, got '

@@ -8,6 +8,7 @@ from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mmstepnet.checks import check_choice
 from mmstepnet.propagation import neighbourhood
 from mmstepnet.registry import DATASETS
 
@@ -49,9 +50,7 @@ class HumanSegmentation(Dataset):
     METAINFO = dict(classes=HUMAN_PARTS)
 
     def __init__(self, data_root: str, split: str = 'train'):
-        if split not in HUMAN_SPLITS:
-            raise ValueError(f'HumanSegmentation has the splits '
-                             f'{HUMAN_SPLITS}, got {split!r}')
+        check_choice('HumanSegmentation: split', split, HUMAN_SPLITS)
         self.metainfo = dict(self.METAINFO)
         self.files = find_meshes(data_root, split)
         self.samples = []

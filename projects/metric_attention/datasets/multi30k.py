@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from mmengine.dataset import BaseDataset
 
+from mmstepnet.checks import check_choice
 from mmstepnet.registry import DATASETS
 
 from .tokenizer import load_tokenizer
@@ -63,9 +64,7 @@ class Multi30k(BaseDataset):
                  sort: bool = False,
                  tokenizer_dir: str | None = None,
                  **kwargs):
-        if form not in tuple(FORMS):
-            raise ValueError(f'Multi30k: form must be one of {list(FORMS)}, '
-                             f'got {form!r}')
+        check_choice('Multi30k: form', form, FORMS)
         self.split = split
         self.languages = (source, target)
         self.form = form

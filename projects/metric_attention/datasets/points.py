@@ -11,6 +11,7 @@ from sklearn.datasets import make_moons
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mmstepnet.checks import check_choice
 from mmstepnet.registry import DATASETS
 
 MOON_SPLITS = {'train': 0, 'test': 1}
@@ -103,9 +104,7 @@ class Moon(Points):
                  split: str = 'train',
                  size: int = 1000,
                  noise: float = 0.2):
-        if split not in tuple(MOON_SPLITS):
-            raise ValueError(f'Moon has the splits {tuple(MOON_SPLITS)}, got '
-                             f'{split!r}')
+        check_choice('Moon: split', split, MOON_SPLITS)
         if (not isinstance(size, int) or size < 2
                 or not isinstance(noise, Real) or not 0 <= noise < math.inf):
             raise ValueError(
@@ -137,9 +136,7 @@ class MNISTPoints(Points):
     """
 
     def __init__(self, data_root: str, split: str = 'train'):
-        if split not in tuple(MNIST_FILES):
-            raise ValueError(f'MNIST has the splits {tuple(MNIST_FILES)}, '
-                             f'got {split!r}')
+        check_choice('MNISTPoints: split', split, MNIST_FILES)
         stem = Path(data_root) / MNIST_FILES[split]
         images = _read_idx(f'{stem}-images-idx3-ubyte', 3)
         labels = _read_idx(f'{stem}-labels-idx1-ubyte', 1)

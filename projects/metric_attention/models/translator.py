@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel, ModuleList
 from torch import Tensor
 
+from mmstepnet.checks import check_positive
 from mmstepnet.propagation import ProjectedSources
 from mmstepnet.registry import MODELS
 
@@ -70,15 +71,11 @@ class TranslationTransformer(BaseModel):
             data_preprocessor = dict(
                 type='mmstepnet.TranslationDataPreprocessor', pad_idx=pad_idx)
         super().__init__(data_preprocessor)
-        for name, value in (('vocab_size', vocab_size),
-                            ('embed_dims', embed_dims),
-                            ('num_layers', num_layers),
-                            ('feedforward_dims', feedforward_dims),
-                            ('max_length', max_length),
-                            ('beam_size', beam_size)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'TranslationTransformer: {name} must be a '
-                                 f'positive integer, got {value!r}')
+        check_positive(
+            'TranslationTransformer', vocab_size=vocab_size,
+            embed_dims=embed_dims, num_layers=num_layers,
+            feedforward_dims=feedforward_dims, max_length=max_length,
+            beam_size=beam_size)
         if embed_dims % 2:
             raise ValueError('TranslationTransformer: embed_dims must be '
                              'even, for its pairs of sine and cosine, got '

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mmstepnet.propagation import (
     attention_limit_operator,
-    dot_product_propagation,
     metric_propagation,
 )
 
@@ -43,11 +42,6 @@ def crowded_angles(count: int) -> np.ndarray:
 def on_circle(angle: np.ndarray) -> Tensor:
     """Points of the unit circle, (N, 2)."""
     return torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], -1))
-
-
-def propagate_by_dots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Propagate by softmax(q k^T), (N, d), (M, d), (M, e) -> (N, e)."""
-    return dot_product_propagation(q, k, v)
 
 
 def limit_on_circle(angle: np.ndarray, mode: int, eps: float) -> np.ndarray:

@@ -25,9 +25,10 @@ import torch
 from scipy.special import ive
 from torch import Tensor
 
-from mmstepnet.propagation import metric_propagation
-
-from .circle import propagate_by_dots
+from mmstepnet.propagation import (
+    dot_product_propagation,
+    metric_propagation,
+)
 
 WAVE = 0.3
 """The density is 1 + 0.3 cos(t_1), not normalised: f Δ does not see it."""
@@ -109,7 +110,7 @@ def heat_diffusion(at: np.ndarray, eps: float, count: int,
         torch.from_numpy(density(angle)**2)[:, None] *
         torch.cat([on_torus(angle), last.expand(len(angle), 1)], 1)
         for angle, last in ((at, one), (points, -3 * one)))
-    seen = [propagate_by_dots(some / eps, k, u) for some in q.split(8)]
+    seen = [dot_product_propagation(some / eps, k, u) for some in q.split(8)]
     change = torch.cat(seen)[:, 0].numpy() - wave(at)
     return density(at)**4 * 2 / eps * change
 

@@ -47,6 +47,13 @@ from .pseudo_metrics import (
     two_nearest,
 )
 
+SIDES = (
+    (heat.drift_diffusion, heat.drift_diffusion_limit, COLORS[0],
+     'attention'),
+    (heat.heat_diffusion, heat.heat_diffusion_limit, COLORS[1],
+     'f × heat, new metric'))
+"""Of Theorem 4: by sampling, for infinitely many points, colour and name."""
+
 
 def draw(path: Path, panels: list[Callable[[Axes], None]]) -> None:
     """Draw panels, three in a row."""
@@ -145,11 +152,7 @@ def draw_two_sides(ax: Axes) -> None:
     ax.plot(turn, heat.exact(line), color='k', linewidth=0.8,
             label='Δu + 2 ∇p/p · ∇u')
     at = heat.receivers(32)
-    for side, limit, color, name in (
-            (heat.drift_diffusion, heat.drift_diffusion_limit, COLORS[0],
-             'attention'),
-            (heat.heat_diffusion, heat.heat_diffusion_limit, COLORS[1],
-             'f × heat, new metric')):
+    for side, limit, color, name in SIDES:
         ax.plot(turn, limit(line, eps), color=color, linewidth=0.8)
         ax.plot(at[:, 0], side(at, eps, count, 0), '.', color=color,
                 label=name)
@@ -160,11 +163,7 @@ def draw_two_sides(ax: Axes) -> None:
 def draw_error_of_count(ax: Axes) -> None:
     eps, at = 0.1, heat.receivers(32)
     counts = 4**np.arange(6, 10)
-    for side, (compute, limit, color, name) in enumerate((
-            (heat.drift_diffusion, heat.drift_diffusion_limit, COLORS[0],
-             'attention'),
-            (heat.heat_diffusion, heat.heat_diffusion_limit, COLORS[1],
-             'f × heat, new metric'))):
+    for side, (compute, limit, color, name) in enumerate(SIDES):
         exact = limit(at, eps)
         errors = [heat.root_mean_square(np.stack([
             compute(at, eps, int(n), seed) - exact for seed in range(3)
@@ -181,11 +180,7 @@ def draw_error_of_eps(ax: Axes) -> None:
     count, at = 2**18, heat.receivers(32)
     fine, scales = (np.geomspace(0.02, 0.6, n) for n in (25, 7))
     exact = heat.exact(at)
-    for side, (compute, limit, color, name) in enumerate((
-            (heat.drift_diffusion, heat.drift_diffusion_limit, COLORS[0],
-             'attention'),
-            (heat.heat_diffusion, heat.heat_diffusion_limit, COLORS[1],
-             'f × heat, new metric'))):
+    for side, (compute, limit, color, name) in enumerate(SIDES):
         bias = np.array([heat.root_mean_square(limit(at, eps) - exact)
                          for eps in fine])
         spread = np.array([heat.root_mean_square(

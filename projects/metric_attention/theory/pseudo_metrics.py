@@ -13,10 +13,13 @@ from scipy.special import ive
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd
 
-from mmstepnet.propagation import metric_propagation
+from mmstepnet.propagation import (
+    dot_product_propagation,
+    metric_propagation,
+)
 from projects.metric_attention.similarity.operators import qk_dot_product
 
-from .circle import on_circle, propagate_by_dots
+from .circle import on_circle
 
 CROWD, TENSION = 0.5, 0.8
 """Waves of the torus's density and of its pseudo-metric's Hessian."""
@@ -51,7 +54,7 @@ def nearest_on_sphere(weight: Tensor, eps: float, receivers: int = 50,
     """
     x, y = on_sphere(receivers), on_sphere(sources)
     wanted = x @ weight
-    out = propagate_by_dots(wanted / (2 * eps), y, y)
+    out = dot_product_propagation(wanted / (2 * eps), y, y)
     pull = wanted.norm(dim=1)
     return dict(out=out, nearest=wanted / pull[:, None], pull=pull)
 
@@ -179,7 +182,7 @@ def nearest_on_circle(angle: np.ndarray, eps: float,
     axes, weight = turned_axes()
     y = on_circle(np.arange(sources) * 2 * np.pi / sources)
     query = -on_circle(angle) @ axes.T * weight @ axes
-    return propagate_by_dots(query / (2 * eps), y, y)
+    return dot_product_propagation(query / (2 * eps), y, y)
 
 
 def tension(angle: np.ndarray) -> np.ndarray:
@@ -234,7 +237,7 @@ def nearest_circle(angle: np.ndarray, eps: float, first: int = 1000,
     v = (torch.from_numpy(sent(points))[:, None] if values else
          torch.eye(len(y), dtype=torch.float64))
     # -f / 2 eps = w (x · y - 1) / eps.
-    out = propagate_by_dots(q / eps, k, v)
+    out = dot_product_propagation(q / eps, k, v)
     return out[:, 0] if values else out
 
 

@@ -91,9 +91,3 @@ def test_clusters_form_before_they_merge():
     assert within[0] > 0.5 and between[0] > 0.05
     assert within[1] < 0.01 * between[1] and between[1] > 0.9 * between[0]
     assert between[2] < 0.7 * between[0]
-
-
-def test_dots_are_not_scaled():
-    q, k, v = torch.randn(3, 4, 5, dtype=torch.float64)
-    torch.testing.assert_close(
-        circle.propagate_by_dots(q, k, v), (q @ k.T).softmax(1) @ v)

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from mmstepnet.propagation import metric_propagation
+from mmstepnet.propagation import (
+    dot_product_propagation,
+    metric_propagation,
+)
 from projects.metric_attention.theory import pseudo_metrics as pseudo
 from projects.metric_attention.theory.circle import (
     even_angles,
     on_circle,
-    propagate_by_dots,
 )
 
 
@@ -62,7 +64,7 @@ def test_example_1_is_a_metric_on_the_ellipsoid():
     torch.testing.assert_close(f, squared / 2 - 1)
     # So that self-attention there is L2 attention.
     torch.testing.assert_close(
-        propagate_by_dots(seen, seen, x),
+        dot_product_propagation(seen, seen, x),
         metric_propagation(seen, seen, x, 2.0))
 
 

@@ -2,7 +2,6 @@
 _base_ = [
     '../_base_/datasets/human_seg_bs4.py',
     '../_base_/schedules/ipn_printed.py',
-    'mmpretrain::_base_/default_runtime.py',
 ]
 
 model = dict(
@@ -15,6 +14,4 @@ model = dict(
         propagation=dict(
             type='Propagation', pseudo_metric=dict(type='Metric'))))
 train_cfg = dict(max_epochs=8)
-default_hooks = dict(
-    logger=dict(interval=1000), checkpoint=dict(interval=8))
-randomness = dict(seed=0)
+default_hooks = dict(checkpoint=dict(interval=8))

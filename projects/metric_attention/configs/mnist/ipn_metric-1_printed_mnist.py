@@ -3,7 +3,6 @@
 _base_ = [
     '../_base_/datasets/mnist_bs500.py',
     '../_base_/schedules/ipn_printed.py',
-    'mmpretrain::_base_/default_runtime.py',
 ]
 
 model = dict(
@@ -17,6 +16,4 @@ model = dict(
             type='Propagation', pseudo_metric=dict(type='Metric'))))
 optim_wrapper = dict(optimizer=dict(lr=1e-4))
 train_cfg = dict(max_epochs=10)
-default_hooks = dict(
-    logger=dict(interval=1000), checkpoint=dict(interval=10))
-randomness = dict(seed=0)
+default_hooks = dict(checkpoint=dict(interval=10))

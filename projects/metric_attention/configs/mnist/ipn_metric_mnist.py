@@ -1,7 +1,6 @@
 _base_ = [
     '../_base_/datasets/mnist_bs500.py',
     '../_base_/schedules/ipn_adam.py',
-    'mmpretrain::_base_/default_runtime.py',
 ]
 
 model = dict(
@@ -15,6 +14,4 @@ model = dict(
         propagation=dict(type='MetricAttention', eps=100**0.5)))
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 train_cfg = dict(max_epochs=5)
-default_hooks = dict(
-    logger=dict(interval=1000), checkpoint=dict(interval=5))
-randomness = dict(seed=0)
+default_hooks = dict(checkpoint=dict(interval=5))

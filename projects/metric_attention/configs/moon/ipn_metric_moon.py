@@ -1,7 +1,6 @@
 _base_ = [
     '../_base_/datasets/moon_bs200.py',
     '../_base_/schedules/ipn_adam.py',
-    'mmpretrain::_base_/default_runtime.py',
 ]
 
 model = dict(
@@ -14,6 +13,4 @@ model = dict(
         # Ours: attention blocks, divided by the square root of the width.
         propagation=dict(type='MetricAttention', eps=10**0.5)))
 train_cfg = dict(max_epochs=100)
-default_hooks = dict(
-    logger=dict(interval=1000), checkpoint=dict(interval=100))
-randomness = dict(seed=0)
+default_hooks = dict(checkpoint=dict(interval=100))

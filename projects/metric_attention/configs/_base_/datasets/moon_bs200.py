@@ -1,25 +1,8 @@
-# Two half circles. The points of a batch are the nodes of the network, in
-# testing too: its batches are as large as in training and always the same.
-custom_imports = dict(
-    imports=[
-        'projects.metric_attention.datasets',
-        'projects.metric_attention.models',
-    ],
-    allow_failed_imports=False)
+# Two half circles.
+_base_ = ['./nodes.py']
 
 train_dataloader = dict(
-    batch_size=200,
-    num_workers=0,
-    collate_fn=dict(type='whole_batch'),
-    dataset=dict(type='mmstepnet.Moon', split='train'),
-    sampler=dict(type='DefaultSampler', shuffle=True))
+    batch_size=200, dataset=dict(type='mmstepnet.Moon', split='train'))
 val_dataloader = dict(
-    batch_size=200,
-    num_workers=0,
-    collate_fn=dict(type='whole_batch'),
-    dataset=dict(type='mmstepnet.Moon', split='test'),
-    sampler=dict(type='DefaultSampler', shuffle=False))
+    batch_size=200, dataset=dict(type='mmstepnet.Moon', split='test'))
 test_dataloader = val_dataloader
-
-val_evaluator = dict(type='Accuracy', topk=(1, ))
-test_evaluator = val_evaluator
