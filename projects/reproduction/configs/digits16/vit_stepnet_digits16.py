@@ -24,3 +24,4 @@ param_scheduler = [
         convert_to_iter_based=True),
 ]
 train_cfg = dict(max_epochs=20, val_interval=5)
+auto_scale_lr = dict(base_batch_size=64)
