@@ -83,22 +83,34 @@ def test_steps_in_timm(run_example, capsys):
     assert float(accuracy) > 50
 
 
-def test_notebook(tmp_path):
-    """It says of the networks what their card says."""
-    for library in ('mmpretrain', 'nbclient', 'ipykernel', 'safetensors'):
+def printed_by(notebook):
+    return ''.join(
+        output.text for cell in notebook.cells if cell.cell_type == 'code'
+        for output in cell.outputs if output.get('name') == 'stdout')
+
+
+def execute(name, folder, first=''):
+    """Run a notebook in a copy of the checkout; ``first`` ends its imports."""
+    for library in ('nbclient', 'ipykernel'):
         pytest.importorskip(library)
     import nbformat
     from nbclient import NotebookClient
-    for folder in ('configs', 'weights', 'mmstepnet'):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    (tmp_path / 'examples').mkdir()
-    notebook = nbformat.read(
-        ROOT / 'examples' / 'stiffness_from_a_checkpoint.ipynb', 4)
+    for part in ('configs', 'weights', 'mmstepnet', 'projects'):
+        (folder / part).symlink_to(ROOT / part)
+    (folder / 'examples').mkdir()
+    notebook = nbformat.read(ROOT / 'examples' / name, 4)
+    notebook.cells[1].source += first
     NotebookClient(notebook, timeout=600, kernel_name='python3', resources={
-        'metadata': {'path': str(tmp_path / 'examples')}}).execute()
-    printed = ''.join(
-        output.text for cell in notebook.cells if cell.cell_type == 'code'
-        for output in cell.outputs if output.get('name') == 'stdout')
+        'metadata': {'path': str(folder / 'examples')}}).execute()
+    return notebook
+
+
+def test_notebook(tmp_path):
+    """It says of the networks what their card says."""
+    for library in ('mmpretrain', 'safetensors'):
+        pytest.importorskip(library)
+    printed = printed_by(execute('stiffness_from_a_checkpoint.ipynb',
+                                 tmp_path))
     card = (ROOT / 'weights' / 'README.md').read_text('utf-8')
     for name in ('plain', 'SE', 'StepNet'):
         accuracy, tns = re.search(
@@ -111,6 +123,21 @@ def test_notebook(tmp_path):
         assert abs(int(right) - 3.6 * float(accuracy)) < 1.01
         assert float(measured) == pytest.approx(float(tns), abs=2e-3)
     assert len(list((tmp_path / 'work_dirs' / 'notebook').glob('*.png'))) == 6
+
+
+def test_notebook_of_stiff_systems(tmp_path):
+    """It runs; what it printed with all its steps is the page's table."""
+    for library in ('rich', 'yaml'):
+        pytest.importorskip(library)
+    name = 'stiff_systems.ipynb'
+    execute(name, tmp_path, '\nintegrators.STEPS = (40, 80)'
+            '\nintegrators.TOLERANCES = (1e-3, )')
+    import nbformat
+    found = re.findall(r'(?:Euler|RK4|RKF45) +(?:over )?(\d+)', printed_by(
+        nbformat.read(ROOT / 'examples' / name, 4)))
+    page = (ROOT / 'docs' / 'stiffness.md').read_text('utf-8')
+    rows = re.findall(r'^\| (?:affine system|three bodies) \|.*', page, re.M)
+    assert found == re.findall(r'\d+', ''.join(rows).replace(',', ''))
 
 
 def test_tns_in_lightning(run_example, tmp_path, capsys):

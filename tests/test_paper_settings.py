@@ -92,8 +92,8 @@ def test_table_6_imagenet(path):
 
 @pytest.mark.parametrize('path', [
     p for p in CONFIGS if p.parent.name in (
-        'cifar10', 'cifar100', 'stl10', 'imagenet', 'digits', 'small',
-        'ablations')
+        'cifar10', 'cifar100', 'stl10', 'imagenet', 'digits', 'digits16',
+        'small', 'ablations')
     and not p.stem.startswith('faster_rcnn')], ids=lambda path: path.stem)
 def test_the_trained_network_s_stiffness_is_measured(path):
     """Figs. 2 to 10 need no further command; few validations are measured."""

@@ -170,6 +170,9 @@ CLAIMS = (
     Claim('1. StepNet is more accurate than the plain network and the '
           'attentions of Table 1 (Tables 1, 2 and 7)',
           pairs=against('StepNet', 'plain', *TABLE_1)),
+    Claim("1. StepNet beside a ViT's attention is more accurate than the ViT "
+          '(the second reading of Table 7)',
+          pairs=(('ViT+StepNet, beside the attention', 'plain'), )),
     Claim('1. StepNet is more accurate than SGE (Table 2)',
           pairs=against('StepNet', 'SGE')),
     Claim('1. StepNet has a higher AP than the plain network, SE, ECA and '

@@ -1,6 +1,6 @@
 """Why a stiff system needs small steps: Euler, RK4 and RKF45.
 
-    python -m projects.reproduction.integrators --out FOLDER
+examples/stiff_systems.ipynb draws them.
 
 Section 2.1.2 of https://arxiv.org/abs/2308.09939 takes attention for an
 adaptive step, as Runge and Kutta's method became Fehlberg's. Two systems: the
@@ -9,19 +9,13 @@ to their first close encounter (Section 3.1). A residual block is a step of
 Euler's method.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.linalg import expm
-from scipy.stats import spearmanr
-
-from mmstepnet.figures.style import COLORS, paper_figure
-from mmstepnet.stiffness import stiffness_aware_index
 
 from .three_body import MASSES, REST, START, motion
 
@@ -167,74 +161,3 @@ def efficiency(system: System) -> dict[str, list[tuple[int, float]]]:
             system.rhs, system.start, system.end, tolerance)
         found['RKF45'].append((count, error(states[-1])))
     return found
-
-
-def table(found: dict[str, dict[str, list[tuple[int, float]]]]) -> str:
-    """Evaluations that each method takes for an error of 1e-3, Markdown."""
-    lines = ['| system | method | evaluations | relative error |',
-             '|---|---|---:|---:|']
-    for system, methods in found.items():
-        for name, points in methods.items():
-            good = [p for p in points if p[1] < 1e-3]
-            count, error = good[0] if good else points[-1]
-            lines.append(f'| {system} | {name} | {count} | {error:.1e} |')
-    return '\n'.join(lines)
-
-
-def draw(found: dict[str, dict[str, list[tuple[int, float]]]],
-         path: Path) -> float:
-    """Draw all of it; give Spearman's ρ of step and SAI back."""
-    figure, axes = paper_figure(2, 2, 3.6, 2.6)
-    system = affine()
-    limit = 2 / np.abs(RATES).max()
-    fine = np.linspace(0, 1, 400)
-    axes[0].plot(fine, 1 + np.exp(RATES[0] * fine), color='black',
-                 label='solution')
-    for i, factor in enumerate((1.05, 0.95, 0.25)):
-        step = factor * limit
-        steps = int(1 / step)
-        states = fixed_steps(system.rhs, system.start, steps * step, steps,
-                             EULER)
-        axes[0].plot(step * np.arange(steps + 1), states[:, 0],
-                     color=COLORS[i], marker='.', linewidth=1,
-                     label=f'step {factor:g} · 2 / SI')
-    axes[0].set(title="Euler's steps, rate -50", xlabel='time', ylabel='u',
-                ylim=(-4, 10))
-    axes[0].legend(loc='upper left', ncols=2, fontsize=7)
-    for ax, (name, methods) in zip(axes[1:3], found.items()):
-        for i, (method, points) in enumerate(methods.items()):
-            ax.loglog(*np.minimum(np.transpose(points), 1e6), marker='.',
-                      color=COLORS[i], label=method)
-        ax.set(title=name, xlabel='evaluations of f',
-               ylabel='relative error at the end', ylim=(1e-12, 1e7))
-        ax.legend()
-    bodies = three_bodies()
-    times, states, _ = adaptive_steps(
-        bodies.rhs, bodies.start, bodies.end, 1e-9)
-    index = stiffness_aware_index(states, times)
-    axes[3].loglog(index, np.diff(times), '.', color=COLORS[0])
-    rho = float(spearmanr(index, np.diff(times)).statistic)
-    axes[3].set(title=f'three bodies, RKF45: ρ = {rho:.3f}', xlabel='SAI',
-                ylabel='step')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return rho
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--out', type=Path, default=Path(),
-                        help='folder of the picture. Default: this one')
-    args = parser.parse_args()
-    found = {s.name: efficiency(s) for s in (affine(), three_bodies())}
-    path = args.out / 'integrators.png'
-    rho = draw(found, path)
-    print(table(found))
-    print(f"Spearman's ρ of RKF45's steps and SAI: {rho:.3f}")
-    print(f'picture: {path}')
-
-
-if __name__ == '__main__':
-    main()

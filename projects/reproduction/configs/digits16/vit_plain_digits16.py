@@ -1,0 +1,3 @@
+_base_ = ['./vit_stepnet_digits16.py']
+
+model = dict(backbone=dict(type='VisionTransformer'))
