@@ -135,20 +135,6 @@ def test_foreign_folder_is_left_alone(tmp_path, call_tool, name, text):
         tmp_path)}
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (('--size', '128'), "expected HxW such as 128x128, got '128'"),
-    (('--size', '32x128'), 'at least 56x56 px'),
-    (('--train', '0'), 'expected at least 1, got 0'),
-    (('--seed', '-1'), "whole number from 0 on, got '-1'"),
-])
-def test_bad_arguments_are_refused(
-        tmp_path, call_tool, capsys, arguments, message):
-    with pytest.raises(SystemExit):
-        call_tool('--out', tmp_path / 'data', *arguments)
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / 'data').exists()
-
-
 def test_settings_are_written(digits_root):
     settings = json.loads((digits_root / 'compose_digits.json').read_text())
     settings.pop('recipe')

@@ -159,14 +159,6 @@ class TestMeasure:
                  tmp_path, '--blocks', 'layer9.*', '--device', 'cpu',
                  '--cfg-options', *IN_PROCESS)
 
-    @pytest.mark.parametrize('number', ['0', '-3', 'many'])
-    def test_max_samples(self, number, monkeypatch, capsys):
-        with pytest.raises(SystemExit):
-            call(monkeypatch, 'stiffness', CONFIG, 'x.pth', '--max-samples',
-                 number)
-        assert number in capsys.readouterr().err
-
-
 class TestReport:
 
     @pytest.fixture(scope='class')

@@ -90,11 +90,3 @@ def test_table(tmp_path, monkeypatch, capsys):
     assert '| 91.4% | 4.2% |' in text and text in capsys.readouterr().out
     # At first nobody meets anybody.
     assert result['shares']['1']['distance'] == {'simulations': 0, 'time': 0}
-
-
-@pytest.mark.parametrize('count', ['0', '-1', 'x'])
-def test_bad_count(count, monkeypatch, capsys):
-    monkeypatch.setattr('sys.argv', ['x', '--count', count])
-    with pytest.raises(SystemExit):
-        table.main()
-    assert '--count' in capsys.readouterr().err
