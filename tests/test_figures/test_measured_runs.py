@@ -1,5 +1,4 @@
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -96,8 +95,6 @@ class TestAccuracy:
         assert find_accuracy(record, settings).metric == 'accuracy/top1'
         found = find_accuracy(record, settings, 'coco/bbox_mAP')
         assert (found.metric, found.value) == ('coco/bbox_mAP', 0.3)
-        with pytest.raises(ValueError, match="'mIoU'.*accuracy/top1, coco/"):
-            load_runs([tmp_path], metric='mIoU')
 
     def test_none(self, tmp_path):
         write_record(tmp_path / 'stiffness_val.npz', None, 0)
@@ -109,18 +106,6 @@ class TestErrors:
     def test_missing(self, tmp_path):
         with pytest.raises(FileNotFoundError, match='nowhere does not exist'):
             load_runs([tmp_path / 'nowhere'])
-
-    def test_no_record(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match='no stiffness_.*Hook'):
-            load_runs([tmp_path])
-
-    def test_damaged_record(self, work_dirs, tmp_path):
-        path = tmp_path / 'stiffness_val.npz'
-        shutil.copy(find_recordings(work_dirs[0])[-1], path)
-        data = path.read_bytes()
-        path.write_bytes(data[:len(data) // 2])
-        with pytest.raises(ValueError, match=f'{path} is damaged'):
-            load_runs([tmp_path])
 
     def test_twice_the_same(self, work_dirs):
         with pytest.raises(ValueError, match='named by more than one run'):

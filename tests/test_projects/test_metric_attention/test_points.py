@@ -82,14 +82,6 @@ def test_damaged_mnist(tmp_path, damage, error, match):
         MNISTPoints(str(tmp_path))
 
 
-def test_cut_short(tmp_path):
-    write_mnist(tmp_path, '')
-    path = tmp_path / 'train-images-idx3-ubyte'
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match='cut short'):
-        MNISTPoints(str(tmp_path))
-
-
 def test_moon_is_two_half_circles():
     dataset = Moon(size=200, noise=0)
     x, y = dataset.features.T
