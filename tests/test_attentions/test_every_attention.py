@@ -69,14 +69,6 @@ def test_one_image_of_any_size(cfg, channels, size, maps):
     assert_finite_gradients(x, f, *attention.parameters())
 
 
-def test_any_default_device(cfg):
-    """Built without memory, then given it, as large models are."""
-    with torch.device('meta'):
-        attention = build_attention({**cfg, 'init_step': 1.0}, 8, map_size=7)
-    assert {p.device.type for p in attention.parameters()} == {'meta'}
-    attention.to_empty(device='cpu').init_weights()
-
-
 def test_constant_maps_have_finite_gradients(cfg):
     attention = perturb(build_attention(cfg, 8, map_size=7)).eval()
     x = torch.ones(2, 8, 4, 4, requires_grad=True)

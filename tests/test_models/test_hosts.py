@@ -163,30 +163,6 @@ def test_deep_stems_of_older_checkpoints(cls):
     assert torch.equal(now(x)[-1], before(x)[-1])
 
 
-@pytest.mark.parametrize('backbone, x', [
-    (dict(type='mmdet.ResNet', depth=50, **DCN), 64),
-    (dict(type='mmpretrain.SEResNet', depth=50), 64),
-    (dict(type='mmdet.SwinTransformer', embed_dims=24, depths=(2, 2, 2, 2)),
-     64),
-])
-def test_step_backbone(backbone, x):
-    theirs = perturb(MODELS.build(copy.deepcopy(backbone)))
-    ours = MODELS.build(dict(
-        type='mmstepnet.StepBackbone', backbone=backbone,
-        attention=dict(type='SE')))
-    assert isinstance(ours, type(theirs))
-    missing = ours.load_state_dict(theirs.state_dict(), strict=False)
-    assert not missing.unexpected_keys
-    assert all('step.attention.' in key for key in missing.missing_keys)
-    x = torch.randn(2, 3, x, x)
-    theirs.eval(), ours.eval()
-    for got, expected in zip(ours(x), theirs(x)):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    assert ours.train() is ours
-    twin = pickle.loads(pickle.dumps(ours.eval()))
-    assert torch.equal(twin(x)[-1], ours(x)[-1])
-
-
 def test_step_backbone_converts_what_the_host_does():
     """MMPretrain's Swin asks whether it is one itself."""
     cfg = dict(

@@ -189,19 +189,3 @@ def test_bfloat16():
     with torch.autocast('cpu', torch.bfloat16):
         out = model(images())[0]
     torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.1)
-
-
-def test_builds_from_a_config():
-    from mmengine.registry import MODELS
-    model = MODELS.build(
-        dict(
-            type='mmstepnet.StepVisionTransformer',
-            arch='deit-tiny',
-            img_size=32,
-            patch_size=4))
-    assert len(model.layers) == 12
-
-
-def test_unknown_attention():
-    with pytest.raises(KeyError, match="'StepNett' is unknown"):
-        build(attention=dict(type='StepNett'))
