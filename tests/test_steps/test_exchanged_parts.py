@@ -8,17 +8,9 @@ import torch.nn as nn
 from torchvision.models import resnet18
 
 from mmstepnet import insert_steps, remove_steps
-from tests.test_steps.described_blocks import Deep, Net
+from tests.test_steps.described_blocks import Deep
 
 from .insertion import perturb
-
-
-def test_an_activation_with_weights_keeps_its_key():
-    model = Net()
-    keys = set(model.state_dict())
-    insert_steps(model)
-    new = set(model.state_dict()) - keys
-    assert all('.step.attention.' in key for key in new)
 
 
 def swap_children(module):

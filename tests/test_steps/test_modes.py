@@ -235,33 +235,3 @@ def test_checkpointing_as_the_host_does(library, name, observed):
     for (key, a), b in zip(model.named_buffers(), twin.buffers()):
         if library != 'timm' or '.attention.' in key:
             torch.testing.assert_close(a, b, msg=key)
-
-
-@every
-def test_ema(library, name):
-    """An average of gates too, that computes as one put in by hand."""
-    model, inputs = stepped(library, name)
-    ema = torch.optim.swa_utils.AveragedModel(
-        model, avg_fn=lambda mean, new, count: 0.9 * mean + 0.1 * new,
-        use_buffers=True)
-    by_hand = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model.train()
-    for k in range(3):
-        gradients(model, inputs)
-        optimizer.step()
-        ema.update_parameters(model)
-        share = 0.1 if k else 1  # the first is taken as it is
-        with torch.no_grad():
-            for mean, new in zip(by_hand.state_dict().values(),
-                                 model.state_dict().values()):
-                if mean.is_floating_point():
-                    mean.copy_((1 - share) * mean + share * new)
-                else:
-                    mean.copy_(new)
-    with torch.no_grad():
-        averaged = outputs(ema.module, inputs)
-        assert difference(averaged, outputs(by_hand, inputs)) < 1e-5
-        model.eval()
-        assert difference(averaged, outputs(model, inputs)) > 1e-6
-    assert ema.module.state_dict().keys() == model.state_dict().keys()

@@ -72,20 +72,6 @@ def test_traced_and_exported(calls):
         torch.testing.assert_close(other(*args), expected)
 
 
-@pytest.mark.parametrize('training', [True, False])
-def test_exported_then_copied_then_compiled(training, calls):
-    """Once a KeyError of a weak reference."""
-    torch.compiler.reset()
-    net = Net().train(training)
-    x = torch.randn(3, 4, 6, 6)
-    net(x)
-    torch.export.export(net, (x, ))
-    twin = copy.deepcopy(net)
-    compiled = torch.compile(twin, backend='eager')
-    torch.testing.assert_close(compiled(x), net(x))
-    torch.compiler.reset()
-
-
 SCRIPT = """
 import sys, torch, torch.nn as nn
 from mmstepnet.attentions import SE, SRM, StepNet
