@@ -1,8 +1,7 @@
-"""Bad values, and the count of what was tried."""
+"""Bad values."""
 
 import importlib.util
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
-
-TRIED = Counter()
-"""Inputs by area, printed at the end of the run."""
 
 BOUNDED = settings(
     deadline=None,
@@ -30,10 +26,6 @@ NO_POSITIVE_NUMBERS = st.one_of(
     NO_NUMBERS, st.booleans(), st.floats(max_value=0),
     st.integers(max_value=0), st.just(float('nan')), st.just(float('inf')))
 NOT_FINITE = st.sampled_from([float('nan'), float('inf'), -float('inf')])
-
-
-def tried(area, count=1):
-    TRIED[area] += count
 
 
 def refused(named, build, *errors):

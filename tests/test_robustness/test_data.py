@@ -27,7 +27,6 @@ from tests.test_robustness.inputs import (
     call_tool,
     load_tool,
     refused,
-    tried,
 )
 
 
@@ -103,7 +102,6 @@ def check_boxes(samples):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_annotations_cut_off(coco, data):
-    tried('data')
     cfg, annotations = coco
     text = json.dumps(annotations)
     assert 'DigitsDetection of' in refused('damaged.json', lambda: load(
@@ -123,7 +121,6 @@ CLIPPED = [dict(bbox=[100, 100, 500, 500]), dict(bbox=[-10, -10, 40, 40])]
 
 @pytest.mark.parametrize('change', LEFT_OUT + CLIPPED)
 def test_boxes_outside_and_classes_unknown(coco, change):
-    tried('data')
     cfg, annotations = coco
     before = list(boxes(load(cfg, annotations)))
     annotations = copy.deepcopy(annotations)
@@ -137,7 +134,6 @@ def test_boxes_outside_and_classes_unknown(coco, change):
 @given(data=st.data())
 def test_fields_of_annotations(coco, data):
     """A wrong field is refused with the file's name, or does no harm."""
-    tried('data')
     cfg, annotations = coco
     annotations = copy.deepcopy(annotations)
     part = data.draw(st.sampled_from(['images', 'annotations', 'categories']))
@@ -171,7 +167,6 @@ def test_fields_of_annotations(coco, data):
 ])
 def test_empty_annotations_and_missing_classes(coco, spoil, message):
     """With a class missing mmdet takes each later one for the one before."""
-    tried('data')
     cfg, annotations = coco
     annotations = copy.deepcopy(annotations)
     spoil(annotations)
@@ -182,7 +177,6 @@ def test_empty_annotations_and_missing_classes(coco, spoil, message):
 
 def test_pictures_without_annotations(coco):
     """Are kept where the config says so, and else filtered out."""
-    tried('data')
     cfg, annotations = coco
     annotations = dict(annotations, annotations=[])
     assert not list(boxes(load(cfg, annotations)))
@@ -197,7 +191,6 @@ def test_pictures_without_annotations(coco):
 def test_images_cut_off_or_of_another_kind(coco, tmp_path_factory, suffix,
                                            data):
     """mmcv's loader refuses them by name, and ours what it cannot name."""
-    tried('data')
     cfg, annotations = coco
     folder = tmp_path_factory.mktemp('images')
     name = annotations['images'][0]['file_name']
@@ -215,7 +208,6 @@ def test_images_cut_off_or_of_another_kind(coco, tmp_path_factory, suffix,
 
 
 def test_a_missing_image(coco):
-    tried('data')
     cfg, annotations = coco
     annotations = copy.deepcopy(annotations)
     annotations['images'][0]['file_name'] = 'gone.png'
@@ -228,7 +220,6 @@ def test_a_missing_image(coco):
     st.just('1.png 3\n2.png'), st.just('1.png three'), st.just('\x00')))
 def test_lists_of_labels(tmp_path_factory, text):
     """MMPretrain's CustomDataset: read, or refused by the file's name."""
-    tried('data')
     init_default_scope('mmpretrain')
     path = tmp_path_factory.mktemp('labels') / 'train.txt'
     path.write_text(text)
@@ -259,7 +250,6 @@ def recorded(tmp_path_factory):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_records_of_stiffness(tmp_path_factory, recorded, data):
-    tried('data')
     path = tmp_path_factory.mktemp('record') / 'stiffness_a.npz'
     path.write_bytes(recorded)
     cut(path, data)

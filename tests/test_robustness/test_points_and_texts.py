@@ -18,7 +18,6 @@ from projects.metric_attention.datasets.multi30k import Multi30k
 from tests.test_robustness.inputs import (
     BOUNDED,
     refused,
-    tried,
 )
 from tests.test_robustness.test_data import (
     cut,
@@ -34,7 +33,6 @@ def idx(array):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_mnist(tmp_path_factory, data):
-    tried('data')
     root = tmp_path_factory.mktemp('mnist')
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (6, 5, 5), dtype=np.uint8)
@@ -67,7 +65,6 @@ def tetrahedron(tmp_path_factory):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_meshes(tmp_path_factory, tetrahedron, data):
-    tried('data')
     path = tmp_path_factory.mktemp('mesh') / 'train' / 'a.npz'
     path.parent.mkdir()
     path.write_bytes(tetrahedron)
@@ -85,7 +82,6 @@ def test_meshes(tmp_path_factory, tetrahedron, data):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_labels_of_meshes(tmp_path_factory, tetrahedron, data):
-    tried('data')
     folder = tmp_path_factory.mktemp('labels')
     (folder / 'a.npz').write_bytes(tetrahedron)
     labels = folder / 'a.txt'
@@ -121,7 +117,6 @@ def multi30k(tmp_path_factory):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_multi30k(tmp_path_factory, multi30k, data):
-    tried('data')
     source = multi30k / data.draw(st.sampled_from(['plain', 'gz']))
     root = tmp_path_factory.mktemp('damaged') / 'root'
     shutil.copytree(source, root)
