@@ -4,16 +4,14 @@ A network built with ``init_step=None`` takes over 1.0 from each.
 """
 
 import copy
-import os
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.optim.swa_utils import AveragedModel
 
 from mmstepnet import insert_steps
 from mmstepnet.attentions.record import KEY
-from tests.utils import TORCH_21, free_port, not_on_torch_21, perturb
+from tests.utils import TORCH_21, not_on_torch_21, perturb
 
 models = pytest.importorskip('torchvision.models')
 pytestmark = pytest.mark.filterwarnings('ignore:.*takes over')
@@ -125,16 +123,7 @@ def test_functional_call(source):
     torch.testing.assert_close(out, source(x))
 
 
-@pytest.fixture
-def group(monkeypatch):
-    monkeypatch.setattr(os, 'environ', dict(
-        os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port()))
-    dist.init_process_group('gloo', rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_ddp(source, group):
+def test_ddp(source, one_process):
     from torch.nn.parallel import DistributedDataParallel
     wrapped = DistributedDataParallel(copy.deepcopy(source))
     model = DistributedDataParallel(network())
@@ -143,7 +132,7 @@ def test_ddp(source, group):
 
 
 @not_on_torch_21('has no such functions')
-def test_distributed_checkpoints(source, group, tmp_path):
+def test_distributed_checkpoints(source, one_process, tmp_path):
     checkpoint = pytest.importorskip('torch.distributed.checkpoint')
     checkpoint.save(source.state_dict(), checkpoint_id=tmp_path / 'a')
     model = network()
@@ -154,7 +143,7 @@ def test_distributed_checkpoints(source, group, tmp_path):
 
 
 @pytest.mark.skipif(TORCH_21, reason='FSDP of PyTorch 2.1 wants a GPU')
-def test_fsdp(source, group):
+def test_fsdp(source, one_process):
     from torch.distributed.fsdp import FullyShardedDataParallel
     cpu = dict(device_id=torch.device('cpu'), use_orig_params=True)
     wrapped = FullyShardedDataParallel(copy.deepcopy(source), **cpu)
@@ -166,7 +155,7 @@ def test_fsdp(source, group):
 
 
 @pytest.mark.skipif(TORCH_21, reason='PyTorch 2.1 has no FSDP2')
-def test_fsdp2(source, group):
+def test_fsdp2(source, one_process):
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
@@ -244,7 +233,7 @@ def under_accelerate(model):
 @not_on_torch_21('shards on GPUs alone')
 @pytest.mark.parametrize('wrap', [
     with_syncbn, under_ddp, under_fsdp, under_fsdp2, under_accelerate])
-def test_a_vision_transformer_read_again(wrap, group):
+def test_a_vision_transformer_read_again(wrap, one_process):
     """It computes what it did, and so does the one that gets its weights."""
     source = perturb(transformer(1.0))
     wrapped, state_dict = wrap(copy.deepcopy(source))

@@ -53,14 +53,6 @@ NETWORKS = dict(
 X = torch.randn(4, 3, 32, 32).double()
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    dist.init_process_group('gloo', f'file://{tmp_path}/store', rank=0,
-                            world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def steps(model):
     return [m for m in model.modules() if isinstance(m, ResidualStep)]
 
