@@ -1,10 +1,8 @@
 """The examples run, and what they write is right."""
 
 import csv
-import os
 import re
 import runpy
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from mmstepnet import TrajectoryRecorder, insert_steps
 from mmstepnet.stiffness import Trajectories
 from tests.documents import ROOT
+from tests.programs import run_tool
 from tests.utils import perturb
 
 torchvision = pytest.importorskip('torchvision')
@@ -192,17 +191,13 @@ def test_rtmdet_learns_on_digits(tmp_path):
     data = tmp_path / 'data'
     loops = [f'{loop}_dataloader.dataset.data_root={data}/'
              for loop in ('train', 'val', 'test')]
-    for command in (
-        ['tools/dataset_converters/compose_digits.py', '--out', data,
-         '--train', 24, '--val', 5],
-        ['tools/train.py', 'examples/rtmdet_tiny_stepnet_digits.py',
-         '--work-dir', tmp_path / 'job', '--cfg-options', *loops,
-         f'val_evaluator.ann_file={data}/annotations/instances_val.json',
-         'train_cfg.max_epochs=2', 'train_cfg.val_interval=2',
-         'default_hooks.checkpoint.interval=1', 'randomness.seed=0']):
-        subprocess.run([sys.executable, *map(str, command)], cwd=ROOT,
-                       check=True, capture_output=True,
-                       env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    run_tool('tools/dataset_converters/compose_digits.py', '--out', data,
+             '--train', 24, '--val', 5)
+    run_tool('tools/train.py', 'examples/rtmdet_tiny_stepnet_digits.py',
+             '--work-dir', tmp_path / 'job', '--cfg-options', *loops,
+             f'val_evaluator.ann_file={data}/annotations/instances_val.json',
+             'train_cfg.max_epochs=2', 'train_cfg.val_interval=2',
+             'default_hooks.checkpoint.interval=1', 'randomness.seed=0')
     first, last = (torch.load(tmp_path / 'job' / f'epoch_{n}.pth',
                               weights_only=False)['state_dict']
                    for n in (1, 2))

@@ -10,14 +10,14 @@ import torch
 from benchmarks import gpu_check
 from mmstepnet import steps
 from mmstepnet.steps.tail import aten
+from tests.programs import call_tool
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(capsys):
     def run(*args):
-        monkeypatch.setattr(sys, 'argv', ['gpu_check.py', *map(str, args)])
         with pytest.raises(SystemExit) as stop:
-            gpu_check.main()
+            call_tool(gpu_check, *args)
         return stop.value.code, capsys.readouterr()
     return run
 

@@ -9,7 +9,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tests.test_datasets.conftest import ROOT
+from tests.documents import ROOT
 
 SETTINGS = ('--train', 4, '--val', 3, '--size', '64x72')
 

@@ -14,7 +14,7 @@ from mmpretrain.registry import TRANSFORMS
 from sklearn.datasets import load_digits
 
 from mmstepnet.datasets import DigitsClassification, load_digit_split
-from tests.test_datasets.conftest import ROOT
+from tests.documents import ROOT
 
 CONFIG = ROOT / 'configs' / '_base_' / 'datasets' / 'digits_bs64.py'
 

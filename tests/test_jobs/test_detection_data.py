@@ -11,7 +11,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import CheckpointLoader, Runner
 
 from mmstepnet.jobs.patches import patch_mmengine
-from tests.test_robustness.inputs import call_tool, load_tool
+from tests.programs import call_tool, load_tool
 
 CONFIG = (Path(__file__).parents[2] / 'configs' / 'digits' /
           'faster_rcnn_r18_stepnet_digits.py')

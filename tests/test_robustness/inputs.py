@@ -1,14 +1,8 @@
 """Bad values."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-ROOT = Path(__file__).resolve().parents[2]
 
 BOUNDED = settings(
     deadline=None,
@@ -34,23 +28,3 @@ def refused(named, build, *errors):
         build()
     assert named in str(raised.value), raised.value
     return str(raised.value)
-
-
-def load_tool(name):
-    """A tool, or a program of a project, as a module."""
-    if name.startswith(('benchmarks.', 'projects.')):
-        return importlib.import_module(name)
-    path = ROOT / 'tools' / name
-    if str(path.parent) not in sys.path:  # tools import their neighbours
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def call_tool(module, *arguments):
-    """Call a tool's main() with a command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', [module.__name__, *map(str, arguments)])
-        return module.main()

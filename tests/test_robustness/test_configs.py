@@ -11,7 +11,8 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
 import projects.metric_attention.models  # noqa: F401, registers them
-from tests.test_robustness.inputs import BOUNDED, ROOT
+from tests.documents import ROOT
+from tests.test_robustness.inputs import BOUNDED
 
 WRONG = [None, 'x', '', [], {}, -1, 0, 2.5, float('nan'), True, [-1], b'x',
          'mmstepnet.Nothing', dict(type='mmstepnet.Nothing'), 1j]

@@ -21,11 +21,10 @@ from mmstepnet.jobs.data_check_hook import (
     check_not_empty,
 )
 from mmstepnet.stiffness import FIELDS, Trajectories
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool
 from tests.test_robustness.inputs import (
     BOUNDED,
-    ROOT,
-    call_tool,
-    load_tool,
     refused,
 )
 

@@ -13,12 +13,11 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool
 from tests.test_robustness.inputs import (
     BOUNDED,
     NOT_FINITE,
-    ROOT,
-    call_tool,
-    load_tool,
     refused,
 )
 

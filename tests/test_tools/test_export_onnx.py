@@ -1,21 +1,19 @@
 """The tool that writes ONNX files, with configs of both kinds."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.documents import ROOT
+from tests.programs import run_tool
 from tests.utils import perturb
 
 for name in ('onnx', 'onnxruntime', 'onnxscript'):
     pytest.importorskip(name, reason=f'needs {name}')
 
-ROOT = Path(__file__).resolve().parents[2]
 DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
 
@@ -26,11 +24,9 @@ def export(config, folder, *arguments):
     model = perturb(MODELS.build(cfg.model))
     model.eval()
     torch.save(dict(state_dict=model.state_dict()), folder / 'model.pth')
-    done = subprocess.run(
-        [sys.executable, 'tools/export_onnx.py', config,
-         folder / 'model.pth', folder / 'model.onnx', '--size', '32', '32',
-         *arguments], cwd=ROOT, capture_output=True, text=True)
-    return model, done
+    return model, run_tool(
+        'tools/export_onnx.py', config, folder / 'model.pth',
+        folder / 'model.onnx', '--size', 32, 32, *arguments, check=False)
 
 
 def run(path, images):

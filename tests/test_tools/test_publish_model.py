@@ -1,22 +1,14 @@
 import hashlib
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from mmpretrain import get_model
 from safetensors import safe_open
 
-TOOL = 'tools/publish_model.py'
+from tests.programs import run_tool
+
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
-
-
-def publish(*args):
-    return subprocess.run(
-        [sys.executable, TOOL, *map(str, args)],
-        capture_output=True,
-        text=True)
 
 
 @pytest.fixture
@@ -35,8 +27,7 @@ def checkpoint(tmp_path):
 
 def test_publish(checkpoint, tmp_path):
     model, path = checkpoint
-    result = publish(path, tmp_path / 'out' / 'net')
-    assert result.returncode == 0, result.stderr
+    run_tool('tools/publish_model.py', path, tmp_path / 'out' / 'net')
     files = sorted((tmp_path / 'out').iterdir())
     assert {f.suffix for f in files} == {'.pth', '.safetensors'}
     assert len(files) == 2

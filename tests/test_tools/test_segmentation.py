@@ -4,11 +4,7 @@ The masks are rings and bars of three classes, drawn here.
 """
 
 import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,12 +14,12 @@ import torch
 from mmstepnet import steps
 from mmstepnet.models import StepResNetV1c
 from mmstepnet.stiffness import Trajectories
-from tests.documents import python_snippets
+from tests.documents import ROOT, python_snippets
+from tests.programs import run_tool
 
 pytest.importorskip(
     'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
 
-ROOT = Path(__file__).parents[2]
 CLASSES = ('ground', 'ring', 'bar')
 SMALL = """
 _base_ = ['./documented.py']
@@ -77,13 +73,6 @@ def documented_config():
     config, *_ = [snippet for snippet in python_snippets(
         ROOT / 'docs' / 'segmentation.md') if 'mmseg::' in snippet]
     return config
-
-
-def run_tool(*command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True,
-        env=dict(os.environ, OMP_NUM_THREADS='1'), text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(scope='module')

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from projects.reproduction import paper as program
 from projects.reproduction import save_result
-from projects.reproduction.paper import main
+from tests.programs import call_tool
 
 ROOT = Path(__file__).parents[3]
 SMALL = [
@@ -29,13 +30,12 @@ def command(*args):
 
 
 @pytest.fixture
-def paper(monkeypatch, capsys):
+def paper(capsys):
     """Calls the command in this process."""
     def paper(*args):
-        monkeypatch.setattr(sys, 'argv', ['paper', *map(str, args)])
         code = 0
         try:
-            main()
+            call_tool(program, *args)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
             if not isinstance(error.code, int):

@@ -1,9 +1,7 @@
 """RESULTS.md: to the digit what paper.py table prints and results say."""
 
-import importlib.util
 import re
 import statistics
-import sys
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from projects.reproduction import complexity, read_tables, save_result
+from projects.reproduction import paper as program
 from projects.reproduction.columns import read_columns
 from projects.reproduction.results_document import claims_text
 from projects.reproduction.warm_start_results import (
@@ -19,8 +18,9 @@ from projects.reproduction.warm_start_results import (
     warm_start_column,
     warm_start_sheet,
 )
+from tests.documents import ROOT
+from tests.programs import call_tool
 
-ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / 'projects' / 'reproduction' / 'results'
 PLAIN = 'resnet20_plain_cifar10-10k'
 MOON = 'ipn_metric_moon'
@@ -43,15 +43,9 @@ STARTS = [dict(machine='m', torch='t', commit='c' * 40)]
 @pytest.fixture(scope='module')
 def paper():
     """paper.py, which counts the parameters of a config once."""
-    path = ROOT / 'projects' / 'reproduction' / 'paper.py'
-    spec = importlib.util.spec_from_file_location('paper', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
     def call(*args):
-        patch.setattr(sys, 'argv', ['paper.py', *map(str, args)])
         with redirect_stdout(StringIO()) as printed:
-            module.main()
+            call_tool(program, *args)
         return printed.getvalue()
 
     with pytest.MonkeyPatch.context() as patch:
