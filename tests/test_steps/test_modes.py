@@ -1,28 +1,26 @@
 """Networks of others, with steps, in the ways in which networks are used."""
 
 import copy
-from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import TrajectoryRecorder, fold, insert_steps
+from mmstepnet import TrajectoryRecorder, fold
 from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps import ResidualStep
 from tests.utils import TORCH_21, not_on_torch_21
 
-from .families import (
-    openmmlab_families,
-    timm_families,
-    torchvision_families,
-    transformers_families,
+from .families import LIBRARIES, find_family
+from .insertion import (
+    difference,
+    doubled,
+    outputs,
+    perturb,
+    steps_of,
+    with_moved_steps,
 )
-from .insertion import difference, outputs, perturb, steps_of
 
-LIBRARIES = dict(
-    torchvision=torchvision_families, timm=timm_families,
-    mmpretrain=openmmlab_families, transformers=transformers_families)
 NETWORKS = {
     'torchvision': ('ResNet, basic', 'ViT'),
     'timm': ('ConvNeXt', 'ViT'),
@@ -69,16 +67,9 @@ def cases(networks):
 
 def stepped(library, name):
     """A small network whose gates have moved, and its input."""
-    if not find_spec(library):
-        pytest.skip(f'needs {library}')
-    if library == 'mmpretrain':
-        pytest.importorskip(name.split()[0])
+    family = find_family(library, name)
     torch.manual_seed(0)
-    family = LIBRARIES[library]()[name]
-    model = perturb(family.build())
-    insert_steps(model, **dict(family.options))
-    for step in steps_of(model).values():
-        perturb(step.attention)
+    model = with_moved_steps(family.build(), **dict(family.options))
     model.eval()  # returns nothing in some hosts
     return model, family.inputs()
 
@@ -94,9 +85,7 @@ def norms(model):
 @cases(FOLDED)
 def test_fold(library, name):
     model, inputs = stepped(library, name)
-    model.double()
-    inputs = ({k: v.double() for k, v in inputs.items()}
-              if isinstance(inputs, dict) else inputs.double())
+    model, inputs = model.double(), doubled(inputs)
     before = norms(model)
     folded = fold(model)
     with torch.no_grad():

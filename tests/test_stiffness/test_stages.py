@@ -8,17 +8,12 @@ from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import find_steps
 from mmstepnet.steps.finding.additions import PROJECTS
+from tests.utils import Adds
 
 
-class Residual(nn.Module):
-    """Adds what a branch makes, as in SHViT and MSRA's EfficientViT."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.m = nn.Linear(width, width)
-
-    def forward(self, x):
-        return x + self.m(x)
+def wrapper(width=8):
+    """As in SHViT and MSRA's EfficientViT."""
+    return Adds(nn.Linear(width, width))
 
 
 class Block(nn.Module):
@@ -26,7 +21,7 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.ffn = Residual(), Residual()
+        self.conv, self.ffn = wrapper(), wrapper()
 
     def forward(self, x):
         return self.ffn(self.conv(x))
@@ -49,9 +44,9 @@ def test_a_stage_is_a_list_rather_than_a_block_of_wrappers():
 
 def test_a_block_may_be_a_list_of_wrappers_as_in_cpubone():
     def block():
-        mlp = Residual()
-        mlp.m = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-        return nn.Sequential(nn.Sequential(Residual(), mlp), Residual())
+        mlp = Adds(nn.Sequential(
+            nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+        return nn.Sequential(nn.Sequential(wrapper(), mlp), wrapper())
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(block(), block()))
     assert names(model, torch.rand(2, 5, 8)) == [
@@ -84,7 +79,7 @@ class Partial(nn.Module):
         super().__init__()
         self.main, self.short = (nn.Linear(8, width) for _ in range(2))
         self.final = nn.Linear(width, 8)
-        self.blocks = nn.Sequential(*(Residual(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(wrapper(width) for _ in range(blocks)))
 
     def forward(self, x):
         return self.final(self.blocks(self.main(x)) * self.short(x))
@@ -125,7 +120,7 @@ def test_a_block_that_runs_on_is_the_first_one_once():
     class Again(nn.Module):
         def __init__(self):
             super().__init__()
-            self.blocks = nn.Sequential(Residual())
+            self.blocks = nn.Sequential(wrapper())
 
         def forward(self, x):
             return self.blocks[0](self.blocks[0](self.blocks[0](x)))
