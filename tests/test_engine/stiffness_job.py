@@ -17,9 +17,9 @@ from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
 from mmstepnet.jobs.job import end_process_group
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.documents import ROOT
 from tests.utils import perturb
 
-ROOT = Path(__file__).resolve().parents[2]
 VAL_IMAGES = 37
 SAMPLES = (None, 11)
 numbers = itertools.count()

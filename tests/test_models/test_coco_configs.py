@@ -1,16 +1,16 @@
 """What StepNet's detectors start from, and that their adaptors can act."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.documents import ROOT
 from tests.utils import perturb
 
 pytest.importorskip('mmdet')
-ROOT = Path(__file__).parents[2]
+
+
 @pytest.mark.parametrize('attention', ['se', 'eca', 'sge', 'stepnet'])
 def test_backbones_come_from_imagenet_whole(tmp_path, attention):
     """Every weight, the attention's included, is the classifier's."""

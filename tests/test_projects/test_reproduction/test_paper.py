@@ -15,7 +15,6 @@ from projects.reproduction import paper as program
 from projects.reproduction import save_result
 from tests.programs import call_tool
 
-ROOT = Path(__file__).parents[3]
 SMALL = [
     'train_cfg.max_epochs=1', *(
         f'{split}_dataloader.{key}' for split in ('train', 'val', 'test')

@@ -16,8 +16,8 @@ from projects.reproduction.provenance import provenance
 from projects.reproduction.results import load_result
 from projects.reproduction.schedule import Schedule
 from projects.reproduction.training_job import TrainingJob
+from tests.documents import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_plain_digits.py'
 CELL = Cell('digits', 'Plain', 'Digits', ('Accuracy', ), {}, config=CONFIG)
 EVERY_EPOCH = Schedule(12, 1, 1, True)
