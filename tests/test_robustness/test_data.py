@@ -7,7 +7,6 @@ import math
 import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.transforms import LoadImageFromFile
@@ -23,10 +22,8 @@ from mmstepnet.jobs.data_check_hook import (
 from mmstepnet.stiffness import FIELDS, Trajectories
 from tests.documents import ROOT
 from tests.programs import call_tool, load_tool
-from tests.test_robustness.inputs import (
-    BOUNDED,
-    refused,
-)
+from tests.test_robustness.inputs import BOUNDED, refused
+from tests.test_stiffness.test_trajectories import arrays
 
 
 def cut(path, data):
@@ -238,11 +235,7 @@ def test_lists_of_labels(tmp_path_factory, text):
 @pytest.fixture(scope='module')
 def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp('record') / 'a.npz'
-    Trajectories(
-        **{name: torch.ones(5, 3) for name in FIELDS},
-        stages=[0, 0, 1], blocks=['a', 'b', 'c'], excluded=['d'],
-        settings=dict(model='m', split='val', reading='unit',
-                      dataset_size=5)).save(path)
+    Trajectories(**arrays()).save(path)
     return path.read_bytes()
 
 

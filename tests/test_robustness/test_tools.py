@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from tests.documents import ROOT
-from tests.programs import call_tool, load_tool
+from tests.programs import IN_PROCESS, call_tool, load_tool
 from tests.test_robustness.inputs import (
     BOUNDED,
     NOT_FINITE,
@@ -211,8 +211,7 @@ def test_checkpoints_without_weights(model, tmp_path_factory, content):
 SMALL = ['train_dataloader.dataset.indices=64',
          'val_dataloader.dataset.indices=16',
          'test_dataloader.dataset.indices=16',
-         *(f'{loop}_dataloader.{key}' for loop in ('train', 'val', 'test')
-           for key in ('num_workers=0', 'persistent_workers=False'))]
+         *IN_PROCESS]
 
 
 @pytest.mark.parametrize('lr', [math.nan, math.inf, 1e30])

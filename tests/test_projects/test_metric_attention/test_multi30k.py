@@ -44,7 +44,8 @@ def write(root, split, english, german, compress=False, form='raw',
         data = ''.join(f'{line}\n' for line in lines).encode()
         name = f'{split}{infix}.{language}'
         if compress:
-            (folder / f'{name}.gz').write_bytes(gzip.compress(data))
+            (folder / f'{name}.gz').write_bytes(gzip.compress(
+                data, mtime=0))
         else:
             (folder / name).write_bytes(data)
 
