@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
-from mmengine.runner import CheckpointLoader, Runner
+from mmengine.runner import Runner
 
 from mmstepnet.jobs.patches import patch_mmengine
+from tests.checkpoints import restored_mmengine  # noqa: F401, a fixture
 from tests.programs import call_tool, load_tool
 
 CONFIG = (Path(__file__).parents[2] / 'configs' / 'digits' /
@@ -27,13 +28,10 @@ def digits(tmp_path_factory):
 
 
 @pytest.fixture
-def patched(monkeypatch):
-    """The tools' patches, which would last for a process."""
+def patched(restored_mmengine, monkeypatch):  # noqa: F811
     transforms = pytest.importorskip('mmcv.transforms')
     monkeypatch.setattr(transforms.LoadImageFromFile, 'transform',
                         transforms.LoadImageFromFile.transform)
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
     patch_mmengine()
 
 

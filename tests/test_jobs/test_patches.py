@@ -7,28 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.fileio import LocalBackend, get_file_backend
-from mmengine.fileio.backends import registry_utils
+from mmengine.fileio import get_file_backend
 from mmengine.runner import CheckpointLoader
 
 from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
 from mmstepnet.jobs.safe_load import UnsafeCheckpointError
-from tests.checkpoints import Payload, mmengine_content
+from tests.checkpoints import (
+    Payload,
+    mmengine_content,
+    restored_mmengine,  # noqa: F401, a fixture
+)
 from tests.programs import run_ranks
 
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    """Else the patches would last for the other tests."""
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
-    monkeypatch.setattr(registry_utils, 'backends',
-                        dict(registry_utils.backends))
-    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+pytestmark = pytest.mark.usefixtures('restored_mmengine')
 
 
 @pytest.fixture
-def patched(restored):
+def patched(restored_mmengine):  # noqa: F811
     patch_mmengine()
 
 
