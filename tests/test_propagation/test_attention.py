@@ -291,3 +291,27 @@ def test_weights_of_a_pseudo_metric_with_names_of_the_block(monkeypatch):
         second.load_state_dict(first.state_dict())
     x = torch.randn(5, 8)
     assert torch.equal(second(x), first(x))
+
+
+@pytest.mark.parametrize('cls', BLOCKS)
+def test_heads_that_do_not_divide(cls):
+    with pytest.raises(ValueError, match='divide.*5 heads for 12'):
+        cls(12, 5)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_bad_input(cls):
+    module = cls(8, 2)
+    x = torch.randn(2, 5, 8)
+    for args, message in (
+        ((x[..., :6], ), r'x must be \(..., points, 8\)'),
+        ((x, x[..., :6]), r'sources must be'),
+        ((x[0, 0], ), 'x must be'),
+        ((x, x[0]), 'do not fit'),
+        ((x[:, :0], ), 'a dimension is 0'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module(*args)
+    for dense in (False, True):
+        with pytest.raises(TypeError, match='must be a bool tensor'):
+            module(x, mask=torch.ones(2, 5), dense=dense)
