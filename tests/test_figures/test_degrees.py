@@ -27,7 +27,8 @@ def test_maps_show_the_definition(runs, measure, share):
         np.testing.assert_allclose(trace.x, m1, rtol=1e-6)
         np.testing.assert_allclose(trace.y, m2, rtol=1e-6)
         np.testing.assert_allclose(
-            trace.z, share(run.nsi, run.trajectories.stages, m1, m2).T)
+            trace.z, share(run.nsi, run.trajectories.stages, m1, m2).T,
+            atol=1e-6)
     assert maps[2].z.std() > 0
 
 
@@ -56,7 +57,7 @@ def test_paper_map_has_m1_across(run):
     assert right == pytest.approx(m1[0] + m1[-1])
     assert top == pytest.approx(m2[0] + m2[-1])
     np.testing.assert_allclose(
-        image.get_array(), stiffness_occurrence(*given, m1, m2).T)
+        image.get_array(), stiffness_occurrence(*given, m1, m2).T, atol=1e-6)
 
 
 def test_one_block_a_stage(run):
