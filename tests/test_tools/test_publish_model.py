@@ -6,7 +6,7 @@ import torch
 from mmpretrain import get_model
 from safetensors import safe_open
 
-from tests.programs import run_tool
+from tests.programs import call_tool, load_tool
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 
@@ -27,7 +27,7 @@ def checkpoint(tmp_path):
 
 def test_publish(checkpoint, tmp_path):
     model, path = checkpoint
-    run_tool('tools/publish_model.py', path, tmp_path / 'out' / 'net')
+    call_tool(load_tool('publish_model.py'), path, tmp_path / 'out' / 'net')
     files = sorted((tmp_path / 'out').iterdir())
     assert {f.suffix for f in files} == {'.pth', '.safetensors'}
     assert len(files) == 2
