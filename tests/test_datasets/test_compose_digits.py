@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 
 import cv2
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tests.documents import ROOT
+from tests.programs import run_tool
 
 SETTINGS = ('--train', 4, '--val', 3, '--size', '64x72')
 
@@ -24,12 +22,8 @@ def contents(folder):
 def test_equal_settings_give_equal_files_in_other_processes(
         tmp_path, call_tool):
     call_tool('--out', tmp_path / 'a', *SETTINGS)
-    tool = ROOT / 'tools' / 'dataset_converters' / 'compose_digits.py'
-    subprocess.run(
-        [sys.executable, str(tool), '--out', str(tmp_path / 'b'),
-         *map(str, SETTINGS)],
-        env={**os.environ, 'PYTHONHASHSEED': '7', 'PYTHONPATH': str(ROOT)},
-        capture_output=True, check=True)
+    run_tool('tools/dataset_converters/compose_digits.py', '--out',
+             tmp_path / 'b', *SETTINGS, PYTHONHASHSEED='7')
     assert contents(tmp_path / 'a') == contents(tmp_path / 'b')
     call_tool('--out', tmp_path / 'c', *SETTINGS, '--seed', 1)
     assert contents(tmp_path / 'a') != contents(tmp_path / 'c')

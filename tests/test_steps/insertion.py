@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.steps.step_block import StepBlock
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.programs import run_tool
 
 COMPILED = set()
 """Classes that this process has compiled."""
@@ -232,8 +232,5 @@ def check_fresh_process(path: Path, models: list) -> None:
         with_moved_steps(model).eval()
         saved.append((model, inputs, outputs(model, inputs)[0].detach()))
     torch.save(saved, path)
-    done = subprocess.run(
-        [sys.executable, '-c', FRESH, str(path)], capture_output=True,
-        text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
-    assert done.returncode == 0, done.stderr
+    done = run_tool('-c', FRESH, path, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.stdout.split() == [type(m).__name__ for m, _ in models]
