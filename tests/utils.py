@@ -24,6 +24,12 @@ class Adds(nn.Module):
         return x + self.f(x)
 
 
+def seeded(*shape, seed=0):
+    """Normal numbers, the same ones in every process."""
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed))
+
+
 def free_port():
     """A port that no job of this machine listens at, as a string."""
     with socket.socket() as server:

@@ -11,14 +11,13 @@ from torch.utils.data import Dataset
 
 from mmstepnet import calibrate
 from mmstepnet.models import StepResNet
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 
 class Images(Dataset):
 
     def __init__(self, count=10):
-        generator = torch.Generator().manual_seed(0)
-        self.images = torch.randn(count, 3, 32, 32, generator=generator)
+        self.images = seeded(count, 3, 32, 32)
 
     def __len__(self):
         return len(self.images)

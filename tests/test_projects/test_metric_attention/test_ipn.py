@@ -12,7 +12,7 @@ from projects.metric_attention.models import (
     InformationPropagationNetwork,
     PointClassifier,
 )
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 SIMILARITIES = ('DotProductAttention', 'L2Attention', 'MetricAttention',
                 'DotProduct', 'L2', 'Metric')
@@ -39,9 +39,8 @@ def network(similarity, **kwargs):
 
 
 def points(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
     # Far enough apart for similarities to differ: deep propagation clusters.
-    return 4 * torch.randn(count, 5, generator=generator).double() + 0.5
+    return 4 * seeded(count, 5, seed=seed).double() + 0.5
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from projects.reproduction import paper as program
-from projects.reproduction import save_result
 from tests.programs import call_tool
+
+from .made_results import KEY, result, save
 
 SMALL = [
     'train_cfg.max_epochs=1', *(
@@ -141,14 +142,11 @@ def test_list_names_every_config(paper):
 
 
 def test_plot_writes_pictures(tmp_path, paper):
-    for seed, accuracy in enumerate((90.5, 92.0, 91.0)):
-        last = dict(epoch=2, metrics={'accuracy/top1': accuracy})
-        save_result(
-            tmp_path / 'ipn_l2_moon' / f'seed_{seed}.json',
-            dict(config='ipn_l2_moon', seed=seed, cfg_options=[], last=last,
-                 best=last, curves={
-                     'loss': [[1, 0.7 - seed / 9], [2, 0.3]],
-                     'accuracy/top1': [[1, 80.0], [2, accuracy]]}))
+    save(tmp_path, *(
+        result(seed, accuracy, 2, (2, accuracy), 'ipn_l2_moon', curves={
+            'loss': [[1, 0.7 - seed / 9], [2, 0.3]],
+            KEY: [[1, 80.0], [2, accuracy]]})
+        for seed, accuracy in enumerate((90.5, 92.0, 91.0))))
     out = tmp_path / 'out'
     plot = paper('plot', 'moon', '--results', tmp_path, '--out', out)
     assert plot.returncode == 0, plot.stderr
