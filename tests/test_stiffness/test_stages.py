@@ -143,13 +143,9 @@ class Both(nn.Module):
 
 def test_a_block_alone_whose_branch_adds_projects_nothing():
     """As in RepGhostNet."""
-    def block():
-        wrapper = Residual()
-        wrapper.m = Both()
-        return wrapper
-
-    model = nn.Sequential(nn.Sequential(block()), nn.Linear(8, 8),
-                          nn.Sequential(block(), block()))
+    model = nn.Sequential(
+        nn.Sequential(Adds(Both())), nn.Linear(8, 8),
+        nn.Sequential(Adds(Both()), Adds(Both())))
     found = [s for s in names(model, torch.rand(2, 5, 8)) if s[2] != PROJECTS]
     assert found == [
         ('0.0', '0', None), ('2.0', '2', FIRST), ('2.1', '2', None)]
@@ -160,7 +156,7 @@ class Nested(nn.Module):
 
     def __init__(self, shortcut):
         super().__init__()
-        self.shortcut, self.inner = shortcut, Residual()
+        self.shortcut, self.inner = shortcut, wrapper()
 
     def forward(self, x):
         return self.shortcut(x) + self.inner(x)
@@ -181,7 +177,7 @@ class Stage(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.position = Residual()
+        self.position = wrapper()
         self.blocks = nn.Sequential(Block(), Block())
 
     def forward(self, x):
