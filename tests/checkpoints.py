@@ -3,9 +3,23 @@
 from collections import OrderedDict
 
 import numpy as np
+import pytest
 import torch
 from mmengine.config import ConfigDict
+from mmengine.fileio import LocalBackend
+from mmengine.fileio.backends import registry_utils
 from mmengine.logging import MessageHub
+from mmengine.runner import CheckpointLoader
+
+
+@pytest.fixture
+def restored_mmengine(monkeypatch):
+    """The tools' patches of it would last for a process."""
+    monkeypatch.setattr(CheckpointLoader, '_schemes',
+                        CheckpointLoader._schemes.copy())
+    monkeypatch.setattr(registry_utils, 'backends',
+                        dict(registry_utils.backends))
+    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
 
 
 class Payload:

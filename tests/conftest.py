@@ -34,6 +34,15 @@ else:
     from mmengine.utils import ManagerMixin
 
 
+@pytest.fixture
+def one_process(tmp_path):
+    """A group of this process alone."""
+    torch.distributed.init_process_group(
+        'gloo', f'file://{tmp_path}/store', rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 def subclasses(cls):
     for subclass in cls.__subclasses__():
         yield subclass

@@ -8,9 +8,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.documents import ROOT
 from tests.utils import perturb
 
-ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(
     str(path.relative_to(ROOT))
     for folder in (ROOT / 'configs', *ROOT.glob('projects/*/configs'))

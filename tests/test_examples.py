@@ -1,10 +1,8 @@
 """The examples run, and what they write is right."""
 
 import csv
-import os
 import re
 import runpy
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from mmstepnet import TrajectoryRecorder, insert_steps
 from mmstepnet.stiffness import Trajectories
 from tests.documents import ROOT
+from tests.programs import run_tool
 from tests.utils import perturb
 
 torchvision = pytest.importorskip('torchvision')
@@ -31,7 +30,7 @@ def run_example(monkeypatch):
 
 
 def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
-    """Against the definition at each block's last norm."""
+    """Against the recorder, of a model and pictures read here."""
     pytest.importorskip('matplotlib')
     from torchvision.io import write_png
     images = torch.randint(0, 256, (3, 3, 300, 260), dtype=torch.uint8)
@@ -45,22 +44,11 @@ def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
         tmp_path / 'resnet50.pth', '--out', tmp_path / 'out',
         '--batch-size', 2)
     recorded = Trajectories.load(tmp_path / 'out' / 'stiffness.npz')
-
-    states, branches = [], []
-    for name in recorded.blocks:
-        block = model.get_submodule(name)
-        block.register_forward_pre_hook(
-            lambda module, inputs: states.append(inputs[0].flatten(1)))
-        block.bn3.register_forward_hook(
-            lambda module, inputs, out: branches.append(
-                out.flatten(1).clone()))
     weights = torchvision.models.ResNet50_Weights.IMAGENET1K_V1
-    with torch.no_grad():
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
         model(weights.transforms()(images))
-    nsi = np.stack([(f.norm(dim=1) / x.norm(dim=1)).numpy()
-                    for x, f in zip(states, branches, strict=True)], 1)
-    assert nsi.shape == (3, 12)
-    np.testing.assert_allclose(recorded.adaptive, nsi, rtol=1e-3)
+    assert recorder.nsi.shape == (3, 12)
+    np.testing.assert_allclose(recorded.adaptive, recorder.nsi, rtol=1e-3)
     assert f'TNS {recorded.tns():.3f}' in capsys.readouterr().out
     assert len(list((tmp_path / 'out').glob('*.png'))) >= 3
 
@@ -219,17 +207,13 @@ def test_rtmdet_learns_on_digits(tmp_path):
     data = tmp_path / 'data'
     loops = [f'{loop}_dataloader.dataset.data_root={data}/'
              for loop in ('train', 'val', 'test')]
-    for command in (
-        ['tools/dataset_converters/compose_digits.py', '--out', data,
-         '--train', 24, '--val', 5],
-        ['tools/train.py', 'examples/rtmdet_tiny_stepnet_digits.py',
-         '--work-dir', tmp_path / 'job', '--cfg-options', *loops,
-         f'val_evaluator.ann_file={data}/annotations/instances_val.json',
-         'train_cfg.max_epochs=2', 'train_cfg.val_interval=2',
-         'default_hooks.checkpoint.interval=1', 'randomness.seed=0']):
-        subprocess.run([sys.executable, *map(str, command)], cwd=ROOT,
-                       check=True, capture_output=True,
-                       env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    run_tool('tools/dataset_converters/compose_digits.py', '--out', data,
+             '--train', 24, '--val', 5)
+    run_tool('tools/train.py', 'examples/rtmdet_tiny_stepnet_digits.py',
+             '--work-dir', tmp_path / 'job', '--cfg-options', *loops,
+             f'val_evaluator.ann_file={data}/annotations/instances_val.json',
+             'train_cfg.max_epochs=2', 'train_cfg.val_interval=2',
+             'default_hooks.checkpoint.interval=1', 'randomness.seed=0')
     first, last = (torch.load(tmp_path / 'job' / f'epoch_{n}.pth',
                               weights_only=False)['state_dict']
                    for n in (1, 2))

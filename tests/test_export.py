@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import MetricAttention, export, insert_steps
+from mmstepnet import MetricAttention, export
 from mmstepnet.export import export_onnx
 from tests.test_steps.families import timm_families, torchvision_families
-from tests.test_steps.insertion import outputs, perturb, steps_of
+from tests.test_steps.insertion import outputs, with_moved_steps
 
 for name in ('onnx', 'onnxruntime', 'onnxscript'):
     if find_spec(name) is None:
@@ -26,10 +26,7 @@ def stepped(key):
     families, name, options = FAMILIES[key]
     pytest.importorskip('timm' if key == 'timm' else 'torchvision')
     family = families()[name]
-    model = perturb(family.build())
-    insert_steps(model, **dict(family.options))
-    for step in steps_of(model).values():
-        perturb(step.attention)
+    model = with_moved_steps(family.build(), **dict(family.options))
     return model.eval(), options
 
 

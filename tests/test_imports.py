@@ -5,11 +5,11 @@ An arrow never runs up, the core knows no host, nobody imports the projects.
 
 import ast
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.documents import ROOT
+
 FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version',
          'version'}
 """Modules that every layer may import."""

@@ -8,7 +8,8 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from tests.documents import ROOT
-from tests.test_tools.test_stiffness_tools import IN_PROCESS, call
+from tests.programs import IN_PROCESS
+from tests.test_tools.test_stiffness_tools import call
 
 WEIGHTS = ROOT / 'weights'
 ONE_IMAGE = 100 / 360
@@ -23,7 +24,7 @@ def test_each_has_a_card():
 
 
 @pytest.mark.parametrize('name', CARD)
-def test_card(name, tmp_path, monkeypatch, capsys):
+def test_card(name, tmp_path, capsys):
     accuracy, tns, parameters = CARD[name].split(' | ')
     config = ROOT / 'configs' / 'digits' / f'{name}.py'
     path = str(WEIGHTS / f'{name}.safetensors')
@@ -35,7 +36,7 @@ def test_card(name, tmp_path, monkeypatch, capsys):
     assert sum(p.numel() for p in model.parameters()) == int(
         parameters.replace(',', ''))
 
-    call(monkeypatch, 'stiffness', config, path, '--out', tmp_path,
+    call('stiffness', config, path, '--out', tmp_path,
          '--device', 'cpu', '--cfg-options', *IN_PROCESS)
     told = dict(re.findall(r'^ *(\S.*)  (\S+)$', capsys.readouterr().out,
                            re.MULTILINE))

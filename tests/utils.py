@@ -2,6 +2,7 @@ import socket
 
 import pytest
 import torch
+import torch.nn as nn
 
 TORCH_21 = torch.__version__.startswith('2.1.')
 """Whether this is the PyTorch of the upstream stack."""
@@ -10,6 +11,23 @@ TORCH_21 = torch.__version__.startswith('2.1.')
 def not_on_torch_21(why):
     """Skip what PyTorch 2.1 cannot do; ``why`` completes the sentence."""
     return pytest.mark.skipif(TORCH_21, reason=f'PyTorch 2.1 {why}')
+
+
+class Adds(nn.Module):
+    """x + f(x), as people write it."""
+
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x):
+        return x + self.f(x)
+
+
+def seeded(*shape, seed=0):
+    """Normal numbers, the same ones in every process."""
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed))
 
 
 def free_port():

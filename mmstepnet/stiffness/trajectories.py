@@ -314,8 +314,8 @@ class Trajectories:
                     raise ValueError(f'it would unpack to {size} bytes')
                 arrays = {name: file[name] for name in names if name in file}
         except (OSError, ValueError, EOFError, AttributeError, TypeError,
-                KeyError, MemoryError, NotImplementedError,
-                zipfile.BadZipFile, zlib.error) as error:
+                KeyError, MemoryError, RuntimeError, zipfile.BadZipFile,
+                zlib.error) as error:
             raise ValueError(f'{path} is damaged or no .npz file: {error}; '
                              f'record it again') from error
         missing = [name for name in names if name not in arrays]

@@ -13,15 +13,14 @@ from torch.func import functional_call
 
 from mmstepnet import models
 from mmstepnet.models import IEBN, StepResNetCIFAR
-from tests.utils import not_on_torch_21, perturb
+from tests.utils import not_on_torch_21, perturb, seeded
 
 StepResNet = partial(models.StepResNet, host='mmpretrain')
 CFG = dict(type='mmstepnet.IEBN')
 
 
 def images(*shape):
-    generator = torch.Generator().manual_seed(3)
-    return 2 * torch.randn(*shape, generator=generator) + 1
+    return 2 * seeded(*shape, seed=3) + 1
 
 
 @pytest.mark.parametrize('training', [False, True])
@@ -119,7 +118,7 @@ def test_plain_checkpoints_load_and_compute_the_same(build, training):
     assert all('.ie_' in f'.{key}' for key in keys.missing_keys)
     for network in (plain, model):
         network.train(training)
-    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    x = seeded(2, 3, 64, 64)
     expected, out = plain(x)[-1], model(x)[-1]
     scale = expected.detach().abs().max()
     torch.testing.assert_close(

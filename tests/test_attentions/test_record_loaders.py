@@ -4,16 +4,15 @@ A network built with ``init_step=None`` takes over 1.0 from each.
 """
 
 import copy
-import os
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.optim.swa_utils import AveragedModel
 
 from mmstepnet import insert_steps
 from mmstepnet.attentions.record import KEY
-from tests.utils import TORCH_21, free_port, not_on_torch_21, perturb
+from tests.utils import not_on_torch_21, perturb
 
 models = pytest.importorskip('torchvision.models')
 pytestmark = pytest.mark.filterwarnings('ignore:.*takes over')
@@ -125,25 +124,8 @@ def test_functional_call(source):
     torch.testing.assert_close(out, source(x))
 
 
-@pytest.fixture
-def group(monkeypatch):
-    monkeypatch.setattr(os, 'environ', dict(
-        os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port()))
-    dist.init_process_group('gloo', rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_ddp(source, group):
-    from torch.nn.parallel import DistributedDataParallel
-    wrapped = DistributedDataParallel(copy.deepcopy(source))
-    model = DistributedDataParallel(network())
-    model.load_state_dict(wrapped.state_dict())
-    same(model, source)
-
-
 @not_on_torch_21('has no such functions')
-def test_distributed_checkpoints(source, group, tmp_path):
+def test_distributed_checkpoints(source, one_process, tmp_path):
     checkpoint = pytest.importorskip('torch.distributed.checkpoint')
     checkpoint.save(source.state_dict(), checkpoint_id=tmp_path / 'a')
     model = network()
@@ -151,36 +133,6 @@ def test_distributed_checkpoints(source, group, tmp_path):
     checkpoint.load(state, checkpoint_id=tmp_path / 'a')
     model.load_state_dict(state)
     same(model, source)
-
-
-@pytest.mark.skipif(TORCH_21, reason='FSDP of PyTorch 2.1 wants a GPU')
-def test_fsdp(source, group):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    cpu = dict(device_id=torch.device('cpu'), use_orig_params=True)
-    wrapped = FullyShardedDataParallel(copy.deepcopy(source), **cpu)
-    wrapped(torch.randn(2, 3, 32, 32))
-    weights = wrapped.state_dict()
-    for model in (network(), FullyShardedDataParallel(network(), **cpu)):
-        model.load_state_dict(weights)
-        same(model, source)
-
-
-@pytest.mark.skipif(TORCH_21, reason='PyTorch 2.1 has no FSDP2')
-def test_fsdp2(source, group):
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        set_model_state_dict,
-    )
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    mesh = init_device_mesh('cpu', (1, ))
-    whole = StateDictOptions(full_state_dict=True)
-    weights = get_model_state_dict(
-        fully_shard(copy.deepcopy(source), mesh=mesh), options=whole)
-    for model in (network(), fully_shard(network(), mesh=mesh)):
-        set_model_state_dict(model, dict(weights), options=whole)
-        same(model, source)
 
 
 def transformer(init_step=None):
@@ -193,13 +145,13 @@ def with_syncbn(model):
     """As before DDP, which takes it on GPUs alone."""
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert any('SyncBatchNorm' in type(m).__name__ for m in model.modules())
-    return model, model.state_dict
+    return model, model.state_dict, model.load_state_dict
 
 
 def under_ddp(model):
     from torch.nn.parallel import DistributedDataParallel
     wrapped = DistributedDataParallel(model)
-    return wrapped, wrapped.module.state_dict
+    return wrapped, wrapped.module.state_dict, wrapped.module.load_state_dict
 
 
 def under_fsdp(model):
@@ -210,21 +162,23 @@ def under_fsdp(model):
             block, device_id=torch.device('cpu'), use_orig_params=True)
     wrapped = FullyShardedDataParallel(
         model, device_id=torch.device('cpu'), use_orig_params=True)
-    return wrapped, wrapped.state_dict
+    return wrapped, wrapped.state_dict, wrapped.load_state_dict
 
 
 def under_fsdp2(model):
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
+        set_model_state_dict,
     )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     mesh = init_device_mesh('cpu', (1, ))
     for part in (*model.encoder.layers, model):
         fully_shard(part, mesh=mesh)
-    return model, lambda: get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True))
+    whole = StateDictOptions(full_state_dict=True)
+    return (model, partial(get_model_state_dict, model, options=whole),
+            partial(set_model_state_dict, model, options=whole))
 
 
 def under_accelerate(model):
@@ -238,17 +192,21 @@ def under_accelerate(model):
         accelerate.hooks.remove_hook_from_module(model, recurse=True)
         return model.state_dict()
 
-    return model, state_dict
+    return model, state_dict, None
 
 
 @not_on_torch_21('shards on GPUs alone')
 @pytest.mark.parametrize('wrap', [
     with_syncbn, under_ddp, under_fsdp, under_fsdp2, under_accelerate])
-def test_a_vision_transformer_read_again(wrap, group):
-    """It computes what it did, and so does the one that gets its weights."""
+def test_a_vision_transformer_read_again(wrap, one_process):
+    """It computes what it did, and so do those that get its weights."""
     source = perturb(transformer(1.0))
-    wrapped, state_dict = wrap(copy.deepcopy(source))
+    wrapped, state_dict, _ = wrap(copy.deepcopy(source))
     same(wrapped, source)
-    model = transformer()
-    model.load_state_dict(state_dict())
+    weights, model = state_dict(), transformer()
+    model.load_state_dict(weights)
     same(model, source)
+    wrapped, _, load = wrap(transformer())
+    if load is not None:
+        load(dict(weights))
+        same(wrapped, source)

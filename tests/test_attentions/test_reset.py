@@ -14,6 +14,7 @@ from mmstepnet.attentions import (
     build_attention,
     choose_step,
 )
+from tests.utils import seeded
 
 SETTINGS = [(name, init_step) for name in sorted(set(ATTENTIONS) - {'Plain'})
             for init_step in (None, 1.0)]
@@ -27,16 +28,14 @@ def spoil(module):
     return module
 
 
+def parents_first(module, turn=list):
+    for child in turn(list(module.modules())):
+        if hasattr(child, 'reset_parameters'):
+            child.reset_parameters()
+
+
 def children_first(module):
-    for child in reversed(list(module.modules())):
-        if hasattr(child, 'reset_parameters'):
-            child.reset_parameters()
-
-
-def parents_first(module):
-    for child in module.modules():
-        if hasattr(child, 'reset_parameters'):
-            child.reset_parameters()
+    parents_first(module, reversed)
 
 
 def alone(module):
@@ -56,8 +55,7 @@ def test_every_attention(name, init_step, reset):
 
     fresh, model = build(), spoil(build())
     reset(model)
-    x, f = torch.randn(2, 4, 32, 7, 7,
-                       generator=torch.Generator().manual_seed(0))
+    x, f = seeded(2, 4, 32, 7, 7)
     for mode in (True, False):
         out = choose_step(model.train(mode), x, f)
         assert out.isfinite().all()

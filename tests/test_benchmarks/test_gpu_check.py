@@ -10,14 +10,15 @@ import torch
 from benchmarks import gpu_check
 from mmstepnet import steps
 from mmstepnet.steps.tail import aten
+from tests.programs import call_tool
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(capsys, tmp_path):
     def run(*args):
-        monkeypatch.setattr(sys, 'argv', ['gpu_check.py', *map(str, args)])
         with pytest.raises(SystemExit) as stop:
-            gpu_check.main()
+            call_tool(gpu_check, *args, '--device', 'cpu', '--quick', '--out',
+                      tmp_path)
         return stop.value.code, capsys.readouterr()
     return run
 
@@ -39,32 +40,30 @@ def rows(folder):
 
 def test_tails_pass_and_a_second_call_goes_on(call, few, tmp_path):
     few('correctness', 'tail', 'large means, 10 ')
-    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
-    code, printed = call(*args)
+    assert call('correctness')[0] == 0
     found = rows(tmp_path)
-    assert code == 0 and len(found) == 20
+    assert len(found) == 20
     assert {row['verdict'] for row in found.values()} == {'passes'}
     table = (tmp_path / 'gpu_check.md').read_text()
     assert table.count('| passes |') == len(found)
-    code, printed = call(*args)
+    code, printed = call('correctness')
     assert code == 0 and printed.out.startswith('20 checks, 0 failed')
 
 
 def test_a_path_that_is_not_taken_fails_and_is_tried_again(
         call, few, tmp_path):
     few('correctness', 'tail, float32')
-    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
 
     class Never(steps.fused):
         def __init__(self, mode):
             super().__init__(False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, 'fused', Never)
-        code, _ = call(*args)
+        code, _ = call('correctness')
     assert code == 1
     assert all('NotTakenError: the fused path was taken by 0 tails, not by 1'
                in row['value'] for row in rows(tmp_path).values())
-    assert call(*args)[0] == 0
+    assert call('correctness')[0] == 0
 
 
 def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
@@ -75,16 +74,14 @@ def test_wrong_values_fail(call, few, tmp_path, monkeypatch):
         out, saved = forward(*args)
         return 1.01 * out, saved
     monkeypatch.setattr(aten, 'forward', wrong)
-    code, _ = call('correctness', '--device', 'cpu', '--quick', '--out',
-                   tmp_path)
-    assert code == 1
+    assert call('correctness')[0] == 1
     assert {row['verdict'] for row in rows(tmp_path).values()} == {'fails'}
 
 
 def test_passes_are_timed_against_a_copy(call, few, tmp_path):
     few('launches', 'bandwidth', 'CPU time', 'device time')
     few('speed', 'metric-attention')
-    call('launches', 'speed', '--device', 'cpu', '--quick', '--out', tmp_path)
+    call('launches', 'speed')
     for name, row in rows(tmp_path).items():
         assert row['verdict'] == 'reported', row
         assert 'Error' not in row['value'], row
@@ -94,8 +91,8 @@ def test_passes_are_timed_against_a_copy(call, few, tmp_path):
 
 def test_gates_count_a_checkpointed_step_once(call, few, tmp_path):
     few('modes', 'checkpointing')
-    code, _ = call('modes', '--device', 'cpu', '--quick', '--out', tmp_path)
-    assert code == 0 and len(rows(tmp_path)) == 2
+    assert call('modes')[0] == 0
+    assert len(rows(tmp_path)) == 2
 
 
 @pytest.fixture
@@ -115,28 +112,26 @@ def made(monkeypatch):
 
 def test_a_check_that_fails_ends_nothing_and_is_repeated_last(
         call, made, tmp_path):
-    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
-    assert call(*args)[0] == 1
+    assert call('correctness')[0] == 1
     assert made == ['first', 'second', 'third']
     assert [row['verdict'] for row in rows(tmp_path).values()] == [
         'passes', 'fails', 'passes']
     assert 'RuntimeError: an illegal' in rows(tmp_path)['second']['value']
-    assert call(*args)[0] == 0
+    assert call('correctness')[0] == 0
     assert made == ['first', 'second', 'third', 'second']
 
 
 def test_a_budget_ends_between_two_checks(
         call, made, tmp_path, monkeypatch):
-    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
-    code, printed = call(*args, '--budget', 0)
+    code, printed = call('correctness', '--budget', 0)
     assert code == 3 and not made and '3 checks are left' in printed.out
     clock = iter((0, 59, 61))
     with monkeypatch.context() as patch:
         patch.setattr(gpu_check.time, 'monotonic', lambda: next(clock))
-        code, printed = call(*args, '--budget', 1)
+        code, printed = call('correctness', '--budget', 1)
     assert code == 3 and made == ['first']
     assert '2 checks are left' in printed.out
-    call(*args)
+    call('correctness')
     assert made == ['first', 'second', 'third']
 
 
@@ -147,36 +142,35 @@ def test_a_check_that_breaks_cuda_starts_a_new_process(
         gpu_check, 'works', lambda setting: made[-1] != 'second')
     monkeypatch.setattr(
         gpu_check.os, 'execv', lambda *args: started.append(args))
-    args = 'correctness', '--device', 'cpu', '--quick', '--out', tmp_path
-    call(*args)
+    call('correctness')
     (program, command), = started
     assert program == command[0] == sys.executable
     assert command[1:4] == ['-m', 'benchmarks.gpu_check', 'correctness']
     assert command[-2:] == [str(tmp_path), '--budget=inf']
-    call(*args, '--budget', 0.5)  # what is left
-    call(*args)  # what failed, after which nothing is
+    call('correctness', '--budget', 0.5)  # what is left
+    call('correctness')  # what failed, after which nothing is
     assert made == ['first', 'second', 'third', 'second']
     assert len(started) == 1
 
 
 def test_results_of_another_machine_are_not_mixed(call, few, tmp_path):
     few('correctness', 'tail, folded')
-    args = '--device', 'cpu', '--quick', '--out', tmp_path
-    call('correctness', *args)
+    call('correctness')
     path = tmp_path / 'gpu_check.json'
     found = json.loads(path.read_text())
     found['machine']['PyTorch'] = '1.0'
     path.write_text(json.dumps(found))
     with pytest.raises(ValueError, match='give another --out'):
-        call('correctness', *args)
+        call('correctness')
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
-def test_without_a_gpu(call, tmp_path):
-    code, printed = call('--out', tmp_path)
-    assert code == 2 and '--device cpu --quick' in printed.err
+def test_without_a_gpu(tmp_path, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        call_tool(gpu_check, '--out', tmp_path)
+    assert '--device cpu --quick' in capsys.readouterr().err
 
 
-def test_parts_are_known(call, tmp_path):
-    code, printed = call('kernels', '--device', 'cpu', '--out', tmp_path)
+def test_parts_are_known(call):
+    code, printed = call('kernels')
     assert code == 2 and 'got kernels' in printed.err

@@ -66,10 +66,3 @@ def test_result_file(args):
     assert rows['metric N x N']['extra_bytes'] > matrices
     assert rows['metric']['extra_bytes'] < matrices / 2
     assert 'metric N x N' in shown
-
-
-def test_one_round_has_no_spread(args, monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', [*sys.argv, '--rounds', '1'])
-    with pytest.raises(SystemExit):
-        propagation.parse_args()
-    assert 'at least 2' in capsys.readouterr().err

@@ -47,6 +47,10 @@ def call(*args):
     return main([str(arg) for arg in args])
 
 
+def measure(*args):
+    return call('stiffness', 'torchvision:resnet18', '--device', 'cpu', *args)
+
+
 def by_hand(pictures, weights, change=None):
     model = resnet18().eval()
     model.load_state_dict(safetensors.torch.load_file(weights))
@@ -63,9 +67,8 @@ def by_hand(pictures, weights, change=None):
 def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
                                            capsys):
     out = tmp_path / 'out'
-    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
-                '--weights', weights, '--batch-size', 2, '--device', 'cpu',
-                '--out', out) == 0
+    assert measure('--images', pictures, '--weights', weights,
+                   '--batch-size', 2, '--out', out) == 0
     found = Trajectories.load(out / 'torchvision.resnet18.weights.npz')
     wanted = by_hand(pictures, weights)
     np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-4)
@@ -79,8 +82,8 @@ def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
 
 
 def test_random_weights_are_told(pictures, tmp_path, capsys):
-    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
-                '--samples', 1, '--device', 'cpu', '--out', tmp_path) == 0
+    assert measure(
+        '--images', pictures, '--samples', 1, '--out', tmp_path) == 0
     assert 'its weights are random; give --weights' in capsys.readouterr().out
 
 
@@ -108,9 +111,8 @@ def test_steps_of_a_file(pictures, weights, tmp_path):
                     if isinstance(m, ResidualStep)))
         mmstepnet.save_steps(model, tmp_path)
     wanted = by_hand(pictures, weights, change)
-    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
-                '--weights', weights, '--steps', tmp_path, '--device', 'cpu',
-                '--out', tmp_path / 'out') == 0
+    assert measure('--images', pictures, '--weights', weights, '--steps',
+                   tmp_path, '--out', tmp_path / 'out') == 0
     found = Trajectories.load(
         tmp_path / 'out' / 'torchvision.resnet18.weights.npz')
     np.testing.assert_allclose(found.step_mean, wanted.step_mean, rtol=1e-4)
@@ -265,8 +267,7 @@ def test_arrays_of_another_kind(content, message, tmp_path, capsys):
     path.touch()
     if content is not None:
         np.save(path, content)
-    assert call('stiffness', 'torchvision:resnet18', '--arrays', path,
-                '--device', 'cpu', '--out', tmp_path / 'out') == 2
+    assert measure('--arrays', path, '--out', tmp_path / 'out') == 2
     error = capsys.readouterr().err
     assert message in error and error.count('\n') == 1
 
@@ -275,9 +276,8 @@ def test_steps_of_a_repository(pictures, tmp_path, monkeypatch, capsys):
     given = []
     monkeypatch.setattr('mmstepnet.cli.commands.load_steps',
                         lambda model, path: given.append(path))
-    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
-                '--steps', 'hf://some/body', '--device', 'cpu', '--out',
-                tmp_path) == 0
+    assert measure('--images', pictures, '--steps', 'hf://some/body',
+                   '--out', tmp_path) == 0
     assert given == ['hf://some/body']
 
 
@@ -305,16 +305,14 @@ def test_recordings_of_one_name(pictures, tmp_path, capsys):
 def test_weights_of_another_model(pictures, tmp_path, capsys):
     path = tmp_path / 'a.safetensors'
     safetensors.torch.save_file(dict(a=torch.ones(1)), path)
-    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
-                '--weights', path) == 2
+    assert measure('--images', pictures, '--weights', path) == 2
     assert 'holds no weights of this model: Error(s)' in (
         capsys.readouterr().err)
 
 
 def test_a_broken_picture_is_named(pictures, weights, tmp_path, capsys):
     (pictures / 'x.png').write_bytes(b'no picture')
-    assert call('stiffness', 'torchvision:resnet18', '--images', pictures,
-                '--device', 'cpu', '--out', tmp_path / 'out') == 2
+    assert measure('--images', pictures, '--out', tmp_path / 'out') == 2
     assert 'x.png cannot be read' in capsys.readouterr().err
 
 

@@ -1,33 +1,20 @@
-import importlib.util
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import programs
 
 
 @pytest.fixture(scope='session')
 def composer_tool():
     """tools/dataset_converters/compose_digits.py as a module."""
-    path = ROOT / 'tools' / 'dataset_converters' / 'compose_digits.py'
-    spec = importlib.util.spec_from_file_location('compose_digits', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return programs.load_tool('dataset_converters/compose_digits.py')
 
 
 @pytest.fixture(scope='session')
 def call_tool(composer_tool):
     """Call the tool with command line arguments."""
-
-    def call(*arguments):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                sys, 'argv', ['compose_digits.py', *map(str, arguments)])
-            composer_tool.main()
-
-    return call
+    return partial(programs.call_tool, composer_tool)
 
 
 @pytest.fixture(scope='session')

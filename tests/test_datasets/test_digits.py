@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import cv2
 import numpy as np
 import pytest
@@ -14,7 +10,8 @@ from mmpretrain.registry import TRANSFORMS
 from sklearn.datasets import load_digits
 
 from mmstepnet.datasets import DigitsClassification, load_digit_split
-from tests.test_datasets.conftest import ROOT
+from tests.documents import ROOT
+from tests.programs import run_tool
 
 CONFIG = ROOT / 'configs' / '_base_' / 'datasets' / 'digits_bs64.py'
 
@@ -59,10 +56,7 @@ def test_split_is_the_same_in_other_processes():
             'from mmstepnet.datasets import load_digit_split as load; '
             'print(load("val")[2].tolist(), '
             '("mmdet" in sys.modules) > before)')
-    result = subprocess.run(
-        [sys.executable, '-c', code],
-        env={**os.environ, 'PYTHONHASHSEED': '7'},
-        cwd=ROOT, capture_output=True, text=True, check=True)
+    result = run_tool('-c', code, PYTHONHASHSEED='7')
     positions = load_digit_split('val')[2].tolist()
     # Classification imports MMDetection only where its host does.
     assert result.stdout.splitlines()[-1] == f'{positions} False'

@@ -7,7 +7,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 
 import mmstepnet.datasets
-from tests.test_datasets.conftest import ROOT
+from tests.documents import ROOT
 
 CONFIG = ROOT / 'configs' / '_base_' / 'datasets' / 'digits_detection.py'
 

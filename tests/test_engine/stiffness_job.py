@@ -1,12 +1,11 @@
 """A runner on real digits with StiffnessHook, alone or as one rank of many.
 
-``python -m tests.test_engine.stiffness_job RANK WORLD PORT WORK_DIR`` runs
-validation as one rank over gloo, once for each of :data:`SAMPLES`.
+``python -m tests.test_engine.stiffness_job WORK_DIR`` runs validation as one
+rank over gloo, once for each of :data:`SAMPLES`.
 """
 
 import itertools
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
 from mmstepnet.jobs.job import end_process_group
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.documents import ROOT
 from tests.utils import perturb
 
-ROOT = Path(__file__).resolve().parents[2]
 VAL_IMAGES = 37
 SAMPLES = (None, 11)
 numbers = itertools.count()
@@ -106,14 +105,10 @@ def log_text(work_dir):
 
 
 def main():
-    rank, world, port, work_dir = sys.argv[1:]
-    os.environ.update(
-        RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, MASTER_PORT=port,
-        MASTER_ADDR='127.0.0.1')
     torch.distributed.init_process_group('gloo')
     for samples in SAMPLES:
         runner = digits_runner(
-            Path(work_dir, str(samples)), hook=dict(max_samples=samples))
+            Path(sys.argv[1], str(samples)), hook=dict(max_samples=samples))
         runner.val()
         hub = runner.message_hub.log_scalars
         print(json.dumps({

@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from mmstepnet.stiffness import (
     total_neural_stiffness,
     total_stiffness_proportion,
 )
+from tests.programs import run_ranks
 from tests.test_engine.stiffness_job import (
     ROOT,
     SAMPLES,
@@ -34,7 +33,7 @@ from tests.test_engine.stiffness_job import (
     offline,
     scalars,
 )
-from tests.utils import free_port, perturb
+from tests.utils import perturb
 
 
 @pytest.mark.parametrize('split', ['val', 'test'])
@@ -164,29 +163,10 @@ def test_detection(tmp_path):
     assert shown['val/stiffness/tns'] == pytest.approx(record.tns('unit'))
 
 
-def run_ranks(world, work_dir):
-    port = free_port()
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, '-m', 'tests.test_engine.stiffness_job',
-             str(rank), str(world), port, str(work_dir)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True) for rank in range(world)
-    ]
-    outputs = []
-    for job in jobs:
-        try:
-            outputs.append(job.communicate(timeout=900)[0])
-        except subprocess.TimeoutExpired:
-            for other in jobs:
-                other.kill()
-            raise
-    return [job.returncode for job in jobs], outputs
-
-
 def test_ranks_equal_one_process(tmp_path):
     world = 2
-    codes, outputs = run_ranks(world, tmp_path / 'ranks')
+    codes, outputs = run_ranks(
+        world, '-m', 'tests.test_engine.stiffness_job', tmp_path / 'ranks')
     assert codes == [0] * world, outputs[0][-3000:]
     for run, samples in enumerate(SAMPLES):
         size = samples or VAL_IMAGES

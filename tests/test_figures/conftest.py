@@ -9,7 +9,7 @@ from mmengine.visualization import LocalVisBackend, Visualizer
 from mmstepnet.engine.measured_runs import load_runs
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import FIELDS, TrajectoryRecorder
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
               'stepnet': dict(type='StepNet')}
@@ -18,8 +18,7 @@ ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
 def write_record(path, attention, seed, samples=40, depth=20, **settings):
     """Measure a randomly perturbed ResNet on random images."""
     model = perturb(StepResNetCIFAR(depth, attention=attention), seed).eval()
-    images = torch.randn(
-        samples, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    images = seeded(samples, 3, 16, 16, seed=seed)
     with torch.no_grad(), TrajectoryRecorder(model) as recorder:
         model(images)
     recorder.trajectories(

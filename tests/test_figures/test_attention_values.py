@@ -13,12 +13,10 @@ def test_adapts(runs):
 
 
 def test_block_by_block(run):
-    step = run.trajectories.step_mean
-    expected = [np.corrcoef(run.nsi[:, i], step[:, i])[0, 1]
-                for i in range(6)]
     figure = attention_figure(run, 1000)
     bars = next(t for t in figure.data if t.xaxis == 'x2')
-    np.testing.assert_allclose(bars.y, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        bars.y, run.trajectories.block_correlations(), rtol=1e-5)
 
 
 def test_points_are_limited(run):

@@ -1,5 +1,4 @@
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -17,15 +16,8 @@ def test_run_is_its_record(work_dirs):
     assert run.label == run.model == work_dirs[2].name
     np.testing.assert_array_equal(run.nsi, record.unit)
     assert run.trajectories.excluded == ['layer1.0', 'layer2.0', 'layer3.0']
-    # TNS of one stage at a time, by the formula of the closed form.
+    assert run.tns == record.tns('unit')
     zeta = record.unit.astype(float)
-    rectangles = [
-        (zeta[:, s].max(1) / zeta[:, s].mean(1) - 1, zeta[:, s].max(1))
-        for s in (slice(0, 2), slice(2, 4), slice(4, 6))
-    ]
-    largest = np.max([w * h for w, h in rectangles], axis=0).mean()
-    total = np.sum([w * h for w, h in rectangles], axis=0).mean()
-    assert largest <= run.tns <= total
     assert run.stage_nsi == pytest.approx(
         [zeta[:, :2].mean(), zeta[:, 2:4].mean(), zeta[:, 4:].mean()])
 
@@ -96,8 +88,6 @@ class TestAccuracy:
         assert find_accuracy(record, settings).metric == 'accuracy/top1'
         found = find_accuracy(record, settings, 'coco/bbox_mAP')
         assert (found.metric, found.value) == ('coco/bbox_mAP', 0.3)
-        with pytest.raises(ValueError, match="'mIoU'.*accuracy/top1, coco/"):
-            load_runs([tmp_path], metric='mIoU')
 
     def test_none(self, tmp_path):
         write_record(tmp_path / 'stiffness_val.npz', None, 0)
@@ -109,18 +99,6 @@ class TestErrors:
     def test_missing(self, tmp_path):
         with pytest.raises(FileNotFoundError, match='nowhere does not exist'):
             load_runs([tmp_path / 'nowhere'])
-
-    def test_no_record(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match='no stiffness_.*Hook'):
-            load_runs([tmp_path])
-
-    def test_damaged_record(self, work_dirs, tmp_path):
-        path = tmp_path / 'stiffness_val.npz'
-        shutil.copy(find_recordings(work_dirs[0])[-1], path)
-        data = path.read_bytes()
-        path.write_bytes(data[:len(data) // 2])
-        with pytest.raises(ValueError, match=f'{path} is damaged'):
-            load_runs([tmp_path])
 
     def test_twice_the_same(self, work_dirs):
         with pytest.raises(ValueError, match='named by more than one run'):

@@ -52,24 +52,9 @@ def test_bare_and_wrapped_state_dicts_pass(tmp_path):
         load(classifier(), path)
 
 
-@pytest.mark.parametrize('share', [0, 0.3, 0.99])
-def test_truncated_checkpoint(checkpoint, share):
-    whole = checkpoint.read_bytes()
-    checkpoint.write_bytes(whole[:int(len(whole) * share)])
-    with pytest.raises(ValueError, match='whole.pth.*not a whole.*cut off'):
-        read_checkpoint(str(checkpoint))
-
-
 def test_other_files(tmp_path):
     with pytest.raises(FileNotFoundError, match='missing.pth'):
         read_checkpoint(str(tmp_path / 'missing.pth'))
-    text = tmp_path / 'notes.pth'
-    text.write_text('no checkpoint')
-    with pytest.raises(ValueError, match='another kind of file'):
-        read_checkpoint(str(text))
-    torch.save(torch.ones(3), text)
-    with pytest.raises(ValueError, match='holds a Tensor'):
-        read_checkpoint(str(text))
 
 
 @pytest.mark.parametrize('foreign, difference', [

@@ -8,10 +8,11 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.fileio import LocalBackend
 from mmengine.fileio.backends import registry_utils
 from mmengine.model import BaseModel
-from mmengine.runner import CheckpointLoader, Runner
+from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from mmstepnet.jobs.patches import patch_mmengine
+from tests.checkpoints import restored_mmengine  # noqa: F401, a fixture
 
 
 class Toy(BaseModel):
@@ -39,13 +40,7 @@ class Rising(BaseMetric):
 
 
 @pytest.fixture(autouse=True)
-def backends(monkeypatch):
-    """What the tools do, which lasts for a process."""
-    monkeypatch.setattr(registry_utils, 'backends',
-                        dict(registry_utils.backends))
-    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
+def patched(restored_mmengine):  # noqa: F811
     patch_mmengine()
 
 

@@ -3,34 +3,27 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from mmengine.fileio import LocalBackend, get_file_backend
-from mmengine.fileio.backends import registry_utils
+from mmengine.fileio import get_file_backend
 from mmengine.runner import CheckpointLoader
 
 from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
 from mmstepnet.jobs.safe_load import UnsafeCheckpointError
-from tests.checkpoints import Payload, mmengine_content
-from tests.utils import free_port
+from tests.checkpoints import (
+    Payload,
+    mmengine_content,
+    restored_mmengine,  # noqa: F401, a fixture
+)
+from tests.programs import run_ranks
 
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    """Else the patches would last for the other tests."""
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
-    monkeypatch.setattr(registry_utils, 'backends',
-                        dict(registry_utils.backends))
-    monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+pytestmark = pytest.mark.usefixtures('restored_mmengine')
 
 
 @pytest.fixture
-def patched(restored):
+def patched(restored_mmengine):  # noqa: F811
     patch_mmengine()
 
 
@@ -155,20 +148,11 @@ def test_each_node_fetches_for_its_own(tmp_path, patched, monkeypatch):
 
 def test_every_rank_hears_of_a_file_that_cannot_be_fetched(tmp_path):
     """Else the others would wait for ever."""
-    env = dict(os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port(),
-               PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS='1')
-    script = Path(__file__).with_name('fetching_rank.py')
-    jobs = [subprocess.Popen(
-        [sys.executable, script, str(rank), tmp_path], env=env, text=True,
-        stderr=subprocess.PIPE) for rank in range(2)]
-    try:
-        errors = [job.communicate(timeout=120)[1] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    for job, error in zip(jobs, errors):
+    codes, errors = run_ranks(
+        2, Path(__file__).with_name('fetching_rank.py'), tmp_path)
+    for code, error in zip(codes, errors):
         # gloo's threads may abort a process whose peer has left before it.
-        assert job.returncode in (1, -signal.SIGABRT), error
+        assert code in (1, -signal.SIGABRT), error
         assert re.search('RuntimeError: rank 0 could not fetch '
                          "'https://models.example/net-1.pth' .*OSError: no "
                          'route to host.*by its path', error), error

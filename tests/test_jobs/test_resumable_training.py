@@ -13,7 +13,6 @@ from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
 from mmstepnet.engine import AutocastOptimWrapper
-from mmstepnet.jobs import InterimCheckpointHook
 
 NAMES = count()
 
@@ -182,11 +181,6 @@ def test_epochs_of_another_length(tmp_path):
     with pytest.raises(ValueError, match='iteration 2 in epoch 1, which no '
                        'epochs of 1 iter'):
         train(tmp_path, batch_size=40)
-
-
-def test_interval():
-    with pytest.raises(ValueError, match='got 0'):
-        InterimCheckpointHook(interval=0)
 
 
 def test_autocast_computes_in_bfloat16_and_steps_in_float32():

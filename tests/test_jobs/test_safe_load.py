@@ -1,7 +1,5 @@
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 from mmstepnet.jobs import safe_load
 from mmstepnet.jobs.safe_load import UnsafeCheckpointError, load_file
 from tests.checkpoints import Payload, mmengine_content
+from tests.programs import run_tool
 
 
 class Foreign:
@@ -154,8 +153,7 @@ def test_tools(tmp_path, command):
                  EVIL=str(evil))
     for key, value in names.items():
         command = [part.replace(key, value) for part in command]
-    result = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True)
+    result = run_tool(*command, check=False)
     assert result.returncode != 0
     assert 'UnsafeCheckpointError' in result.stderr
     assert '--trust-checkpoint' in result.stderr

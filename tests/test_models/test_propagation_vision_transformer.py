@@ -9,7 +9,7 @@ from mmstepnet.models import (
     PropagationVisionTransformer,
     StepVisionTransformer,
 )
-from tests.utils import perturb, run, same_tensors
+from tests.utils import perturb, run, same_tensors, seeded
 
 ARCH = dict(
     embed_dims=24, num_layers=2, num_heads=4, feedforward_channels=40)
@@ -24,8 +24,7 @@ def build(similarity, eps=1.0, **kwargs):
 
 
 def images():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, 3, 32, 32, generator=generator)
+    return seeded(2, 3, 32, 32)
 
 
 def from_host(state):
@@ -103,7 +102,7 @@ def test_what_a_host_has_saved_is_taken_over(build_model, load):
 @pytest.mark.parametrize('similarity', ['L2Attention', 'MetricAttention'])
 def test_layer_is_two_residual_steps(similarity):
     layer = perturb(build(similarity)).layers[1].eval()
-    x = torch.randn(2, 17, 24, generator=torch.Generator().manual_seed(1))
+    x = seeded(2, 17, 24, seed=1)
     with torch.no_grad():
         inner = layer.attn.propagation
         y = x + inner(layer.ln1(x), dense=True)

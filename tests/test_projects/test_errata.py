@@ -1,14 +1,11 @@
 """The errata's numbers, each found another way; and the page has them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
 from projects import errata
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.documents import ROOT
 
 
 def test_the_page_has_what_the_command_prints():

@@ -1,11 +1,11 @@
 """What the projects need, and what goes without it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs import run_tool
 from tests.test_imports import ROOT, files, imported
 
 DISTRIBUTIONS = dict(sklearn='scikit-learn', yaml='pyyaml')
@@ -46,4 +46,4 @@ def test_requirements_name_what_is_imported(project):
 
 def test_translation_alone_needs_its_libraries():
     """And theory and similarity need no OpenMMLab."""
-    subprocess.run([sys.executable, '-c', WITHOUT_TEXT], cwd=ROOT, check=True)
+    run_tool('-c', WITHOUT_TEXT)

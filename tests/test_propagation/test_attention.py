@@ -102,19 +102,6 @@ def test_sources_projected_one_by_one(cls):
         module.project(sources[0, :, :11])
 
 
-def test_metric_that_is_linear_is_l2():
-    """Metric-attention without the perceptron has the identity for phi."""
-    x = torch.randn(2, 9, 8).double()
-    metric, l2 = build(MetricAttention, 8, 2), build(L2Attention, 8, 2)
-    with torch.no_grad():
-        metric.pseudo_metric.metric.weight.zero_()
-        l2.pseudo_metric.metric.weight.copy_(torch.eye(8))
-    l2.load_state_dict(
-        {k: v for k, v in metric.state_dict().items() if 'metric' not in k},
-        strict=False)
-    torch.testing.assert_close(metric(x), l2(x))
-
-
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_dot_product_is_torch_attention(is_causal):
     """PyTorch's own module, given the same weights."""
@@ -268,13 +255,25 @@ def test_compile(cls):
                                        module(x, **kwargs))
 
 
-def test_heads_merge_as_the_paper_prints():
-    """H_new = [H_1 V_1, ..., H_k V_k] W, values behind the propagation."""
-    block = build(MetricAttention, 12, 3, bias=False)
-    x = torch.randn(7, 12).double()
-    with torch.no_grad():
-        f = block.pseudo_metric(x)
-        parts = [torch.softmax(-f[h], -1) @ x
-                 @ block.value.weight[4 * h:4 * h + 4].T for h in range(3)]
-        expected = torch.cat(parts, -1) @ block.proj.weight.T
-        torch.testing.assert_close(block(x), expected)
+@pytest.mark.parametrize('cls', BLOCKS)
+def test_heads_that_do_not_divide(cls):
+    with pytest.raises(ValueError, match='divide.*5 heads for 12'):
+        cls(12, 5)
+
+
+@pytest.mark.parametrize('cls', MODULES)
+def test_bad_input(cls):
+    module = cls(8, 2)
+    x = torch.randn(2, 5, 8)
+    for args, message in (
+        ((x[..., :6], ), r'x must be \(..., points, 8\)'),
+        ((x, x[..., :6]), r'sources must be'),
+        ((x[0, 0], ), 'x must be'),
+        ((x, x[0]), 'do not fit'),
+        ((x[:, :0], ), 'a dimension is 0'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module(*args)
+    for dense in (False, True):
+        with pytest.raises(TypeError, match='must be a bool tensor'):
+            module(x, mask=torch.ones(2, 5), dense=dense)

@@ -111,11 +111,6 @@ def test_edges_without_a_wait(monkeypatch):
     assert all(asked) and len(asked) == 2
 
 
-def test_all_sources_shut():
-    with pytest.raises(ValueError, match='no source'):
-        take(torch.zeros(1, 4, dtype=torch.bool))
-
-
 def test_integers_are_not_taken_for_additive_masks():
     with pytest.raises(TypeError, match='int64; one of 1 where j may inform '
                        'i becomes mask == 1'):

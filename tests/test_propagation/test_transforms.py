@@ -48,18 +48,6 @@ def test_gradient_transform():
 
 
 @not_on_torch_21('has no batching rule for its attention kernel')
-def test_batching_transform():
-    a, b, v = points(4)
-    with warnings.catch_warnings():
-        # PyTorch batches its kernel by a loop, and says so.
-        warnings.filterwarnings('ignore', message='There is a performance')
-        batched = torch.func.vmap(
-            lambda *x: metric_propagation(*x, EPS))(a, b, v)
-    out = metric_propagation(a, b, v, EPS, dense=True)
-    assert error(batched, out) < 1e-10
-
-
-@not_on_torch_21('has no batching rule for its attention kernel')
 @pytest.mark.parametrize('dense', [False, True])
 def test_a_mask_for_each_sample(dense):
     """Under vmap, as for gradients of each sample of padded tokens."""
@@ -69,6 +57,7 @@ def test_a_mask_for_each_sample(dense):
     each = torch.func.vmap(lambda *x: metric_propagation(
         *x[:3], EPS, x[3], dense=dense))
     with warnings.catch_warnings():
+        # PyTorch batches its kernel by a loop, and says so.
         warnings.filterwarnings('ignore', message='There is a performance')
         batched = each(a, b, v, mask)
         assert error(batched, metric_propagation(

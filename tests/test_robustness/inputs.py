@@ -1,18 +1,8 @@
-"""Bad values, and the count of what was tried."""
-
-import importlib.util
-import sys
-from collections import Counter
-from pathlib import Path
+"""Bad values."""
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-ROOT = Path(__file__).resolve().parents[2]
-
-TRIED = Counter()
-"""Inputs by area, printed at the end of the run."""
 
 BOUNDED = settings(
     deadline=None,
@@ -32,33 +22,9 @@ NO_POSITIVE_NUMBERS = st.one_of(
 NOT_FINITE = st.sampled_from([float('nan'), float('inf'), -float('inf')])
 
 
-def tried(area, count=1):
-    TRIED[area] += count
-
-
 def refused(named, build, *errors):
     """Call what must raise an error that names the argument."""
     with pytest.raises(errors or ValueError) as raised:
         build()
     assert named in str(raised.value), raised.value
     return str(raised.value)
-
-
-def load_tool(name):
-    """A tool, or a program of a project, as a module."""
-    if name.startswith(('benchmarks.', 'projects.')):
-        return importlib.import_module(name)
-    path = ROOT / 'tools' / name
-    if str(path.parent) not in sys.path:  # tools import their neighbours
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def call_tool(module, *arguments):
-    """Call a tool's main() with a command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', [module.__name__, *map(str, arguments)])
-        return module.main()

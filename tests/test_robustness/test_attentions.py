@@ -23,7 +23,6 @@ from tests.test_robustness.inputs import (
     NO_POSITIVE_NUMBERS,
     NOT_FINITE,
     refused,
-    tried,
 )
 from tests.utils import perturb
 
@@ -69,7 +68,6 @@ def test_wrong_arguments_of_attentions(kind, data):
     else:
         kwargs[name] = value
     refused(name, lambda: build_attention(kwargs, channels, map_size=7))
-    tried('attentions')
 
 
 @pytest.mark.parametrize('cls', [
@@ -81,7 +79,6 @@ def test_wrong_arguments_of_propagation(cls, data):
     value = data.draw(WRONG[name])
     refused(name, lambda: cls(**{'embed_dims': 16, name: value}),
             ValueError, TypeError, KeyError)
-    tried('propagation')
 
 
 @BOUNDED
@@ -94,7 +91,6 @@ def test_wrong_configs(cfg):
     for build, what in ((build_attention, 'attention'),
                         (build_propagation, 'propagation')):
         refused(what, lambda build=build: build(cfg, 16), TypeError, KeyError)
-        tried(f'{what}s' if what == 'attention' else what)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -106,7 +102,6 @@ def test_wrong_configs(cfg):
     training=st.booleans(), scale=st.sampled_from([1e-30, 1., 1e4]),
     layout=st.sampled_from([torch.contiguous_format, torch.channels_last]))
 def test_any_shape_and_type(kind, shape, dtype, training, scale, layout):
-    tried('attentions')
     attention = perturb(build_attention(
         dict(type=kind), shape[1], map_size=8)).train(training)
     x, f = (scale * torch.randn(2, *shape)).to(dtype).unbind(0)
@@ -128,7 +123,6 @@ def test_any_shape_and_type(kind, shape, dtype, training, scale, layout):
 @given(data=st.data())
 def test_what_is_not_finite_stays_visible(kind, data):
     """In its own image, whichever number it is; the others do not change."""
-    tried('attentions')
     shape = data.draw(st.tuples(st.integers(2, 3), st.integers(2, 20),
                                 st.integers(1, 8), st.integers(1, 8)))
     place = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
@@ -147,7 +141,6 @@ def test_what_is_not_finite_stays_visible(kind, data):
 @BOUNDED
 @given(data=st.data())
 def test_fused_step_shows_what_the_reference_shows(data):
-    tried('attentions')
     shape = data.draw(st.tuples(st.integers(2, 3), st.integers(2, 20),
                                 st.integers(2, 8), st.integers(2, 8)))
     place = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
@@ -170,7 +163,6 @@ def test_fused_step_shows_what_the_reference_shows(data):
 @given(data=st.data())
 def test_propagation_shows_nan(data):
     """To every point that it informs."""
-    tried('propagation')
     nodes, width = data.draw(st.tuples(st.integers(2, 40), st.integers(1, 9)))
     tensors = list(torch.randn(3, 2, nodes, width))
     which = data.draw(st.integers(0, 2))
@@ -199,7 +191,6 @@ def test_propagation_shows_nan(data):
     ]))
 def test_propagation_of_any_shapes(shapes):
     """What does not fit is refused; what fits has the promised shape."""
-    tried('propagation')
     a, b, v = (torch.randn(shape) for shape in shapes)
     fits = (min(map(len, shapes)) > 1 and 0 not in sum(shapes, ())
             and shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]

@@ -20,7 +20,6 @@ from tests.test_robustness.inputs import (
     NO_NUMBERS,
     NOT_FINITE,
     refused,
-    tried,
 )
 from tests.utils import perturb
 
@@ -78,7 +77,6 @@ def test_wrong_arguments(cls, data):
         del kwargs['base_channels']
     kwargs[name] = data.draw(WRONG[name])
     refused(name, lambda: cls(**kwargs), ValueError, TypeError, KeyError)
-    tried('backbones')
 
 
 @settings(BOUNDED, max_examples=60)
@@ -96,7 +94,6 @@ def test_wrong_arguments(cls, data):
 def test_any_setting_and_image(depth, preact, attention, first_block, frozen,
                                out_indices, with_cp, norm_eval, size, batch):
     """Every combination trains on images of any size."""
-    tried('backbones')
     model = StepResNet(
         depth, preact=preact, attention=attention and dict(type=attention),
         first_block=first_block, frozen_stages=frozen, host='mmpretrain',
@@ -138,7 +135,6 @@ def network(request):
 @given(data=st.data())
 def test_a_pixel_that_is_not_finite(network, data):
     """Shows in its own image's features, and ends a recording."""
-    tried('backbones')
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         expected, = network(images)
@@ -158,7 +154,6 @@ def test_a_pixel_that_is_not_finite(network, data):
 @given(data=st.data())
 def test_a_weight_that_is_not_finite(network, data):
     """Is seen in the features of every image."""
-    tried('backbones')
     weights = dict(network.named_parameters())
     name = data.draw(st.sampled_from(sorted(weights)))
     weight = weights[name].detach().view(-1)
@@ -186,7 +181,6 @@ def test_a_weight_that_is_not_finite(network, data):
     ]))
 def test_images_of_wrong_shape_or_type(network, shape, dtype):
     """PyTorch's and the hosts' errors; nothing is computed."""
-    tried('backbones')
     if len(shape) == 4 and shape[1] == 3 and dtype == torch.float32:
         return
     images = torch.zeros(shape, dtype=dtype)

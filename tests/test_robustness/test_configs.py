@@ -11,7 +11,8 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
 import projects.metric_attention.models  # noqa: F401, registers them
-from tests.test_robustness.inputs import BOUNDED, ROOT, tried
+from tests.documents import ROOT
+from tests.test_robustness.inputs import BOUNDED
 
 WRONG = [None, 'x', '', [], {}, -1, 0, 2.5, float('nan'), True, [-1], b'x',
          'mmstepnet.Nothing', dict(type='mmstepnet.Nothing'), 1j]
@@ -117,7 +118,6 @@ def test_fields_of_models(case, data):
     The hosts' parts take NaN, or a deviation of 0, without a look; the loss
     that comes of it is refused by FiniteCheckHook.
     """
-    tried('configs')
     scope, cfg, make = case
     init_default_scope(scope)
     path = data.draw(st.sampled_from(sorted(fields(cfg))))
@@ -156,7 +156,6 @@ DATA = [
 @given(data=st.data())
 def test_fields_of_data_sets(cfg, data):
     """What can be loaded has samples; all else is an error."""
-    tried('configs')
     init_default_scope('mmpretrain')
     # What is true enough to Python would fetch 2.5 GB.
     names = sorted(cfg.keys() - {'type', 'download'})

@@ -7,7 +7,6 @@ import math
 import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.transforms import LoadImageFromFile
@@ -21,14 +20,10 @@ from mmstepnet.jobs.data_check_hook import (
     check_not_empty,
 )
 from mmstepnet.stiffness import FIELDS, Trajectories
-from tests.test_robustness.inputs import (
-    BOUNDED,
-    ROOT,
-    call_tool,
-    load_tool,
-    refused,
-    tried,
-)
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool
+from tests.test_robustness.inputs import BOUNDED, refused
+from tests.test_stiffness.test_trajectories import arrays
 
 
 def cut(path, data):
@@ -103,7 +98,6 @@ def check_boxes(samples):
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_annotations_cut_off(coco, data):
-    tried('data')
     cfg, annotations = coco
     text = json.dumps(annotations)
     assert 'DigitsDetection of' in refused('damaged.json', lambda: load(
@@ -123,7 +117,6 @@ CLIPPED = [dict(bbox=[100, 100, 500, 500]), dict(bbox=[-10, -10, 40, 40])]
 
 @pytest.mark.parametrize('change', LEFT_OUT + CLIPPED)
 def test_boxes_outside_and_classes_unknown(coco, change):
-    tried('data')
     cfg, annotations = coco
     before = list(boxes(load(cfg, annotations)))
     annotations = copy.deepcopy(annotations)
@@ -137,7 +130,6 @@ def test_boxes_outside_and_classes_unknown(coco, change):
 @given(data=st.data())
 def test_fields_of_annotations(coco, data):
     """A wrong field is refused with the file's name, or does no harm."""
-    tried('data')
     cfg, annotations = coco
     annotations = copy.deepcopy(annotations)
     part = data.draw(st.sampled_from(['images', 'annotations', 'categories']))
@@ -171,7 +163,6 @@ def test_fields_of_annotations(coco, data):
 ])
 def test_empty_annotations_and_missing_classes(coco, spoil, message):
     """With a class missing mmdet takes each later one for the one before."""
-    tried('data')
     cfg, annotations = coco
     annotations = copy.deepcopy(annotations)
     spoil(annotations)
@@ -182,7 +173,6 @@ def test_empty_annotations_and_missing_classes(coco, spoil, message):
 
 def test_pictures_without_annotations(coco):
     """Are kept where the config says so, and else filtered out."""
-    tried('data')
     cfg, annotations = coco
     annotations = dict(annotations, annotations=[])
     assert not list(boxes(load(cfg, annotations)))
@@ -197,7 +187,6 @@ def test_pictures_without_annotations(coco):
 def test_images_cut_off_or_of_another_kind(coco, tmp_path_factory, suffix,
                                            data):
     """mmcv's loader refuses them by name, and ours what it cannot name."""
-    tried('data')
     cfg, annotations = coco
     folder = tmp_path_factory.mktemp('images')
     name = annotations['images'][0]['file_name']
@@ -215,7 +204,6 @@ def test_images_cut_off_or_of_another_kind(coco, tmp_path_factory, suffix,
 
 
 def test_a_missing_image(coco):
-    tried('data')
     cfg, annotations = coco
     annotations = copy.deepcopy(annotations)
     annotations['images'][0]['file_name'] = 'gone.png'
@@ -228,7 +216,6 @@ def test_a_missing_image(coco):
     st.just('1.png 3\n2.png'), st.just('1.png three'), st.just('\x00')))
 def test_lists_of_labels(tmp_path_factory, text):
     """MMPretrain's CustomDataset: read, or refused by the file's name."""
-    tried('data')
     init_default_scope('mmpretrain')
     path = tmp_path_factory.mktemp('labels') / 'train.txt'
     path.write_text(text)
@@ -248,18 +235,13 @@ def test_lists_of_labels(tmp_path_factory, text):
 @pytest.fixture(scope='module')
 def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp('record') / 'a.npz'
-    Trajectories(
-        **{name: torch.ones(5, 3) for name in FIELDS},
-        stages=[0, 0, 1], blocks=['a', 'b', 'c'], excluded=['d'],
-        settings=dict(model='m', split='val', reading='unit',
-                      dataset_size=5)).save(path)
+    Trajectories(**arrays()).save(path)
     return path.read_bytes()
 
 
 @settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_records_of_stiffness(tmp_path_factory, recorded, data):
-    tried('data')
     path = tmp_path_factory.mktemp('record') / 'stiffness_a.npz'
     path.write_bytes(recorded)
     cut(path, data)

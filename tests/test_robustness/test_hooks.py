@@ -31,8 +31,8 @@ from tests.test_robustness.inputs import (
     NO_POSITIVE_INTEGERS,
     NOT_FINITE,
     refused,
-    tried,
 )
+from tests.utils import seeded
 
 NAMES = count()
 POSITIVE_OR_NONE = NO_POSITIVE_INTEGERS.filter(lambda v: v is not None)
@@ -56,7 +56,6 @@ def test_wrong_arguments(hook, name, values, data):
     value = data.draw(values)
     refused(name, lambda: HOOKS.build(
         {'type': f'mmstepnet.{hook}', name: value}))
-    tried('hooks')
 
 
 @pytest.mark.parametrize('hook', sorted({hook for hook, *_ in WRONG}))
@@ -78,8 +77,7 @@ class Images(Dataset):
     metainfo = dict(classes=('a', 'b'))
 
     def __init__(self, size=8, spoilt=None, value=0.0):
-        self.images = torch.randn(
-            size, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.images = seeded(size, 3, 8, 8)
         if spoilt is not None:
             self.images[spoilt, 1, 2, 3] = value
 
@@ -127,7 +125,6 @@ def runner(work_dir, data, *hooks, lr=0.01, **kwargs):
 @given(spoilt=st.integers(0, 7), value=NOT_FINITE)
 def test_training_stops_at_a_loss_that_is_not_finite(
         tmp_path_factory, spoilt, value):
-    tried('hooks')
     work_dir = tmp_path_factory.mktemp('work')
     job = runner(work_dir, Images(spoilt=spoilt, value=value),
                  'FiniteCheckHook')
@@ -156,14 +153,6 @@ def test_last_batches_that_gates_can_take(tmp_path, size, norm_eval):
     assert job.iter == 8
 
 
-def test_without_the_hook_nan_is_saved(tmp_path):
-    """What the hook is for, and the reason to look at weights in testing."""
-    runner(tmp_path, Images(spoilt=1, value=float('nan'))).train()
-    saved, = tmp_path.glob('*.pth')
-    weights = torch.load(saved, weights_only=False)['state_dict']
-    assert weights['fc.weight'].isnan().all()
-
-
 class Spoil(Hook):
     """Spoils a weight behind the last iteration, whose loss is finite."""
 
@@ -185,7 +174,6 @@ class Spoil(Hook):
 ])
 def test_weights_that_are_not_finite_are_not_saved(
         tmp_path, name, value, refusal):
-    tried('hooks')
     job = runner(tmp_path, Images(), 'FiniteCheckHook')
     job.register_hook(Spoil(name, value))
     if refusal:
@@ -203,7 +191,6 @@ def test_weights_that_are_not_finite_are_not_saved(
 @given(spoilt=st.integers(0, 7), value=NOT_FINITE)
 def test_calibration_refuses_what_is_not_finite(
         tmp_path_factory, spoilt, value):
-    tried('hooks')
     job = runner(tmp_path_factory.mktemp('work'),
                  Images(spoilt=spoilt, value=value),
                  'AttentionBNCalibrationHook')
@@ -214,7 +201,6 @@ def test_calibration_refuses_what_is_not_finite(
 @given(spoilt=st.integers(0, 7), value=NOT_FINITE)
 def test_stiffness_leaves_out_the_sample(tmp_path_factory, spoilt, value):
     """And names it; the others are measured."""
-    tried('hooks')
     data = Images(spoilt=spoilt, value=value)
     folder = tmp_path_factory.mktemp('work')
     job = runner(
@@ -236,7 +222,6 @@ def test_stiffness_leaves_out_the_sample(tmp_path_factory, spoilt, value):
     st.just({}), st.just([3]), st.just(['layer1.1', 'layer1.*.conv1']),
     st.just(['backbone.layer1.0']), st.just([nn.Linear, None])))
 def test_stiffness_of_wrong_blocks(blocks):
-    tried('hooks')
     model = Classifier()
     with pytest.raises((ValueError, TypeError)) as raised:
         with TrajectoryRecorder(model, blocks):
@@ -262,7 +247,6 @@ class Labelled(BaseDataset):
 @settings(BOUNDED, max_examples=60)
 @given(labels=st.lists(st.integers(-3, 7), min_size=1, max_size=9))
 def test_labels_out_of_range(labels):
-    tried('hooks')
     wrong = [i for i, label in enumerate(labels) if not 0 <= label < 5]
     data = Labelled(labels)
     if not wrong:
@@ -287,7 +271,6 @@ def test_data_without_labels_or_classes_pass():
 
 def test_an_empty_data_set(tmp_path):
     """mmengine divides by zero, and tells neither file nor split."""
-    tried('hooks')
     refused('train data set', runner(
         tmp_path, Images(size=0), 'DataCheckHook').train)
     with pytest.raises(ZeroDivisionError):
@@ -300,7 +283,6 @@ def test_an_empty_data_set(tmp_path):
 @pytest.mark.parametrize('loop', ['train', 'val', 'test'])
 def test_labels_are_looked_at_before_each_loop(tmp_path, wrap, loop):
     """Below wrappers of data sets as well."""
-    tried('hooks')
     good, bad = (dict(
         batch_size=2, dataset=data,
         sampler=dict(type='DefaultSampler', shuffle=False))

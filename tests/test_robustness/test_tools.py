@@ -13,14 +13,12 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
+from tests.documents import ROOT
+from tests.programs import IN_PROCESS, call_tool, load_tool
 from tests.test_robustness.inputs import (
     BOUNDED,
     NOT_FINITE,
-    ROOT,
-    call_tool,
-    load_tool,
     refused,
-    tried,
 )
 
 CONFIG = str(ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py')
@@ -36,8 +34,11 @@ COMMANDS = {
                                     '--out': ['x.txt', 'json', '.npz'],
                                     '--cfg-options': OPTIONS}),
     'projects.reproduction.paper': (
-        ['run', '1'], {'--seeds': COUNTS, '--gpus': COUNTS,
+        ['run', '1'], {'--seeds': [*COUNTS, '5-3', '3-'], '--gpus': COUNTS,
                        '--launcher': ['none,pytorch']}),
+    'projects.reproduction.close_encounters': ([], {'--count': COUNTS}),
+    'projects.reproduction.three_body': (
+        [], {'--end': RATES, '--interval': RATES, '--close': RATES}),
     'publish_model.py': (['x.pth', 'out'], {'--hash': ['8']}),
     'analysis_tools/stiffness.py': (
         [CONFIG, 'x.pth'], {'--max-samples': COUNTS,
@@ -58,11 +59,11 @@ COMMANDS = {
              '--dtypes': ['half'], '--compiled': ['2']}),
     'benchmarks.propagation': (
         [], {'--batch-size': COUNTS, '--tokens': COUNTS, '--heads': COUNTS,
-             '--head-dims': COUNTS, '--settings': ['mask'],
-             '--clock': ['cuda']}),
+             '--head-dims': COUNTS, '--rounds': ['1'],
+             '--settings': ['mask'], '--clock': ['cuda']}),
     'dataset_converters/compose_digits.py': (
         [], {'--train': COUNTS, '--val': COUNTS, '--seed': ['-1', 'x'],
-             '--size': ['128', '0x0', '64x', 'axb', '8x8']}),
+             '--size': ['128', '0x0', '64x', 'axb', '32x128']}),
 }
 
 
@@ -74,7 +75,6 @@ def test_wrong_arguments(name, capsys, tmp_path, monkeypatch):
     before, options = COMMANDS[name]
     for option, values in options.items():
         for value in values:
-            tried('tools')
             with pytest.raises(SystemExit) as stopped:
                 call_tool(tool, *before, option, value)
             assert stopped.value.code == 2
@@ -87,7 +87,6 @@ def test_wrong_arguments(name, capsys, tmp_path, monkeypatch):
     ('none.py', 'none.py'), ('', ''), ('x.txt', 'x.txt'),
     ('syntax.py', 'syntax.py'), ('empty.py', 'model')])
 def test_wrong_configs(config, message, tmp_path, monkeypatch):
-    tried('tools')
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'syntax.py').write_text('model = dict(')
     (tmp_path / 'empty.py').write_text('')
@@ -111,7 +110,6 @@ MISSPELT = {
 @pytest.mark.parametrize('option', MISSPELT)
 def test_options_that_nobody_reads(option, tmp_path):
     """mmengine adds the key and goes on."""
-    tried('tools')
     message = refused(MISSPELT[option], lambda: call_tool(
         load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
         '--cfg-options', option))
@@ -136,7 +134,6 @@ def saved(state_dict):
 @given(data=st.data())
 def test_damaged_checkpoints(model, tmp_path_factory, data):
     """Cut, overwritten or foreign files: refused by name, nothing written."""
-    tried('tools')
     folder = tmp_path_factory.mktemp('damaged')
     content = saved(model.state_dict())
     kind = data.draw(st.sampled_from(['cut', 'zeros', 'foreign']))
@@ -162,7 +159,6 @@ def test_damaged_checkpoints(model, tmp_path_factory, data):
 @given(data=st.data())
 def test_flipped_bytes_are_seen(model, tmp_path_factory, data):
     """By the checksum of each tensor, at which torch.load does not look."""
-    tried('tools')
     path = tmp_path_factory.mktemp('flipped') / 'x.pth'
     content = bytearray(saved(model.state_dict()))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -180,7 +176,6 @@ def test_flipped_bytes_are_seen(model, tmp_path_factory, data):
 @given(data=st.data())
 def test_weights_that_are_not_finite(model, tmp_path_factory, data):
     """Neither published nor evaluated."""
-    tried('tools')
     folder = tmp_path_factory.mktemp('nan')
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     name = data.draw(st.sampled_from(sorted(
@@ -203,7 +198,6 @@ def test_weights_that_are_not_finite(model, tmp_path_factory, data):
     st.just(dict(state_dict=[1])), st.just(dict(state_dict=dict(a=1))),
     st.just(torch.zeros(2))))
 def test_checkpoints_without_weights(model, tmp_path_factory, content):
-    tried('tools')
     path = tmp_path_factory.mktemp('content') / 'x.pth'
     torch.save(content, path)
     with pytest.raises(ValueError) as raised:
@@ -217,13 +211,11 @@ def test_checkpoints_without_weights(model, tmp_path_factory, content):
 SMALL = ['train_dataloader.dataset.indices=64',
          'val_dataloader.dataset.indices=16',
          'test_dataloader.dataset.indices=16',
-         *(f'{loop}_dataloader.{key}' for loop in ('train', 'val', 'test')
-           for key in ('num_workers=0', 'persistent_workers=False'))]
+         *IN_PROCESS]
 
 
 @pytest.mark.parametrize('lr', [math.nan, math.inf, 1e30])
 def test_a_diverging_job_ends_at_once(lr, tmp_path):
-    tried('tools')
     with pytest.raises(FloatingPointError, match='training has diverged'):
         call_tool(
             load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
@@ -242,7 +234,6 @@ def test_a_diverging_job_ends_at_once(lr, tmp_path):
     ('default_hooks.checkpoint.max_keep_ckpts=0', 'max_keep_ckpts'),
 ])
 def test_a_job_in_vain_ends_before_it_begins(option, message, tmp_path):
-    tried('tools')
     with pytest.raises(ValueError) as raised:
         call_tool(load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
                   '--cfg-options', *SMALL, 'log_level=ERROR', option)
@@ -256,7 +247,6 @@ def test_a_job_in_vain_ends_before_it_begins(option, message, tmp_path):
     ('maxepochs', '3', None)])
 def test_options_that_nothing_reads(option, value, place, tmp_path):
     """A variable of the config file has been used when options come."""
-    tried('tools')
     config = tmp_path / 'variables.py'
     config.write_text(
         "data_root = 'some/'\ndataset_type = 'CustomDataset'\n"

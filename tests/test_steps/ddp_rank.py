@@ -1,4 +1,4 @@
-"""One of two processes of test_distributed.py: rank, and the job's folder."""
+"""One of two processes of test_distributed.py, given the job's folder."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.test_steps.insertion import outputs
 
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-dist.init_process_group('gloo', world_size=2, rank=rank)
+folder = Path(sys.argv[1])
+dist.init_process_group('gloo')
+rank = dist.get_rank()
 model, images = torch.load(folder / 'job.pth', weights_only=False)
 mine = images[rank:rank + 1]
 wrapped = DistributedDataParallel(model)

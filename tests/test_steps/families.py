@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
+import pytest
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -415,3 +416,16 @@ def transformers_families() -> dict[str, Family]:
                drop_path_rate=0.5), 4, pixels(32)),
         'DETR, backbone': Family(of('Detr', **detr), 2, pixels(64)),
     }
+
+
+LIBRARIES = dict(
+    torchvision=torchvision_families, timm=timm_families,
+    transformers=transformers_families, mmpretrain=openmmlab_families)
+
+
+def find_family(library: str, name: str) -> Family:
+    """A family; a test of one whose library is missing is skipped."""
+    pytest.importorskip(library)
+    if library == 'mmpretrain':  # and MMDetection or MMSegmentation
+        pytest.importorskip(name.split()[0])
+    return LIBRARIES[library]()[name]

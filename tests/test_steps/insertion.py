@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.steps.step_block import StepBlock
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.programs import run_tool
 
 COMPILED = set()
 """Classes that this process has compiled."""
@@ -50,12 +50,14 @@ def outputs_in_training(model: nn.Module,
     """
     model = copy.deepcopy(model).double()
     model.train()  # that of some hosts returns nothing
+    return outputs(model, doubled(inputs))
+
+
+def doubled(inputs: dict | Tensor) -> dict | Tensor:
+    """Inputs in float64, but for integers."""
     if isinstance(inputs, dict):
-        inputs = {k: v.double() if v.is_floating_point() else v
-                  for k, v in inputs.items()}
-    else:
-        inputs = inputs.double()
-    return outputs(model, inputs)
+        return {key: doubled(value) for key, value in inputs.items()}
+    return inputs.double() if inputs.is_floating_point() else inputs
 
 
 def _tensors(out):
@@ -79,13 +81,22 @@ def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def steps_of(model: nn.Module) -> dict[str, nn.Module]:
-    """All ResidualSteps that were put in, by name."""
-    return {
-        f'{name}.{part}': step for name, block in model.named_modules()
-        if isinstance(block, StepBlock)
-        for part, step in block.named_children()
-        if isinstance(step, ResidualStep)
-    }
+    """All ResidualSteps by name."""
+    return {name: module for name, module in model.named_modules()
+            if isinstance(module, ResidualStep)}
+
+
+def perturb_gates(model: nn.Module) -> nn.Module:
+    """Move every gate off its start, alike whatever wraps it."""
+    for step in steps_of(model).values():
+        perturb(step.attention)
+    return model
+
+
+def with_moved_steps(model: nn.Module, **options) -> nn.Module:
+    """Put steps into a model, and move it and its gates off their start."""
+    insert_steps(perturb(model), **options)
+    return perturb_gates(model)
 
 
 def check_insertion(model: nn.Module, inputs: dict | Tensor,
@@ -117,8 +128,7 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     for name, step in steps_of(twin).items():
         assert any(p.grad is not None and p.grad.abs().max() > 0
                    for p in step.attention.parameters()), name
-    for step in steps_of(model).values():
-        perturb(step.attention)
+    perturb_gates(model)
     moved = outputs(model, inputs)
     assert difference(moved, before) > 1e-4
     sum(o.square().mean() for o in moved).backward()
@@ -219,14 +229,8 @@ def check_fresh_process(path: Path, models: list) -> None:
     """Load pickled models in a process that has imported torch alone."""
     saved = []
     for model, inputs in models:
-        insert_steps(perturb(model))
-        model.eval()
-        for step in steps_of(model).values():
-            perturb(step.attention)
+        with_moved_steps(model).eval()
         saved.append((model, inputs, outputs(model, inputs)[0].detach()))
     torch.save(saved, path)
-    done = subprocess.run(
-        [sys.executable, '-c', FRESH, str(path)], capture_output=True,
-        text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
-    assert done.returncode == 0, done.stderr
+    done = run_tool('-c', FRESH, path, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.stdout.split() == [type(m).__name__ for m, _ in models]

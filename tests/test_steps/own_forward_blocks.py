@@ -5,6 +5,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tests.utils import Adds
+
 C = 8
 
 
@@ -162,26 +164,18 @@ class Causal(Encoder):
         return torch.softmax(scores, -1) @ y
 
 
-class LastChannels(nn.Module):
+class LastChannels(Adds):
     """Maps or volumes with the channels last."""
 
     def __init__(self):
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(C), nn.Linear(C, C)
-
-    def forward(self, x):
-        return x + self.linear(self.norm(x))
+        super().__init__(nn.Sequential(nn.LayerNorm(C), nn.Linear(C, C)))
 
 
-class Volume(nn.Module):
+class Volume(Adds):
     """(N, C, T, H, W)."""
 
     def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv3d(C, C, 3, padding=1)
-
-    def forward(self, x):
-        return x + self.conv(x)
+        super().__init__(nn.Conv3d(C, C, 3, padding=1))
 
 
 class Kept(Conv):

@@ -1,9 +1,6 @@
 """Steps over several processes, and in their own forward."""
 
 import copy
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from torch.ao.quantization import quantize_dynamic
 
 from mmstepnet.steps.own_forward import OwnForwardBlock
 from mmstepnet.steps.step_block import StepBlock
+from tests.programs import run_ranks
 from tests.test_steps.test_modes import (
     FOUND,
     cases,
@@ -23,7 +21,7 @@ from tests.test_steps.test_modes import (
     gradients,
     stepped,
 )
-from tests.utils import TORCH_21, free_port, not_on_torch_21
+from tests.utils import TORCH_21, not_on_torch_21
 
 from .insertion import difference, outputs
 
@@ -33,16 +31,9 @@ def test_two_processes(library, name, tmp_path):
     """DDP's gradients of two halves are one process's of the whole."""
     model, inputs = stepped(library, name)
     torch.save((model, inputs), tmp_path / 'job.pth')
-    port = free_port()
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, Path(__file__).with_name('ddp_rank.py'),
-             str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True,
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path),
-                     MASTER_ADDR='127.0.0.1', MASTER_PORT=port,
-                     OMP_NUM_THREADS='1')) for rank in range(2)]
-    errors = [job.communicate(timeout=300)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], errors
+    codes, outputs = run_ranks(
+        2, Path(__file__).with_name('ddp_rank.py'), tmp_path)
+    assert codes == [0, 0], outputs
     first, second = (torch.load(tmp_path / f'{rank}.pth')
                      for rank in range(2))
     wanted = gradients(model, inputs)
@@ -64,7 +55,7 @@ def test_two_processes(library, name, tmp_path):
 @cases({'torchvision': ('ResNet, basic', ), 'timm': ('ConvNeXt', 'ViT')})
 @pytest.mark.parametrize('kind', [
     'flat parameters', 'flat parameters, original', 'parameter by parameter'])
-def test_sharded(library, name, kind, tmp_path, calls):
+def test_sharded(library, name, kind, one_process, calls):
     """One process, whose gates learn as they do without FSDP."""
     from torch.distributed.fsdp import (
         FullyShardedDataParallel,
@@ -76,31 +67,26 @@ def test_sharded(library, name, kind, tmp_path, calls):
     inputs = inputs.double()
     wanted = copy.deepcopy(model)
     learn(wanted, inputs)
-    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store',
-                            world_size=1, rank=0)
-    try:
-        calls.clear()
-        if kind.startswith('flat'):
-            wrapped = FullyShardedDataParallel(
-                model, device_id=torch.device('cpu'),
-                use_orig_params='original' in kind)
-            learn(wrapped, inputs)
-            assert calls
-            with FullyShardedDataParallel.state_dict_type(
-                    wrapped, StateDictType.FULL_STATE_DICT):
-                found = wrapped.state_dict()
-        else:
-            mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
-            parts = [m for m in model.modules() if isinstance(m, StepBlock)]
-            for part in (*parts, model):
-                fully_shard(part, mesh=mesh)
-            learn(model, inputs)
-            assert calls
-            found = {key: value.full_tensor() if hasattr(
-                value, 'full_tensor') else value
-                for key, value in model.state_dict().items()}
-    finally:
-        dist.destroy_process_group()
+    calls.clear()
+    if kind.startswith('flat'):
+        wrapped = FullyShardedDataParallel(
+            model, device_id=torch.device('cpu'),
+            use_orig_params='original' in kind)
+        learn(wrapped, inputs)
+        assert calls
+        with FullyShardedDataParallel.state_dict_type(
+                wrapped, StateDictType.FULL_STATE_DICT):
+            found = wrapped.state_dict()
+    else:
+        mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
+        parts = [m for m in model.modules() if isinstance(m, StepBlock)]
+        for part in (*parts, model):
+            fully_shard(part, mesh=mesh)
+        learn(model, inputs)
+        assert calls
+        found = {key: value.full_tensor() if hasattr(
+            value, 'full_tensor') else value
+            for key, value in model.state_dict().items()}
     moved = 0
     for key, before in stepped(library, name)[
             0].double().state_dict().items():

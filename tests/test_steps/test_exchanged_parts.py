@@ -1,6 +1,7 @@
 """Parts of blocks that somebody exchanges after insertion."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,26 +9,20 @@ import torch.nn as nn
 from torchvision.models import resnet18
 
 from mmstepnet import insert_steps, remove_steps
-from tests.test_steps.described_blocks import Deep, Net
+from tests.test_steps.described_blocks import Deep
 
 from .insertion import perturb
 
-
-def test_an_activation_with_weights_keeps_its_key():
-    model = Net()
-    keys = set(model.state_dict())
-    insert_steps(model)
-    new = set(model.state_dict()) - keys
-    assert all('.step.attention.' in key for key in new)
+LEAKY = partial(nn.LeakyReLU, 0.1)
 
 
-def swap_children(module):
+def swap_children(module, other=LEAKY):
     """The usual way to exchange activations, which goes by names."""
     for name, child in module.named_children():
         if isinstance(child, nn.ReLU):
-            setattr(module, name, nn.LeakyReLU(0.1))
+            setattr(module, name, other())
         else:
-            swap_children(child)
+            swap_children(child, other)
 
 
 def swap_unique(model):
@@ -35,7 +30,7 @@ def swap_unique(model):
     for name, child in list(model.named_modules()):
         if isinstance(child, nn.ReLU):
             owner, _, name = name.rpartition('.')
-            setattr(model.get_submodule(owner), name, nn.LeakyReLU(0.1))
+            setattr(model.get_submodule(owner), name, LEAKY())
 
 
 def test_an_activation_that_is_exchanged_later():
@@ -100,15 +95,7 @@ def test_keys_where_every_activation_becomes_one_with_weights():
     """No key or parameter of a step's own copy, before a forward either."""
     model = resnet18()
     insert_steps(model)
-
-    def swap(module):
-        for name, child in module.named_children():
-            if isinstance(child, nn.ReLU):
-                setattr(module, name, nn.PReLU())
-            else:
-                swap(child)
-
-    swap(model)
+    swap_children(model, nn.PReLU)
     twin = copy.deepcopy(model)
     keys = list(model.state_dict())
     assert [n for n, _ in twin.named_parameters() if 'relu' in n

@@ -54,13 +54,19 @@ def make(kind, attention='StepNet', **options):
     return model, plain, torch.rand(shape), names
 
 
+def check_loaded(made, path, **example):
+    """The plain network with a file's steps is the one that has them."""
+    model, plain, x, names = made
+    assert mmstepnet.load_steps(plain, path, **example) == names
+    assert torch.equal(model(x), plain(x))
+
+
 @pytest.mark.parametrize('kind', NETWORKS)
 def test_fresh_model(kind, tmp_path):
-    model, plain, x, names = make(kind)
+    made = model, plain, x, _ = make(kind)
     mmstepnet.save_steps(model, tmp_path / 'a.safetensors')
     assert not torch.equal(model(x), plain(x))
-    assert mmstepnet.load_steps(plain, tmp_path / 'a.safetensors') == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, tmp_path / 'a.safetensors')
     assert plain.state_dict().keys() == model.state_dict().keys()
 
 
@@ -72,11 +78,9 @@ def test_fresh_model(kind, tmp_path):
     ('FCA', dict(map_size=14, reduction=8)), ('StepNet', dict(init_step=None)),
 ])
 def test_all_attentions_and_arguments(attention, options, tmp_path):
-    model, plain, x, names = make('resnet', attention, blocks=['layer3'],
-                                  **options)
-    mmstepnet.save_steps(model, tmp_path)
-    assert mmstepnet.load_steps(plain, tmp_path) == names
-    assert torch.equal(model(x), plain(x))
+    made = make('resnet', attention, blocks=['layer3'], **options)
+    mmstepnet.save_steps(made[0], tmp_path)
+    check_loaded(made, tmp_path)
 
 
 def test_only_the_steps_are_in_the_file(tmp_path):
@@ -93,20 +97,12 @@ def test_only_the_steps_are_in_the_file(tmp_path):
             'type': 'StepNet', 'init_step': 1.0, 'inputs': 'both'}}}
 
 
-def test_modules_to_save(tmp_path):
-    model, plain, x, _ = make('resnet')
-    randomise(model.fc)
-    mmstepnet.save_steps(model, tmp_path, modules_to_save=['fc'])
-    mmstepnet.load_steps(plain, tmp_path)
-    assert torch.equal(model(x), plain(x))
-
-
-def test_a_stage_with_steps_is_a_module_to_save(tmp_path):
-    model, plain, x, names = make('resnet')
-    randomise(model.layer4)
-    mmstepnet.save_steps(model, tmp_path, modules_to_save=['layer4'])
-    assert mmstepnet.load_steps(plain, tmp_path) == names
-    assert torch.equal(model(x), plain(x))
+@pytest.mark.parametrize('name', ['fc', 'layer4'])  # which has steps
+def test_modules_to_save(name, tmp_path):
+    made = model, *_ = make('resnet')
+    randomise(model.get_submodule(name))
+    mmstepnet.save_steps(model, tmp_path, modules_to_save=[name])
+    check_loaded(made, tmp_path)
 
 
 class HeadWithState(nn.Linear):
@@ -120,21 +116,19 @@ class HeadWithState(nn.Linear):
 
 
 def test_module_to_save_with_a_state_of_its_own(tmp_path):
-    model, plain, x, _ = make('resnet')
+    made = model, plain, *_ = make('resnet')
     model.fc, plain.fc = (HeadWithState(512, 3) for _ in range(2))
     mmstepnet.save_steps(model, tmp_path, modules_to_save=['fc'])
-    mmstepnet.load_steps(plain, tmp_path)
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, tmp_path)
 
 
 def test_steps_in_wrappers(tmp_path):
-    model, plain, x, names = make('resnet')
+    made = model, _, _, names = make('resnet')
     wrapped = copy.deepcopy(model)
     block = wrapped.layer1[1]
     block.step = torch.compile(block.step, backend='eager')
     mmstepnet.save_steps(wrapped, tmp_path)
-    assert mmstepnet.load_steps(plain, tmp_path) == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, tmp_path)
     with torch.no_grad():
         wrapped.layer1[1].step.attention.pair_weight.zero_()
     assert mmstepnet.load_steps(wrapped, tmp_path) == names
@@ -146,11 +140,10 @@ def test_weights_beside_the_options_of_a_run(tmp_path):
     """As timm saves them."""
     if not hasattr(torch.serialization, 'safe_globals'):
         pytest.skip('needs PyTorch 2.5')
-    model, plain, x, names = make('resnet')
+    made = model, *_ = make('resnet')
     torch.save(dict(state_dict=model.state_dict(), epoch=3,
                     args=Namespace(lr=0.1)), tmp_path / 'last.pth.tar')
-    assert mmstepnet.load_steps(plain, tmp_path / 'last.pth.tar') == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, tmp_path / 'last.pth.tar')
 
 
 def test_weights_beside_records_of_openmmlab(tmp_path):
@@ -174,17 +167,16 @@ def test_dtype_is_the_blocks(tmp_path):
 
 
 def test_steps_that_are_there_get_the_weights(tmp_path):
-    model, plain, x, names = make('resnet')
+    made = model, plain, *_ = make('resnet')
     mmstepnet.save_steps(model, tmp_path)
     mmstepnet.insert_steps(plain, init_step=0.5)
-    assert mmstepnet.load_steps(plain, tmp_path) == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, tmp_path)
 
 
 @pytest.mark.parametrize('kind', NETWORKS)
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
 def test_weights_of_a_whole_model(kind, ending, tmp_path):
-    model, plain, x, names = make(kind)
+    made = model, plain, *_ = make(kind)
     path = tmp_path / f'whole.{ending}'
     if ending == 'pth':
         torch.save(dict(state_dict=model.state_dict()), path)
@@ -194,20 +186,18 @@ def test_weights_of_a_whole_model(kind, ending, tmp_path):
     if example:
         with pytest.raises(ValueError, match='found by running.*example='):
             mmstepnet.load_steps(plain, path)
-    assert mmstepnet.load_steps(plain, path, **example) == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, path, **example)
 
 
 @pytest.mark.parametrize('prefix', [
     'module.', '_orig_mod.', 'module._orig_mod.', 'backbone.',
     'base_model.model.', 'model.backbone.'])
 def test_weights_of_a_model_that_stood_in_another(prefix, tmp_path):
-    model, plain, x, names = make('resnet')
+    made = model, *_ = make('resnet')
     path = tmp_path / 'whole.pth'
     torch.save({prefix + key: t for key, t in model.state_dict().items()},
                path)
-    assert mmstepnet.load_steps(plain, path) == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, path)
 
 
 def test_weights_of_blocks_in_wrappers(tmp_path):
@@ -301,7 +291,7 @@ def test_other_errors(tmp_path):
 def test_repository_in_the_cache(tmp_path, monkeypatch):
     constants = pytest.importorskip('huggingface_hub.constants',
                                     reason='needs huggingface_hub')
-    model, plain, x, names = make('resnet')
+    made = model, *_ = make('resnet')
     repository = tmp_path / 'models--somebody--steps'
     (repository / 'refs').mkdir(parents=True)
     (repository / 'refs' / 'main').write_text('a' * 40)
@@ -309,8 +299,7 @@ def test_repository_in_the_cache(tmp_path, monkeypatch):
         model, repository / 'snapshots' / ('a' * 40) / 'steps.safetensors')
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
-    assert mmstepnet.load_steps(plain, 'hf://somebody/steps') == names
-    assert torch.equal(model(x), plain(x))
+    check_loaded(made, 'hf://somebody/steps')
 
 
 def test_models_without_weights(tmp_path):

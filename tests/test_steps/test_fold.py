@@ -114,17 +114,6 @@ def test_training_model_is_folded_with_its_running_statistics():
     assert torch.equal(twice(x)[0], folded(x)[0])
 
 
-def test_inside_a_larger_model():
-    model = nn.Sequential(
-        perturb(StepResNetCIFAR(20)),
-        nn.Identity()).eval()
-    x = torch.randn(2, 3, 32, 32)
-    folded = mmstepnet.fold(model)
-    assert count(folded, nn.BatchNorm2d) == 0
-    torch.testing.assert_close(folded(x)[0], model(x)[0], rtol=1e-4,
-                               atol=1e-5)
-
-
 def test_vision_transformer():
     model = perturb(StepVisionTransformer(
         'deit-tiny', img_size=32, patch_size=8)).eval()

@@ -6,13 +6,7 @@ import pytest
 
 from mmstepnet import remove_steps
 
-from .families import (
-    QUICK,
-    openmmlab_families,
-    timm_families,
-    torchvision_families,
-    transformers_families,
-)
+from .families import LIBRARIES, QUICK, find_family
 from .insertion import (
     check_compiles,
     check_fresh_process,
@@ -20,17 +14,13 @@ from .insertion import (
     check_recorder,
 )
 
-LIBRARIES = {
-    'torchvision': (torchvision_families,
-                    ('ResNet, bottleneck', 'ViT', 'EfficientNet')),
-    'timm': (timm_families, ('ResNet, basic', 'ViT', 'Swin')),
-    'transformers': (transformers_families, ('ResNet, basic', 'DINOv2')),
-    'mmpretrain': (openmmlab_families,
-                   ('mmpretrain ResNet-18', 'mmpretrain Swin')),
+PICKLED = {
+    'torchvision': ('ResNet, bottleneck', 'ViT', 'EfficientNet'),
+    'timm': ('ResNet, basic', 'ViT', 'Swin'),
+    'transformers': ('ResNet, basic', 'DINOv2'),
+    'mmpretrain': ('mmpretrain ResNet-18', 'mmpretrain Swin'),
 }
-"""Families of a library, and those that are pickled."""
-
-FOUND = {library: families() for library, (families, _) in LIBRARIES.items()
+FOUND = {library: families() for library, families in LIBRARIES.items()
          if find_spec(library)}
 CASES = [
     pytest.param(library, name,
@@ -41,9 +31,7 @@ CASES = [
 
 @pytest.mark.parametrize('library, name', CASES)
 def test_insertion_keeps_the_network(library, name):
-    if library == 'mmpretrain':  # and MMDetection or MMSegmentation
-        pytest.importorskip(name.split()[0])
-    family = FOUND[library][name]
+    family = find_family(library, name)
     model, inputs = family.build(), family.inputs()
     row = check_insertion(model, inputs, **dict(family.options))
     assert len(row['blocks']) == family.blocks
@@ -56,9 +44,9 @@ def test_insertion_keeps_the_network(library, name):
             model, inputs, dict(family.options).get('example'))
 
 
-@pytest.mark.parametrize('library', LIBRARIES)
+@pytest.mark.parametrize('library', PICKLED)
 def test_pickle_in_a_fresh_process(library, tmp_path):
     pytest.importorskip(library)
     check_fresh_process(tmp_path / 'models.pth', [
         (FOUND[library][name].build(), FOUND[library][name].inputs())
-        for name in LIBRARIES[library][1]])
+        for name in PICKLED[library]])

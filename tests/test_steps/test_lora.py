@@ -8,9 +8,9 @@ from torchvision.models import ResNet, VisionTransformer
 from torchvision.models.resnet import BasicBlock
 from torchvision.ops import FrozenBatchNorm2d
 
-from mmstepnet import insert_steps, steps
+from mmstepnet import steps
 
-from .insertion import perturb, steps_of
+from .insertion import perturb, steps_of, with_moved_steps
 
 peft = pytest.importorskip('peft')
 X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -30,11 +30,7 @@ NETWORKS = dict(resnet=(resnet, r'.*\.conv[12]'), vit=(vit, r'.*\.mlp\.[03]'))
 
 def stepped(build):
     torch.manual_seed(0)
-    model = perturb(build())
-    insert_steps(model)
-    for step in steps_of(model).values():
-        perturb(step.attention)
-    return model
+    return with_moved_steps(build())
 
 
 def train(model):

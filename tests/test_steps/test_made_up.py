@@ -6,6 +6,7 @@ import torch.nn as nn
 from torchvision.models.video import r3d_18
 
 from mmstepnet import insert_steps
+from tests.utils import Adds
 
 
 def check(model, clips, names):
@@ -34,7 +35,8 @@ class Shifted(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 1)
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks = nn.Sequential(
+            *(Adds(nn.Conv2d(8, 8, 1)) for _ in range(2)))
 
     def forward(self, frames):
         x = self.stem(frames)
@@ -50,20 +52,11 @@ class Sequences(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv1d(6, 8, 3)
-        self.blocks = nn.Sequential(Block(nn.Conv1d), Block(nn.Conv1d))
+        self.blocks = nn.Sequential(
+            *(Adds(nn.Conv1d(8, 8, 1)) for _ in range(2)))
 
     def forward(self, x):
         return self.blocks(self.stem(x))
-
-
-class Block(nn.Module):
-
-    def __init__(self, conv=nn.Conv2d):
-        super().__init__()
-        self.conv = conv(8, 8, 1)
-
-    def forward(self, x):
-        return x + self.conv(x)
 
 
 def test_sequences():

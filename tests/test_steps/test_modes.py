@@ -1,28 +1,26 @@
 """Networks of others, with steps, in the ways in which networks are used."""
 
 import copy
-from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import TrajectoryRecorder, fold, insert_steps
+from mmstepnet import TrajectoryRecorder, fold
 from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps import ResidualStep
 from tests.utils import TORCH_21, not_on_torch_21
 
-from .families import (
-    openmmlab_families,
-    timm_families,
-    torchvision_families,
-    transformers_families,
+from .families import LIBRARIES, find_family
+from .insertion import (
+    difference,
+    doubled,
+    outputs,
+    perturb,
+    steps_of,
+    with_moved_steps,
 )
-from .insertion import difference, outputs, perturb, steps_of
 
-LIBRARIES = dict(
-    torchvision=torchvision_families, timm=timm_families,
-    mmpretrain=openmmlab_families, transformers=transformers_families)
 NETWORKS = {
     'torchvision': ('ResNet, basic', 'ViT'),
     'timm': ('ConvNeXt', 'ViT'),
@@ -71,16 +69,9 @@ def cases(networks):
 
 def stepped(library, name):
     """A small network whose gates have moved, and its input."""
-    if not find_spec(library):
-        pytest.skip(f'needs {library}')
-    if library == 'mmpretrain':
-        pytest.importorskip(name.split()[0])
+    family = find_family(library, name)
     torch.manual_seed(0)
-    family = LIBRARIES[library]()[name]
-    model = perturb(family.build())
-    insert_steps(model, **dict(family.options))
-    for step in steps_of(model).values():
-        perturb(step.attention)
+    model = with_moved_steps(family.build(), **dict(family.options))
     model.eval()  # returns nothing in some hosts
     return model, family.inputs()
 
@@ -96,9 +87,7 @@ def norms(model):
 @cases(FOLDED)
 def test_fold(library, name):
     model, inputs = stepped(library, name)
-    model.double()
-    inputs = ({k: v.double() for k, v in inputs.items()}
-              if isinstance(inputs, dict) else inputs.double())
+    model, inputs = model.double(), doubled(inputs)
     before = norms(model)
     folded = fold(model)
     with torch.no_grad():
@@ -237,33 +226,3 @@ def test_checkpointing_as_the_host_does(library, name, observed):
     for (key, a), b in zip(model.named_buffers(), twin.buffers()):
         if library != 'timm' or '.attention.' in key:
             torch.testing.assert_close(a, b, msg=key)
-
-
-@every
-def test_ema(library, name):
-    """An average of gates too, that computes as one put in by hand."""
-    model, inputs = stepped(library, name)
-    ema = torch.optim.swa_utils.AveragedModel(
-        model, avg_fn=lambda mean, new, count: 0.9 * mean + 0.1 * new,
-        use_buffers=True)
-    by_hand = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model.train()
-    for k in range(3):
-        gradients(model, inputs)
-        optimizer.step()
-        ema.update_parameters(model)
-        share = 0.1 if k else 1  # the first is taken as it is
-        with torch.no_grad():
-            for mean, new in zip(by_hand.state_dict().values(),
-                                 model.state_dict().values()):
-                if mean.is_floating_point():
-                    mean.copy_((1 - share) * mean + share * new)
-                else:
-                    mean.copy_(new)
-    with torch.no_grad():
-        averaged = outputs(ema.module, inputs)
-        assert difference(averaged, outputs(by_hand, inputs)) < 1e-5
-        model.eval()
-        assert difference(averaged, outputs(model, inputs)) > 1e-6
-    assert ema.module.state_dict().keys() == model.state_dict().keys()

@@ -15,7 +15,7 @@ from mmstepnet import (
 from tests.utils import TORCH_21
 
 from . import own_forward_blocks as blocks
-from .insertion import perturb
+from .insertion import perturb, perturb_gates
 
 C = blocks.C
 MAP = (4, C, 6, 6)
@@ -32,13 +32,7 @@ def stack(make, shape=MAP, **options):
     x = random(*shape)
     names = insert_steps(model, example=x, **options)
     assert names == ['0', '1', '2']
-    for step in steps_of(model):
-        perturb(step.attention)
-    return model, x
-
-
-def steps_of(model):
-    return [m for m in model.modules() if isinstance(m, ResidualStep)]
+    return perturb_gates(model), x
 
 
 def gate(step: ResidualStep, x: Tensor, f: Tensor) -> Tensor:
@@ -148,8 +142,7 @@ def test_layouts(make, shape, to_maps):
     model, x = stack(make, shape, **options)
     wanted = x
     for block in model:
-        f = block.conv(wanted) if make is blocks.Volume else block.linear(
-            block.norm(wanted))
+        f = block.f(wanted)
         dt = gate(block.step, to_maps(wanted), to_maps(f))
         wanted = to_maps(wanted) + to_maps(f) * dt  # as maps, back below
         wanted = wanted.reshape(to_maps(x).shape)
@@ -193,8 +186,7 @@ def test_a_state_that_is_used_again():
     x = random(*MAP)
     insert_steps(model, example=x)
     torch.testing.assert_close(model(x), twin(x), rtol=1e-6, atol=1e-6)
-    for step in steps_of(model):
-        perturb(step.attention)
+    perturb_gates(model)
     wanted = x
     for block in model.blocks:
         f = block.conv(wanted)

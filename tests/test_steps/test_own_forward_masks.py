@@ -24,12 +24,11 @@ from tests.test_steps.test_own_forward import (
     gate,
     random,
     stack,
-    steps_of,
 )
 from tests.utils import TORCH_21
 
 from . import own_forward_blocks as blocks
-from .insertion import perturb
+from .insertion import perturb, perturb_gates
 
 LENGTHS = 5, 3, 1, 4
 HIDDEN = torch.arange(5) >= torch.tensor(LENGTHS)[:, None]
@@ -65,8 +64,7 @@ def test_steps_do_not_pool_over_padding_of_pytorch(batch_first, added):
         layer, 2, enable_nested_tensor=False).eval()
     insert_steps(model, example=random(4, 5, C).transpose(*axes),
                  layout='NLC' if batch_first else 'LNC')
-    for step in steps_of(model):
-        perturb(step.attention)
+    perturb_gates(model)
     mask = HIDDEN.double() * -1e30 if added else HIDDEN
     assert_padding_is_left_out(lambda x, padded: model(
         x.transpose(*axes), src_key_padding_mask=mask if padded else None

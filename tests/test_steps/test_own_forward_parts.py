@@ -93,7 +93,7 @@ def test_tokens_of_a_map_have_positions():
     perturb(model)
     wanted = x
     for block in model:
-        f = block.linear(block.norm(wanted))
+        f = block.f(wanted)
         maps = [t.transpose(1, 2).unflatten(2, (5, 6)) for t in (wanted, f)]
         dt = choose_step(block.step.attention, *maps)
         wanted = wanted + (maps[1] * dt).flatten(2).transpose(1, 2)

@@ -16,26 +16,15 @@ from mmstepnet import (
 )
 from mmstepnet.steps import RemovedBlock
 from mmstepnet.steps.removal import prepare_removal
-from tests.test_steps.families import QUICK
-from tests.test_steps.insertion import outputs, perturb
-from tests.test_steps.test_insert_families import FOUND
+from tests.test_steps.families import find_family
+from tests.test_steps.insertion import doubled, outputs, perturb
+from tests.test_steps.test_insert_families import CASES
 
-CASES = [
-    pytest.param(library, name,
-                 marks=() if name in QUICK else pytest.mark.slow)
-    for library, families in FOUND.items() for name in families
-]
 FEWER = {'ResNet, bottleneck': 2, 'ResNeSt': 0, 'CaiT': 2, 'EfficientViT': 7,
          'BERT': 0, 'mmpretrain ResNet-50, checkpointed': 5}
 """Blocks that may go where they are not those that take steps: some project,
 end in a norm or join class and patch tokens."""
 MORE = {'mmdet ResNet-50, frozen, norms in eval mode': 5}
-
-
-def doubled(inputs):
-    if isinstance(inputs, dict):
-        return {key: doubled(value) for key, value in inputs.items()}
-    return inputs.double() if inputs.is_floating_point() else inputs
 
 
 def bypass(block):
@@ -54,9 +43,7 @@ def bypass(block):
 
 @pytest.mark.parametrize('library, name', CASES)
 def test_removed_as_if_bypassed(library, name):
-    if library == 'mmpretrain':  # and MMDetection or MMSegmentation
-        pytest.importorskip(name.split()[0])
-    family = FOUND[library][name]
+    family = find_family(library, name)
     model = perturb(family.build()).double()
     model.train(False)
     inputs = doubled(family.inputs())

@@ -16,45 +16,6 @@ def states(channels=8, **kwargs):
             for _ in range(2)]
 
 
-def written_out_adaptor(attention, x, f):
-    """Eq. 12 as it stands: x + f is formed, then pooled, pair by pair."""
-    x_next = x + f
-    p, q = x.mean((2, 3)), x_next.mean((2, 3))
-    conv = nn.Conv2d(16, 8, 1, groups=8, bias=False, dtype=x.dtype)
-    conv.weight.data = attention.pair_weight.data.view(8, 2, 1, 1)
-    pairs = torch.stack([p, q], 2).reshape(len(x), 16, 1, 1)
-    z = conv(pairs)[:, :, 0, 0]
-    if attention.training:
-        mean, var = z.mean(0), z.var(0, unbiased=False)
-    else:
-        mean, var = attention.bn.running_mean, attention.bn.running_var
-    z = (z - mean) / (var + attention.bn.eps).sqrt()
-    z = z * attention.bn.weight + attention.bn.bias
-    logit = attention.ie_weight * z + attention.ie_bias
-    return 1 / (1 + torch.exp(-logit))
-
-
-@pytest.mark.parametrize('training', [True, False])
-@pytest.mark.parametrize('init_step', [None, 1.0, 0.3])
-def test_adaptor_against_a_written_out_one(training, init_step):
-    attention = perturb(StepNet(8, init_step=init_step).double())
-    attention.train(training)
-    x, f = states(dtype=torch.float64)
-    expected = written_out_adaptor(attention, x, f)
-    if init_step is not None:
-        expected = expected * init_step * (1 + torch.e)  # / sigmoid(-1)
-    got = choose_step(attention, x, f)
-    assert got.shape == (5, 8, 1, 1)
-    torch.testing.assert_close(got[:, :, 0, 0], expected, rtol=1e-6, atol=0)
-
-
-def test_adaptor_gradients():
-    attention = perturb(StepNet(3).double()).train()
-    x, f = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x, f: choose_step(attention, x, f), (x, f))
-
-
 @pytest.mark.parametrize('attention', [None, Plain(8), SE(8), StepNet(8)])
 @pytest.mark.parametrize('activation', [None, nn.ReLU(inplace=True)])
 def test_step_is_the_equation(attention, activation):
@@ -105,26 +66,3 @@ def test_copies_are_not_observed():
     step = ResidualStep()
     step.observe(print)
     assert not pickle.loads(pickle.dumps(step))._observers
-
-
-@pytest.mark.parametrize('init_step', [0, -1.0, float('nan'), float('inf')])
-def test_impossible_init_step(init_step):
-    with pytest.raises(ValueError, match='init_step must be a positive'):
-        StepNet(8, init_step=init_step)
-
-
-@pytest.mark.parametrize('channels', [0, -4, 2.5, None])
-def test_impossible_channels(channels):
-    with pytest.raises(ValueError, match='channels must be a positive'):
-        SE(channels)
-
-
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_pooling_does_not_overflow_in_half_precision(dtype):
-    """The sum over this map is beyond float16's 65504."""
-    attention = perturb(StepNet(8)).eval()
-    x, f = (torch.full((2, 8, 64, 64), v, dtype=dtype) for v in (60., -20.))
-    got = choose_step(attention, x, f)
-    assert got.dtype == dtype and got.isfinite().all()
-    expected = choose_step(attention, x.float(), f.float())
-    torch.testing.assert_close(got.float(), expected, rtol=1e-2, atol=1e-3)

@@ -12,18 +12,14 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from mmstepnet import fold, insert_steps
 from mmstepnet.attentions import FoldedStepNet
 
-from .insertion import perturb
-from .test_wrappers import perturb_gates
+from .insertion import perturb, with_moved_steps
 
 X = torch.rand(2, 3, 32, 32).double()
 
 
 def moved(model):
     """With steps whose gates have moved, in float64."""
-    model = perturb(model).double().eval()
-    insert_steps(model)
-    perturb_gates(model)
-    return model
+    return with_moved_steps(model).double().eval()
 
 
 def resnet():

@@ -1,8 +1,6 @@
 """The fused tail and compilers, exporters and small maps."""
 
 import copy
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -13,6 +11,7 @@ from mmstepnet import steps
 from mmstepnet.attentions import StepNet
 from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.tail import dispatch
+from tests.programs import run_tool
 from tests.test_steps.cases import build, inputs, worst
 
 
@@ -72,20 +71,6 @@ def test_traced_and_exported(calls):
         torch.testing.assert_close(other(*args), expected)
 
 
-@pytest.mark.parametrize('training', [True, False])
-def test_exported_then_copied_then_compiled(training, calls):
-    """Once a KeyError of a weak reference."""
-    torch.compiler.reset()
-    net = Net().train(training)
-    x = torch.randn(3, 4, 6, 6)
-    net(x)
-    torch.export.export(net, (x, ))
-    twin = copy.deepcopy(net)
-    compiled = torch.compile(twin, backend='eager')
-    torch.testing.assert_close(compiled(x), net(x))
-    torch.compiler.reset()
-
-
 SCRIPT = """
 import sys, torch, torch.nn as nn
 from mmstepnet.attentions import SE, SRM, StepNet
@@ -110,9 +95,7 @@ print([m for m in sys.modules
 @pytest.mark.skipif(torch.__version__ < (2, 2),
                     reason='older ones import it themselves')
 def test_no_compiler_is_imported_by_a_training_step():
-    result = subprocess.run([sys.executable, '-c', SCRIPT],
-                            capture_output=True, text=True)
-    assert result.stdout.strip() == '[]', result.stderr
+    assert run_tool('-c', SCRIPT).stdout.strip() == '[]'
 
 
 def test_small_maps_on_a_cpu_take_the_reference_path(calls, monkeypatch):

@@ -12,11 +12,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from mmstepnet import fold, insert_steps, remove_steps, step_parameters
-from mmstepnet.steps import ResidualStep
 from tests.utils import not_on_torch_21
 
 from . import own_forward_blocks as blocks
-from .insertion import perturb
+from .insertion import perturb, perturb_gates, steps_of, with_moved_steps
 
 
 class Around(nn.Module):
@@ -51,24 +50,6 @@ NETWORKS = dict(
 
 
 X = torch.randn(4, 3, 32, 32).double()
-
-
-@pytest.fixture
-def one_process(tmp_path):
-    dist.init_process_group('gloo', f'file://{tmp_path}/store', rank=0,
-                            world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def steps(model):
-    return [m for m in model.modules() if isinstance(m, ResidualStep)]
-
-
-def perturb_gates(model):
-    """Alike, whatever the wrappers call them."""
-    for step in steps(model):
-        perturb(step.attention)
 
 
 @not_on_torch_21('checkpoints and compiles blocks in other ways')
@@ -172,18 +153,17 @@ def test_what_other_processes_share_is_refused(kind, one_process):
 def test_gates_in_wrappers(attention, wrap):
     """Each is called as what is in it wants."""
     torch._dynamo.reset()
-    plain = perturb(resnet()).double()
-    insert_steps(plain, attention, first_block=True)
-    perturb_gates(plain)
+    plain = with_moved_steps(
+        resnet(), attention=attention, first_block=True).double()
     model = copy.deepcopy(plain)
-    for step in steps(model):
+    for step in steps_of(model).values():
         step.attention = wrap(step.attention)
     torch.testing.assert_close(fold(model)(X), plain.eval()(X))
     found = []
     for m in (plain, model):
         out = m.train()(X)
         out.square().sum().backward()
-        found.append((out, *(p.grad for s in steps(m)
+        found.append((out, *(p.grad for s in steps_of(m).values()
                              for p in s.attention.parameters())))
     for a, b in zip(*found):
         torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
@@ -216,9 +196,7 @@ def test_steps_in_wrappers():
 def test_fsdp_of_every_module(one_process):
     fsdp = pytest.importorskip('torch.distributed.fsdp')
     from torch.distributed.fsdp.wrap import always_wrap_policy
-    plain = perturb(resnet()).double()
-    insert_steps(plain)
-    perturb_gates(plain)
+    plain = with_moved_steps(resnet()).double()
     model = fsdp.FullyShardedDataParallel(
         copy.deepcopy(plain), auto_wrap_policy=always_wrap_policy,
         device_id=torch.device('cpu'), use_orig_params=True)
@@ -234,9 +212,7 @@ def test_fsdp_of_every_module(one_process):
 def test_split_batch_norms(attention):
     """timm makes norms of maps of all, which share their batch."""
     layers = pytest.importorskip('timm.layers')
-    plain = perturb(resnet()).double()
-    insert_steps(plain, attention)
-    perturb_gates(plain)
+    plain = with_moved_steps(resnet(), attention=attention).double()
     model = layers.convert_splitbn_model(copy.deepcopy(plain), 2).double()
     torch.testing.assert_close(model.eval()(X), plain.eval()(X))
     out = model.train()(X)

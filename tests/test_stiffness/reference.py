@@ -5,7 +5,11 @@ import torch.nn as nn
 import torchvision
 
 from mmstepnet.attentions import choose_step
-from mmstepnet.stiffness import READINGS, neural_stiffness_index
+from mmstepnet.stiffness import (
+    READINGS,
+    TrajectoryRecorder,
+    neural_stiffness_index,
+)
 from tests.utils import perturb
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
@@ -116,6 +120,29 @@ def keep_features(model, names, steps, images):
     return {key: torch.stack(v, 1) for key, v in readings.items()}
 
 
+def recorded(model, images=IMAGES, blocks=None):
+    """The recorder of one pass without gradients."""
+    with TrajectoryRecorder(model, blocks) as recorder, torch.no_grad():
+        model(images)
+    return recorder
+
+
+def block_of(step):
+    """Name of a block, from that of its step."""
+    for suffix in ('.step', '.attn_step', '.mlp_step', '.ffn_step'):
+        step = step.removesuffix(suffix)
+    return step
+
+
+def assert_recorded(recorder, model, steps, images=IMAGES, rtol=1e-5):
+    """Every reading is that of an evaluation that keeps all features."""
+    blocks = list(dict.fromkeys(map(block_of, recorder.blocks)))
+    expected = keep_features(model, blocks, steps, images)
+    for name, value in recorder.record.items():
+        torch.testing.assert_close(
+            value.double(), expected[name], rtol=rtol, atol=0)
+
+
 TWO_STAGES = dict(
     num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(1, ))
 
@@ -148,6 +175,15 @@ class Residual(nn.Module):
         f = self.second(self.middle(self.first(x)))
         f += x
         return f if self.last is None else self.last(f)
+
+
+def residual_step(last):
+    """The step of such a block, with ``last`` behind it."""
+    def steps(block, x):
+        f = block.branch(x)
+        return [(x, f, torch.ones(()), x + f, last(x + f))]
+
+    return steps
 
 
 def blocks_in_a_row(block):

@@ -9,32 +9,25 @@ from torch import nn
 
 from mmstepnet import ablate_blocks, block_scores, remove_blocks
 from mmstepnet.stiffness import SCORES
+from tests.utils import Adds
 
 NAMES = ['1.1', '1.2', '1.3']
 X = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.linear(x)
 
 
 @pytest.fixture
 def model():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(6, 6), nn.Sequential(*(Block() for _ in range(4))),
+        nn.Linear(6, 6),
+        nn.Sequential(*(Adds(nn.Linear(6, 6)) for _ in range(4))),
         nn.Linear(6, 1), nn.Tanh()).requires_grad_(False)
 
 
 def states(model):
     x = model[0](X)
     for block in model[1]:
-        f = block.linear(x)
+        f = block.f(x)
         yield x.detach().double().numpy(), f.detach().double().numpy()
         x = x + f
 

@@ -12,11 +12,13 @@ from tests.test_stiffness.reference import (
     IMAGES,
     TWO_STAGES,
     Residual,
+    assert_recorded,
     blocks_in_a_row,
-    keep_features,
     no_hooks,
     ready,
+    recorded,
     relu,
+    residual_step,
 )
 
 
@@ -55,30 +57,20 @@ class Calls(nn.Sequential):
     (nn.functional.relu, relu),
     (torch.relu, relu),
     (torch.Tensor.relu_, relu),
-    (nn.GELU(), lambda x: x * (1 + (x / 2**0.5).erf()) / 2),
     (nn.functional.gelu, lambda x: x * (1 + (x / 2**0.5).erf()) / 2),
     (nn.functional.silu, lambda x: x / (1 + (-x).exp())),
-    (nn.LeakyReLU(0.25), lambda x: torch.maximum(x, 0.25 * x)),
     (lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
      lambda x: torch.maximum(x, 0.25 * x)),
     (torch.Tensor.tanh, lambda x: 1 - 2 / ((2 * x).exp() + 1)),
-    (nn.ReLU6(), lambda x: x.clamp(0, 6)),
     ('added', lambda x: x),
 ])
 def test_blocks_of_any_class(mode, last, same):
     model = blocks_in_a_row(
         (lambda: AddedInPlace(None)) if last == 'added' else
         lambda: Residual(last))
-    def steps(block, x):
-        f = block.branch(x)
-        return [(x, f, torch.ones(()), x + f, same(x + f))]
-
     with TrajectoryRecorder(model, 'body.*') as recorder, mode():
         model(IMAGES)
-    expected = keep_features(model, recorder.blocks, steps, IMAGES)
-    for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-5, atol=0)
+    assert_recorded(recorder, model, residual_step(same))
 
 
 def test_states_by_keyword_and_in_tuples():
@@ -87,29 +79,19 @@ def test_states_by_keyword_and_in_tuples():
     model.body = Calls(*model.body)
     records = []
     for net in (plain, model):
-        with TrajectoryRecorder(net, 'body.*') as recorder, torch.no_grad():
-            net(IMAGES)
+        recorder = recorded(net, blocks='body.*')
         records.append(recorder.record)
     assert records[0]['adaptive'].numel()
     for name, value in records[0].items():
         assert torch.equal(records[1][name], value)
 
 
-@pytest.mark.parametrize('blocks', ['body.*', Residual, ['body.1', 'body.2']])
-def test_blocks_by_pattern_or_class(blocks):
+@pytest.mark.parametrize('blocks', [Residual, ['body.1', 'body.2']])
+def test_blocks_by_class_or_name(blocks):
     model = blocks_in_a_row(lambda: Residual(nn.ReLU()))
-
-    def steps(block, x):
-        f = block.branch(x)
-        return [(x, f, torch.ones(()), x + f, relu(x + f))]
-
-    with TrajectoryRecorder(model, blocks) as recorder, torch.no_grad():
-        model(IMAGES)
+    recorder = recorded(model, blocks=blocks)
     assert recorder.blocks == ['body.1', 'body.2']
-    expected = keep_features(model, recorder.blocks, steps, IMAGES)
-    for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-5, atol=0)
+    assert_recorded(recorder, model, residual_step(relu))
 
 
 class Detector(nn.Module):
@@ -124,27 +106,21 @@ class Detector(nn.Module):
         return self.head(self.backbone(x)[-1])
 
 
-def chosen(model, blocks=None):
-    with TrajectoryRecorder(model, blocks) as recorder, torch.no_grad():
-        model(IMAGES)
-    return recorder
-
-
 def test_patterns_select_stages_and_backbone_comes_first():
     model = ready(Detector())
-    recorder = chosen(model)
+    recorder = recorded(model)
     assert recorder.blocks == [
         f'backbone.layer{s}.{b}' for s in (1, 2, 3) for b in (1, 2)]
     assert {s.left_out for s in recorder.steps
             if s.name.startswith('head')} == {'outside of the backbone'}
     for blocks in ('layer3.*', 'layer3', 'backbone.layer3'):
-        recorder = chosen(model, blocks)
+        recorder = recorded(model, blocks=blocks)
         assert recorder.blocks == ['backbone.layer3.1', 'backbone.layer3.2']
         assert recorder.stages.tolist() == [0, 0]
     for blocks in ('head.*', 'head'):
-        assert chosen(model, blocks).excluded == ['head.0']
+        assert recorded(model, blocks=blocks).excluded == ['head.0']
     # The stage's first is left out, not the first of the selection.
-    assert chosen(model, 'layer2.[12]').blocks == [
+    assert recorded(model, blocks='layer2.[12]').blocks == [
         'backbone.layer2.1', 'backbone.layer2.2']
 
 
@@ -176,8 +152,7 @@ def test_nothing_to_record(model, blocks, message):
 def test_additions_inside_a_branch_are_no_steps():
     """Res2Net adds slices to one another on the way."""
     model = ready(mmdet_backbones.Res2Net(depth=50, **TWO_STAGES))
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(IMAGES)
+    recorder = recorded(model)
     assert len(recorder.blocks) == 5
     assert (recorder.record['returned'] <= recorder.nsi * 1.001).all()
 
@@ -187,17 +162,8 @@ def test_large_maps_keep_their_digits():
     model = ready(nn.Sequential(
         nn.Conv2d(3, 8, 1), Residual(nn.ReLU()), Residual(nn.ReLU())))
     images = 1 + torch.rand(1, 3, 723, 517)
-
-    def steps(block, x):
-        f = block.branch(x)
-        return [(x, f, torch.ones(()), x + f, relu(x + f))]
-
-    with TrajectoryRecorder(model, Residual) as recorder, torch.no_grad():
-        model(images)
-    expected = keep_features(model, recorder.blocks, steps, images)
-    for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-6, atol=0)
+    recorder = recorded(model, images, blocks=Residual)
+    assert_recorded(recorder, model, residual_step(relu), images, rtol=1e-6)
 
 
 @pytest.mark.parametrize('scaled', [True, False])
@@ -303,8 +269,7 @@ def test_other_forms_of_the_same_network(change):
     model.load_state_dict(plain.state_dict())
     records = []
     for net in (plain, model):
-        with TrajectoryRecorder(net, 'body.*') as recorder, torch.no_grad():
-            net(IMAGES)
+        recorder = recorded(net, blocks='body.*')
         assert recorder.blocks == ['body.1', 'body.2']
         records.append(recorder.record)
     assert records[0]['adaptive'].min() > 0
@@ -323,12 +288,5 @@ def test_every_activation_is_seen(name):
     """What stands behind it is no part of the step."""
     activation = getattr(nn, name)()
     model = blocks_in_a_row(lambda: Residual(activation)).eval()
-    with TrajectoryRecorder(model, 'body.*') as recorder, torch.no_grad():
-        model(IMAGES)
-    record = recorder.record
-    expected = keep_features(model, recorder.blocks, lambda block, x: [(
-        x, block.branch(x), torch.ones(()), x + block.branch(x),
-        activation(x + block.branch(x)))], IMAGES)
-    for name, value in record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-5, atol=0)
+    assert_recorded(recorded(model, blocks='body.*'), model,
+                    residual_step(activation))

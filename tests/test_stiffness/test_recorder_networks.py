@@ -5,11 +5,9 @@ import mmpretrain.models.backbones as mmpretrain_backbones
 import pytest
 import torch
 import torch.nn as nn
-import torchvision
 
 from mmstepnet.attentions import choose_step
 from mmstepnet.models import (
-    StepResNet,
     StepResNetCIFAR,
     StepVisionTransformer,
 )
@@ -18,6 +16,8 @@ from mmstepnet.stiffness import TrajectoryRecorder
 from tests.test_stiffness.reference import (
     IMAGES,
     TWO_STAGES,
+    assert_recorded,
+    block_of,
     keep_features,
     mm_branch,
     no_hooks,
@@ -26,11 +26,11 @@ from tests.test_stiffness.reference import (
     plain_step,
     post_activation,
     ready,
+    recorded,
     relu,
     small_torchvision,
     tv_branch,
 )
-from tests.utils import perturb
 
 
 def mmpretrain_se(block, x, f):
@@ -59,11 +59,6 @@ def convnext(block, x):
     return [plain_step(x, block.gamma.view(-1, 1, 1) * y.permute(0, 3, 1, 2))]
 
 
-def block_of(step):
-    """Name of a block, from that of its step."""
-    return step.removesuffix('.attn_step').removesuffix('.mlp_step')
-
-
 def step_resnet(attention=None, **kwargs):
     return StepResNetCIFAR(20, attention=attention, **kwargs)
 
@@ -79,21 +74,16 @@ def mmdet_resnet_with_plugin():
         **TWO_STAGES)
 
 
-def mmseg_resnet(depth, **kwargs):
-    backbones = pytest.importorskip('mmseg.models.backbones')
-    return backbones.ResNet(depth, **TWO_STAGES, **kwargs)
-
-
 def context_branch(block):
     return lambda x: block.context_block(mm_branch(block)(x))
 
 
-def timm_model(**block_args):
+def timm_seresnet():
     resnet = pytest.importorskip('timm').models.resnet
     return resnet.ResNet(
         resnet.Bottleneck, [2, 3, 1, 1],
         channels=(16, 32, 64, 128),
-        block_args=block_args)
+        block_args=dict(attn_layer='se'))
 
 
 mm_plain = post_activation(mm_branch)
@@ -107,8 +97,6 @@ MODELS = {
      3),
     'mmpretrain_resnet34':
     (lambda: mmpretrain_backbones.ResNet(34, **TWO_STAGES), mm_plain, 5, 2),
-    'mmpretrain_resnext':
-    (lambda: mmpretrain_backbones.ResNeXt(50, **TWO_STAGES), mm_plain, 5, 2),
     'mmpretrain_seresnet':
     (lambda: mmpretrain_backbones.SEResNet(50, **TWO_STAGES),
      post_activation(mm_branch, mmpretrain_se), 5, 2),
@@ -125,25 +113,10 @@ MODELS = {
         img_size=32,
         pad_small_map=True), transformer, 10, 3),
     'mmdet_resnet': (lambda: mmdet_backbones.ResNet(50), mm_plain, 12, 4),
-    'mmdet_resnet18':
-    (lambda: mmdet_backbones.ResNet(18, **TWO_STAGES), mm_plain, 2, 2),
     'mmdet_plugin':
     (mmdet_resnet_with_plugin, post_activation(context_branch), 5, 2),
-    'mmdet_resnext':
-    (lambda: mmdet_backbones.ResNeXt(depth=50, groups=8, **TWO_STAGES),
-     mm_plain, 5, 2),
-    'mmdet_swin':
-    (lambda: mmdet_backbones.SwinTransformer(
-        embed_dims=24, depths=(2, 2, 3, 1), num_heads=(1, 2, 4, 8)),
-     transformer, 10, 3),
-    'mmseg_resnet18': (lambda: mmseg_resnet(18), mm_plain, 2, 2),
-    'mmseg_resnet': (lambda: mmseg_resnet(50), mm_plain, 5, 2),
-    'mmseg_resnetv1c':
-    (lambda: mmseg_resnet(50, deep_stem=True), mm_plain, 5, 2),
     'torchvision': (small_torchvision, tv_plain, 3, 4),
-    'timm': (lambda: timm_model(), tv_plain, 3, 4),
-    'timm_se': (lambda: timm_model(attn_layer='se'),
-                post_activation(tv_branch, timm_se), 3, 4),
+    'timm_se': (timm_seresnet, post_activation(tv_branch, timm_se), 3, 4),
 }
 
 
@@ -165,12 +138,8 @@ def test_steps_that_broadcast(choose):
     for module in model.modules():
         if isinstance(module, ResidualStep):
             module.attention = Own()
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(IMAGES)
-    expected = keep_features(model, recorder.blocks, ours, IMAGES)
-    for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-5, atol=0)
+    recorder = recorded(model)
+    assert_recorded(recorder, model, ours)
 
 
 @pytest.mark.parametrize('key', MODELS)
@@ -212,41 +181,9 @@ def test_equals_an_evaluation_that_keeps_all_features(key):
 def test_resnet164_has_17_values_a_stage():
     model = ready(StepResNetCIFAR(164, attention=dict(type='StepNet')))
     images = IMAGES[:2]
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(images)
+    recorder = recorded(model, images)
     assert recorder.stages.bincount().tolist() == [17, 17, 17]
-    expected = keep_features(model, recorder.blocks, ours, images)
-    for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize('host', [
-    mmpretrain_backbones.ResNet, mmdet_backbones.ResNet,
-    lambda depth: torchvision.models.resnet50()
-])
-def test_our_plain_resnet_equals_the_hosts(host):
-    ours_ = StepResNet(50, attention=None, host='mmpretrain')
-    theirs = perturb(host(50))
-    ours_.load_state_dict({
-        k: v for k, v in theirs.state_dict().items()
-        if not k.startswith('fc.')
-    })
-    records = []
-    for model in (ours_, theirs):
-        model.eval()
-        with TrajectoryRecorder(model) as recorder, torch.no_grad():
-            model(IMAGES)
-        records.append(recorder)
-    assert records[0].blocks == records[1].blocks
-    assert torch.equal(records[0].stages, records[1].stages)
-    for name, value in records[0].record.items():
-        torch.testing.assert_close(
-            value, records[1].record[name], rtol=1e-6, atol=0)
-    # Of a plain net the first two agree; the activation changes the third.
-    record = records[0].record
-    assert torch.equal(record['adaptive'], record['unit'])
-    assert (record['returned'] < 0.95 * record['unit']).any()
+    assert_recorded(recorder, model, ours, images)
 
 
 def test_our_vision_transformer_records_both_steps():
@@ -264,13 +201,8 @@ def test_our_vision_transformer_records_both_steps():
         g = layer.ffn.layers(layer.ln2(y))
         return [(x, f, step, y, y), plain_step(y, g)]
 
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(IMAGES)
+    recorder = recorded(model)
     assert recorder.blocks[:2] == ['layers.1.step', 'layers.1.ffn_step']
     assert recorder.excluded == ['layers.0']
     assert (recorder.stages == 0).all() and len(recorder.stages) == 22
-    layers = [f'layers.{i}' for i in range(1, 12)]
-    expected = keep_features(model, layers, steps, IMAGES)
-    for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=1e-5, atol=0)
+    assert_recorded(recorder, model, steps)

@@ -20,6 +20,7 @@ from tests.test_stiffness.reference import (
     blocks_in_a_row,
     no_hooks,
     ready,
+    recorded,
     size,
     small_torchvision,
 )
@@ -39,8 +40,7 @@ def test_with_cp_counts_each_sample_once(build):
         for _ in range(2):
             sum(out.sum() for out in model(images)).backward()
     assert len(recorder) == 6
-    with TrajectoryRecorder(model) as plain, torch.no_grad():
-        model(IMAGES)
+    plain = recorded(model)
     torch.testing.assert_close(
         recorder.nsi, plain.nsi.repeat(2, 1), rtol=1e-6, atol=0)
 
@@ -54,8 +54,7 @@ def test_with_cp_counts_each_sample_once(build):
 def test_a_checkpoint_around_blocks_counts_each_sample_once(
         build, blocks, reentrant):
     model = ready(build())
-    with TrajectoryRecorder(model, blocks) as plain, torch.no_grad():
-        model(IMAGES)
+    plain = recorded(model, blocks=blocks)
     with TrajectoryRecorder(model, blocks) as recorder:
         out = cp.checkpoint(model, IMAGES.clone().requires_grad_(),
                             use_reentrant=reentrant)
@@ -121,8 +120,7 @@ def test_amp_measures_in_float32(dtype, build):
     """The readings are those of the half-precision features, not coarser."""
     model = ready(build())
     kept = []
-    with TrajectoryRecorder(model) as full, torch.no_grad():
-        model(IMAGES)
+    full = recorded(model)
     with TrajectoryRecorder(model) as recorder:
         modules = dict(model.named_modules())
         handles = [
@@ -177,8 +175,7 @@ class Failing(nn.Module):
 @pytest.mark.parametrize('fail_at', [0, 1, 2, 3])
 def test_an_interrupted_pass_adds_nothing(fail_at):
     model = Failing(perturb(StepResNetCIFAR(20))).eval()
-    with TrajectoryRecorder(model) as clean, torch.no_grad():
-        model(IMAGES)
+    clean = recorded(model)
     with TrajectoryRecorder(model) as recorder, torch.no_grad():
         model(IMAGES[:2])
         model.fail_at = fail_at
@@ -274,8 +271,7 @@ def test_a_block_that_runs_several_times_is_as_many_steps():
     x = torch.randn(2, 8, 5, 5)
     records = []
     for model in (shared, copies):
-        with TrajectoryRecorder(model) as recorder, torch.no_grad():
-            model(x)
+        recorder = recorded(model, x)
         records.append(recorder)
     assert records[0].blocks == ['blocks.0#2', 'blocks.0#3', 'blocks.0#4']
     assert records[0].excluded == ['blocks.0']

@@ -14,6 +14,7 @@ from tests.test_stiffness.reference import (
     Residual,
     no_hooks,
     ready,
+    recorded,
 )
 from tests.test_stiffness.test_recorder_passes import (
     Failing,
@@ -87,8 +88,7 @@ class Windows(nn.Module):
 def test_windows_are_counted_back_to_their_images():
     model = Windows().eval()
     x = torch.randn(2, 8, 8, 8)
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(x)
+    recorder = recorded(model, x)
     assert recorder.blocks == ['image.1', 'window.1']
     assert recorder.nsi.shape == (2, 2)
     kept = []
@@ -178,16 +178,14 @@ def test_recording_one_pass():
         model(IMAGES[2:])
         recorder.stop()
     assert len(recorder) == 4
-    with TrajectoryRecorder(model) as clean, torch.no_grad():
-        model(IMAGES)
+    clean = recorded(model)
     torch.testing.assert_close(
         recorder.nsi, clean.nsi[[0, 1, 0, 2]], rtol=1e-5, atol=0)
 
 
 def test_one_frozen_value():
     model = ready(StepResNetCIFAR(20))
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(IMAGES)
+    recorder = recorded(model)
     found = recorder.trajectories(split='val', epoch=3)
     for name, value in recorder.record.items():
         np.testing.assert_array_equal(getattr(found, name), value)

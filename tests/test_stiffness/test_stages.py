@@ -8,17 +8,12 @@ from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import find_steps
 from mmstepnet.steps.finding.additions import PROJECTS
+from tests.utils import Adds
 
 
-class Residual(nn.Module):
-    """Adds what a branch makes, as in SHViT and MSRA's EfficientViT."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.m = nn.Linear(width, width)
-
-    def forward(self, x):
-        return x + self.m(x)
+def wrapper(width=8):
+    """As in SHViT and MSRA's EfficientViT."""
+    return Adds(nn.Linear(width, width))
 
 
 class Block(nn.Module):
@@ -26,7 +21,7 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.ffn = Residual(), Residual()
+        self.conv, self.ffn = wrapper(), wrapper()
 
     def forward(self, x):
         return self.ffn(self.conv(x))
@@ -49,9 +44,9 @@ def test_a_stage_is_a_list_rather_than_a_block_of_wrappers():
 
 def test_a_block_may_be_a_list_of_wrappers_as_in_cpubone():
     def block():
-        mlp = Residual()
-        mlp.m = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-        return nn.Sequential(nn.Sequential(Residual(), mlp), Residual())
+        mlp = Adds(nn.Sequential(
+            nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+        return nn.Sequential(nn.Sequential(wrapper(), mlp), wrapper())
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(block(), block()))
     assert names(model, torch.rand(2, 5, 8)) == [
@@ -84,7 +79,7 @@ class Partial(nn.Module):
         super().__init__()
         self.main, self.short = (nn.Linear(8, width) for _ in range(2))
         self.final = nn.Linear(width, 8)
-        self.blocks = nn.Sequential(*(Residual(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(wrapper(width) for _ in range(blocks)))
 
     def forward(self, x):
         return self.final(self.blocks(self.main(x)) * self.short(x))
@@ -125,7 +120,7 @@ def test_a_block_that_runs_on_is_the_first_one_once():
     class Again(nn.Module):
         def __init__(self):
             super().__init__()
-            self.blocks = nn.Sequential(Residual())
+            self.blocks = nn.Sequential(wrapper())
 
         def forward(self, x):
             return self.blocks[0](self.blocks[0](self.blocks[0](x)))
@@ -148,13 +143,9 @@ class Both(nn.Module):
 
 def test_a_block_alone_whose_branch_adds_projects_nothing():
     """As in RepGhostNet."""
-    def block():
-        wrapper = Residual()
-        wrapper.m = Both()
-        return wrapper
-
-    model = nn.Sequential(nn.Sequential(block()), nn.Linear(8, 8),
-                          nn.Sequential(block(), block()))
+    model = nn.Sequential(
+        nn.Sequential(Adds(Both())), nn.Linear(8, 8),
+        nn.Sequential(Adds(Both()), Adds(Both())))
     found = [s for s in names(model, torch.rand(2, 5, 8)) if s[2] != PROJECTS]
     assert found == [
         ('0.0', '0', None), ('2.0', '2', FIRST), ('2.1', '2', None)]
@@ -165,7 +156,7 @@ class Nested(nn.Module):
 
     def __init__(self, shortcut):
         super().__init__()
-        self.shortcut, self.inner = shortcut, Residual()
+        self.shortcut, self.inner = shortcut, wrapper()
 
     def forward(self, x):
         return self.shortcut(x) + self.inner(x)
@@ -186,7 +177,7 @@ class Stage(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.position = Residual()
+        self.position = wrapper()
         self.blocks = nn.Sequential(Block(), Block())
 
     def forward(self, x):

@@ -195,29 +195,24 @@ def test_wrapped_and_patched(change):
 
 
 @pytest.mark.parametrize('kind', ['DDP', 'FSDP1', 'FSDP2'])
-def test_distributed(kind, tmp_path):
+def test_distributed(kind, one_process):
     dist = torch.distributed
     if kind == 'FSDP2' and not hasattr(dist.fsdp, 'fully_shard'):
         pytest.skip('PyTorch before 2.6')
-    dist.init_process_group('gloo', f'file://{tmp_path}/store', rank=0,
-                            world_size=1)
-    try:
-        model = net()
-        if kind == 'DDP':
-            model = nn.parallel.DistributedDataParallel(model)
-        elif kind == 'FSDP1':
-            for k, block in enumerate(model.blocks):
-                model.blocks[k] = dist.fsdp.FullyShardedDataParallel(
-                    block, device_id=torch.device('cpu'))
-        else:
-            mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
-            for block in model.blocks:
-                dist.fsdp.fully_shard(block, mesh=mesh)
-        _, recorder = recorded(model, X)
-        assert recorder.blocks == NAMES
-        assert_equal(recorder)
-    finally:
-        dist.destroy_process_group()
+    model = net()
+    if kind == 'DDP':
+        model = nn.parallel.DistributedDataParallel(model)
+    elif kind == 'FSDP1':
+        for k, block in enumerate(model.blocks):
+            model.blocks[k] = dist.fsdp.FullyShardedDataParallel(
+                block, device_id=torch.device('cpu'))
+    else:
+        mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
+        for block in model.blocks:
+            dist.fsdp.fully_shard(block, mesh=mesh)
+    _, recorder = recorded(model, X)
+    assert recorder.blocks == NAMES
+    assert_equal(recorder)
 
 
 class Checkpointing(Net):

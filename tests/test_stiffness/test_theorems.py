@@ -9,6 +9,7 @@ from mmstepnet.stiffness import (
     stiffness_occurrence,
     total_neural_stiffness,
 )
+from tests.utils import seeded
 
 STAGES = np.repeat([0, 1, 2], [3, 5, 9])
 
@@ -49,8 +50,7 @@ def test_theorem_1_with_its_bound(mu, blocks):
 
 def test_eq_33_rests_on_an_invertible_value_map():
     """Attention is a function of V = f_3(x), as queries and keys are."""
-    generator = torch.Generator().manual_seed(0)
-    x, query, key, value = torch.randn(4, 6, 6, generator=generator).double()
+    x, query, key, value = seeded(4, 6, 6).double()
     v = x @ value
     from_x = dot_product_propagation(x @ query, x @ key, v)
     back = torch.linalg.solve(value, v, left=False)

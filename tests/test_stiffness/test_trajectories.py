@@ -100,8 +100,10 @@ def test_damaged_files(tmp_path):
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[60:90] = bytes(30)
+    encrypted = bytearray(whole)
+    encrypted[whole.rindex(b'PK\1\2') + 8] |= 1
     for damage in (b'', b'hello', whole[:len(whole) // 2], whole[:-30],
-                   bytes(flipped)):
+                   bytes(flipped), bytes(encrypted)):
         path.write_bytes(damage)
         with pytest.raises(ValueError, match='stiffness_val.npz is damaged'):
             Trajectories.load(path)

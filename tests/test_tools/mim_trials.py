@@ -15,7 +15,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.documents import ROOT
+
 RECORD = Path(__file__).with_name('mim_trials.json')
 PAGE = ROOT / 'docs' / 'install_and_versions.md'
 

@@ -1,26 +1,16 @@
 """A detector on composed digits: trained and evaluated as users do."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_tool
+
 CONFIG = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
-
-
-def run_tool(*command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True,
-        env=dict(os.environ, OMP_NUM_THREADS='1'), text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(scope='module')

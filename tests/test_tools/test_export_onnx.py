@@ -1,36 +1,32 @@
 """The tool that writes ONNX files, with configs of both kinds."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool, run_tool
 from tests.utils import perturb
 
 for name in ('onnx', 'onnxruntime', 'onnxscript'):
     pytest.importorskip(name, reason=f'needs {name}')
 
-ROOT = Path(__file__).resolve().parents[2]
 DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
 
 
-def export(config, folder, *arguments):
+def prepare(config, folder, *arguments):
+    """A model, and the tool's arguments for it."""
     cfg = Config.fromfile(ROOT / config)
     init_default_scope(cfg.default_scope)
     model = perturb(MODELS.build(cfg.model))
     model.eval()
     torch.save(dict(state_dict=model.state_dict()), folder / 'model.pth')
-    done = subprocess.run(
-        [sys.executable, 'tools/export_onnx.py', config,
-         folder / 'model.pth', folder / 'model.onnx', '--size', '32', '32',
-         *arguments], cwd=ROOT, capture_output=True, text=True)
-    return model, done
+    return model, (ROOT / config, folder / 'model.pth', folder / 'model.onnx',
+                   '--size', 32, 32, *arguments)
 
 
 def run(path, images):
@@ -45,8 +41,9 @@ def run(path, images):
     (CLASSIFIER, ''),
     pytest.param(DETECTOR, 'backbone', marks=pytest.mark.slow)])
 def test_file(config, part, tmp_path):
-    model, done = export(config, tmp_path, *(['--part', part] if part else []))
-    assert done.returncode == 0, done.stderr
+    model, arguments = prepare(
+        config, tmp_path, *(['--part', part] if part else []))
+    done = run_tool('tools/export_onnx.py', *arguments)
     assert re.search(r'model.onnx: \S+ MiB, differs from PyTorch by',
                      done.stdout)
     images = torch.randn(1, 3, 64, 96)
@@ -66,7 +63,7 @@ def test_file(config, part, tmp_path):
     (('--part', 'spine'), "--part 'spine': FasterRCNN has the parts .*neck"),
 ])
 def test_what_cannot_be_exported(arguments, message, tmp_path):
-    _, done = export(DETECTOR, tmp_path, *arguments)
-    assert done.returncode == 1
-    assert re.search(message, done.stderr), done.stderr
+    _, arguments = prepare(DETECTOR, tmp_path, *arguments)
+    with pytest.raises(SystemExit, match=message):
+        call_tool(load_tool('export_onnx.py'), *arguments)
     assert not (tmp_path / 'model.onnx').exists()

@@ -1,16 +1,15 @@
 """tools/test.py opens its checkpoint once, of either kind."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from safetensors.torch import save_file
 
-ROOT = Path(__file__).parents[2]
+from tests.documents import ROOT
+from tests.programs import IN_PROCESS, run_tool
+
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 
 PROGRAM = """
@@ -30,11 +29,9 @@ print('opened', len(opened))
 
 def evaluate(checkpoint, folder):
     out = folder / 'metrics.json'
-    result = subprocess.run(
-        [sys.executable, '-c', PROGRAM, CONFIG, str(checkpoint), '--work-dir',
-         str(folder), '--out', str(out)],
-        capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
+    result = run_tool(
+        '-c', PROGRAM, CONFIG, checkpoint, '--work-dir', folder, '--out', out,
+        '--cfg-options', 'test_dataloader.dataset.indices=50', *IN_PROCESS)
     return json.loads(out.read_text()), result.stdout.split()[-1]
 
 

@@ -1,12 +1,8 @@
 """Training over 1 and 2 gloo processes, and with one that dies."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import mmengine
 import pytest
@@ -14,9 +10,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from tests.utils import free_port
+from tests.documents import ROOT
+from tests.programs import IN_PROCESS, run_program, run_ranks, run_tool
 
-ROOT = Path(__file__).resolve().parents[2]
 GLOBAL_BATCH = 64
 ITERATIONS = 20
 IMAGES = 37  # over 2 processes a remainder
@@ -50,12 +46,9 @@ default_hooks = dict(checkpoint=dict(
 
 
 def launch(config, ranks, work_dir):
-    env = dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
-               PORT=free_port(), PYTHONPATH=str(ROOT))
-    return subprocess.run(
-        ['bash', 'tools/dist_train.sh', config, str(ranks), '--work-dir',
-         work_dir], cwd=ROOT, env=env, capture_output=True, text=True,
-        timeout=600)
+    return run_program('bash', 'tools/dist_train.sh', config, ranks,
+                       '--work-dir', work_dir, check=False,
+                       PYTHONPATH=str(ROOT))
 
 
 GROUP = '''
@@ -86,12 +79,9 @@ print('threads', during, threads(), dist.is_initialized())
 
 def test_group_ends_with_the_job():
     """No thread of gloo's is left to meet the interpreter's end."""
-    env = dict(os.environ, RANK='0', WORLD_SIZE='1', MASTER_PORT=free_port(),
-               MASTER_ADDR='127.0.0.1', PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, '-c', GROUP], env=env,
-                          capture_output=True, text=True, timeout=300)
-    found = re.search(r'threads (\d+) (\d+) (\w+)', done.stdout)
-    assert found, done.stderr
+    _, (output, ) = run_ranks(1, '-c', GROUP)
+    found = re.search(r'threads (\d+) (\d+) (\w+)', output)
+    assert found, output
     during, after, initialized = found.groups()
     if during == '0':
         pytest.skip('this PyTorch does not name gloo\'s threads')
@@ -154,10 +144,8 @@ def test_dying_rank(tmp_path):
 def test_detections_over_ranks(tmp_path):
     """At batch 1, because padding depends on the batch."""
     data, job = tmp_path / 'digits', tmp_path / 'job'
-    subprocess.run(
-        [sys.executable, 'tools/dataset_converters/compose_digits.py',
-         '--out', data, '--train', '2', '--val', '5'],
-        cwd=ROOT, check=True, capture_output=True)
+    run_tool('tools/dataset_converters/compose_digits.py', '--out', data,
+             '--train', 2, '--val', 5)
     config = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
     cfg = Config.fromfile(config)
     init_default_scope('mmdet')
@@ -170,18 +158,12 @@ def test_detections_over_ranks(tmp_path):
     found = []
     for ranks in (1, 2):
         out = job / f'{ranks}.pkl'
-        done = subprocess.run(
-            ['bash', 'tools/dist_test.sh', config, tmp_path / 'random.pth',
-             str(ranks), '--work-dir', job, '--out', out, '--cfg-options',
-             f'test_dataloader.dataset.data_root={data}/',
-             'test_dataloader.batch_size=1', 'test_dataloader.num_workers=0',
-             'test_dataloader.persistent_workers=False',
-             'test_evaluator.ann_file='
-             f'{data}/annotations/instances_val.json'],
-            cwd=ROOT, capture_output=True, text=True, timeout=600,
-            env=dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
-                     PORT=free_port()))
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_program(
+            'bash', 'tools/dist_test.sh', config, tmp_path / 'random.pth',
+            ranks, '--work-dir', job, '--out', out, '--cfg-options',
+            f'test_dataloader.dataset.data_root={data}/',
+            'test_dataloader.batch_size=1', *IN_PROCESS,
+            f'test_evaluator.ann_file={data}/annotations/instances_val.json')
         found.append(mmengine.load(out))
     assert len(found[0]) == len(found[1]) == 5
     for alone, shared in zip(*found):

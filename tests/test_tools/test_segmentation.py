@@ -4,26 +4,22 @@ The masks are rings and bars of three classes, drawn here.
 """
 
 import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from mmstepnet import steps
+from mmstepnet import TrajectoryRecorder
 from mmstepnet.models import StepResNetV1c
 from mmstepnet.stiffness import Trajectories
-from tests.documents import python_snippets
+from tests.documents import ROOT, python_snippets
+from tests.programs import run_tool
 
 pytest.importorskip(
     'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
 
-ROOT = Path(__file__).parents[2]
 CLASSES = ('ground', 'ring', 'bar')
 SMALL = """
 _base_ = ['./documented.py']
@@ -77,13 +73,6 @@ def documented_config():
     config, *_ = [snippet for snippet in python_snippets(
         ROOT / 'docs' / 'segmentation.md') if 'mmseg::' in snippet]
     return config
-
-
-def run_tool(*command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True,
-        env=dict(os.environ, OMP_NUM_THREADS='1'), text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(scope='module')
@@ -146,7 +135,7 @@ def test_evaluation_is_of_these_masks(job):
 
 
 def test_stiffness_is_of_these_images(job):
-    """Against the definition, over the blocks of a model built here."""
+    """Against the recorder, of a backbone and images read here."""
     path, = (job / 'test' / 'stiffness').glob('*.npz')
     record = Trajectories.load(path)
     weights = torch.load(job / 'train' / 'iter_3.pth', weights_only=False)
@@ -157,29 +146,17 @@ def test_stiffness_is_of_these_images(job):
         for key, value in weights['state_dict'].items()
         if key.startswith('backbone.')
     })
-    blocks = [
-        backbone.get_submodule(name.removeprefix('backbone.'))
-        for name in record.blocks
-    ]
-    states, branches = [], []
-    for block in blocks:
-        block.register_forward_pre_hook(
-            lambda module, inputs: states.append(inputs[0]))
-        block.bn3.register_forward_hook(
-            lambda module, inputs, out: branches.append(out))
     images = np.stack([
         cv2.imread(str(job / 'data' / 'images' / f'{i}.png'))[..., ::-1]
         for i in range(6)
     ]).astype(np.float32)
     mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
     images = torch.from_numpy((images - mean) / std).float()
-    with torch.no_grad(), steps.fused(False):
+    with TrajectoryRecorder(backbone) as recorder, torch.no_grad():
         backbone(images.permute(0, 3, 1, 2))
-    assert len(states) == len(branches) == 12
-    nsi = torch.stack([
-        f.flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
-        for x, f in zip(states, branches)
-    ], dim=1)
+    nsi = recorder.nsi
+    assert record.blocks == [f'backbone.{name}' for name in recorder.blocks]
+    assert len(record.blocks) == 12
     torch.testing.assert_close(
         torch.tensor(record.adaptive), nsi, rtol=1e-3, atol=1e-5)
     for metrics in logged(job / 'train')[-1], metrics_of_test(job):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.documents import ROOT
+from tests.programs import run_program
 
 FITS = 'torch-9.0-cp399'
 FAKE = f'''#!/bin/sh
@@ -100,9 +101,7 @@ def test_unknown_part(setup_env):
     ('openmmlab', '/bin/false', 1, '/bin/false is not Python 3.10'),
     ('mine', '', 2, "got 'mine'")])
 def test_find_python(stack, python, code, text):
-    done = subprocess.run(
-        ['bash', '-c', '. tools/stack.sh; find_python'], cwd=ROOT,
-        capture_output=True, text=True,
-        env={**os.environ, 'STACK': stack, 'PYTHON': python})
+    done = run_program('bash', '-c', '. tools/stack.sh; find_python',
+                       check=False, STACK=stack, PYTHON=python)
     assert done.returncode == code
     assert text in done.stdout + done.stderr

@@ -1,8 +1,5 @@
-import importlib.util
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,25 +14,17 @@ from mmstepnet.stiffness import (
     TrajectoryRecorder,
     total_neural_stiffness,
 )
+from tests.documents import ROOT
+from tests.programs import IN_PROCESS, call_tool, load_tool
 from tests.test_figures.conftest import write_log, write_record
 from tests.utils import perturb
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_se_digits.py'
-IN_PROCESS = [
-    f'{split}_dataloader.{key}' for split in ('train', 'val', 'test')
-    for key in ('num_workers=0', 'persistent_workers=False')
-]
 
 
-def call(monkeypatch, name, *args):
+def call(name, *args):
     """Run a tool in this process."""
-    path = ROOT / 'tools' / 'analysis_tools' / f'{name}.py'
-    spec = importlib.util.spec_from_file_location(f'tool_{name}', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, 'argv', [str(path), *map(str, args)])
-    module.main()
+    call_tool(load_tool(f'analysis_tools/{name}.py'), *args)
 
 
 def build_model(cfg):
@@ -68,7 +57,7 @@ def measured(checkpoint, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('builtins.print', lambda *a, **k: lines.append(
             ' '.join(map(str, a))))
-        call(patch, 'stiffness', CONFIG, checkpoint, '--split', 'val',
+        call('stiffness', CONFIG, checkpoint, '--split', 'val',
              '--out', out, '--device', 'cpu', '--cfg-options', *IN_PROCESS)
     return out, '\n'.join(lines)
 
@@ -117,8 +106,8 @@ class TestMeasure:
             f'stiffness_val_epoch_7_figure_{n}.png' for n in (2, 3, 6, 9)}
 
     def test_max_samples_are_evenly_taken(self, measured, checkpoint,
-                                          tmp_path, monkeypatch, capsys):
-        call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--split', 'val',
+                                          tmp_path, capsys):
+        call('stiffness', CONFIG, checkpoint, '--split', 'val',
              '--out', tmp_path, '--max-samples', 5, '--device', 'cpu',
              '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
         whole = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
@@ -131,41 +120,33 @@ class TestMeasure:
         assert part.settings['metrics'] == {}
         assert 'only a part of the data' in capsys.readouterr().out
 
-    def test_train_split(self, checkpoint, tmp_path, monkeypatch):
-        call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--split', 'train',
+    def test_train_split(self, checkpoint, tmp_path):
+        call('stiffness', CONFIG, checkpoint, '--split', 'train',
              '--out', tmp_path, '--max-samples', 3, '--device', 'cpu',
              '--cfg-options', *IN_PROCESS)
         record = Trajectories.load(tmp_path / 'stiffness_train_epoch_7.npz')
         assert record.settings['split'] == 'train'
         assert len(record) == 3
 
-    def test_missing_split(self, checkpoint, tmp_path, monkeypatch):
+    def test_missing_split(self, checkpoint, tmp_path):
         config = tmp_path / 'no_test.py'
         config.write_text(f"_base_ = ['{CONFIG}']\ntest_dataloader = None\n"
                           'test_evaluator = None\ntest_cfg = None\n')
         with pytest.raises(ValueError, match='no test_dataloader.*--split'):
-            call(monkeypatch, 'stiffness', config, checkpoint, '--out',
+            call('stiffness', config, checkpoint, '--out',
                  tmp_path / 'out')
 
-    def test_other_checkpoint(self, checkpoint, tmp_path, monkeypatch):
+    def test_other_checkpoint(self, checkpoint, tmp_path):
         plain = CONFIG.with_name('resnet20_plain_digits.py')
         with pytest.raises(ValueError, match='does not fit the model'):
-            call(monkeypatch, 'stiffness', plain, checkpoint, '--out',
+            call('stiffness', plain, checkpoint, '--out',
                  tmp_path, '--cfg-options', *IN_PROCESS)
 
-    def test_pattern_without_block(self, checkpoint, tmp_path, monkeypatch):
+    def test_pattern_without_block(self, checkpoint, tmp_path):
         with pytest.raises(ValueError, match='layer9'):
-            call(monkeypatch, 'stiffness', CONFIG, checkpoint, '--out',
+            call('stiffness', CONFIG, checkpoint, '--out',
                  tmp_path, '--blocks', 'layer9.*', '--device', 'cpu',
                  '--cfg-options', *IN_PROCESS)
-
-    @pytest.mark.parametrize('number', ['0', '-3', 'many'])
-    def test_max_samples(self, number, monkeypatch, capsys):
-        with pytest.raises(SystemExit):
-            call(monkeypatch, 'stiffness', CONFIG, 'x.pth', '--max-samples',
-                 number)
-        assert number in capsys.readouterr().err
-
 
 class TestReport:
 
@@ -180,9 +161,8 @@ class TestReport:
             paths.append(path)
         return paths
 
-    def test_page_and_pictures(self, work_dirs, tmp_path, monkeypatch,
-                               capsys):
-        call(monkeypatch, 'stiffness_report', *work_dirs, '--out', tmp_path,
+    def test_page_and_pictures(self, work_dirs, tmp_path, capsys):
+        call('stiffness_report', *work_dirs, '--out', tmp_path,
              '--labels', 'shallow', 'shallow', 'deep', '--reading', 'unit')
         page = tmp_path / 'stiffness_report.html'
         assert str(page) in capsys.readouterr().out
@@ -195,20 +175,20 @@ class TestReport:
         assert {'figure_2.png', 'figure_3.png', 'figure_6.png',
                 'figure_7.png'} < linked
 
-    def test_damaged_record(self, work_dirs, tmp_path, monkeypatch):
+    def test_damaged_record(self, work_dirs, tmp_path):
         broken = tmp_path / 'stiffness_val.npz'
         shutil.copy(work_dirs[0] / 'stiffness_val.npz', broken)
         broken.write_bytes(broken.read_bytes()[:-300])
         with pytest.raises(SystemExit, match=f'{broken} is damaged'):
-            call(monkeypatch, 'stiffness_report', work_dirs[1], broken,
+            call('stiffness_report', work_dirs[1], broken,
                  '--out', tmp_path / 'out')
         assert not (tmp_path / 'out').exists()
 
-    def test_run_without_record(self, tmp_path, monkeypatch):
+    def test_run_without_record(self, tmp_path):
         with pytest.raises(SystemExit, match='no stiffness_.*StiffnessHook'):
-            call(monkeypatch, 'stiffness_report', tmp_path)
+            call('stiffness_report', tmp_path)
 
-    def test_unknown_metric(self, work_dirs, tmp_path, monkeypatch):
+    def test_unknown_metric(self, work_dirs, tmp_path):
         with pytest.raises(SystemExit, match="'mIoU'.*accuracy/top1"):
-            call(monkeypatch, 'stiffness_report', *work_dirs, '--metric',
+            call('stiffness_report', *work_dirs, '--metric',
                  'mIoU', '--out', tmp_path)

@@ -1,19 +1,15 @@
 """Training, resuming and testing as a user does it, in processes."""
 
 import json
-import os
 import pickle
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from projects.reproduction.complexity import measure_complexity
-from tests.utils import free_port
+from tests.programs import call_tool, load_tool, run_program
 
-ROOT = Path(__file__).parents[2]
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 SMALL = ('train_dataloader.dataset.indices=256',
          'val_dataloader.dataset.indices=50',
@@ -23,17 +19,8 @@ SMALL = ('train_dataloader.dataset.indices=256',
          'default_hooks.checkpoint.interval=1')
 
 
-def call(*command, options=()):
-    env = dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS='1',
-               PORT=free_port())
-    return subprocess.run(
-        [*map(str, command), '--cfg-options', *SMALL, *options],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-
-
 def succeed(*command, options=()):
-    done = call(*command, options=options)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    done = run_program(*command, '--cfg-options', *SMALL, *options)
     return done.stdout + done.stderr
 
 
@@ -80,18 +67,18 @@ def test_the_flexible_runner_is_tested_too(trained, metrics, tmp_path):
             '--work-dir', tmp_path, '--out', tmp_path / 'metrics.json',
             options=flexible)
     assert json.loads((tmp_path / 'metrics.json').read_text()) == metrics
-    done = call(sys.executable, 'tools/test.py', CONFIG,
-                trained / 'epoch_2.pth', '--work-dir', tmp_path,
-                options=[*flexible, 'model.backbone.depth=56'])
-    assert done.returncode and 'does not fit the model' in done.stderr
+    with pytest.raises(ValueError, match='does not fit the model'):
+        call_tool(load_tool('test.py'), CONFIG, trained / 'epoch_2.pth',
+                  '--work-dir', tmp_path, '--cfg-options', *SMALL, *flexible,
+                  'model.backbone.depth=56')
 
 
 def test_a_checkpoint_of_another_model_is_refused(trained):
-    done = call(sys.executable, 'tools/test.py',
-                'configs/digits/resnet20_plain_digits.py',
-                trained / 'epoch_2.pth', '--work-dir', trained / 'foreign')
-    assert done.returncode != 0
-    assert 'does not fit the model of this config' in done.stderr
+    with pytest.raises(ValueError, match='does not fit the model of this con'):
+        call_tool(load_tool('test.py'),
+                  'configs/digits/resnet20_plain_digits.py',
+                  trained / 'epoch_2.pth', '--work-dir', trained / 'foreign',
+                  '--cfg-options', *SMALL)
 
 
 def test_bad_command_lines():
@@ -104,8 +91,7 @@ def test_bad_command_lines():
                     *(['-c', f'{gpus} bash tools/slurm_train.sh p j {CONFIG}']
                       for gpus in ('GPUS=two', 'GPUS=0', 'CPUS_PER_TASK=-1',
                                    'GPUS=8 GPUS_PER_NODE=x'))):
-        done = subprocess.run(['bash', *command], cwd=ROOT,
-                              capture_output=True, text=True)
+        done = run_program('bash', *command, check=False)
         assert done.returncode == 2
         assert 'usage' in done.stderr or 'positive integer' in done.stderr
 

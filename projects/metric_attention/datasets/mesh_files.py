@@ -119,7 +119,8 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     except KeyError as error:
         raise ValueError(f'{path} lacks {error}; a mesh has vertices, faces '
                          'and labels') from error
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, BadZipFile,
+            zlib.error) as error:
         raise ValueError(f'{path} is no npz archive, or damaged '
                          f'({error!r})') from error
 

@@ -12,7 +12,7 @@ from projects.metric_attention.models import (
     InformationPropagationNetwork,
     PointClassifier,
 )
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 SIMILARITIES = ('DotProductAttention', 'L2Attention', 'MetricAttention',
                 'DotProduct', 'L2', 'Metric')
@@ -39,40 +39,17 @@ def network(similarity, **kwargs):
 
 
 def points(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
     # Far enough apart for similarities to differ: deep propagation clusters.
-    return 4 * torch.randn(count, 5, generator=generator).double() + 0.5
+    return 4 * seeded(count, 5, seed=seed).double() + 0.5
 
 
-def written_out(net, x, adjacent=None):
-    """Numpy, node by node."""
-    w = {k: v.numpy() for k, v in net.state_dict().items()}
-    x = x.numpy() @ w['embed.weight'].T + w['embed.bias']
-    for t in range(len(net.propagations)):
-        p = {k.removeprefix(f'propagations.{t}.')
-             .removeprefix('pseudo_metric.'): v for k, v in w.items()
-             if k.startswith(f'propagations.{t}.')}
-        rows = []
-        for i in range(len(x)):
-            if 'query.weight' in p:
-                q = p['query.weight'] @ x[i] + p.get('query.bias', 0)
-                k = x @ p['key.weight'].T + p.get('key.bias', 0)
-                score = k @ q / np.sqrt(len(q))
-            else:
-                phi = x @ p['metric.weight'].T
-                if 'hidden.weight' in p:
-                    hidden = x @ p['hidden.weight'].T + p['hidden.bias']
-                    phi = x + np.tanh(hidden) @ p['metric.weight'].T
-                far = ((phi[i] - phi)**2).sum(1)
-                score = -far / np.sqrt(x.shape[1])
-            if adjacent is not None:
-                score = np.where(adjacent[i], score, -np.inf)
-            weight = np.exp(score - score.max())
-            rows.append(weight / weight.sum() @ x)
-        x = np.array(rows)
-        if 'value.weight' in p:
-            x = x @ p['value.weight'].T + p['value.bias']
-    return x @ w['head.weight'].T + w['head.bias']
+@torch.no_grad()
+def part_by_part(net, x, adjacent=None):
+    """In the N x N form, whose rows test_propagation writes out."""
+    x = net.embed(x)
+    for propagation in net.propagations:
+        x = propagation(x, mask=adjacent, dense=True)
+    return net.head(x).numpy()
 
 
 def graph(nodes, seed=0):
@@ -81,15 +58,16 @@ def graph(nodes, seed=0):
     adjacent = np.eye(nodes, dtype=bool)
     adjacent[edges[:, 0], edges[:, 1]] = adjacent[edges[:, 1],
                                                   edges[:, 0]] = True
-    return adjacent, neighbourhood(torch.from_numpy(edges), nodes)
+    return (torch.from_numpy(adjacent),
+            neighbourhood(torch.from_numpy(edges), nodes))
 
 
 @pytest.mark.parametrize('similarity', SIMILARITIES)
 @pytest.mark.parametrize('on_graph', [False, True])
-def test_network_is_written_out(similarity, on_graph):
+def test_network_is_its_parts_in_turn(similarity, on_graph):
     net, x = network(similarity), points(23)
     adjacent, mask = graph(23) if on_graph else (None, None)
-    expected = written_out(net, x, adjacent)
+    expected = part_by_part(net, x, adjacent)
     with torch.no_grad():
         for dense in (False, not on_graph):
             np.testing.assert_allclose(
@@ -104,7 +82,7 @@ def test_order_of_nodes_does_not_matter(similarity):
     net, x = network(similarity), points(17)
     order = torch.randperm(17, generator=torch.Generator().manual_seed(3))
     adjacent, mask = graph(17)
-    permuted = torch.from_numpy(adjacent)[order][:, order].to_sparse_coo()
+    permuted = adjacent[order][:, order].to_sparse_coo()
     with torch.no_grad():
         torch.testing.assert_close(net(x[order]), net(x)[order])
         torch.testing.assert_close(
@@ -127,7 +105,7 @@ def test_far_nodes_do_not_reach():
 def test_classifier(similarity):
     model = perturb(PointClassifier(settings(similarity))).double()
     x, labels = points(30), torch.arange(30) % 3
-    logits = written_out(model.network, x)
+    logits = part_by_part(model.network, x)
     exp = np.exp(logits - logits.max(1, keepdims=True))
     scores = exp / exp.sum(1, keepdims=True)
     loss = model(x, labels, mode='loss')['loss'].item()
@@ -166,9 +144,10 @@ def test_batch_of_meshes_is_mesh_by_mesh(similarity):
     together = batch(meshes)
     alone = [model(**batch([m])) for m in meshes]
     torch.testing.assert_close(model(**together), torch.cat(alone))
-    # Against numpy: a vertex sees its neighbours, a face its three vertices.
-    nodes = written_out(model.network, meshes[1]['inputs'],
-                        mask_of(meshes[1]))
+    # A vertex sees its neighbours, a face its three vertices.
+    adjacent = torch.zeros(6, 6, dtype=torch.bool)
+    adjacent[tuple(meshes[1]['neighbours'])] = True
+    nodes = part_by_part(model.network, meshes[1]['inputs'], adjacent)
     faces = nodes[meshes[1]['faces'].numpy()].mean(1)
     np.testing.assert_allclose(alone[1].detach().numpy(), faces, atol=1e-10)
 
@@ -184,12 +163,6 @@ def test_batch_of_meshes_is_mesh_by_mesh(similarity):
     right = torch.cat(alone).argmax(1) == together['labels']
     assert metric.evaluate(3)['accuracy/top1'] == pytest.approx(
         100 * right.double().mean().item())
-
-
-def mask_of(sample):
-    adjacent = np.zeros([len(sample['inputs'])] * 2, bool)
-    adjacent[tuple(sample['neighbours'].numpy())] = True
-    return adjacent
 
 
 def test_mesh_with_isolated_vertex_is_refused():

@@ -44,7 +44,8 @@ def write(root, split, english, german, compress=False, form='raw',
         data = ''.join(f'{line}\n' for line in lines).encode()
         name = f'{split}{infix}.{language}'
         if compress:
-            (folder / f'{name}.gz').write_bytes(gzip.compress(data))
+            (folder / f'{name}.gz').write_bytes(gzip.compress(
+                data, mtime=0))
         else:
             (folder / name).write_bytes(data)
 
@@ -156,15 +157,6 @@ def test_empty_line(root):
     write(root, 'train', ENGLISH, [*GERMAN[:3], ' ', *GERMAN[4:]])
     with pytest.raises(ValueError, match='line 4 of .*train.de is empty'):
         load(root)
-
-
-@pytest.mark.parametrize('spoil', [
-    lambda data: data[:40], lambda data: b'plain text'])
-def test_damaged_archive(root, spoil):
-    path = root / 'data/task1/raw/val.en.gz'
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ValueError, match='val.en.gz is damaged'):
-        load(root, split='val')
 
 
 def test_another_encoding(root):

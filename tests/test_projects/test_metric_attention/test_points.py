@@ -15,11 +15,12 @@ MNIST = next((p for p in (Path('data/mnist'), Path('../shared/data/mnist'))
 
 def write_idx(path, array):
     """The format, from its public description."""
-    head = struct.pack('>BBBB', 0, 0, 8, array.ndim)
-    head += struct.pack(f'>{array.ndim}I', *array.shape)
-    opened = gzip.open if path.suffix == '.gz' else open
-    with opened(path, 'wb') as file:
-        file.write(head + array.astype(np.uint8).tobytes())
+    content = struct.pack('>BBBB', 0, 0, 8, array.ndim)
+    content += struct.pack(f'>{array.ndim}I', *array.shape)
+    content += array.astype(np.uint8).tobytes()
+    if path.suffix == '.gz':
+        content = gzip.compress(content, mtime=0)
+    path.write_bytes(content)
 
 
 def write_mnist(folder, suffix='.gz', labels=(3, 0, 9)):
@@ -79,14 +80,6 @@ def test_damaged_mnist(tmp_path, damage, error, match):
     write_mnist(tmp_path)
     damage(tmp_path)
     with pytest.raises(error, match=match):
-        MNISTPoints(str(tmp_path))
-
-
-def test_cut_short(tmp_path):
-    write_mnist(tmp_path, '')
-    path = tmp_path / 'train-images-idx3-ubyte'
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match='cut short'):
         MNISTPoints(str(tmp_path))
 
 

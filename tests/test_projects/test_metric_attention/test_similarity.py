@@ -16,6 +16,7 @@ from projects.metric_attention.similarity.comparisons import (
     COMPARISONS,
     Comparison,
 )
+from tests.programs import call_tool
 
 
 @pytest.fixture(scope='module')
@@ -99,8 +100,7 @@ def test_support_vector_machine_separates():
 
 
 def test_table(capsys, monkeypatch):
-    monkeypatch.setattr('sys.argv', ['similarity'])
     monkeypatch.setattr(table, 'COMPARISONS', COMPARISONS[:2])
-    table.main()
+    call_tool(table)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[2].startswith('| MDS | similarity |')

@@ -1,7 +1,5 @@
 """Theorem 4's two sides, and the pictures of the theory."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import torch
 from projects.metric_attention.theory import __main__ as theory
 from projects.metric_attention.theory import heat_equation as heat
 from projects.metric_attention.theory import pictures
+from tests.programs import call_tool
 
 SIDES = ((heat.drift_diffusion, heat.drift_diffusion_limit),
          (heat.heat_diffusion, heat.heat_diffusion_limit))
@@ -157,7 +156,6 @@ def test_both_sides_agree():
 @pytest.mark.parametrize('name', ['propagation', 'pseudo_metrics'])
 def test_pictures(name, tmp_path, monkeypatch):
     out = tmp_path / 'new'
-    monkeypatch.setattr(sys, 'argv', ['theory', name, '--out', str(out)])
     monkeypatch.setattr(
         pictures, 'deep_propagation',
         lambda *args: (np.ones_like(args[-1]), np.ones_like(args[-1])))
@@ -165,7 +163,7 @@ def test_pictures(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
         pictures, 'nearest_circle', lambda angle, eps, first=50, second=20,
         values=True: small(angle, eps, first, second, values))
-    theory.main()
+    call_tool(theory, name, '--out', out)
     path = out / f'{name}.png'
     assert path.read_bytes().startswith(b'\x89PNG')
 
@@ -180,10 +178,9 @@ def test_picture_of_the_heat_equation(tmp_path, monkeypatch):
     assert (tmp_path / 'x.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_unknown_picture(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['theory', 'propagatoin'])
+def test_unknown_picture(capsys):
     with pytest.raises(SystemExit):
-        theory.main()
+        call_tool(theory, 'propagatoin')
     assert "no picture 'propagatoin'" in capsys.readouterr().err
 
 

@@ -7,8 +7,9 @@ from projects.reproduction.claims import CLAIMS, CORRELATION
 from projects.reproduction.columns import Column
 from projects.reproduction.findings import find_all
 from projects.reproduction.plots import save_plots
-from projects.reproduction.results import save_result
-from tests.test_projects.test_reproduction.test_curves import Cell, result
+
+from .made_results import save
+from .test_curves import Cell, with_curves
 
 STAGES = [0, 0, 0, 1, 1]
 
@@ -48,8 +49,8 @@ def test_the_papers_rows_alone_have_the_picture(tmp_path):
                           config=tmp_path / f'{row}.py'))
         stiffness = dict(SE[0], correlation=[0.1] * 5) if row == 'Old' else (
             SE[0])
-        save_result(tmp_path / row / 'seed_0.json', dict(
-            result(0, [60., 70.], [2., 1.]), config=row, stiffness=stiffness))
+        save(tmp_path, with_curves(
+            0, [60., 70.], [2., 1.], config=row, stiffness=stiffness))
     paths = save_plots(cells, tmp_path, tmp_path / 'out')
     assert [p.name for p in paths if 'blocks' in p.name] == [
         'moon_SE_blocks.png']

@@ -8,6 +8,7 @@ import pytest
 from mmstepnet.stiffness import stiffness_aware_index
 from projects.reproduction import close_encounters as table
 from projects.reproduction.three_body import Observations, observe
+from tests.programs import call_tool
 
 
 class Middle:
@@ -81,8 +82,7 @@ def test_stiffness_of_a_kick():
 def test_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(table, 'LENGTHS', (0.5, 1.0))
     out = tmp_path / 'new' / 'results.json'
-    monkeypatch.setattr('sys.argv', ['x', '--count', '2', '--out', str(out)])
-    table.main()
+    call_tool(table, '--count', 2, '--out', out)
     result = json.loads(out.read_text())
     assert result['count'] == 2 and result['energy_drift'] < 1e-9
     assert list(result['shares']) == ['0.5', '1']
@@ -90,11 +90,3 @@ def test_table(tmp_path, monkeypatch, capsys):
     assert '| 91.4% | 4.2% |' in text and text in capsys.readouterr().out
     # At first nobody meets anybody.
     assert result['shares']['1']['distance'] == {'simulations': 0, 'time': 0}
-
-
-@pytest.mark.parametrize('count', ['0', '-1', 'x'])
-def test_bad_count(count, monkeypatch, capsys):
-    monkeypatch.setattr('sys.argv', ['x', '--count', count])
-    with pytest.raises(SystemExit):
-        table.main()
-    assert '--count' in capsys.readouterr().err

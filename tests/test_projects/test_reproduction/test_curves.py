@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from mmstepnet.engine.metric_log import logged_losses, logged_seconds
-from projects.reproduction import Cell, plots, save_result, table_sheets
+from projects.reproduction import Cell, plots, table_sheets
 from projects.reproduction.complexity import Complexity, measure_complexity
 from projects.reproduction.curves import (
     late_validations,
@@ -19,15 +19,14 @@ from projects.reproduction.plots import save_plots
 from projects.reproduction.seed_figures import draw_curves, draw_violins
 from projects.reproduction.step_figures import draw_steps
 
-KEY = 'accuracy/top1'
+from .made_results import KEY, result, save
 
 
-def result(seed, accuracies, losses):
+def with_curves(seed, accuracies, losses, **more):
     pairs = [(e, v) for e, v in enumerate(accuracies, 1)]
-    last = dict(epoch=len(pairs), metrics={KEY: accuracies[-1]})
-    return dict(
-        config='net', seed=seed, cfg_options=[], last=last, best=last,
-        curves={KEY: pairs, 'loss': list(enumerate(losses, 1))})
+    return result(
+        seed, accuracies[-1], len(pairs), best=pairs[-1],
+        curves={KEY: pairs, 'loss': list(enumerate(losses, 1))}, **more)
 
 
 def cell(tmp_path, row='Metric'):
@@ -38,11 +37,10 @@ def cell(tmp_path, row='Metric'):
 @pytest.fixture
 def runs(tmp_path):
     rng = np.random.default_rng(0)
-    found = [result(s, (80 + rng.normal(size=25)).tolist(),
-                    np.exp(-np.arange(25.) / 5 + s).tolist())
+    found = [with_curves(s, (80 + rng.normal(size=25)).tolist(),
+                         np.exp(-np.arange(25.) / 5 + s).tolist())
              for s in range(3)]
-    for r in found:
-        save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json', r)
+    save(tmp_path, *found)
     return found
 
 
@@ -66,9 +64,8 @@ def test_robustness_sheet(tmp_path, runs):
         f'{statistics.fmean(late):.3g}', '16-25'
     ]]
     assert any('on the test data after' in note for note in sheet.notes)
-    for r in runs:  # best is None where validation data are not the test's
-        save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json',
-                    dict(r, best=None))
+    # best is None where validation data are not the test's
+    save(tmp_path, *(dict(r, best=None) for r in runs))
     _, sheet = table_sheets([cell(tmp_path)], tmp_path, measure)
     assert any('on the validation data after' in n for n in sheet.notes)
 
@@ -76,8 +73,7 @@ def test_robustness_sheet(tmp_path, runs):
 def test_two_validations_are_no_end_of_training(tmp_path, runs):
     for r in runs:
         curves = {KEY: r['curves'][KEY][4::5]}  # epochs 5, 10, ..., 25
-        save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json',
-                    dict(r, curves=curves))
+        save(tmp_path, dict(r, curves=curves))
     _, sheet = table_sheets([cell(tmp_path)], tmp_path, measure)
     assert sheet.rows[0][1] != '–' and sheet.rows[0][3:] == ['–', '–']
     for seed in (1, 2):
@@ -103,14 +99,15 @@ def test_parameters_of_a_config():
 def test_results_without_curves(tmp_path, runs):
     for r in runs:
         del r['curves']
-        save_result(tmp_path / 'net' / f'seed_{r["seed"]}.json', r)
+        save(tmp_path, r)
     assert len(table_sheets([cell(tmp_path)], tmp_path, measure)) == 1
     paths = save_plots([cell(tmp_path)], tmp_path, tmp_path / 'out')
     assert [p.name for p in paths] == ['moon_Two_Moons_Accuracy_violin.png']
 
 
 def test_seeds_of_unequal_length():
-    a, b = result(0, [1., 2., 3.], [1.]), result(1, [4., 5.], [1.])
+    a, b = (with_curves(seed, values, [1.]) for seed, values in enumerate(
+        ([1., 2., 3.], [4., 5.])))
     epochs, values = stack_curves([a, b], KEY)
     assert epochs.tolist() == [1, 2]
     assert values.tolist() == [[1., 2.], [4., 5.]]
@@ -155,14 +152,15 @@ def test_picture_of_attention_values(tmp_path, monkeypatch):
              'Other': None}
     for row, values in steps.items():
         for seed in range(2):
-            r = dict(result(seed, [60., 70., 80., 90.], [4., 3., 2., 1.]),
-                     config=row, stiffness=dict(stages=[0, 0, 1, 1]))
+            r = with_curves(
+                seed, [60., 70., 80., 90.], [4., 3., 2., 1.], config=row,
+                stiffness=dict(stages=[0, 0, 1, 1]))
             if values is not None:
                 r['validations'] = [
                     dict(epoch=2 + 2 * i, step=step.tolist(), nsi=[],
                          tns=dict(adaptive=dict(stage=seed + i)))
                     for i, step in enumerate(values[seed])]
-            save_result(tmp_path / row / f'seed_{seed}.json', r)
+            save(tmp_path, r)
     cells = [Cell('moon', row, 'Two Moons', ('Accuracy', ), {},
                   config=tmp_path / f'{row}.py') for row in steps]
     paths = save_plots(cells, tmp_path, tmp_path / 'out')

@@ -23,8 +23,8 @@ from projects.reproduction.columns import Column, read_columns
 from projects.reproduction.findings import find_all, model_means
 from projects.reproduction.planned_findings import judge_plan
 from projects.reproduction.readings import Reading
+from tests.documents import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 NOISE = np.random.default_rng(1).normal(0, 0.05, (40, 40))
 SHORT = 'CIFAR-10 JPEG, 10k images, 20 epochs'
 ADAPTIVE, RETURNED = Reading('adaptive', 'stage'), Reading('returned', 'all')

@@ -14,8 +14,8 @@ from projects.reproduction.claims import LABELS
 from projects.reproduction.complexity import count_parameters
 from projects.reproduction.metafile import metafiles
 from projects.reproduction.metrics import METRICS
+from tests.documents import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLES = read_tables(ROOT)
 # Their configs' bases, or an SGE's channels, make them other networks.
 OTHER_NETWORKS = ('SGE, one channel a group', 'Plain, pre-activation',

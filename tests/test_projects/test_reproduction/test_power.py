@@ -1,8 +1,5 @@
 """Planned power against simulated experiments and SciPy's own tests."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
@@ -12,6 +9,7 @@ from projects.reproduction.power import (
     equivalence_power,
     seeds_needed,
 )
+from tests.programs import run_tool
 
 EXPERIMENTS = 40_000
 # Four standard errors of a share of so many.
@@ -76,10 +74,8 @@ def test_bad_arguments(args, match):
 
 
 def test_the_printed_table():
-    out = subprocess.run(
-        [sys.executable, '-m', 'projects.reproduction.power', '--sd', '0.65',
-         '--seeds', '10', '--margin', '0.5', '--claims', '2'],
-        capture_output=True, text=True, check=True).stdout
+    out = run_tool('-m', 'projects.reproduction.power', '--sd', 0.65,
+                   '--seeds', 10, '--margin', 0.5, '--claims', 2).stdout
     expected = (difference_power(0.65, 10, 0.5, 0.025),
                 equivalence_power(0.65, 10, 0.5, 0.025))
     assert '| 0.65 | 10 | {:.3f} | {:.3f} |'.format(*expected) in out

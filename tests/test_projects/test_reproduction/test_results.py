@@ -16,18 +16,7 @@ from projects.reproduction import (
 )
 from projects.reproduction.complexity import Complexity
 
-
-def result(seed, last, best, options=()):
-    return dict(
-        config='net', seed=seed, cfg_options=list(options),
-        last=dict(epoch=9, metrics={'accuracy/top1': last}),
-        best=best and dict(epoch=best[0],
-                           metrics={'accuracy/top1': best[1]}))
-
-
-def save(folder, *results):
-    for r in results:
-        save_result(folder / 'net' / f'seed_{r["seed"]}.json', r)
+from .made_results import result, save
 
 
 @pytest.fixture
@@ -45,7 +34,7 @@ def measure(config):
 
 def test_sheet(tmp_path, cells):
     values = [93.1, 94.7, 95.2]
-    save(tmp_path, *(result(s, v, (s + 3, v + 1))
+    save(tmp_path, *(result(s, v, best=(s + 3, v + 1))
                      for s, v in enumerate(values)))
     sheet, = table_sheets(cells, tmp_path, measure)
     mean, std = sum(values) / 3, statistics.stdev(values)
@@ -60,13 +49,13 @@ def test_sheet(tmp_path, cells):
 
 
 def test_best_needs_every_seed(tmp_path, cells):
-    save(tmp_path, result(0, 90., (1, 91.)), result(1, 90., None))
+    save(tmp_path, result(0, 90., best=(1, 91.)), result(1, 90.))
     assert table_sheets(cells, tmp_path, measure)[0].rows[0][5] == '–'
 
 
 def test_no_column_for_the_best_where_validation_is_not_on_the_test_data(
         tmp_path, cells):
-    save(tmp_path, result(0, 90., None), result(1, 92., None))
+    save(tmp_path, result(0, 90.), result(1, 92.))
     sheet, = table_sheets(cells, tmp_path, measure)
     assert sheet.header[5:] == ['Accuracy, ours, last', 'epoch', 'seeds']
     assert sheet.rows[0][5:] == ['91.00 ± 1.41', '9', '2']
@@ -74,7 +63,7 @@ def test_no_column_for_the_best_where_validation_is_not_on_the_test_data(
 
 
 def test_listing(tmp_path, cells):
-    save(tmp_path, result(4, 90., None))
+    save(tmp_path, result(4, 90.))
     assert list_sheet({'1': cells}, tmp_path).rows == [
         ['1', 'SE', 'X', 'net', 'Accuracy', '94.26 ± 0.14', '90.00', '1'],
         ['1', 'Lost', 'X', '–', 'Accuracy', '90.00', '–', '–'],
@@ -82,7 +71,7 @@ def test_listing(tmp_path, cells):
 
 
 def test_seeds_of_different_settings_are_not_averaged(tmp_path):
-    save(tmp_path, result(0, 90., None), result(1, 91., None, ['a=1']))
+    save(tmp_path, result(0, 90.), result(1, 91., cfg_options=['a=1']))
     with pytest.raises(ValueError, match='a=1'):
         load_results(tmp_path, 'net')
 
@@ -90,9 +79,9 @@ def test_seeds_of_different_settings_are_not_averaged(tmp_path):
 @pytest.mark.parametrize('text, match', [
     ('{"config": ', 'no JSON'), (json.dumps(dict(config='net')), 'seed'),
     ('null', 'lacks config'),
-    (json.dumps(result(0, float('nan'), None)), 'NaN is no finite number'),
-    (json.dumps(result(1, 90., None)), 'net, seed 1; copies'),
-    (json.dumps({**result(0, 90., None), 'config': 'other'}), 'of other')])
+    (json.dumps(result(0, float('nan'))), 'NaN is no finite number'),
+    (json.dumps(result(1, 90.)), 'net, seed 1; copies'),
+    (json.dumps(result(0, 90., config='other')), 'of other')])
 def test_damaged_results(tmp_path, text, match):
     path = tmp_path / 'net' / 'seed_0.json'
     path.parent.mkdir()
@@ -104,7 +93,7 @@ def test_damaged_results(tmp_path, text, match):
 def test_results_are_finite(tmp_path):
     path = tmp_path / 'net' / 'seed_0.json'
     with pytest.raises(ValueError, match='finite'):
-        save_result(path, result(0, float('inf'), None))
+        save_result(path, result(0, float('inf')))
     assert not path.exists()
 
 

@@ -1,9 +1,7 @@
 """RESULTS.md: to the digit what paper.py table prints and results say."""
 
-import importlib.util
 import re
 import statistics
-import sys
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from projects.reproduction import complexity, read_tables, save_result
+from projects.reproduction import paper as program
 from projects.reproduction.columns import read_columns
 from projects.reproduction.results_document import claims_text
 from projects.reproduction.warm_start_results import (
@@ -19,8 +18,11 @@ from projects.reproduction.warm_start_results import (
     warm_start_column,
     warm_start_sheet,
 )
+from tests.documents import ROOT
+from tests.programs import call_tool
 
-ROOT = Path(__file__).resolve().parents[3]
+from .made_results import result, save
+
 RESULTS = ROOT / 'projects' / 'reproduction' / 'results'
 PLAIN = 'resnet20_plain_cifar10-10k'
 MOON = 'ipn_metric_moon'
@@ -43,15 +45,9 @@ STARTS = [dict(machine='m', torch='t', commit='c' * 40)]
 @pytest.fixture(scope='module')
 def paper():
     """paper.py, which counts the parameters of a config once."""
-    path = ROOT / 'projects' / 'reproduction' / 'paper.py'
-    spec = importlib.util.spec_from_file_location('paper', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
     def call(*args):
-        patch.setattr(sys, 'argv', ['paper.py', *map(str, args)])
         with redirect_stdout(StringIO()) as printed:
-            module.main()
+            call_tool(program, *args)
         return printed.getvalue()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -66,12 +62,9 @@ def results(tmp_path_factory):
     for place, (name, values) in enumerate(ACCURACIES.items()):
         for seed, accuracy in enumerate(values):
             epochs = 60 if '60e' in name else 20
-            evaluated = [dict(epoch=epoch, metrics={'accuracy/top1': value})
-                         for epoch, value in ((epochs, accuracy),
-                                              (epochs - 5, accuracy + 0.11))]
-            save_result(folder / name / f'seed_{seed}.json', dict(
-                config=name, seed=seed, cfg_options=[], last=evaluated[0],
-                best=evaluated[1], starts=STARTS,
+            save(folder, result(
+                seed, accuracy, epochs, (epochs - 5, accuracy + 0.11), name,
+                starts=STARTS,
                 # As with older results, not all of them have it.
                 **(dict(seconds=4500) if place == 0 and seed < 2 else {}),
                 stiffness=NEW if '60e' in name else dict(
@@ -79,10 +72,8 @@ def results(tmp_path_factory):
                     few_stiff=0.7, stages=[0, 1],
                     step=[0.25, 0.5 + seed / 10], correlation=[-0.5, 0.5])))
     for seed, value in enumerate((86.45, 87.1)):
-        evaluated = dict(epoch=100, metrics={'accuracy/top1': value})
-        save_result(folder / MOON / f'seed_{seed}.json', dict(
-            config=MOON, seed=seed, cfg_options=[], last=evaluated,
-            best=evaluated, starts=STARTS,
+        save(folder, result(
+            seed, value, 100, (100, value), MOON, starts=STARTS,
             curves={'loss': [(99, 0.4), (100, 0.3)]}))
     for seed, plain in enumerate((75.41, 75.72)):
         rows = [dict(attention=attention, init_step=step, before=before,
@@ -181,11 +172,9 @@ def test_claims_and_evidence(report):
 def test_a_plan_that_has_begun(tmp_path):
     """It waits for seeds of both rows, and says how many there are."""
     name = 'resnet20_stepnet_cifar10-10k'
-    evaluated = dict(epoch=20, metrics={'accuracy/top1': 75.})
-    for seed in (0, 3):  # the plan begins at 3
-        save_result(tmp_path / name / f'seed_{seed}.json', dict(
-            config=name, seed=seed, cfg_options=[], last=evaluated,
-            best=evaluated, starts=STARTS))
+    save(tmp_path, *(  # the plan begins at 3
+        result(seed, 75., 20, (20, 75.), name, starts=STARTS)
+        for seed in (0, 3)))
     text = claims_text(read_columns(read_tables(ROOT), tmp_path))
     assert text.count(': no verdict before all planned seeds.**') == 2
     assert '  - StepNet − Plain: 0 of 32 seeds\n' in text
@@ -259,11 +248,9 @@ def test_one_row_of_the_papers_scale_is_a_report(
     size = complexity.Complexity(1_750_000, None, None, 'whole model')
     monkeypatch.setattr(complexity, 'measure_complexity', lambda path: size)
     name = 'resnet164_stepnet_cifar10'
-    for seed in range(2):
-        evaluated = dict(epoch=164, metrics={'accuracy/top1': 95. + seed})
-        save_result(tmp_path / name / f'seed_{seed}.json', dict(
-            config=name, seed=seed, cfg_options=[], last=evaluated,
-            best=evaluated, stiffness=NEW, starts=STARTS))
+    save(tmp_path, *(
+        result(seed, 95. + seed, 164, (164, 95. + seed), name, stiffness=NEW,
+               starts=STARTS) for seed in range(2)))
     out = tmp_path / 'RESULTS.md'
     paper('report', '--results', tmp_path, '--out', out)
     text = out.read_text()

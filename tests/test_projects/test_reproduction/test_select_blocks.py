@@ -1,8 +1,6 @@
 """select_blocks.py on a plain ResNet-20 with random weights."""
 
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +12,12 @@ from mmstepnet.attentions import StepNet
 from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.stiffness import TrajectoryRecorder
 from projects.reproduction import select_blocks
+from tests.documents import ROOT
+from tests.programs import IN_PROCESS, call_tool
 from tests.utils import perturb
 
-CONFIGS = Path(__file__).resolve().parents[3] / 'configs' / 'digits'
+CONFIGS = ROOT / 'configs' / 'digits'
 PLAIN = CONFIGS / 'resnet20_plain_digits.py'
-IN_PROCESS = [
-    f'{split}_dataloader.{key}' for split in ('train', 'val')
-    for key in ('num_workers=0', 'persistent_workers=False')
-]
 
 
 @pytest.fixture
@@ -29,11 +25,8 @@ def call(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def main(*args):
-        monkeypatch.setattr(sys, 'argv', [
-            'select_blocks', *map(str, args), '--max-samples', '16',
-            '--device', 'cpu', '--cfg-options', *IN_PROCESS
-        ])
-        select_blocks.main()
+        call_tool(select_blocks, *args, '--max-samples', 16, '--device',
+                  'cpu', '--cfg-options', *IN_PROCESS)
 
     return main
 

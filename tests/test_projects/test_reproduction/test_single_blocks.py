@@ -5,7 +5,7 @@ import torch
 from mmengine.registry import MODELS
 
 from projects.reproduction import single_blocks
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 
 @pytest.fixture(scope='module')
@@ -17,8 +17,7 @@ def network():
         neck=dict(type='mmpretrain.GlobalAveragePooling'),
         head=dict(type='mmpretrain.LinearClsHead', num_classes=3,
                   in_channels=16)))
-    images = torch.randn(6, 3, 16, 16,
-                         generator=torch.Generator().manual_seed(0))
+    images = seeded(6, 3, 16, 16)
     return perturb(model).eval(), images
 
 

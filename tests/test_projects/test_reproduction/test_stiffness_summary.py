@@ -1,4 +1,4 @@
-"""What a result keeps of a record, against loops over images and blocks."""
+"""What a result keeps of a record."""
 
 import json
 
@@ -38,26 +38,22 @@ def record(tmp_path_factory):
     step[:, 1] = 0.25  # a constant gate has no correlation
     path = tmp_path_factory.mktemp('record') / 'stiffness_test.npz'
     write(path, step, **nsi)
-    return (summarise_stiffness(path), step.astype(float),
-            {name: values.astype(float) for name, values in nsi.items()})
+    return summarise_stiffness(path), Trajectories.load(path)
 
 
-def degrees(zeta, mu='stage'):
+def degrees(zeta):
     """(M1, M2) up to which each block of one image is stiff."""
     mean = np.array([zeta[STAGES == s].mean() for s in STAGES])
-    if mu == 'all':
-        mean = zeta.mean()
     return np.clip(zeta / mean - 1, 0, None), zeta
 
 
 def test_what_has_no_reading(record):
-    found, step, nsi = record
+    found, run = record
     assert json.loads(json.dumps(found)) == found
     assert found['samples'] == 60 and found['blocks'] == BLOCKS
     assert found['stages'] == STAGES.tolist()
-    np.testing.assert_allclose(found['nsi'], nsi['adaptive'].mean(0),
-                               rtol=1e-5)
-    np.testing.assert_allclose(found['step'], step.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found['nsi'], run.adaptive.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found['step'], run.step_mean.mean(0), rtol=1e-5)
 
 
 def test_validations_come_in_their_order(tmp_path):
@@ -84,43 +80,29 @@ def test_validations_come_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize('reading', READINGS)
-def test_correlations(record, reading):
-    found, step, nsi = record
-    correlation = found['correlation'][reading]
-    for block in (0, 2, 3, 4):
-        assert correlation[block] == pytest.approx(
-            np.corrcoef(nsi[reading][:, block], step[:, block])[0, 1],
-            rel=1e-4)
-    assert correlation[1] is None
+def test_numbers_of_each_reading(record, reading):
+    found, run = record
+    correlation = list(found['correlation'][reading])
+    assert correlation.pop(1) is None
+    assert correlation == pytest.approx(
+        np.delete(run.block_correlations(reading), 1), rel=1e-4)
     # Along a trajectory; the first stage has two blocks.
-    along = [np.corrcoef(z[2:], s[2:])[0, 1]
-             for z, s in zip(nsi[reading], step)]
     assert list(found['along'][reading]) == ['stage 2', 'all stages']
-    assert found['along'][reading]['stage 2'] == pytest.approx(dict(
-        mean=np.mean(along), negative=np.mean(np.array(along) < 0)), rel=1e-4)
-
-
-@pytest.mark.parametrize('mu', MEANS)
-@pytest.mark.parametrize('reading', READINGS)
-def test_numbers_of_each_reading(record, reading, mu):
-    found, _, nsi = record
-    sides = [degrees(z, mu) for z in nsi[reading]]
-    area = np.mean([np.prod(side, 0).mean() for side in sides])
-    assert found['p_hat'][reading][mu] == pytest.approx(area, rel=1e-5)
-    # Union of rectangles [0, M1] x [0, M2], on a grid of midpoints.
-    end1, end2 = np.max(sides, axis=(0, 2))
-    m1, m2 = ((np.arange(400) + 0.5) / 400 * end for end in (end1, end2))
-    stiff = [np.any([(m1[:, None] <= w) & (m2 <= h)
-                     for w, h in zip(*side)], 0) for side in sides]
-    assert found['tns'][reading][mu] == pytest.approx(
-        np.mean(stiff) * end1 * end2, rel=0.02)
+    for name, along in run.trajectory_correlations(reading).items():
+        assert found['along'][reading][name] == pytest.approx(
+            dict(mean=along.mean(), negative=(along < 0).mean()), rel=1e-4)
+    for mu in MEANS:
+        for key, value in (('p_hat', run.proportion), ('tns', run.tns)):
+            assert found[key][reading][mu] == pytest.approx(
+                value(reading, mu), rel=1e-5)
 
 
 @pytest.mark.parametrize('reading', READINGS)
 def test_share_of_degrees_with_few_stiff_blocks(record, reading):
-    found, _, nsi = record
+    found, run = record
     # Own grid, finer and to the same ends: where 1 % of images are stiff.
-    widths, heights = np.swapaxes([degrees(z) for z in nsi[reading]], 0, 1)
+    widths, heights = np.swapaxes(
+        [degrees(z) for z in run.nsi(reading).astype(float)], 0, 1)
     ends = [np.percentile(side.max(1), 99) for side in (widths, heights)]
     m1, m2 = ((np.arange(300) + 0.5) / 300 * end for end in ends)
     share = np.mean((m1[:, None, None, None] <= widths)

@@ -1,8 +1,6 @@
 """warm_start.py on a plain ResNet-20 with random weights."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +8,10 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 
+from projects.reproduction import warm_start
+from tests.documents import ROOT
+from tests.programs import call_tool
 from tests.utils import perturb
-
-ROOT = Path(__file__).resolve().parents[3]
-TOOL = ROOT / 'projects' / 'reproduction' / 'warm_start.py'
 
 
 @pytest.fixture
@@ -51,14 +49,8 @@ def test_a_warm_start_begins_where_the_plain_network_is(
         config, tmp_path, monkeypatch):
     accuracy = save_model(Config.fromfile(config), tmp_path / 'plain.pth')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', [
-        str(TOOL), str(config), 'plain.pth', '--attentions', 'SE', '--lr',
-        '0.05', '--seed', '3', '--epochs', '1', '2'
-    ])
-    spec = importlib.util.spec_from_file_location('warm_start', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main()
+    call_tool(warm_start, config, 'plain.pth', '--attentions', 'SE', '--lr',
+              0.05, '--seed', 3, '--epochs', 1, 2)
     found = json.loads(Path('work_dirs/warm_start/warm_start.json')
                        .read_text())
     assert (found['config'], found['checkpoint']) == ('tiny', 'plain.pth')

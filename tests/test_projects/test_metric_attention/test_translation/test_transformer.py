@@ -144,53 +144,34 @@ def test_no_token_sees_a_later_one(attention):
 
 
 @pytest.mark.parametrize('attention', ATTENTIONS)
+@pytest.mark.parametrize('beam_size', [1, 4])
 @torch.no_grad()
-def test_greedy_search_equals_full_recomputation(attention):
-    model = build(attention)
-    # Short and long translations alike.
-    model.output.bias[EOS] += 1.5
-    source = sentences(6, 3, 9, 1, 5)
-    found = model(source, mode='predict')
-    lengths = set()
-    for row, result in zip(source, found):
-        row = row[row != PAD][None]
-        ids = [BOS]
-        while len(ids) <= 2 * row.shape[1] + 10:
-            scores = model(row, torch.tensor([ids]))[0, -1]
-            scores[[PAD, BOS]] = -math.inf
-            ids.append(int(scores.argmax()))
-            if ids[-1] == EOS:
-                break
-        assert result['tokens'] == [i for i in ids[1:] if i != EOS]
-        lengths.add(len(ids))
-    assert len(lengths) > 1
-
-
-@pytest.mark.parametrize('attention', ATTENTIONS)
-@torch.no_grad()
-def test_beam_search_equals_full_recomputation(attention):
+def test_search_equals_full_recomputation(attention, beam_size):
+    """With short and long translations alike."""
     source = sentences(6, 3, 9, 1, 5)
     limit = 2 * (source != PAD).sum(1) + 10
-    better = 0
+    lengths, others = set(), 0
     for seed in range(3):
-        model = build(attention, seed, beam_size=4)
+        model = build(attention, seed, beam_size=beam_size)
         model.output.bias[EOS] += 1.0
-        prefix = torch.empty(20, 0, dtype=torch.long)
+        prefix = torch.empty(5 * beam_size, 0, dtype=torch.long)
 
         def step(tokens, parents):
             nonlocal prefix
             prefix = torch.cat([prefix[parents], tokens[:, None]], 1)
-            logits = model(source.repeat_interleave(4, 0), prefix)  # noqa: B023
+            logits = model(  # noqa: B023
+                source.repeat_interleave(beam_size, 0), prefix)
             return logits[:, -1].log_softmax(-1)
 
         expected = beam_search(
-            step, 5, bos_idx=BOS, eos_idx=EOS, pad_idx=PAD, beam_size=4,
-            max_length=limit)
-        encoded = model.encode(source)
-        assert model.search(*encoded) == expected
-        model.beam_size = 1
-        better += model.search(*encoded) != expected
-    assert better
+            step, 5, bos_idx=BOS, eos_idx=EOS, pad_idx=PAD,
+            beam_size=beam_size, max_length=limit)
+        found = model(source, mode='predict')
+        assert [result['tokens'] for result in found] == expected
+        lengths |= set(map(len, expected))
+        model.beam_size = 5 - beam_size
+        others += model.search(*model.encode(source)) != expected
+    assert len(lengths) > 1 and others
 
 
 @torch.no_grad()

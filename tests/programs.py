@@ -1,0 +1,71 @@
+"""The repository's programs, as the tests call them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.documents import ROOT
+from tests.utils import free_port
+
+IN_PROCESS = [
+    f'{loop}_dataloader.{key}' for loop in ('train', 'val', 'test')
+    for key in ('num_workers=0', 'persistent_workers=False')]
+"""Options by which a job reads its data itself."""
+
+
+def load_tool(name):
+    """A tool, or a program of a project, as a module."""
+    if name.startswith(('benchmarks.', 'projects.')):
+        return importlib.import_module(name)
+    path = ROOT / 'tools' / name
+    if str(path.parent) not in sys.path:  # tools import their neighbours
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call_tool(module, *arguments):
+    """Call a tool's main() with a command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [module.__name__, *map(str, arguments)])
+        return module.main()
+
+
+def run_program(*command, check=True, **env):
+    """Run a command in a process, in the repository."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
+        timeout=900, env={
+            **os.environ, 'PYTHON': sys.executable, 'OMP_NUM_THREADS': '1',
+            'PORT': free_port(), **env})
+    assert not check or done.returncode == 0, (
+        done.stdout[-2000:] + done.stderr[-4000:])
+    return done
+
+
+def run_tool(*command, **kwargs):
+    """Run a program of Python's likewise."""
+    return run_program(sys.executable, *command, **kwargs)
+
+
+def run_ranks(count, *command):
+    """Run a program of Python's as so many ranks; return codes and outputs."""
+    env = dict(os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port(),
+               WORLD_SIZE=str(count), OMP_NUM_THREADS='1',
+               PYTHONPATH=os.pathsep.join(sys.path))
+    jobs = [subprocess.Popen(
+        [sys.executable, *map(str, command)], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**env, 'RANK': str(rank), 'LOCAL_RANK': str(rank)})
+        for rank in range(count)]
+    try:
+        outputs = [job.communicate(timeout=900)[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    return [job.returncode for job in jobs], outputs
