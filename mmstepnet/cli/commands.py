@@ -287,8 +287,13 @@ def _load_weights(named: NamedModel, path: Path) -> None:
 
 def _batches(named: NamedModel, args: argparse.Namespace) -> Iterator[Tensor]:
     if args.arrays is not None:
-        with _told(f'{args.arrays} is no .npy file'):
+        try:
             samples = np.load(args.arrays, allow_pickle=False)
+        except FileNotFoundError:
+            raise ValueError(f'there is no file {args.arrays}') from None
+        except Exception as error:  # numpy's advises to trust a pickle
+            raise ValueError(f'{args.arrays} is no .npy file of numbers'
+                             ) from error
         if not isinstance(samples, np.ndarray) or not samples.ndim:
             raise ValueError(f'{args.arrays} must hold one array, samples '
                              f'first')

@@ -264,7 +264,7 @@ def test_what_is_no_command_is_one_line(args, message, capsys):
 ])
 def test_arrays_of_another_kind(content, message, tmp_path, capsys):
     path = tmp_path / 'a.npy'
-    path.touch()
+    path.write_text('1, 2')
     if content is not None:
         np.save(path, content)
     assert measure('--arrays', path, '--out', tmp_path / 'out') == 2
