@@ -188,7 +188,7 @@ def test_table(monkeypatch, capsys):
     for side in ('drift_diffusion', 'heat_diffusion'):
         monkeypatch.setattr(
             heat, side, lambda at, eps, count, seed: heat.exact(at) + 0.5)
-    heat.main()
+    call_tool(heat)
     rows = capsys.readouterr().out.splitlines()[4:]
     assert len(rows) == 24
     assert all(row.endswith('| 0.500 |') for row in rows)
