@@ -133,5 +133,6 @@ def test_graph_attention_is_symmetric_as_in_example_2(activation):
         tied = module(x)
     torch.testing.assert_close(tied, tied.transpose(-2, -1))
     assert not torch.allclose(free, free.transpose(-2, -1), atol=1e-2)
-    with pytest.raises(ValueError, match="one of leaky_relu, tanh, got 'relu'"):
+    with pytest.raises(ValueError,
+                       match="one of leaky_relu, tanh, got 'relu'"):
         PSEUDO_METRICS.find('GraphAttention')(6, activation='relu')
