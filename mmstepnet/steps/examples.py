@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from itertools import product
 from typing import Any
 
 import torch
@@ -43,14 +44,15 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
             or type(model).__module__.startswith(IMAGE_MODELS)):
         first = next((m for m in model.modules() if isinstance(
             m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
-        size, frames = _size(model, config), _attribute(
+        sizes, frames = _sizes(model, config), _attribute(
             model, config, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0)
         if isinstance(first, nn.Conv1d):
-            size = (256, )
+            sizes = [(256, )]
         # Networks of frames may mix those of a clip, which lie side by side.
         samples = _attribute(model, None, SEGMENTS, 1)
         # A stem may take space into channels before.
-        for channels in dict.fromkeys((getattr(first, 'in_channels', 3), 3)):
+        for channels, size in product(dict.fromkeys(
+                (getattr(first, 'in_channels', 3), 3)), sizes):
             axes = [channels, frames] if frames else [channels]
             images = torch.zeros(
                 samples, *(reversed(axes) if named else axes), *size,
@@ -58,12 +60,17 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
             yield dict(pixel_values=images) if named else images
 
 
-def _size(model: nn.Module, config: object) -> tuple[int, int]:
-    """Height and width of the images that a model is made for."""
+def _sizes(model: nn.Module, config: object) -> list[tuple[int, ...]]:
+    """Heights and widths of images that a model may take, likeliest first.
+
+    Where it names none, the usual one, and one for strides of 64 and more.
+    """
     about = getattr(model, 'pretrained_cfg', None) or {}  # of timm
     size = _attribute(model, config, ('img_size', 'image_size'),
-                      (about.get('input_size') or ())[1:] or 224)
-    return (size, size) if isinstance(size, int) else tuple(size)
+                      (about.get('input_size') or ())[1:])
+    if not size:
+        return [(224, 224), (256, 256)]
+    return [(size, size) if isinstance(size, int) else tuple(size)]
 
 
 def _attribute(model: nn.Module, config: object, names: tuple[str, ...],

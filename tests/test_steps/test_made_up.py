@@ -68,6 +68,27 @@ def test_frames_of_a_clip_are_samples():
     check(Shifted(), torch.rand(8, 3, 6, 6), ['blocks.0', 'blocks.1'])
 
 
+class Halved(nn.Module):
+    """Joins maps of different strides, as YOLOv7's largest networks do."""
+
+    init_cfg = None
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 64, stride=64)
+        self.blocks = nn.Sequential(
+            *(Adds(nn.Conv2d(8, 8, 1)) for _ in range(2)))
+
+    def forward(self, x):
+        fine = self.blocks(self.stem(x))
+        return fine + nn.functional.avg_pool2d(x[:, :1], 64, ceil_mode=True)
+
+
+def test_large_strides():
+    check(Halved(), torch.rand(2, 3, 128, 128),
+          ['blocks.0', 'blocks.1'])
+
+
 @pytest.mark.parametrize('name', ['VideoMAE', 'Timesformer', 'Vivit'])
 def test_frames_before_channels(name):
     """As transformers' models take them."""
