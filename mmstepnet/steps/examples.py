@@ -13,9 +13,12 @@ from torch import Tensor
 
 CONTAINERS = dict, OrderedDict, list, set
 
-
 IMAGE_MODELS = 'timm.models.', 'torchvision.models.'
 """Libraries whose models are called with images or clips alone."""
+
+MMENGINE = 'init_cfg', 'init_weights'
+"""What backbones of MMEngine's projects have, of which MMAction2's oldest are
+plain modules."""
 
 FRAMES = 'num_frames', 'temporal_size', 't_size'
 SEGMENTS = ('num_segments', )
@@ -39,7 +42,7 @@ def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
         inputs: Any = model.dummy_inputs
         yield {name: t.to(like.device) for name, t in inputs.items()}
     elif isinstance(named, str) or (
-            outermost and hasattr(model, 'init_cfg')
+            outermost and any(hasattr(model, name) for name in MMENGINE)
             or hasattr(model, 'pretrained_cfg')  # of timm
             or type(model).__module__.startswith(IMAGE_MODELS)):
         first = next((m for m in model.modules() if isinstance(

@@ -71,3 +71,9 @@ def test_two_sources(weights):
         type='Pretrained', checkpoint=path))
     with pytest.raises(ValueError, match='both say where'):
         StepBackbone(inner, pretrained=path)
+
+
+def test_the_layout_is_handed_down():
+    """As MMAction2's TimeSformer needs it."""
+    with pytest.raises(ValueError, match="got 'XY'"):
+        StepBackbone(dict(BACKBONE, type='mmseg.ResNetV1c'), layout='XY')

@@ -71,7 +71,7 @@ def test_frames_of_a_clip_are_samples():
 class Halved(nn.Module):
     """Joins maps of different strides, as YOLOv7's largest networks do."""
 
-    init_cfg = None
+    init_weights = None  # as MMAction2's oldest backbones have
 
     def __init__(self):
         super().__init__()

@@ -117,12 +117,13 @@ class SteppedBackbone(Generated):
         return self
 
     def _insert(self, attention: dict, blocks: Sequence[str] | str | None,
-                first_block: bool | None) -> None:
+                first_block: bool | None,
+                layout: str | None = None) -> None:
         """Put the attention in; frozen stages freeze theirs, too."""
         check_config('attention', attention, "dict(type='StepNet')")
         arguments = dict(attention)
         insert_steps(self, arguments.pop('type'), blocks=blocks,
-                     first_block=first_block, **arguments)
+                     first_block=first_block, layout=layout, **arguments)
         for step in self.modules():
             if isinstance(step, ResidualStep):
                 step.is_init = True  # init_weights above sees to it
@@ -150,6 +151,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
                  attention: dict = STEPNET,
                  blocks: Sequence[str] | str | None = None,
                  first_block: bool | None = None,
+                 layout: str | None = None,
                  pretrained: str | None = None) -> nn.Module:
     """Build a host's backbone and put an attention into its blocks.
 
@@ -168,6 +170,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
             gate. Defaults to ``dict(type='StepNet')``.
         blocks (Sequence[str] | str, optional): See :func:`insert_steps`.
         first_block (bool, optional): See :func:`insert_steps`.
+        layout (str, optional): See :func:`insert_steps`.
         pretrained (str, optional): File or address of the backbone's
             weights, in the place of an ``init_cfg`` in ``backbone``. Models
             with ``pretrained``, as MMSegmentation's, hand it down. Defaults
@@ -201,7 +204,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
         model.__class__ = generated_class(SteppedBackbone, type(model))
-    model._insert(attention, blocks, first_block)
+    model._insert(attention, blocks, first_block, layout)
     return model
 
 
