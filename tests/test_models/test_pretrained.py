@@ -1,13 +1,15 @@
-"""``pretrained`` of a model that a backbone with steps stands in."""
+"""What a StepBackbone is told: ``pretrained``, its example, its layout."""
 
 import pytest
 import torch
+import torch.nn as nn
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
 
 from mmstepnet.models import StepBackbone
 from mmstepnet.registry import MODELS
-from tests.utils import perturb
+from mmstepnet.steps.step_block import StepBlock
+from tests.utils import Adds, perturb
 
 pytest.importorskip(
     'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
@@ -73,7 +75,20 @@ def test_two_sources(weights):
         StepBackbone(inner, pretrained=path)
 
 
-def test_the_layout_is_handed_down():
-    """As MMAction2's TimeSformer needs it."""
-    with pytest.raises(ValueError, match="got 'XY'"):
-        StepBackbone(dict(BACKBONE, type='mmseg.ResNetV1c'), layout='XY')
+@MODELS.register_module(force=True)
+class Joints(nn.Sequential):
+    """Takes the joints of a person in each frame, as DSTFormer does."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(0, 1), nn.Linear(3, 8), nn.Sequential(
+            *(Adds(nn.Linear(8, 8)) for _ in range(2))))
+
+
+def test_a_backbone_of_other_inputs():
+    """Whose inputs cannot be made up: the config says what it takes."""
+    config = dict(type='mmstepnet.Joints')
+    with pytest.raises(ValueError, match='give example='):
+        StepBackbone(config)
+    model = StepBackbone(config, example=(2, 4, 17, 3), layout='NLC')
+    assert [isinstance(block, StepBlock) for block in model[2]] == [True] * 2
+    assert model(torch.rand(3, 4, 17, 3)).shape == (12, 17, 8)

@@ -4,7 +4,9 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from inspect import signature
+from typing import Any
 
+import torch
 import torch.nn as nn
 from mmengine.registry import DefaultScope
 
@@ -116,14 +118,11 @@ class SteppedBackbone(Generated):
                 attention.eval()
         return self
 
-    def _insert(self, attention: dict, blocks: Sequence[str] | str | None,
-                first_block: bool | None,
-                layout: str | None = None) -> None:
+    def _insert(self, attention: dict, **options: Any) -> None:
         """Put the attention in; frozen stages freeze theirs, too."""
         check_config('attention', attention, "dict(type='StepNet')")
         arguments = dict(attention)
-        insert_steps(self, arguments.pop('type'), blocks=blocks,
-                     first_block=first_block, layout=layout, **arguments)
+        insert_steps(self, arguments.pop('type'), **options, **arguments)
         for step in self.modules():
             if isinstance(step, ResidualStep):
                 step.is_init = True  # init_weights above sees to it
@@ -151,6 +150,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
                  attention: dict = STEPNET,
                  blocks: Sequence[str] | str | None = None,
                  first_block: bool | None = None,
+                 example: Sequence[int] | None = None,
                  layout: str | None = None,
                  pretrained: str | None = None) -> nn.Module:
     """Build a host's backbone and put an attention into its blocks.
@@ -170,6 +170,9 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
             gate. Defaults to ``dict(type='StepNet')``.
         blocks (Sequence[str] | str, optional): See :func:`insert_steps`.
         first_block (bool, optional): See :func:`insert_steps`.
+        example (Sequence[int], optional): Shape of what the backbone is
+            called with, such as (1, 27, 17, 3). None makes up images, clips
+            or sequences.
         layout (str, optional): See :func:`insert_steps`.
         pretrained (str, optional): File or address of the backbone's
             weights, in the place of an ``init_cfg`` in ``backbone``. Models
@@ -204,7 +207,9 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
         model.__class__ = generated_class(SteppedBackbone, type(model))
-    model._insert(attention, blocks, first_block, layout)
+    model._insert(
+        attention, blocks=blocks, first_block=first_block, layout=layout,
+        example=None if example is None else torch.zeros(tuple(example)))
     return model
 
 

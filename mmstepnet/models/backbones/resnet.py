@@ -125,7 +125,8 @@ class StepResNet(SteppedBackbone):
         if preact:
             self._move_norm_to_the_end()
         if attention is not None:
-            self._insert(self._with_map_sizes(attention), blocks, first_block)
+            self._insert(self._with_map_sizes(attention), blocks=blocks,
+                         first_block=first_block)
 
     @classmethod
     def _find_host(cls, host: str | None) -> type:
