@@ -29,6 +29,9 @@ else
         projects/*/requirements.txt "requirements/tests-$stack.txt")
 fi
 
+# What is imported compiles itself then; compiling all of it takes a minute.
+export PIP_COMPILE=0
+
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 # A build takes the environment's ninja.
 bin=$(realpath -m "$venv")/bin
