@@ -23,6 +23,13 @@ EXCHANGED = {
 """What a type is exchanged for, in the projects whose classes are those;
 StepBackbone is put around all others."""
 
+TOLD: dict[str, dict] = dict(
+    C2D=dict(example=(1, 3, 8, 224, 224)),
+    DSTFormer=dict(example=(1, 27, 17, 3)),
+    NRTRModalityTransform=dict(example=(1, 3, 32, 100)),
+    TimeSformer=dict(layout='NLC'))
+"""What StepBackbone cannot find out by itself."""
+
 HAVE_THEM = 'mmdet', 'mmpretrain', 'mmseg', 'mmpose'
 
 GUARDS = dict(mmyolo=dict(mmcv='2.0.1'), mmocr=dict(mmdet='3.1.0'))
@@ -108,7 +115,7 @@ def exchanged(setting: dict, scope: str) -> dict:
     host, _, name = setting['type'].rpartition('.')
     if (host or scope) not in HAVE_THEM or name not in EXCHANGED:
         return dict(type='mmstepnet.StepBackbone', backbone=setting,
-                    attention=dict(type='Plain'))
+                    attention=dict(type='Plain'), **TOLD.get(name, {}))
     named = dict(host=host) if host else {}
     return {**setting, **named, 'type': f'mmstepnet.{EXCHANGED[name]}',
             'attention': None}

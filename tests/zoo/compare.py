@@ -33,6 +33,7 @@ from mmstepnet.steps import fused
 
 from .backbones import (
     GUARDS,
+    TOLD,
     bring,
     config_files,
     exchanged,
@@ -145,7 +146,7 @@ def differences(ours: nn.Module, theirs: nn.Module,
         if not same(tensors(ours(images)), expected):
             yield 'other outputs in eval mode'
     warm = copy.deepcopy(ours)
-    insert_warm_steps(warm)
+    insert_warm_steps(warm, type(theirs).__name__)
     warm.eval()
     with torch.no_grad(), fused(False):
         worst = max(float((a - b).norm() / b.norm().clamp(min=1e-9))
@@ -169,10 +170,13 @@ def differences(ours: nn.Module, theirs: nn.Module,
         yield 'other modules train'
 
 
-def insert_warm_steps(model: nn.Module) -> None:
+def insert_warm_steps(model: nn.Module, host: str) -> None:
     """StepNet in all blocks."""
     remove_steps(model)
-    insert_steps(model, 'StepNet', first_block=True)
+    told = dict(TOLD.get(host, {}))
+    if 'example' in told:
+        told['example'] = torch.zeros(told['example'])
+    insert_steps(model, 'StepNet', first_block=True, **told)
 
 
 def one_step(model: nn.Module, images: Tensor) -> tuple:
