@@ -334,6 +334,7 @@ def main() -> None:
                         help='what was compared so far, to go on from')
     args = parser.parse_args()
     warnings.simplefilter('ignore')
+    args.out.touch()
     head, *sections = args.out.read_text('utf-8').split('\n## ')
     head, _, old = head.partition('\n| project')
     # What was found in other environments stays.
