@@ -78,7 +78,8 @@ def compare(family: families.Family, kind: str, how: str) -> tuple[str, str]:
     found = [s.block for s in find_steps(model, *args, **named)
              if s.block and s.left_out in (None, FIRST)]
     if kind != 'plain':
-        found = insert_steps(model, **dict(family.options))
+        found = insert_steps(
+            model, **{'example': inputs, **dict(family.options)})
         for step in steps_of(model).values():
             perturb(step.attention)
     torch._dynamo.reset()
@@ -114,7 +115,7 @@ def cases() -> Iterator[tuple]:
     for library, make in LIBRARIES.items():
         if find_spec(library):
             for name, family in make().items():
-                for how in hows:
+                for how in hows if family.recorded else ():
                     for kind in KINDS:
                         yield (library, name, how, kind), family
 
