@@ -27,7 +27,8 @@ TOLD: dict[str, dict] = dict(
     C2D=dict(example=(1, 3, 8, 224, 224)),
     DSTFormer=dict(example=(1, 27, 17, 3)),
     NRTRModalityTransform=dict(example=(1, 3, 32, 100)),
-    TimeSformer=dict(layout='NLC'))
+    TimeSformer=dict(layout='NLC'),
+    UniFormerV2=dict(blocks='transformer.resblocks'))
 """What StepBackbone cannot find out by itself."""
 
 HAVE_THEM = 'mmdet', 'mmpretrain', 'mmseg', 'mmpose'
