@@ -31,6 +31,9 @@ TOLD: dict[str, dict] = dict(
     UniFormerV2=dict(blocks='transformer.resblocks'))
 """What StepBackbone cannot find out by itself."""
 
+JOINTS = {'coco': 17, 'nturgb+d': 25, 'openpose': 18}
+"""Joints of a skeleton, by the layout of its graph."""
+
 HAVE_THEM = 'mmdet', 'mmpretrain', 'mmseg', 'mmpose'
 
 GUARDS = dict(mmyolo=dict(mmcv='2.0.1'), mmocr=dict(mmdet='3.1.0'))
@@ -111,12 +114,21 @@ def type_name(type_: object) -> str:
     return f'{type_.__module__.partition(".")[0]}.{type_.__name__}'
 
 
+def told(setting: dict) -> dict:
+    """What StepBackbone has to be told beside a backbone's setting."""
+    if 'graph_cfg' in setting:  # persons, frames, joints
+        return dict(example=(
+            1, 2, 16, JOINTS[setting['graph_cfg']['layout']],
+            setting.get('in_channels', 3)))
+    return TOLD.get(setting['type'].rpartition('.')[2], {})
+
+
 def exchanged(setting: dict, scope: str) -> dict:
     """The same setting with our type, and steps that change nothing."""
     host, _, name = setting['type'].rpartition('.')
     if (host or scope) not in HAVE_THEM or name not in EXCHANGED:
         return dict(type='mmstepnet.StepBackbone', backbone=setting,
-                    attention=dict(type='Plain'), **TOLD.get(name, {}))
+                    attention=dict(type='Plain'), **told(setting))
     named = dict(host=host) if host else {}
     return {**setting, **named, 'type': f'mmstepnet.{EXCHANGED[name]}',
             'attention': None}

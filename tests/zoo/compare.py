@@ -33,12 +33,12 @@ from mmstepnet.steps import fused
 
 from .backbones import (
     GUARDS,
-    TOLD,
     bring,
     config_files,
     exchanged,
     found_in,
     inputs,
+    told,
 )
 
 OURS_ALONE = {'zero_init_residual'}
@@ -88,8 +88,8 @@ def compare(setting: dict) -> str:
         except Exception as error:
             return f'cannot be built: {said(error)}'
         try:
-            return '; '.join(
-                differences(ours, theirs, weights, images, expected))
+            return '; '.join(differences(
+                ours, theirs, weights, images, expected, told(setting)))
         except Exception as error:
             return f'does not run: {said(error)}'
 
@@ -129,7 +129,8 @@ def said(error: Exception) -> str:
 
 def differences(ours: nn.Module, theirs: nn.Module,
                 weights: dict[str, Tensor], images: Tensor,
-                expected: list[Tensor]) -> Iterator[str]:
+                expected: list[Tensor],
+                options: dict) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
     try:
         ours.load_state_dict(weights)
@@ -146,7 +147,7 @@ def differences(ours: nn.Module, theirs: nn.Module,
         if not same(tensors(ours(images)), expected):
             yield 'other outputs in eval mode'
     warm = copy.deepcopy(ours)
-    insert_warm_steps(warm, type(theirs).__name__)
+    insert_warm_steps(warm, **options)
     warm.eval()
     with torch.no_grad(), fused(False):
         worst = max(float((a - b).norm() / b.norm().clamp(min=1e-9))
@@ -170,13 +171,13 @@ def differences(ours: nn.Module, theirs: nn.Module,
         yield 'other modules train'
 
 
-def insert_warm_steps(model: nn.Module, host: str) -> None:
+def insert_warm_steps(model: nn.Module, example: tuple[int, ...] | None = None,
+                      **options) -> None:
     """StepNet in all blocks."""
     remove_steps(model)
-    told = dict(TOLD.get(host, {}))
-    if 'example' in told:
-        told['example'] = torch.zeros(told['example'])
-    insert_steps(model, 'StepNet', first_block=True, **told)
+    insert_steps(
+        model, 'StepNet', first_block=True,
+        example=None if example is None else torch.zeros(example), **options)
 
 
 def one_step(model: nn.Module, images: Tensor) -> tuple:
