@@ -1,6 +1,7 @@
-"""Checks of arguments, for all packages."""
+"""Checks of arguments and of what is installed, for all packages."""
 
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -50,3 +51,20 @@ def check_config(name: str, value: Any, example: str) -> None:
     if not isinstance(value, dict) or 'type' not in value:
         raise TypeError(f"{name} must be a dict with 'type', such as "
                         f'{example}, got {value!r}')
+
+
+def check_installed(owner: str, *names: str, install: str) -> None:
+    """Refuse to go on without packages that only a part of us needs.
+
+    Args:
+        owner (str): The part, for the message.
+        *names (str): Import names of the packages.
+        install (str): What pip is to install.
+
+    Raises:
+        ImportError: A package is missing.
+    """
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise ImportError(f'{owner} needs {" and ".join(missing)}: '
+                          f'pip install {install}')

@@ -3,13 +3,13 @@
 import copy
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
+from .checks import check_installed
 from .files import write_whole
 from .steps.finding import tensors
 from .steps.fold import fold
@@ -64,11 +64,7 @@ def export_onnx(model: nn.Module,
         >>> export_onnx(model, 'resnet18.onnx') < 1e-3  # doctest: +SKIP
         True
     """
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            f'an ONNX export needs {" and ".join(missing)}: '
-            f"pip install 'mmstepnet[onnx]'")
+    check_installed('an ONNX export', *NEEDED, install="'mmstepnet[onnx]'")
     folded = _Flat(fold(model)).eval()
     more = 32 if dynamic_size else 0
     trials = [torch.rand(2, channels, *size),

@@ -17,6 +17,7 @@ from mmstepnet.jobs.job import (
     build_runner,
     find_host,
     load_config,
+    named_weights,
     process_group,
 )
 from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
@@ -103,7 +104,7 @@ def main() -> None:
         draw_predictions(cfg, args.show_dir)
     check_data(cfg, 'test')
     add_hooks(cfg, 'DataCheckHook')
-    with process_group(cfg), named_data():
+    with process_group(cfg), named_data(), named_weights(cfg):
         test(cfg, args, checkpoint)
 
 

@@ -14,6 +14,7 @@ from mmstepnet.jobs.job import (
     add_job_arguments,
     build_runner,
     load_config,
+    named_weights,
     process_group,
 )
 from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
@@ -95,7 +96,7 @@ def main() -> None:
     prepare_checkpoints(cfg, args)
     check_data(cfg, 'train', 'val')
     add_hooks(cfg, 'DataCheckHook', 'FiniteCheckHook')
-    with process_group(cfg), named_data():
+    with process_group(cfg), named_data(), named_weights(cfg):
         build_runner(cfg).train()
 
 

@@ -32,7 +32,8 @@ def display(formula: re.Match) -> str:
         convert(line.replace('&', '').strip(), display='block')
         for line in text.split('\\\\\n')
     ]
-    return f'\n{indent}<div>{"".join(lines)}</div>\n\n'
+    scrolls = '<div style="overflow-x: auto">'  # wider than a phone's page
+    return f'\n{indent}{scrolls}{"".join(lines)}</div>\n\n'
 
 
 def translate(text: str) -> str:

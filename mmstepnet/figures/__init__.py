@@ -4,10 +4,18 @@ For whoever shows results. Recordings go in; PNGs and one HTML file come out.
 Needs the extra ``figures``.
 """
 
-from .block_scores import save_block_scores
-from .figures import save_report_figures, save_stiffness_figures
-from .report import save_report
-from .runs import Accuracy, Run
+from mmstepnet.checks import check_installed
+
+check_installed(__name__, 'matplotlib', 'plotly', 'jinja2',
+                install="'mmstepnet[figures]'")
+
+from .block_scores import save_block_scores  # noqa: E402
+from .figures import (  # noqa: E402
+    save_report_figures,
+    save_stiffness_figures,
+)
+from .report import save_report  # noqa: E402
+from .runs import Accuracy, Run  # noqa: E402
 
 __all__ = [
     'Accuracy', 'Run', 'save_block_scores', 'save_report',

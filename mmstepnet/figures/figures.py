@@ -1,4 +1,4 @@
-"""PNG figures, of one recording and of a report."""
+"""Figures as files, of one recording and of a report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,7 +20,8 @@ from .trajectories import draw_overlay, draw_trajectories
 def save_stiffness_figures(trajectories: Trajectories,
                            out_dir: str | Path,
                            name: str,
-                           reading: str = DEFAULT_READING) -> list[Path]:
+                           reading: str = DEFAULT_READING,
+                           format: str = 'png') -> list[Path]:
     """Draw the figures of one recording.
 
     The paper's Figures 2 (δ over the degrees M), 3 (NSI along the blocks),
@@ -33,9 +34,11 @@ def save_stiffness_figures(trajectories: Trajectories,
         name (str): What their names begin with, and the title.
         reading (str): Reading of NSI: 'adaptive', 'unit' or 'returned'.
             Defaults to 'adaptive'.
+        format (str): Of the files, one that matplotlib writes: 'png', 'pdf',
+            'svg', etc. Defaults to 'png'.
 
     Returns:
-        list[Path]: The PNG files, ``NAME_figure_2.png`` etc.
+        list[Path]: The files, ``NAME_figure_2.png`` etc.
 
     Raises:
         ValueError: The reading is unknown.
@@ -44,13 +47,13 @@ def save_stiffness_figures(trajectories: Trajectories,
     drawings = _drawings_of_each([run])
     if run.adapts:
         drawings['figure_9'] = partial(draw_attention, run)
-    return _save(drawings.items(), out_dir, f'{name}_')
+    return _save(drawings.items(), out_dir, f'{name}_', format)
 
 
 def save_report_figures(runs: Sequence[Run],
                         out_dir: str | Path,
                         trainings: Mapping[str, Training] | None = None,
-                        ) -> list[Path]:
+                        format: str = 'png') -> list[Path]:
     """Draw the figures of a report, Figures 2, 3, 6, 7, 9 and 10.
 
     Args:
@@ -58,9 +61,11 @@ def save_report_figures(runs: Sequence[Run],
         out_dir (str | Path): Where the files go; made if missing.
         trainings (Mapping[str, Training], optional): Names and checkpoints of
             trainings. Defaults to none.
+        format (str): Of the files, one that matplotlib writes: 'png', 'pdf',
+            'svg', etc. Defaults to 'png'.
 
     Returns:
-        list[Path]: The PNG files. Figure 9 is one file a run whose attention
+        list[Path]: The files. Figure 9 is one file a run whose attention
         value varies, Figure 10 one a set of runs with the same blocks;
         Figure 7 is left out where no run has an accuracy.
     """
@@ -77,7 +82,7 @@ def save_report_figures(runs: Sequence[Run],
     for i, (title, training) in enumerate((trainings or {}).items(), 1):
         drawings[f'training_{i:02}'] = partial(
             draw_training, title, training)
-    return _save(drawings.items(), out_dir, '')
+    return _save(drawings.items(), out_dir, '', format)
 
 
 def _drawings_of_each(runs: Sequence[Run]) -> dict:
@@ -88,12 +93,13 @@ def _drawings_of_each(runs: Sequence[Run]) -> dict:
     }
 
 
-def _save(drawings: Iterable, out_dir: str | Path, prefix: str) -> list[Path]:
+def _save(drawings: Iterable, out_dir: str | Path, prefix: str,
+          format: str) -> list[Path]:
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in drawings:
-        paths.append(out_dir / f'{prefix}{name}.png')
+        paths.append(out_dir / f'{prefix}{name}.{format}')
         with rc_context(PAPER_STYLE):
             draw().savefig(paths[-1])
     return paths

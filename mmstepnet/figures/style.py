@@ -31,6 +31,8 @@ PAPER_STYLE: dict[Any, Any] = {
     'grid.color': '#e6e9ef',
     'legend.fontsize': 7.5,
     'legend.frameon': False,
+    'pdf.fonttype': 42,  # TrueType: journals refuse matplotlib's Type 3
+    'svg.fonttype': 'none',  # text stays text
     'text.parse_math': False,
 }
 

@@ -1,7 +1,6 @@
 """NSI along the blocks, Figures 3 and 10 of the paper."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.figure
 import numpy as np
@@ -25,6 +24,10 @@ from .style import (
 SAMPLES = 6
 """Single trajectories in Figure 3."""
 
+NAME = 32
+"""Letters of a block's name on paper; the middle of a longer one is left out.
+"""
+
 
 def stage_spans(stages: np.ndarray) -> list[tuple[int, int]]:
     """First and last position of each stage's blocks, counted from 1."""
@@ -47,11 +50,11 @@ def spread_indices(count: int, most: int) -> np.ndarray:
 
 def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
     """Draw Figure 3 for a paper: one panel a run."""
-    figure, axes = grid_figure(len(runs), 3, 3.2, 2.1)
+    figure, axes = grid_figure(len(runs), 3, 3.2, 2.1 + _height(runs))
     for ax, run in zip(axes, runs):
         at = np.arange(1, run.nsi.shape[1] + 1)
         mean, low, high = run.trajectories.band(run.reading)
-        _mark_stages(ax, run)
+        _mark_stages(ax, run, 24)
         ax.fill_between(at, low, high, color='#2f5fd0', alpha=0.18, lw=0,
                         label='10–90 % of samples')
         for i in spread_indices(len(run.nsi), SAMPLES):
@@ -70,8 +73,8 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
 def draw_overlay(runs: Sequence[Run],
                  title: str) -> matplotlib.figure.Figure:
     """Draw Figure 10 for a paper: runs of the same blocks in one panel."""
-    figure, (ax, ) = paper_figure(1, 1, 6.0, 2.6)
-    _mark_stages(ax, runs[0])
+    figure, (ax, ) = paper_figure(1, 1, 6.0, 2.6 + _height(runs))
+    _mark_stages(ax, runs[0], 50)
     for i, run in enumerate(runs):
         ax.plot(
             np.arange(1, run.nsi.shape[1] + 1),
@@ -93,7 +96,7 @@ def trajectory_figure(run: Run) -> go.Figure:
     """Interactive Figure 3 of one run."""
     figure = go.Figure()
     mean, low, high = run.trajectories.band(run.reading)
-    at = np.arange(1, len(mean) + 1)
+    at = list(map(plain, run.trajectories.blocks))
     figure.add_scatter(
         x=at, y=high, mode='lines', line_width=0, showlegend=False,
         hoverinfo='skip')
@@ -106,14 +109,12 @@ def trajectory_figure(run: Run) -> go.Figure:
             x=at, y=run.nsi[i], mode='lines', line=dict(
                 width=1, color='rgba(91, 107, 123, 0.55)'),
             name='single samples', legendgroup='single', showlegend=n == 0,
-            text=run.trajectories.blocks,
-            hovertemplate=f'sample {i}<br>%{{text}}<br>NSI %{{y:.4f}}'
+            hovertemplate=f'sample {i}<br>%{{x}}<br>NSI %{{y:.4f}}'
             '<extra></extra>')
     figure.add_scatter(
         x=at, y=mean, mode='lines+markers', line=dict(
             width=2.5, color='#2f5fd0'), marker_size=6, name='mean',
-        text=run.trajectories.blocks,
-        hovertemplate='%{text}<br>mean NSI %{y:.4f}<extra></extra>')
+        hovertemplate='%{x}<br>mean NSI %{y:.4f}<extra></extra>')
     return _finish(figure, run, f'NSI ({run.reading})')
 
 
@@ -123,19 +124,25 @@ def overlay_figure(runs: Sequence[Run]) -> go.Figure:
     for i, run in enumerate(runs):
         color, dash = line_style(i)
         figure.add_scatter(
-            x=np.arange(1, run.nsi.shape[1] + 1),
+            x=list(map(plain, run.trajectories.blocks)),
             y=run.nsi.mean(0),
             mode='lines+markers',
             line=dict(width=2, color=color, dash=dash),
             marker_size=5,
             name=plain(short(run.label, 40)),
-            text=run.trajectories.blocks,
-            hovertemplate='%{text}<br>mean NSI %{y:.4f}')
+            hovertemplate='%{x}<br>mean NSI %{y:.4f}')
     return _finish(
         figure, runs[0], f'NSI ({runs[0].reading}), mean over samples')
 
 
-def _mark_stages(ax: Axes, run: Run) -> None:
+def _height(runs: Sequence[Run]) -> float:
+    """Inches that the names of blocks take, from top to bottom."""
+    return 0.05 * max(min(len(block), NAME) for run in runs
+                      for block in run.trajectories.blocks)
+
+
+def _mark_stages(ax: Axes, run: Run, most: int) -> None:
+    """Name the stages above, and at most so many blocks below."""
     recorded = run.trajectories
     for number, (first, last) in enumerate(stage_spans(recorded.stages), 1):
         ax.axvspan(first - 0.5, last + 0.5, lw=0,
@@ -145,16 +152,18 @@ def _mark_stages(ax: Axes, run: Run) -> None:
                 va='bottom', fontsize=7, color='#5b6b7b',
                 transform=ax.get_xaxis_transform())
     ax.set_xlim(0.5, len(recorded.blocks) + 0.5)
-    locator: Any = ax.xaxis.get_major_locator()
-    locator.set_params(integer=True)
+    every = -(-len(recorded.blocks) // most)
+    ax.set_xticks(range(1, len(recorded.blocks) + 1, every),
+                  [short(block, NAME) for block in recorded.blocks[::every]],
+                  rotation=90, fontsize=6)
 
 
 def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
     recorded = run.trajectories
     for number, (first, last) in enumerate(stage_spans(recorded.stages), 1):
         figure.add_vrect(
-            x0=first - 0.5,
-            x1=last + 0.5,
+            x0=first - 1.5,
+            x1=last - 0.5,
             layer='below',
             line_width=0,
             fillcolor='#f1f4f9' if number % 2 else 'white',
@@ -166,10 +175,13 @@ def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
             annotation_position='top')
     figure.update_xaxes(
         title='recorded block',
-        range=(0.5, len(recorded.blocks) + 0.5),
-        tickmode='linear' if len(recorded.blocks) <= 30 else 'auto',
-        dtick=1,
+        type='category',
+        range=(-0.5, len(recorded.blocks) - 0.5),
+        tickangle=-90,
+        tickfont_size=11,
+        automargin=True,
         showgrid=False)
     figure.update_yaxes(title=title, rangemode='tozero')
     return figure.update_layout(
-        PAGE_LAYOUT, height=440, legend=dict(traceorder='normal'))
+        PAGE_LAYOUT, legend=dict(traceorder='normal'),
+        height=400 + 7 * max(map(len, recorded.blocks)))

@@ -5,14 +5,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch.nn as nn
 
+from mmstepnet.checks import check_installed
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.files import save_steps
 
 from .trainers import check_has_steps, randomness_kept, stiffness_of
+
+check_installed(__name__, 'lightning', install='lightning')
+
+import lightning  # noqa: E402
 
 
 class StepsCallback(lightning.Callback):

@@ -4,9 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
+from mmstepnet.checks import check_installed
 from mmstepnet.stiffness import total_neural_stiffness
+
+check_installed(__name__, 'torchmetrics', install='torchmetrics')
+
+from torchmetrics import Metric  # noqa: E402
 
 
 class TotalNeuralStiffness(Metric):

@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from transformers import (
+
+from mmstepnet.checks import check_installed
+from mmstepnet.steps.calibration import calibrate
+from mmstepnet.steps.files import save_steps
+
+from .trainers import check_has_steps, randomness_kept, stiffness_of
+
+check_installed(__name__, 'transformers', install='transformers')
+
+from transformers import (  # noqa: E402
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
-
-from mmstepnet.steps.calibration import calibrate
-from mmstepnet.steps.files import save_steps
-
-from .trainers import check_has_steps, randomness_kept, stiffness_of
 
 
 class StepsCallback(TrainerCallback):

@@ -20,10 +20,17 @@ from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
+from mmstepnet.checks import check_installed
 from mmstepnet.propagation import Metric, metric_propagation
+
+check_installed(__name__, 'transformers', install='transformers')
+
+from transformers import (  # noqa: E402
+    AttentionInterface,
+    AttentionMaskInterface,
+)
+from transformers.masking_utils import sdpa_mask  # noqa: E402
 
 REFUSED = ('output_attentions', 'position_bias', 's_aux', 'softcap')
 """What a model may ask for that needs the N x M scores themselves."""

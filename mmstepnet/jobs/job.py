@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 
 from mmstepnet.compatibility import VERSIONS, check_hosts
 
+from .patches import FetchError
 from .safe_load import TRUST_FLAG
 
 RUNNER_KEYS = (*inspect.signature(Runner).parameters,
@@ -263,6 +264,24 @@ def process_group(cfg: Config) -> Iterator[None]:
     yield
     if dist.is_initialized():
         end_process_group()
+
+
+@contextmanager
+def named_weights(cfg: Config) -> Iterator[None]:
+    """Say which key of the config names weights that cannot be fetched.
+
+    Raises:
+        FetchError: They could not.
+    """
+    try:
+        yield
+    except FetchError as error:
+        keys = [key for part in cfg
+                for key in _places(cfg[part], error.name, part)]
+        if not keys:
+            raise
+        raise FetchError(f'{", ".join(keys)} = {error.name!r}: {error}',
+                         error.name) from error
 
 
 def end_process_group() -> None:

@@ -36,6 +36,20 @@ INDICES = {
 }
 
 
+class FetchError(RuntimeError):
+    """Weights could not be fetched.
+
+    Args:
+        message (str): Which, and what to do.
+        name (str): What the config calls them. mmengine makes errors anew
+            from their message alone. Defaults to ``''``.
+    """
+
+    def __init__(self, message: str, name: str = ''):
+        super().__init__(message)
+        self.name = name
+
+
 def patch_mmengine(trusted: bool = False) -> None:
     """Change mmengine for this process; the tools' ``main`` calls it first.
 
@@ -151,7 +165,8 @@ def _read_as_data(trusted: bool) -> None:
         force=True)
 
 
-def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
+def _load_url(filename: str, map_location: Any = 'cpu',
+              name: str | None = None) -> Any:
     folder = osp.join(torch.hub.get_dir(), 'checkpoints')
     path = osp.join(folder, osp.basename(urlparse(filename).path))
     # One process of a node fetches, all read.
@@ -165,10 +180,10 @@ def _load_url(filename: str, map_location: Any = 'cpu') -> Any:
     # The others wait here, and would for ever for one that is gone.
     for rank, text in enumerate(all_gather_object(said)):
         if text is not None:
-            raise RuntimeError(
+            raise FetchError(
                 f'rank {rank} could not fetch {filename!r} to {path!r} '
                 f'({text}); fetch the file by hand and put it there, or name '
-                f'it by its path') from error
+                f'it by its path', name or filename) from error
     return load_file(path, map_location)
 
 
@@ -180,7 +195,7 @@ def _load_named(filename: str, map_location: Any = 'cpu') -> Any:
     if name not in urls:
         raise ValueError(f'{scheme}:// has no model {name!r}; it has '
                          f'{", ".join(sorted(urls))}')
-    checkpoint = _load_url(urls[name], map_location)
+    checkpoint = _load_url(urls[name], map_location, filename)
     # Those are classifiers, of which a config wants the backbone.
     return (_process_mmcls_checkpoint(checkpoint)
             if scheme == 'mmcls' else checkpoint)

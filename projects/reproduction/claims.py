@@ -94,9 +94,9 @@ LABELS = {
 are known by one label everywhere."""
 
 OTHER_TNS = {
-    'IEBN': "IEBN's gate lies inside f and its β outside of the gate, while "
-            'the other attentions multiply all of f: its NSI and TNS are not '
-            'the same quantity and are left out of claims that compare TNS.',
+    'IEBN': "IEBN's gate lies inside f and its β outside of the gate. The "
+            'other attentions multiply all of f. So its NSI and TNS are not '
+            'the same quantity, and claims that compare TNS leave it out.',
 }
 """Rows whose TNS is not comparable, and why."""
 

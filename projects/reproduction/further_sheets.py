@@ -81,12 +81,13 @@ def stiffness_sheet(cells: Sequence[Cell], column: str,
                 ])
     notes = [
         'Of the trained networks on the test images, mean ± sample standard '
-        'deviation over the seeds. NSI: its reading, adaptive ‖f‖ / ‖x_t‖, '
-        'unit ‖f ⊗ Δt‖ / ‖x_t‖, returned ‖out − x_t‖ / ‖x_t‖ with the '
-        'activation. p̂ ≤ 10 %, with μ over the stage: share of the degrees '
-        'M that some image is stiff to, M1 and M2 each up to where one image '
-        'in a hundred still is; it depends on that end. Δt: mean step of the '
-        'same blocks, channels and images.'
+        'deviation over the seeds. NSI names its reading: adaptive is '
+        '‖f‖ / ‖x_t‖, unit is ‖f ⊗ Δt‖ / ‖x_t‖, returned is '
+        '‖out − x_t‖ / ‖x_t‖ with the activation. Δt is the mean step of the '
+        'same blocks, channels and images.',
+        'p̂ ≤ 10 %, with μ over the stage, is a share of the degrees M that '
+        'some image is stiff to. M1 and M2 each end where one image in a '
+        'hundred still is stiff, and the share depends on that end.'
     ]
     shown = {row[0] for row in rows}
     notes += [text for row, text in OTHER_TNS.items() if row in shown]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 HEAD = """# Results
 
-In small trainings StepNet is no more accurate than the plain network. What the papers report of full trainings was not tried here.
+In small trainings StepNet is no more accurate than the plain network. The papers' full trainings were not run here.
 
 | | |
 |---|---|
@@ -196,22 +196,32 @@ def _where(finding: Finding, seeds: range) -> str:
 
 
 def _planned_text(finding: Finding, seeds: range) -> str:
-    head = (f'- **{finding.claim.text}; {_where(finding, seeds)}: '
-            f'{finding.verdict}.**')
-    return '\n'.join([head, *(f'  - {line}' for line in finding.evidence)])
+    rows = '\n'.join(map(_row, finding.evidence))
+    return (f'**{finding.claim.text}; {_where(finding, seeds)}: '
+            f'{finding.verdict}.**\n\n| compared | found |\n|---|---|\n'
+            f'{rows}\n')
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:
     lines = []
     for claim, group in groupby(findings, lambda f: f.claim):
-        lines.append(f'- **{claim.text}**')
+        lines += [f'**{claim.text}**\n',
+                  '| data | compared | found |\n|---|---|---|']
         for finding in group:
             where = str(finding.column)
             where += f'; {finding.reading}' if finding.reading else ''
             where += f': **{finding.verdict}**' if finding.verdict else ''
-            lines += [f'  - {where}',
-                      *(f'    - {line}' for line in finding.evidence)]
+            for line in finding.evidence:
+                lines.append(f'| {where} {_row(line)}')
+                where = ''  # of the rows below it, too
+        lines.append('')
     return '\n'.join(lines)
+
+
+def _row(evidence: str) -> str:
+    """What was compared, and what came out, as cells of a table."""
+    compared, _, found = evidence.rpartition(': ')
+    return f'| {compared} | {found} |'
 
 
 def provenance_sheet(tables: dict[str, list[Cell]], results: Path,

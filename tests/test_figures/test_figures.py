@@ -48,6 +48,18 @@ def test_readings_differ(work_dirs, tmp_path):
     assert pictures[0] != pictures[1]
 
 
+def test_figures_for_a_paper(run, tmp_path):
+    """Text stays text, in fonts that journals take."""
+    pdf = save_report_figures([run], tmp_path / 'pdf', format='pdf')[1]
+    assert pdf.read_bytes().startswith(b'%PDF')
+    assert b'/Subtype /Type3' not in pdf.read_bytes()
+    svg = save_stiffness_figures(
+        run.trajectories, tmp_path, 'one', format='svg')[1]
+    assert svg.name == 'one_figure_3.svg'
+    assert all(f'>{name}</text>' in svg.read_text('utf-8')
+               for name in run.trajectories.blocks)
+
+
 def test_one_sample(run, tmp_path):
     one = part_of(run, samples=[0])
     paths = save_stiffness_figures(one.trajectories, tmp_path, 'one')
@@ -76,10 +88,18 @@ def nearly_constant(run):
     return changed(run, step_mean=0.26894 + 2e-3 * (step - step.mean()))
 
 
+def many_blocks(run):
+    return changed(part_of(run, blocks=[0] * 50), blocks=[
+        f'backbone.stages.{i}.blocks.{i}.attention_step' for i in range(50)])
+
+
 DRAWINGS = {
     'one trajectory': lambda run: draw_trajectories([run]),
     'small stages': lambda run: draw_trajectories([part_of(
         run, blocks=[0, 2, 4, 4, 4, 4, 4, 4, 4, 4])]),
+    'many blocks': lambda run: draw_trajectories(2 * [many_blocks(run)]),
+    'an overlay of many blocks': lambda run: draw_overlay(
+        [many_blocks(run)], ''),
     'maps': lambda run: draw_degrees(long_labels(run), OCCURRENCE),
     'a flat map': lambda run: draw_degrees([flat_run(run)], OCCURRENCE),
     'attention': lambda run: draw_attention(nearly_constant(run)),

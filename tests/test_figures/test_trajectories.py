@@ -11,6 +11,7 @@ from mmstepnet.figures.trajectories import (
     stage_spans,
     trajectory_figure,
 )
+from tests.test_figures.conftest import changed, part_of
 
 
 def test_stage_spans():
@@ -30,11 +31,11 @@ def test_spread_indices(count, most):
 def test_figure_3(run):
     traces = {t.name: t for t in trajectory_figure(run).data}
     np.testing.assert_allclose(traces['mean'].y, run.nsi.mean(0))
-    assert list(traces['mean'].text) == run.trajectories.blocks
+    assert list(traces['mean'].x) == run.trajectories.blocks
     figure = draw_trajectories([run])
     spans = trajectory_figure(run).layout.shapes
-    assert [(s.x0, s.x1) for s in spans] == [(0.5, 2.5), (2.5, 4.5),
-                                             (4.5, 6.5)]
+    assert [(s.x0, s.x1) for s in spans] == [(-0.5, 1.5), (1.5, 3.5),
+                                             (3.5, 5.5)]
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     np.testing.assert_allclose(lines['mean'].get_ydata(), run.nsi.mean(0))
 
@@ -46,6 +47,17 @@ def test_stages_are_named(run):
     ax, = draw_trajectories([run]).axes
     assert [t.get_text() for t in ax.texts] == expected
     assert ax.get_ylabel() == 'NSI (adaptive)'
+
+
+@pytest.mark.parametrize('blocks, shown', [(6, 6), (24, 24), (30, 15)])
+def test_blocks_are_named(run, blocks, shown):
+    run = part_of(run, blocks=[0] * blocks)
+    names = [f'encoder.layers.{i}' for i in range(blocks)]
+    run = changed(run, blocks=names)
+    ax, = draw_trajectories([run]).axes
+    ticks = dict(zip(ax.get_xticks(), ax.get_xticklabels()))
+    assert len(ticks) == shown
+    assert all(names[at - 1] == text.get_text() for at, text in ticks.items())
 
 
 @pytest.mark.parametrize('draw', [

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.fileio import get_file_backend
 from mmengine.runner import CheckpointLoader
 
-from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
+from mmstepnet.jobs.job import named_weights
+from mmstepnet.jobs.patches import (
+    FetchError,
+    patch_mmengine,
+    preload_checkpoint,
+)
 from mmstepnet.jobs.safe_load import UnsafeCheckpointError
 from tests.checkpoints import (
     Payload,
@@ -146,6 +152,22 @@ def test_each_node_fetches_for_its_own(tmp_path, patched, monkeypatch):
     CheckpointLoader.load_checkpoint('https://models.example/net-1.pth')
 
 
+def test_the_key_of_what_cannot_be_fetched_is_named(
+        tmp_path, patched, monkeypatch):
+    def fetch(url, path):
+        raise OSError('no route to host')
+
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', fetch)
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    name = 'torchvision://resnet18'
+    cfg = Config(dict(load_from=None, model=dict(backbone=dict(
+        init_cfg=dict(type='Pretrained', checkpoint=name)))))
+    with pytest.raises(FetchError, match=re.escape(
+            f'model.backbone.init_cfg.checkpoint = {name!r}: rank 0 could')):
+        with named_weights(cfg):
+            CheckpointLoader.load_checkpoint(name)
+
+
 def test_every_rank_hears_of_a_file_that_cannot_be_fetched(tmp_path):
     """Else the others would wait for ever."""
     codes, errors = run_ranks(
@@ -153,6 +175,6 @@ def test_every_rank_hears_of_a_file_that_cannot_be_fetched(tmp_path):
     for code, error in zip(codes, errors):
         # gloo's threads may abort a process whose peer has left before it.
         assert code in (1, -signal.SIGABRT), error
-        assert re.search('RuntimeError: rank 0 could not fetch '
+        assert re.search('FetchError: rank 0 could not fetch '
                          "'https://models.example/net-1.pth' .*OSError: no "
                          'route to host.*by its path', error), error

@@ -302,6 +302,15 @@ def summary(host: str, configs: dict, verdicts: dict) -> str:
             + ' | '.join(str(counts[k]) for k in KINDS) + f' | {lifted} |')
 
 
+def reason(verdict: str) -> str:
+    """The first sentence of a verdict, without the class of the error."""
+    text = re.sub(
+        r"\bKeyError: '|\b\w+(Error|Exception): ", '', verdict, count=1)
+    text = re.sub(r' \([^)]*\)', '', text).replace('|', r'\|').strip()
+    text = re.split(r'[.!] (?=[A-Z])|;', text)[0].rstrip('.:`')
+    return text if len(text) < 150 else f'{text[:140].rsplit(" ", 1)[0]} …'
+
+
 def table(host: str, configs: dict, verdicts: dict) -> list[str]:
     """Markdown: how many configs of each type are equal, and which not."""
     types, rest = {}, Counter()
@@ -310,16 +319,18 @@ def table(host: str, configs: dict, verdicts: dict) -> list[str]:
         first = json.loads(found[0])['type'] if found[0][0] == '{' else '–'
         types.setdefault(first, Counter())[k] += 1
         if k not in ('equal', NONE):
-            rest[first, verdict.partition(' (')[0][:240]] += 1
+            rest[first, reason(verdict)] += 1
     lines = [host, '',
              '| type | ' + ' | '.join(KINDS) + ' |',
              '|---' * (len(KINDS) + 1) + '|']
     lines += [f'| `{first}` | ' + ' | '.join(str(counts[k]) for k in KINDS)
               + ' |' for first, counts in sorted(
                   types.items(), key=lambda item: -item[1].total())]
-    lines += ['', 'Not equal:', ''] if rest else ['']
-    return lines + [f'- `{first}`, {count}: {verdict.strip()}'
-                    for (first, verdict), count in sorted(rest.items())]
+    if rest:
+        lines += ['', 'Not equal:', '', '| type | configs | why |',
+                  '|---|---|---|']
+    return lines + [f'| `{first}` | {count} | {why} |'
+                    for (first, why), count in sorted(rest.items())]
 
 
 def distribution(module: str) -> str:

@@ -153,16 +153,17 @@ def test_claims_and_evidence(report):
     confirmatory, explored = report.split('## Exploratory')
     assert ('- No run yet: small, CIFAR-10 JPEG, 10k images, 20 epochs '
             '(2 claims)\n') in confirmatory
-    assert 'Plain: -' not in confirmatory
+    assert 'Plain | -' not in confirmatory
     explored = explored.split('\n## ')[0]
     # Two seeds of StepNet meet three of plain.
     difference = [74.87 - 75.41, 74.53 - 75.72]
     reach = 12.7062 * statistics.stdev(difference) / 2**0.5
     mean = statistics.fmean(difference)
-    assert (f'StepNet − Plain: {mean:+.2f}, 95% interval {mean - reach:+.2f} '
-            f'to {mean + reach:+.2f} (2 seeds)') in explored
+    assert (f'| StepNet − Plain | {mean:+.2f}, 95% interval '
+            f'{mean - reach:+.2f} to {mean + reach:+.2f} (2 seeds) |\n'
+            ) in explored
     assert 'Kendall' in explored and 'held' not in explored
-    for reading in ('adaptive NSI, μ over the stage', 'adaptive NSI\n'):
+    for reading in ('adaptive NSI, μ over the stage', 'adaptive NSI |'):
         assert f'small, CIFAR-10 JPEG, 10k images, 20 epochs; {reading}' in (
             explored)
     missing = re.search('Without results yet: .*', explored)[0]
@@ -177,7 +178,7 @@ def test_a_plan_that_has_begun(tmp_path):
         for seed in (0, 3)))
     text = claims_text(read_columns(read_tables(ROOT), tmp_path))
     assert text.count(': no verdict before all planned seeds.**') == 2
-    assert '  - StepNet − Plain: 0 of 32 seeds\n' in text
+    assert '\n| StepNet − Plain | 0 of 32 seeds |\n' in text
 
 
 def test_origin(report):
@@ -255,8 +256,8 @@ def test_one_row_of_the_papers_scale_is_a_report(
     paper('report', '--results', tmp_path, '--out', out)
     text = out.read_text()
     assert text.count('| 95.50 ± 0.71 | 164 | 95.50 ± 0.71 | 164 | 2 |') == 2
-    assert ('Table 1, CIFAR10: **no verdict before all planned seeds**\n'
-            '    - StepNet − ResNet: no seed of both') in text
+    assert ('Table 1, CIFAR10: **no verdict before all planned seeds** '
+            '| StepNet − ResNet | no seed of both |\n') in text
     assert '**Table 1, CIFAR10: stiffness**' in text
     assert '| StepNet | unit | 0.2000 ± 0.0000 | 0.3000 ± 0.0000 |' in text
     assert 'small' not in text.split('## Tables')[1]
