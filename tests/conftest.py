@@ -1,4 +1,5 @@
 import ast
+import functools
 from importlib.util import find_spec
 
 import pytest
@@ -31,7 +32,11 @@ if ALONE:
         return True if any(name.startswith(f'{host}.')
                            for name in names for host in HOSTS) else None
 else:
+    from mmengine.config import utils
     from mmengine.utils import ManagerMixin
+
+    # Each `_base_ = 'mmpretrain::…'` reads a hundred YAML files of the host.
+    utils.load = functools.cache(utils.load)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmstepnet import __version__
-from mmstepnet.cli import env, main
+from mmstepnet.cli import env
 
 
 def test_versions_are_those_of_the_modules():
@@ -42,10 +42,3 @@ def test_broken_module_is_told(tmp_path, monkeypatch):
 def test_missing_compiler_is_told(monkeypatch):
     monkeypatch.setenv('CXX', 'no-such-compiler')
     assert env.describe_compiler() == 'no no-such-compiler'
-
-
-def test_command_prints_a_line_each(capsys):
-    assert not main(['env'])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split('  ')[0] for line in lines] == list(
-        env.collect_environment())

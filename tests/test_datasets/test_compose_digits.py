@@ -1,4 +1,3 @@
-import json
 import os
 
 import cv2
@@ -127,9 +126,3 @@ def test_foreign_folder_is_left_alone(tmp_path, call_tool, name, text):
         call_tool('--out', tmp_path, *SETTINGS)
     assert contents(tmp_path).keys() == {(tmp_path / name).relative_to(
         tmp_path)}
-
-
-def test_settings_are_written(digits_root):
-    settings = json.loads((digits_root / 'compose_digits.json').read_text())
-    settings.pop('recipe')
-    assert settings == dict(train=24, val=30, size=[128, 128], seed=5)

@@ -121,11 +121,6 @@ def test_inferencer_reads_a_picture_as_the_data_set_does(cfg, tmp_path):
     assert (tmp_path / 'out' / 'digit.png').is_file()
 
 
-def test_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="one of train, val, got 'test'"):
-        DigitsClassification('test')
-
-
 def test_path_is_refused():
     with pytest.raises(TypeError, match='reads no files; remove data_root'):
         DigitsClassification('val', data_root='data/digits')

@@ -24,21 +24,6 @@ def changed_pixels(seed, picture):
     return (picture != canvas).any(-1)
 
 
-def test_equal_seeds_give_equal_pictures(digits, pictures):
-    for seed in (0, 9):
-        for got, expected in zip(compose(seed, *digits, SIZE),
-                                 pictures[seed]):
-            np.testing.assert_array_equal(got, expected)
-    assert (pictures[0][0] != pictures[1][0]).any()
-
-
-def test_shapes_and_types(pictures):
-    for picture, boxes, labels in pictures:
-        assert picture.shape == (*SIZE, 3) and picture.dtype == np.uint8
-        assert boxes.shape == (len(labels), 4) and boxes.dtype == np.int64
-        assert set(labels) <= set(range(10))
-
-
 def test_box_of_a_lone_digit_is_tight_around_its_ink(pictures):
     lone = 0
     for seed, (picture, boxes, _) in zip(SEEDS, pictures):

@@ -8,10 +8,6 @@ from mmstepnet.figures.attention_values import (
 from tests.test_figures.conftest import changed
 
 
-def test_adapts(runs):
-    assert [run.adapts for run in runs] == [False] * 2 + [True] * 4
-
-
 def test_block_by_block(run):
     figure = attention_figure(run, 1000)
     bars = next(t for t in figure.data if t.xaxis == 'x2')

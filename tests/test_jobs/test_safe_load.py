@@ -14,7 +14,10 @@ from safetensors.torch import save_file
 from mmstepnet.jobs import safe_load
 from mmstepnet.jobs.safe_load import UnsafeCheckpointError, load_file
 from tests.checkpoints import Payload, mmengine_content
-from tests.programs import run_tool
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool
+
+CONFIG = str(ROOT / 'configs/digits/resnet20_stepnet_digits.py')
 
 
 class Foreign:
@@ -140,21 +143,16 @@ def test_safetensors(tmp_path):
 
 
 @pytest.mark.parametrize('command', [
-    ['tools/test.py', 'CONFIG', 'EVIL'],
-    ['tools/train.py', 'CONFIG', '--resume', 'EVIL'],
-    ['tools/train.py', 'CONFIG', '--cfg-options', 'load_from=EVIL'],
-    ['tools/analysis_tools/stiffness.py', 'CONFIG', 'EVIL'],
+    ['test.py', CONFIG, 'EVIL'],
+    ['train.py', CONFIG, '--resume', 'EVIL'],
+    ['train.py', CONFIG, '--cfg-options', 'load_from=EVIL'],
+    ['analysis_tools/stiffness.py', CONFIG, 'EVIL'],
 ])
 def test_tools(tmp_path, command):
     written, evil = tmp_path / 'written', tmp_path / 'evil.pth'
     torch.save(dict(state_dict={},
                     meta=Payload(os.system, f'touch {written}')), evil)
-    names = dict(CONFIG='configs/digits/resnet20_stepnet_digits.py',
-                 EVIL=str(evil))
-    for key, value in names.items():
-        command = [part.replace(key, value) for part in command]
-    result = run_tool(*command, check=False)
-    assert result.returncode != 0
-    assert 'UnsafeCheckpointError' in result.stderr
-    assert '--trust-checkpoint' in result.stderr
+    tool, *arguments = (part.replace('EVIL', str(evil)) for part in command)
+    with pytest.raises(UnsafeCheckpointError, match='--trust-checkpoint'):
+        call_tool(load_tool(tool), *arguments)
     assert not written.exists()

@@ -27,15 +27,16 @@ def attention(name):
     return module
 
 
-@pytest.mark.parametrize('fused', [True, False])
-@pytest.mark.parametrize('scale', [1e-4, 1.0, 2e3])
+@pytest.mark.parametrize('scale', [1e-4, 2e3])
 @pytest.mark.parametrize('dtype', [
     pytest.param(
         torch.float16,
         marks=not_on_torch_21('has no float16 autocast on CPU')),
     torch.bfloat16,
 ])
-@pytest.mark.parametrize('name', sorted(set(ATTENTIONS) - {'Plain'}))
+@pytest.mark.parametrize('name, fused', [
+    *((name, False) for name in sorted(set(ATTENTIONS) - {'Plain'})),
+    ('StepNet', True)])
 def test_large_and_tiny_activations(name, dtype, scale, fused):
     """The sum over a map of 2e3 is 65 times what float16 reaches."""
     torch.manual_seed(1)

@@ -71,7 +71,7 @@ def test_closed_forms_equal_a_fine_grid(counts, ties, mu):
     """Midpoint rule over the support, Eq. 5 evaluated literally."""
     nsi, stages = trajectories(1, counts, n=3, ties=ties)
     nsi[0, stages == 0] = 0.0  # zeros in one stage
-    cells = 3000
+    cells = 1000
     for row in nsi:
         row = row[None]
         mean = thresholds(row, stages, mu)
@@ -209,7 +209,7 @@ def stages_of(data, nsi):
                 max_size=nsi.shape[1])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), nsi=matrices)
 def test_properties(data, nsi):
     stages = stages_of(data, nsi)

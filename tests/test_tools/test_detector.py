@@ -1,4 +1,4 @@
-"""A detector on composed digits: trained and evaluated as users do."""
+"""A detector on composed digits: trained and evaluated by the tools."""
 
 import json
 import pickle
@@ -8,33 +8,32 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tests.programs import run_tool
+from tests.documents import ROOT
+from tests.programs import IN_PROCESS, call_tool, load_tool
 
-CONFIG = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
+CONFIG = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 
 
 @pytest.fixture(scope='module')
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp('detector')
     data = folder / 'data'
-    run_tool('tools/dataset_converters/compose_digits.py', '--out', data,
-             '--train', 48, '--val', 9)
-    options = ['--cfg-options', 'train_cfg.val_interval=1',
+    call_tool(load_tool('dataset_converters/compose_digits.py'), '--out',
+              data, '--train', 16, '--val', 5)
+    options = ['--cfg-options', *IN_PROCESS, 'train_cfg.val_interval=1',
                'train_cfg.max_epochs=1']
     for loop in ('train', 'val', 'test'):
-        options += [f'{loop}_dataloader.dataset.data_root={data}/',
-                    f'{loop}_dataloader.num_workers=0',
-                    f'{loop}_dataloader.persistent_workers=False']
+        options += [f'{loop}_dataloader.dataset.data_root={data}/']
     # Recall of any class: a few iterations find no precise boxes.
     for loop in ('val', 'test'):
         options += [f'{loop}_evaluator.ann_file={annotations(folder)}',
                     f'{loop}_evaluator.metric=proposal']
-    run_tool('tools/train.py', CONFIG, '--work-dir', folder / 'train',
-             *options)
-    run_tool('tools/test.py', CONFIG, folder / 'train' / 'epoch_1.pth',
-             '--work-dir', folder / 'test',
-             '--out', folder / 'predictions.pkl',
-             '--show-dir', folder / 'shown', *options)
+    call_tool(load_tool('train.py'), CONFIG, '--work-dir', folder / 'train',
+              *options)
+    call_tool(load_tool('test.py'), CONFIG, folder / 'train' / 'epoch_1.pth',
+              '--work-dir', folder / 'test',
+              '--out', folder / 'predictions.pkl',
+              '--show-dir', folder / 'shown', *options)
     return folder
 
 

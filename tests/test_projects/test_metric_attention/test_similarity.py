@@ -5,9 +5,6 @@ import pytest
 import torch
 
 from projects.metric_attention.similarity import (
-    __main__ as table,
-)
-from projects.metric_attention.similarity import (
     clustering,
     manifold,
     supervised,
@@ -16,7 +13,6 @@ from projects.metric_attention.similarity.comparisons import (
     COMPARISONS,
     Comparison,
 )
-from tests.programs import call_tool
 
 
 @pytest.fixture(scope='module')
@@ -97,10 +93,3 @@ def test_support_vector_machine_separates():
     s = supervised.support_vectors(
         supervised.linear_kernel(x, x), torch.tensor([0, .5, .5, 0]).double())
     assert (s.T @ y).tolist() == [-2, -1, 1, 3]
-
-
-def test_table(capsys, monkeypatch):
-    monkeypatch.setattr(table, 'COMPARISONS', COMPARISONS[:2])
-    call_tool(table)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and lines[2].startswith('| MDS | similarity |')

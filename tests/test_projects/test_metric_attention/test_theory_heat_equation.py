@@ -176,19 +176,3 @@ def test_picture_of_the_heat_equation(tmp_path, monkeypatch):
                 at, eps, 1000, seed))
     pictures.draw(tmp_path / 'x.png', pictures.PICTURES['heat_equation'])
     assert (tmp_path / 'x.png').read_bytes().startswith(b'\x89PNG')
-
-
-def test_unknown_picture(capsys):
-    with pytest.raises(SystemExit):
-        call_tool(theory, 'propagatoin')
-    assert "no picture 'propagatoin'" in capsys.readouterr().err
-
-
-def test_table(monkeypatch, capsys):
-    for side in ('drift_diffusion', 'heat_diffusion'):
-        monkeypatch.setattr(
-            heat, side, lambda at, eps, count, seed: heat.exact(at) + 0.5)
-    call_tool(heat)
-    rows = capsys.readouterr().out.splitlines()[4:]
-    assert len(rows) == 24
-    assert all(row.endswith('| 0.500 |') for row in rows)

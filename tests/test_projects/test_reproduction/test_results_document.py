@@ -3,7 +3,6 @@
 import re
 import statistics
 from contextlib import redirect_stdout
-from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -42,18 +41,22 @@ NEW = dict(
 STARTS = [dict(machine='m', torch='t', commit='c' * 40)]
 
 
+def call_paper(*args):
+    with redirect_stdout(StringIO()) as printed:
+        call_tool(program, *args)
+    return printed.getvalue()
+
+
 @pytest.fixture(scope='module')
 def paper():
-    """paper.py, which counts the parameters of a config once."""
-    def call(*args):
-        with redirect_stdout(StringIO()) as printed:
-            call_tool(program, *args)
-        return printed.getvalue()
+    """paper.py, for which all networks are of one size."""
+    size = complexity.Complexity(1_750_000, None, None, 'whole model')
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(complexity, 'measure_complexity',
-                      cache(complexity.measure_complexity))
-        yield call
+    def call(*args):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(complexity, 'measure_complexity', lambda path: size)
+            return call_paper(*args)
+    return call
 
 
 @pytest.fixture(scope='module')
@@ -243,11 +246,8 @@ def test_a_damaged_warm_start_is_named(tmp_path):
     assert read_warm_starts(tmp_path) == []
 
 
-def test_one_row_of_the_papers_scale_is_a_report(
-        paper, tmp_path, monkeypatch):
+def test_one_row_of_the_papers_scale_is_a_report(paper, tmp_path):
     """Nobody needs the smaller suites; the row stands in Tables 1 and 4."""
-    size = complexity.Complexity(1_750_000, None, None, 'whole model')
-    monkeypatch.setattr(complexity, 'measure_complexity', lambda path: size)
     name = 'resnet164_stepnet_cifar10'
     save(tmp_path, *(
         result(seed, 95. + seed, 164, (164, 95. + seed), name, stiffness=NEW,
@@ -263,11 +263,11 @@ def test_one_row_of_the_papers_scale_is_a_report(
     assert 'small' not in text.split('## Tables')[1]
 
 
-def test_the_committed_report_is_up_to_date(paper):
+def test_the_committed_report_is_up_to_date():
     """RESULTS.md's claims and tables of the suite are those of results/."""
     committed = (ROOT / 'projects' / 'reproduction' / 'RESULTS.md').read_text()
     columns = read_columns(read_tables(ROOT), RESULTS)
     columns += map(warm_start_column, read_warm_starts(RESULTS))
     assert claims_text(columns) in committed
-    table = paper('table', 'small', '--markdown', '--results', RESULTS)
+    table = call_paper('table', 'small', '--markdown', '--results', RESULTS)
     assert table.strip() in committed
