@@ -150,7 +150,8 @@ def differences(ours: nn.Module, theirs: nn.Module,
     insert_warm_steps(warm, **options)
     warm.eval()
     with torch.no_grad(), fused(False):
-        worst = max(float((a - b).norm() / b.norm().clamp(min=1e-9))
+        worst = max(float((a - b).float().norm()
+                          / b.float().norm().clamp(min=1e-9))
                     for a, b in zip(tensors(warm(images)), expected))
     if not worst <= WARM:
         yield f'outputs with StepNet at 1 differ by {worst:.1e}'
