@@ -8,6 +8,7 @@ import torch
 from mmstepnet import models, steps
 from mmstepnet.attentions import FCA, Attention
 from mmstepnet.models import StepResNetCIFAR
+from tests.test_attentions.conftest import ATTENTIONS
 from tests.utils import perturb
 
 StepResNet = partial(models.StepResNet, host='mmpretrain')
@@ -29,28 +30,35 @@ GATE_START = {
 WITH_HIDDEN_LAYER = ('SE', 'CBAM', 'SEM', 'FCA', 'OursSharedMLP')
 
 BACKBONES = {
-    'resnet18': lambda **kwargs: StepResNet(18, **kwargs),
-    'resnet50': lambda **kwargs: StepResNet(50, **kwargs),
-    'cifar20': lambda **kwargs: StepResNetCIFAR(20, **kwargs),
+    'cifar20': (partial(StepResNetCIFAR, 20), 32),
+    'resnet18': (partial(StepResNet, 18), 64),
+    'resnet50': (partial(StepResNet, 50), 64),
 }
 
 
-@pytest.fixture(params=BACKBONES)
-def build(request):
-    return BACKBONES[request.param]
+@pytest.fixture(params=[
+    *(('cifar20', name) for name in ATTENTIONS),
+    # Which first blocks and maps they have, the hosts' decide.
+    *((backbone, name) for backbone in ('resnet18', 'resnet50')
+      for name in ('StepNet', 'FCA'))], ids='-'.join)
+def case(request):
+    """A backbone's builder, images for it, and an attention."""
+    backbone, name = request.param
+    build, side = BACKBONES[backbone]
+    return build, torch.randn(4, 3, side, side), ATTENTIONS[name]
 
 
 def key_of_attention(name):
     return name.partition('.step.attention.')[2]
 
 
-def test_every_parameter_learns(cfg, build):
+def test_every_parameter_learns(case):
+    build, images, cfg = case
     if cfg['type'] in WITH_HIDDEN_LAYER:
         # One hidden unit for 16 channels can be dead for a whole batch.
         cfg = dict(cfg, reduction=2)
     model = perturb(build(attention=cfg)).train()
-    torch.manual_seed(0)
-    out, = model(torch.randn(4, 3, 64, 64))
+    out, = model(images)
     (out * torch.randn_like(out)).sum().backward()
     without = [
         name for name, parameter in model.named_parameters()
@@ -68,7 +76,8 @@ def test_every_parameter_learns(cfg, build):
 
 
 @pytest.mark.parametrize('training', [False, True])
-def test_warm_start_keeps_the_plain_network(cfg, build, training):
+def test_warm_start_keeps_the_plain_network(case, training):
+    build, images, cfg = case
     kind = cfg['type']
     keep = GATE_START['StepNet' if kind.startswith('Ours') else kind]
     plain = perturb(build(attention=None), seed=1).train(training)
@@ -83,8 +92,6 @@ def test_warm_start_keeps_the_plain_network(cfg, build, training):
     assert keys.missing_keys
     assert all(key_of_attention(key) for key in keys.missing_keys)
 
-    torch.manual_seed(0)
-    images = torch.randn(2, 3, 64, 64)
     # The fused path rounds a batch's statistics in its own way.
     with steps.fused(not training):
         expected, = plain(images)
@@ -100,8 +107,8 @@ def test_fused_step_is_the_reference(cfg, training):
     model = perturb(StepResNetCIFAR(20, attention=cfg)).double()
     model.train(training)
     torch.manual_seed(0)
-    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
-    weight = torch.randn(3, 64, 8, 8, dtype=torch.float64)
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    weight = torch.randn(3, 64, 4, 4, dtype=torch.float64)
     results = []
     for fused in (False, True):
         with steps.fused(fused):

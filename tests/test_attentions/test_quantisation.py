@@ -8,11 +8,11 @@ import torch.nn as nn
 from torch.ao.quantization import get_default_qconfig_mapping, quantize_dynamic
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-from mmstepnet.attentions import ATTENTIONS
 from mmstepnet.attentions.base import build_attention
 from mmstepnet.steps import ResidualStep
 
-NAMES = sorted(set(ATTENTIONS) - {'Plain'})
+NAMES = 'SE', 'ECA', 'SRM', 'FCA', 'SGE', 'CBAM', 'StepNet'
+"""One of each kind of layers."""
 
 
 class Block(nn.Module):
