@@ -12,7 +12,7 @@ from mmstepnet import (
     ResidualStep,
     insert_steps,
 )
-from tests.utils import TORCH_21
+from tests.utils import TORCH_21, Adds
 
 from . import own_forward_blocks as blocks
 from .insertion import perturb, perturb_gates
@@ -266,3 +266,25 @@ def test_a_checkpoint_around_the_block():
         torch.testing.assert_close(p.grad, q.grad)
     for p, q in zip(model.buffers(), twin.buffers()):
         assert torch.equal(p, q)
+
+
+class Breaks(nn.Linear):
+    """The compiler's graph ends within it, as at an LSTM."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        torch._dynamo.graph_break()
+        return out
+
+
+@pytest.mark.skipif(TORCH_21, reason='PyTorch compiles modes from 2.6 on')
+def test_a_graph_that_breaks_within_a_block():
+    """The step is then taken in what the compiler resumes with."""
+    model = nn.Sequential(Adds(Breaks(8, 8)), Adds(Breaks(8, 8))).eval()
+    tokens = torch.rand(2, 5, 8)
+    insert_steps(model, example=tokens)
+    for block in model:
+        perturb(block.step.attention)
+    expected = model(tokens)
+    compiled = torch.compile(model, backend='aot_eager')
+    torch.testing.assert_close(compiled(tokens), expected)
