@@ -199,3 +199,14 @@ def test_one_pixel_in_training(maps):
                                               (16, 16), (130, 26), (7, 7)])
 def test_sge_takes_the_largest_divisor(channels, groups):
     assert build_attention(dict(type='SGE'), channels).groups == groups
+
+
+@pytest.mark.parametrize('cfg, message', [
+    (dict(type='StepNet', inputs='f'), "inputs must be one of .*got 'f'"),
+    (dict(type='SGE', groups=0), 'groups must be a positive integer, got 0'),
+    (dict(type='FCA'), 'map_size.* got None'),
+    (dict(type='FCA', map_size=6), 'map_size.* at least 7, got 6'),
+])
+def test_impossible_argument(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        build_attention(cfg, 64)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 BOUNDED = settings(
     deadline=None,
-    max_examples=30,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck))

@@ -8,14 +8,14 @@ import torch.nn as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstepnet.attentions import ATTENTIONS, build_attention
+from mmstepnet.attentions import ATTENTIONS, build_attention, choose_step
 from mmstepnet.propagation import (
     PROPAGATIONS,
     PSEUDO_METRICS,
     build_propagation,
     metric_propagation,
 )
-from mmstepnet.steps import ResidualStep
+from mmstepnet.steps import ResidualStep, fused
 from tests.test_robustness.inputs import (
     BOUNDED,
     NO_NUMBERS,
@@ -95,6 +95,31 @@ def test_wrong_configs(cfg):
 
 @pytest.mark.parametrize('kind', KINDS)
 @BOUNDED
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 9),
+                    st.integers(1, 9)),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    training=st.booleans(), scale=st.sampled_from([1e-30, 1., 1e4]),
+    layout=st.sampled_from([torch.contiguous_format, torch.channels_last]))
+def test_any_shape_and_type(kind, shape, dtype, training, scale, layout):
+    attention = perturb(build_attention(
+        dict(type=kind), shape[1], map_size=8)).train(training)
+    x, f = (scale * torch.randn(2, *shape)).to(dtype).unbind(0)
+    x, f = (t.contiguous(memory_format=layout) for t in (x, f))
+    try:
+        step = choose_step(attention, x, f)
+    except ValueError as error:
+        # A channel's only value has no variance.
+        assert 'at least 2 images' in str(error)
+        assert training and shape[0] == 1
+        return
+    assert step.dtype == dtype
+    assert step.broadcast_to(f.shape).isfinite().all()
+    assert 0 <= step.min() and step.max() <= 1
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@BOUNDED
 @given(data=st.data())
 def test_what_is_not_finite_stays_visible(kind, data):
     """In its own image, whichever number it is; the others do not change."""
@@ -111,6 +136,27 @@ def test_what_is_not_finite_stays_visible(kind, data):
     assert not out[place[0]].isfinite().all()
     others = [n for n in range(shape[0]) if n != place[0]]
     assert torch.equal(out[others], expected[others])
+
+
+@BOUNDED
+@given(data=st.data())
+def test_fused_step_shows_what_the_reference_shows(data):
+    shape = data.draw(st.tuples(st.integers(2, 3), st.integers(2, 20),
+                                st.integers(2, 8), st.integers(2, 8)))
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
+    kind = data.draw(st.sampled_from(KINDS))
+    attention = perturb(build_attention(dict(type=kind), shape[1], map_size=7))
+    norm = perturb(nn.BatchNorm2d(shape[1]))
+    step = ResidualStep(attention, nn.ReLU()).train(data.draw(st.booleans()))
+    norm.train(step.training)
+    x, f = torch.randn(2, *shape).unbind(0)
+    data.draw(st.sampled_from([x, f]))[place] = float('nan')
+    broken = []
+    for fast in (False, True):
+        with fused(fast):
+            broken.append(~step(x, f, norm).isfinite().flatten(2).all(2))
+    assert broken[0].any()
+    assert torch.equal(*broken)
 
 
 @BOUNDED
@@ -136,3 +182,24 @@ def test_propagation_shows_nan(data):
         assert (got >= expected).all() and not got[0].any()
     else:
         assert torch.equal(got, expected)
+
+
+@BOUNDED
+@given(
+    shapes=st.tuples(*[
+        st.lists(st.integers(0, 3), max_size=4).map(tuple) for _ in range(3)
+    ]))
+def test_propagation_of_any_shapes(shapes):
+    """What does not fit is refused; what fits has the promised shape."""
+    a, b, v = (torch.randn(shape) for shape in shapes)
+    fits = (min(map(len, shapes)) > 1 and 0 not in sum(shapes, ())
+            and shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]
+            and shapes[0][-1] == shapes[1][-1]
+            and shapes[1][-2] == shapes[2][-2])
+    if fits:
+        out = metric_propagation(a, b, v, 1.0)
+        assert out.shape == (*shapes[0][:-1], shapes[2][-1])
+        assert out.isfinite().all()
+    else:
+        refused(str(tuple(shapes[0])),
+                lambda: metric_propagation(a, b, v, 1.0))

@@ -64,7 +64,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize('cls', [StepResNet, StepResNetCIFAR, StepResNeXt])
-@BOUNDED
+@settings(BOUNDED, max_examples=60)
 @given(data=st.data())
 def test_wrong_arguments(cls, data):
     names = sorted(WRONG)
@@ -79,7 +79,7 @@ def test_wrong_arguments(cls, data):
     refused(name, lambda: cls(**kwargs), ValueError, TypeError, KeyError)
 
 
-@settings(BOUNDED, max_examples=40)
+@settings(BOUNDED, max_examples=60)
 @given(
     depth=st.sampled_from([18, 50]),
     preact=st.booleans(),
@@ -131,7 +131,7 @@ def network(request):
     return perturb(networks()[request.param]).eval()
 
 
-@settings(BOUNDED, max_examples=10)
+@settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_a_pixel_that_is_not_finite(network, data):
     """Shows in its own image's features, and ends a recording."""
@@ -150,7 +150,7 @@ def test_a_pixel_that_is_not_finite(network, data):
     assert len(recorder) == 0
 
 
-@settings(BOUNDED, max_examples=15)
+@settings(BOUNDED, max_examples=40)
 @given(data=st.data())
 def test_a_weight_that_is_not_finite(network, data):
     """Is seen in the features of every image."""
@@ -168,3 +168,22 @@ def test_a_weight_that_is_not_finite(network, data):
     finally:
         weight[index] = kept
     assert not out.isfinite().flatten(1).all(1).any(), name
+
+
+@settings(BOUNDED, max_examples=25)
+@given(
+    shape=st.one_of(
+        st.lists(st.integers(0, 4), max_size=6).map(tuple),
+        st.tuples(st.integers(1, 2), st.sampled_from([0, 1, 2, 4]),
+                  st.just(16), st.just(16))),
+    dtype=st.sampled_from([
+        torch.float32, torch.uint8, torch.int64, torch.bool, torch.complex64
+    ]))
+def test_images_of_wrong_shape_or_type(network, shape, dtype):
+    """PyTorch's and the hosts' errors; nothing is computed."""
+    if len(shape) == 4 and shape[1] == 3 and dtype == torch.float32:
+        return
+    images = torch.zeros(shape, dtype=dtype)
+    with pytest.raises((RuntimeError, ValueError, TypeError, IndexError,
+                        AssertionError, NotImplementedError)):
+        network(images)

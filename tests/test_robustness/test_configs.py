@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
 import projects.metric_attention.models  # noqa: F401, registers them
@@ -110,7 +110,7 @@ def test_what_the_fields_are_replaced_in_is_right(case):
     assert loss(cfg, make).isfinite()
 
 
-@settings(BOUNDED, max_examples=60)
+@settings(BOUNDED, max_examples=120)
 @given(data=st.data())
 def test_fields_of_models(case, data):
     """An error, which names a field of ours; else a loss that is finite.
@@ -136,3 +136,37 @@ def test_fields_of_models(case, data):
             ), (path, value, error)
     else:
         assert result.isfinite() or path[-1] not in OURS, (path, value)
+
+
+DATA = [
+    dict(type='mmstepnet.DigitsClassification', split='val', pipeline=[]),
+    dict(type='mmstepnet.Moon', split='train', size=20, noise=0.1),
+    dict(type='mmstepnet.MNISTPoints', data_root='nowhere', split='train'),
+    dict(type='mmstepnet.HumanSegmentation', data_root='nowhere',
+         split='train'),
+    dict(type='mmstepnet.STL10', data_root='nowhere', split='train',
+         download=False),
+    dict(type='mmstepnet.Multi30k', data_root='nowhere', split='train',
+         form='raw', vocab_size=270),
+]
+
+
+@pytest.mark.parametrize('cfg', DATA, ids=lambda cfg: cfg['type'])
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_fields_of_data_sets(cfg, data):
+    """What can be loaded has samples; all else is an error."""
+    init_default_scope('mmpretrain')
+    # What is true enough to Python would fetch 2.5 GB.
+    names = sorted(cfg.keys() - {'type', 'download'})
+    name = data.draw(st.sampled_from(names))
+    value = data.draw(st.sampled_from(WRONG))
+    try:
+        dataset = DATASETS.build(replace(cfg, (name, ), value))
+    except (ValueError, TypeError, FileNotFoundError, KeyError,
+            AssertionError, AttributeError) as error:
+        if (name in ('split', 'size', 'noise', 'form')
+                and not isinstance(error, FileNotFoundError)):
+            assert name in str(error) or repr(value) in str(error)
+    else:
+        assert len(dataset) > 0

@@ -19,9 +19,23 @@ from mmstepnet.jobs.data_check_hook import (
     check_categories,
     check_not_empty,
 )
+from mmstepnet.stiffness import FIELDS, Trajectories
 from tests.documents import ROOT
 from tests.programs import call_tool, load_tool
 from tests.test_robustness.inputs import BOUNDED, refused
+from tests.test_stiffness.test_trajectories import arrays
+
+
+def cut(path, data):
+    """Cut a file off, or overwrite some of it."""
+    content = path.read_bytes()
+    if data.draw(st.booleans()):
+        content = content[:data.draw(st.integers(0, len(content) - 1))]
+    else:
+        place = data.draw(st.integers(0, len(content) - 1))
+        other = data.draw(st.binary(min_size=1, max_size=8))
+        content = content[:place] + other + content[place + len(other):]
+    path.write_bytes(content)
 
 
 @pytest.fixture(scope='module')
@@ -216,3 +230,24 @@ def test_lists_of_labels(tmp_path_factory, text):
     else:
         assert all(isinstance(label, int | np.integer)
                    for label in dataset.get_gt_labels().tolist())
+
+
+@pytest.fixture(scope='module')
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp('record') / 'a.npz'
+    Trajectories(**arrays()).save(path)
+    return path.read_bytes()
+
+
+@settings(BOUNDED, max_examples=40)
+@given(data=st.data())
+def test_records_of_stiffness(tmp_path_factory, recorded, data):
+    path = tmp_path_factory.mktemp('record') / 'stiffness_a.npz'
+    path.write_bytes(recorded)
+    cut(path, data)
+    try:
+        record = Trajectories.load(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+    else:
+        assert all(np.isfinite(getattr(record, name)).all() for name in FIELDS)

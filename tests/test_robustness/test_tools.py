@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -130,7 +130,7 @@ def saved(state_dict):
     return buffer.getvalue()
 
 
-@BOUNDED
+@settings(BOUNDED, max_examples=60)
 @given(data=st.data())
 def test_damaged_checkpoints(model, tmp_path_factory, data):
     """Cut, overwritten or foreign files: refused by name, nothing written."""
@@ -155,7 +155,7 @@ def test_damaged_checkpoints(model, tmp_path_factory, data):
     assert sorted(folder.iterdir()) == [path]
 
 
-@BOUNDED
+@settings(BOUNDED, max_examples=25)
 @given(data=st.data())
 def test_flipped_bytes_are_seen(model, tmp_path_factory, data):
     """By the checksum of each tensor, at which torch.load does not look."""
@@ -172,7 +172,7 @@ def test_flipped_bytes_are_seen(model, tmp_path_factory, data):
         'x.pth', lambda: read_checkpoint(str(path)))
 
 
-@BOUNDED
+@settings(BOUNDED, max_examples=30)
 @given(data=st.data())
 def test_weights_that_are_not_finite(model, tmp_path_factory, data):
     """Neither published nor evaluated."""
@@ -191,7 +191,7 @@ def test_weights_that_are_not_finite(model, tmp_path_factory, data):
     assert sorted(folder.iterdir()) == [path]
 
 
-@BOUNDED
+@settings(BOUNDED, max_examples=30)
 @given(content=st.one_of(
     st.none(), st.integers(), st.text(max_size=3), st.just([]), st.just({}),
     st.just(dict(state_dict={})), st.just(dict(state_dict=None)),
