@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -122,6 +123,12 @@ def load(name):
     if 'init_cfg' in cfg.model.get('backbone', {}):
         cfg.model.backbone.init_cfg = None
     return cfg
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CONFIGS)
+def test_builds(name):
+    MODELS.build(load(name).model)
 
 
 def test_every_parameter_learns():

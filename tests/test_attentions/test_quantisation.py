@@ -11,8 +11,9 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from mmstepnet.attentions.base import build_attention
 from mmstepnet.steps import ResidualStep
 
-NAMES = 'SE', 'ECA', 'SRM', 'FCA', 'SGE', 'CBAM', 'StepNet'
-"""One of each kind of layers."""
+NAMES = ('SE', 'ECA', 'SRM', 'FCA', 'SGE', 'CBAM', 'StepNet', 'SEM',
+         'OursSharedMLP')
+"""One of each kind of layers, and all that tools have stopped at."""
 
 
 class Block(nn.Module):

@@ -185,7 +185,8 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
     Raises:
         KeyError: The backbone or the attention is not registered.
         ValueError: No block can take steps, one of ``blocks`` does not
-            exist, or ``backbone`` has an ``init_cfg`` beside ``pretrained``.
+            exist, ``example`` is no shape, or ``backbone`` has an
+            ``init_cfg`` beside ``pretrained``.
 
     Example:
         >>> from mmstepnet.models import StepBackbone
@@ -204,6 +205,10 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
                 'weights come from; leave one out')
         backbone = dict(backbone, init_cfg=dict(
             type='Pretrained', checkpoint=pretrained))
+    if example is not None and not (isinstance(example, (tuple, list)) and all(
+            isinstance(size, int) and size > 0 for size in example)):
+        raise ValueError(f'StepBackbone: example must be the shape of an '
+                         f'input, such as (1, 27, 17, 3), got {example!r}')
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
         model.__class__ = generated_class(SteppedBackbone, type(model))
