@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import MetricAttention, export
+from mmstepnet import MetricAttention, checks, export
 from mmstepnet.export import export_onnx
 from tests.test_steps.families import timm_families, torchvision_families
 from tests.test_steps.insertion import outputs, with_moved_steps
@@ -78,7 +78,7 @@ def test_another_result_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, 'find_spec', lambda name: None)
+    monkeypatch.setattr(checks, 'find_spec', lambda name: None)
     with pytest.raises(ImportError, match='onnx and onnxruntime.*stepnet.onnx'
                        ):
         export_onnx(nn.Identity(), tmp_path / 'model.onnx')

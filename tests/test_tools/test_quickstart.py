@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 
 import pytest
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 from tests.documents import ROOT
 from tools import quickstart
@@ -42,18 +43,18 @@ def test_plan_is_that_of_the_configs():
     trained = [lane for stage in (*first, *then) if stage.results
                for lane in stage.lanes]
     assert len(trained) == 4
+    parser = ArgumentParser()
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     for train, test in trained:
         cfg = Config.fromfile(ROOT / train[2])
-        cfg.merge_from_dict(dict(
-            (key, int(value)) for key, _, value in (
-                option.partition('=')
-                for option in train[train.index('--cfg-options') + 1:])))
+        cfg.merge_from_dict(parser.parse_known_args(train)[0].cfg_options)
         epochs = cfg.train_cfg.max_epochs
         assert test[3].endswith(f'epoch_{epochs}.pth')
         # The rate falls to the end of what is trained, and no further.
         *_, falling = cfg.param_scheduler
         assert falling.end - falling.begin == falling.T_max
-        per_epoch = 1 if falling.by_epoch else 125
+        per_epoch = (1 if falling.by_epoch else
+                     1000 // cfg.train_dataloader.batch_size)
         assert falling.end == epochs * per_epoch
     # What needs the ops comes after them.
     assert all('faster_rcnn' not in str(stage) for stage in first)
