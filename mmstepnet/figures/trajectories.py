@@ -73,7 +73,9 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
 def draw_overlay(runs: Sequence[Run],
                  title: str) -> matplotlib.figure.Figure:
     """Draw Figure 10 for a paper: runs of the same blocks in one panel."""
-    figure, (ax, ) = paper_figure(1, 1, 6.0, 2.6 + _height(runs))
+    # A few blocks fit the column of a page, or a phone.
+    width = min(3.6 + 0.1 * runs[0].nsi.shape[1], 6.0)
+    figure, (ax, ) = paper_figure(1, 1, width, 2.6 + _height(runs))
     _mark_stages(ax, runs[0], 50)
     for i, run in enumerate(runs):
         ax.plot(
