@@ -87,7 +87,7 @@ def draw_overlay(runs: Sequence[Run],
             label=short(run.label),
             **paper_line(i))
     ax.set_ylim(bottom=0)
-    ax.set_title(short(title, 72), pad=12)
+    ax.set_title(short(title, int(12 * width)), pad=12)
     ax.set(xlabel='recorded block',
            ylabel=f'NSI ({runs[0].reading}), mean over samples')
     legend_below(figure, *ax.get_legend_handles_labels())
