@@ -51,10 +51,10 @@ their state have steps that are found. Look yours up in the tables.
 
 {reasons}
 
-A family is a module, and its first network in alphabetical order stands in the
-tables; the last two columns are of all its networks that were run. They ran on
-the meta device, transformers' small configurations with random weights on the
-CPU. Versions: {versions}.
+A family is a module. The tables name its first network in alphabetical order.
+The last two columns count all of its networks that were run. timm's and
+torchvision's networks ran on the meta device. Transformers' small
+configurations with random weights ran on the CPU. Versions: {versions}.
 
 {summary}
 
