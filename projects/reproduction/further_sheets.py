@@ -49,9 +49,10 @@ def robustness_sheet(cells: Sequence[Cell], column: str, name: str,
             'epochs'
         ], rows, [
             'Sample variances, in squared units of the table. Over seeds: on '
-            'the test data. Over the last epochs: of each seed\'s validations '
-            f'on the {split} data after these epochs, then the mean of the '
-            f'seeds; not of fewer than {LEAST_VALIDATIONS} validations.'
+            'the test data. Over the last epochs: on the '
+            f'{split} data after each of these epochs, for each seed, then '
+            'the mean over the seeds. At least '
+            f'{LEAST_VALIDATIONS} validations are needed.'
         ])
 
 
@@ -81,8 +82,8 @@ def stiffness_sheet(cells: Sequence[Cell], column: str,
                 ])
     notes = [
         'Of the trained networks on the test images, mean ± sample standard '
-        'deviation over the seeds. NSI names its reading: adaptive is '
-        '‖f‖ / ‖x_t‖, unit is ‖f ⊗ Δt‖ / ‖x_t‖, returned is '
+        'deviation over the seeds. Adaptive NSI is ‖f‖ / ‖x_t‖. '
+        'Unit NSI is ‖f ⊗ Δt‖ / ‖x_t‖. Returned NSI is '
         '‖out − x_t‖ / ‖x_t‖ with the activation. Δt is the mean step of the '
         'same blocks, channels and images.',
         'p̂ ≤ 10 %, with μ over the stage, is a share of the degrees M that '
