@@ -53,6 +53,8 @@ LATER = {
 }
 """What is imported when it is first asked for, and from where."""
 
+MODULES = 'blocks', 'export', 'figures', 'propagation', 'stiffness'
+
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
     'TrajectoryRecorder', '__version__', 'ablate_blocks', 'block_scores',
@@ -66,4 +68,11 @@ def __getattr__(name: str) -> Any:
     """Import what takes time to import where it is used."""
     if name in LATER:
         return getattr(import_module(f'mmstepnet.{LATER[name]}'), name)
+    if name in MODULES:
+        return import_module(f'mmstepnet.{name}')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+    """What an editor or a notebook offers."""
+    return [*__all__, *MODULES, 'attentions', 'steps']

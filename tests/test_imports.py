@@ -4,6 +4,7 @@ An arrow never runs up, the core knows no host, nobody imports the projects.
 """
 
 import ast
+import subprocess
 import sys
 
 import pytest
@@ -127,3 +128,9 @@ def test_the_library_needs_no_kit_of_jobs():
                 'cli', 'models.py'):
             for name in imported(path):
                 assert not name.startswith('mmstepnet.jobs'), (path, name)
+
+
+def test_modules_are_there_without_an_import_of_their_own():
+    code = ('import mmstepnet; mmstepnet.export.export_onnx; '
+            'assert {"insert_steps", "figures"} <= set(dir(mmstepnet))')
+    subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True)

@@ -16,6 +16,7 @@ Weights that were trained with a dot product lose their meaning.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.nn as nn
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from mmstepnet.checks import check_installed
 from mmstepnet.propagation import Metric, metric_propagation
+from mmstepnet.steps.files import read_weights
 
 check_installed(__name__, 'transformers', install='transformers')
 
@@ -66,15 +68,18 @@ def register_attentions(eps: float | None = 1.0) -> None:
         AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def add_metrics(model: nn.Module,
+def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
                 hidden_dims: int | None = None) -> list[str]:
     """Give each attention of a model the metric that ``'metric'`` needs.
 
-    One for all its heads, as ``metric`` of the module. Call it before weights
-    with metrics are loaded and before an optimizer is built.
+    One for all its heads, as ``metric`` of the module. Call it before an
+    optimizer is built.
 
     Args:
         model (nn.Module): A model of transformers.
+        weights (str | Path, optional): Folder of ``save_pretrained``, or
+            file, to load the metrics from: ``from_pretrained`` leaves them
+            out. Defaults to None: they start anew.
         hidden_dims (int, optional): See :class:`mmstepnet.propagation.Metric`.
             Defaults to None, the width of a head.
 
@@ -82,21 +87,34 @@ def add_metrics(model: nn.Module,
         list[str]: Names of the attentions.
 
     Raises:
-        ValueError: None was found.
+        ValueError: No attention was found, or the weights have other metrics.
+        FileNotFoundError: There are no such weights.
     """
-    names = []
-    for name, module in list(model.named_modules()):
+    metrics = {}
+    for name, module in model.named_modules():
         width = getattr(module, 'head_dim', None) or getattr(
             module, 'attention_head_size', None)
         weight = next(module.parameters(), None)
         if (width and weight is not None
                 and 'Attention' in type(module).__name__):
-            module.metric = Metric(width, hidden_dims=hidden_dims).to(weight)
-            names.append(name)
-    if not names:
+            metrics[name] = Metric(width, hidden_dims=hidden_dims).to(weight)
+    if not metrics:
         raise ValueError(f'{type(model).__name__} has no attention with a '
                          f'head_dim')
-    return names
+    if weights is not None:
+        saved = read_weights(Path(weights), model)
+        for name, metric in metrics.items():
+            prefix = f'{name}.metric.'
+            try:
+                metric.load_state_dict({
+                    key.removeprefix(prefix): value
+                    for key, value in saved.items() if key.startswith(prefix)})
+            except RuntimeError as error:
+                raise ValueError(f'{weights} has no such metric of {name}: '
+                                 f'{error}') from error
+    for name, metric in metrics.items():
+        model.get_submodule(name).metric = metric
+    return list(metrics)
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
@@ -109,9 +127,10 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
     if dropout or asked:
         raise ValueError(
             f'{type(module).__name__}: metric-attention never has its matrix '
-            f'of weights, so it has no '
-            f'{asked[0] if asked else f"dropout of {dropout}"}; leave that '
-            f'out of the config')
+            f'of weights, so it has no ' + (
+                f'{asked[0]}; build and call the model without' if asked else
+                f'dropout of {dropout}; set it to 0 in the config, such as '
+                f'attention_probs_dropout_prob=0.0'))
     if has_metric:
         if not hasattr(module, 'metric'):
             raise ValueError(f'{type(module).__name__} has no metric; call '

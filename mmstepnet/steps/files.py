@@ -329,15 +329,7 @@ def _load(model: nn.Module, modules: dict[str, nn.Module],
 def _read(path: Path, model: nn.Module,
           modules: dict[str, nn.Module]) -> _File:
     """What a file holds, its structure checked."""
-    if path.is_dir():
-        there = [path / name for name in (NAME, *WHOLE)
-                 if (path / name).is_file()]
-        if not there:
-            raise FileNotFoundError(f'{path} has neither {NAME} nor the '
-                                    f'weights of a model ({", ".join(WHOLE)})')
-        path = there[0]
-    if not path.is_file():
-        raise FileNotFoundError(f'there is no file {path}')
+    path = _within(path, (NAME, *WHOLE))
     tensors, metadata = _open(path)
     if METADATA not in metadata:
         return _from_whole(path, tensors, model, modules)
@@ -367,16 +359,32 @@ def _damaged(path: Path, error: Exception) -> ValueError:
                       f'save_steps ({error!r})')
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def _within(path: Path, names: Iterable[str]) -> Path:
+    """The file itself, or the first of these that a folder has."""
+    if path.is_dir():
+        there = [path / name for name in names if (path / name).is_file()]
+        if not there:
+            raise FileNotFoundError(f'{path} has no weights: none of '
+                                    f'{", ".join(names)}')
+        path = there[0]
+    if not path.is_file():
+        raise FileNotFoundError(f'there is no file {path}')
+    return path
+
+
+def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
     """Tensors of a file of safetensors or of ``torch.save``, on the CPU.
+
+    Args:
+        path (Path): The file, or a folder of ``save_pretrained``.
+        model (nn.Module, optional): Whose modules' names the keys are to
+            have, where transformers saves in those of older releases.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It holds no tensors, or more than that.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f'there is no file {path}')
-    return _open(path)[0]
+    return _as_modules_are_named(model, _open(_within(path, WHOLE))[0])
 
 
 def _open(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:

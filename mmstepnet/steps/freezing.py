@@ -27,7 +27,8 @@ def mark_only_steps_as_trainable(model: nn.Module,
             trained, such as a new head; give them to
             :func:`mmstepnet.save_steps`, too. Defaults to none.
         unfreeze (bool): Undo it: all parameters require a gradient, and BNs
-            follow ``train()`` again. Defaults to False.
+            follow ``train()`` again, also where the steps are gone. Defaults
+            to False.
 
     Returns:
         int: Number of parameters that require a gradient.
@@ -52,7 +53,7 @@ def mark_only_steps_as_trainable(model: nn.Module,
                          f'{modules_to_save!r}')
     trained = [model.get_submodule(name) for name in names]
     steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
-    if not any(step.attention is not None for step in steps):
+    if not unfreeze and not any(step.attention is not None for step in steps):
         raise ValueError(f'{type(model).__name__} has no steps that could be '
                          f'trained; call insert_steps first')
     trained += [step.attention for step in steps if step.attention is not None]

@@ -119,10 +119,30 @@ def test_it_trains():
                if '.metric.' in name)
 
 
+def test_metrics_of_a_saved_model(tmp_path):
+    from mmstepnet.integrations.transformers_attention import add_metrics
+    model = build('Bert', 'metric', 1.0)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(
+        tmp_path, attn_implementation='metric').eval()
+    names = add_metrics(again, tmp_path)
+    assert torch.equal(outputs(again, input_ids=WORDS),
+                       outputs(model, input_ids=WORDS))
+    with pytest.raises(ValueError, match='no such metric of encoder.layer.0'):
+        add_metrics(again, tmp_path, hidden_dims=3)
+    for name in names:
+        del model.get_submodule(name).metric
+    model.save_pretrained(tmp_path / 'plain')
+    with pytest.raises(ValueError, match='no such metric of encoder.layer.0'):
+        add_metrics(model, tmp_path / 'plain')
+    with pytest.raises(FileNotFoundError, match='no weights'):
+        add_metrics(model, tmp_path / 'plain' / '..' / '..')
+
+
 def test_refusals():
     from mmstepnet.integrations.transformers_attention import add_metrics
     model = build('Bert', 'metric', 1.0)
-    with pytest.raises(ValueError, match='has no dropout of 0.1'):
+    with pytest.raises(ValueError, match='no dropout of 0.1; set it to 0'):
         model.train()(input_ids=WORDS)
     model.eval()
     for layer in model.encoder.layer:

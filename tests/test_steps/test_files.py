@@ -279,7 +279,7 @@ def test_other_errors(tmp_path):
         mmstepnet.save_steps(model, tmp_path, ['head'])
     with pytest.raises(TypeError, match='must be a list of names'):
         mmstepnet.save_steps(model, tmp_path, 'fc')
-    with pytest.raises(FileNotFoundError, match='has neither steps.safe'):
+    with pytest.raises(FileNotFoundError, match='no weights: none of steps'):
         mmstepnet.load_steps(plain, tmp_path)
     with pytest.raises(FileNotFoundError, match='there is no file'):
         mmstepnet.load_steps(plain, tmp_path / 'nothing.safetensors')

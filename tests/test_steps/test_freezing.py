@@ -145,6 +145,8 @@ def test_removed_steps_free_the_norms(model):
     mmstepnet.mark_only_steps_as_trainable(model)
     mmstepnet.remove_steps(model)
     assert type(model.bn1) is nn.BatchNorm2d and model.train().bn1.training
+    assert mmstepnet.mark_only_steps_as_trainable(
+        model, unfreeze=True) == sum(p.numel() for p in model.parameters())
 
 
 def test_converted_to_syncbn_before(model):

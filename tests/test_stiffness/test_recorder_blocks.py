@@ -126,7 +126,7 @@ def test_patterns_select_stages_and_backbone_comes_first():
 
 @pytest.mark.parametrize('blocks, error, message', [
     ('layer9.*', ValueError,
-     r"'layer9.\*' matches no module. Names look like conv1"),
+     r"'layer9.\*' matches no module. Names look like layer1, layer"),
     (nn.LSTM, ValueError, 'LSTM.*matches no module'),
     ([], TypeError, r'got \[\]'),
     ([3], TypeError, r'got \[3\]'),
