@@ -183,7 +183,8 @@ def _load_url(filename: str, map_location: Any = 'cpu',
             raise FetchError(
                 f'rank {rank} could not fetch {filename!r} to {path!r} '
                 f'({text}); fetch the file by hand and put it there, or name '
-                f'it by its path', name or filename) from error
+                f'it by its path, or give None to start from random weights',
+                name or filename) from error
     return load_file(path, map_location)
 
 
