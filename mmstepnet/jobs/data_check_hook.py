@@ -31,6 +31,8 @@ class DataCheckHook(Hook):
       the batch: they would end the job with its first epoch.
     - Labels of an MMPretrain data set beyond the head's classes: the loss
       fails within an epoch, on a GPU without saying why.
+    - Class names of an MMPretrain data set in another order than that of its
+      folders: each label would have another's name.
     - An MMDetection data set in COCO format whose file lacks classes: the
       host numbers those that are there, so that labels mean other classes,
       or drops all annotations.
@@ -70,6 +72,7 @@ class DataCheckHook(Hook):
         compared = not any(getattr(m, 'format_only', 0) for m in metrics)
         for dataset in _parts(loader.dataset):
             check_categories(dataset, split)
+            check_order(dataset, split)
             check_images(dataset, split)
             if compared:
                 check_boxes(dataset, split)
@@ -283,6 +286,26 @@ def check_labels(dataset: Dataset, classes: int, split: str) -> None:
             f'{labels[index]} at {sample} (number {index}), and {len(wrong)} '
             f'such in all; the head has num_classes={classes}, labels from 0 '
             f'to {classes - 1}. Correct the labels or model.head.num_classes')
+
+
+def check_order(dataset: Dataset, split: str) -> None:
+    """Refuse class names in another order than that of their folders.
+
+    Args:
+        dataset (Dataset): Others than MMPretrain's of folders pass.
+        split (str): What the message calls it.
+
+    Raises:
+        ValueError: They have the same names in another order.
+    """
+    folders = list(getattr(dataset, 'folder_to_idx', ()))
+    names = list(getattr(dataset, 'metainfo', {}).get('classes') or ())
+    if names != folders and sorted(names) == sorted(folders):
+        raise ValueError(
+            f'the {split} data set{_source(dataset)} numbers its folders '
+            f'{", ".join(folders[:10])}, and its classes are in another '
+            f'order, {", ".join(names[:10])}: write them in that of the '
+            f'folders')
 
 
 def _parts(dataset: Dataset) -> Iterator[Dataset]:

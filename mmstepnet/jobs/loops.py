@@ -82,7 +82,8 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
     so that a run that was interrupted ends with the weights of one that was
     not, with any number of workers. Data sets must not remember what they
     gave before, as MMDetection's mosaic with its cache does. See
-    :class:`InterimCheckpointHook`.
+    :class:`InterimCheckpointHook`. Over a base config that has ``by_epoch``,
+    write ``_delete_=True`` beside the type.
 
     Args:
         runner (Runner): The runner.

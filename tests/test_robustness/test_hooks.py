@@ -15,13 +15,14 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from mmpretrain.datasets import BaseDataset
+from mmpretrain.datasets import BaseDataset, CustomDataset
 from torch.utils.data import Dataset
 
 from mmstepnet.jobs.data_check_hook import (
     check_categories,
     check_labels,
     check_not_empty,
+    check_order,
 )
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
@@ -300,3 +301,17 @@ def test_labels_are_looked_at_before_each_loop(tmp_path, wrap, loop):
     job.model.head = nn.Module()
     job.model.head.num_classes = 5
     assert f'the {loop} data set' in refused('label 5 at 2.png', call)
+
+
+def test_class_names_in_another_order(tmp_path):
+    """Of MMPretrain's folders, which it numbers by the alphabet."""
+    for folder in ('apple', 'pear'):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / '1.jpg').touch()
+    for classes in (['apple', 'pear'], ['Malus', 'Pyrus'], None):
+        check_order(CustomDataset(str(tmp_path), metainfo=dict(
+            classes=classes) if classes else None), 'train')
+    data = CustomDataset(str(tmp_path), metainfo=dict(
+        classes=['pear', 'apple']))
+    with pytest.raises(ValueError, match='apple, pear, and its classes are'):
+        check_order(data, 'train')

@@ -210,11 +210,11 @@ def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
     maps = SimpleNamespace(is_cuda=True, device=None, dtype=torch.float32)
     monkeypatch.setattr(torch.version, 'hip', None)
     assert dispatch.passes_for(maps) == 'kernels'
-    monkeypatch.setattr(torch.version, 'hip', '6.4')
-    assert dispatch.passes_for(maps) is None
-    monkeypatch.setattr(torch.version, 'hip', None)
     maps.dtype = torch.float64
     assert dispatch.passes_for(maps) is None
+    assert steps.is_fused('cuda')
+    monkeypatch.setattr(torch.version, 'hip', '6.4')
+    assert steps.is_fused('cpu') and not steps.is_fused('cuda')
 
 
 @compiles

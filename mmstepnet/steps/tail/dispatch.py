@@ -79,7 +79,8 @@ def is_fused(device: str = 'cpu') -> bool:
     Args:
         device (str): Type of the device. Defaults to ``'cpu'``.
     """
-    return fused.mode and device in ('cpu', 'cuda')
+    return fused.mode and (
+        device == 'cpu' or device == 'cuda' and torch.version.hip is None)
 
 
 def fused_step(step: nn.Module, x: Tensor, branch: Tensor,
@@ -244,8 +245,8 @@ def is_watched(step: nn.Module) -> bool:
 
 def passes_for(maps: Tensor) -> ModuleType | None:
     """Module with the passes over such maps; None where none works."""
-    if maps.is_cuda:  # AMD's GPUs are, too
-        known = maps.dtype != torch.float64 and torch.version.hip is None
+    if maps.is_cuda:
+        known = maps.dtype != torch.float64
         return _triton(maps.device) if known else None
     half = maps.dtype == torch.float16
     if maps.numel() < FEWEST_VALUES or half and not NORMALISES_HALF_ON_CPU:
