@@ -221,8 +221,8 @@ def _shares(claim: Claim, column: Column,
                         for count in sorted(blocks))
         yield Finding(claim, column, reading, lines=(
             'Described, not tested: of the degrees M that some image is stiff '
-            'to, the share with p̂ of at most 10 %. It depends on where M '
-            f'ends, here where one image in a hundred is stiff; {one}',
+            'to, the share with p̂ of at most 10 %. M ends where one image in '
+            f'a hundred is stiff, and the share depends on that; {one}',
             *lines))
 
 
