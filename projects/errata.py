@@ -185,11 +185,11 @@ ERRATA = (
             'an affine system with a known solution', eq_30),
     Erratum('first', 'Eq. 30, Theorem 2',
             'Q converges to 0 when SI is large',
-            'where λ_1 alone grows; not where all of λ and a do, as in '
-            'another unit of time',
+            'Q does so if λ_1 alone grows. It does not if all of λ and a '
+            'grow, as in another unit of time',
             'the same system, 1000 times as fast', limit_of_q),
     Erratum('first', 'above Eq. 31', 'the sum of c_i² λ_i',
-            'of c_i² λ_i², as in the next line', 'the same system',
+            'the sum of c_i² λ_i², as in the next line', 'the same system',
             unsquared),
     Erratum('first', '§2.4, last sentence',
             'a small attention value gives a large NSI',
@@ -197,16 +197,18 @@ ERRATA = (
             'F is', 'Eq. 4 with two attention values', small_attention),
     Erratum('first', 'Eq. 14, and with it Eq. 16 to 18',
             'NSI is at least (k_2 − k_1) / (b k_2)',
-            'k_1 and k_2 bound the norms of all states, two neighbours may '
-            'be equal. M_1 ≤ L − 1 without any bound on norms',
+            'k_1 and k_2 bound the norms of all states, so two neighbours '
+            'may be equal. M_1 ≤ L − 1 holds without any bound on norms',
             'a state that doubles once and then rests', eq_14),
     Erratum('first', 'Eq. 22', 'the integral over the square up to M̃',
-            'two strips are left out, of which that with M_1 > M̃ is not '
-            'empty. Theorem 1 holds: L − 1 and max NSI bound the two sides',
+            'the integral leaves out two strips, and the one with M_1 > M̃ '
+            'is not empty. Theorem 1 holds nevertheless: L − 1 and max NSI '
+            'bound the two sides',
             'the same state', eq_22),
     Erratum('first', 'Definition 2 and Eq. 15',
-            'μ is the mean of the stage; of all L blocks',
-            'one of them', 'both were computed for ResNet-164 with SE',
+            'μ is the mean of the stage, and the mean of all L blocks',
+            'one of them; the paper does not say which',
+            'both were computed for ResNet-164 with SE',
             two_means),
     Erratum('first', '§3.1, p̂', 'Fig. 4', 'Fig. 2, whose degrees M it has',
             'read', constant('Fig. 4 is the network')),
@@ -225,12 +227,13 @@ ERRATA = (
             constant('val2017 has 5,000 images')),
     Erratum('second', 'Example 2',
             'f is symmetric if α₁ = −α₂ and σ is odd',
-            'it is for any σ, for σ sees the sum of both points',
+            'f is so for any σ, because σ sees the sum of both points',
             'values of f', odd_activation),
     Erratum('second', '§2.2.2, fuzzy c-means',
             'centres by memberships, rows normalised',
-            'by memberships to the power m (Bezdek et al., 1984); without it '
-            'centres fall together', "both, from the classes' means",
+            'centres by memberships to the power m (Bezdek et al., 1984). '
+            'Without it centres fall together',
+            "both, from the classes' means",
             c_means),
 )
 

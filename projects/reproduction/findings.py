@@ -220,9 +220,9 @@ def _shares(claim: Claim, column: Column,
         one = ', '.join(f'one stiff block of {count} is {1 / count:.0%}'
                         for count in sorted(blocks))
         yield Finding(claim, column, reading, lines=(
-            'Described, not tested: the share of the degrees M, of those '
-            'that an image is stiff to, with at most 10 % depends on where M '
-            f'ends, here where one image in a hundred is stiff; {one}',
+            'Described, not tested: of the degrees M that some image is stiff '
+            'to, the share with p̂ of at most 10 %. M ends where one image in '
+            f'a hundred is stiff, and the share depends on that; {one}',
             *lines))
 
 

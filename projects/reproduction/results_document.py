@@ -62,8 +62,8 @@ For these claims the seeds, the tests and the smallest difference that matters (
 
 | verdict | means |
 |---|---|
-| held | a paired t-test finds the claimed difference |
-| refuted | it finds the opposite one; or it finds none, and two one-sided paired t-tests show that a difference would be smaller than {MARGIN} points |
+| held | Paired t-tests find the claimed difference from every other row of the claim |
+| refuted | For one of these rows, the test finds the opposite difference. Or it finds no difference, and two one-sided paired t-tests show that any would be smaller than {MARGIN} points |
 | undecided | neither |
 
 There is no verdict before all planned seeds.
@@ -71,24 +71,24 @@ There is no verdict before all planned seeds.
 
 METRIC = f"""### The second paper's claims
 
-Metric-attention (https://arxiv.org/abs/2412.18288), with the printed settings. [Its plan](../metric_attention/PLAN.md) has {len(METRIC_PLAN)} claims, which are
-corrected over all of them, apart from those above. Loss and variance have no smallest difference that matters. Variances are compared by
-Brown and Forsythe's test.
+These are claims of metric-attention (https://arxiv.org/abs/2412.18288), with the printed settings. [Its plan](../metric_attention/PLAN.md) has {len(METRIC_PLAN)} of
+them. The level is {LEVEL} for all of them together, apart from the claims above. Loss and variance have no smallest difference that matters.
+Variances are compared by Brown and Forsythe's test.
 """  # noqa: E501
 
 PAPER = f"""### The paper's tables
 
-Claims of the paper in its own tables ({', '.join(PAPER_TABLES)}), at its {len(PAPER_SEEDS)} runs. The tests are the same, at level {LEVEL} for each claim and
-reading. That is corrected for the comparisons of a claim, not for the number of claims. TNS has no smallest difference that matters, and is
+These are claims of the paper in its own tables ({', '.join(PAPER_TABLES)}), at its {len(PAPER_SEEDS)} runs. The tests are the same, at level {LEVEL} for each claim
+and reading. That is corrected for the comparisons of a claim, not for the number of claims. TNS has no smallest difference that matters, and is
 not tested for equivalence.
 """  # noqa: E501
 
 EXPLORATORY = f"""## Exploratory
 
-Everything else has no verdict. The numbers are mean differences over paired seeds with their {1 - LEVEL:.0%} intervals (t). Each stands for itself, and
-nothing corrects for their number. A rank correlation has its p-values, as in the paper.
+Everything else has no verdict. The numbers are mean differences over paired seeds, with their {1 - LEVEL:.0%} intervals of Student's t. Each stands for
+itself, and nothing corrects for their number. A rank correlation has its p-values, as in the paper.
 
-| what is said of stiffness names | |
+| what each number of stiffness names | |
 |---|---|
 | the reading of NSI | adaptive: ‖f‖ / ‖x_t‖; unit: ‖f ⊗ Δt‖ / ‖x_t‖; returned: ‖out − x_t‖ / ‖x_t‖ with the activation |
 | what the mean μ is over | the stage (Definition 2), or all blocks (Eq. 15) |
@@ -255,8 +255,9 @@ def provenance_sheet(tables: dict[str, list[Cell]], results: Path,
                      f'CHECKPOINT --epochs {epochs} --lr {seeds[0]["lr"]:g}`'])
     return Sheet('Runs', [
         'Table', 'Runs', 'Hours', 'Machine', 'PyTorch', 'Commits', 'Command'
-    ], rows, ['Hours: of training iterations by the clock; in brackets how '
-              'many runs noted them, which older ones did not.'], labels=7)
+    ], rows, ['Hours are those of the training iterations, by the clock. In '
+              'brackets stands how many runs noted them. Older runs did not.'],
+        labels=7)
 
 
 def _origin(results: list[dict]) -> list[str]:

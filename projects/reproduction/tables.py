@@ -109,15 +109,15 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
             (size.input_size, size.part) for size in sizes.values()
             if size.input_size):
         notes.append(
-            f'GFLOPs: of the {part} for one image of {height}x{width}, '
-            'multiplications and additions counted as two, pooling, products, '
-            'norms and activations included.')
+            f'GFLOPs are those of the {part} for one image of '
+            f'{height}x{width}. A multiplication and an addition count as '
+            'two. Pooling, products, norms and activations are included.')
     if any(found.values()):
-        best = ('Best: the epoch of each seed that is best on the test data, '
-                'which flatters every row alike; last' if _has_best(found) else
-                'Last')
-        notes.append('Ours: mean ± sample standard deviation over the seeds. '
-                     f'{best}: after all epochs.')
+        best = ('"Best" is the epoch of each seed that is best on the test '
+                'data, which flatters every row alike. ' if _has_best(found)
+                else '')
+        notes.append('Ours is the mean ± sample standard deviation over the '
+                     f'seeds. {best}"Last" is after all epochs.')
     lost = [cell.row for cell in cells if cell.config is None]
     if lost:
         notes.append(f'{", ".join(lost)}: cannot be run, there is no config.')

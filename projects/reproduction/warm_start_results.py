@@ -104,6 +104,7 @@ def warm_start_sheet(seeds: list[dict]) -> Sheet:
         ['Attention', 'Gate', 'At once',
          *(f'After {epochs} epoch{"s" * (epochs > 1)}'
            for epochs in start['epochs']), 'seeds'], rows, [
-             f'Further training at the constant rate {start["lr"]:g}. Mean ± '
-             'sample standard deviation over the seeds.'
+             'The further training has the constant learning rate '
+             f'{start["lr"]:g}. Numbers are the mean ± sample standard '
+             'deviation over the seeds.'
          ], labels=2)
