@@ -161,7 +161,7 @@ def run_stiffness(args: argparse.Namespace) -> None:
             _load_weights(named, weights)
         if args.steps is not None:
             load_steps(named.model, args.steps)
-        if named.note:
+        if named.note and not args.arrays:
             print(f'{label}: {named.note}')
         if not (weights or args.pretrained) and name.startswith(FETCHED):
             print(f'{label}: its weights are random; give --weights, or '

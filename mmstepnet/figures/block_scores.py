@@ -20,7 +20,7 @@ def save_block_scores(scores: Mapping[str, Mapping[str, float]],
             :func:`~mmstepnet.stiffness.ablate_blocks` give them. Blocks are
             those of the first; the other panels say their rank correlation
             with it, over the blocks that they share.
-        path (str | Path): The PNG.
+        path (str | Path): The file; its ending says which format.
         title (str): Above all. Defaults to none.
 
     Example:

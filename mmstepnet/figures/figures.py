@@ -54,7 +54,7 @@ def save_report_figures(runs: Sequence[Run],
                         out_dir: str | Path,
                         trainings: Mapping[str, Training] | None = None,
                         format: str = 'png') -> list[Path]:
-    """Draw the figures of a report, Figures 2, 3, 6, 7, 9 and 10.
+    """Draw a report's Figures 2, 3, 6, 7, 9 and 10, and one a training.
 
     Args:
         runs (Sequence[Run]): What is compared.

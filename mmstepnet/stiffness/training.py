@@ -71,8 +71,8 @@ def find_recordings(path: str | Path) -> list[Path]:
     if not found:
         raise FileNotFoundError(
             f'no stiffness_*.npz in {path} or below; write one with '
-            "custom_hooks=[dict(type='mmstepnet.StiffnessHook')] or with "
-            'python -m mmstepnet stiffness')
+            "custom_hooks=[dict(type='mmstepnet.StiffnessHook')], or name "
+            'the .npz files that python -m mmstepnet stiffness wrote')
     return [file for file in found if file.parent == found[-1].parent]
 
 
