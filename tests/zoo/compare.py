@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -67,8 +68,7 @@ def compare(setting: dict) -> str:
     with DefaultScope.overwrite_default_scope(scope):
         torch.manual_seed(0)
         try:
-            with without_drawing():
-                theirs = MODELS.build(copy.deepcopy(setting))
+            theirs, setting = built(setting)
         except Exception as error:
             return f'{HOST} cannot be built: {said(error)}'
         draw(theirs)
@@ -92,6 +92,27 @@ def compare(setting: dict) -> str:
                 ours, theirs, weights, images, expected, told(setting)))
         except Exception as error:
             return f'does not run: {said(error)}'
+
+
+def built(setting: dict) -> tuple[nn.Module, dict]:
+    """A host's backbone, and the setting that it took.
+
+    JSON made lists of tuples, which some hosts insist on.
+    """
+    with without_drawing():
+        try:
+            return MODELS.build(copy.deepcopy(setting)), setting
+        except AssertionError:
+            setting = with_tuples(setting)
+            return MODELS.build(copy.deepcopy(setting)), setting
+
+
+def with_tuples(value: Any) -> Any:
+    """The same with tuples for lists."""
+    if isinstance(value, dict):
+        return {key: with_tuples(part) for key, part in value.items()}
+    return (tuple(map(with_tuples, value)) if isinstance(value, list)
+            else value)
 
 
 def run(model: nn.Module, setting: dict
