@@ -54,6 +54,7 @@ LATER = {
 """What is imported when it is first asked for, and from where."""
 
 MODULES = 'blocks', 'export', 'figures', 'propagation', 'stiffness'
+"""Likewise; the attentions and steps are there already."""
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',

