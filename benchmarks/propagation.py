@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstepnet.jobs.job import positive_int
+from mmstepnet.checks import positive_int
 from mmstepnet.propagation import (
     dot_product_propagation,
     metric_propagation,

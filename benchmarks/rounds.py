@@ -4,15 +4,15 @@ import argparse
 import multiprocessing
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
-from mmengine.utils import ProgressBar
 
-from mmstepnet.jobs.job import positive_int
+from mmstepnet.checks import positive_int
 
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
@@ -97,15 +97,16 @@ def measure(contestants: dict[str, Timed],
         baseline's steps of the same round.
     """
     first, seconds = {}, {name: [] for name in contestants}
-    bar = ProgressBar(len(contestants) * (args.rounds + args.warmup))
-    for round_ in range(args.warmup + args.rounds):
+    rounds = args.warmup + args.rounds
+    for round_ in range(rounds):
         for name, contestant in contestants.items():
+            print(f'\rround {round_ + 1} of {rounds}: {name:30}', end='',
+                  file=sys.stderr, flush=True)
             elapsed = contestant.time()
             first.setdefault(name, elapsed)
             if round_ >= args.warmup:
                 seconds[name].append(elapsed)
-            bar.update()
-    print()
+    print(file=sys.stderr)
     baseline = seconds[next(iter(contestants))]
     result = {}
     for name, own in seconds.items():

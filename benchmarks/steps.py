@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmstepnet import steps
-from mmstepnet.jobs.job import positive_int
+from mmstepnet.checks import positive_int
 
 from . import tails
 from .networks import (

@@ -13,11 +13,11 @@ import statistics
 import torch
 from transformers import ViTConfig, ViTModel
 
+from mmstepnet.checks import positive_int
 from mmstepnet.integrations.transformers_attention import (
     add_metrics,
     register_attentions,
 )
-from mmstepnet.jobs.job import positive_int
 
 from .propagation import MODES, Contestant
 from .rounds import (

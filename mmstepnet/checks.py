@@ -1,5 +1,6 @@
 """Checks of arguments and of what is installed, for all packages."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Collection
 from importlib.util import find_spec
 from typing import Any
@@ -51,6 +52,14 @@ def check_config(name: str, value: Any, example: str) -> None:
     if not isinstance(value, dict) or 'type' not in value:
         raise TypeError(f"{name} must be a dict with 'type', such as "
                         f'{example}, got {value!r}')
+
+
+def positive_int(text: str) -> int:
+    """Type of an argument of the command line that counts something."""
+    value = int(text)
+    if value < 1:
+        raise ArgumentTypeError(f'must be a positive integer, got {text}')
+    return value
 
 
 def check_installed(owner: str, *names: str, install: str) -> None:

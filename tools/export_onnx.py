@@ -16,14 +16,10 @@ from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmstepnet.checks import positive_int
 from mmstepnet.export import export_onnx
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
-from mmstepnet.jobs.job import (
-    add_config_options,
-    init_scope,
-    load_config,
-    positive_int,
-)
+from mmstepnet.jobs.job import add_config_options, init_scope, load_config
 from mmstepnet.jobs.patches import patch_mmengine
 
 

@@ -6,7 +6,7 @@ import os
 import os.path as osp
 import re
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -104,14 +104,6 @@ class KeyValueAction(DictAction):
                      val.strip('\'"'))
         value = DictAction._parse_iterable(val.replace(' ', KEPT_BLANK))
         return _restore_blanks(value)
-
-
-def positive_int(text: str) -> int:
-    """Type of an argument that counts something."""
-    value = int(text)
-    if value < 1:
-        raise ArgumentTypeError(f'must be a positive integer, got {text}')
-    return value
 
 
 def add_trust_argument(parser: ArgumentParser) -> None:

@@ -16,12 +16,9 @@ from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
 
+from mmstepnet.checks import positive_int
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
-from mmstepnet.jobs.job import (
-    add_config_options,
-    load_config,
-    positive_int,
-)
+from mmstepnet.jobs.job import add_config_options, load_config
 from mmstepnet.jobs.patches import patch_mmengine
 from mmstepnet.stiffness import block_stiffness
 from projects.reproduction.block_selection import (

@@ -16,9 +16,9 @@ from mmengine.runner import Runner
 from rich.console import Console
 
 from mmstepnet.attentions import ATTENTIONS
+from mmstepnet.checks import positive_int
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from mmstepnet.jobs.data_check import check_data
-from mmstepnet.jobs.job import positive_int
 from projects.reproduction import save_result
 from projects.reproduction.provenance import provenance
 from projects.reproduction.warm_start_results import warm_start_sheet

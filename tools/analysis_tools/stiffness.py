@@ -20,16 +20,12 @@ from mmengine.runner import Runner
 from mmengine.utils import ProgressBar
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from mmstepnet.checks import positive_int
 from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.figures import save_stiffness_figures
 from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
-from mmstepnet.jobs.job import (
-    add_config_options,
-    init_scope,
-    load_config,
-    positive_int,
-)
+from mmstepnet.jobs.job import add_config_options, init_scope, load_config
 from mmstepnet.jobs.patches import patch_mmengine
 from mmstepnet.stiffness import MEANS, READINGS, Trajectories
 
