@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from mmstepnet.figures.style import (
     line_style,
@@ -56,6 +57,10 @@ def _draw_rows(ax: Axes, rows: Mapping[str, Sequence[dict]]) -> None:
                         color=line_style(i)[0], alpha=0.18, linewidth=0)
     _mark_stages(ax, seeds[0]['stages'])
     ax.set_yscale('log')
+    # The default's labels are formulas, which this style does not read.
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter('{x:g}'))
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_title('all recorded blocks', fontsize=8)
     ax.set_ylabel('mean NSI (adaptive)')
 
