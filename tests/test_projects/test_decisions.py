@@ -1,6 +1,7 @@
 """What the tables of projects/decisions make of rows, on rows by hand."""
 
 import json
+import re
 
 import pytest
 
@@ -67,3 +68,16 @@ def test_differences_leave_incomplete_seeds_out():
     first, second, *_ = placement.differences(rows)
     assert first.endswith('| stiffest − random | 2 | -0.2500 ± 0.0000 |')
     assert second.endswith('| stiffest − least stiff | 2 | -0.5000 ± 0.0000 |')
+
+
+def test_results_are_those_of_the_rows():
+    """The numbers of the page, but for signs and spaces."""
+    page = (digits.FOLDER / 'RESULTS.md').read_text('utf-8')
+    page = page.replace('−', '-').replace('∞', 'inf')
+    for make, name in ((digits.alarms, 'alarm'),
+                       (digits.ranks, 'architectures')):
+        rows = [line.split('\t') for line in (
+            digits.FOLDER / f'{name}.tsv').read_text('utf-8').splitlines()]
+        for line in make(rows).splitlines()[2:-2]:
+            numbers = re.findall(r'-?(?:\d+\.\d+|inf)', line)
+            assert numbers and all(n in page for n in numbers), line
