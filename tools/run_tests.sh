@@ -20,6 +20,11 @@ elif [ "$stack" = examples ] && [ $# -eq 0 ]; then
     set -- tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer} \
         tests/test_cli tests/test_integrations \
         tests/test_steps/test_{files_transformers,insert_families,lora}.py \
-        tests/test_steps/test_{distributed,modes}.py
+        tests/test_steps/test_{distributed,modes}.py \
+        tests/test_attentions/test_{record_loaders,reset}.py \
+        tests/test_stiffness/test_surroundings.py \
+        tests/test_steps/test_{made_up,set_forwards}.py \
+        tests/test_steps/test_removal.py::test_a_cache_counts_layers \
+        tests/test_steps/test_tail_respects.py::test_accelerate
 fi
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"
