@@ -54,7 +54,8 @@ def prepared(pixels: Tensor, network: str) -> Tensor:
     """What a network takes."""
     x = pixels.float() / 255
     if network == LITE0:
-        return F.interpolate(x * 2 - 1, size=96, mode='bicubic')
+        return F.interpolate(x * 2 - 1, size=96, mode='bicubic').contiguous(
+            memory_format=torch.channels_last)
     mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]
                              )[..., None, None]
     return (x - mean) / std
@@ -91,7 +92,7 @@ def pretrained(network: str, root: Path) -> tuple[nn.Module, str]:
         model.load_state_dict(safetensors.torch.load_file(
             root / f'{network}_cifar10.safetensors'))
         return model, 'linear'
-    model = lite(network)
+    model = lite(network).to(memory_format=torch.channels_last)
     model.reset_classifier(10)
     return model, 'classifier'
 
