@@ -9,6 +9,7 @@ In a process of its own, which it makes believe that there is an H100. ::
     python -m benchmarks.count_launches
 """
 
+import argparse
 import re
 import statistics
 import time
@@ -21,12 +22,13 @@ from triton.runtime import driver
 
 from benchmarks.compile_kernels import AbsentGPU
 from mmstepnet import attentions, steps
+from mmstepnet.checks import positive_int
 from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.tail import dispatch
 from mmstepnet.steps.tail import triton as passes
 
 SHAPE = 4, 64, 4, 4
-ROUNDS, CALLS = 15, 100
+CALLS = 100
 
 FREE = re.compile(r'^aten::(empty|detach|alias|view|_unsafe_view|reshape|'
                   r'as_strided|expand|t|transpose|permute|unsqueeze|squeeze|'
@@ -103,6 +105,11 @@ def tails():
 
 
 def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=positive_int, default=15)
+    args = parser.parse_args()
     driver.set_active(AbsentH100())
     torch.set_num_threads(1)
     times = {}
@@ -110,7 +117,7 @@ def main():
         contestants = tails()
         for take in contestants.values():
             take()  # compiles
-        for _ in range(ROUNDS):
+        for _ in range(args.rounds):
             for name, take in contestants.items():
                 start = time.process_time()
                 for _ in range(CALLS):

@@ -91,8 +91,28 @@ print(get_mmcv_full_find_link(DEFAULT_MMCV_BASE_URL))')
         --retries 1 --only-binary=:all: --find-links "$link" \
         --wheel-dir "$wheels" "$(pinned "$mmcv")" >/dev/null 2>&1
 }
+# Most of mmcv's files begin with one header, whose reading takes three
+# quarters of their time. Where a compiler does not use it, nothing is lost.
+precompile() {
+    local flags
+    flags=$("$venv/bin/python" -W ignore -c '
+import setuptools, sysconfig, torch
+from distutils.ccompiler import new_compiler
+from distutils.sysconfig import customize_compiler
+from torch.utils.cpp_extension import include_paths
+compiler = new_compiler()
+customize_compiler(compiler)
+print(*compiler.compiler_so[1:], "-std=c++17",
+      *(f"-I{p}" for p in [*include_paths(), sysconfig.get_path("include")]),
+      *[] if torch.compiled_with_cxx11_abi() else
+      ["-D_GLIBCXX_USE_CXX11_ABI=0"])' 2>/dev/null)
+    # shellcheck disable=SC2086
+    if "${CXX:-c++}" $flags -x c++-header "$1" -o "$1.new" 2>/dev/null; then
+        mv "$1.new" "$1.gch"
+    fi
+}
 build_wheel() {
-    say "mmcv for $fits: building, about 15 minutes of one core"
+    say "mmcv for $fits: building, about 8 minutes of one core"
     if ! [ -d "$source" ]; then
         rm -rf "$source.new"
         pip download --quiet --no-deps --no-build-isolation \
@@ -100,9 +120,13 @@ build_wheel() {
         tar -xzf "$source.new"/*.tar.gz -C "$source.new" --strip-components 1
         mv "$source.new" "$source"
     fi
-    # In place, where ninja goes on after an interruption. Debug symbols would
-    # take two thirds of the time.
-    CFLAGS=-g0 MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} pip wheel \
+    # Debug symbols would take two thirds of the time. CFLAGS replace all that
+    # Python was built with, so they optimise, too.
+    export CFLAGS='-g0 -O2'
+    header="$source/mmcv/ops/csrc/common/pytorch_cpp_helper.hpp"
+    # In place, where ninja goes on after an interruption.
+    [ -e "$header.gch" ] || precompile "$header"
+    MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} pip wheel \
         --verbose --no-deps --no-build-isolation \
         --wheel-dir "$source/dist" "$source" > "$venv/mmcv.log" 2>&1 &
     local job=$! seconds=0

@@ -90,9 +90,11 @@ def tested(model: nn.Module, x: Tensor, labels: Tensor) -> tuple[float, float]:
 
 @cache
 def losses_without(network: str, seed: int, root: Path) -> dict[str, float]:
-    """Increase of the cross-entropy without each block."""
-    model, _, ablated, *_ = task(network, seed, root)
-    return ablate_blocks(model, lambda model: -tested(model, *ablated)[0])
+    """Increase of the cross-entropy without each recorded block."""
+    model, scored, ablated, *_ = task(network, seed, root)
+    recorded = list(block_scores(model, [scored], 'last'))
+    return ablate_blocks(model, lambda model: -tested(model, *ablated)[0],
+                         recorded, example=scored[:1])
 
 
 def task(network: str, seed: int, root: Path) -> Task:

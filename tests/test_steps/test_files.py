@@ -230,6 +230,7 @@ def test_wrapped_models(tmp_path):
 
 
 def in_process(rank, world, kinds, folder):
+    torch.set_num_threads(1)  # a fork has not its parent's threads
     dist.init_process_group('gloo', rank=rank, world_size=world,
                             init_method=f'file://{folder}/store')
     for kind in kinds:
@@ -264,7 +265,8 @@ def test_saved_by_two_processes(tmp_path):
     kinds = ['DDP']
     if find_spec('torch.distributed.fsdp._fully_shard'):
         kinds.append('FSDP2')
-    mp.spawn(in_process, (2, kinds, tmp_path), 2)
+    mp.start_processes(in_process, (2, kinds, tmp_path), 2,
+                       start_method='fork')
     for kind in kinds:
         model, plain, x, _ = make('resnet')
         mmstepnet.load_steps(plain, tmp_path / kind)

@@ -30,8 +30,8 @@ train_cfg = dict(
 custom_hooks = [dict(type='mmstepnet.InterimCheckpointHook', interval=4)]
 default_hooks = dict(checkpoint=dict(interval=1, max_keep_ckpts=1))
 train_dataloader = dict(
-    num_workers={workers}, persistent_workers={workers} > 0,
-    dataset=dict(indices=384))
+    batch_size=16, num_workers={workers}, persistent_workers={workers} > 0,
+    dataset=dict(indices=96))
 val_dataloader = dict(num_workers=0, persistent_workers=False)
 """
 BASE = 'configs/digits/resnet20_stepnet_digits.py'

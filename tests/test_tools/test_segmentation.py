@@ -15,7 +15,7 @@ from mmstepnet import TrajectoryRecorder
 from mmstepnet.models import StepResNetV1c
 from mmstepnet.stiffness import Trajectories
 from tests.documents import ROOT, python_snippets
-from tests.programs import run_tool
+from tests.programs import call_tool, load_tool, run_tool
 
 pytest.importorskip(
     'mmseg', reason='needs MMSegmentation: requirements/tests-*.txt')
@@ -84,7 +84,7 @@ def job(tmp_path_factory):
     config = folder / 'small.py'
     config.write_text(SMALL.format(
         data=str(folder / 'data'), classes=CLASSES))
-    run_tool('tools/train.py', config, '--work-dir', folder / 'train')
+    call_tool(load_tool('train.py'), config, '--work-dir', folder / 'train')
     run_tool('tools/test.py', config, folder / 'train' / 'iter_3.pth',
              '--work-dir', folder / 'test',
              '--out', folder / 'predictions.pkl',

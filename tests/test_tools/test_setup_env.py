@@ -25,15 +25,22 @@ case "$*" in
     *--only-binary*)
         [ "$PREBUILT" ] && mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
     *"pip --disable-pip-version-check download"*)
-        mkdir -p "$dest/mmcv-2" && touch "$dest/mmcv-2/setup.py"
+        mkdir -p "$dest/mmcv-2/mmcv/ops/csrc/common"
+        touch "$dest/mmcv-2/setup.py"
         tar -czf "$dest/mmcv-2.tar.gz" -C "$dest" mmcv-2 ;;
     *--verbose*)
-        [ -f "$last/setup.py" ] && [ "$CFLAGS" = -g0 ] || exit 1
+        [ -f "$last/setup.py" ] && [ "$CFLAGS" = '-g0 -O2' ] || exit 1
+        [ -f "$last"/mmcv/ops/csrc/common/*.hpp.gch ] || exit 1
         [ "$BROKEN" ] && exit 1
         mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
     *force-reinstall*) touch "$FOLDER/ops" ;;
     *"import mmcv.ops"*) [ -e "$FOLDER/ops" ] ;;
 esac
+'''
+COMPILER = '''#!/bin/sh
+echo "$*" >> "$CALLS"
+for word in "$@"; do last=$word; done
+touch "$last"
 '''
 
 
@@ -41,9 +48,11 @@ esac
 def setup_env(tmp_path):
     """Calls setup_env.sh; returns the calls of Python, by what they did."""
     python = tmp_path / 'venv' / 'bin' / 'python'
+    compiler = tmp_path / 'compiler'
     python.parent.mkdir(parents=True)
-    python.write_text(FAKE)
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    for path, text in (python, FAKE), (compiler, COMPILER):
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
     calls = tmp_path / 'calls'
 
     def run(*arguments, code=0, **env):
@@ -53,11 +62,12 @@ def setup_env(tmp_path):
             capture_output=True, text=True, env={
                 **os.environ, 'VENV': str(tmp_path / 'venv'),
                 'STACK': 'onedl', 'FOLDER': str(tmp_path),
-                'CALLS': str(calls), **env})
+                'CALLS': str(calls), 'CXX': str(compiler), **env})
         assert done.returncode == code, done.stdout + done.stderr
         names = {'--only-binary': 'fetch', ' download': 'download',
-                 '--verbose': 'build', '--force-reinstall': 'install',
-                 '-e .': 'package', 'docs.txt': 'tests'}
+                 'c++-header': 'header', '--verbose': 'build',
+                 '--force-reinstall': 'install', '-e .': 'package',
+                 'docs.txt': 'tests'}
         return [name for line in calls.read_text().splitlines()
                 for mark, name in names.items() if mark in line], done.stderr
 
@@ -82,7 +92,7 @@ def test_a_wheel_that_is_found_is_not_built(setup_env, tmp_path):
 def test_else_it_is_built_and_kept(setup_env, tmp_path):
     """A build that failed goes on in the same sources."""
     done, err = setup_env('ops', code=1, BROKEN='1')
-    assert done == ['package', 'fetch', 'download', 'build']
+    assert done == ['package', 'fetch', 'download', 'header', 'build']
     assert wheels(tmp_path) == []
     assert setup_env('ops')[0] == ['fetch', 'build', 'install']
     assert len(wheels(tmp_path)) == 1

@@ -138,21 +138,21 @@ val_cfg = dict()
 test_cfg = dict()
 ''')
     work_dir = tmp_path / 'work_dir'
-    succeed(sys.executable, 'tools/train.py', config, '--work-dir', work_dir)
+    call('train.py', config, '--work-dir', work_dir)
     checkpoint = work_dir / 'epoch_1.pth'
     # The run's own copy of the config has paths of the classes.
     predictions = {}
     for path in (config, work_dir / 'new_style.py'):
         predictions[path] = tmp_path / f'{path.parent.name}.pkl'
-        succeed(sys.executable, 'tools/test.py', path, checkpoint,
-                '--work-dir', tmp_path / 'test', '--out', predictions[path])
+        call('test.py', path, checkpoint, '--work-dir', tmp_path / 'test',
+             '--out', predictions[path])
     scores = [torch.stack([sample['pred_score'] for sample in
                            pickle.loads(path.read_bytes())])
               for path in predictions.values()]
     assert scores[0].shape == (50, 10)
     assert torch.equal(*scores)
-    succeed(sys.executable, 'tools/analysis_tools/stiffness.py', config,
-            checkpoint, '--out', tmp_path / 'stiffness')
+    call('analysis_tools/stiffness.py', config, checkpoint,
+         '--out', tmp_path / 'stiffness')
     assert (tmp_path / 'stiffness' / 'stiffness_test_epoch_1.npz').exists()
     complexity = measure_complexity(str(config))
     assert complexity.part == 'whole model' and complexity.flops
