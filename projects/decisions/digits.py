@@ -10,6 +10,7 @@ first ended. Then the tables.
 import argparse
 import json
 import math
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -120,18 +121,33 @@ def diverges(losses: list[float]) -> bool:
     return bool(means[-1] > min(means.min() + 1, 2.2))
 
 
-def ratios(values: list[float]) -> np.ndarray:
-    """Of each measurement to the median of those before it."""
-    with np.errstate(all='ignore'):
-        found = [values[k] / np.median(values[:k])
-                 for k in range(FIRST - 1, len(values))]
-    return np.nan_to_num(found, nan=np.inf)
+def ratios(values: list[float], left_out: bool = False) -> np.ndarray:
+    """Of each measurement to the median of those before it.
+
+    Values that are not finite warn, or are left out.
+    """
+    found = np.array(values)
+    if left_out:
+        found[~np.isfinite(found)] = np.nan
+    median = np.nanmedian if left_out else np.median
+    with np.errstate(all='ignore'), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of a past that is all NaN
+        found = [found[k] / median(found[:k])
+                 for k in range(FIRST - 1, len(found))]
+    return np.nan_to_num(found, nan=0.0 if left_out else np.inf)
 
 
-def alarms(rows: list[list[str]]) -> str:
-    """The table of question 2."""
+def alarms(rows: list[list[str]], left_out: bool = False) -> str:
+    """The table of question 2.
+
+    Args:
+        rows (list): Of ``alarm.tsv``.
+        left_out (bool): Whether undefined values of TNS and NSI neither warn
+            nor count, which was not planned. Defaults to False.
+    """
     runs = [(int(seed), diverges(json.loads(losses)), {
-        name: ratios(values) for name, values in json.loads(seen).items()})
+        name: ratios(values, left_out and name in QUANTITIES[2:])
+        for name, values in json.loads(seen).items()})
         for _, _, seed, losses, seen in rows]
     highest = {name: max(r[name].max() for seed, bad, r in runs
                          if seed < 5 and not bad) for name in QUANTITIES}
@@ -187,32 +203,63 @@ def architecture(depth: int, width: int, attention: str,
             (scores.argmax(1) == labels[1437:]).float().mean().item()]
 
 
+def over_seeds(rows: list[list[str]]
+               ) -> tuple[list[tuple[str, ...]], np.ndarray]:
+    """The networks, and the means of their scores, loss and accuracy."""
+    names = sorted({tuple(row[:3]) for row in rows})
+    return names, np.array([
+        np.mean([[float(v) for v in row[4:]] for row in rows
+                 if tuple(row[:3]) == name], 0) for name in names])
+
+
 def ranks(rows: list[list[str]]) -> str:
     """The table of question 3."""
-    names = sorted({tuple(row[:3]) for row in rows})
-    values = np.array([np.mean([[float(v) for v in row[4:]] for row in rows
-                                if tuple(row[:3]) == name], 0)
-                       for name in names])
+    names, values = over_seeds(rows)
     rng = np.random.default_rng(0)
-    draws = [rng.integers(len(names), size=len(names)) for _ in range(2000)]
-
-    def size(k: int, chosen: np.ndarray) -> float:
-        rho = stats.spearmanr(values[chosen, k], values[chosen, 7]).statistic
-        return abs(rho)
-    whole = np.arange(len(names))
+    draws = np.stack([rng.integers(len(names), size=len(names))
+                      for _ in range(2000)])
+    (rho, ), drawn = correlations(values[None]), correlations(values[draws])
     lines = ['| score | ρ with the test loss | its size, 95 % interval |',
              '|---' * 3 + '|']
     for k, name in enumerate(SCORES):
-        rho = stats.spearmanr(values[:, k], values[:, 7]).statistic
-        low, high = np.nanpercentile([size(k, d) for d in draws], [2.5, 97.5])
-        lines.append(f'| {name} | {rho:.2f} | {low:.2f} to {high:.2f} |')
+        low, high = np.nanpercentile(abs(drawn[:, k]), [2.5, 97.5])
+        lines.append(f'| {name} | {rho[k]:.2f} | {low:.2f} to {high:.2f} |')
     tns, parameters = SCORES.index('TNS, epoch 1'), SCORES.index('parameters')
-    low, high = np.nanpercentile([size(tns, d) - size(parameters, d)
-                                  for d in draws], [2.5, 97.5])
+    low, high = np.nanpercentile(
+        abs(drawn[:, tns]) - abs(drawn[:, parameters]), [2.5, 97.5])
     return '\n'.join([
         *lines, f'\nTNS after one epoch minus parameters, {len(names)} '
-        f'networks: {size(tns, whole) - size(parameters, whole):.2f} '
+        f'networks: {abs(rho[tns]) - abs(rho[parameters]):.2f} '
         f'({low:.2f} to {high:.2f}).'])
+
+
+def within_depths(rows: list[list[str]]) -> str:
+    """Depth as a score, and TNS among networks of one depth; not planned."""
+    names, values = over_seeds(rows)
+    depths = np.array([int(depth) for depth, *_ in names])
+    rho = stats.spearmanr(depths, values[:, 7]).statistic
+    lines = [f'Depth: ρ = {rho:.2f}.\n',
+             '| depth | test losses | ρ of TNS, untrained | ρ of TNS, epoch 1 '
+             '|', '|---' * 4 + '|']
+    for depth in np.unique(depths):
+        own = values[depths == depth]
+        cells = [f'{r:.2f}' for r in correlations(own[None])[0, :2]]
+        lines.append(f'| {depth} | {own[:, 7].min():.3f} to '
+                     f'{own[:, 7].max():.3f} | {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def correlations(values: np.ndarray) -> np.ndarray:
+    """Spearman's ρ of each score with the test loss.
+
+    Args:
+        values (ndarray): Scores, then loss and accuracy, (draws, networks, 9).
+
+    Returns:
+        ndarray: (draws, 7); NaN where a score is the same for all networks.
+    """
+    ranks = stats.zscore(stats.rankdata(values[..., :8], axis=1), axis=1)
+    return (ranks[..., :7] * ranks[..., 7:]).mean(1)
 
 
 def main() -> None:
@@ -224,13 +271,15 @@ def main() -> None:
                         help='folder of the rows')
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(alarms(run_missing(
+    rows = run_missing(
         args.out / 'alarm.tsv', product(('plain', 'StepNet'), RATES, SEEDS),
-        alarm)))
-    print(ranks(run_missing(
+        alarm)
+    print(alarms(rows), alarms(rows, left_out=True), sep='\n\n')
+    rows = run_missing(
         args.out / 'architectures.tsv',
         product((8, 14, 20, 32), (8, 16), ('plain', 'SE', 'StepNet'),
-                ARCHITECTURE_SEEDS), architecture)))
+                ARCHITECTURE_SEEDS), architecture)
+    print('', ranks(rows), within_depths(rows), sep='\n\n')
 
 
 if __name__ == '__main__':
