@@ -122,8 +122,8 @@ build_wheel() {
     fi
     # Debug symbols would take two thirds of the time. CFLAGS replace all that
     # Python was built with, so they optimise, too.
-    export CFLAGS='-g0 -O2'
-    header="$source/mmcv/ops/csrc/common/pytorch_cpp_helper.hpp"
+    local -x CFLAGS='-g0 -O2'
+    local header="$source/mmcv/ops/csrc/common/pytorch_cpp_helper.hpp"
     # In place, where ninja goes on after an interruption.
     [ -e "$header.gch" ] || precompile "$header"
     MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} pip wheel \

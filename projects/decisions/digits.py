@@ -137,13 +137,20 @@ def ratios(values: list[float], left_out: bool = False) -> np.ndarray:
     return np.nan_to_num(found, nan=0.0 if left_out else np.inf)
 
 
-def alarms(rows: list[list[str]], left_out: bool = False) -> str:
-    """The table of question 2.
+def first_warnings(rows: list[list[str]], left_out: bool = False
+                   ) -> tuple[dict[str, float],
+                              list[tuple[bool, dict[str, float]]]]:
+    """What each quantity must exceed to warn, and where it does so first.
 
     Args:
         rows (list): Of ``alarm.tsv``.
         left_out (bool): Whether undefined values of TNS and NSI neither warn
             nor count, which was not planned. Defaults to False.
+
+    Returns:
+        tuple: The largest ratios of healthy runs of seeds 0 to 4. Of each run
+        of the other seeds whether it diverges, and the iterations, which are
+        infinite where nothing warns.
     """
     runs = [(int(seed), diverges(json.loads(losses)), {
         name: ratios(values, left_out and name in QUANTITIES[2:])
@@ -151,25 +158,32 @@ def alarms(rows: list[list[str]], left_out: bool = False) -> str:
         for _, _, seed, losses, seen in rows]
     highest = {name: max(r[name].max() for seed, bad, r in runs
                          if seed < 5 and not bad) for name in QUANTITIES}
-    held = [run for run in runs if run[0] >= 5]
-    first = [{name: next((k for k, value in enumerate(r[name])
-                          if value > highest[name]), math.inf)
-              for name in QUANTITIES} for _, _, r in held]
+    return highest, [
+        (bad, {name: next(((k + FIRST) * EVERY
+                           for k, value in enumerate(r[name])
+                           if value > highest[name]), math.inf)
+               for name in QUANTITIES})
+        for seed, bad, r in runs if seed >= 5]
+
+
+def alarms(rows: list[list[str]], left_out: bool = False) -> str:
+    """The table of question 2, of what :func:`first_warnings` finds."""
+    highest, held = first_warnings(rows, left_out)
     lines = ['| quantity | c | false alarms | diverging runs that it warns of '
              '| median iteration of the warning |', '|---' * 5 + '|']
     for name in QUANTITIES:
-        of = {kind: [f[name] for f, run in zip(first, held)
-                     if run[1] is kind] for kind in (True, False)}
+        of = {kind: [first[name] for bad, first in held if bad is kind]
+              for kind in (True, False)}
         warned = [k for k in of[True] if k < math.inf]
-        when = np.median(warned) if warned else math.nan
         lines.append(
             f'| {name} | {highest[name]:.2f} | '
             f'{sum(k < math.inf for k in of[False])} of {len(of[False])} | '
             f'{len(warned)} of {len(of[True])} | '
-            f'{(when + FIRST) * EVERY:.0f} |')
-    bad = [f for f, run in zip(first, held) if run[1]]
-    earlier = sum(min(f['TNS'], f['largest NSI'])
-                  < min(f['loss'], f['gradient norm']) for f in bad)
+            f'{np.median(warned) if warned else math.nan:.0f} |')
+    bad = [first for diverging, first in held if diverging]
+    earlier = sum(min(first['TNS'], first['largest NSI'])
+                  < min(first['loss'], first['gradient norm'])
+                  for first in bad)
     interval = stats.binomtest(earlier, len(bad)).proportion_ci(
         method='exact')
     return '\n'.join([

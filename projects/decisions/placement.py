@@ -62,8 +62,21 @@ def differences(rows: list[list[str]]) -> Iterator[str]:
                        f'{len(by_seed)} | {interval(by_seed, 4)} |')
 
 
+def means(rows: list[list[str]]) -> Iterator[str]:
+    """Accuracy and cross-entropy of each network and choice, over seeds."""
+    yield '| network | gates in blocks | seeds | accuracy, % | cross-entropy |'
+    yield '|---' * 5 + '|'
+    for network, choice in product(NETWORKS, CHOICES):
+        found = [(float(accuracy), float(loss)) for _, *name, accuracy, loss,
+                 _ in rows if name == [network, choice]]
+        if found:
+            accuracies, losses = map(list, zip(*found))
+            yield (f'| {network} | {choice} | {len(found)} | '
+                   f'{interval(accuracies, 2)} | {interval(losses, 4)} |')
+
+
 def main() -> None:
-    """Run what is missing, then print the table."""
+    """Run what is missing, then print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,7 +89,7 @@ def main() -> None:
         partial(measure, args.data))
     print('| networks | cross-entropy | seeds | difference |')
     print('|---' * 4 + '|')
-    print('\n'.join(differences(rows)))
+    print('\n'.join((*differences(rows), '', *means(rows))))
 
 
 if __name__ == '__main__':

@@ -24,11 +24,12 @@ from mmstepnet.figures.style import (
 from .curves import GREEDY, NETWORKS, OUT, SCORES, SEEDS
 
 DRAWS = 2000
+TICKS = (0, 0.1, 0.2, 0.5, 1), (0, 0.5, 1, 2, 5, 10)
 SHOWN = (*SCORES, 'random', 'ablation')
 NAMES = {'adaptive': 'NSI, adaptive', 'returned': 'NSI, returned',
          'share': 'share of stiffness', 'f_norm': '‖f‖',
          'influence': 'block influence', 'last': 'last first',
-         'random': 'random', 'ablation': 'ablation (bound)'}
+         'random': 'random', 'ablation': 'ablation (trial)'}
 
 
 class Network:
@@ -196,9 +197,11 @@ def draw_curves(networks: list[Network]) -> Figure:
     figure, axes = grid_figure(len(networks), 2, 2.9, 2.3)
     for ax, n in zip(axes, networks):
         at = [k for k in range(1, len(n.names) // 2 + 1) if n.has(k)]
+        highest = 0.0
         for i, score in reversed(list(enumerate(SHOWN))):
             found = [n.interval(n.mean_of(score, k)) for k in at]
             mean, low, high = zip(*found)
+            highest = max(highest, *mean)
             color, _ = line_style(i)
             ax.plot(at, mean, color='black' if score == 'ablation' else color,
                     ls=':' if score in ('random', 'last') else '-',
@@ -211,6 +214,8 @@ def draw_curves(networks: list[Network]) -> Figure:
         ax.set(xlabel='blocks removed', ylabel='increase of cross-entropy')
         ax.set_xticks(at)
         ax.set_yscale('symlog', linthresh=0.5)
+        ax.set_ylim(-0.1, highest * 1.1)
+        ax.set_yticks([y for y in TICKS[highest > 2] if y < highest])
         ax.yaxis.set_major_formatter('{x:g}')
     handles, labels = axes[0].get_legend_handles_labels()
     legend_below(figure, handles[::-1], labels[::-1])

@@ -4,6 +4,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
+def read(path: Path) -> list[list[str]]:
+    """The rows of a file."""
+    return [line.split('\t') for line in path.read_text(
+        'utf-8').splitlines()]
+
+
 def run_missing(path: Path, cases: Iterable[tuple],
                 measure: Callable[..., Iterable]) -> list[list[str]]:
     """Measure the cases that a file has not, each written as it comes.
@@ -16,8 +22,7 @@ def run_missing(path: Path, cases: Iterable[tuple],
     Returns:
         list: All rows of the file.
     """
-    rows = [line.split('\t') for line in path.read_text(
-        'utf-8').splitlines()] if path.exists() else []
+    rows = read(path) if path.exists() else []
     for case in cases:
         name = [str(part) for part in case]
         if name not in [row[:len(name)] for row in rows]:

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip('sklearn')
 from projects.decisions import digits, placement  # noqa: E402
+from projects.recipes.rows import read  # noqa: E402
 
 
 def test_a_run_diverges_as_the_plan_says():
@@ -80,8 +81,7 @@ def test_results_are_those_of_the_rows():
             (partial(digits.alarms, left_out=True), 'alarm', -2),
             (digits.ranks, 'architectures', -2),
             (digits.within_depths, 'architectures', None)):
-        rows = [line.split('\t') for line in (
-            digits.FOLDER / f'{name}.tsv').read_text('utf-8').splitlines()]
+        rows = read(digits.FOLDER / f'{name}.tsv')
         for line in make(rows).splitlines()[4 if last is None else 2:last]:
             numbers = re.findall(r'-?(?:\d+\.\d+|inf)', line)
             assert numbers and all(n in page for n in numbers), line

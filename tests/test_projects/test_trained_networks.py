@@ -11,12 +11,8 @@ pytest.importorskip('sklearn')
 from projects.decisions import placement  # noqa: E402
 from projects.pruning import fine_tuning  # noqa: E402
 from projects.recipes import pretrained  # noqa: E402
+from projects.recipes.rows import read  # noqa: E402
 from tests.documents import ROOT  # noqa: E402
-
-
-def read(path):
-    return [line.split('\t')
-            for line in path.read_text('utf-8').splitlines()]
 
 
 def recipes():
