@@ -185,7 +185,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', type=Path, required=True)
     parser.add_argument('--rows', type=Path, default=ROWS)
-    parser.add_argument('--seeds', type=int, default=3)
+    parser.add_argument('--seeds', type=int, default=3,
+                        help='of the ResNets for CIFAR-10')
     parser.add_argument('--digits-seeds', type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
