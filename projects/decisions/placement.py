@@ -6,7 +6,6 @@ Question 1 of PLAN.md. One row a seed, network and choice of blocks, written as
 it comes; a second call goes on where the first ended.
 """
 
-import argparse
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -21,7 +20,7 @@ from projects.recipes.pretrained import (
     pretrained,
     train_steps,
 )
-from projects.recipes.rows import run_missing
+from projects.recipes.rows import experiment, run_missing
 
 NETWORKS = 'resnet20', 'resnet32', 'resnet44'
 CHOICES = 'stiffest', 'least stiff', 'random'
@@ -77,11 +76,7 @@ def means(rows: list[list[str]]) -> Iterator[str]:
 
 def main() -> None:
     """Run what is missing, then print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data', type=Path, required=True)
-    parser.add_argument('--rows', type=Path, default=ROWS)
+    parser = experiment(__doc__, ROWS)
     parser.add_argument('--seeds', type=int, default=10)
     args = parser.parse_args()
     rows = run_missing(

@@ -7,7 +7,6 @@ number of removed blocks, written as it comes; a second call goes on where the
 first ended. Then the tables.
 """
 
-import argparse
 import copy
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -31,7 +30,7 @@ from projects.recipes.pretrained import (
     pretrained,
     train,
 )
-from projects.recipes.rows import run_missing
+from projects.recipes.rows import experiment, run_missing
 
 RESNETS = 'resnet20', 'resnet32', 'resnet44'
 DIGITS = 'digits'
@@ -180,11 +179,7 @@ def differences(rows: list[list[str]]) -> Iterator[str]:
 
 def main() -> None:
     """Run what is missing, then print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data', type=Path, required=True)
-    parser.add_argument('--rows', type=Path, default=ROWS)
+    parser = experiment(__doc__, ROWS)
     parser.add_argument('--seeds', type=int, default=3,
                         help='of the ResNets for CIFAR-10')
     parser.add_argument('--digits-seeds', type=int, default=10)

@@ -8,7 +8,6 @@ second call goes on where the first ended. Then the table. What is done, and
 why, stands in PLAN.md.
 """
 
-import argparse
 import random
 import statistics
 import time
@@ -29,7 +28,7 @@ from torch import Tensor
 import mmstepnet
 
 from .cifar_resnet import CIFARResNet
-from .rows import run_missing
+from .rows import experiment, run_missing
 
 RECIPES = 'gates', 'gates and head', 'all', 'head'
 SEEDS = range(5)
@@ -225,12 +224,7 @@ def interval(values: list[float], digits: int) -> str:
 
 def main() -> None:
     """Run what is missing, then print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data', type=Path, required=True)
-    parser.add_argument('--rows', type=Path,
-                        default=Path(__file__).with_name('rows.tsv'))
+    parser = experiment(__doc__, Path(__file__).with_name('rows.tsv'))
     parser.add_argument('--pictures', type=int, default=5000)
     parser.add_argument('--test', type=int, default=10_000)
     parser.add_argument('--epochs', type=int, default=2)

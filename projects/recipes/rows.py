@@ -1,7 +1,17 @@
 """Rows of an experiment in a file: what is there is not run again."""
 
+import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+
+def experiment(doc: str | None, rows: Path) -> argparse.ArgumentParser:
+    """Arguments of a program: its data, and where its rows are."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--data', type=Path, required=True)
+    parser.add_argument('--rows', type=Path, default=rows)
+    return parser
 
 
 def read(path: Path) -> list[list[str]]:
