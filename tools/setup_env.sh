@@ -92,7 +92,8 @@ print(get_mmcv_full_find_link(DEFAULT_MMCV_BASE_URL))')
         --wheel-dir "$wheels" "$(pinned "$mmcv")" >/dev/null 2>&1
 }
 # Most of mmcv's files begin with one header, whose reading takes three
-# quarters of their time. Where a compiler does not use it, nothing is lost.
+# quarters of their time. Where it cannot be compiled, or a compiler does not
+# use it, the build goes on without it.
 precompile() {
     local flags
     flags=$("$venv/bin/python" -W ignore -c '
@@ -105,7 +106,7 @@ customize_compiler(compiler)
 print(*compiler.compiler_so[1:], "-std=c++17",
       *(f"-I{p}" for p in [*include_paths(), sysconfig.get_path("include")]),
       *[] if torch.compiled_with_cxx11_abi() else
-      ["-D_GLIBCXX_USE_CXX11_ABI=0"])' 2>/dev/null)
+      ["-D_GLIBCXX_USE_CXX11_ABI=0"])' 2>/dev/null) || return 0
     # shellcheck disable=SC2086
     if "${CXX:-c++}" $flags -x c++-header "$1" -o "$1.new" 2>/dev/null; then
         mv "$1.new" "$1.gch"

@@ -105,7 +105,7 @@ def measure(root: Path, seed: int, network: str, order: str,
             count: int) -> list:
     """Cross-entropy and accuracy before and after; the removed blocks."""
     model, scored, _, (x, labels), test, prepare = task(
-        network, seed if network == DIGITS else 0, root)
+        network, seed, root)
     removed = []
     if order != WHOLE:
         found = (losses_without(network, seed if network == DIGITS else 0,

@@ -21,6 +21,7 @@ done
 case "$*" in
     *"cache dir") echo "$FOLDER/cache" ;;
     *torch.__version__*) echo {FITS} ;;
+    *customize_compiler*) [ ! "$FLAGLESS" ] ;;
     *find_link*) echo https://wheels.example ;;
     *--only-binary*)
         [ "$PREBUILT" ] && mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
@@ -30,7 +31,8 @@ case "$*" in
         tar -czf "$dest/mmcv-2.tar.gz" -C "$dest" mmcv-2 ;;
     *--verbose*)
         [ -f "$last/setup.py" ] && [ "$CFLAGS" = '-g0 -O2' ] || exit 1
-        [ -f "$last"/mmcv/ops/csrc/common/*.hpp.gch ] || exit 1
+        [ "$CXX" = false ] ||
+            [ -f "$last"/mmcv/ops/csrc/common/*.hpp.gch ] || exit 1
         [ "$BROKEN" ] && exit 1
         mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
     *force-reinstall*) touch "$FOLDER/ops" ;;
@@ -100,6 +102,12 @@ def test_else_it_is_built_and_kept(setup_env, tmp_path):
     # Another environment of this torch takes it.
     (tmp_path / 'venv' / 'ops.made').unlink()
     assert setup_env('ops')[0] == ['install']
+
+
+@pytest.mark.parametrize('broken', [{'CXX': 'false'}, {'FLAGLESS': '1'}])
+def test_the_header_may_fail(setup_env, tmp_path, broken):
+    assert setup_env('wheel', **{'CXX': 'false', **broken})[0][-1] == 'build'
+    assert len(wheels(tmp_path)) == 1
 
 
 def test_unknown_part(setup_env):
