@@ -30,9 +30,12 @@ case "$*" in
         touch "$dest/mmcv-2/setup.py"
         tar -czf "$dest/mmcv-2.tar.gz" -C "$dest" mmcv-2 ;;
     *--verbose*)
-        [ -f "$last/setup.py" ] && [ "$CFLAGS" = '-g0 -O2' ] || exit 1
-        [ "$CXX" = false ] ||
-            [ -f "$last"/mmcv/ops/csrc/common/*.hpp.gch ] || exit 1
+        [ -f "$last/setup.py" ] || exit 1
+        header=$(echo "$last"/mmcv/ops/csrc/common/*.hpp.gch)
+        flags='-g0 -O2'
+        [ ! -f "$header" ] || flags="$flags -include ${{header%.gch}}"
+        [ "$CXX" = false ] || [ -f "$header" ] || exit 1
+        [ "$CFLAGS" = "$flags" ] || exit 1
         [ "$BROKEN" ] && exit 1
         mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
     *force-reinstall*) touch "$FOLDER/ops" ;;
