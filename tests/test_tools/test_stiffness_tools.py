@@ -148,6 +148,19 @@ class TestMeasure:
                  tmp_path, '--blocks', 'layer9.*', '--device', 'cpu',
                  '--cfg-options', *IN_PROCESS)
 
+    def test_model_without_residual_steps(self, tmp_path):
+        config = tmp_path / 'vgg.py'
+        config.write_text(
+            f"_base_ = ['{CONFIG}']\nmodel = dict(head=dict(in_channels=512), "
+            "backbone=dict(type='VGG', depth=11, _delete_=True))")
+        model = build_model(Config.fromfile(config))
+        torch.save(model.state_dict(), tmp_path / 'vgg.pth')
+        with pytest.raises(RuntimeError, match='no sample .*: no residual '
+                           'step of ImageClassifier'):
+            call('stiffness', config, tmp_path / 'vgg.pth', '--out', tmp_path,
+                 '--max-samples', 2, '--cfg-options', *IN_PROCESS)
+
+
 class TestReport:
 
     @pytest.fixture(scope='class')

@@ -69,7 +69,10 @@ def parse_args() -> argparse.Namespace:
 
 
 class KeepStiffnessHook(StiffnessHook):
-    """Keeps what it measures, and shows how far it is."""
+    """Keeps what it measures, or why it could not, and shows how far it is."""
+
+    trajectories: Trajectories | None = None
+    why: str | None = None
 
     def before_test_epoch(self, runner: Runner) -> None:
         super().before_test_epoch(runner)
@@ -79,8 +82,12 @@ class KeepStiffnessHook(StiffnessHook):
         super().after_test_iter(*args, **kwargs)
         self.bar.update()
 
+    def _warn(self, runner: Runner, why: str | None) -> None:
+        super()._warn(runner, why)
+        self.why = self.why or why
+
     def save_and_draw(self, runner: Runner, trajectories: Trajectories,
-             scalars: dict[str, float]) -> None:
+                      scalars: dict[str, float]) -> None:
         self.trajectories = trajectories
         print(f'{len(trajectories.blocks)} residual steps; left out as the '
               f'first of their stages: {", ".join(trajectories.excluded)}')
@@ -146,12 +153,14 @@ def measure(runner: Runner, blocks: list[str] | None = None,
         device (str, optional): Where it runs. Default: a GPU if there is.
 
     Raises:
-        RuntimeError: The model does not pass each sample exactly once.
+        RuntimeError: No sample could be measured.
     """
     runner.model.to(device or get_device())
     hook = KeepStiffnessHook(blocks=blocks)
     runner.register_hook(hook)
     runner.test()
+    if hook.trajectories is None:
+        raise RuntimeError(f'no sample could be measured: {hook.why}')
     return hook.trajectories
 
 
