@@ -94,7 +94,9 @@ def main() -> None:
     check_equal(path, weights)
     print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB, '
           f'{len(weights)} tensors')
-    described = {key: json.dumps(value) for key, value in meta.items()}
+    # Arrays, which data sets of poses have, become lists.
+    described = {key: json.dumps(value, default=lambda array: array.tolist())
+                 for key, value in meta.items()}
     path = write(save(weights, described), args.out, '.safetensors')
     check_equal(path, weights)
     print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB')

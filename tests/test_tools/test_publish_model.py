@@ -1,11 +1,13 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 import torch
 from mmpretrain import get_model
 from safetensors import safe_open
 
+from mmstepnet.jobs.safe_load import load_file
 from tests.programs import call_tool, load_tool
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
@@ -18,7 +20,8 @@ def checkpoint(tmp_path):
         torch.nn.init.normal_(p, std=0.1)
     path = tmp_path / 'epoch_3.pth'
     meta = dict(epoch=3, seed=1, experiment_name='mine', cfg='model = {}',
-                dataset_meta=dict(classes=tuple('0123456789')))
+                dataset_meta=dict(classes=tuple('0123456789'),
+                                  sigmas=np.ones(2, np.float32)))
     torch.save(
         dict(meta=meta, state_dict=model.state_dict(), optimizer=dict(
             state={0: torch.zeros(1000)}), message_hub={}), path)
@@ -35,11 +38,13 @@ def test_publish(checkpoint, tmp_path):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         assert file.stem == f'net-{digest[:8]}'
     published = next(f for f in files if f.suffix == '.pth')
-    content = torch.load(published, weights_only=True)
+    content = load_file(str(published))
     assert content.keys() == {'meta', 'state_dict'}
     assert content['meta'].keys() == {'cfg', 'dataset_meta', 'epoch'}
     with safe_open(next(f for f in files if f != published), 'pt') as file:
         assert json.loads(file.metadata()['epoch']) == 3
+        assert json.loads(file.metadata()['dataset_meta']) == dict(
+            classes=list('0123456789'), sigmas=[1, 1])
         for name, value in model.state_dict().items():
             assert torch.equal(file.get_tensor(name), value)
     # The host takes it.
