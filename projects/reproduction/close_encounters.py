@@ -50,6 +50,7 @@ from pathlib import Path
 import numpy as np
 import scipy
 
+from mmstepnet.checks import positive_int
 from mmstepnet.stiffness import stiffness_aware_index
 
 from .three_body import PAIRS, Observations, observe
@@ -181,19 +182,11 @@ def machine() -> str:
             f'{scipy.__version__}')
 
 
-def positive(text: str) -> int:
-    """Whole number above zero, for the command line."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f'must be above 0, got {text}')
-    return value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--count', type=positive, default=1000,
+    parser.add_argument('--count', type=positive_int, default=1000,
                         help='number of motions. Default: 1000')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument(

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from mmstepnet.checks import positive_int
 from projects.reproduction import (
     list_sheet,
     read_tables,
@@ -133,14 +134,6 @@ def seed_range(text: str) -> range:
     if not seeds:
         raise argparse.ArgumentTypeError(f'there is no seed in {text}')
     return seeds
-
-
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(
-            f'must be a positive integer, got {text}')
-    return value
 
 
 def stop(signum: int, frame: object) -> None:

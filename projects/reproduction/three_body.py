@@ -16,6 +16,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.stats import spearmanr
 
+from mmstepnet.checks import positive_float
 from mmstepnet.figures.style import COLORS, paper_figure
 from mmstepnet.stiffness import stiffness_aware_index
 
@@ -150,28 +151,20 @@ def draw(seen: Observations, index: np.ndarray, close: float,
     figure.savefig(path)
 
 
-def positive(text: str) -> float:
-    """Number above zero, for the command line."""
-    value = float(text)
-    if not 0 < value < np.inf:
-        raise argparse.ArgumentTypeError(f'must be above 0, got {text}')
-    return value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         '--out', type=Path, default=Path('three_body.png'), help='picture')
     parser.add_argument(
-        '--end', type=positive, default=60.0, help='time to stop at')
+        '--end', type=positive_float, default=60.0, help='time to stop at')
     parser.add_argument(
         '--interval',
-        type=positive,
+        type=positive_float,
         default=0.01,
         help='time between observations')
     parser.add_argument(
         '--close',
-        type=positive,
+        type=positive_float,
         default=0.2,
         help='two bodies nearer than this meet in a close encounter')
     args = parser.parse_args()

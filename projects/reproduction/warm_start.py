@@ -6,7 +6,6 @@ during it, the plain model too.
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -16,7 +15,7 @@ from mmengine.runner import Runner
 from rich.console import Console
 
 from mmstepnet.attentions import ATTENTIONS
-from mmstepnet.checks import positive_int
+from mmstepnet.checks import positive_float, positive_int
 from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
 from mmstepnet.jobs.data_check import check_data
 from projects.reproduction import save_result
@@ -39,7 +38,8 @@ def parse_args() -> argparse.Namespace:
         default=[1],
         help='epochs of further training after which to evaluate')
     parser.add_argument(
-        '--lr', type=rate, default=0.01, help='their constant learning rate')
+        '--lr', type=positive_float, default=0.01,
+        help='their constant learning rate')
     parser.add_argument(
         '--seed', type=int, default=0, help='of the further training')
     parser.add_argument(
@@ -50,13 +50,6 @@ def parse_args() -> argparse.Namespace:
         metavar='FILE.json',
         help='gets the results. Default: warm_start.json in --work-dir')
     return parser.parse_args()
-
-
-def rate(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f'must be above 0, got {text}')
-    return value
 
 
 def insert(args: argparse.Namespace, attention: str | None,

@@ -10,6 +10,7 @@ from pathlib import Path
 import cv2
 from mmengine.utils import track_iter_progress
 
+from mmstepnet.checks import positive_int
 from mmstepnet.datasets.digits import (
     DIGIT_CLASSES,
     DIGIT_SPLITS,
@@ -32,9 +33,9 @@ def parse_args() -> argparse.Namespace:
         '--out', type=Path, default=Path('data/digits_detection'),
         help='folder that the data set is or will be in')
     parser.add_argument(
-        '--train', type=positive, default=1000, help='training pictures')
+        '--train', type=positive_int, default=1000, help='training pictures')
     parser.add_argument(
-        '--val', type=positive, default=200, help='validation pictures')
+        '--val', type=positive_int, default=200, help='validation pictures')
     parser.add_argument(
         '--size', type=height_and_width, default='128x128', metavar='HxW',
         help='height and width of the pictures in px')
@@ -49,13 +50,6 @@ def natural(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f'expected a whole number from 0 on, got {text!r}')
     return int(text)
-
-
-def positive(text: str) -> int:
-    number = natural(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError('expected at least 1, got 0')
-    return number
 
 
 def height_and_width(text: str) -> tuple[int, int]:
