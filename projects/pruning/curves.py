@@ -13,7 +13,6 @@ import copy
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +75,13 @@ def parts(model: nn.Module) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
             ('head', lambda x: model.linear(x.mean((2, 3))))]
 
 
+def multiplications(model: nn.Module, x: Tensor) -> int:
+    """Of a pass of the first image."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model(x[:1])
+    return counter.get_total_flops() // 2
+
+
 class Trials:
     """Losses without some blocks, kept in a file.
 
@@ -122,10 +128,9 @@ class Trials:
         self.found[key] = torch.stack([
             F.cross_entropy(x, self.labels, reduction='none'),
             (x.argmax(1) == self.labels).float()]).numpy()
-        with self.without(removed) as model, (
-                FlopCounterMode(display=False)) as counter:
-            torch.testing.assert_close(model(self.x[:1]), x[:1])
-        self.about['multiplications'][key] = counter.get_total_flops() // 2
+        model = self.without(removed)
+        torch.testing.assert_close(model(self.x[:1]), x[:1])
+        self.about['multiplications'][key] = multiplications(model, self.x)
         self.save()
         print(self.network, key or '(whole)', *self.found[key].mean(1),
               flush=True)
@@ -135,22 +140,20 @@ class Trials:
         """In batches that fit into the cache."""
         return torch.cat([part(batch) for batch in x.split(20)])
 
-    @contextmanager
-    def without(self, removed: tuple[str, ...]) -> Iterator[nn.Module]:
+    def without(self, removed: tuple[str, ...]) -> nn.Module:
         """The network as the library makes it."""
         model = copy.deepcopy(self.model)
         if removed:
             remove_blocks(model, removed, self.x[:1])
-        yield model
+        return model
 
     def scores(self, score: str, removed: tuple[str, ...] = (),
                seed: int = 0) -> dict[str, float]:
         """Scores of the blocks that are left."""
         key = ' '.join((score, str(seed), *removed))
         if key not in self.about['scores']:
-            with self.without(removed) as model:
-                self.about['scores'][key] = block_scores(
-                    model, self.scored, score, seed=seed)
+            self.about['scores'][key] = block_scores(
+                self.without(removed), self.scored, score, seed=seed)
             self.save()
         return self.about['scores'][key]
 

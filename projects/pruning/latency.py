@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.rounds import (
     Timed,
@@ -23,7 +22,7 @@ from benchmarks.rounds import (
 )
 from mmstepnet import block_scores, remove_blocks
 
-from .curves import NETWORKS, load
+from .curves import NETWORKS, load, multiplications
 
 
 class Inference(Timed):
@@ -37,12 +36,6 @@ class Inference(Timed):
     @torch.inference_mode()
     def step(self) -> torch.Tensor:
         return self.model(self.x)
-
-
-def multiplications(model: nn.Module, x: torch.Tensor) -> int:
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        model(x[:1])
-    return counter.get_total_flops() // 2
 
 
 def main() -> None:
