@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import levene, t, ttest_1samp
+from scipy.stats import levene, ttest_1samp
 
 from .power import POWER, difference_power, equivalence_power, seeds_needed
 
@@ -96,9 +96,7 @@ class Comparison:
         """Confidence interval of the mean; None where nothing varies."""
         if not self.varies:
             return None
-        n = len(self.differences)
-        reach = t.isf(level / 2, n - 1) * self.deviation / n**0.5
-        return self.mean - reach, self.mean + reach
+        return ttest_1samp(self.differences, 0).confidence_interval(1 - level)
 
     def format(self, decimals: int = 2) -> str:
         """Write it as evidence."""
