@@ -5,11 +5,14 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from mmengine.config import ConfigDict
+from mmengine.config import Config, ConfigDict
 from mmengine.fileio import LocalBackend
 from mmengine.fileio.backends import registry_utils
 from mmengine.logging import MessageHub
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
+
+from tests.utils import perturb
 
 
 @pytest.fixture
@@ -20,6 +23,17 @@ def restored_mmengine(monkeypatch):
     monkeypatch.setattr(registry_utils, 'backends',
                         dict(registry_utils.backends))
     monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
+
+
+def save_model(path, config, seed=0, **meta):
+    """Write a checkpoint of a config's model with random weights."""
+    cfg = Config.fromfile(config)
+    init_default_scope(cfg.default_scope)
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = perturb(MODELS.build(cfg.model), seed).eval()
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
+    return model
 
 
 class Payload:

@@ -16,7 +16,7 @@ ALONE = find_spec('mmengine') is None
 HOSTS = ('benchmarks.networks', 'benchmarks.propagation', 'benchmarks.steps',
          'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'projects',
          'mmstepnet.datasets', 'mmstepnet.engine', 'mmstepnet.jobs',
-         'mmstepnet.models', 'mmstepnet.registry')
+         'mmstepnet.models', 'mmstepnet.registry', 'tests.checkpoints')
 """What only works with OpenMMLab."""
 
 if ALONE:

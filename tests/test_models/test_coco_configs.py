@@ -5,8 +5,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.checkpoints import save_model
 from tests.documents import ROOT
-from tests.utils import perturb
 
 pytest.importorskip('mmdet')
 
@@ -15,15 +15,13 @@ pytest.importorskip('mmdet')
 def test_backbones_come_from_imagenet_whole(tmp_path, attention):
     """Every weight, the attention's included, is the classifier's."""
     name = f'resnet50_{attention}_imagenet'
-    cfg = Config.fromfile(ROOT / f'configs/imagenet/{name}.py')
-    init_default_scope(cfg.default_scope)
-    classifier = perturb(MODELS.build(cfg.model))
+    path = str(tmp_path / 'epoch_120.pth')
+    classifier = save_model(path, ROOT / f'configs/imagenet/{name}.py')
     cfg = Config.fromfile(ROOT / 'projects/reproduction/configs/coco' / (
         f'faster_rcnn_r50_{attention}-imagenet_coco.py'))
     init_cfg = cfg.model.backbone.init_cfg
     assert init_cfg.checkpoint == f'work_dirs/{name}/epoch_120.pth'
-    init_cfg.checkpoint = str(tmp_path / 'epoch_120.pth')
-    torch.save(dict(state_dict=classifier.state_dict()), init_cfg.checkpoint)
+    init_cfg.checkpoint = path
     init_default_scope(cfg.default_scope)
     backbone = MODELS.build(cfg.model.backbone)
     backbone.init_weights()

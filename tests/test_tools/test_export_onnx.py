@@ -4,12 +4,10 @@ import re
 
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 
+from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import call_tool, load_tool, run_tool
-from tests.utils import perturb
 
 for name in ('onnx', 'onnxruntime', 'onnxscript'):
     pytest.importorskip(name, reason=f'needs {name}')
@@ -20,13 +18,10 @@ CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
 
 def prepare(config, folder, *arguments):
     """A model, and the tool's arguments for it."""
-    cfg = Config.fromfile(ROOT / config)
-    init_default_scope(cfg.default_scope)
-    model = perturb(MODELS.build(cfg.model))
-    model.eval()
-    torch.save(dict(state_dict=model.state_dict()), folder / 'model.pth')
-    return model, (ROOT / config, folder / 'model.pth', folder / 'model.onnx',
-                   '--size', 32, 32, *arguments)
+    path = folder / 'model.pth'
+    return save_model(path, ROOT / config), (
+        ROOT / config, path, folder / 'model.onnx', '--size', 32, 32,
+        *arguments)
 
 
 def run(path, images):

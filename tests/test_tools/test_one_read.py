@@ -4,11 +4,9 @@ import builtins
 import json
 
 import pytest
-import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from safetensors.torch import save_file
 
+from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import IN_PROCESS, call_tool, load_tool
 
@@ -39,11 +37,8 @@ def evaluate(checkpoint, folder):
 
 
 def test_one_read(tmp_path, opened):
-    cfg = Config.fromfile(CONFIG)
-    init_default_scope(cfg.default_scope)
-    weights = MODELS.build(cfg.model).state_dict()
-    torch.save(dict(state_dict=weights, meta={}), tmp_path / 'net.pth')
-    save_file(weights, tmp_path / 'net.safetensors')
+    model = save_model(tmp_path / 'net.pth', CONFIG)
+    save_file(model.state_dict(), tmp_path / 'net.safetensors')
     opened.clear()
     metrics = evaluate(tmp_path / 'net.pth', tmp_path / 'a')
     assert opened.count(str(tmp_path / 'net.pth')) == 1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.registry import DATASETS
 
 from mmstepnet.stiffness import (
     MEANS,
@@ -14,10 +14,10 @@ from mmstepnet.stiffness import (
     TrajectoryRecorder,
     total_neural_stiffness,
 )
+from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import IN_PROCESS, call_tool, load_tool
 from tests.test_figures.conftest import write_log, write_record
-from tests.utils import perturb
 
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_se_digits.py'
 
@@ -27,25 +27,10 @@ def call(name, *args):
     call_tool(load_tool(f'analysis_tools/{name}.py'), *args)
 
 
-def build_model(cfg):
-    init_default_scope(cfg.default_scope)
-    return perturb(
-        MODELS.build(
-            dict(cfg.model, data_preprocessor=dict(
-                cfg.data_preprocessor, type='ClsDataPreprocessor'))), 3)
-
-
 @pytest.fixture(scope='module')
-def model():
-    return build_model(Config.fromfile(CONFIG))
-
-
-@pytest.fixture(scope='module')
-def checkpoint(model, tmp_path_factory):
+def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp('checkpoints') / 'epoch_7.pth'
-    torch.save(
-        dict(state_dict=model.state_dict(), meta=dict(epoch=7, iter=154)),
-        path)
+    save_model(path, CONFIG, epoch=7, iter=154)
     return path
 
 
@@ -64,7 +49,7 @@ def measured(checkpoint, tmp_path_factory):
 
 class TestMeasure:
 
-    def test_against_one_batch(self, measured, model):
+    def test_against_one_batch(self, measured, tmp_path):
         record = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
         cfg = Config.fromfile(CONFIG)
         samples = list(DATASETS.build(cfg.val_dataloader.dataset))
@@ -72,7 +57,7 @@ class TestMeasure:
         labels = [s['data_samples'].gt_label.item() for s in samples]
         mean, std = (torch.tensor(cfg.data_preprocessor[k]).view(3, 1, 1)
                      for k in ('mean', 'std'))
-        model.eval()
+        model = save_model(tmp_path / 'the_same.pth', CONFIG)
         with torch.no_grad(), TrajectoryRecorder(model) as recorder:
             scores = model((images - mean) / std, mode='tensor')
         assert record.adaptive.shape == (360, 6)
@@ -153,8 +138,7 @@ class TestMeasure:
         config.write_text(
             f"_base_ = ['{CONFIG}']\nmodel = dict(head=dict(in_channels=512), "
             "backbone=dict(type='VGG', depth=11, _delete_=True))")
-        model = build_model(Config.fromfile(config))
-        torch.save(model.state_dict(), tmp_path / 'vgg.pth')
+        save_model(tmp_path / 'vgg.pth', config)
         with pytest.raises(RuntimeError, match='no sample .*: no residual '
                            'step of ImageClassifier'):
             call('stiffness', config, tmp_path / 'vgg.pth', '--out', tmp_path,

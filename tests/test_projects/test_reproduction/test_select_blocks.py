@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.registry import DATASETS, MODELS
 
 from mmstepnet.attentions import StepNet
 from mmstepnet.figures.trajectories import spread_indices
 from mmstepnet.stiffness import TrajectoryRecorder
 from projects.reproduction import select_blocks
+from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import IN_PROCESS, call_tool
-from tests.utils import perturb
 
 CONFIGS = ROOT / 'configs' / 'digits'
 PLAIN = CONFIGS / 'resnet20_plain_digits.py'
@@ -29,15 +29,6 @@ def call(monkeypatch, tmp_path):
                   'cpu', '--cfg-options', *IN_PROCESS)
 
     return main
-
-
-def save_model(path, config):
-    cfg = Config.fromfile(config)
-    init_default_scope(cfg.default_scope)
-    cfg.model.data_preprocessor = cfg.data_preprocessor
-    model = perturb(MODELS.build(cfg.model)).eval()
-    torch.save(dict(state_dict=model.state_dict(), meta={}), path)
-    return model
 
 
 def test_stiffest_blocks_make_a_config(call, tmp_path, capsys):

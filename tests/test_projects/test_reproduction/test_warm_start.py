@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.registry import DATASETS
 
 from projects.reproduction import warm_start
+from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import call_tool
-from tests.utils import perturb
 
 
 @pytest.fixture
@@ -26,13 +26,9 @@ def config(tmp_path):
     return path
 
 
-def save_model(cfg, path):
-    """Random weights, and their accuracy on the validation images."""
-    init_default_scope(cfg.default_scope)
-    cfg.model.data_preprocessor = cfg.data_preprocessor
-    model = perturb(MODELS.build(cfg.model)).eval()
-    torch.save(dict(state_dict=model.state_dict(), meta={}), path)
-    data = DATASETS.build(cfg.val_dataloader.dataset)
+def accuracy_of(model, config):
+    """On the validation images."""
+    data = DATASETS.build(Config.fromfile(config).val_dataloader.dataset)
     right = 0
     with torch.no_grad():
         for sample in data:
@@ -47,7 +43,8 @@ def save_model(cfg, path):
 
 def test_a_warm_start_begins_where_the_plain_network_is(
         config, tmp_path, monkeypatch):
-    accuracy = save_model(Config.fromfile(config), tmp_path / 'plain.pth')
+    accuracy = accuracy_of(
+        save_model(tmp_path / 'plain.pth', config), config)
     monkeypatch.chdir(tmp_path)
     call_tool(warm_start, config, 'plain.pth', '--attentions', 'SE', '--lr',
               0.05, '--seed', 3, '--epochs', 1, 2)
