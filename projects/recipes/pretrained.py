@@ -32,6 +32,8 @@ from .rows import experiment, run_missing
 
 RECIPES = 'gates', 'gates and head', 'all', 'head'
 SEEDS = range(5)
+EACH, EPOCHS = 500, 2
+"""Pictures of each class to train with, and how often they come."""
 BATCH = 128
 LEARNING_RATE, OF_THE_BASE = 1e-3, 1e-4
 LITE0 = 'efficientnet_lite0'
@@ -97,11 +99,11 @@ def pretrained(network: str, root: Path) -> tuple[nn.Module, str]:
 
 
 @cache
-def first_head(root: Path, each: int, epochs: int) -> dict[str, Tensor]:
+def first_head(root: Path) -> dict[str, Tensor]:
     """A head for Lite0, trained on what the network gives as it is."""
     torch.manual_seed(0)
     model, _ = pretrained(LITE0, root)
-    pixels, labels = images(root, 'train', each)
+    pixels, labels = images(root, 'train', EACH)
     with torch.inference_mode():
         model.eval()
         features = torch.cat([
@@ -109,7 +111,7 @@ def first_head(root: Path, each: int, epochs: int) -> dict[str, Tensor]:
                 prepared(part, LITE0)), pre_logits=True)
             for part in pixels.split(BATCH)]).clone()
     head = nn.Linear(features.shape[1], 10)
-    train(head, head.parameters(), features, labels, lambda x: x, epochs)
+    train(head, head.parameters(), features, labels, lambda x: x, EPOCHS)
     return head.state_dict()
 
 
@@ -134,8 +136,7 @@ def train(model: nn.Module, parameters: object, pixels: Tensor,
 
 
 def train_steps(network: str, recipe: str, seed: int, root: Path,
-                blocks: Sequence[str] | None = None, pictures: int = 5000,
-                test: int = 10_000, epochs: int = 2) -> list:
+                blocks: Sequence[str] | None = None) -> list:
     """Accuracy (%), cross-entropy, trained parameters and CPU seconds.
 
     Args:
@@ -144,9 +145,6 @@ def train_steps(network: str, recipe: str, seed: int, root: Path,
         seed (int): Of gates, order and augmentation.
         root (Path): Folder of weights and pictures.
         blocks (Sequence, optional): Those that take steps; None is all.
-        pictures (int): To train with.
-        test (int): To test with.
-        epochs (int): Of training.
     """
     torch.set_num_threads(1)
     start = time.process_time()
@@ -154,9 +152,8 @@ def train_steps(network: str, recipe: str, seed: int, root: Path,
     torch.manual_seed(seed)
     model, head = pretrained(network, root)
     if network == LITE0:
-        model.get_submodule(head).load_state_dict(
-            first_head(root, pictures // 10, epochs))
-    pixels, labels = images(root, 'train', pictures // 10)
+        model.get_submodule(head).load_state_dict(first_head(root))
+    pixels, labels = images(root, 'train', EACH)
     model.eval()
     if recipe in ('gates', 'gates and head', 'all'):
         mmstepnet.insert_steps(model, blocks=blocks)
@@ -178,9 +175,9 @@ def train_steps(network: str, recipe: str, seed: int, root: Path,
         if recipe != 'head':  # whose network stays in evaluation mode
             model.train()
         train(model, groups, pixels, labels,
-              lambda x: prepared(augmented(x), network), epochs)
+              lambda x: prepared(augmented(x), network), EPOCHS)
     model.eval()
-    pixels, labels = images(root, 'test', test // 10)
+    pixels, labels = images(root, 'test', 1000)
     with torch.inference_mode():
         scores = torch.cat([model(prepared(part, network))
                             for part in pixels.split(250)])
@@ -225,17 +222,12 @@ def interval(values: list[float], digits: int) -> str:
 def main() -> None:
     """Run what is missing, then print the table."""
     parser = experiment(__doc__, Path(__file__).with_name('rows.tsv'))
-    parser.add_argument('--pictures', type=int, default=5000)
-    parser.add_argument('--test', type=int, default=10_000)
-    parser.add_argument('--epochs', type=int, default=2)
     parser.add_argument('--networks', nargs='+', default=list(NETWORKS),
                         choices=NETWORKS)
     args = parser.parse_args()
     print(table(run_missing(
         args.rows, (case for case in cases() if case[0] in args.networks),
-        lambda *case: train_steps(
-            *case, args.data, pictures=args.pictures, test=args.test,
-            epochs=args.epochs))))
+        lambda *case: train_steps(*case, args.data))))
 
 
 if __name__ == '__main__':
