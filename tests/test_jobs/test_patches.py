@@ -66,6 +66,7 @@ def test_a_checkpoint_is_handed_over_once(tmp_path, patched):
 
 
 def test_trusted_files_run(tmp_path):
+    """So what is refused elsewhere would run."""
     written, path = tmp_path / 'written', tmp_path / 'evil.pth'
     torch.save(dict(meta=Payload(os.system, f'touch {written}')), path)
     patch_mmengine(trusted=True)
