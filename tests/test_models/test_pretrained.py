@@ -41,30 +41,27 @@ def build(backbone, **kwargs):
     return model.eval()
 
 
-@pytest.mark.parametrize('place', ['model', 'backbone', 'init_cfg'])
+@pytest.mark.parametrize('place', ['model', 'backbone', 'init_cfg', 'ours'])
 def test_weights_are_loaded(weights, place):
-    """Through the model's own argument, as UPerNet's configs have it."""
+    """Through the model's own argument, as UPerNet's configs have it.
+
+    Our own backbones take it as their host's does.
+    """
     plain, path = weights
     inner, outer, model = dict(BACKBONE), {}, {}
     if place == 'init_cfg':
         inner['init_cfg'] = dict(type='Pretrained', checkpoint=path)
     else:
-        (model if place == 'model' else outer)['pretrained'] = path
-    model = build(dict(type='mmstepnet.StepBackbone', backbone=inner,
-                       attention=dict(type='StepNet'), **outer), **model)
+        (outer if place == 'backbone' else model)['pretrained'] = path
+    outer.update(dict(inner, type='mmstepnet.StepResNetV1c')
+                 if place == 'ours' else
+                 dict(type='mmstepnet.StepBackbone', backbone=inner))
+    attention = dict(type='StepNet', init_step=1.0)
+    model = build(dict(outer, attention=attention), **model)
     x = torch.randn(2, 3, 32, 32)
     for found, expected in zip(model.backbone(x), plain(x), strict=True):
         torch.testing.assert_close(found, expected)
     assert any('step' in name for name, _ in model.backbone.named_parameters())
-
-
-def test_our_own_backbones_take_it_as_their_host_does(weights):
-    plain, path = weights
-    model = build(dict(BACKBONE, type='mmstepnet.StepResNetV1c', attention=
-                       dict(type='StepNet', init_step=1.0)), pretrained=path)
-    x = torch.randn(2, 3, 32, 32)
-    for found, expected in zip(model.backbone(x), plain(x), strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 def test_two_sources(weights):

@@ -1,4 +1,3 @@
-import mmpretrain.models
 import pytest
 import torch
 import torchvision
@@ -7,12 +6,12 @@ from mmstepnet.models import StepResNeXt
 from tests.utils import perturb
 
 
-@pytest.mark.parametrize('host, names', [
-    ('mmpretrain', ('width_per_group', 'base_width')),
-    ('mmdet', ('base_width', 'width_per_group')),
+@pytest.mark.parametrize('host, names, groups', [
+    ('mmpretrain', ('width_per_group', 'base_width'), 32),
+    ('mmdet', ('base_width', 'width_per_group'), 1),
 ])
-def test_plain_form_is_the_hosts(host, names):
-    """By either host's name of the width."""
+def test_plain_form_is_the_hosts(host, names, groups):
+    """By either host's name of the width, and with its default of groups."""
     theirs = pytest.importorskip(f'{host}.models').ResNeXt
     outs = dict(depth=50, out_indices=(0, 1, 2, 3), groups=8)
     host_ = perturb(theirs(**outs, **{names[0]: 6}))
@@ -23,14 +22,7 @@ def test_plain_form_is_the_hosts(host, names):
         model.load_state_dict(host_.state_dict())
         for ours, expected in zip(model.eval()(images), host_(images)):
             assert torch.equal(ours, expected)
-
-
-def test_groups_default_to_the_hosts():
-    assert StepResNeXt(50, host='mmpretrain').groups == 32
-    assert mmpretrain.models.ResNeXt(50).groups == 32
-    mmdet = pytest.importorskip('mmdet.models')
-    assert StepResNeXt(50, host='mmdet').groups == 1
-    assert mmdet.ResNeXt(depth=50).groups == 1
+    assert StepResNeXt(50, host=host).groups == groups
 
 
 def test_torchvision_checkpoint_lacks_the_attention_only():
