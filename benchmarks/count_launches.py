@@ -11,19 +11,16 @@ In a process of its own, which it makes believe that there is an H100. ::
 
 import argparse
 import re
-import statistics
-import time
 from unittest import mock
 
 import torch
-import torch.nn as nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
 from benchmarks.compile_kernels import AbsentGPU
-from mmstepnet import attentions, steps
+from benchmarks.rounds import check_arguments, measure
+from benchmarks.tails import Tail
 from mmstepnet.checks import positive_int
-from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.tail import dispatch
 from mmstepnet.steps.tail import triton as passes
 
@@ -79,29 +76,9 @@ class Operations(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def tails():
-    """Functions that take a tail and its gradients, by name."""
-    x, c, grad = (torch.zeros(SHAPE) for _ in range(3))
-    x.requires_grad_(), c.requires_grad_()
-    norm, relu = nn.BatchNorm2d(SHAPE[1]), nn.ReLU(inplace=True)
-
-    wanted = [x, c, *norm.parameters()]
-
-    def plain():
-        torch.autograd.grad(relu(norm(c).add_(x)), wanted, grad)
-    found = {'plain': plain}
-    for name, gate, fused in (('StepNet', 'StepNet', True),
-                              ('StepNet, reference', 'StepNet', False),
-                              ('SE', 'SE', True)):
-        step = ResidualStep(getattr(attentions, gate)(SHAPE[1]), relu)
-
-        every = *wanted, *step.parameters()
-
-        def take(step=step, fused=fused, every=every):
-            with steps.fused(fused):
-                torch.autograd.grad(step(x, c, norm), every, grad)
-        found[name] = take
-    return found
+TAILS = {'plain': (None, True), 'StepNet': ('StepNet', True),
+         'StepNet, reference': ('StepNet', False), 'SE': ('SE', True)}
+"""Gates, and whether the fused path is taken."""
 
 
 def main():
@@ -109,30 +86,24 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rounds', type=positive_int, default=15)
+    parser.set_defaults(device='cpu', clock='cpu', warmup=1)
     args = parser.parse_args()
+    check_arguments(parser, args)
     driver.set_active(AbsentH100())
     torch.set_num_threads(1)
-    times = {}
     with mock.patch.object(dispatch, 'passes_for', lambda maps: passes):
-        contestants = tails()
-        for take in contestants.values():
-            take()  # compiles
-        for _ in range(args.rounds):
-            for name, take in contestants.items():
-                start = time.process_time()
-                for _ in range(CALLS):
-                    take()
-                times.setdefault(name, []).append(time.process_time() - start)
-        for name, take in contestants.items():
-            Launched.count = 0
+        tails = {name: Tail(args, SHAPE, torch.contiguous_format, gate, fused,
+                            CALLS) for name, (gate, fused) in TAILS.items()}
+        times = measure(tails, args)
+        for name, tail in tails.items():
+            tail.repeats, Launched.count = 1, 0
             with (mock.patch.object(dispatch, 'is_watched', lambda _: False),
                   Operations() as operations):
-                take()
-            ratio = statistics.median(
-                a / b for a, b in zip(times[name], times['plain']))
+                tail.step()
             print(f'{name}: {Launched.count} kernels of Triton, '
-                  f'{operations.count} operations of PyTorch; '
-                  f"CPU time {ratio:.2f} of the plain tail's", flush=True)
+                  f'{operations.count} operations of PyTorch; CPU time '
+                  f"{times[name]['ratio']:.2f} of the plain tail's",
+                  flush=True)
 
 
 if __name__ == '__main__':

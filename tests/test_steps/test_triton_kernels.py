@@ -73,7 +73,7 @@ def test_compile(tmp_path):
 @compiles
 def test_launches(tmp_path):
     """Six kernels, and no operation of PyTorch beside them."""
-    result = run_module('benchmarks.count_launches', '--rounds', '1',
+    result = run_module('benchmarks.count_launches', '--rounds', '2',
                         TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-4000:]
     assert ('StepNet: 6 kernels of Triton, 0 operations of PyTorch;'
