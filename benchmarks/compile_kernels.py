@@ -21,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from benchmarks.tails import SHAPES
 from mmstepnet.steps.tail import triton as passes
 from tests.test_steps.backends import FEW, tail_arguments
 from tests.test_steps.cases import FORMATS
@@ -32,7 +33,7 @@ SMALL = ((torch.float32, (5, 3, 5, 4)), (torch.float16, (1, 1, 1, 1)),
          (torch.bfloat16, (2, 64, 8, 8)))
 REAL = [(dtype, (n, channels, side, side))
         for dtype in (torch.float32, torch.bfloat16) for n in (2, 256)
-        for channels, side in ((256, 56), (512, 28), (1024, 14), (2048, 7))]
+        for channels, side in SHAPES]
 
 
 class AbsentGPU:

@@ -55,20 +55,19 @@ DRIVE = np.array([0.5, -0.5, 0.5])
 """u' = λ u + a in the eigenvectors' coordinates, at u = c: SI is 5."""
 
 
-def sai_over_si(rates: np.ndarray, state: np.ndarray, drive: np.ndarray,
-                interval: float = 1e-7) -> float:
+def sai_over_si(rates: np.ndarray, state: np.ndarray,
+                drive: np.ndarray) -> float:
     """SAI of two exact states of u' = λ u + a, over SI.
 
     Args:
         rates (ndarray): λ, (n,).
         state (ndarray): c, (n,).
         drive (ndarray): a, (n,).
-        interval (float): Between the states, in units of 1 / SI.
     """
     si = np.abs(rates).max()
     system = np.zeros((len(rates) + 1, ) * 2)
     system[:-1, :-1], system[:-1, -1] = np.diag(rates), drive
-    t = interval / si
+    t = 1e-7 / si
     later = (expm(system * t) @ np.append(state, 1.0))[:-1]
     return stiffness_aware_index(np.stack([state, later]), [0, t])[0] / si
 
@@ -116,9 +115,9 @@ def small_attention() -> str:
     return 'NSI at attention 0.1 and 0.9: {:.4f} and {:.4f}'.format(*found)
 
 
-def one_large_step(blocks: int = 51) -> np.ndarray:
-    """NSI of a state that doubles once and then rests, (1, L)."""
-    nsi = np.zeros((1, blocks))
+def one_large_step() -> np.ndarray:
+    """NSI of a state that doubles once and then rests, (1, 51)."""
+    nsi = np.zeros((1, 51))
     nsi[0, 0] = 1.0
     return nsi
 

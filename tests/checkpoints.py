@@ -25,13 +25,13 @@ def restored_mmengine(monkeypatch):
     monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
 
 
-def save_model(path, config, seed=0, **meta):
+def save_model(path, config, **meta):
     """Write a checkpoint of a config's model with random weights."""
     cfg = Config.fromfile(config)
     init_default_scope(cfg.default_scope)
     if 'data_preprocessor' in cfg:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = perturb(MODELS.build(cfg.model), seed).eval()
+    model = perturb(MODELS.build(cfg.model)).eval()
     torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
     return model
 

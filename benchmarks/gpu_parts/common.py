@@ -18,8 +18,6 @@ from mmstepnet.steps.tail.dispatch import Tail
 
 FORMATS = {'contiguous': torch.contiguous_format,
            'channels_last': torch.channels_last}
-STAGES = ((256, 56), (512, 28), (1024, 14), (2048, 7))
-"""Channels and side of the maps behind the stages of ResNet-50 at 224."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +101,12 @@ def exact_values(exact: bool = True) -> Iterator[None]:
             owner.allow_tf32 = allowed
 
 
-def tail(gate: str | None, channels: int,
-         norm: Callable = nn.BatchNorm2d) -> nn.ModuleDict:
+def tail(gate: str | None, channels: int) -> nn.ModuleDict:
     """A step and the norm before it, with random parameters."""
     attention = gate and build_attention(dict(type=gate), channels)
     return perturb(nn.ModuleDict(dict(
-        step=ResidualStep(attention, nn.ReLU()), norm=norm(channels))))
+        step=ResidualStep(attention, nn.ReLU()),
+        norm=nn.BatchNorm2d(channels))))
 
 
 def perturb(module: nn.Module) -> nn.Module:

@@ -17,9 +17,9 @@ from mmstepnet import steps
 from mmstepnet.attentions import FoldedStepNet
 from mmstepnet.steps.tail import dispatch
 
+from ..tails import SHAPES
 from .common import (
     FORMATS,
-    STAGES,
     Check,
     Outcome,
     Setting,
@@ -48,7 +48,7 @@ def checks(setting: Setting) -> Iterator[Check]:
     if setting.on_cuda:
         yield 'kernels in use', _kernels
     shapes = ((8, 16, 6, 5), ) if setting.quick else (
-        *((8, c, side, side) for c, side in STAGES), *ODD)
+        *((8, c, side, side) for c, side in SHAPES), *ODD)
     single = torch.float32
     for dtype in LIMITS:
         for name in FORMATS:

@@ -13,9 +13,9 @@ from mmstepnet import steps
 from mmstepnet.steps.tail import dispatch
 from mmstepnet.steps.tail.formulas import Parameters
 
+from ..tails import SHAPES
 from .common import (
     FORMATS,
-    STAGES,
     Check,
     Outcome,
     Setting,
@@ -43,7 +43,7 @@ def checks(setting: Setting) -> Iterator[Check]:
     if setting.on_cuda:
         yield 'kernels of a tail', partial(_launches, setting)
     yield 'CPU time of a tail over plain', partial(_cpu_time, setting)
-    sizes = ((8, 6), ) if setting.quick else STAGES
+    sizes = ((8, 6), ) if setting.quick else SHAPES
     for dtype in (torch.bfloat16, torch.float32):
         for name in FORMATS:
             for channels, side in sizes:

@@ -109,9 +109,8 @@ class Network:
         return gone if self.key(gone) in self.found else []
 
 
-def ranged(found: tuple[float, float, float], digits: int = 2) -> str:
-    mean, low, high = (f'{value:.{digits}f}' for value in found)
-    return f'{mean} ({low}, {high})'
+def ranged(found: tuple[float, float, float]) -> str:
+    return '{:.2f} ({:.2f}, {:.2f})'.format(*found)
 
 
 def over_networks(values: list[float]) -> tuple[float, float, float]:

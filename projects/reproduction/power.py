@@ -83,18 +83,17 @@ def equivalence_power(sd: float, seeds: int, margin: float, level: float,
                       limit=200)[0])
 
 
-def seeds_needed(power: Callable[[int], float], target: float = POWER) -> int:
-    """The smallest number of seeds whose power is at least ``target``.
+def seeds_needed(power: Callable[[int], float]) -> int:
+    """The smallest number of seeds whose power is at least 0.8.
 
     Args:
         power (Callable): Takes a number of seeds.
-        target (float): Defaults to 0.8.
     """
     high = 2
-    while power(high) < target:
+    while power(high) < POWER:
         high *= 2
     return bisect_left(range(high + 1), True, lo=2,
-                       key=lambda seeds: power(seeds) >= target)
+                       key=lambda seeds: power(seeds) >= POWER)
 
 
 def _check(sd: float, seeds: int, level: float) -> None:

@@ -29,8 +29,8 @@ def with_curves(seed, accuracies, losses, **more):
         curves={KEY: pairs, 'loss': list(enumerate(losses, 1))}, **more)
 
 
-def cell(tmp_path, row='Metric'):
-    return Cell('moon', row, 'Two Moons', ('Accuracy', ), {},
+def cell(tmp_path):
+    return Cell('moon', 'Metric', 'Two Moons', ('Accuracy', ), {},
                 config=tmp_path / 'net.py')
 
 

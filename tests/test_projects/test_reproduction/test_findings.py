@@ -30,10 +30,9 @@ SHORT = 'CIFAR-10 JPEG, 10k images, 20 epochs'
 ADAPTIVE, RETURNED = Reading('adaptive', 'stage'), Reading('returned', 'all')
 
 
-def results(accuracy, place, seeds=range(5), readings=True, tns=None):
+def results(accuracy, place, seeds=range(5), readings=True):
     """Seeds of a row; TNS in the returned reading falls with accuracy."""
-    tns = accuracy / 100 if tns is None else tns
-    found = []
+    tns, found = accuracy / 100, []
     for seed in seeds:
         noise = NOISE[seed, place]
         measured = dict(stages=[0, 0, 1], step=[1, 1, 1],
