@@ -5,7 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,18 +50,15 @@ class LaunchSettings:
         """Command that starts ``train`` or ``test`` on a config."""
         tools = self.root / 'tools'
         if self.launcher == 'pytorch':
+            # dist_test.sh takes the checkpoint first, then the number.
+            place = 1 if tool == 'test' else 0
             return ['bash', str(tools / f'dist_{tool}.sh'), str(config),
-                    *self._processes(tool, args)]
+                    *args[:place], str(self.gpus), *args[place:]]
         if self.launcher == 'slurm':
             return ['env', f'GPUS={self.gpus}', 'bash',
                     str(tools / f'slurm_{tool}.sh'), self.partition,
                     config.stem, str(config), *args]
         return [sys.executable, str(tools / f'{tool}.py'), str(config), *args]
-
-    def _processes(self, tool: str, args: Sequence[str]) -> list[str]:
-        """``dist_test.sh`` takes the checkpoint first, then the number."""
-        place = 1 if tool == 'test' else 0
-        return [*args[:place], str(self.gpus), *args[place:]]
 
 
 @contextmanager

@@ -72,14 +72,20 @@ def read_json(path: Path) -> Any:
                          'again') from error
 
 
-def load_result(path: Path) -> dict[str, Any]:
+def load_result(path: Path,
+                required: Sequence[str] = REQUIRED) -> dict[str, Any]:
     """Read a result.
+
+    Args:
+        path (Path): Its file, ``CONFIG/seed_N.json``.
+        required (Sequence[str]): What it has to have. Defaults to the keys
+            of every training.
 
     Raises:
         ValueError: The file is no result, or that of another config or seed.
     """
     result = read_json(path)
-    missing = [k for k in REQUIRED
+    missing = [k for k in required
                if not isinstance(result, dict) or k not in result]
     if missing:
         raise ValueError(f'{path} is no result of a run: it lacks '

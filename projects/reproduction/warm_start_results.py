@@ -4,10 +4,11 @@ from pathlib import Path
 
 from .columns import Column
 from .metrics import METRICS, Metric
-from .results import read_json, summarise
+from .results import load_result, summarise
 from .sheet import NONE, Sheet
 
 FOLDER = 'warm_start'
+REQUIRED = 'config', 'seed', 'epochs', 'lr', 'rows'
 BY_KEY = {metric.key: (name, metric) for name, metric in METRICS.items()}
 
 
@@ -26,17 +27,8 @@ def read_warm_starts(results: Path) -> list[list[dict]]:
 
 
 def _read_seeds(folder: Path) -> list[dict]:
-    found = {}
-    for path in sorted(folder.glob('seed_*.json')):
-        found[path] = start = read_json(path)
-        missing = [k for k in ('config', 'seed', 'epochs', 'lr', 'rows')
-                   if k not in start]
-        if missing:
-            raise ValueError(f'{path} is not of warm_start.py: it lacks '
-                             f'{", ".join(missing)}; remove it')
-        if path.name != f'seed_{start["seed"]}.json':
-            raise ValueError(f'{path} is of seed {start["seed"]}; copies do '
-                             'not count, remove it')
+    found = {path: load_result(path, REQUIRED)
+             for path in sorted(folder.glob('seed_*.json'))}
     settings = {
         path: (start['epochs'], start['lr'], tuple(
             (row['attention'], row['init_step']) for row in start['rows']))
