@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,27 +52,11 @@ def torch_sdpa(a: Tensor, b: Tensor, v: Tensor, eps: float,
     return F.scaled_dot_product_attention(a, b, v, mask, is_causal=is_causal)
 
 
-def dot_product(a: Tensor, b: Tensor, v: Tensor, eps: float,
-                mask: Tensor | None, is_causal: bool) -> Tensor:
-    return dot_product_propagation(a, b, v, eps, mask, is_causal=is_causal)
-
-
-def metric(a: Tensor, b: Tensor, v: Tensor, eps: float,
-           mask: Tensor | None, is_causal: bool) -> Tensor:
-    return metric_propagation(a, b, v, eps, mask, is_causal=is_causal)
-
-
-def dense(a: Tensor, b: Tensor, v: Tensor, eps: float,
-          mask: Tensor | None, is_causal: bool) -> Tensor:
-    return metric_propagation(
-        a, b, v, eps, mask, is_causal=is_causal, dense=True)
-
-
 CONTESTANTS: dict[str, Callable] = {
     BASELINE: torch_sdpa,
-    'dot product': dot_product,
-    'metric': metric,
-    'metric N x N': dense,
+    'dot product': dot_product_propagation,
+    'metric': metric_propagation,
+    'metric N x N': partial(metric_propagation, dense=True),
 }
 
 
@@ -113,7 +98,7 @@ class Contestant(Timed):
         """The output, and in training the gradients."""
         with torch.inference_mode(not self.train):
             out = self.propagate(*self.inputs, self.eps, self.mask,
-                                 self.is_causal)
+                                 is_causal=self.is_causal)
         if not self.train:
             return (out, )
         return (out, *torch.autograd.grad(out, self.inputs, self.grad))

@@ -1,7 +1,6 @@
 """Speed is not tested, but that what is compared is what it says."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import propagation
+from tests.programs import run_tool
 
 
 @pytest.fixture
@@ -50,9 +50,7 @@ def test_settings_differ(args):
     not Path('/proc/self/clear_refs').exists(), reason='memory as Linux sees')
 def test_result_file(args):
     # A program, for it measures memory in fresh processes of its own.
-    shown = subprocess.run(
-        [sys.executable, '-m', 'benchmarks.propagation', *sys.argv[1:]],
-        capture_output=True, text=True, check=True).stdout
+    shown = run_tool('-m', 'benchmarks.propagation', *sys.argv[1:]).stdout
     result = json.loads(Path(args.out).read_text())
     (table, ) = result['tables']
     assert (table['mode'], table['setting']) == ('train', 'causal')

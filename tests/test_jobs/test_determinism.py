@@ -2,36 +2,28 @@
 
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.runner import Runner
 
 from mmstepnet import steps
 from mmstepnet.steps.tail.dispatch import Tail
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool
 
-CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
-ITERATIONS = 5
+CONFIG = ROOT / 'configs/digits/resnet20_stepnet_digits.py'
 
 
 def train(work_dir):
     """Weights and buffers after some iterations, augmentation included."""
-    cfg = Config.fromfile(CONFIG)
-    cfg.merge_from_dict({
-        'work_dir': str(work_dir),
-        'experiment_name': work_dir.name,
-        'randomness': dict(seed=3, deterministic=True),
-        'train_dataloader': dict(batch_size=32, num_workers=2),
-        'default_hooks.checkpoint': None,
-    })
-    cfg.train_cfg = dict(by_epoch=False, max_iters=ITERATIONS)
-    cfg.param_scheduler = None
-    cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
-    cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
-    for name in ('collate_fn', 'pin_memory'):
-        cfg.train_dataloader.setdefault(
-            name, dict(type='default_collate')
-            if name == 'collate_fn' else False)
-    model = Runner.from_cfg(cfg).train()
-    return {k: v.clone() for k, v in model.state_dict().items()}
+    call_tool(load_tool('train.py'), CONFIG, '--work-dir', work_dir,
+              '--cfg-options', 'randomness.seed=3',
+              'randomness.deterministic=True', 'train_cfg.max_epochs=1',
+              'train_dataloader.dataset.indices=160',
+              'train_dataloader.batch_size=32',
+              'train_dataloader.num_workers=2',
+              'val_dataloader.dataset.indices=10',
+              'default_hooks.checkpoint.interval=1')
+    checkpoint = torch.load(work_dir / 'epoch_1.pth', weights_only=False)
+    assert checkpoint['meta']['iter'] == 5
+    return checkpoint['state_dict']
 
 
 @pytest.fixture
