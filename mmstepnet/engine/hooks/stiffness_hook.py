@@ -14,7 +14,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from mmstepnet.checks import check_choice, check_positive
-from mmstepnet.engine.shown_figures import show_figures
+from mmstepnet.engine.shown_figures import show_figures, show_scalars
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
     LenientRecorder,
@@ -224,7 +224,7 @@ class StiffnessHook(Hook):
     after_test_epoch = after_val_epoch
 
     def save_and_draw(self, runner: Runner, trajectories: Trajectories,
-             scalars: dict[str, float]) -> None:
+                      scalars: dict[str, float]) -> None:
         """Show, save and draw what was measured; on the main process.
 
         Args:
@@ -245,9 +245,9 @@ class StiffnessHook(Hook):
                 trajectories.nsi(self.reading).mean(0, dtype=np.float64))
         }
         # LoggerHook shows the scalars of a validation, but not of a test.
-        runner.visualizer.add_scalars(
-            {**blocks, **(scalars if split == 'test' else {})},
-            step=settings.get(when, 0))
+        show_scalars(
+            runner, {**blocks, **(scalars if split == 'test' else {})},
+            settings.get(when, 0))
         try:
             trajectories.save(path)
             runner.logger.info(
