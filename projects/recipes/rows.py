@@ -32,6 +32,7 @@ def run_missing(path: Path, cases: Iterable[tuple],
     Returns:
         list: All rows of the file.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = read(path) if path.exists() else []
     for case in cases:
         name = [str(part) for part in case]

@@ -11,7 +11,7 @@ pytest.importorskip('sklearn')
 from projects.decisions import placement  # noqa: E402
 from projects.pruning import fine_tuning  # noqa: E402
 from projects.recipes import pretrained  # noqa: E402
-from projects.recipes.rows import read  # noqa: E402
+from projects.recipes.rows import read, run_missing  # noqa: E402
 from tests.documents import ROOT  # noqa: E402
 
 
@@ -38,6 +38,22 @@ def test_results_are_those_of_the_rows(page, made):
     assert sum(map(len, numbers)) > 10
     for line in numbers:
         assert all(number in text for number in line), line
+
+
+def test_rows_are_measured_once(tmp_path):
+    """And where they go is there before anything is measured."""
+    path, measured = tmp_path / 'new' / 'rows.tsv', []
+
+    def measure(name, seed):
+        assert path.parent.is_dir()
+        measured.append((name, seed))
+        return [0.5]
+
+    for count in (1, 2):
+        rows = run_missing(path, (('a', k) for k in range(count)), measure)
+        assert rows == read(path)
+    assert measured == [('a', 0), ('a', 1)]
+    assert rows == [['a', '0', '0.5'], ['a', '1', '0.5']]
 
 
 def test_tuning_is_compared_seed_by_seed():
