@@ -118,7 +118,7 @@ def measure(contestants: dict[str, Timed],
 
 
 def in_fresh_process(function: Callable, *args: object) -> Any:
-    """What a function returns in a process of its own, which forks nothing."""
+    """What a function returns in a new process, which is no fork of this."""
     fresh = multiprocessing.get_context('spawn')
     with ProcessPoolExecutor(1, fresh) as pool:
         return pool.submit(function, *args).result()

@@ -86,7 +86,7 @@ def test(cfg: Config, args: argparse.Namespace,
 
 
 def built(model: nn.Module | dict) -> nn.Module:
-    """Build a model that its runner builds but when it tests."""
+    """Build a model that its runner would build only when it tests."""
     return model if isinstance(model, nn.Module) else MODELS.build(model)
 
 

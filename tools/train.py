@@ -58,8 +58,9 @@ def prepare_checkpoints(cfg: Config, args: argparse.Namespace) -> None:
             preload_checkpoint(cfg.load_from, checkpoint)
             return
     if cfg.get('load_from') and '://' not in cfg.load_from:
-        preload_checkpoint(cfg.load_from,
-                  read_checkpoint(cfg.load_from, args.trust_checkpoint))
+        preload_checkpoint(
+            cfg.load_from,
+            read_checkpoint(cfg.load_from, args.trust_checkpoint))
 
 
 def is_class(kind: str | type, wanted: type) -> bool:

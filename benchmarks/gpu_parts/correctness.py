@@ -207,7 +207,7 @@ def _huge(setting: Setting, memory_format: str) -> Outcome:
 
 
 def _nan(setting: Setting, what: str) -> Outcome:
-    """It is in the same places as by the reference path."""
+    """NaN is in the same places as on the reference path."""
     modules = tail('StepNet', 16).to(setting.device)
     inputs = maps(setting, (4, 16, 9, 7), torch.float32, 'contiguous')
     inputs['xc'.index(what)][1, 2, 3, 4] = torch.nan

@@ -108,7 +108,7 @@ def _wrapped(setting: Setting, model: nn.Module, world: int,
 
 
 def _scaled(setting: Setting) -> Outcome:
-    """It changes no parameter, the next one does."""
+    """A step that overflows changes no parameter, the next one does."""
     half = torch.float16 if setting.on_cuda else torch.bfloat16
     model, x = resnet().to(setting.device), images(setting)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -140,7 +140,7 @@ class _Checkpointed(nn.Module):
 
 
 def _checkpointed(setting: Setting, reentrant: bool) -> Outcome:
-    """And running statistics of gates move once a step."""
+    """Gradients are right, and gates update their statistics once a step."""
     gates = []
 
     def wrap(model):

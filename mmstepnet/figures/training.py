@@ -16,7 +16,7 @@ def draw_training(name: str, training: Training) -> matplotlib.figure.Figure:
     """Draw TNS with its interval, and a heat map of NSI, for a paper."""
     shown, blocks = training.checkpoints, training.blocks
     at = range(len(shown))
-    # Higher heat maps than a page have not a name a row.
+    # A heat map that is higher than a page does not name each row.
     every = -(-len(blocks) // 60)
     height = 0.13 * min(len(blocks), 60) + 0.5
     figure = Figure(figsize=(6.0, 2.6 + height))

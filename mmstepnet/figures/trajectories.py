@@ -62,7 +62,7 @@ def draw_trajectories(runs: Sequence[Run]) -> matplotlib.figure.Figure:
                     label='single samples' if i == 0 else None)
         ax.plot(at, mean, color='#2f5fd0', lw=1.4, marker='.', ms=3,
                 label='mean')
-        # Not before the lines: it ends their scaling of the axis.
+        # After the lines: a limit ends the scaling of the axis to them.
         ax.set_ylim(bottom=0)
         ax.set_title(short(run.label, 36), pad=12)
         ax.set(xlabel='recorded block', ylabel=f'NSI ({run.reading})')

@@ -66,7 +66,7 @@ def _damaged(path: str, error: Exception) -> ValueError:
 
 def find_resumable(*folders: str,
                    trusted: bool = False) -> tuple[str, dict] | None:
-    """Find the whole checkpoint of most iterations, to go on from.
+    """Find the checkpoint to go on from: whole, and of the most iterations.
 
     Not the one that ``last_checkpoint`` names: a job that was killed while it
     saved may have left half of it.
@@ -80,8 +80,8 @@ def find_resumable(*folders: str,
         checkpoint.
 
     Raises:
-        UnsafeCheckpointError: All that training could go on from are more
-            than data.
+        UnsafeCheckpointError: Each that training could go on from holds
+            more than data.
         ValueError: There are checkpoints, none of them whole.
     """
     found, broken = [], []
@@ -117,9 +117,9 @@ def find_resumable(*folders: str,
 
 
 def _iterations(path: str, trusted: bool) -> int | None:
-    """Iterations that a checkpoint has seen; None if it is but weights.
+    """Iterations that a checkpoint has seen; None if it holds weights alone.
 
-    Times of files are no order: those that were copied have others.
+    Not the files' times: copied files have the times of their copying.
     """
     checkpoint = peek(path, trusted)
     if not isinstance(checkpoint, dict) or 'optimizer' not in checkpoint:

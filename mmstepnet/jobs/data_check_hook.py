@@ -31,8 +31,8 @@ class DataCheckHook(Hook):
       the batch: they would end the job with its first epoch.
     - Labels of an MMPretrain data set beyond the head's classes: the loss
       fails within an epoch, on a GPU without saying why.
-    - Class names of an MMPretrain data set in another order than that of its
-      folders: each label would have another's name.
+    - Class names of an MMPretrain data set in another order than its
+      folders: labels would go by each other's names.
     - An MMDetection data set in COCO format whose file lacks classes: the
       host numbers those that are there, so that labels mean other classes,
       or drops all annotations.
@@ -68,7 +68,7 @@ class DataCheckHook(Hook):
             runner, f'{split}_loop').evaluator.metrics
         for metric in metrics:
             check_evaluation(metric, split)
-        # Who writes a file of predictions may have no boxes to compare with.
+        # A test that only writes predictions may have no boxes to compare.
         compared = not any(getattr(m, 'format_only', 0) for m in metrics)
         for dataset in _parts(loader.dataset):
             check_categories(dataset, split)
@@ -165,7 +165,7 @@ def check_images(dataset: Dataset, split: str) -> None:
     Raises:
         FileNotFoundError: Neither is.
     """
-    # Who has no folder, or a store, has images that are no files of his.
+    # Without a folder, or with a store, images are no files of this machine.
     folders = [folder for folder in (
         getattr(dataset, 'data_prefix', None) or {}).values() if folder]
     if not folders or getattr(dataset, 'backend_args', None):
@@ -262,7 +262,7 @@ def _has_instances(dataset: Dataset) -> bool:
 
 
 def check_labels(dataset: Dataset, classes: int, split: str) -> None:
-    """Refuse labels that the head of a classifier has not.
+    """Refuse labels for which the head of a classifier has no output.
 
     Args:
         dataset (Dataset): Others than those of MMPretrain pass.

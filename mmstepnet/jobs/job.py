@@ -179,7 +179,8 @@ def find_host(cfg: Config) -> str | None:
 def _check_options(cfg: Config, options: dict) -> None:
     """Refuse names that no runner reads.
 
-    A misspelt part further behind is an unknown argument of what is built.
+    A misspelling behind the first dot becomes an unknown argument of what is
+    built, which is refused there.
     """
     for option in options:
         name = option.partition('.')[0]

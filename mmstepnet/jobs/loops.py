@@ -107,8 +107,8 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
                 'train_dataloader makes none (batch_size=None); give it a '
                 'batch_size or a batch_sampler')
         self._batches = SeededBatches(batches, runner.seed, get_rank())
-        # Data loaders refuse another one, which they would not hand to
-        # workers that run; none run yet.
+        # A data loader refuses to change it, because workers that run would
+        # not learn of it; none run yet.
         self.dataloader.__dict__['batch_sampler'] = self._batches
 
     def run_epoch(self) -> None:

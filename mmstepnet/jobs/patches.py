@@ -111,7 +111,8 @@ def preload_checkpoint(path: str, checkpoint: dict) -> None:
     held = [checkpoint]
     read = CheckpointLoader._get_checkpoint_loader(path)
 
-    # mmengine's log takes the place from the name, behind ten letters.
+    # mmengine's log says from where it reads: this function's name, but for
+    # its first ten letters.
     def load_from_memory(filename: str, map_location: Any = None) -> dict:
         if filename == path and held:
             return held.pop()

@@ -9,7 +9,7 @@ LAST_EPOCHS = 10
 """Most epochs at the end of training over which a run's spread is taken."""
 
 LEAST_VALIDATIONS = 3
-"""Fewer there show how fast a run rises, not how calm it is."""
+"""Fewer at the end show how fast a run rises, not how calm it is."""
 
 
 def stack_curves(results: Sequence[dict[str, Any]],

@@ -77,7 +77,7 @@ def equivalence_power(sd: float, seeds: int, margin: float, level: float,
         reach = margin - threshold * r * error
         return ratio.pdf(r) * (norm.cdf((reach - difference) / error)
                                - norm.cdf((-reach - difference) / error))
-    # Beyond, no mean is near enough; and there is next to no such deviation.
+    # Beyond, no mean is near enough, or hardly a sample deviates as much.
     end = min(margin / (threshold * error), ratio.isf(1e-12))
     return float(quad(inside, 0, end, points=(min(1.0, end / 2), ),
                       limit=200)[0])

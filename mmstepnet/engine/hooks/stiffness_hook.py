@@ -68,8 +68,8 @@ class StiffnessHook(Hook):
     A sample without a finite index, as one of NaN, is left out, counted and
     named, and so are the samples of a batch that cannot be measured. Where
     the model passes its images several times, as with flips at test time, the
-    first pass is measured. What evaluates or trains goes on: only before the
-    work begins is what could never be measured an error.
+    first pass is measured. Evaluation and training go on. What can never be
+    measured is an error, but only before the work begins.
 
     Args:
         interval (int, optional): Measure every n-th validation of the run;

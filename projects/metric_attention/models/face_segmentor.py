@@ -64,8 +64,8 @@ class FaceSegmentor(BaseModel):
     face are the mean of those of its three vertices, the "fixed linear
     aggregation layer" of https://arxiv.org/abs/2412.18288, Appendix A: which
     weights it has is not printed, so equal ones are a reading. The last
-    linear layer and a mean commute, whence it makes no difference on which
-    side of it the faces are formed.
+    linear layer and a mean may change places, so it does not matter which of
+    them comes first.
 
     Args:
         network (dict): Arguments of :class:`InformationPropagationNetwork`;
