@@ -70,9 +70,9 @@ def save_plots(cells: Sequence[Cell], results: str | Path,
             path = Path(out) / f'{stem}_curves.png'
             saved.append(_save(draw_curves(panels), path))
         steps = _steps(found)
-        if steps and panels:
-            stages = next(r['stiffness']['stages'] for row in steps
-                          for r in found[row])
+        stages = next((r['stiffness']['stages'] for row in steps
+                       for r in found[row] if r.get('stiffness')), None)
+        if stages and panels:
             title = next(t for t in panels if t.startswith(next(iter(names))))
             path = Path(out) / f'{stem}_steps.png'
             saved.append(_save(draw_steps(steps, stages, title,

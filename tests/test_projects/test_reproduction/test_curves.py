@@ -154,7 +154,8 @@ def test_picture_of_attention_values(tmp_path, monkeypatch):
         for seed in range(2):
             r = with_curves(
                 seed, [60., 70., 80., 90.], [4., 3., 2., 1.], config=row,
-                stiffness=dict(stages=[0, 0, 1, 1]))
+                # As of a test whose recording could not be written.
+                stiffness=dict(stages=[0, 0, 1, 1]) if seed else None)
             if values is not None:
                 r['validations'] = [
                     dict(epoch=2 + 2 * i, step=step.tolist(), nsi=[],
