@@ -1,14 +1,11 @@
 """What the tables of projects/decisions make of rows, on rows by hand."""
 
 import json
-import re
-from functools import partial
 
 import pytest
 
 pytest.importorskip('sklearn')
 from projects.decisions import digits, placement  # noqa: E402
-from projects.recipes.rows import read  # noqa: E402
 
 
 def test_a_run_diverges_as_the_plan_says():
@@ -70,18 +67,3 @@ def test_differences_leave_incomplete_seeds_out():
     first, second, *_ = placement.differences(rows)
     assert first.endswith('| stiffest − random | 2 | -0.2500 ± 0.0000 |')
     assert second.endswith('| stiffest − least stiff | 2 | -0.5000 ± 0.0000 |')
-
-
-def test_results_are_those_of_the_rows():
-    """The numbers of the page, but for signs and spaces."""
-    page = (digits.FOLDER / 'RESULTS.md').read_text('utf-8')
-    page = page.replace('−', '-').replace('∞', 'inf')
-    for make, name, last in (
-            (digits.alarms, 'alarm', -2),
-            (partial(digits.alarms, left_out=True), 'alarm', -2),
-            (digits.ranks, 'architectures', -2),
-            (digits.within_depths, 'architectures', None)):
-        rows = read(digits.FOLDER / f'{name}.tsv')
-        for line in make(rows).splitlines()[4 if last is None else 2:last]:
-            numbers = re.findall(r'-?(?:\d+\.\d+|inf)', line)
-            assert numbers and all(n in page for n in numbers), line

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip('sklearn')
-from projects.decisions import placement  # noqa: E402
+from projects.decisions import digits, placement  # noqa: E402
 from projects.pruning import fine_tuning  # noqa: E402
 from projects.recipes import pretrained  # noqa: E402
 from projects.recipes.rows import read, run_missing  # noqa: E402
@@ -24,18 +24,31 @@ def placed():
     return list(placement.differences(read(placement.ROWS)))
 
 
+def warned():
+    rows = read(digits.FOLDER / 'alarm.tsv')
+    return [line for left_out in (False, True) for line in digits.alarms(
+        rows, left_out).splitlines()[2:-2]]
+
+
+def ranked():
+    rows = read(digits.FOLDER / 'architectures.tsv')
+    return (digits.ranks(rows).splitlines()[2:-2]
+            + digits.within_depths(rows).splitlines()[4:])
+
+
 def tuned():
     return list(fine_tuning.differences(read(fine_tuning.ROWS)))
 
 
 @pytest.mark.parametrize('page, made', [
-    ('recipes', recipes), ('decisions', placed), ('pruning', tuned)])
+    ('recipes', recipes), ('decisions', placed), ('decisions', warned),
+    ('decisions', ranked), ('pruning', tuned)])
 def test_results_are_those_of_the_rows(page, made):
-    """The numbers of the page, but for signs."""
+    """The numbers of the page, but for signs and spaces."""
     text = (ROOT / 'projects' / page / 'RESULTS.md').read_text('utf-8')
-    text = text.replace('−', '-')
-    numbers = [re.findall(r'-?\d+\.\d+', line) for line in made()]
-    assert sum(map(len, numbers)) > 10
+    text = text.replace('−', '-').replace('∞', 'inf')
+    numbers = [re.findall(r'-?(?:\d+\.\d+|inf)', line) for line in made()]
+    assert sum(map(len, numbers)) > 7
     for line in numbers:
         assert all(number in text for number in line), line
 
