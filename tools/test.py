@@ -28,8 +28,7 @@ def parse_args() -> argparse.Namespace:
     add_job_arguments(parser)
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
-        '--out',
-        help='FILE.json gets the metrics, FILE.pkl the predictions')
+        '--out', help='FILE.json gets the metrics, FILE.pkl the predictions')
     parser.add_argument(
         '--show-dir', metavar='DIR',
         help='draw what was found into the pictures and write them to DIR')

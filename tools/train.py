@@ -26,15 +26,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--amp', action='store_true', help='automatic mixed precision')
     parser.add_argument(
-        '--auto-scale-lr',
-        action='store_true',
+        '--auto-scale-lr', action='store_true',
         help="scale the learning rate by this job's batch size over "
         'auto_scale_lr.base_batch_size of the config')
     parser.add_argument(
-        '--resume',
-        nargs='?',
-        const='auto',
-        metavar='CHECKPOINT',
+        '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
         help='go on from a checkpoint; without a value from the last whole '
         "one of the job, or from the config's load_from where there is none")
     return parser.parse_args()

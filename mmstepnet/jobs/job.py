@@ -42,8 +42,7 @@ def add_job_arguments(parser: ArgumentParser) -> None:
     _add_options(parser, 'train_dataloader.batch_size=4 '
                  'optim_wrapper.optimizer.lr=0.1')
     parser.add_argument(
-        '--launcher',
-        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        '--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'],
         default='none',
         help='how the processes of a distributed job are started')
     add_trust_argument(parser)
@@ -65,9 +64,7 @@ def add_config_options(parser: ArgumentParser, example: str = '') -> None:
 
 def _add_options(parser: ArgumentParser, example: str) -> None:
     parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=KeyValueAction,
+        '--cfg-options', nargs='+', action=KeyValueAction,
         help='settings that override the config, as key=value pairs'
         + (example and f', for example {example}'))
 
@@ -109,8 +106,7 @@ class KeyValueAction(DictAction):
 def add_trust_argument(parser: ArgumentParser) -> None:
     """Add the flag that allows checkpoints to run code."""
     parser.add_argument(
-        TRUST_FLAG,
-        action='store_true',
+        TRUST_FLAG, action='store_true',
         help='let checkpoints run the code that they name when they are '
         'read; by default they are read as data and others are refused')
 

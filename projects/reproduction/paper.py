@@ -36,9 +36,7 @@ def parse_args() -> argparse.Namespace:
     commands = parser.add_subparsers(dest='command', required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
-        '--results',
-        type=Path,
-        default=HERE / 'results',
+        '--results', type=Path, default=HERE / 'results',
         help='folder of our results, one JSON file for each config and seed. '
         'Default: projects/reproduction/results')
     shown = argparse.ArgumentParser(add_help=False, parents=[shared])
@@ -47,77 +45,54 @@ def parse_args() -> argparse.Namespace:
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument('table', help='such as 1 or digits, see list')
     chosen.add_argument(
-        'rows',
-        nargs='*',
-        metavar='ROW',
+        'rows', nargs='*', metavar='ROW',
         help='labels of rows, or names of configs. Default: all')
 
     commands.add_parser(
         'list', parents=[shown], help='every row of every table')
     commands.add_parser(
-        'table',
-        parents=[chosen, shown],
+        'table', parents=[chosen, shown],
         help="the paper's figures beside ours, parameters and FLOPs")
     plot = commands.add_parser(
-        'plot',
-        parents=[chosen, shared],
+        'plot', parents=[chosen, shared],
         help='pictures of our results: curves over the epochs and violins '
         'over the seeds')
     plot.add_argument(
-        '--out',
-        type=Path,
-        default=Path('work_dirs/figures'),
-        metavar='DIR',
+        '--out', type=Path, default=Path('work_dirs/figures'), metavar='DIR',
         help='gets the PNG files. Default: work_dirs/figures')
     report = commands.add_parser(
-        'report',
-        parents=[shared],
+        'report', parents=[shared],
         help='all tables that have results, figures, verdicts on planned '
         'claims and intervals for the others')
     report.add_argument(
-        '--out',
-        type=Path,
-        default=HERE / 'RESULTS.md',
-        metavar='FILE.md',
+        '--out', type=Path, default=HERE / 'RESULTS.md', metavar='FILE.md',
         help='figures go to docs/results/ beside it. Default: '
         'projects/reproduction/RESULTS.md')
     run = commands.add_parser(
-        'run',
-        parents=[chosen, shared],
+        'run', parents=[chosen, shared],
         help='train and test rows; what is done is skipped, what was '
         'interrupted goes on')
     run.add_argument(
-        '--seeds',
-        type=seed_range,
-        default=range(5),
+        '--seeds', type=seed_range, default=range(5),
         metavar='N or FIRST-LAST',
         help='run seeds 0 to N-1, or FIRST to LAST, such as 3-27. Default: '
         "5, the paper's number")
     run.add_argument(
-        '--work-dir',
-        type=Path,
-        default=Path('work_dirs/paper'),
+        '--work-dir', type=Path, default=Path('work_dirs/paper'),
         help='gets CONFIG/seed_N/ with logs and checkpoints. '
         'Default: work_dirs/paper')
     run.add_argument(
         '--launcher', choices=['none', 'pytorch', 'slurm'], default='none')
     run.add_argument(
-        '--gpus',
-        type=positive_int,
-        default=1,
-        metavar='N',
+        '--gpus', type=positive_int, default=1, metavar='N',
         help='processes of one job, for the launchers pytorch and slurm; '
         'tools/slurm_run.sh names the other variables of slurm. Default: 1')
     run.add_argument('--partition', help='of slurm')
     run.add_argument(
-        '--dry-run',
-        action='store_true',
+        '--dry-run', action='store_true',
         help='print the commands and run nothing')
     run.add_argument(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE',
         help='settings that override every config, see tools/train.py; they '
         'are noted in the results')
     return parser.parse_args()

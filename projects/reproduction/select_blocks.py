@@ -41,28 +41,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('config', help='config of a plain network')
     parser.add_argument('checkpoint', help='its trained checkpoint')
     parser.add_argument(
-        '--count',
-        type=positive_int,
-        metavar='K',
+        '--count', type=positive_int, metavar='K',
         help='how many blocks. Default: a tenth of those measured, the share '
         "of the paper's Fig. 6, and at least one")
     parser.add_argument(
-        '--which',
-        choices=CHOICES,
-        default=CHOICES[0],
+        '--which', choices=CHOICES, default=CHOICES[0],
         help='which of them. The least stiff and random ones are what the '
         'stiffest are compared with. Default: stiffest')
     parser.add_argument(
-        '--split',
-        choices=SPLITS,
-        default='train',
+        '--split', choices=SPLITS, default='train',
         help='data to measure on. Default: train, so that no test image has '
         'a say in the architecture')
     parser.add_argument(
-        '--max-samples',
-        type=positive_int,
-        default=1000,
-        metavar='N',
+        '--max-samples', type=positive_int, default=1000, metavar='N',
         help='measure N samples, evenly taken. Default: 1000')
     parser.add_argument(
         '--out', type=Path, metavar='CONFIG.py', help='write a config')

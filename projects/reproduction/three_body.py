@@ -158,14 +158,10 @@ def main() -> None:
     parser.add_argument(
         '--end', type=positive_float, default=60.0, help='time to stop at')
     parser.add_argument(
-        '--interval',
-        type=positive_float,
-        default=0.01,
+        '--interval', type=positive_float, default=0.01,
         help='time between observations')
     parser.add_argument(
-        '--close',
-        type=positive_float,
-        default=0.2,
+        '--close', type=positive_float, default=0.2,
         help='two bodies nearer than this meet in a close encounter')
     args = parser.parse_args()
     if args.interval > args.end:

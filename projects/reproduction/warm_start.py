@@ -29,13 +29,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config of the plain network')
     parser.add_argument('checkpoint', help='its trained checkpoint')
+    parser.add_argument('--attentions', nargs='+', default=['StepNet', 'SE'])
     parser.add_argument(
-        '--attentions', nargs='+', default=['StepNet', 'SE'])
-    parser.add_argument(
-        '--epochs',
-        type=positive_int,
-        nargs='+',
-        default=[1],
+        '--epochs', type=positive_int, nargs='+', default=[1],
         help='epochs of further training after which to evaluate')
     parser.add_argument(
         '--lr', type=positive_float, default=0.01,
@@ -45,9 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--work-dir', type=Path, default=Path('work_dirs/warm_start'))
     parser.add_argument(
-        '--out',
-        type=Path,
-        metavar='FILE.json',
+        '--out', type=Path, metavar='FILE.json',
         help='gets the results. Default: warm_start.json in --work-dir')
     return parser.parse_args()
 

@@ -39,27 +39,20 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
-        '--split',
-        choices=SPLITS,
-        default='test',
+        '--split', choices=SPLITS, default='test',
         help='which data loader of the config is read; the train loader with '
         'its augmentation, but every sample once and in order. '
         'Default: test')
     parser.add_argument(
-        '--max-samples',
-        type=positive_int,
-        metavar='N',
+        '--max-samples', type=positive_int, metavar='N',
         help='measure N samples, evenly taken from the data set. '
         'Default: all')
     parser.add_argument(
-        '--blocks',
-        nargs='+',
-        metavar='PATTERN',
+        '--blocks', nargs='+', metavar='PATTERN',
         help="names of the residual blocks, such as 'layer3.*', for a model "
         'whose blocks are not known. Default: all that are')
     parser.add_argument(
-        '--out',
-        metavar='DIR',
+        '--out', metavar='DIR',
         help="where files go. Default: stiffness/ in the config's work_dir, "
         'else in ./work_dirs/NAME_OF_THE_CONFIG')
     parser.add_argument(

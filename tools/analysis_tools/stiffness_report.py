@@ -24,24 +24,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         'runs', nargs='+', metavar='RUN', help='work directory or .npz file')
     parser.add_argument(
-        '--out',
-        metavar='DIR',
-        default='stiffness_report',
+        '--out', metavar='DIR', default='stiffness_report',
         help='where the page and the figures go. Default: ./stiffness_report')
     parser.add_argument(
-        '--labels',
-        nargs='+',
-        metavar='NAME',
+        '--labels', nargs='+', metavar='NAME',
         help='a name for each run; runs of the same name are seeds of one '
         'model. Default: the names of the directories')
     parser.add_argument(
-        '--reading',
-        choices=READINGS,
-        default=DEFAULT_READING,
+        '--reading', choices=READINGS, default=DEFAULT_READING,
         help=f'reading of NSI. Default: {DEFAULT_READING}')
     parser.add_argument(
-        '--metric',
-        metavar='KEY',
+        '--metric', metavar='KEY',
         help="accuracy's key in the logs, such as single-label/f1-score. "
         'Default: top-1 accuracy, else mAP, else mIoU')
     return parser.parse_args()
