@@ -34,10 +34,8 @@ def load_digit_split(split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     check_choice('split of the digits', split, DIGIT_SPLITS)
     digits = load_digits()
     positions = train_test_split(
-        np.arange(len(digits.target)),
-        test_size=VAL_SHARE,
-        random_state=SPLIT_SEED,
-        stratify=digits.target)
+        np.arange(len(digits.target)), test_size=VAL_SHARE,
+        random_state=SPLIT_SEED, stratify=digits.target)
     chosen = np.sort(positions[DIGIT_SPLITS.index(split)])
     images = np.rint(digits.images[chosen] * (255 / LARGEST_INK))
     return images.astype(np.uint8), digits.target[chosen], chosen

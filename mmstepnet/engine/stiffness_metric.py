@@ -172,11 +172,8 @@ class StiffnessMetric(BaseMetric):
         fields = dict(zip(FIELDS, np.stack(results, 1)))
         recorder, reading = self.recorder, self.settings['reading']
         self.trajectories = found = Trajectories(
-            **fields,
-            stages=recorder.stages,
-            blocks=recorder.blocks,
-            excluded=recorder.excluded,
-            settings=self.settings)
+            **fields, stages=recorder.stages, blocks=recorder.blocks,
+            excluded=recorder.excluded, settings=self.settings)
         return {
             'tns': found.tns(reading),
             'p_hat': found.proportion(reading),

@@ -88,29 +88,19 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
         for i, block in enumerate(blocks)
     ])
     figure.add_bar(
-        x=np.arange(1, len(over_samples) + 1),
-        y=over_samples,
-        marker_color=COLORS[0],
-        showlegend=False,
-        text=trajectories.blocks,
+        x=np.arange(1, len(over_samples) + 1), y=over_samples,
+        marker_color=COLORS[0], showlegend=False, text=trajectories.blocks,
         textposition='none',
-        hovertemplate='%{text}<br>r = %{y:.3f}<extra></extra>',
-        row=2,
-        col=1)
+        hovertemplate='%{text}<br>r = %{y:.3f}<extra></extra>', row=2, col=1)
     edges = np.linspace(-1, 1, 41)
     for i, (name, values) in enumerate(along.items()):
         # Binned here: the page need not carry a value a sample.
         share = np.histogram(values, edges)[0] / len(values)
         figure.add_bar(
-            x=(edges[:-1] + edges[1:]) / 2,
-            y=share,
-            width=edges[1] - edges[0],
+            x=(edges[:-1] + edges[1:]) / 2, y=share, width=edges[1] - edges[0],
             marker=dict(color=COLORS[i % len(COLORS)], line_width=0),
-            opacity=0.55,
-            name=f'along {name}',
-            legend='legend2',
-            hovertemplate='r = %{x:.3f}<br>share of samples %{y:.3f}',
-            row=2,
+            opacity=0.55, name=f'along {name}', legend='legend2',
+            hovertemplate='r = %{x:.3f}<br>share of samples %{y:.3f}', row=2,
             col=2)
     figure.update_xaxes(title='attention value (mean over C, H, W)', row=1)
     figure.update_yaxes(title=f'NSI ({run.reading})', row=1)
@@ -121,9 +111,7 @@ def attention_figure(run: Run, most_points: int) -> go.Figure:
         title="Pearson's r", range=(-1.05, 1.05), row=2, col=2)
     figure.update_yaxes(title='share of samples', row=2, col=2)
     return figure.update_layout(
-        PAGE_LAYOUT,
-        height=760,
-        barmode='overlay',
+        PAGE_LAYOUT, height=760, barmode='overlay',
         legend=dict(y=1, yanchor='top', maxheight=0.5),
         legend2=dict(y=0.38, yanchor='top'))
 

@@ -45,13 +45,8 @@ def draw_degrees(runs: Sequence[Run],
     extent = (0, m1[0] + m1[-1], 0, m2[0] + m2[-1])
     for ax, run, grid in zip(axes, runs, grids):
         image = ax.imshow(
-            grid.T,
-            origin='lower',
-            aspect='auto',
-            extent=extent,
-            cmap=HEAT,
-            vmin=0,
-            vmax=_top(grids))
+            grid.T, origin='lower', aspect='auto', extent=extent, cmap=HEAT,
+            vmin=0, vmax=_top(grids))
         ax.set_title(f'{short(run.label, 24)}\n{_integral(run, measure)}')
         if not measure.integral(run):
             ax.text(0.5, 0.5, measure.none, color='white', ha='center',
@@ -100,9 +95,7 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
         figure.update_xaxes(
             showticklabels=True,
             title_text='M<sub>1</sub>' if i + columns >= len(runs) else None,
-            title_standoff=4,
-            row=row + 1,
-            col=column + 1)
+            title_standoff=4, row=row + 1, col=column + 1)
     figure.update_yaxes(title_text='M<sub>2</sub>', title_standoff=4, col=1)
     figure.update_annotations(font_size=12)
     return figure.update_layout(
@@ -110,9 +103,7 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
         height=height,
         margin_t=70,
         coloraxis=dict(
-            colorscale=HEAT,
-            cmin=0,
-            cmax=_top(grids),
+            colorscale=HEAT, cmin=0, cmax=_top(grids),
             colorbar=dict(title=measure.symbol, thickness=14)))
 
 

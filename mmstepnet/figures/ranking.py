@@ -71,8 +71,7 @@ def ranking_figure(runs: Sequence[Run]) -> go.Figure:
             y=[run.known_accuracy.value for run in members],
             mode='markers',
             marker=dict(
-                size=12,
-                color=line_style(i)[0],
+                size=12, color=line_style(i)[0],
                 symbol=('circle', 'diamond', 'triangle-up')[i // 10 % 3],
                 line=dict(width=1, color='white')),
             name=plain(short(label, 40)),
@@ -83,7 +82,5 @@ def ranking_figure(runs: Sequence[Run]) -> go.Figure:
     figure.update_xaxes(title=f'TNS ({runs[0].reading})')
     figure.update_yaxes(title=plain(runs[0].known_accuracy.metric))
     return figure.update_layout(
-        PAGE_LAYOUT,
-        height=440,
-        showlegend=True,
+        PAGE_LAYOUT, height=440, showlegend=True,
         title=dict(text=str(rank_correlation(runs)), font_size=14))

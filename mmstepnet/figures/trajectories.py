@@ -79,13 +79,8 @@ def draw_overlay(runs: Sequence[Run],
     _mark_stages(ax, runs[0], 50)
     for i, run in enumerate(runs):
         ax.plot(
-            np.arange(1, run.nsi.shape[1] + 1),
-            run.nsi.mean(0),
-            lw=1.2,
-            marker='.',
-            ms=3,
-            label=short(run.label),
-            **paper_line(i))
+            np.arange(1, run.nsi.shape[1] + 1), run.nsi.mean(0), lw=1.2,
+            marker='.', ms=3, label=short(run.label), **paper_line(i))
     ax.set_ylim(bottom=0)
     ax.set_title(short(title, int(12 * width)), pad=12)
     ax.set(xlabel='recorded block',
@@ -126,12 +121,9 @@ def overlay_figure(runs: Sequence[Run]) -> go.Figure:
     for i, run in enumerate(runs):
         color, dash = line_style(i)
         figure.add_scatter(
-            x=list(map(plain, run.trajectories.blocks)),
-            y=run.nsi.mean(0),
-            mode='lines+markers',
-            line=dict(width=2, color=color, dash=dash),
-            marker_size=5,
-            name=plain(short(run.label, 40)),
+            x=list(map(plain, run.trajectories.blocks)), y=run.nsi.mean(0),
+            mode='lines+markers', line=dict(width=2, color=color, dash=dash),
+            marker_size=5, name=plain(short(run.label, 40)),
             hovertemplate='%{x}<br>mean NSI %{y:.4f}')
     return _finish(
         figure, runs[0], f'NSI ({runs[0].reading}), mean over samples')
@@ -176,13 +168,9 @@ def _finish(figure: go.Figure, run: Run, title: str) -> go.Figure:
                 font_color='#5b6b7b'),
             annotation_position='top')
     figure.update_xaxes(
-        title='recorded block',
-        type='category',
-        range=(-0.5, len(recorded.blocks) - 0.5),
-        tickangle=-90,
-        tickfont_size=11,
-        automargin=True,
-        showgrid=False)
+        title='recorded block', type='category',
+        range=(-0.5, len(recorded.blocks) - 0.5), tickangle=-90,
+        tickfont_size=11, automargin=True, showgrid=False)
     figure.update_yaxes(title=title, rangemode='tozero')
     return figure.update_layout(
         PAGE_LAYOUT, legend=dict(traceorder='normal'),

@@ -246,8 +246,7 @@ def process_group(cfg: Config) -> Iterator[None]:
     if cfg.launcher == 'pytorch' and not torch.cuda.is_available():
         dist.init_process_group('gloo')
         cfg.model_wrapper_cfg = dict(
-            type='MMDistributedDataParallel',
-            device_ids=None,
+            type='MMDistributedDataParallel', device_ids=None,
             broadcast_buffers=False,
             find_unused_parameters=cfg.get('find_unused_parameters', False))
     yield

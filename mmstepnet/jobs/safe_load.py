@@ -116,8 +116,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 _restricted_pickle = SimpleNamespace(
-    __name__='restricted_pickle',
-    Unpickler=_RestrictedUnpickler,
+    __name__='restricted_pickle', Unpickler=_RestrictedUnpickler,
     UnpicklingError=pickle.UnpicklingError,
     load=lambda file, **kwargs: _RestrictedUnpickler(file, **kwargs).load())
 

@@ -194,7 +194,6 @@ def measure_complexity(path: str) -> Complexity:
     flops = count_flops(_Features(model) if host == 'mmdet' else model,
                         (1, 3, *size))
     return Complexity(
-        parameters=count_parameters(model),
-        flops=sum(flops.values()),
+        parameters=count_parameters(model), flops=sum(flops.values()),
         input_size=size,
         part='backbone and neck' if host == 'mmdet' else 'whole model')

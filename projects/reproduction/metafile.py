@@ -199,10 +199,7 @@ def _cell(table: str, entry: dict, config: Path | None) -> Cell:
                          f'{", ".join(METRICS)}; got '
                          f'{", ".join(sorted(unknown)) or "none"}')
     return Cell(
-        table=table,
-        row=str(entry['Row']),
-        column=str(entry['Column']),
+        table=table, row=str(entry['Row']), column=str(entry['Column']),
         metrics=metrics,
         paper={name: Figure.parse(text) for name, text in paper.items()},
-        paper_parameters=parameters,
-        config=config)
+        paper_parameters=parameters, config=config)

@@ -122,18 +122,11 @@ def run(args: argparse.Namespace) -> None:
     from projects.reproduction.launch import LaunchSettings
     signal.signal(signal.SIGTERM, stop)
     launch = LaunchSettings(
-        root=ROOT,
-        work_dir=args.work_dir,
-        results=args.results,
-        cfg_options=tuple(args.cfg_options),
-        launcher=args.launcher,
-        gpus=args.gpus,
-        partition=args.partition)
+        root=ROOT, work_dir=args.work_dir, results=args.results,
+        cfg_options=tuple(args.cfg_options), launcher=args.launcher,
+        gpus=args.gpus, partition=args.partition)
     left = run_cells(
-        cells,
-        args.seeds,
-        launch,
-        dry_run=args.dry_run,
+        cells, args.seeds, launch, dry_run=args.dry_run,
         say=lambda line: print(line, flush=True))
     if left and not args.dry_run:
         print(f'{len(left)} runs are under way in other processes')

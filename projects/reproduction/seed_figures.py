@@ -40,9 +40,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
     wide = LETTER * max(map(len, lines)) + 0.5  # with its line
     figure.legend(
-        lines.values(),
-        lines.keys(),
-        frameon=False,
+        lines.values(), lines.keys(), frameon=False,
         loc='outside upper center',
         ncols=max(1, min(len(labels), 4, int(figure.get_figwidth() / wide))),
         title='mean ± std (seeds)')

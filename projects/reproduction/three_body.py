@@ -124,9 +124,7 @@ def draw(seen: Observations, index: np.ndarray, close: float,
     figure, (orbits, sai, distance) = paper_figure(3, 1, width=4, height=3.4)
     for body, (mass, color) in enumerate(zip(MASSES, COLORS)):
         orbits.plot(
-            *seen.position[:, body].T,
-            color=color,
-            linewidth=0.6,
+            *seen.position[:, body].T, color=color, linewidth=0.6,
             label=f'mass {mass:g}')
         orbits.plot(*START[body], 'o', color=color, markersize=5)
     orbits.set(

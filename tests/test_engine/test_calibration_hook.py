@@ -31,11 +31,8 @@ class Detector(BaseModel):
     def __init__(self, type='StepNet', init_step=1., **kwargs):
         super().__init__()
         self.backbone = perturb(StepResNet(
-            18,
-            host='mmpretrain',
-            norm_eval=True,
-            attention=dict(type=type, init_step=init_step),
-            init_cfg=None,
+            18, host='mmpretrain', norm_eval=True,
+            attention=dict(type=type, init_step=init_step), init_cfg=None,
             **kwargs))
 
     def extract_feat(self, inputs):

@@ -136,8 +136,7 @@ def test_detection(tmp_path):
         model,
         str(tmp_path),
         val_dataloader=dict(
-            batch_size=2,
-            dataset=Pictures(),
+            batch_size=2, dataset=Pictures(),
             sampler=dict(type='DefaultSampler', shuffle=False),
             collate_fn=dict(type='pseudo_collate')),
         val_evaluator=Evaluator(Count()),

@@ -151,10 +151,7 @@ def write_split(folder: Path, split: str, count: int, size: tuple[int, int],
 def main() -> None:
     args = parse_args()
     settings = dict(
-        recipe=RECIPE,
-        train=args.train,
-        val=args.val,
-        size=list(args.size),
+        recipe=RECIPE, train=args.train, val=args.val, size=list(args.size),
         seed=args.seed)
     out = args.out.resolve()
     if read_settings(out) == settings:

@@ -32,9 +32,7 @@ class PropagationSelfAttention(BaseModule):
                 f'which are never in memory; got attn_drop {host.attn_drop}: '
                 'leave attn_drop_rate out of layer_cfgs and use drop_rate')
         self.propagation = build_propagation(
-            propagation,
-            host.embed_dims,
-            num_heads=host.num_heads,
+            propagation, host.embed_dims, num_heads=host.num_heads,
             bias=host.qkv.bias is not None)
         # It has a bias whatever qkv_bias says, and is there for one head too.
         self.propagation.proj = host.proj

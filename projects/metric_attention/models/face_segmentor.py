@@ -41,11 +41,8 @@ class MeshDataPreprocessor(BaseDataPreprocessor):
             inputs=torch.cat(list(data['inputs'])),
             # Sorted mesh by mesh, hence sorted.
             mask=torch.sparse_coo_tensor(
-                edges,
-                edges.new_ones(edges.shape[1], dtype=torch.bool),
-                (nodes, nodes),
-                check_invariants=False,
-                is_coalesced=True),
+                edges, edges.new_ones(edges.shape[1], dtype=torch.bool),
+                (nodes, nodes), check_invariants=False, is_coalesced=True),
             faces=_join(data['faces'], starts, 0),
             labels=torch.cat(list(data['labels']))
             if 'labels' in data else None,

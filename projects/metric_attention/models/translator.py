@@ -230,10 +230,5 @@ class TranslationTransformer(BaseModel):
             return self.output(x[:, 0]).float().log_softmax(-1)
 
         return beam_search(
-            step,
-            batch_size,
-            bos_idx=self.bos_idx,
-            eos_idx=self.eos_idx,
-            pad_idx=self.pad_idx,
-            max_length=longest,
-            beam_size=self.beam_size)
+            step, batch_size, bos_idx=self.bos_idx, eos_idx=self.eos_idx,
+            pad_idx=self.pad_idx, max_length=longest, beam_size=self.beam_size)

@@ -128,8 +128,7 @@ def mesh(faces, seed):
     edges = torch.cat([faces[:, :2], faces[:, 1:], faces[:, ::2]])
     return dict(
         inputs=points(nodes, seed),
-        neighbours=neighbourhood(edges, nodes).indices(),
-        faces=faces,
+        neighbours=neighbourhood(edges, nodes).indices(), faces=faces,
         labels=torch.arange(len(faces)) % 3)
 
 

@@ -55,9 +55,7 @@ def toy(tmp_path, *rows):
 def kill_once(args, reached):
     """Start, kill the whole process group as soon as ``reached()``."""
     process = subprocess.Popen(
-        command(*args),
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
+        command(*args), start_new_session=True, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL)
     try:
         while not reached():
