@@ -67,12 +67,16 @@ def test_one_image_size_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_another_result_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize('factors, by', [
+    ((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')])
+def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
+    """Also a NaN in the images of another size alone."""
     model, _ = stepped('torchvision')
     run = export._run
     monkeypatch.setattr(export, '_run', lambda *args: (
-        [out * 1.01 for out in outs] for outs in run(*args)))
-    with pytest.raises(RuntimeError, match='differs from PyTorch by 0.0'):
+        [out * factor for out in outs]
+        for factor, outs in zip(factors, run(*args))))
+    with pytest.raises(RuntimeError, match=f'differs from PyTorch by {by}'):
         export_onnx(model, tmp_path / 'model.onnx', (32, 32))
     assert not list(tmp_path.iterdir())
 
