@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 
 import pytest
 import torch
@@ -70,6 +71,20 @@ def test_fold_refuses_forwards_that_were_set(part, way):
         fold(model)
     assert torch.equal(model(X), wanted)
     assert model.state_dict().keys() == before.keys()
+
+
+@pytest.mark.parametrize('module', ['__main__', 'nowhere'])
+def test_fold_takes_classes_that_no_file_has(module, monkeypatch):
+    """As those of a notebook, or of a script that was loaded by itself."""
+    monkeypatch.delattr(sys.modules['__main__'], '__file__', raising=False)
+    names = dict(__name__=module, nn=nn)
+    exec('class Head(nn.Module):\n'
+         '    def forward(self, x):\n'
+         '        return x.tanh()', names)
+    model = resnet()
+    model.maxpool = nn.Sequential(nn.BatchNorm2d(64), names['Head']())
+    model.double().eval()
+    torch.testing.assert_close(fold(model)(X), model(X))
 
 
 @pytest.mark.parametrize('cls', [nn.Conv2d, nn.BatchNorm2d])

@@ -221,7 +221,8 @@ def _own_forward(cls: type) -> Callable | None:
     """The forward that a class came with; None if it was patched before."""
     owner = next(c for c in cls.__mro__ if 'forward' in vars(c))
     code = getattr(owner.forward, '__code__', None)
-    file = sys.modules[owner.__module__].__file__
+    # A notebook's classes have no file, a loaded script's perhaps no module.
+    file = getattr(sys.modules.get(owner.__module__), '__file__', None)
     return owner.forward if code and code.co_filename == file else None
 
 
