@@ -13,6 +13,7 @@ from torch import Tensor
 def is_set(module: nn.Module) -> bool:
     """Whether a module has hooks or a ``forward`` of its own."""
     return bool(module._forward_hooks or module._forward_pre_hooks
+                or module._backward_hooks or module._backward_pre_hooks
                 or 'forward' in vars(module))
 
 

@@ -142,6 +142,23 @@ def test_sequences_whose_last_layer_a_step_takes_in(name, way, when):
         torch.testing.assert_close(model(x), wanted)
 
 
+@pytest.mark.parametrize('name', NESTED)
+@pytest.mark.parametrize('way', ['', 'pre_'])
+def test_sequences_with_hooks_of_the_backward(name, way):
+    build, *parts = NESTED[name]
+    plain = perturb(nn.Sequential(build(), build())).double().eval()
+    model = copy.deepcopy(plain)
+    insert_steps(model)
+    gradients = []
+    for net in (plain, model):
+        module = net.get_submodule(f'1.{parts[0]}')
+        register = getattr(module, f'register_full_backward_{way}hook')
+        register(lambda module, grads, *_: tuple(2 * t for t in grads))
+        x = torch.ones(2, 8, 6, 6).double().requires_grad_()
+        gradients.append(torch.autograd.grad(net(x).sum(), x)[0])
+    torch.testing.assert_close(*gradients)
+
+
 def halved(forward):
     """A decorator as libraries write them."""
     @functools.wraps(forward)
