@@ -123,7 +123,8 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
             scaling: float | None = None, is_causal: bool | None = None,
             **kwargs: Any) -> tuple[Tensor, None]:
     """Attend as transformers calls it: (B, H, N, D) gives (B, N, H, E)."""
-    asked = [name for name in REFUSED if kwargs.get(name) not in (None, False)]
+    asked = [name for name in REFUSED if isinstance(kwargs.get(name), Tensor)
+             or kwargs.get(name)]
     if dropout or asked:
         raise ValueError(
             f'{type(module).__name__}: metric-attention never has its matrix '

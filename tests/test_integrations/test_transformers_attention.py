@@ -156,3 +156,5 @@ def test_refusals():
     again.set_attn_implementation('l2')
     with pytest.raises(ValueError, match='a bias of the scores'):
         again(input_ids=WORDS, attention_mask=bias)
+    with pytest.raises(ValueError, match='has no position_bias; build'):
+        again(input_ids=WORDS, position_bias=bias)
