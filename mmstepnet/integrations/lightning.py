@@ -94,7 +94,11 @@ def _run_inputs(network: nn.Module, batch: Any) -> Any:
 
 def _batches(trainer: lightning.Trainer, loaders: Any,
              count: int) -> Iterator[Any]:
-    """The first batches of a loader or of several, on the device."""
-    for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
-        yield from map(trainer.strategy.batch_to_device,
-                       islice(loader, count))
+    """The first batches of a loader or of several, as a step gets them."""
+    module = trainer.lightning_module
+    for k, loader in enumerate(
+            loaders if isinstance(loaders, (list, tuple)) else [loaders]):
+        for batch in islice(loader, count):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=k)
+            yield trainer.strategy.batch_to_device(batch, dataloader_idx=k)

@@ -49,15 +49,16 @@ def loader(shuffle=False):
                       shuffle=shuffle)
 
 
-def fit(model, tmp_path, *callbacks, epochs=1, ckpt_path=None):
+def fit(model, tmp_path, *callbacks, epochs=1, ckpt_path=None, kind=Module,
+        **options):
     torch.manual_seed(5)
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator='cpu', logger=False,
+        max_epochs=epochs, accelerator='cpu', logger=False, **options,
         default_root_dir=tmp_path, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[
             *callbacks, lightning.pytorch.callbacks.ModelCheckpoint(
                 tmp_path, save_top_k=-1)])
-    trainer.fit(Module(model), loader(shuffle=True), loader(),
+    trainer.fit(kind(model), loader(shuffle=True), loader(),
                 ckpt_path=ckpt_path)
     return trainer
 
@@ -99,6 +100,24 @@ def test_logs_calibrates_and_saves(tmp_path):
         for key, value in again.state_dict().items():
             if '.step.' in key:
                 assert torch.equal(value, model.state_dict()[key]), key
+
+
+def test_batches_are_those_of_a_step(tmp_path):
+    """In the trainer's precision, and behind the module's own hook."""
+
+    class Halving(Module):
+
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return batch[0] / 2, batch[1]
+
+    model = network()
+    insert_steps(model)
+    trainer = fit(model, tmp_path, made(), kind=Halving,
+                  precision='bf16-true')
+    measured = measure_stiffness(model, [
+        b[0].bfloat16() / 2 for b in loader()])
+    assert float(trainer.callback_metrics['tns']) == pytest.approx(
+        measured.tns(), rel=1e-5)
 
 
 def test_a_killed_run_goes_on(tmp_path):
