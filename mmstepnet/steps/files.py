@@ -96,6 +96,7 @@ def save_steps(model: nn.Module, path: str | Path,
             weights belong to it, such as a head that was trained.
 
     Raises:
+        TypeError: ``modules_to_save`` is no list of names.
         ValueError: There are no steps, a module does not exist, or an
             attention is not registered, as after :func:`mmstepnet.fold`.
 
@@ -132,7 +133,7 @@ def save_steps(model: nn.Module, path: str | Path,
     for name in modules_to_save:
         saved[name] = _find(modules, name, 'modules_to_save names')
     tensors = _gather(model, saved)
-    if not tensors:
+    if tensors is None:
         return
     metadata = json.dumps(
         dict(format_version=FORMAT, blocks=blocks,
@@ -583,8 +584,8 @@ def _compare(file: _File, name: str, module: nn.Module,
 
 
 def _gather(model: nn.Module,
-            saved: dict[str, nn.Module]) -> dict[str, Tensor]:
-    """Whole tensors of modules; none in processes that need not write."""
+            saved: dict[str, nn.Module]) -> dict[str, Tensor] | None:
+    """Whole tensors of modules; None in processes that need not write."""
     if _is_sharded(model):
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
@@ -595,11 +596,11 @@ def _gather(model: nn.Module,
         prefixes = tuple(f'{name}.' for name in saved)
         state = {k: t for k, t in state.items() if k.startswith(prefixes)}
     else:
-        rank = torch.distributed.get_rank() if (
-            torch.distributed.is_available()
-            and torch.distributed.is_initialized()) else 0
         state = {f'{name}.{key}': t for name, module in saved.items()
-                 for key, t in module.state_dict().items()} if not rank else {}
+                 for key, t in module.state_dict().items()}
+    if (torch.distributed.is_available() and torch.distributed.is_initialized()
+            and torch.distributed.get_rank()):
+        return None
     return {key: t.detach().cpu().contiguous().clone()
             for key, t in state.items() if not key.endswith(KEY)}
 

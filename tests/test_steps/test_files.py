@@ -77,7 +77,7 @@ def test_fresh_model(kind, tmp_path):
 
 
 @pytest.mark.parametrize('attention,options', [
-    *((name, {}) for name in ATTENTIONS if name not in ('FCA', 'Plain')),
+    *((name, {}) for name in ATTENTIONS if name != 'FCA'),
     ('SE', dict(reduction=4)), ('CBAM', dict(reduction=4)),
     ('SEM', dict(reduction=4)), ('OursSharedMLP', dict(reduction=4)),
     ('SGE', dict(groups=4)), ('StepNet', dict(inputs='x')),
