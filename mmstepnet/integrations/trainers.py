@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
-from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.files import steps_to_save
+from mmstepnet.steps.places import modules_by_name
 from mmstepnet.stiffness import measure_stiffness
 
 LOGGER = logging.getLogger(__name__)
@@ -35,10 +36,11 @@ def randomness_kept() -> Iterator[None]:
 
 def check_has_steps(model: nn.Module) -> None:
     """Refuse, before any work, a model of which no steps can be saved."""
-    if not any(isinstance(m, ResidualStep) for m in model.modules()):
+    try:
+        steps_to_save(modules_by_name(model))
+    except ValueError as error:
         raise ValueError(
-            f'StepsCallback: {type(model).__name__} has no steps to save; '
-            f'call mmstepnet.insert_steps before, or give save=False')
+            f'StepsCallback: {error}, or give save=False') from error
 
 
 def stiffness_of(model: nn.Module, batches: Iterable[Any],

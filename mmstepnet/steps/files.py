@@ -113,7 +113,33 @@ def save_steps(model: nn.Module, path: str | Path,
     """
     modules_to_save = _names(modules_to_save)
     modules = modules_by_name(model)
-    blocks, saved = {}, {}
+    blocks, saved = steps_to_save(modules)
+    for name in modules_to_save:
+        saved[name] = _find(modules, name, 'modules_to_save names')
+    tensors = _gather(model, saved)
+    if tensors is None:
+        return
+    metadata = json.dumps(
+        dict(format_version=FORMAT, blocks=blocks,
+             modules_to_save=modules_to_save), sort_keys=True)
+    path = Path(path)
+    if path.is_dir() or path.suffix != '.safetensors':
+        path = path / NAME
+    write_whole(path, safetensors.torch.save(tensors, {METADATA: metadata}))
+
+
+def steps_to_save(modules: dict[str, nn.Module]
+                  ) -> tuple[dict[str, dict], dict[str, nn.Module]]:
+    """What a file says of the blocks of a model, and their attentions.
+
+    Args:
+        modules (dict[str, nn.Module]): Its modules by name.
+
+    Raises:
+        ValueError: There are no steps, or an attention is not registered.
+    """
+    blocks: dict[str, dict] = {}
+    saved: dict[str, nn.Module] = {}
     for name, module in modules.items():
         attentions = _attentions(module)
         if not attentions:
@@ -128,20 +154,9 @@ def save_steps(model: nn.Module, path: str | Path,
         saved.update({f'{name}.{key}.attention': attention
                       for key, attention in attentions.items()})
     if not blocks:
-        raise ValueError(f'{type(unwrap(model)).__name__} has no steps to '
+        raise ValueError(f'{type(modules[""]).__name__} has no steps to '
                          f'save; call insert_steps first')
-    for name in modules_to_save:
-        saved[name] = _find(modules, name, 'modules_to_save names')
-    tensors = _gather(model, saved)
-    if tensors is None:
-        return
-    metadata = json.dumps(
-        dict(format_version=FORMAT, blocks=blocks,
-             modules_to_save=modules_to_save), sort_keys=True)
-    path = Path(path)
-    if path.is_dir() or path.suffix != '.safetensors':
-        path = path / NAME
-    write_whole(path, safetensors.torch.save(tensors, {METADATA: metadata}))
+    return blocks, saved
 
 
 def load_steps(model: nn.Module, path: str | Path, *,
