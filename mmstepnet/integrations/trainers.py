@@ -60,18 +60,19 @@ def stiffness_of(model: nn.Module, batches: Iterable[Any],
         measure, of which a warning tells the reason. A measurement ends no
         training.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    sums = torch.zeros(3, dtype=torch.float64)  # which not all devices have
     try:
         with randomness_kept():
             found = measure_stiffness(model, batches, forward=forward)
         sums += torch.tensor([
             len(found), len(found) * found.tns(),
             len(found) * float(found.nsi().mean())
-        ], dtype=torch.float64, device=device)
+        ], dtype=torch.float64)
     except Exception as error:
         LOGGER.warning('the stiffness was not measured (%s: %s)',
                        type(error).__name__, error)
     if dist.is_available() and dist.is_initialized():
+        sums = sums.to(device)
         dist.all_reduce(sums)
     count, tns, nsi = sums.tolist()
     return dict(tns=tns / count, nsi=nsi / count) if count else {}
