@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmstepnet.checks import check_choice
+from mmstepnet.precision import full_precision
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.finding import Selection, hooked, in_mode
 from mmstepnet.steps.places import modules_by_name
@@ -108,7 +109,8 @@ def _influence(model: nn.Module, batches: Iterable[Any],
             state.append(next(iter((*args, *kwargs.values()))).clone())
 
         def leave(block: nn.Module, args: tuple, out: Any) -> None:
-            x, y = state.pop(), out if isinstance(out, Tensor) else out[0]
+            x, y = map(full_precision, (
+                state.pop(), out if isinstance(out, Tensor) else out[0]))
             if x.dim() != 3:
                 x, y = x.flatten(1), y.flatten(1)
             similar[name].append(

@@ -59,6 +59,20 @@ def test_scores(model, score):
     assert model.training
 
 
+def test_influence_in_half_precision(model):
+    """Near 1 a cosine in bfloat16 has two or three digits."""
+    x = model.bfloat16()[0](X.bfloat16())
+    found = block_scores(model, [X.bfloat16()], 'influence')
+    for k, block in enumerate(model[1]):
+        a, x = x.double().numpy(), block(x)
+        b = x.double().numpy()
+        if k:
+            cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / (
+                np.linalg.norm(b, axis=1))
+            assert found[f'1.{k}'] == pytest.approx(
+                1 - cosine.mean(), rel=1e-5)
+
+
 def test_random_orders(model):
     found = [block_scores(model, [X], 'random', seed=k) for k in range(9)]
     assert all(sorted(f.values()) == [0, 1, 2] for f in found)
