@@ -66,6 +66,10 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         dict[str, float]: Score by the block's name, of all blocks that are
         recorded: not of the first of a stage.
 
+    Raises:
+        ValueError: ``score`` is unknown, no residual step was found, or
+            features are NaN or infinite.
+
     Example:
         >>> import torch
         >>> from torchvision.models import resnet18
@@ -125,8 +129,14 @@ def _influence(model: nn.Module, batches: Iterable[Any],
     with hooked([handle for name in names for handle in watch(name)]):
         for batch in batches:
             run_batch(model, batch)
-    return {name: 1 - float(torch.cat(found).mean())
-            for name, found in similar.items()}
+    scores = {name: 1 - float(torch.cat(found).mean())
+              for name, found in similar.items()}
+    for name, value in scores.items():
+        if not np.isfinite(value):
+            raise ValueError(
+                f'{name} is given or returns NaN or infinite features; a '
+                f'diverged model or an overflow has no block influence')
+    return scores
 
 
 def ablate_blocks(model: nn.Module,

@@ -73,6 +73,14 @@ def test_influence_in_half_precision(model):
                 1 - cosine.mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize('score', ['adaptive', 'influence'])
+def test_no_score_is_nan(model, score):
+    bad = X.clone()
+    bad[3, 1] = torch.nan
+    with pytest.raises(ValueError, match='1.1 .*NaN or infinite features'):
+        block_scores(model, [X, bad], score)
+
+
 def test_random_orders(model):
     found = [block_scores(model, [X], 'random', seed=k) for k in range(9)]
     assert all(sorted(f.values()) == [0, 1, 2] for f in found)
