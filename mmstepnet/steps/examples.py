@@ -1,7 +1,7 @@
 """Running a model on an example, to see what it does."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from itertools import product
@@ -114,7 +114,7 @@ def on_meta(model: nn.Module) -> Iterator[None]:
 def call_of(example: object, samples: int | None = None,
             device: str | None = None) -> tuple[tuple, dict]:
     """Arguments of a call, with another number of samples or elsewhere."""
-    if isinstance(example, dict):
+    if isinstance(example, Mapping):  # a dict, or what a tokenizer gives
         args, kwargs = (), dict(example)
     else:
         args = example if isinstance(example, (tuple, list)) else (example, )

@@ -1,6 +1,7 @@
 """Statistics of gates, against those of all pooled vectors at once."""
 
 import copy
+from collections import UserDict
 
 import pytest
 import torch
@@ -64,7 +65,8 @@ def test_nothing_else_changes(model):
 
 
 @pytest.mark.parametrize('wrap', [
-    lambda t: (t, ), lambda t: [t], lambda t: dict(x=t)])
+    lambda t: (t, ), lambda t: [t], lambda t: dict(x=t),
+    lambda t: UserDict(x=t)])  # as transformers' tokenizers give
 def test_what_a_batch_may_be(model, wrap):
     other = copy.deepcopy(model)
     mmstepnet.calibrate(model, batches())
