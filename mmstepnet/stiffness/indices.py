@@ -57,10 +57,12 @@ def neural_stiffness_index(x: ArrayLike,
         raise ValueError(
             f'step is 0 at index {first_index(step == 0)}, by which Eq. 4 '
             f'divides; compare states with step=1.0 instead')
-    moved = ((x_next - x) / step).reshape(len(x), -1)
-    if moved.numel() != x.numel():
+    try:
+        step = step.expand(x.shape)
+    except RuntimeError:
         raise ValueError(f'step of shape {tuple(step.shape)} does not '
-                         f'broadcast to x of shape {tuple(x.shape)}')
+                         f'broadcast to x of shape {tuple(x.shape)}') from None
+    moved = ((x_next - x) / step).reshape(len(x), -1)
     return give_back(
         relative_change(
             torch.linalg.vector_norm(moved, dim=1),

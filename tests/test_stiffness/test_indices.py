@@ -51,6 +51,8 @@ def test_nsi_types_and_half_precision():
     ([[1., 2.], [0., 0.]], [[1., 2.], [1., 0.]], 1.0,
      r'index \(1,\) has norm 0'),
     ([[1., 2.]], [[1., 2.]], 0.0, 'step is 0'),
+    ([[1., 2.]], [[1., 2.]], [1., 1., 1.], r'step of shape \(3,\) does not'),
+    ([[1., 2.]], [[1., 2.]], [[1.], [1.]], r'step of shape \(2, 1\) does'),
 ])
 def test_nsi_bad_input(x, x_next, step, message):
     with pytest.raises(ValueError, match=message):
