@@ -151,14 +151,17 @@ def fingerprint(forward: Callable) -> str:
         str: 12 hexadecimal digits.
 
     Raises:
-        OSError: It has no source.
+        OSError: It has no source, or none that stands alone.
         TypeError: It is no function.
     """
     code = getattr(forward, '__code__', None)  # which sees no __wrapped__
     if code is None:
         raise TypeError(f'{forward!r} is no function')
     source = textwrap.dedent(inspect.getsource(code))
-    function: Any = ast.parse(source).body[0]
+    try:
+        function: Any = ast.parse(source).body[0]
+    except SyntaxError as error:  # such as a lambda's, in the middle of a call
+        raise OSError(f'the source of {forward!r} is no function') from error
     function.decorator_list = []
     for node in ast.walk(function):
         if isinstance(node, ast.FunctionDef):

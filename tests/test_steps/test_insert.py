@@ -164,9 +164,11 @@ def test_another_forward_is_not_the_described_one():
 def test_a_forward_without_source_is_not_the_described_one():
     typed = {}
     exec('def forward(self, x):\n    return x', typed)
-    typed = type('Typed', (Conv, ), dict(forward=typed['forward']))
-    with pytest.raises(RuntimeError, match='source cannot be read'):
-        describe(typed)
+    amid = dict(
+        forward=lambda self, x: x)
+    for members in (dict(forward=typed['forward']), amid):
+        with pytest.raises(RuntimeError, match='source cannot be read'):
+            describe(type('Typed', (Conv, ), members))
 
 
 def test_registering():
