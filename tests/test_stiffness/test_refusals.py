@@ -8,7 +8,7 @@ import torch.distributed.fsdp
 import torch.nn as nn
 import torch.nn.functional as F
 
-from mmstepnet import find_steps
+from mmstepnet import find_steps, insert_steps
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.test_stiffness.test_surroundings import (
     NAMES,
@@ -77,6 +77,14 @@ class Adds(nn.Module):
 def test_states_of_one_dimension_are_refused():
     model = nn.Sequential(*[Adds(torch.add) for _ in range(3)])
     fails(model, ValueError, r'a state \(8,\): samples', X[0, 0])
+
+
+@pytest.mark.parametrize('stepped', [False, True])
+def test_passes_without_a_sample_are_refused(stepped):
+    model = nn.Sequential(*[Adds(torch.add) for _ in range(3)])
+    if stepped:
+        insert_steps(model, example=X)
+    fails(model, ValueError, r'a state \(0, .*: samples', X[:0])
 
 
 def test_fused_additions_are_refused():

@@ -131,9 +131,7 @@ class Additions(Tracer):
             if tag.known >> old.number & 1 and not old.left_out and (
                     old.owner is owner or not old.returned):
                 old.left_out = 'an operand of it goes on as a later state'
-        if x.dim() < 2 or not x.numel():
-            found.left_out = (f'a state {tuple(x.shape)}: samples, (N, ...), '
-                              'one or more, were expected')
+        if found.left_out:
             return None
         f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
@@ -172,6 +170,9 @@ class Additions(Tracer):
         found = Sum(owner, [owner.additions - 1], tuple(x.shape), state,
                     operands={state, self.tags.mark(f)},
                     of_state=of_state, of_branch=of_branch, part=part)
+        if x.dim() < 2 or not x.numel():
+            found.left_out = (f'a state {tuple(x.shape)}: samples, (N, ...), '
+                              'one or more, were expected')
         self.sums.append(found)
         self._pending.append(found)
         return found

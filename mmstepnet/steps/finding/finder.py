@@ -207,7 +207,8 @@ class Finder(Additions):
         found = self._new_sum(run, self.tags.mark(x), x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
-        found.norms = self._norms_of(run, x)
+        if not found.left_out:
+            found.norms = self._norms_of(run, x)
         if found.norms is not None:
             found.norms.see_branch(f, step, 1, dropped=True)
         self._conclude(found, out)
