@@ -430,7 +430,3 @@ def _page(recordings: dict[str, Trajectories], files: list[Path],
         runs.append(Run(name, name, found, reading, accuracy))
     page = save_report(runs, out, trainings)
     print(page.resolve())
-
-
-if __name__ == '__main__':
-    sys.exit(main())

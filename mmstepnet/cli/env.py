@@ -103,4 +103,3 @@ def main() -> None:
     width = max(map(len, found))
     for name, value in found.items():
         print(f'{name:{width}}  {value}')
-
