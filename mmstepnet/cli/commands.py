@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.checks import positive_int
 from mmstepnet.steps.files import load_steps
 from mmstepnet.stiffness import (
     DEFAULT_READING,
@@ -75,11 +76,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
                            help='let the library fetch its weights')
     stiffness.add_argument('--steps', help='file of save_steps, or '
                            'hf://USER/REPO')
-    stiffness.add_argument('--samples', type=int, help='at most so many, '
-                           'evenly drawn from all')
-    stiffness.add_argument('--batch-size', type=int, default=16,
+    stiffness.add_argument('--samples', type=positive_int,
+                           help='at most so many, evenly drawn from all')
+    stiffness.add_argument('--batch-size', type=positive_int, default=16,
                            help='samples that are measured at once')
-    stiffness.add_argument('--tokens', type=int, default=256,
+    stiffness.add_argument('--tokens', type=positive_int, default=256,
                            help='length of a sample of text')
     stiffness.add_argument('--device', default='cuda' if (
         torch.cuda.is_available()) else 'cpu', help='cuda where there is one')
@@ -147,11 +148,6 @@ def _told(what: str) -> Iterator[None]:
 
 def run_stiffness(args: argparse.Namespace) -> None:
     """Measure, print, and write recordings and page."""
-    for name in ('samples', 'batch_size', 'tokens'):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f'--{name.replace("_", "-")} must be at least 1, '
-                             f'got {value}')
     labels = _labels(args) if args.labels else None
     recordings, files = {}, []
     for label, name, weights in _jobs(args.models, args.weights):

@@ -222,8 +222,6 @@ WRONG = {
                '--images', '{}'], 'two models would be called'),
     'text for pictures': (['stiffness', 'torchvision:resnet18', '--text',
                            __file__], 'takes no text; give --images'),
-    'no samples': (['stiffness', 'torchvision:resnet18', '--images', '{}',
-                    '--samples', '0'], '--samples must be at least 1, got 0'),
     'no such device': (['stiffness', 'torchvision:resnet18', '--images',
                         '{}', '--device', 'abacus'],
                        '--device abacus cannot be used (RuntimeError'),
@@ -248,6 +246,8 @@ def test_what_is_wrong_is_one_line(what, tmp_path, capsys):
     (['stifness'], "invalid choice: 'stifness'"),
     (['stiffness', 'torchvision:resnet18'], 'one of the arguments --images'),
     (['blocks', 'torchvision:resnet18', '--size', 'x'], "invalid int value"),
+    (['stiffness', 'torchvision:resnet18', '--samples', '0'],
+     '--samples: must be a positive integer, got 0'),
 ])
 def test_what_is_no_command_is_one_line(args, message, capsys):
     with pytest.raises(SystemExit) as end:
