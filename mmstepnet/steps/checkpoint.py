@@ -50,9 +50,9 @@ def replay_decision(question: Callable) -> Any:
 
 @contextmanager
 def repeated(decision: bool) -> Iterator[None]:
-    """Answer by a decision of before, but where a run of ours repeats its own.
+    """Answer as it was decided before, for a checkpoint of PyTorch's.
 
-    Checkpoints of PyTorch's keep none.
+    That keeps no decisions. A run of ours keeps its own, which go first.
     """
     outer = getattr(_thread, 'run', None)
     if outer is None:

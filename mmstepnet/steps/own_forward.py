@@ -167,11 +167,12 @@ class Plan:
         block (str): Name of the block, for errors.
         additions (int): How many additions of two tensors it executes; of
             those that count. Those of a mask that it is given do not.
-        by_state (bool): Whether those count alone that add to the block's
-            first argument or to what a step returned, views included, so
-            that others may differ from call to call, as of windows that are
-            shifted or not. It needs steps that add to these themselves, and
-            no addition to views of them, which are not seen everywhere.
+        by_state (bool): Whether an addition counts only if it adds to the
+            block's first argument, to what a step returned, or to a view of
+            these. Others may then differ from call to call, as those of
+            windows that are shifted or not. It needs steps that add to these
+            tensors themselves, and a block that never adds to a view of
+            them: a compiler cannot tell views.
         places (tuple[Place, ...]): Its steps, in their order.
     """
 

@@ -31,11 +31,12 @@ class ResidualStep(nn.Module):
     that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
     of this package ends in this module, so stiffness is measured here too.
     Where :func:`~.tail.fused_step` knows all its parts, the step is fused
-    with the norm; the lines of the reference path say what it is. What
-    autograd runs again for a checkpoint updates no statistics, in either
-    path, and takes the path of the step's last run with gradients, though it
-    was observed then and is not now, or the reverse: a checkpoint of PyTorch
-    compares what both save.
+    with the norm; the lines of the reference path say what it is.
+
+    Autograd runs a step again for a checkpoint. That run updates no
+    statistics, in either path. It takes the path of the step's last run with
+    gradients, also where observers came or went in between: a checkpoint of
+    PyTorch compares what both runs save.
 
     Args:
         attention (nn.Module, optional): A :class:`ChannelGate`, or what is
