@@ -89,25 +89,31 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
 
 
 class _Moments:
-    """Sums over everything a norm was given, in float64."""
+    """Sums over everything a norm was given, in float64 on the CPU.
+
+    What the norms of attentions are given is small, and not all devices have
+    float64.
+    """
 
     def __init__(self, channels: int):
         # Count, sum and sum of squares, in one tensor for one all_reduce.
         self.sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
 
     def add(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
-        values = inputs[0].detach().double().transpose(0, 1).flatten(1)
+        values = inputs[0].detach().cpu().double().transpose(0, 1).flatten(1)
         self.sums += torch.cat([
             values.new_tensor([values.shape[1]]),
             values.sum(1),
             values.square().sum(1)
-        ]).cpu()
+        ])
 
     def statistics(self, norm: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance, of all processes."""
-        sums = self.sums.to(norm.running_mean.device)
+        sums = self.sums
         if dist.is_available() and dist.is_initialized():
+            sums = sums.to(norm.running_mean.device)
             dist.all_reduce(sums)
+            sums = sums.cpu()
         count, total, squares = sums[0], *sums[1:].chunk(2)
         if count < 2:
             raise ValueError(
@@ -126,4 +132,4 @@ class _Moments:
                 'an attention gives its BN the same value for every image, '
                 'from which no variance can be set; give the attention '
                 'init_step=1.0, with which it starts from what it sees')
-        return mean, torch.where(spread, variance, norm.running_var)
+        return mean, torch.where(spread, variance, norm.running_var.cpu())
