@@ -210,6 +210,9 @@ def run_blocks(args: argparse.Namespace) -> None:
     """What is found, on the meta device."""
     with _told(f'{args.model} cannot be built'):
         named = load_model(args.model)
+    if len(args.size) > 2:
+        raise ValueError(f'--size takes one number, or a height and a width, '
+                         f'got {args.size}')
     height, width = (*args.size, *args.size)[:2]
     if named.tokens is not None:
         example = torch.zeros(1, 32, dtype=torch.long, device='meta')

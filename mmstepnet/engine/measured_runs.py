@@ -37,8 +37,8 @@ def load_runs(paths: Sequence[str | Path],
             file's name.
         reading (str): Reading of NSI. Defaults to 'adaptive'.
         metric (str, optional): Metric in the runs' logs that is their
-            accuracy. Default: the first of :data:`KNOWN_METRICS` that a run
-            has.
+            accuracy, one of which more is better. Default: the first of
+            :data:`KNOWN_METRICS` that a run has.
 
     Raises:
         FileNotFoundError: A path does not exist, or holds no record.

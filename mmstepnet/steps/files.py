@@ -37,7 +37,12 @@ from .own_forward import (
     check_names,
     put_planned_steps,
 )
-from .places import find_in_parts, modules_by_name
+from .places import (
+    check_module_names,
+    find_in_parts,
+    find_module,
+    modules_by_name,
+)
 from .residual import ResidualStep
 from .step_block import StepBlock, check_forward
 
@@ -111,11 +116,11 @@ def save_steps(model: nn.Module, path: str | Path,
         ...     mmstepnet.load_steps(resnet18(), folder) == names
         True
     """
-    modules_to_save = _names(modules_to_save)
+    modules_to_save = check_module_names(modules_to_save)
     modules = modules_by_name(model)
     blocks, saved = steps_to_save(modules)
     for name in modules_to_save:
-        saved[name] = _find(modules, name, 'modules_to_save names')
+        saved[name] = find_module(modules, name, 'modules_to_save names')
     tensors = _gather(model, saved)
     if tensors is None:
         return
@@ -198,7 +203,7 @@ def load_steps(model: nn.Module, path: str | Path, *,
     steps = tuple(f'{name}.{key}.attention.' for name, block in
                   file.blocks.items() for key in block.steps)
     for name in file.modules_to_save:
-        _compare(file, name, _find(modules, name, f'{file.path} holds'),
+        _compare(file, name, find_module(modules, name, f'{file.path} holds'),
                  steps)
     claimed = (*steps, *(f'{name}.' for name in file.modules_to_save))
     for key, t in file.tensors.items():
@@ -227,7 +232,7 @@ def _prepare(model: nn.Module, modules: dict[str, nn.Module], file: _File,
                     f'{file.path}: the attention {record["type"]!r} of {name} '
                     f'is not registered in this process. Import the module '
                     f'that registers it first')
-        block = _find(modules, name, f'{file.path} has steps for')
+        block = find_module(modules, name, f'{file.path} has steps for')
         if saved.cls not in (None, _class_name(block)):
             raise ValueError(f'{file.path}: {name} is a {_class_name(block)} '
                              f'here and was a {saved.cls}')
@@ -365,7 +370,8 @@ def _read(path: Path, model: nn.Module,
             key: _checked(record) for key, record in block['steps'].items()},
             _plans(block['plans']) if 'plans' in block else None)
             for name, block in about['blocks'].items()}
-        return _File(path, blocks, tensors, _names(about['modules_to_save']))
+        return _File(path, blocks, tensors,
+                     check_module_names(about['modules_to_save']))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error
 
@@ -638,20 +644,6 @@ def _attentions(module: nn.Module) -> dict[str, Any]:
 def _class_name(block: nn.Module) -> str:
     cls = block.host if isinstance(block, StepBlock) else type(block)
     return cls.__qualname__
-
-
-def _find(modules: dict[str, nn.Module], name: str, what: str) -> nn.Module:
-    if name not in modules:
-        raise ValueError(f'{what} {name!r}, and the model has no such module')
-    return modules[name]
-
-
-def _names(names: Iterable[str]) -> list[str]:
-    if isinstance(names, str) or not all(
-            isinstance(name, str) and name for name in names):
-        raise TypeError(f'modules_to_save must be a list of names, got '
-                        f'{names!r}')
-    return list(names)
 
 
 def _some(names: list[str]) -> str:

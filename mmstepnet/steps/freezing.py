@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .finding.wrappers import unwrap
 from .generated import KeepsStatistics, generated_class
+from .places import check_module_names, find_module, modules_by_name
 from .residual import ResidualStep
 
 
@@ -34,9 +35,9 @@ def mark_only_steps_as_trainable(model: nn.Module,
         int: Number of parameters that require a gradient.
 
     Raises:
-        ValueError: The model has no steps, or ``modules_to_save`` is no list
-            of names.
-        AttributeError: One of ``modules_to_save`` does not exist.
+        TypeError: ``modules_to_save`` is no list of names.
+        ValueError: The model has no steps, or one of ``modules_to_save`` does
+            not exist.
 
     Example:
         >>> from torchvision.models import resnet18
@@ -46,12 +47,11 @@ def mark_only_steps_as_trainable(model: nn.Module,
         >>> mmstepnet.mark_only_steps_as_trainable(model, ['fc'])
         520744
     """
+    names = check_module_names(modules_to_save)
+    modules = modules_by_name(model)
+    trained = [find_module(modules, name, 'modules_to_save names')
+               for name in names]
     model = unwrap(model)
-    names = list(modules_to_save)
-    if isinstance(modules_to_save, str) or '' in names:
-        raise ValueError(f'modules_to_save must be a list of names, got '
-                         f'{modules_to_save!r}')
-    trained = [model.get_submodule(name) for name in names]
     steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
     if not unfreeze and not any(step.attention is not None for step in steps):
         raise ValueError(f'{type(model).__name__} has no steps that could be '

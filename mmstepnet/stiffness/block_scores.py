@@ -1,6 +1,7 @@
 """Which blocks a network could do without: scores, and the trial itself."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from itertools import chain, combinations
 from typing import Any
@@ -165,7 +166,8 @@ def ablate_blocks(model: nn.Module,
         block's name; for pairs, by both names as a tuple.
 
     Raises:
-        ValueError: One of ``blocks`` may not go, see :func:`remove_blocks`.
+        ValueError: One of ``blocks`` may not go, see :func:`remove_blocks`,
+            or ``evaluate`` gives NaN or infinity.
 
     Example:
         >>> import torch
@@ -181,11 +183,20 @@ def ablate_blocks(model: nn.Module,
     found = {} if found is None else found
     tried = [*removed, *(combinations(removed, 2) if pairs else ())]
     todo = [key for key in tried if key not in found]
-    whole = evaluate(model) if todo else 0.0
+    whole = _finite(evaluate(model), 'the whole model') if todo else 0.0
     for key in todo:
         names = (key, ) if isinstance(key, str) else key
         with without_blocks(model, {name: removed[name] for name in names}):
-            found[key] = whole - evaluate(model)
-        LOGGER.info('without %s: %.4g less (%d of %d)', ' and '.join(names),
-                    found[key], tried.index(key) + 1, len(tried))
+            value = evaluate(model)
+        without = f'without {" and ".join(names)}'
+        found[key] = whole - _finite(value, f'the model {without}')
+        LOGGER.info('%s: %.4g less (%d of %d)', without, found[key],
+                    tried.index(key) + 1, len(tried))
     return found
+
+
+def _finite(value: float, what: str) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f'evaluate must give a finite number, and gives '
+                         f'{value} for {what}')
+    return value

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -269,7 +269,8 @@ class Trajectories:
         """Write a file: wholly, or not at all.
 
         It holds arrays by the names of the attributes, names as text, the
-        settings as JSON with the version of this package as ``mmstepnet``.
+        settings as JSON with the version of this package as ``mmstepnet``:
+        paths in them as text, numbers of NumPy as numbers.
 
         Args:
             path (str | Path): File name, ending in ``.npz``. Its folder is
@@ -277,6 +278,7 @@ class Trajectories:
 
         Raises:
             ValueError: The file name ends otherwise.
+            TypeError: The settings hold what JSON cannot.
         """
         path = Path(path)
         if path.suffix != '.npz':
@@ -285,7 +287,8 @@ class Trajectories:
         for name in ('blocks', 'excluded'):
             arrays[name] = np.array(arrays[name], np.str_)
         arrays['settings'] = np.array(
-            json.dumps({**self.settings, 'mmstepnet': __version__}))
+            json.dumps({**self.settings, 'mmstepnet': __version__},
+                       default=_plain))
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
         write_whole(path, content.getvalue())
@@ -361,3 +364,13 @@ class Trajectories:
         if len(self.blocks) != shape[1]:
             raise ValueError(f'blocks must be {shape[1]} names, got '
                              f'{self.blocks}')
+
+
+def _plain(value: Any) -> Any:
+    """A setting that JSON does not know, as one that it does."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f'settings of a recording are text, numbers, lists and '
+                    f'dicts of them, got {value!r}')

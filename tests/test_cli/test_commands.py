@@ -227,6 +227,8 @@ WRONG = {
                        '--device abacus cannot be used (RuntimeError'),
     'another tag': (['blocks', 'timm:resnet18.none'], 'cannot be built'),
     'no function': (['blocks', f'{__file__}:WRONG'], 'cannot be built'),
+    'three sizes': (['blocks', 'torchvision:resnet18', '--size', *'123'],
+                    'one number, or a height and a width, got [1, 2, 3]'),
     'another size': (['blocks', 'timm:vit_tiny_patch16_224', '--size', '64'],
                      'does not run on (1, 3, 64, 64); give --size'),
     'no recording': (['report', 'no.npz'], 'no.npz'),

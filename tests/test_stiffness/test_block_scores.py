@@ -1,6 +1,7 @@
 """Scores of blocks and their ablation, against formulas and by hand."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -120,3 +121,10 @@ def test_ablation(model):
     assert list(model.modules()) == modules
     with pytest.raises(ValueError, match='no residual block'):
         ablate_blocks(model, evaluate, nn.Tanh, example=X)
+    found, values = {}, iter([1.0, 0.5, math.nan])
+    with pytest.raises(ValueError, match=r'gives nan for the model without '
+                                         r'1\.1'):
+        ablate_blocks(model, lambda model: next(values), example=X,
+                      found=found)
+    assert found == {'1.0': 0.5}
+    assert list(model.modules()) == modules

@@ -46,6 +46,21 @@ def test_round_trip(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_settings_that_json_does_not_know(tmp_path):
+    path = tmp_path / 'stiffness_val.npz'
+    given = dict(SETTINGS, weights=tmp_path / 'net.pth', epoch=np.int64(3),
+                 mean=np.array([0.5, 0.25]))
+    record = replace(Trajectories(**arrays()), settings=given)
+    record.save(path)
+    found = Trajectories.load(path).settings
+    assert found == dict(SETTINGS, weights=str(tmp_path / 'net.pth'), epoch=3,
+                         mean=[0.5, 0.25], mmstepnet=__version__)
+    record = replace(record, settings=dict(SETTINGS, stages={1, 2}))
+    with pytest.raises(TypeError, match=r'lists and dicts of them, got \{1'):
+        record.save(path)
+    assert Trajectories.load(path).settings == found
+
+
 def test_contract_on_disk(tmp_path):
     """Plain arrays that NumPy reads without pickle."""
     path = tmp_path / 'stiffness_val.npz'
