@@ -420,8 +420,13 @@ class OwnForwardBlock(StepBlock):
         if getattr(self, 'with_cp', False) and getattr(
                 x, 'requires_grad', False):
             # What the host checkpoints within would run without steps again.
-            return checkpoint(self, without_checkpoint(self)._run, *args,
-                              **kwargs)
+            inner = without_checkpoint(self)
+            given = dict(vars(inner))
+            out = checkpoint(self, inner._run, *args, **kwargs)
+            vars(self).update({  # what the forward has set
+                name: value for name, value in vars(inner).items()
+                if name not in given or given[name] is not value})
+            return out
         return self._run(*args, **kwargs)
 
     def _run(self, *args, **kwargs):

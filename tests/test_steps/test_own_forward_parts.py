@@ -41,6 +41,7 @@ class Checkpointed(blocks.Conv):
     with_cp = True
 
     def forward(self, x):
+        self.seen = x.shape
         if self.with_cp and x.requires_grad:
             return checkpoint(super().forward, x, use_reentrant=False)
         return super().forward(x)
@@ -57,6 +58,7 @@ def test_a_checkpoint_that_the_block_can_leave_out():
     found, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
     model(found).square().sum().backward()
     assert len(runs) == 2 and model[1].with_cp
+    assert [block.seen for block in model] == [x.shape] * len(model)
     twin(wanted).square().sum().backward()
     torch.testing.assert_close(found.grad, wanted.grad)
     for p, q in zip((*model.parameters(), *model.buffers()),
