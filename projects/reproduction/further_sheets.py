@@ -14,7 +14,7 @@ from .curves import (
 from .metafile import Cell
 from .metrics import METRICS
 from .readings import MEANS, Reading, stiffness_by_reading
-from .results import summarise
+from .results import summarise, validated_on_test
 from .sheet import NONE, Sheet
 
 
@@ -41,8 +41,7 @@ def robustness_sheet(cells: Sequence[Cell], column: str, name: str,
                f'{epochs[late][0]}-{epochs[late][-1]}') if late.any() else
               (NONE, NONE))
         ])
-    on_test = all(r['best'] for results in found.values() for r in results)
-    split = 'test' if on_test else 'validation'
+    split = 'test' if validated_on_test(found) else 'validation'
     return Sheet(
         f'Table {cells[0].table}, {column}, {name}: variance', [
             'Row', 'over seeds, last epoch', 'seeds', 'over last epochs',

@@ -19,7 +19,7 @@ from .metafile import Cell
 from .metrics import METRICS
 from .model_figures import draw_rows, draw_stiffness
 from .readings import DEFAULT
-from .results import load_results
+from .results import load_results, validated_on_test
 from .seed_figures import draw_curves, draw_violins
 from .step_figures import draw_steps
 
@@ -122,9 +122,7 @@ def save_ranking(columns: Sequence[Column], out: Path) -> list[Path]:
 
 def _panels(found: dict[str, list[dict]], names: Sequence[str]) -> dict:
     """Curves by panel and row; a panel without any curve is left out."""
-    on_test = all(r['best'] is not None for rows in found.values()
-                  for r in rows)
-    split = 'test' if on_test else 'validation'
+    split = 'test' if validated_on_test(found) else 'validation'
     panels = {}
     quantities = [('training loss', 'loss', 1)]
     quantities += [(f'{_with_unit(name)}, {split}', METRICS[name].key,

@@ -22,7 +22,7 @@ machine, version and commit that the run was started or went on with.
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,14 @@ def load_results(results: Path, name: str) -> list[dict[str, Any]]:
             + '; '.join(' '.join(o) or 'none' for o in sorted(options))
             + '; keep each setting in its own --results folder')
     return found
+
+
+def validated_on_test(found: Mapping[Any, list[dict]]) -> bool:
+    """Whether rows of results were validated on the data of their test.
+
+    Those that were not have no best epoch.
+    """
+    return all(r['best'] is not None for rows in found.values() for r in rows)
 
 
 def summarise(values: Sequence[float]) -> Figure:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .further_sheets import robustness_sheet, stiffness_sheet
 from .metafile import Cell
 from .metrics import METRICS
-from .results import load_results, summarise
+from .results import load_results, summarise, validated_on_test
 from .sheet import NONE, Sheet
 
 if TYPE_CHECKING:  # a list of results needs no torch
@@ -76,7 +76,8 @@ def _sheet(cells: Sequence[Cell], column: str, name: str,
     header += ["#P (M), paper's"] if has_size else []
     header += ['#P (M), ours', 'GFLOPs']
     header += [f"{name}, paper's"] if has_paper else []
-    kinds = ['best', 'last'] if _has_best(found) else ['last']
+    on_test = validated_on_test(found)
+    kinds = ['best', 'last'] if on_test else ['last']
     for which in kinds:
         header += [f'{name}, ours, {which}', 'epoch']
     header.append('seeds')
@@ -114,8 +115,8 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
             'two. Pooling, products, norms and activations are included.')
     if any(found.values()):
         best = ('"Best" is the epoch of each seed that is best on the test '
-                'data, which flatters every row alike. ' if _has_best(found)
-                else '')
+                'data, which flatters every row alike. '
+                if validated_on_test(found) else '')
         notes.append('Ours is the mean ± sample standard deviation over the '
                      f'seeds. {best}"Last" is after all epochs.')
     lost = [cell.row for cell in cells if cell.config is None]
@@ -127,15 +128,6 @@ def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
             notes.append(f'{cell.row}: ours with --cfg-options '
                          f'{" ".join(results[0]["cfg_options"])}')
     return notes
-
-
-def _has_best(found: dict[Path, list[dict]]) -> bool:
-    """Whether results may have a best epoch.
-
-    Those that are validated on other data than they are tested on have none.
-    """
-    results = [r for rows in found.values() for r in rows]
-    return not results or any(r['best'] is not None for r in results)
 
 
 def _millions(count: int) -> str:
