@@ -123,9 +123,10 @@ def load_results(results: Path, name: str) -> list[dict[str, Any]]:
 def validated_on_test(found: Mapping[Any, list[dict]]) -> bool:
     """Whether rows of results were validated on the data of their test.
 
-    Those that were not have no best epoch.
+    Those that were not have no best epoch. Where one has, all should.
     """
-    return all(r['best'] is not None for rows in found.values() for r in rows)
+    results = [r for rows in found.values() for r in rows]
+    return not results or any(r['best'] is not None for r in results)
 
 
 def summarise(values: Sequence[float]) -> Figure:
