@@ -7,9 +7,6 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    checkpoint_wrapper,
-)
 from torch.optim.swa_utils import update_bn
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
@@ -162,11 +159,11 @@ def test_converted_to_syncbn_before(model):
 def test_modules_in_wrappers_have_the_names_of_files():
     model = resnet18()
     mmstepnet.insert_steps(model)
-    model.layer4 = checkpoint_wrapper(model.layer4)
+    model.layer4 = nn.DataParallel(model.layer4)
     mmstepnet.mark_only_steps_as_trainable(model, ['layer4.1.conv1'])
     trained = [weight for name, weight in model.named_parameters()
                if weight.requires_grad and name.endswith('conv1.weight')]
-    assert trained == [model.layer4[1].conv1.weight]
+    assert trained == [model.layer4.module[1].conv1.weight]
 
 
 def test_errors():
