@@ -76,8 +76,7 @@ def _sheet(cells: Sequence[Cell], column: str, name: str,
     header += ["#P (M), paper's"] if has_size else []
     header += ['#P (M), ours', 'GFLOPs']
     header += [f"{name}, paper's"] if has_paper else []
-    on_test = validated_on_test(found)
-    kinds = ['best', 'last'] if on_test else ['last']
+    kinds = ['best', 'last'] if validated_on_test(found) else ['last']
     for which in kinds:
         header += [f'{name}, ours, {which}', 'epoch']
     header.append('seeds')
