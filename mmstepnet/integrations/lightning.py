@@ -57,6 +57,12 @@ class StepsCallback(lightning.Callback):
         """Calibrate gates that have seen no data."""
         if self.save:
             check_has_steps(pl_module.get_submodule(self.network))
+            folder = _folder(trainer)
+            if '://' in folder:
+                raise ValueError(
+                    f'StepsCallback: steps are written into local folders, '
+                    f'got checkpoints in {folder}; give save=False, and '
+                    f'load_steps the checkpoint')
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(
@@ -79,12 +85,16 @@ class StepsCallback(lightning.Callback):
                            checkpoint: dict[str, Any]) -> None:
         """Write the steps where the checkpoint goes."""
         if self.save:
-            callback = trainer.checkpoint_callback
-            folder = Path(getattr(callback, 'dirpath', None)
-                          or trainer.default_root_dir)
             name = (f'epoch={trainer.current_epoch}-step='
                     f'{trainer.global_step}.steps.safetensors')
-            save_steps(pl_module.get_submodule(self.network), folder / name)
+            save_steps(pl_module.get_submodule(self.network),
+                       Path(_folder(trainer)) / name)
+
+
+def _folder(trainer: lightning.Trainer) -> str:
+    """Where checkpoints go; where that is remote, its URL."""
+    callback = trainer.checkpoint_callback
+    return str(getattr(callback, 'dirpath', None) or trainer.default_root_dir)
 
 
 def _run_inputs(network: nn.Module, batch: Any) -> Any:

@@ -60,6 +60,11 @@ class StepsCallback(TrainerCallback):
         """Calibrate gates that have seen no data."""
         if self.save:
             check_has_steps(model)
+            if state.is_hyper_param_search:
+                raise ValueError(
+                    'StepsCallback: a hyperparameter search does not tell a '
+                    'callback the folder of its trial; give save=False, and '
+                    'load_steps the checkpoint')
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(model, _batches(

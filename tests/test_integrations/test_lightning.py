@@ -162,3 +162,14 @@ def test_what_cannot_be_measured_ends_no_training(tmp_path, caplog):
     assert 'tns' not in trainer.callback_metrics
     with pytest.raises(ValueError, match='no steps to save; call'):
         fit(model, tmp_path, made())
+
+
+def test_a_remote_folder_is_refused_before_the_training(
+        tmp_path, monkeypatch):
+    """Steps would go into a local folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    model = network()
+    insert_steps(model)
+    with pytest.raises(ValueError, match='memory://steps; give save=False'):
+        fit(model, 'memory://steps', made())
+    assert fit(model, 'memory://steps', made(save=False)).global_step == 3

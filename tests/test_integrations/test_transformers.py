@@ -80,3 +80,15 @@ def test_killed_and_resumed_is_bit_for_bit(tmp_path):
     for key, value in again.state_dict().items():
         if '.step.' in key:
             assert torch.equal(value, model.state_dict()[key]), key
+
+
+def test_a_hyperparameter_search_is_refused_before_its_first_trial(tmp_path):
+    """Each trial has a folder of its own; one file would hold the last."""
+    search = hf.TrainerState(is_hyper_param_search=True)
+    trainer = trainer_of(build(), tmp_path)
+    begin = dict(model=trainer.model, train_dataloader=None)
+    with pytest.raises(ValueError, match='trial; give save=False'):
+        made(calibration_batches=0).on_train_begin(
+            trainer.args, search, trainer.control, **begin)
+    made(calibration_batches=0, save=False).on_train_begin(
+        trainer.args, search, trainer.control, **begin)
