@@ -63,8 +63,8 @@ class StepsCallback(TrainerCallback):
             if state.is_hyper_param_search:
                 raise ValueError(
                     'StepsCallback: a hyperparameter search does not tell a '
-                    'callback the folder of its trial; give save=False, and '
-                    'load_steps the checkpoint')
+                    'callback the folder of its trial; give save=False: '
+                    'load_steps reads the checkpoint itself')
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(model, _batches(
