@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from mmstepnet.figures.style import (
+from projects.drawing import (
     PAPER_STYLE,
     grid_figure,
     line_style,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scipy import stats
 
-from mmstepnet.figures.style import (
+from projects.drawing import (
     PAPER_STYLE,
     grid_figure,
     legend_below,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from mmstepnet.figures.style import (
+from projects.drawing import (
     line_style,
     paper_figure,
     paper_line,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from mmstepnet.figures.style import COLORS, line_style, paper_figure, short
+from projects.drawing import COLORS, line_style, paper_figure, short
 
 
 def draw_rows(quantity: str, rows: Mapping[str, np.ndarray]) -> Figure:

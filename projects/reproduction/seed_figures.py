@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mmstepnet.figures.style import (
+from projects.drawing import (
     line_style,
     paper_figure,
     paper_line,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from mmstepnet.figures.style import HEAT, paper_figure, short
+from projects.drawing import HEAT, paper_figure, short
 
 from .seed_figures import Curve, draw_lines
 

@@ -17,8 +17,8 @@ from scipy.integrate import solve_ivp
 from scipy.stats import spearmanr
 
 from mmstepnet.checks import positive_float
-from mmstepnet.figures.style import COLORS, paper_figure
 from mmstepnet.stiffness import stiffness_aware_index
+from projects.drawing import COLORS, paper_figure
 
 MASSES = np.array([3.0, 4.0, 5.0])
 START = np.array([[1.0, 3.0], [-2.0, -1.0], [1.0, -1.0]])

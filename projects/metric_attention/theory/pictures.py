@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from mmstepnet.figures.style import (
+from projects.drawing import (
     COLORS,
     HEAT,
     PAPER_STYLE,
