@@ -122,7 +122,7 @@ def test_the_schedule_of_coco(path):
 
 
 @pytest.mark.parametrize(
-    'path', sorted((SECOND_PAPER / 'multi30k').glob('*_paper_*.py')),
+    'path', sorted((SECOND_PAPER / 'multi30k').glob('*_printed_*.py')),
     ids=lambda path: path.stem)
 def test_multi30k(path):
     """Adam, ReduceLROnPlateau, eight heads and six layers."""

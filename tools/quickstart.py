@@ -91,7 +91,7 @@ def train_and_test(title: str, seconds: float, settings: dict[str, object],
 def report(title: str, runs: list[str], out: Path) -> Stage:
     """Draw the page that compares the stiffness of runs."""
     return Stage(title, 10, [[
-        ['python', 'tools/analysis_tools/stiffness_report.py',
+        ['python', '-m', 'mmstepnet', 'report',
          *(str(OUT / run) for run in runs), '--out', str(out)]
     ]], shows=out / 'stiffness_report.html')
 

@@ -13,8 +13,8 @@ validation. ``stiffness`` is what
 test, null where the config has no StiffnessHook, ``validations`` what
 :func:`~projects.reproduction.stiffness.summarise_validations` gives for the
 training, and ``seconds`` what
-:func:`~mmstepnet.engine.metric_log.logged_seconds` does; older results have
-neither. ``starts`` holds what
+:func:`~projects.reproduction.metric_log.logged_seconds` does; older results
+have neither. ``starts`` holds what
 :func:`~projects.reproduction.provenance.provenance` gives, once for each
 machine, version and commit that the run was started or went on with.
 """

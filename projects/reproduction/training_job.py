@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmstepnet.engine.metric_log import (
-    TEST,
-    logged_losses,
-    logged_metric,
-    logged_seconds,
-)
 from mmstepnet.files import write_whole
 from mmstepnet.jobs.checkpoint import read_checkpoint
 from mmstepnet.jobs.interim_checkpoint_hook import INTERIM
 
 from .launch import SEED, LaunchSettings, call, locked
 from .metafile import Cell
+from .metric_log import (
+    TEST,
+    logged_losses,
+    logged_metric,
+    logged_seconds,
+)
 from .metrics import METRICS
 from .provenance import provenance
 from .results import (

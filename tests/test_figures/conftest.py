@@ -6,9 +6,9 @@ import pytest
 import torch
 from mmengine.visualization import Visualizer
 
-from mmstepnet.engine.measured_runs import load_runs
 from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import FIELDS, TrajectoryRecorder
+from projects.reproduction.measured_runs import load_runs
 from tests.utils import perturb, seeded
 
 ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),

@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from mmstepnet.engine.measured_runs import find_accuracy, load_runs
 from mmstepnet.figures.runs import same_blocks
 from mmstepnet.stiffness import Trajectories, find_recordings
+from projects.reproduction.measured_runs import find_accuracy, load_runs
 from tests.test_figures.conftest import changed, write_log, write_record
 
 

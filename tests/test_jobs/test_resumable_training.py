@@ -12,7 +12,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
-from mmstepnet.engine import AutocastOptimWrapper
+from projects.autocast import AutocastOptimWrapper
 
 NAMES = count()
 

@@ -44,7 +44,7 @@ COMMANDS = {
         [CONFIG, 'x.pth'], {'--max-samples': COUNTS,
                             '--split': ['validation', ''],
                             '--cfg-options': OPTIONS}),
-    'analysis_tools/stiffness_report.py': (
+    'projects.reproduction.stiffness_report': (
         ['run'], {'--reading': ['adaptiv', ''], '--metrics': ['x']}),
     'projects.reproduction.select_blocks': (
         [CONFIG, 'x.pth'], {'--count': COUNTS, '--max-samples': COUNTS,

@@ -1,6 +1,3 @@
-import re
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +14,6 @@ from mmstepnet.stiffness import (
 from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import IN_PROCESS, call_tool, load_tool
-from tests.test_figures.conftest import write_log, write_record
 
 CONFIG = ROOT / 'configs' / 'digits' / 'resnet20_se_digits.py'
 
@@ -143,49 +139,3 @@ class TestMeasure:
                            'step of ImageClassifier'):
             call('stiffness', config, tmp_path / 'vgg.pth', '--out', tmp_path,
                  '--max-samples', 2, '--cfg-options', *IN_PROCESS)
-
-
-class TestReport:
-
-    @pytest.fixture(scope='class')
-    def work_dirs(self, tmp_path_factory):
-        paths = []
-        for seed, depth in ((0, 20), (1, 20), (0, 56)):
-            path = tmp_path_factory.mktemp('run')
-            write_record(path / 'stiffness_val.npz', dict(type='ECA'), seed,
-                         20, depth, epoch=1)
-            write_log(path, {1: {'accuracy/top1': 80.0 + len(paths)}})
-            paths.append(path)
-        return paths
-
-    def test_page_and_pictures(self, work_dirs, tmp_path, capsys):
-        call('stiffness_report', *work_dirs, '--out', tmp_path,
-             '--labels', 'shallow', 'shallow', 'deep', '--reading', 'unit')
-        page = tmp_path / 'stiffness_report.html'
-        assert str(page) in capsys.readouterr().out
-        text = page.read_text('utf-8')
-        for name in ('shallow (1)', 'shallow (2)', 'deep', '<b>unit</b>',
-                     '2 different block structures', 'Kendall τ ='):
-            assert name in text
-        linked = set(re.findall(r'href="(figure_\w+\.png)"', text))
-        assert linked == {p.name for p in tmp_path.glob('*.png')}
-        assert {'figure_2.png', 'figure_3.png', 'figure_6.png',
-                'figure_7.png'} < linked
-
-    def test_damaged_record(self, work_dirs, tmp_path):
-        broken = tmp_path / 'stiffness_val.npz'
-        shutil.copy(work_dirs[0] / 'stiffness_val.npz', broken)
-        broken.write_bytes(broken.read_bytes()[:-300])
-        with pytest.raises(SystemExit, match=f'{broken} is damaged'):
-            call('stiffness_report', work_dirs[1], broken,
-                 '--out', tmp_path / 'out')
-        assert not (tmp_path / 'out').exists()
-
-    def test_run_without_record(self, tmp_path):
-        with pytest.raises(SystemExit, match='no stiffness_.*StiffnessHook'):
-            call('stiffness_report', tmp_path)
-
-    def test_unknown_metric(self, work_dirs, tmp_path):
-        with pytest.raises(SystemExit, match="'mIoU'.*accuracy/top1"):
-            call('stiffness_report', *work_dirs, '--metric',
-                 'mIoU', '--out', tmp_path)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from mmstepnet.engine.metric_log import logged_losses, logged_seconds
 from projects.reproduction import Cell, plots, table_sheets
 from projects.reproduction.complexity import Complexity, measure_complexity
 from projects.reproduction.curves import (
@@ -15,6 +14,7 @@ from projects.reproduction.curves import (
     mean_variance,
     stack_curves,
 )
+from projects.reproduction.metric_log import logged_losses, logged_seconds
 from projects.reproduction.plots import save_plots
 from projects.reproduction.seed_figures import draw_curves, draw_violins
 from projects.reproduction.step_figures import draw_steps

@@ -1,6 +1,7 @@
 # Multi30k, English to German, 29,000 sentences.
 custom_imports = dict(
     imports=[
+        'projects.autocast',
         'projects.metric_attention.datasets.multi30k',
         'projects.metric_attention.metrics',
         'projects.metric_attention.models',

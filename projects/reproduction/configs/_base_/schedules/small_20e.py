@@ -2,6 +2,9 @@
 # 128, the learning rate falls along a cosine.
 _base_ = ['../../../../../configs/_base_/schedules/digits_20e.py']
 
+custom_imports = dict(
+    imports=['projects.autocast'], allow_failed_imports=False)
+
 # Half of float32's time on CPUs with avx512_bf16; tested in float32.
 optim_wrapper = dict(type='mmstepnet.AutocastOptimWrapper')
 param_scheduler = [

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from mmstepnet.engine.metric_log import logged_metric, logged_names
+from projects.reproduction.metric_log import logged_metric, logged_names
 from tests.test_figures.conftest import write_log
 
 

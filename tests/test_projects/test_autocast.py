@@ -9,8 +9,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from mmstepnet.engine import autocast
-from mmstepnet.engine.autocast import AutocastOptimWrapper, Float32Products
+from projects import autocast
+from projects.autocast import AutocastOptimWrapper, Float32Products
 
 
 def passes(layer, x, products):

@@ -1,13 +1,12 @@
-"""Compare the stiffness of runs: one page without a network, and PNGs.
+"""Compare the stiffness of runs, with the accuracies that their logs have.
 
-A run is a work directory that holds stiffness_*.npz files, of which the one
-written last counts and all show the training, or such a file. StiffnessHook
-and tools/analysis_tools/stiffness.py write them.
+``python -m mmstepnet report`` takes accuracies from the recordings alone. A
+run is a work directory with recordings of StiffnessHook, of which the one
+written last counts and all show the training, or one recording.
 """
 
 import argparse
 
-from mmstepnet.engine.measured_runs import load_runs
 from mmstepnet.figures import save_report
 from mmstepnet.stiffness import (
     DEFAULT_READING,
@@ -15,6 +14,8 @@ from mmstepnet.stiffness import (
     find_recordings,
     read_trainings,
 )
+
+from .measured_runs import load_runs
 
 
 def parse_args() -> argparse.Namespace:
