@@ -10,14 +10,11 @@ Euler's method.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.linalg import expm
-
-from .three_body import MASSES, REST, START, motion
 
 Rhs = Callable[[np.ndarray], np.ndarray]
 
@@ -116,6 +113,21 @@ class System(NamedTuple):
     solution: np.ndarray
 
 
+MASSES = np.array([3.0, 4.0, 5.0])
+START = np.array([[1.0, 3.0], [-2.0, -1.0], [1.0, -1.0]])
+"""Of Burrau's problem: at rest on the corners of the Pythagorean triangle."""
+
+
+def motion(state: np.ndarray) -> np.ndarray:
+    """Newton's law with G = 1, of three positions and velocities, (12,)."""
+    position, velocity = state.reshape(2, 3, 2)
+    apart = position - position[:, None]
+    cubed = (apart**2).sum(-1)**1.5
+    np.fill_diagonal(cubed, np.inf)
+    acceleration = (MASSES[:, None] * apart / cubed[..., None]).sum(1)
+    return np.concatenate([velocity, acceleration]).ravel()
+
+
 RATES = np.array([-50.0, -2.0, -1.0])
 DRIVE = np.array([50.0, -0.5, 0.5])
 
@@ -132,11 +144,10 @@ def affine(end: float = 2.0) -> System:
 
 def three_bodies(end: float = 1.9) -> System:
     """Burrau's problem, whose first encounter is at 1.88."""
-    rhs = partial(motion, masses=MASSES)
-    start = np.concatenate([START, REST]).ravel()
-    found = solve_ivp(lambda _, u: rhs(u), (0, end), start, 'DOP853',
+    start = np.concatenate([START, np.zeros((3, 2))]).ravel()
+    found = solve_ivp(lambda _, u: motion(u), (0, end), start, 'DOP853',
                       rtol=1e-13, atol=1e-13)
-    return System('three bodies', rhs, start, end, found.y[:, -1])
+    return System('three bodies', motion, start, end, found.y[:, -1])
 
 
 STEPS = (40, 80, 160, 640, 2560, 10240)

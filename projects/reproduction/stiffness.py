@@ -48,9 +48,6 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
           samples below 0. Stages of fewer than three blocks have none.
 
         And ``nsi``: means of the adaptive reading over samples, (L,).
-
-        Older results hold ``tns`` and its kin as plain numbers, see
-        :mod:`~projects.reproduction.readings`.
     """
     run = Trajectories.load(record)
     return {
@@ -60,7 +57,9 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         'p_hat': _by_reading(run.proportion),
         'few_stiff': {reading: _few_stiff(run, reading)
                       for reading in READINGS},
-        **_passing(run),
+        'tns': _by_reading(run.tns),
+        'nsi': [_short(v) for v in run.nsi().mean(0, dtype=np.float64)],
+        'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
         'correlation': {
             reading: [None if np.isnan(r) else _short(r)
                       for r in run.block_correlations(reading)]
@@ -71,31 +70,6 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
                            negative=_short((r < 0).mean()))
                 for name, r in run.trajectory_correlations(reading).items()}
             for reading in READINGS},
-    }
-
-
-def summarise_validations(folder: Path) -> list[dict[str, Any]]:
-    """Reduce the records of a training's validations.
-
-    Args:
-        folder (Path): Its work directory.
-
-    Returns:
-        list[dict]: For each epoch that was measured ``epoch``, ``tns``,
-        ``nsi`` and ``step``, see :func:`summarise_stiffness`.
-    """
-    runs = map(Trajectories.load,
-               folder.glob('stiffness/stiffness_val_epoch_*.npz'))
-    found = [{'epoch': run.settings['epoch'], **_passing(run)}
-             for run in runs]
-    return sorted(found, key=lambda record: record['epoch'])
-
-
-def _passing(run: Trajectories) -> dict[str, Any]:
-    return {
-        'tns': _by_reading(run.tns),
-        'nsi': [_short(v) for v in run.nsi().mean(0, dtype=np.float64)],
-        'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
     }
 
 

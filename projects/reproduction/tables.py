@@ -1,159 +1,135 @@
-"""Tables of the paper's figures beside ours."""
+"""The tables of the metafiles: which config stands in which row.
 
-from collections.abc import Callable, Sequence
+A model's ``Metadata`` places its config in tables, with the paper's figures
+where the paper has the table:
+
+    Tables:
+      '1':
+        Row: SE
+        Column: CIFAR10
+        Paper: {Parameters: 1.91, Accuracy: 94.26 ± 0.14}
+      small:
+        Row: SE
+        Column: CIFAR10
+        Metrics: [Accuracy]
+
+A collection's ``Metadata`` may list ``Rows Without Config``, of the same
+form, a list to each table: rows of the paper that cannot be run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from .further_sheets import robustness_sheet, stiffness_sheet
-from .metafile import Cell
-from .metrics import METRICS
-from .results import load_results, summarise, validated_on_test
-from .sheet import NONE, Sheet
+import yaml
 
-if TYPE_CHECKING:  # a list of results needs no torch
-    from projects.reproduction.complexity import Complexity
+ROOT = Path(__file__).resolve().parents[2]
+INDEX = 'model-index.yml'
 
-def list_sheet(tables: dict[str, list[Cell]], results: Path) -> Sheet:
-    """List every row of every table.
+
+class Metric(NamedTuple):
+    """A figure of a table: the host's name, factor, decimals."""
+
+    key: str
+    scale: float = 1
+    decimals: int = 2
+
+
+METRICS = {
+    'Accuracy': Metric('accuracy/top1'),
+    'AP': Metric('coco/bbox_mAP', 100, 1),
+    'AP50': Metric('coco/bbox_mAP_50', 100, 1),
+    'AP75': Metric('coco/bbox_mAP_75', 100, 1),
+    'APs': Metric('coco/bbox_mAP_s', 100, 1),
+    'APm': Metric('coco/bbox_mAP_m', 100, 1),
+    'APl': Metric('coco/bbox_mAP_l', 100, 1),
+    'BLEU': Metric('translation/BLEU'),
+    'Perplexity': Metric('translation/perplexity'),
+}
+"""Metrics by the names that metafiles and tables use."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One config's place in a table.
+
+    Attributes:
+        table (str): Such as ``'1'`` or ``'digits'``.
+        row (str): Label of the row.
+        column (str): Data set or backbone, where a table has several.
+        metrics (tuple[str, ...]): What is compared, names of ``METRICS``;
+            the first chooses the best epoch.
+        paper (dict): The paper's figures by metric, and its number of
+            parameters in millions as ``'Parameters'``.
+        config (Path, optional): The config; None where there can be none.
+    """
+
+    table: str
+    row: str
+    column: str
+    metrics: tuple[str, ...]
+    paper: dict[str, str | float]
+    config: Path | None
+
+    @property
+    def name(self) -> str:
+        """Basename of the config, by which its runs are known."""
+        return '' if self.config is None else self.config.stem
+
+
+def read_tables(root: Path = ROOT) -> dict[str, list[Cell]]:
+    """Read all tables of the checkout's metafiles, those of numbers first.
 
     Args:
-        tables (dict[str, list[Cell]]): All tables.
-        results (Path): Folder of our results.
+        root (Path): Folder of ``model-index.yml``. Defaults to this checkout.
     """
-    rows = []
-    for table, cells in tables.items():
-        for cell in cells:
-            name = cell.metrics[0]
-            found = load_results(results, cell.name) if cell.config else []
-            rows.append([
-                table, cell.row, cell.column, cell.name or NONE, name,
-                _paper(cell, name),
-                _ours(found, 'last', name), str(len(found) or NONE)
-            ])
-    return Sheet('All tables', [
-        'Table', 'Row', 'Column', 'Config', 'Metric', "Paper's",
-        'Ours, last epoch', 'Seeds'
-    ], rows, labels=5)
+    indices = [root / INDEX, *sorted(root.glob(f'projects/*/{INDEX}'),
+                                     reverse=True)]
+    tables: dict[str, list[Cell]] = {}
+    for index in indices:
+        for name in _load(index)['Import']:
+            for table, entry, config in _entries(_load(root / name)):
+                paper = entry.get('Paper', {})
+                metrics = tuple(entry.get('Metrics', paper))
+                tables.setdefault(str(table), []).append(Cell(
+                    str(table), str(entry['Row']), str(entry['Column']),
+                    tuple(m for m in metrics if m != 'Parameters'), paper,
+                    config and root / config))
+    return dict(sorted(tables.items(), key=lambda item: (
+        not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0)))
 
 
-def table_sheets(cells: Sequence[Cell], results: Path,
-                 measure: Callable[[str], 'Complexity']) -> list[Sheet]:
-    """Set the paper's figures beside ours, a sheet a column and metric.
+def select_cells(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
+    """Choose cells by the labels of their rows or the names of their configs.
 
     Args:
-        cells (Sequence[Cell]): Cells of one table.
-        results (Path): Folder of our results.
-        measure (Callable): Counts parameters and operations of a config.
+        cells (Sequence[Cell]): Of one table.
+        rows (Sequence[str]): In any case; none means all.
+
+    Raises:
+        ValueError: There is no such row.
     """
-    sheets = []
-    for column in dict.fromkeys(cell.column for cell in cells):
-        chosen = [cell for cell in cells if cell.column == column]
-        sizes = {
-            cell.config: measure(str(cell.config))
-            for cell in chosen if cell.config is not None
-        }
-        found = {
-            cell.config: load_results(results, cell.name)
-            for cell in chosen if cell.config is not None
-        }
-        for name in dict.fromkeys(m for cell in chosen for m in cell.metrics):
-            sheets.append(_sheet(chosen, column, name, sizes, found))
-            robustness = robustness_sheet(chosen, column, name, found)
-            if robustness.rows:
-                sheets.append(robustness)
-        stiffness = stiffness_sheet(chosen, column, found)
-        if stiffness.rows:
-            sheets.append(stiffness)
-    return sheets
+    wanted = {row.casefold(): row for row in rows}
+    known = {name.casefold() for c in cells for name in (c.row, c.name)}
+    if missing := [row for key, row in wanted.items() if key not in known]:
+        raise ValueError(
+            f'table {cells[0].table!r} has no row {missing[0]!r}; expected '
+            f'one of {"; ".join(dict.fromkeys(c.row for c in cells))}')
+    return [c for c in cells if not rows
+            or {c.row.casefold(), c.name.casefold()} & wanted.keys()]
 
 
-def _sheet(cells: Sequence[Cell], column: str, name: str,
-           sizes: dict[Path, 'Complexity'],
-           found: dict[Path, list[dict]]) -> Sheet:
-    has_paper = any(cell.paper for cell in cells)
-    has_size = any(cell.paper_parameters is not None for cell in cells)
-    header = ['Row']
-    header += ["#P (M), paper's"] if has_size else []
-    header += ['#P (M), ours', 'GFLOPs']
-    header += [f"{name}, paper's"] if has_paper else []
-    kinds = ['best', 'last'] if validated_on_test(found) else ['last']
-    for which in kinds:
-        header += [f'{name}, ours, {which}', 'epoch']
-    header.append('seeds')
-    rows = []
-    for cell in cells:
-        size, results = sizes.get(cell.config), found.get(cell.config, [])
-        row = [cell.row]
-        if has_size:
-            row.append(NONE if cell.paper_parameters is None else
-                       f'{cell.paper_parameters:.2f}')
-        row += [NONE, NONE] if size is None else [
-            _millions(size.parameters),
-            NONE if size.flops is None else f'{size.flops / 1e9:.3f}'
-        ]
-        if has_paper:
-            row.append(_paper(cell, name))
-        for which in kinds:
-            row += [_ours(results, which, name), _epochs(results, which)]
-        rows.append(row + [str(len(results) or NONE)])
-    unit = METRICS[name].unit
-    title = f'Table {cells[0].table}, {column}, {name}'
-    title += f' ({unit})' if unit else ''
-    return Sheet(title, header, rows, _notes(cells, sizes, found))
+def _load(path: Path) -> dict:
+    return yaml.safe_load(path.read_text(encoding='utf-8'))
 
 
-def _notes(cells: Sequence[Cell], sizes: dict[Path, 'Complexity'],
-           found: dict[Path, list[dict]]) -> list[str]:
-    notes = []
-    for (height, width), part in dict.fromkeys(
-            (size.input_size, size.part) for size in sizes.values()
-            if size.input_size):
-        notes.append(
-            f'GFLOPs are those of the {part} for one image of '
-            f'{height}x{width}. A multiplication and an addition count as '
-            'two. Pooling, products, norms and activations are included.')
-    if any(found.values()):
-        best = ('"Best" is the epoch of each seed that is best on the test '
-                'data, which flatters every row alike. '
-                if validated_on_test(found) else '')
-        notes.append('Ours is the mean ± sample standard deviation over the '
-                     f'seeds. {best}"Last" is after all epochs.')
-    lost = [cell.row for cell in cells if cell.config is None]
-    if lost:
-        notes.append(f'{", ".join(lost)}: cannot be run, there is no config.')
-    for cell in cells:
-        results = found.get(cell.config)
-        if results and results[0]['cfg_options']:
-            notes.append(f'{cell.row}: ours with --cfg-options '
-                         f'{" ".join(results[0]["cfg_options"])}')
-    return notes
-
-
-def _millions(count: int) -> str:
-    """Two decimals as in the paper, more for very small networks."""
-    return f'{count / 1e6:.2f}' if count >= 50_000 else f'{count / 1e6:.5f}'
-
-
-def _paper(cell: Cell, name: str) -> str:
-    figure = cell.paper.get(name)
-    return NONE if figure is None else figure.format(METRICS[name].decimals)
-
-
-def _ours(results: Sequence[dict[str, Any]], which: str, name: str) -> str:
-    metric = METRICS[name]
-    values = [
-        result[which]['metrics'][metric.key] * metric.scale
-        for result in results if result[which] is not None
-    ]
-    # An accuracy of half the seeds must not pass for that of all.
-    if not values or len(values) < len(results):
-        return NONE
-    return summarise(values).format(metric.decimals)
-
-
-def _epochs(results: Sequence[dict[str, Any]], which: str) -> str:
-    epochs = sorted(r[which]['epoch'] for r in results if r[which] is not None)
-    if not epochs or len(epochs) < len(results):
-        return NONE
-    low, high = epochs[0], epochs[-1]
-    return str(low) if low == high else f'{low}-{high}'
+def _entries(metafile: dict) -> Iterator[tuple[str, dict, str | None]]:
+    for model in metafile['Models']:
+        for table, entry in model.get('Metadata', {}).get(
+                'Tables', {}).items():
+            yield table, entry, model['Config']
+    for collection in metafile.get('Collections', []):
+        for table, entries in collection.get('Metadata', {}).get(
+                'Rows Without Config', {}).items():
+            yield from ((table, entry, None) for entry in entries)

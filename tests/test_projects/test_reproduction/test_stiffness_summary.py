@@ -1,4 +1,4 @@
-"""What a result keeps of a record."""
+"""What a row keeps of a recording, and its quantities by name."""
 
 import json
 
@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 from mmstepnet.stiffness import FIELDS, READINGS, Trajectories
-from projects.reproduction.readings import (
-    MEANS,
-    Reading,
-    stiffness_by_reading,
-)
-from projects.reproduction.stiffness import (
-    summarise_stiffness,
-    summarise_validations,
-)
+from projects.reproduction.rows import MEANS, quantities
+from projects.reproduction.stiffness import summarise_stiffness
 
 STAGES = np.array([0, 0, 1, 1, 1])
 BLOCKS = [f'layer{s + 1}.{i}' for i, s in enumerate(STAGES)]
@@ -54,29 +47,6 @@ def test_what_has_no_reading(record):
     assert found['stages'] == STAGES.tolist()
     np.testing.assert_allclose(found['nsi'], run.adaptive.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found['step'], run.step_mean.mean(0), rtol=1e-5)
-
-
-def test_validations_come_in_their_order(tmp_path):
-    rng = np.random.default_rng(0)
-    steps = {epoch: rng.random((7, 5)).astype(np.float32)
-             for epoch in (10, 2)}
-    for epoch, step in steps.items():
-        path = tmp_path / 'stiffness' / f'stiffness_val_epoch_{epoch}.npz'
-        nsi = rng.gamma(1.5, 1, (7, 5)).astype(np.float32)
-        write(path, step, dict(epoch=epoch), **dict.fromkeys(READINGS, nsi))
-    write(tmp_path / 'test' / 'stiffness' / 'stiffness_test.npz', steps[2])
-    found = summarise_validations(tmp_path)
-    assert [record['epoch'] for record in found] == [2, 10]
-    for record in found:
-        np.testing.assert_allclose(
-            record['step'], steps[record['epoch']].mean(0), rtol=1e-5)
-        whole = summarise_stiffness(
-            tmp_path / 'stiffness'
-            / f'stiffness_val_epoch_{record["epoch"]}.npz')
-        assert record == dict(
-            epoch=record['epoch'],
-            **{key: whole[key] for key in ('tns', 'nsi', 'step')})
-    assert summarise_validations(tmp_path / 'test' / 'none') == []
 
 
 @pytest.mark.parametrize('reading', READINGS)
@@ -120,18 +90,38 @@ def test_nothing_is_stiff(tmp_path):
     assert found['correlation']['adaptive'] == [None] * 5
 
 
-def test_readings_of_new_and_old_results(record):
-    result = dict(stiffness=record[0])
-    tns = stiffness_by_reading(result, 'tns')
-    assert tns == {Reading(nsi, mu): record[0]['tns'][nsi][mu]
-                   for nsi in READINGS for mu in MEANS}
-    assert list(stiffness_by_reading(result, 'few_stiff')) == [
-        Reading(nsi, 'stage') for nsi in READINGS]
-    old = dict(stiffness=dict(tns=0.2, few_stiff=None, correlation=[0.5]))
-    assert stiffness_by_reading(old, 'tns') == {
-        Reading('adaptive', 'stage'): 0.2}
-    assert stiffness_by_reading(old, 'correlation') == {
-        Reading('adaptive', None): [0.5]}
-    for nothing in (old, dict(stiffness=None), {}):
-        assert stiffness_by_reading(nothing, 'few_stiff') == {}
-    assert str(Reading('unit', 'all')) == 'unit NSI, μ over all blocks'
+LAST = dict(epoch=2, metrics={'accuracy/top1': 91.5, 'coco/bbox_mAP': 0.25})
+
+
+def test_quantities_of_a_row(record):
+    kept, _ = record
+    row = dict(last=LAST, curves={'loss': [[1, 0.7], [2, 0.4]]},
+               stiffness=kept)
+    found = quantities(row)
+    assert found['Accuracy'] == 91.5 and found['AP'] == 25
+    assert found['training loss'] == 0.4
+    for reading in READINGS:
+        for mu, text in MEANS.items():
+            assert found[f'TNS; {reading} NSI, {text}'] == (
+                kept['tns'][reading][mu])
+        first, second, *_ = kept['correlation'][reading]
+        assert second is None
+        assert found[f'−r over images; {reading} NSI'] == -first
+    nsi = kept['nsi']
+    change = np.mean([abs(nsi[1] - nsi[0]), abs(nsi[3] - nsi[2]),
+                      abs(nsi[4] - nsi[3])])
+    assert found['change of NSI'] == pytest.approx(change)
+    assert found['change of NSI over its mean'] == pytest.approx(
+        change / np.mean(nsi))
+
+
+def test_quantities_of_an_old_row():
+    """One number, the adaptive reading with the mean over the stage."""
+    old = dict(tns=0.2, few_stiff=None, correlation=[0.5, 0.1], step=[0.5],
+               nsi=[1.0, 2.0], stages=[0, 0])
+    found = quantities(dict(last=LAST, stiffness=old))
+    assert found['TNS; adaptive NSI, μ over the stage'] == 0.2
+    assert found['−r over images; adaptive NSI'] == -0.3
+    assert not [name for name in found if 'few' in name or 'unit' in name]
+    assert set(quantities(dict(last=LAST, stiffness=None))) == {
+        'Accuracy', 'AP'}

@@ -1,1 +1,0 @@
-"""What stiffness helps to decide: where steps go, an alarm, architectures."""

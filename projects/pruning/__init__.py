@@ -1,1 +1,0 @@
-"""What scores of blocks are worth, on networks that others have trained."""

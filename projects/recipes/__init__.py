@@ -1,1 +1,0 @@
-"""Recipes for steps in pretrained networks, measured."""
