@@ -12,6 +12,7 @@ import torch
 import torch._C._functorch as functorch
 from torch._C import _autograd
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 if torch.__version__ < '2.3' and not np.__version__.startswith('1.'):
     raise ImportError(
@@ -34,15 +35,19 @@ def is_exporting() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.jit traces or functorch transforms the code.
+    """Whether the code is traced, or differentiated in another way.
 
-    Not where a compiler reads it, which cannot ask.
+    By torch.jit, ``make_fx``, functorch, or in forward mode. Not where a
+    compiler reads it, which cannot ask.
     """
     return not is_compiling() and (
         torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active())
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(_PROXY) is not None
+        or forward_ad._current_level >= 0)
 
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 _top_hooks = getattr(_autograd, '_top_saved_tensors_default_hooks', None)
 
 

@@ -6,7 +6,6 @@ written by hand, ``finding/`` tells where a network takes its steps. On
 PyTorch alone, and safetensors in ``files.py``.
 """
 
-from .checkpoint import checkpoint
 from .finding import FoundStep, find_steps
 from .insert import insert_steps, remove_steps, step_parameters
 from .removal import RemovedBlock, remove_blocks
@@ -14,7 +13,7 @@ from .residual import ResidualStep
 from .tail import fused, is_fused
 
 __all__ = [
-    'FoundStep', 'RemovedBlock', 'ResidualStep', 'checkpoint', 'find_steps',
+    'FoundStep', 'RemovedBlock', 'ResidualStep', 'find_steps',
     'fused', 'insert_steps', 'is_fused', 'remove_blocks', 'remove_steps',
     'step_parameters'
 ]

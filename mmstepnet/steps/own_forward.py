@@ -18,10 +18,11 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from mmstepnet.torch_version import is_compiling, saved_tensors_hooks
 
-from .checkpoint import checkpoint
+from .foreign_step import ForeignStep
 from .generated import generated_class
 from .padding import UnknownMaskError, kept, masks_of
 from .residual import ResidualStep
@@ -422,7 +423,8 @@ class OwnForwardBlock(StepBlock):
             # What the host checkpoints within would run without steps again.
             inner = without_checkpoint(self)
             given = dict(vars(inner))
-            out = checkpoint(self, inner._run, *args, **kwargs)
+            out = checkpoint(
+                inner._run, *args, use_reentrant=False, **kwargs)
             vars(self).update({  # what the forward has set
                 name: value for name, value in vars(inner).items()
                 if name not in given or given[name] is not value})
@@ -496,5 +498,5 @@ def put_planned_steps(block: Any, plans: tuple[Plan, Plan] | None,
     block.__class__ = generated_class(OwnForwardBlock, type(block))
     block._plans = plans
     for place, attention in zip(plans[0].places, attentions):
-        step = ResidualStep(attention)
+        step = ForeignStep(attention)
         block.add_module(place.name, step.train(block.training))

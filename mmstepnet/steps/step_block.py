@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ..blocks import (
     KnownBlock,
@@ -15,8 +16,8 @@ from ..blocks import (
     find_part,
     qualified_name,
 )
-from .checkpoint import checkpoint
 from .finding.wrappers import name_modules, unwrap
+from .foreign_step import ForeignStep
 from .generated import Generated, generated_class
 from .residual import ResidualStep
 
@@ -56,7 +57,8 @@ class DescribedBlock(StepBlock):
                     f"argument, '{self.state}'; got {', '.join(kwargs)}")
             args = (kwargs.pop(self.state), )
         if getattr(self, 'with_cp', False) and args[0].requires_grad:
-            return checkpoint(self, self._forward, *args, **kwargs)
+            return checkpoint(
+                self._forward, *args, use_reentrant=False, **kwargs)
         return self._forward(*args, **kwargs)
 
     def _forward(self, *args, **kwargs) -> Tensor:
@@ -159,7 +161,7 @@ def put_steps(block: Any,
     block.__class__ = generated_class(DescribedBlock, type(block))
     block._post_activations = set()
     for description, attention in zip(block.known.steps, attentions):
-        step = ResidualStep(attention)
+        step = ForeignStep(attention)
         _give_activation(block, description, step)
         _give_drop_path(block, description, step)
         block.add_module(description.name, step.train(block.training))

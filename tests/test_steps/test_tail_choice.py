@@ -1,18 +1,26 @@
 """When a residual step takes the fused path, and when it must not."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn as nn
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, IEBN, ChannelGate, Plain, StepNet
 from mmstepnet.steps import ResidualStep
-from tests.test_steps.cases import build, build_modes, inputs, run
+from tests.test_steps.cases import (
+    GATES,
+    NORMS,
+    build,
+    build_modes,
+    inputs,
+    run,
+)
 from tests.test_steps.test_frozen_gates import with_views
 
 
@@ -117,16 +125,6 @@ class TestStepsAside:
         torch.testing.assert_close(
             out, (self.x + f * std.sigmoid()[..., None, None]).relu())
 
-    def test_observer(self):
-        seen = []
-        handle = self.step.observe(lambda *args: seen.append(args[2]))
-        self.expect_reference()
-        torch.testing.assert_close(
-            seen[0], copy.deepcopy(self.norm)(self.c))
-        handle.remove()
-        self.take()
-        assert self.calls
-
     @pytest.mark.parametrize('owner,name', [
         ('gate', 'ie_weight'), ('bn', 'weight'), ('bn', 'running_mean'),
         ('norm', 'bias'), ('norm', 'running_var'),
@@ -159,19 +157,11 @@ class TestStepsAside:
         self.take()
         assert self.calls
 
-    def test_somebody_who_wants_to_see_operations(self):
-        with FlopCounterMode(display=False):
-            self.expect_reference()
-
-        class Names(TorchFunctionMode):
-            seen = []
-
-            def __torch_function__(self, func, types, args=(), kwargs=None):
-                self.seen.append(getattr(func, '__name__', ''))
-                return func(*args, **(kwargs or {}))
-        with Names():
-            self.expect_reference()
-        assert 'batch_norm' in Names.seen and 'sigmoid' in Names.seen
+    def test_make_fx(self):
+        """Kernels of ours are no operations that it could write down."""
+        graph = self.expect_reference(
+            lambda: make_fx(lambda x: self.take(x=x))(self.x))
+        torch.testing.assert_close(graph(self.x), self.take())
 
     def test_other_activation(self):
         self.step.activation = nn.ReLU6()
@@ -262,3 +252,40 @@ def test_replicas_of_data_parallel(calls):
     for name, parameter in step.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[f'step.{name}'])
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('gate', GATES)
+def test_observers_are_told_what_the_reference_path_tells(norm, gate, calls):
+    """Of a step that stays fused, and gives what it gives unobserved."""
+    step, norm = build_modes(norm, gate)
+    x, c, grad = inputs((3, 6, 5, 4))
+    unobserved = run(True, step, norm, x, c, grad)
+    twin, seen = copy.deepcopy((step, norm)), []
+    step.observe(lambda *args: seen.append(args[1:]))
+    out = step(x, c, norm)
+    assert torch.equal(out, unobserved['out']) and len(calls) == 2
+    for key, value in step.named_buffers():
+        assert torch.equal(value, unobserved[f'step.{key}'])
+    twin[0].observe(lambda *args: seen.append(args[1:]))
+    with steps.fused(False):
+        twin[0](x, c, twin[1])
+    for found, wanted in zip(*seen):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert seen[0][0] is x and seen[0][3] is out
+
+
+def test_a_mode_does_not_change_the_path(calls):
+    """Which a checkpoint takes again without the mode."""
+    step, norm = build_modes('batch', 'batch')
+    x, c, _ = inputs((3, 6, 5, 4))
+
+    class Silent(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+    outs = []
+    for mode in (nullcontext(), Silent(), torch.device('cpu')):
+        with mode:
+            outs.append(step(x, c, norm))
+    assert len(calls) == 3
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])

@@ -17,6 +17,7 @@ from tests.test_steps.cases import (
     FORMATS,
     GATES,
     NORMS,
+    Block,
     build,
     build_modes,
     inputs,
@@ -224,20 +225,6 @@ def test_gradients_of_many_directions_at_once(calls):
                                          is_grads_batched=True)[0])
     torch.testing.assert_close(*found)
     assert len(calls) == 1
-
-
-class Block(nn.Module):
-
-    def __init__(self, attention):
-        super().__init__()
-        self.conv1, self.conv2 = (
-            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
-        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-        self.step = ResidualStep(attention, nn.ReLU(inplace=True))
-
-    def forward(self, x):
-        out = torch.relu_(self.norm1(self.conv1(x)))
-        return self.step(x, self.conv2(out), self.norm2)
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)

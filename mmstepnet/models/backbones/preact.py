@@ -3,9 +3,10 @@
 import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mmstepnet.blocks import KnownBlock, StepDescription
-from mmstepnet.steps import ResidualStep, checkpoint
+from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.generated import Generated, generated_class
 
 
@@ -44,7 +45,7 @@ class PreActBlock(Generated):
     def forward(self, x: Tensor) -> Tensor:
         """Take the block's step."""
         if self.with_cp and x.requires_grad:
-            return checkpoint(self, self._forward, x)
+            return checkpoint(self._forward, x, use_reentrant=False)
         return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:

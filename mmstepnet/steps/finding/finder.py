@@ -20,6 +20,7 @@ from mmstepnet.attentions.base import own_tensors
 from mmstepnet.torch_version import is_backward
 
 from ..residual import ResidualStep
+from ..tail import only_looks
 from .additions import Additions
 from .sums import Norms, Run, Sum
 from .tags import Tags, is_real, tensors
@@ -107,6 +108,7 @@ class Finder(Additions):
                 'mixed up; record one that runs in one thread')
         return False
 
+    @only_looks
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if not self._is_here(module):
             if module is not self.model or is_backward():
@@ -158,6 +160,7 @@ class Finder(Additions):
         if outer is not None:
             outer.inner.append(run)
 
+    @only_looks
     def _leave(self, module: nn.Module, args: tuple, out: object) -> None:
         if not self._is_here(module):
             return

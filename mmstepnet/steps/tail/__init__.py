@@ -6,6 +6,6 @@ the maps are ATen's (:mod:`.aten`) or Triton's (:mod:`.triton`); what lies
 between the passes, on vectors, is :mod:`.formulas`.
 """
 
-from .dispatch import fused, fused_step, is_fused
+from .dispatch import fused, fused_step, is_fused, only_looks
 
-__all__ = ['fused', 'fused_step', 'is_fused']
+__all__ = ['fused', 'fused_step', 'is_fused', 'only_looks']

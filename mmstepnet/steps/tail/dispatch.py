@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.modules import module as every
 
 from mmstepnet.attentions import FoldedStepNet, StepNet
@@ -18,15 +17,13 @@ from mmstepnet.attentions.base import normalises_by_batch
 from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import (
     NORMALISES_HALF_ON_CPU,
-    is_backward,
+    is_compiling,
     is_transformed,
 )
 
-from ..checkpoint import replay_decision
-from ..generated import class_of
 from . import aten
 from .formulas import Norm, TailSpec, constants
-from .function import Tail
+from .function import Tail, terms
 
 PLAIN = {Tensor, nn.Parameter}
 """Tensors that are nothing else: no proxies, fakes or wrappers."""
@@ -41,6 +38,9 @@ faster, for what it takes is the time of its calls."""
 GATES = {StepNet: nn.BatchNorm1d, FoldedStepNet: type(None)}
 """Gates and their norms. Classes exactly: subclasses, as IEBN of BN, compute
 something else."""
+
+FROZEN = 'torchvision.ops.misc.FrozenBatchNorm2d'
+"""Torchvision's BN of buffers, as its detectors use it."""
 
 
 class fused:
@@ -85,7 +85,7 @@ def is_fused(device: str = 'cpu') -> bool:
 
 def fused_step(step: nn.Module, x: Tensor, branch: Tensor,
                norm: nn.Module | None) -> Tensor | None:
-    """Take a residual step by the fused path.
+    """Take a residual step by the fused path, and report it.
 
     Args:
         step (ResidualStep): The module that takes the step.
@@ -96,14 +96,19 @@ def fused_step(step: nn.Module, x: Tensor, branch: Tensor,
     Returns:
         Tensor: State x_{t+1}, or None where the reference path is right.
     """
-    args = None if is_transformed() else read_tail(step, x, branch, norm)
-    serves = replay_decision(
-        lambda: args is not None and is_fused(x.device.type)
-        and are_as_made(step, norm) and not is_watched(step))
-    if not serves or args is None:
+    if is_compiling() or is_transformed():
+        return None
+    args = read_tail(step, x, branch, norm)
+    if args is None or not is_fused(x.device.type):
         return None
     passes = passes_for(branch)
-    return passes and Tail.apply(passes, *args)
+    if passes is None:
+        return None
+    out = Tail.apply(passes, *args)
+    if step._observers:
+        with torch.no_grad():
+            step.report(x, *terms(args[0], args[0].running, *args[1:]), out)
+    return out
 
 
 def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
@@ -124,21 +129,24 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
             and x.layout == branch.layout == torch.strided
             and branch.ndim == 4 and branch.numel() > 0):
         return None
-    bn, own, channels = gate._modules.get('bn'), _attributes(gate), x.shape[1]
+    own, channels = _attributes(gate), x.shape[1]
+    bn, relu, drop_path = (gate._modules.get('bn'), *map(
+        step._modules.get, ('activation', 'drop_path')))
     if not (type(bn) is GATES[type(gate)] and own['channels'] == channels
-            and own.get('inputs', 'both') == 'both'):
+            and own.get('inputs', 'both') == 'both'
+            and type(relu) in (nn.ReLU, nn.Identity)
+            and type(drop_path) is nn.Identity
+            and all(part is None or is_as_made(part)
+                    for part in (gate, bn, norm, relu, drop_path))
+            and not _hooks_everywhere()):
         return None
     zero, one = constants(channels, accumulation_dtype(x.dtype), x.device)
     first = second = Norm(False, 0., zero, one), one, zero
     if norm is not None and type(norm) is not nn.Identity:
-        kind = class_of(norm)
-        batch = kind is nn.BatchNorm2d
-        if not batch and kind not in _frozen_norms():
-            return None
-        first = read_norm(norm, channels, x.numel() // channels, batch and (
-            norm.training or norm.running_mean is None))
+        first = read_norm(norm, nn.BatchNorm2d, channels,
+                          x.numel() // channels)
     if bn is not None:
-        second = read_norm(bn, channels, x.shape[0],
+        second = read_norm(bn, nn.BatchNorm1d, channels, len(x),
                            normalises_by_batch(gate, bn))
     if first is None or second is None:
         return None
@@ -146,38 +154,41 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
                own.get('ie_weight', one), own['ie_bias'])
     if not _are_plain(learned):
         return None
-    spec = TailSpec(first[0], second[0], own['scale'],
-                    type(step._modules.get('activation')) is nn.ReLU)
+    spec = TailSpec(first[0], second[0], own['scale'], type(relu) is nn.ReLU)
     return spec, x, branch, *learned
 
 
-def read_norm(norm: Any, channels: int, values: int, batch: bool,
+def read_norm(norm: Any, kind: type, channels: int, values: int,
+              batch: bool | None = None,
               ) -> tuple[Norm, Tensor | None, Tensor | None] | None:
-    """What a norm over so many values a channel does, its weight and bias.
+    """What a BN over so many values a channel does, its weight and bias.
 
     None where it is not known, or where the reference path raises an error.
+    ``batch`` is whether it takes the batch's statistics; None asks the norm.
     """
+    frozen = f'{type(norm).__module__}.{type(norm).__name__}' == FROZEN
+    if not frozen and not (isinstance(norm, kind)
+                           and type(norm).forward is kind.forward):
+        return None
     own = _attributes(norm)
-    weight, running = own.get('weight'), [
-        own.get('running_mean'), own.get('running_var')]
+    weight, bias, mean, var, count = map(own.get, (
+        'weight', 'bias', 'running_mean', 'running_var',
+        'num_batches_tracked'))
     if weight is None or weight.shape[0] != channels:
         return None
-    found = Norm(batch, norm.eps)
+    if batch is None:
+        batch = not frozen and (norm.training or mean is None)
     if not batch:
-        if not _are_plain(running):
-            return None
-        found = Norm(False, norm.eps, running[0], running[1])
-    elif values < 2:
+        return (Norm(False, norm.eps, mean, var), weight, bias) if (
+            _are_plain((mean, var))) else None
+    if values < 2:
         return None
-    elif norm.training and norm.track_running_stats:
-        running.append(own.get('num_batches_tracked'))
-        momentum = norm.momentum
-        if momentum is None or not _are_plain(running):
-            return None
-        if not is_backward():  # as it is in a checkpoint's second run
-            mean, var, count = running
-            found = Norm(True, norm.eps, mean, var, count, momentum)
-    return found, weight, own.get('bias')
+    if not (norm.training and norm.track_running_stats):
+        return Norm(True, norm.eps), weight, bias
+    if norm.momentum is None or not _are_plain((mean, var, count)):
+        return None
+    return (Norm(True, norm.eps, mean, var, count, norm.momentum), weight,
+            bias)
 
 
 def _are_plain(vectors: Iterable[Any]) -> bool:
@@ -191,29 +202,29 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {**vars(module), **module._buffers, **module._parameters}
 
 
-def are_as_made(step: nn.Module, norm: nn.Module | None) -> bool:
-    """Whether all modules that are not called run what their class came with.
+def is_as_made(module: nn.Module) -> bool:
+    """Whether a module runs what its class came with, and nobody hooks it.
 
     It is asked at every step, for nobody tells when somebody sets a
     ``forward`` or a hook, on an object or on a class.
     """
-    parts = step._modules
-    gate: Any = parts['attention']
-    activation, drop_path = parts.get('activation'), parts.get('drop_path')
-    return (type(activation) in (nn.ReLU, nn.Identity)
-            and type(drop_path) is nn.Identity
-            and all(module is None or is_as_made(module) for module in (
-                gate, activation, drop_path, norm, *gate._modules.values())))
-
-
-def is_as_made(module: nn.Module) -> bool:
-    """Whether a module runs what its class came with, and nobody hooks it."""
     cls = type(module)
+    hooks = (*module._forward_hooks.values(),
+             *module._forward_pre_hooks.values())
     return (cls.forward is _own_forward(cls)
             and METHODS.isdisjoint(vars(module))
-            and not (module._forward_hooks or module._forward_pre_hooks
-                     or module._backward_hooks
-                     or module._backward_pre_hooks))
+            and not (module._backward_hooks or module._backward_pre_hooks)
+            and all(getattr(hook, 'only_looks', False) for hook in hooks))
+
+
+def only_looks(hook: Callable) -> Callable:
+    """Mark a hook that need not be called for modules in a fused step.
+
+    So who measures does not change the path of a step, which a checkpoint
+    may take again when nobody measures.
+    """
+    vars(hook)['only_looks'] = True
+    return hook
 
 
 @cache
@@ -226,20 +237,10 @@ def _own_forward(cls: type) -> Callable | None:
     return owner.forward if code and code.co_filename == file else None
 
 
-def _frozen_norms() -> tuple[type, ...]:
-    """Torchvision's BN of buffers, as its detectors use it, if imported."""
-    ops = sys.modules.get('torchvision.ops.misc')
-    return () if ops is None else (ops.FrozenBatchNorm2d, )
-
-
-def is_watched(step: nn.Module) -> bool:
-    """Whether somebody sees, traces or transforms operations or modules."""
+def _hooks_everywhere() -> bool:
+    """Whether somebody hooks all modules."""
     return bool(
-        step._observers
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or forward_ad._current_level >= 0
-        or every._global_forward_hooks or every._global_forward_pre_hooks
+        every._global_forward_hooks or every._global_forward_pre_hooks
         or every._global_backward_hooks
         or every._global_backward_pre_hooks)
 

@@ -63,6 +63,15 @@ class TailSpec(NamedTuple):
     k: float
     relu: bool
 
+    @property
+    def running(self) -> list[Tensor | None]:
+        """Mean and variance of both norms, None for those of the batch.
+
+        Statistics that a pass has updated are no input of its backward.
+        """
+        return [None if norm.batch else t for norm in self[:2]
+                for t in (norm.mean, norm.var)]
+
 
 class Parameters(NamedTuple):
     """What a tail learns, or its gradients: (C,) each, the pair (C, 2)."""

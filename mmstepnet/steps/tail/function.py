@@ -1,5 +1,6 @@
 """The tail of a residual block as one differentiable function."""
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -28,11 +29,8 @@ class Tail(Function):
         out, saved = passes.forward(spec, *same_format(c, x),
                                     Parameters(*learned))
         ctx.spec, ctx.passes = spec, passes
-        # Statistics that this pass has updated are no input of the backward.
-        running = [None if norm.batch else t for norm in spec[:2]
-                   for t in (norm.mean, norm.var)]
-        ctx.save_for_backward(x, c, out if spec.relu else None, *running,
-                              *learned, *saved)
+        ctx.save_for_backward(x, c, out if spec.relu else None,
+                              *spec.running, *learned, *saved)
         return out
 
     @staticmethod
@@ -69,27 +67,40 @@ def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
                  for t in (*others, c))
 
 
-def evaluate(spec: TailSpec, running: list[Tensor | None], x: Tensor,
+def evaluate(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
              c: Tensor, *learned: Tensor) -> Tensor:
     """The tail by operations whose gradients have gradients.
 
+    Arguments are those of :func:`terms`.
+    """
+    f, step = terms(spec, running, x, c, *learned)
+    out = x + f * step
+    return (out.relu() if spec.relu else out).to(c.dtype)
+
+
+def terms(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
+          c: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute f and Δt of a tail, in float32 or better.
+
     Args:
         spec (TailSpec): What it does.
-        running (list): Mean and variance of the block's norm and of the
+        running (Sequence): Mean and variance of the block's norm and of the
             gate's, None for those of the batch. None are updated.
         x (Tensor): State, (N, C, H, W).
         c (Tensor): Output of the branch's convolution.
         *learned (Tensor): Parameters.
+
+    Returns:
+        tuple: The residual, (N, C, H, W), and the step, (N, C, 1, 1).
     """
     wide = accumulation_dtype(c.dtype)
-    own, x_, c_ = Parameters(*widen(learned, wide)), x.to(wide), c.to(wide)
+    own = Parameters(*widen(learned, wide))
     mean, var, mean_z, var_z = widen(running, wide)
-    f = F.batch_norm(c_, mean, var, own.weight, own.bias, spec.norm.batch, 0.,
-                     spec.norm.eps)
-    x_mean = x_.mean((2, 3))
+    f = F.batch_norm(c.to(wide), mean, var, own.weight, own.bias,
+                     spec.norm.batch, 0., spec.norm.eps)
+    x_mean = x.mean((2, 3), dtype=wide)
     pair = torch.stack((x_mean, x_mean + f.mean((2, 3))), 2)
     y = F.batch_norm((pair * own.pair).sum(2), mean_z, var_z, own.gate_weight,
                      own.gate_bias, spec.gate.batch, 0., spec.gate.eps)
     step = spec.k * torch.sigmoid(y * own.ie_weight + own.ie_bias)
-    out = x_ + f * step[..., None, None]
-    return (out.relu() if spec.relu else out).to(c.dtype)
+    return f, step[..., None, None]
