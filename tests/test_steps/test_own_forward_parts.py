@@ -64,7 +64,6 @@ def test_a_checkpoint_that_the_block_can_leave_out():
     for p, q in zip((*model.parameters(), *model.buffers()),
                     (*twin.parameters(), *twin.buffers())):
         torch.testing.assert_close(p.grad, q.grad)
-        torch.testing.assert_close(p, q)
     if TORCH_21:
         pytest.skip("PyTorch 2.1's Dynamo follows no function mode")
     torch._dynamo.reset()
