@@ -1,6 +1,7 @@
 # STL-10, 5,000 labelled training images of 96x96 px. The paper gives neither
-# batch size nor augmentation; readings: batch 16 as in the group's code,
-# CIFAR's crop in proportion (4 of 32 px are 12 of 96) and its normalisation.
+# batch size nor augmentation; readings: batch 16 as in the group's code, which
+# crops 32 of the 96 px; CIFAR's crop in proportion (4 of 32 px are 12 of 96),
+# and its normalisation.
 _base_ = ['./cifar10_bs128.py']
 
 dataset_type = 'mmstepnet.STL10'

@@ -58,6 +58,27 @@ def test_resnet_164_by_seed(label):
     assert f'| {label} | {losses} | {tns} |' in TEXT
 
 
+@pytest.mark.parametrize('name, least, most', [
+    ('StepNet', 0.272, 0.276), ('SE', 0.475, 0.521)])
+def test_gates_hardly_leave_their_start(name, least, most):
+    """Mean Δt of each block, over all seeds."""
+    steps = np.array([row['stiffness']['step'] for row in ROWS[name]])
+    assert f'{least} to {most}' in TEXT
+    assert (steps.min(), steps.max()) == pytest.approx((least, most),
+                                                       abs=5e-4)
+
+
+@pytest.mark.parametrize('label, quantity, rows', [
+    ('mean change from block to block: plain', 'change of NSI', 'plain'),
+    ('SE', 'change of NSI', 'SE'),
+    ('relative to the mean NSI: plain', 'change of NSI over its mean',
+     'plain'), ('SE', 'change of NSI over its mean', 'SE')])
+def test_figure_3(label, quantity, rows):
+    values = ' | '.join(f'{quantities(row)[quantity]:.3f}'
+                        for row in ROWS[rows])
+    assert f'| {label} | {values} |' in TEXT
+
+
 @pytest.mark.parametrize('seed', range(4))
 def test_figure_9_by_seed(seed):
     kept = ROWS['SE'][seed]['stiffness']
