@@ -37,7 +37,8 @@ def run(cell: Cell, seed: int, work_dir: Path = WORK_DIR,
 
     Raises:
         CalledProcessError: The training or the test failed.
-        ValueError: A number of the row is not finite.
+        ValueError: The images of a step cannot be shared, or a number of the
+            row is not finite.
     """
     row = results / cell.name / f'seed_{seed}.json'
     if row.is_file():
@@ -52,6 +53,10 @@ def run(cell: Cell, seed: int, work_dir: Path = WORK_DIR,
         # With one, mmengine deletes the old checkpoint before it writes.
         keep = ['default_hooks.checkpoint.max_keep_ckpts=2']
         if base := cfg.get('auto_scale_lr', {}).get('base_batch_size'):
+            if base % gpus:
+                raise ValueError(f'the {base} images of a step cannot be '
+                                 f'shared by {gpus} GPUs; take a number that '
+                                 f'divides {base}')
             keep.append(f'train_dataloader.batch_size={base // gpus}')
         call('train', gpus, cell.config, '--work-dir', folder, '--resume',
              '--cfg-options', *keep, *options)
@@ -101,10 +106,17 @@ def read_starts(folder: Path) -> list[dict]:
 
 def collect(cell: Cell, folder: Path, metrics: dict[str, float], epochs: int,
             tests_on_validation: bool) -> dict[str, Any]:
-    """A row's numbers, from the logs of a training and the test's metrics."""
+    """A row's numbers, from the logs of a training and the test's metrics.
+
+    A validation that an interruption cut off is missing from the curves, but
+    for the last one where it is the test.
+    """
     logged = {'loss': logged_losses(folder)} | {
         metric.key: logged_metric(folder, metric.key, finite_only=True)
         for metric in METRICS.values()}
+    if tests_on_validation:
+        for key in metrics.keys() & logged.keys():
+            logged[key].setdefault(epochs, metrics[key])
     curves = {key: [(step, float(f'{values[step]:.6g}'))
                     for step in sorted(values.keys() - {TEST})]
               for key, values in logged.items() if values}

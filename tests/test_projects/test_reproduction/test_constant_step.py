@@ -1,13 +1,16 @@
-"""The frozen row of the plan: steps stay where they start."""
+"""The plan of the constant step: its frozen row, and its verdicts."""
 
+import json
 import math
 
+import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
+from projects.reproduction.constant_step import ROWS, table, verdict
 from tests.documents import ROOT
 
 CONFIG = ('projects/reproduction/configs/small/'
@@ -45,3 +48,45 @@ def test_frozen_steps_stay_constant():
     assert len(steps) > 6
     for step in steps:
         torch.testing.assert_close(step, torch.full_like(step, start))
+
+
+WIDE, NONE, LARGE, ALL = ((-20.0, 30.0, -25.0, 40.0), (-0.5, 0.5, 0.2, -0.3),
+                          (6.0, 7.0, 8.0, 6.5), (13.0, 14.0, 15.0, 14.5))
+
+
+@pytest.mark.parametrize('constant, adaptive, expected', [
+    (ALL, NONE, 'a constant step explains the lead'),
+    (NONE, ALL, 'the adaptive step explains the lead'),
+    (LARGE, LARGE, 'both have a share'),
+    # The interval of the adaptive part holds both 0 and +14.
+    (ALL, WIDE, 'undecided'), (WIDE, ALL, 'undecided'),
+    (NONE, NONE, 'undecided')])
+def test_verdicts_of_the_plan(constant, adaptive, expected):
+    assert verdict(constant, adaptive) == expected
+
+
+def save(folder, accuracies, commit='a'):
+    for name, values in accuracies.items():
+        for seed, value in enumerate(values):
+            path = folder / ROWS[name] / f'seed_{seed}.json'
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(dict(
+                seed=seed, last=dict(epoch=6, metrics={
+                    'accuracy/top1': value}),
+                starts=[dict(machine='m', torch='2', commit=commit)])))
+
+
+def test_rows_of_the_plan(tmp_path):
+    """Seeds that all three rows have, of one program alone."""
+    save(tmp_path, dict(plain=(30.0, 31.0, 29.0), frozen=(44.0, 45.5, 43.0),
+                        StepNet=(44.5, )))
+    assert '1 of 4 seeds are complete: no verdict' in table(tmp_path)
+    save(tmp_path, dict(plain=(30.0, 31.0, 29.0, 30.0, 99.0),
+                        frozen=(44.0, 45.5, 43.0, 44.2),
+                        StepNet=(44.5, 45.0, 43.5, 44.0)))
+    text = table(tmp_path)
+    assert 'frozen − plain: +14.18, 97.5% interval' in text
+    assert text.endswith('Verdict: a constant step explains the lead.')
+    save(tmp_path, dict(plain=(30.0, )), commit='b')
+    with pytest.raises(ValueError, match='2 programs'):
+        table(tmp_path)

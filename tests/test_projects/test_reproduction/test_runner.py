@@ -84,6 +84,21 @@ def test_an_interrupted_training_goes_on(finished, tmp_path, monkeypatch):
     assert not (tmp_path / 'results').exists()
 
 
+def test_images_of_a_step_are_shared_or_refused(finished, tmp_path):
+    cell, _ = finished
+    with pytest.raises(ValueError, match='cannot be shared by 7 GPUs'):
+        runner.run(cell, 0, tmp_path / 'work', tmp_path / 'results', gpus=7)
+
+
+def test_the_last_validation_may_be_the_test(finished):
+    """One that a kill cut off, where both are of the same images."""
+    cell, folder = finished
+    metrics = {'accuracy/top1': 99.5}
+    row = runner.collect(cell, folder / 'work/tiny_digits/seed_3', metrics,
+                         3, True)
+    assert row['best'] == dict(epoch=3, metrics=metrics)
+
+
 def test_numbers_that_are_not_finite_are_no_row(tmp_path):
     with pytest.raises(ValueError, match='JSON compliant'):
         runner.write_row(tmp_path / 'row.json', dict(loss=float('nan')))
