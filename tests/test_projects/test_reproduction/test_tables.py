@@ -99,6 +99,17 @@ def test_costs_are_of_the_configs():
         2 * 4.09e9, rel=0.02)
 
 
+def test_costs_of_stepnet_in_resnet_50():
+    costs = json.loads(COSTS.read_text())
+    plain, ours = (costs[f'resnet50_{name}_imagenet']
+                   for name in ('plain', 'stepnet'))
+    parameters, flops = (ours[key] / plain[key] - 1
+                         for key in ('parameters', 'flops'))
+    page = (ROOT / 'configs' / 'imagenet' / 'README.md').read_text()
+    assert (f'StepNet adds {100 * parameters:.2f} % of parameters and '
+            f'{100 * flops:.2f} % of operations to ResNet-50') in page
+
+
 def test_stl10_has_cifar10s_models():
     cells = {(c.row, c.column): c for c in TABLES['1']}
 
