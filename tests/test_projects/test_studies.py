@@ -4,6 +4,7 @@ Their programs are gone; what is computed here is their plans' arithmetic.
 """
 
 import json
+import re
 from collections import defaultdict
 from itertools import product
 
@@ -12,6 +13,10 @@ import pytest
 from scipy import stats
 
 from tests.documents import ROOT
+from tests.test_projects.test_reproduction.test_papers_tables import (
+    NUMBER,
+    near,
+)
 
 RESNETS = ('resnet20', 'resnet32', 'resnet44')
 
@@ -162,6 +167,22 @@ def test_architectures():
     rho = stats.spearmanr(depth, means[:, 7]).statistic
     assert any(f'Depth alone ranks as well: ρ = {rho:.2f}.' in line
                for line in text)
+
+
+def test_what_stiffness_tells():
+    """Its intervals are those of the studies' pages, rounded."""
+    text = '\n'.join(page('docs/what_stiffness_tells.md'))
+    studies = '\n'.join(line for name in ('pruning', 'decisions')
+                        for line in page(f'projects/{name}/RESULTS.md'))
+    for shown, source, least in (
+            (rf'({NUMBER}) \(({NUMBER}) to ({NUMBER})\)',
+             rf'({NUMBER}) \(({NUMBER}), ({NUMBER})\)', 14),
+            (rf'({NUMBER}) ± ({NUMBER})', rf'({NUMBER}) ± ({NUMBER})', 2)):
+        known = [[*map(float, each)] for each in re.findall(source, studies)]
+        found = re.findall(shown, text)
+        assert len(found) >= least
+        for each in found:
+            assert any(all(map(near, each, k)) for k in known), each
 
 
 def test_single_blocks():
