@@ -30,14 +30,15 @@ class InformationPropagationNetwork(BaseModule):
         in_channels (int): Features of a node.
         embed_dims (int): Width of the propagation modules, Table 2.
         out_channels (int): Outputs for a node, such as classes.
-        depth (int): Number k of propagation modules. Defaults to 2, a
-            reading: the paper does not print it.
+        depth (int): Number k of propagation modules; 0 is the network
+            without a propagation, S = I. Defaults to 2, a reading: the paper
+            does not print it.
         propagation (dict): Config of the modules, a name in ``PROPAGATIONS``
             and its arguments. Defaults to the paper's,
             ``dict(type='Propagation', pseudo_metric=dict(type='Metric'))``.
 
     Raises:
-        ValueError: A size is not a positive integer.
+        ValueError: A size is not a positive integer, or depth is negative.
         KeyError: The propagation is not registered.
     """
 
@@ -49,7 +50,9 @@ class InformationPropagationNetwork(BaseModule):
                  propagation: dict = METRIC_PROPAGATION):
         super().__init__()
         check_positive('IPN', in_channels=in_channels, embed_dims=embed_dims,
-                       out_channels=out_channels, depth=depth)
+                       out_channels=out_channels)
+        if depth < 0:
+            raise ValueError(f'IPN: depth must not be negative, got {depth}')
         self.in_channels = in_channels
         self.embed = nn.Linear(in_channels, embed_dims)
         self.propagations = nn.ModuleList(
