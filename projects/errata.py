@@ -17,14 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.linalg import expm
+from sklearn.datasets import load_wine
+from sklearn.preprocessing import StandardScaler
 
 from mmstepnet.stiffness import (
     neural_stiffness_index,
     stiffness_aware_index,
     total_neural_stiffness,
 )
-from projects.metric_attention.similarity.clustering import fuzzy_c_means
-from projects.metric_attention.similarity.comparisons import wine
+from projects.metric_attention.similarity import fuzzy_c_means
 from projects.reproduction.tables import read_tables
 
 RESULTS = Path(__file__).parent / 'reproduction' / 'results'
@@ -153,7 +154,8 @@ def odd_activation() -> str:
 
 
 def c_means() -> str:
-    x, label = wine()
+    x, label = load_wine(return_X_y=True)
+    x = torch.from_numpy(StandardScaler().fit_transform(x))
     start = torch.stack([x[label == k].mean(0) for k in range(3)])
     (_, printed), (_, bezdek) = (
         fuzzy_c_means(x, start, 2.0, 100, power) for power in (1.0, 2.0))

@@ -4,16 +4,17 @@ Towards understanding how attention mechanism works in deep learning,
 https://arxiv.org/abs/2412.18288, Sections 3.3 and 4.1, Figure 1.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn as nn
 from torch import Tensor
 
-from .build import METRIC, build_pseudo_metric
 from .propagation import PropagationModule
-from .pseudo_metric import check_heads
-from .tables import PROPAGATIONS
+from .pseudo_metric import PseudoMetric, check_heads
+from .pseudo_metrics import L2, DotProduct, Metric
 
 
-@PROPAGATIONS.register
 class AttentionBlock(PropagationModule):
     r"""Propagation followed by linear maps (Figure 1, Section 3.3).
 
@@ -36,13 +37,13 @@ class AttentionBlock(PropagationModule):
             Others than 1 are ours.
         bias (bool): Whether the linear layers of values and output have
             biases. Defaults to True.
-        pseudo_metric (dict): See :class:`Propagation`. Defaults to
-            ``dict(type='Metric')``.
+        pseudo_metric (Callable): Class of the pseudo-metric, or another
+            function of width and heads, see :class:`Propagation`. Defaults
+            to :class:`Metric`.
 
     Raises:
         ValueError: A width is not a positive integer, the heads do not
             divide it, or ``eps`` is not a positive number.
-        KeyError: The pseudo-metric is not registered.
     """
 
     def __init__(self,
@@ -50,7 +51,7 @@ class AttentionBlock(PropagationModule):
                  num_heads: int = 1,
                  eps: float = 1.0,
                  bias: bool = True,
-                 pseudo_metric: dict = METRIC):
+                 pseudo_metric: Callable[..., PseudoMetric] = Metric):
         super().__init__(embed_dims, eps)
         check_heads(type(self).__name__, embed_dims, num_heads)
         self.num_heads = num_heads
@@ -59,8 +60,7 @@ class AttentionBlock(PropagationModule):
         self.proj = nn.Linear(
             embed_dims, embed_dims,
             bias=bias) if num_heads > 1 else nn.Identity()
-        self.pseudo_metric = build_pseudo_metric(
-            pseudo_metric, embed_dims, num_heads=num_heads)
+        self.pseudo_metric = pseudo_metric(embed_dims, num_heads)
 
     def send(self, sources: Tensor) -> Tensor:
         """Compute values, (..., M, C) -> (..., H, M, C/H)."""
@@ -71,7 +71,6 @@ class AttentionBlock(PropagationModule):
         return self.proj(informed.transpose(-2, -3).flatten(-2))
 
 
-@PROPAGATIONS.register
 class DotProductAttention(AttentionBlock):
     r"""The usual self-attention, the baseline: with :class:`DotProduct`.
 
@@ -95,10 +94,9 @@ class DotProductAttention(AttentionBlock):
                  eps: float = 1.0,
                  bias: bool = True):
         super().__init__(embed_dims, num_heads, eps, bias,
-                         dict(type='DotProduct', bias=bias))
+                         partial(DotProduct, bias=bias))
 
 
-@PROPAGATIONS.register
 class L2Attention(AttentionBlock):
     r"""L2 self-attention: with :class:`L2`.
 
@@ -122,10 +120,9 @@ class L2Attention(AttentionBlock):
                  num_heads: int = 1,
                  eps: float = 1.0,
                  bias: bool = True):
-        super().__init__(embed_dims, num_heads, eps, bias, dict(type='L2'))
+        super().__init__(embed_dims, num_heads, eps, bias, L2)
 
 
-@PROPAGATIONS.register
 class MetricAttention(AttentionBlock):
     r"""Metric-attention (Section 4.1, Algorithm 1): with :class:`Metric`.
 
@@ -150,4 +147,4 @@ class MetricAttention(AttentionBlock):
                  bias: bool = True,
                  hidden_dims: int | None = None):
         super().__init__(embed_dims, num_heads, eps, bias,
-                         dict(type='Metric', hidden_dims=hidden_dims))
+                         partial(Metric, hidden_dims=hidden_dims))

@@ -9,8 +9,7 @@ with a similarity matrix S whose rows are softmaxes of a pseudo-metric f:
     \mathrm{out} = S v
 
 The paper has :math:`\varepsilon = 1` here. Another ``eps`` is ours. (The
-paper's own time scale, Section 3.1, divides by :math:`2 \varepsilon`: see
-:func:`attention_limit_operator`.)
+paper's own time scale, Section 3.1, divides by :math:`2 \varepsilon`.)
 """
 
 import math
@@ -29,7 +28,7 @@ from mmstepnet.torch_version import (
     without_autocast,
 )
 
-from .masks import check_mask, informed_rows, refuse_nested
+from .masks import check_mask, informed_rows
 from .sdpa import propagate
 
 LARGEST_ERROR, LARGEST_HALF_ERROR = 1e-4, 0.5
@@ -241,17 +240,14 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
 def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
            is_causal: bool) -> tuple[torch.dtype, Tensor | None]:
     """Refuse what does not fit; the result's dtype, and the mask."""
-    refuse_nested(a, b, v)
-    shapes = ', '.join(str(tuple(t.shape)) for t in (a, b, v))
-    if min(a.ndim, b.ndim, v.ndim) < 2:
-        raise ValueError('receivers (..., N, d), sources (..., M, d) and '
-                         f'values (..., M, e) are needed, got {shapes}')
-    if not (a.shape[:-2] == b.shape[:-2] == v.shape[:-2]
-            and a.shape[-1] == b.shape[-1] and b.shape[-2] == v.shape[-2]):
-        raise ValueError('receivers (..., N, d), sources (..., M, d) and '
-                         f'values (..., M, e) do not fit: {shapes}')
-    if 0 in (*b.shape[-2:], *v.shape[-2:]):
-        raise ValueError(f'nothing to propagate, a dimension is 0: {shapes}')
+    if (min(a.ndim, b.ndim, v.ndim) < 2
+            or not a.shape[:-2] == b.shape[:-2] == v.shape[:-2]
+            or a.shape[-1] != b.shape[-1] or b.shape[-2] != v.shape[-2]
+            or 0 in (*b.shape[-2:], v.shape[-1])):
+        raise ValueError(
+            'receivers (..., N, d), sources (..., M, d) and values (..., M, '
+            'e) are needed, M, d and e at least 1, got '
+            f'{", ".join(str(tuple(t.shape)) for t in (a, b, v))}')
     dtype = compute_dtype(a)
     if not (dtype == compute_dtype(b) == compute_dtype(v)
             and all(t.is_floating_point() for t in (a, b, v))):

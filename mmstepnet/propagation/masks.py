@@ -1,15 +1,10 @@
 """Who may inform whom: the masks of information propagation."""
 
-from collections.abc import Callable
-
 import torch
 import torch._C._functorch as functorch
 from torch import Tensor
 
 from mmstepnet.torch_version import has_values, is_compiling
-
-REMEDY = ('its softmax is not defined. Let an isolated point inform itself '
-          '(set the diagonal), or drop it')
 
 
 def check_mask(mask: Tensor | None,
@@ -47,50 +42,22 @@ def check_mask(mask: Tensor | None,
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError('mask must be a bool tensor, True where j may inform '
-                        f'i, got {got}; {_as_bool(mask)}')
-    if mask.is_sparse:
-        return _check_edges(mask, receivers, sources, is_causal)
-    if mask.layout != torch.strided:
-        raise ValueError(f'mask must be dense or sparse COO, got '
-                         f'{mask.layout}; call mask.to_sparse_coo()')
-    check_shape(mask, receivers, sources, lead)
-    informed = _informed(mask, is_causal)
-    _refuse_unless(
-        informed.all(), f'a row of the mask leaves no source: {REMEDY}',
-        lambda: _name_row(mask, informed, is_causal))
-    return mask
-
-
-def check_shape(mask: Tensor, receivers: int, sources: int,
-                lead: tuple[int, ...]) -> None:
-    r"""Refuse a dense mask that does not broadcast to (\*lead, N, M).
-
-    Raises:
-        ValueError: It does not.
-    """
+                        f'i, got {got}; an additive mask becomes mask == 0, '
+                        'one of 1 where j may inform i becomes mask == 1')
     wanted = (*lead, receivers, sources)
-    try:
-        fits = torch.broadcast_shapes(mask.shape, wanted) == wanted
-    except RuntimeError:
-        fits = False
-    if not fits or mask.ndim < 2:
+    if mask.is_sparse:
+        return _check_edges(mask, wanted[-2:], is_causal)
+    if not 2 <= mask.ndim <= len(wanted) or any(
+            own not in (1, size)
+            for own, size in zip(mask.shape[::-1], wanted[::-1])):
         raise ValueError(f'mask must broadcast to {wanted}, True where source '
                          f'j may inform receiver i, got {tuple(mask.shape)}; '
                          'a mask of sources alone is (..., 1, M)')
-
-
-def refuse_nested(*tensors: Tensor) -> None:
-    """Refuse nested tensors, of which padding and a mask make ordinary ones.
-
-    Raises:
-        TypeError: One is.
-    """
-    if any(t.is_nested for t in tensors):
-        raise TypeError(
-            'nested tensors cannot be propagated; pad them, x = torch.nested.'
-            'to_padded_tensor(nested, 0.0), and give the mask of what was '
-            'there, (B, 1, M): mask = (torch.arange(x.shape[1]) < '
-            'lengths[:, None])[:, None]')
+    seen = mask.tril() if is_causal and mask.shape[-2] > 1 else mask
+    _refuse_unless(seen.any(-1).all(), 'a row of the mask leaves no source, '
+                   'so that its softmax is not defined; let an isolated point '
+                   'inform itself (set the diagonal), or drop it')
+    return mask
 
 
 def informed_rows(mask: Tensor, receivers: int) -> Tensor:
@@ -110,16 +77,7 @@ def informed_rows(mask: Tensor, receivers: int) -> Tensor:
     return seen[..., last.clamp(max=seen.shape[-1] - 1)]
 
 
-def _as_bool(mask: object) -> str:
-    if not isinstance(mask, Tensor) or mask.is_floating_point():
-        return ('an additive one becomes mask == 0, one of 1.0 where j may '
-                'inform i becomes mask == 1')
-    return ('one of 1 where j may inform i becomes mask == 1, one of 1 where '
-            'it may not becomes mask == 0')
-
-
-def _refuse_unless(good: Tensor, message: str,
-                   explain: Callable[[], str] | None = None) -> None:
+def _refuse_unless(good: Tensor, message: str) -> None:
     """Raise a ValueError, on a CPU, for a mask that is not good.
 
     A compiled or exported graph cannot branch on values, and on a GPU that
@@ -127,50 +85,33 @@ def _refuse_unless(good: Tensor, message: str,
     there. Under vmap all samples are looked at.
     """
     while not is_compiling() and functorch.is_batchedtensor(good):
-        good, explain = functorch.get_unwrapped(good).all(), None
+        good = functorch.get_unwrapped(good).all()
     if (is_compiling() or good.device.type != 'cpu'
             or not has_values(good)):
         torch._assert_async(good, message)
     elif not good:
-        raise ValueError(explain() if explain else message)
+        raise ValueError(message)
 
 
-def _informed(mask: Tensor, is_causal: bool) -> Tensor:
-    if not is_causal or mask.shape[-2] == 1:
-        return mask.any(-1)
-    return mask.tril().any(-1)
-
-
-def _name_row(mask: Tensor, informed: Tensor, is_causal: bool) -> str:
-    *where, row = (~informed).nonzero()[0].tolist()
-    place = f' of {tuple(where)}' if where else ''
-    return (
-        f'row {row}{place} of the mask, of shape {tuple(mask.shape)}, leaves '
-        f"no source{' at or before it' if is_causal else ''}: {REMEDY}")
-
-
-def _check_edges(mask: Tensor, receivers: int, sources: int,
+def _check_edges(mask: Tensor, shape: tuple[int, ...],
                  is_causal: bool) -> Tensor:
-    if tuple(mask.shape) != (receivers, sources):
-        raise ValueError(f'a sparse mask must be of shape '
-                         f'{(receivers, sources)}, got {tuple(mask.shape)}; '
-                         'a batch of graphs is one graph of several parts')
-    if is_causal:
-        raise ValueError('is_causal beside a sparse mask: leave the edges '
-                         'with j > i out of the mask')
+    if tuple(mask.shape) != shape or is_causal:
+        raise ValueError(f'a sparse mask must be of shape {shape} and stand '
+                         f'without is_causal, got {tuple(mask.shape)}, '
+                         f'is_causal={is_causal}; a batch of graphs is one '
+                         'graph of several parts, and edges with j > i can '
+                         'be left out')
     mask = mask.coalesce()  # a GPU is waited for unless it is already
     _refuse_unless(
         mask.values().all(), 'a sparse mask stores the edges alone, and this '
         'one stores False too; build it from the True ones')
     if not is_compiling():
         informed = torch.zeros(
-            receivers, dtype=torch.bool, device=mask.device).index_fill_(
+            shape[0], dtype=torch.bool, device=mask.device).index_fill_(
                 0, mask.indices()[0], True)
         _refuse_unless(
-            informed.all(), 'a node has no neighbour in the sparse mask',
-            lambda: f'node {int((~informed).nonzero()[0])} has no neighbour '
-            'in the sparse mask: its softmax is not defined. Add self-loops, '
-            'or drop it')
+            informed.all(), 'a node has no neighbour in the sparse mask, so '
+            'that its softmax is not defined; add self-loops, or drop it')
     return mask
 
 
@@ -186,15 +127,13 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
         Tensor: Sparse COO bool mask (N, N): neighbours and the node itself.
 
     Raises:
-        ValueError: ``edges`` is not (E, 2) int64, or names a node outside.
+        ValueError: ``edges`` is not (E, 2) int64.
+        RuntimeError: It names a node that is not there.
     """
     if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
         raise ValueError('edges must be (E, 2), int64, got '
                          f'{tuple(edges.shape)}, {edges.dtype}; '
                          "PyTorch Geometric's edge_index is edges.T")
-    if len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < nodes:
-        raise ValueError(f'edges name nodes {int(edges.min())} to '
-                         f'{int(edges.max())}; there are {nodes}, from 0')
     loops = torch.arange(nodes, device=edges.device)
     pairs = torch.cat([edges.t(), edges.t().flip(0), loops.expand(2, -1)], 1)
     pairs = torch.unique(pairs, dim=1)

@@ -4,17 +4,15 @@ Towards understanding how attention mechanism works in deep learning,
 https://arxiv.org/abs/2412.18288, Sections 3.1 and 4.2.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .build import METRIC, build_pseudo_metric
 from .functional import check_eps
-from .masks import check_shape, refuse_nested
 from .pseudo_metric import PseudoMetric
-from .tables import PROPAGATIONS
+from .pseudo_metrics import Metric
 
 
 class ProjectedSources(NamedTuple):
@@ -105,12 +103,9 @@ class PropagationModule(nn.Module):
         mapped = self.pseudo_metric.tied and sources is x
         if not isinstance(sources, ProjectedSources):
             sources = self.project(sources)
-        if (isinstance(mask, Tensor) and mask.dtype == torch.bool
-                and mask.layout == torch.strided):
-            # Here, where the mask has the shape that was given.
-            check_shape(mask, x.shape[-2], sources.keys.shape[-2],
-                        x.shape[:-2])
-            mask = mask.unsqueeze(-3) if mask.ndim > 2 else mask
+        if (isinstance(mask, Tensor) and not mask.is_sparse
+                and mask.ndim > 2):
+            mask = mask.unsqueeze(-3)
         return self.merge(
             self.pseudo_metric.propagate(
                 sources.keys
@@ -126,14 +121,12 @@ class PropagationModule(nn.Module):
         return f'eps={self.eps:g}'
 
     def _check_points(self, name: str, points: Tensor) -> None:
-        refuse_nested(points)
         if points.ndim < 2 or points.shape[-1] != self.embed_dims:
             raise ValueError(
                 f'{type(self).__name__}: {name} must be (..., points, '
                 f'{self.embed_dims}), got {tuple(points.shape)}')
 
 
-@PROPAGATIONS.register
 class Propagation(PropagationModule):
     r"""The information propagation module: ``H_new = S H_old``, no more.
 
@@ -145,31 +138,31 @@ class Propagation(PropagationModule):
 
     Args:
         embed_dims (int): Width C of the tokens, points or nodes.
-        pseudo_metric (dict): ``type`` (a name registered in
-            ``PSEUDO_METRICS``, or the class) and the arguments beside the
-            width. Defaults to ``dict(type='Metric')``.
+        pseudo_metric (Callable): Class of the pseudo-metric, or another
+            function of the width that returns a :class:`PseudoMetric`, such
+            as ``functools.partial(Metric, hidden_dims=64)``. Defaults to
+            :class:`Metric`.
         eps (float): Time scale :math:`\varepsilon`, in the units of
             :math:`f_\theta`. Defaults to 1.0, the paper's; others are ours.
 
     Raises:
         ValueError: ``embed_dims`` is not a positive integer, or ``eps`` not a
             positive number.
-        KeyError: The pseudo-metric is not registered.
 
     Example:
         >>> import torch
-        >>> from mmstepnet.propagation import Propagation
-        >>> informed = Propagation(8, dict(type='DotProduct'))
+        >>> from mmstepnet.propagation import DotProduct, Propagation
+        >>> informed = Propagation(8, DotProduct)
         >>> tuple(informed(torch.randn(5, 8)).shape)
         (5, 8)
     """
 
     def __init__(self,
                  embed_dims: int,
-                 pseudo_metric: dict = METRIC,
+                 pseudo_metric: Callable[..., PseudoMetric] = Metric,
                  eps: float = 1.0):
         super().__init__(embed_dims, eps)
-        self.pseudo_metric = build_pseudo_metric(pseudo_metric, embed_dims)
+        self.pseudo_metric = pseudo_metric(embed_dims)
 
     def send(self, sources: Tensor) -> Tensor:
         """Points send themselves, (..., M, C) -> (..., 1, M, C)."""

@@ -21,13 +21,11 @@ from .functional import (
     squared_distance,
 )
 from .pseudo_metric import PseudoMetric
-from .tables import PSEUDO_METRICS
 
 ACTIVATIONS = dict(leaky_relu=lambda x: F.leaky_relu(x, 0.2), tanh=torch.tanh)
 """Of :class:`GraphAttention`, by name."""
 
 
-@PSEUDO_METRICS.register
 class DotProduct(PseudoMetric):
     r"""The Transformer's: :math:`f_\theta(x, y) = -x^T Q^T K y`.
 
@@ -106,7 +104,6 @@ class SquaredDistance(PseudoMetric):
         return metric_propagation(a, b, v, eps, mask, **kwargs)
 
 
-@PSEUDO_METRICS.register
 class L2(SquaredDistance):
     r"""L2 self-attention's: :math:`\tilde f_\theta` is linear.
 
@@ -131,7 +128,6 @@ class L2(SquaredDistance):
         return self.metric(x)
 
 
-@PSEUDO_METRICS.register
 class Metric(SquaredDistance):
     r"""Metric-attention's (Section 4.1, Algorithm 1), a learned metric.
 
@@ -167,7 +163,6 @@ class Metric(SquaredDistance):
         return x + self.metric(torch.tanh(self.hidden(x)))
 
 
-@PSEUDO_METRICS.register
 class GraphAttention(PseudoMetric):
     r"""That of graph attention networks (Section 3.1).
 

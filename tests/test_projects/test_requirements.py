@@ -14,11 +14,11 @@ OURS = {'mmstepnet', 'projects', 'tools'}
 LIBRARY = {'numpy', 'safetensors', 'scipy'}
 WITHOUT_TEXT = '''
 import sys
-sys.modules.update(dict.fromkeys(('tokenizers', 'sacrebleu', 'trimesh')))
+sys.modules.update(dict.fromkeys(('tokenizers', 'sacrebleu')))
 hosts = dict.fromkeys(('mmengine', 'mmpretrain', 'mmcv'))
 sys.modules.update(hosts)
-import projects.metric_attention.similarity.__main__
-import projects.metric_attention.theory.__main__
+import projects.metric_attention.similarity
+import projects.metric_attention.theory.heat_equation
 for name in hosts:
     del sys.modules[name]
 from mmengine.config import Config

@@ -11,7 +11,6 @@ from tests.test_propagation.references import (
     EPS,
     FORMS,
     HALF,
-    TOLERANCE,
     N,
     by_numpy,
     error,
@@ -20,70 +19,6 @@ from tests.test_propagation.references import (
     masks,
     points,
 )
-from tests.utils import not_on_torch_21
-
-
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.parametrize('name', ['all', 'key padding', 'causal'])
-def test_far_from_the_origin(dtype, name):
-    inputs = points(2, 3, dtype=dtype, offset=1e3)
-    kwargs = masks()[name]
-    expected = by_numpy('metric', *inputs, **kwargs)
-    fused = gradients(FORMS['metric'], inputs, **kwargs)
-    matrix = gradients(FORMS['metric'], inputs, dense=True, **kwargs)
-    assert error(fused[0], expected) < TOLERANCE[dtype]
-    assert error(FORMS['metric'](*inputs, **kwargs),
-                 expected) < TOLERANCE[dtype]
-    for got, want in zip(fused, matrix):
-        assert error(got, want) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize('is_causal', [False, True])
-def test_padding_far_away(is_causal):
-    """What stands in the padding costs the others no digits."""
-    a, b, v = points(2, 3, dtype=torch.float32)
-    kept = masks()['key padding']['mask']
-    shut = ~kept.transpose(-2, -1)
-    b, v = b.masked_fill(shut, 1e5), v.masked_fill(shut, 1e5)
-    kwargs = dict(mask=kept, is_causal=is_causal)
-    expected = by_numpy('metric', a, b, v, **kwargs)
-    matrix = gradients(FORMS['metric'], (a, b, v), dense=True, **kwargs)
-    fused = gradients(FORMS['metric'], (a, b, v), **kwargs)
-    assert error(metric_propagation(a, b, v, EPS, **kwargs), expected) < 1e-5
-    for got, want in zip(fused, matrix):
-        assert error(got, want) < 1e-5
-
-
-@pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize('name', ['all', 'boolean', 'key padding', 'causal',
-                                  'causal, key padding',
-                                  'causal, boolean of each head'])
-@pytest.mark.parametrize('dtype', HALF)
-def test_half_precision(form, name, dtype):
-    kwargs = masks()[name]
-    for width in (8, 64):
-        inputs = [t / (width / 8)**0.5
-                  for t in points(2, 3, d=width, e=width, dtype=dtype)]
-        exact = [t.double() for t in inputs]
-        matrix = gradients(FORMS[form], exact, dense=True, **kwargs)
-        fused = gradients(FORMS[form], inputs, **kwargs)
-        for got, want in zip(fused, matrix):
-            assert got.dtype == dtype
-            assert error(got, want) < 2e-2
-        assert error(FORMS[form](*inputs, **kwargs), matrix[0]) < 2e-2
-
-
-@pytest.mark.parametrize('dtype', HALF)
-def test_norms_that_half_precision_cannot_hold(dtype):
-    """Squared norms to 1e6, of which both dtypes keep too few digits."""
-    a, b, v = points(2, 3, d=16, dtype=dtype)
-    a, b = (t * 200 for t in (a, b))
-    expected = metric_propagation(
-        a.double(), b.double(), v.double(), 3e4, dense=True)
-    for needs in (False, True):
-        out = metric_propagation(a.requires_grad_(needs),
-                                 b.requires_grad_(needs), v, 3e4)
-        assert error(out, expected) < 2e-2
 
 
 @pytest.mark.parametrize('kwargs', [{}, dict(is_causal=True), dict(
@@ -107,18 +42,6 @@ def test_clumps_far_from_each_other(width, kwargs):
         assert error(got, want) < 2e-3
 
 
-def test_masks_that_say_the_same_give_the_same():
-    """However far away the padding is."""
-    a, b, v = points(2, dtype=torch.float32)
-    mask = torch.ones(2, 1, N, dtype=torch.bool)
-    mask[..., 20:] = False
-    expected = metric_propagation(a, b, v, EPS, mask)
-    b[:, 20:] = 1e4
-    for form in (mask, mask.expand(2, N, N), mask.expand(2, N, N).clone()):
-        assert error(metric_propagation(a, b, v, EPS, form),
-                     expected) < 1e-5
-
-
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 @pytest.mark.parametrize('dtype', [*HALF, torch.float32])
 def test_one_broken_sample_leaves_the_others(dtype, bad):
@@ -128,18 +51,6 @@ def test_one_broken_sample_leaves_the_others(dtype, bad):
     out = metric_propagation(a, b, v, EPS)
     assert out[0].isnan().any()
     assert torch.equal(out[1:], expected[1:])
-
-
-@pytest.mark.parametrize('scale', [1e-3, 1e3])
-@pytest.mark.parametrize('dtype', TOLERANCE)
-def test_scaling_points_and_eps_together(scale, dtype):
-    """The similarity has no unit of its own, shut sources included."""
-    a, b, v = points(2, 3, dtype=dtype)
-    for kwargs in masks().values():
-        expected = metric_propagation(a, b, v, EPS, **kwargs)
-        got = metric_propagation(a * scale, b * scale, v, EPS * scale**2,
-                                 **kwargs)
-        assert error(got, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize('eps', [1e-4, 1e12])
@@ -162,34 +73,11 @@ def test_shut_sources_say_nothing_at_any_eps(eps, grad):
             assert not gradient[..., shut, :].any()
 
 
-@not_on_torch_21('has no float16 products on CPU')
-def test_float16_refuses_what_it_cannot_close():
-    a, b, v = points(1, 1, dtype=torch.float16)
-    keys = torch.arange(N)[None] < N - 1
-    metric_propagation(a, b, v, 1e6, keys)
-    with pytest.raises(ValueError, match='float16 cannot close'):
-        metric_propagation(a, b, v, 1e9, keys)
-
-
-def test_sparse_far_from_the_origin_and_far_apart():
-    """Scores no exponential could hold, and halves of little range."""
-    a, b, v = points(dtype=torch.float32, offset=1e3)
-    mask = graph()
-    for shrink in (1.0, 1e-6):
-        out = metric_propagation(a, b, v, EPS * shrink, mask)
-        want = metric_propagation(a, b, v, EPS * shrink, mask, dense=True)
-        assert error(out, want) < 1e-5
-    half = [t.half() for t in points()]
-    out = metric_propagation(*half, EPS, mask)
-    want = by_numpy('metric', *half, mask=mask)
-    assert out.dtype == torch.float16 and error(out, want) < 1e-3
-
-
 @pytest.mark.parametrize('form', FORMS)
 def test_autocast(form):
     """In bfloat16 whatever comes, as layers mix dtypes under autocast."""
     a, b, v = points(2, 3, d=16, e=16, dtype=torch.float32)
-    for name in ('all', 'key padding', 'causal, key padding'):
+    for name in ('all', 'keys', 'causal, keys'):
         kwargs = masks()[name]
         expected = by_numpy(form, a, b, v, **kwargs)
         for values in (v, v.bfloat16()):

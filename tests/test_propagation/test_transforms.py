@@ -17,26 +17,6 @@ from tests.test_propagation.references import (
 from tests.utils import not_on_torch_21
 
 
-@not_on_torch_21("breaks the graph at autocast's dtype")
-@pytest.mark.parametrize('kwargs', [
-    {}, dict(mask=torch.arange(N)[None] < 20), dict(is_causal=True),
-    dict(mask=torch.ones(N, N, dtype=torch.bool).tril())
-])
-def test_compile(kwargs):
-    torch.compiler.reset()
-    a, b, v = points(2, 3, dtype=torch.float32)
-    compiled = torch.compile(metric_propagation, backend='aot_eager',
-                             fullgraph=True)
-    for needs in (False, True):
-        b.requires_grad_(needs)
-        out = compiled(a, b, v, EPS, **kwargs)
-        expected = metric_propagation(a, b, v, EPS, **kwargs)
-        torch.testing.assert_close(out, expected)
-    got, want = (torch.autograd.grad(t.square().sum(), b)[0]
-                 for t in (out, expected))
-    torch.testing.assert_close(got, want)
-
-
 def test_gradient_transform():
     a, b, v = points(4)
     gradient = torch.func.grad(

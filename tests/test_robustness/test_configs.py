@@ -10,7 +10,6 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmpretrain.structures import DataSample
 
-import projects.metric_attention.models  # noqa: F401, registers them
 from tests.documents import ROOT
 from tests.test_robustness.inputs import BOUNDED
 
@@ -21,9 +20,7 @@ WRONG = [None, 'x', '', [], {}, -1, 0, 2.5, float('nan'), True, [-1], b'x',
 OURS = {
     'attention', 'blocks', 'depth', 'first_block', 'preact', 'out_indices',
     'frozen_stages', 'num_stages', 'init_step', 'reduction', 'in_channels',
-    'embed_dims', 'out_channels', 'propagation', 'vocab_size', 'num_layers',
-    'num_heads', 'feedforward_dims', 'dropout', 'max_length', 'beam_size',
-    'hidden_dims', 'eps',
+    'embed_dims', 'out_channels', 'propagation', 'hidden_dims', 'eps',
 }
 
 
@@ -33,15 +30,6 @@ def images():
         data_samples=[DataSample().set_gt_label(k) for k in range(4)])
 
 
-def points():
-    return dict(inputs=torch.randn(20, 2), labels=torch.arange(20) % 2)
-
-
-def sentences():
-    return {name: [[1, 5, 6, 2], [1, 7, 2]] for name in ('source', 'target')}
-
-
-SECOND_PAPER = 'projects/metric_attention/configs'
 CASES = {
     'configs/digits/resnet20_stepnet_digits.py': (
         images, dict(backbone=dict(
@@ -56,13 +44,6 @@ CASES = {
         images, dict(backbone=dict(arch=dict(
             embed_dims=16, num_layers=2, num_heads=2,
             feedforward_channels=16)), head=dict(in_channels=16))),
-    f'{SECOND_PAPER}/moon/ipn_metric_moon.py': (
-        points, dict(network=dict(propagation=dict(
-            type='MetricAttention', eps=1.0, hidden_dims=4)))),
-    f'{SECOND_PAPER}/multi30k/transformer_metric_multi30k.py': (
-        sentences, dict(vocab_size=9, embed_dims=8, num_heads=2,
-                        num_layers=1, feedforward_dims=8, max_length=9,
-                        dropout=0.1, beam_size=1)),
 }
 
 
@@ -127,27 +108,18 @@ def test_fields_of_models(case, data):
     except Exception as error:
         assert not isinstance(error, (SystemError, RecursionError,
                                       MemoryError))
-        # True is 1 to Python. What a translator attends with is one of
-        # PROPAGATIONS.
+        # True is 1 to Python.
         if (path[-1] in OURS and not {'arch', 'head'} & {*path}
                 and value is not True):
-            assert path[-1] in str(error) or (
-                path == ('attention', ) and 'propagation' in str(error)
-            ), (path, value, error)
+            assert path[-1] in str(error), (path, value, error)
     else:
         assert result.isfinite() or path[-1] not in OURS, (path, value)
 
 
 DATA = [
     dict(type='mmstepnet.DigitsClassification', split='val', pipeline=[]),
-    dict(type='mmstepnet.Moon', split='train', size=20, noise=0.1),
-    dict(type='mmstepnet.MNISTPoints', data_root='nowhere', split='train'),
-    dict(type='mmstepnet.HumanSegmentation', data_root='nowhere',
-         split='train'),
     dict(type='mmstepnet.STL10', data_root='nowhere', split='train',
          download=False),
-    dict(type='mmstepnet.Multi30k', data_root='nowhere', split='train',
-         form='raw', vocab_size=270),
 ]
 
 
@@ -165,7 +137,7 @@ def test_fields_of_data_sets(cfg, data):
         dataset = DATASETS.build(replace(cfg, (name, ), value))
     except (ValueError, TypeError, FileNotFoundError, KeyError,
             AssertionError, AttributeError) as error:
-        if (name in ('split', 'size', 'noise', 'form')
+        if (name == 'split'
                 and not isinstance(error, FileNotFoundError)):
             assert name in str(error) or repr(value) in str(error)
     else:

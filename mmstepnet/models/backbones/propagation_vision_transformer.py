@@ -5,10 +5,20 @@ from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
-from mmstepnet.propagation import METRIC_ATTENTION, build_propagation
+from mmstepnet.checks import check_choice
+from mmstepnet.propagation import (
+    DotProductAttention,
+    L2Attention,
+    MetricAttention,
+)
 from mmstepnet.registry import MODELS
 
 from .host_attention import take_over
+
+METRIC_ATTENTION = dict(type='MetricAttention')
+BLOCKS = {block.__name__: block
+          for block in (DotProductAttention, L2Attention, MetricAttention)}
+"""Attention blocks by the names that configs give."""
 
 
 class PropagationSelfAttention(BaseModule):
@@ -20,8 +30,8 @@ class PropagationSelfAttention(BaseModule):
         propagation (dict): Config of the attention block.
 
     Raises:
-        ValueError: The host drops attention weights, which never are in
-            memory here.
+        ValueError: The type of attention is unknown, or the host drops
+            attention weights, which never are in memory here.
     """
 
     def __init__(self, host: MultiheadAttention, propagation: dict):
@@ -31,9 +41,12 @@ class PropagationSelfAttention(BaseModule):
                 'a propagation module has no dropout of attention weights, '
                 f'which are never in memory; got attn_drop {host.attn_drop}: '
                 'leave attn_drop_rate out of layer_cfgs and use drop_rate')
-        self.propagation = build_propagation(
-            propagation, host.embed_dims, num_heads=host.num_heads,
-            bias=host.qkv.bias is not None)
+        settings = dict(propagation)
+        name = settings.pop('type').removeprefix('mmstepnet.')
+        check_choice('type of the propagation', name, BLOCKS)
+        self.propagation = BLOCKS[name](
+            host.embed_dims, host.num_heads, bias=host.qkv.bias is not None,
+            **settings)
         # It has a bias whatever qkv_bias says, and is there for one head too.
         self.propagation.proj = host.proj
         self.proj_drop = host.proj_drop
@@ -74,21 +87,21 @@ class PropagationVisionTransformer(VisionTransformer):
     only that of the values is left in metric-attention.
 
     Checkpoints of the host load. Where there are no queries and keys, theirs
-    are left out, and the metric is to be learnt. ``AttentionBlock`` takes
-    their biases with ``pseudo_metric=dict(type='DotProduct', bias=True)``.
+    are left out, and the metric is to be learnt.
 
     Args:
         arch (str | dict): See :class:`mmpretrain.models.VisionTransformer`.
             Defaults to 'base'.
-        propagation (dict): Config of the modules, an attention block of
-            ``PROPAGATIONS`` and its arguments beside ``embed_dims``,
-            ``num_heads`` and ``bias``. Defaults to
+        propagation (dict): Config of the modules: ``type``, which is
+            ``'MetricAttention'``, ``'L2Attention'`` or
+            ``'DotProductAttention'``, and its arguments beside
+            ``embed_dims``, ``num_heads`` and ``bias``. Defaults to
             ``dict(type='MetricAttention')``.
         **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
 
     Raises:
-        KeyError: The propagation is not registered.
-        ValueError: ``layer_cfgs`` asks for dropout of attention weights.
+        ValueError: The type of the propagation is unknown, or
+            ``layer_cfgs`` asks for dropout of attention weights.
 
     Example:
         >>> import torch

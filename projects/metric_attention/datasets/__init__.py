@@ -5,10 +5,6 @@
 
 from .bucket_sampler import BucketBatchSampler
 from .human_segmentation import HumanSegmentation
-from .mesh_files import Mesh, load_mesh
 from .points import MNISTPoints, Moon
 
-__all__ = [
-    'BucketBatchSampler', 'HumanSegmentation', 'MNISTPoints', 'Mesh', 'Moon',
-    'load_mesh'
-]
+__all__ = ['BucketBatchSampler', 'HumanSegmentation', 'MNISTPoints', 'Moon']

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import Sampler
 
-from mmstepnet.checks import check_positive
 from mmstepnet.registry import DATA_SAMPLERS
 
 
@@ -24,10 +23,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         pool (int): Batches that are sorted together. Defaults to 50.
         drop_last (bool): Whether to leave out a last batch that is not full.
             Defaults to False.
-
-    Raises:
-        TypeError: The sampler has no such data set, seed or epoch.
-        ValueError: A number is not positive.
     """
 
     def __init__(self,
@@ -35,15 +30,6 @@ class BucketBatchSampler(Sampler[list[int]]):
                  batch_size: int,
                  pool: int = 50,
                  drop_last: bool = False):
-        check_positive('BucketBatchSampler', batch_size=batch_size, pool=pool)
-        if not all(hasattr(sampler, name) for name in ('seed', 'epoch')):
-            raise TypeError('BucketBatchSampler needs a sampler with seed and '
-                            'epoch, such as DefaultSampler, got '
-                            f'{type(sampler).__name__}')
-        if not hasattr(sampler.dataset, 'get_length'):
-            raise TypeError(
-                'BucketBatchSampler needs a data set with get_length(index), '
-                f'which {type(sampler.dataset).__name__} has not')
         self.sampler = sampler
         self.batch_size = batch_size
         self.pool = pool

@@ -1,19 +1,23 @@
 """Multi30k, descriptions of images in several languages."""
 
 import gzip
-import zlib
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from mmengine.dataset import BaseDataset
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
 
-from mmstepnet.checks import check_choice
 from mmstepnet.registry import DATASETS
 
-from .tokenizer import load_tokenizer
-
-FORMS = {'raw': '', 'tok': '.lc.norm.tok'}
-"""Folders of task 1, and what stands between split and language there."""
+SPECIAL_TOKENS = ('<pad>', '<s>', '</s>')
+"""Padding, begin and end, ids 0, 1 and 2."""
 
 
 @DATASETS.register_module()
@@ -31,26 +35,20 @@ class Multi30k(BaseDataset):
     the words of spaCy, in lower case, which BLEU on real text cannot).
 
     Args:
-        data_root (str): Folder that holds ``data/task1/{raw,tok}``, plain
-            or ``.gz``: the original's checkout.
+        data_root (str): Folder that holds ``data/task1/raw``, plain or
+            ``.gz``: the original's checkout.
         split (str): ``'train'``, ``'val'``, ``'test_2016_flickr'``, ... .
             Defaults to ``'train'``.
         source (str): Language that is translated. Defaults to ``'en'``.
         target (str): Into which. Defaults to ``'de'``.
-        form (str): ``'raw'``, or ``'tok'``: tokenised, in lower case.
-            Defaults to ``'raw'``.
         vocab_size (int): Tokens of the vocabulary. Defaults to 8000.
-        max_length (int): Most tokens of a sentence. Defaults to 256.
         sort (bool): Whether to order the sentences by length, so that
             batches in this order need little padding. Defaults to False.
-        tokenizer_dir (str, optional): Where the tokenizer is kept. Defaults
-            to None: ``data_root``.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: Files differ in their number of lines, a line is empty,
-            a sentence is too long, or ``form`` is neither.
+        ValueError: Files differ in their number of lines, or the text does
+            not yield so many tokens.
     """
 
     def __init__(self,
@@ -58,47 +56,28 @@ class Multi30k(BaseDataset):
                  split: str = 'train',
                  source: str = 'en',
                  target: str = 'de',
-                 form: str = 'raw',
                  vocab_size: int = 8000,
-                 max_length: int = 256,
-                 sort: bool = False,
-                 tokenizer_dir: str | None = None,
-                 **kwargs):
-        check_choice('Multi30k: form', form, FORMS)
+                 sort: bool = False):
         self.split = split
         self.languages = (source, target)
-        self.form = form
         self.vocab_size = vocab_size
-        self.max_length = max_length
         self.sort = sort
-        self.tokenizer_dir = Path(
-            data_root if tokenizer_dir is None else tokenizer_dir)
-        super().__init__(ann_file='', data_root=data_root, **kwargs)
+        super().__init__(ann_file='', data_root=data_root)
 
     def load_data_list(self) -> list[dict]:
         """Read the split and encode it."""
         training = self._read('train')
         pairs = training if self.split == 'train' else self._read(self.split)
-        tokenizer = load_tokenizer(
-            [text for pair in training for text in pair], self.vocab_size,
-            self.tokenizer_dir)
+        tokenizer = train_tokenizer(
+            tuple(text for pair in training for text in pair),
+            self.vocab_size)
         self._metainfo['tokenizer'] = tokenizer.to_str()
         encoded = [[encoding.ids for encoding in tokenizer.encode_batch(side)]
                    for side in map(list, zip(*pairs))]
-        samples = []
-        for number, (source, target, (_, reference)) in enumerate(
-                zip(*encoded, pairs), 1):
-            longest = max(len(source), len(target))
-            if longest > self.max_length:
-                raise ValueError(
-                    f'Multi30k: sentence {number} of {self.split!r} has '
-                    f'{longest} tokens, more than max_length='
-                    f'{self.max_length}; raise it, and the model\'s')
-            samples.append(
-                dict(
-                    source=np.array(source, np.int32),
-                    target=np.array(target, np.int32),
-                    reference=reference))
+        samples = [
+            dict(source=np.array(source, np.int32),
+                 target=np.array(target, np.int32), reference=reference)
+            for source, target, (_, reference) in zip(*encoded, pairs)]
         if self.sort:
             samples.sort(key=sample_length)
         return samples
@@ -108,17 +87,14 @@ class Multi30k(BaseDataset):
         return sample_length(self.get_data_info(index))
 
     def _read(self, split: str) -> list[tuple[str, str]]:
-        folder = Path(self.data_root, 'data', 'task1', self.form)
-        files = [
-            _find(folder, f'{split}{FORMS[self.form]}.{language}')
-            for language in self.languages
-        ]
-        sides = [_lines(file) for file in files]
+        sides = [read_lines(Path(self.data_root, 'data', 'task1', 'raw'),
+                            f'{split}.{language}')
+                 for language in self.languages]
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
-                'Multi30k: line n of one file translates line n of the other,'
-                f' but {files[0]} has {len(sides[0])} lines and {files[1]} '
-                f'has {len(sides[1])}; one is cut off or of another split')
+                f'Multi30k: the two files of {split!r} must have a line for '
+                f'each sentence, got {len(sides[0])} and {len(sides[1])} '
+                'lines; one is cut off')
         return list(zip(*sides))
 
 
@@ -127,30 +103,49 @@ def sample_length(sample: dict) -> int:
     return len(sample['source']) + len(sample['target'])
 
 
-def _find(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f'{name}.gz'):
-        if path.is_file():
-            return path
-    raise FileNotFoundError(
-        f'Multi30k: there is neither {name} nor {name}.gz in {folder}; '
-        'data_root must hold data/task1, as the checkout of '
-        'https://github.com/multi30k/dataset does')
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        data = path.read_bytes()
-        if path.suffix == '.gz':
-            data = gzip.decompress(data)
-        text = data.decode('utf-8')
-    except (gzip.BadGzipFile, zlib.error, EOFError,
-            UnicodeDecodeError) as error:
-        raise ValueError(f'Multi30k: {path} is damaged ({error}); fetch it '
-                         'again') from error
+def read_lines(folder: Path, name: str) -> list[str]:
+    """Lines of a file, which may be packed."""
+    path = folder / name
+    data = (path.read_bytes() if path.is_file() else
+            gzip.decompress((folder / f'{name}.gz').read_bytes()))
     # Only newlines: Unicode's other separators occur within sentences.
-    lines = [line.strip() for line in text.removesuffix('\n').split('\n')]
-    empty = [number for number, line in enumerate(lines, 1) if not line]
-    if empty:
-        raise ValueError(f'Multi30k: line {empty[0]} of {path} is empty; '
-                         'remove it from both languages')
-    return lines
+    return [line.strip()
+            for line in data.decode().removesuffix('\n').split('\n')]
+
+
+@lru_cache(maxsize=1)
+def train_tokenizer(texts: tuple[str, ...], vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE tokenizer.
+
+    Neural Machine Translation of Rare Words with Subword Units,
+    https://arxiv.org/abs/1508.07909, as the library tokenizers does it. It
+    encodes any text, as it starts from the 256 bytes, and puts begin and end
+    around it. Decoding gives the text back in Unicode's normal form C.
+
+    Args:
+        texts (tuple[str]): Sentences of the training split.
+        vocab_size (int): Tokens, special ones and bytes included.
+
+    Raises:
+        ValueError: The text does not yield so many, or the bytes alone are
+            more.
+    """
+    tokenizer = Tokenizer(BPE())
+    tokenizer.normalizer = NFC()
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.train_from_iterator(texts, BpeTrainer(
+        vocab_size=vocab_size, show_progress=False,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=ByteLevel.alphabet()))
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(
+            f'vocab_size: {len(texts)} sentences yield a vocabulary of '
+            f'{tokenizer.get_vocab_size()} tokens, not {vocab_size}; set it '
+            'to that')
+    _, bos, eos = SPECIAL_TOKENS
+    tokenizer.post_processor = TemplateProcessing(
+        single=f'{bos} $A {eos}',
+        special_tokens=[(token, tokenizer.token_to_id(token))
+                        for token in (bos, eos)])
+    return tokenizer

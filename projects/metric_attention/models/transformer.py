@@ -1,4 +1,4 @@
-"""Encoder and decoder of a Transformer whose attention is exchangeable.
+"""Translation by a Transformer whose attention is exchangeable.
 
 Attention Is All You Need, https://arxiv.org/abs/1706.03762, with
 post-normalisation and sinusoidal positions, as in the implementation
@@ -6,12 +6,22 @@ post-normalisation and sinusoidal positions, as in the implementation
 metric-attention, https://arxiv.org/abs/2412.18288, adapts.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModule
+import torch.nn.functional as F
+from mmengine.model import BaseDataPreprocessor, BaseModel
 from torch import Tensor
 
-from mmstepnet.propagation import ProjectedSources, build_propagation
+from mmstepnet.propagation import ProjectedSources
+from mmstepnet.registry import MODELS
+
+from .ipn import build_propagation
+
+PAD, BOS, EOS = 0, 1, 2
+"""Ids of the padding, the begin and the end."""
 
 
 def sinusoidal_positions(length: int, dims: int) -> Tensor:
@@ -42,13 +52,12 @@ class TokenEmbedding(nn.Module):
         embed_dims (int): Width C, even.
         max_length (int): Positions there are.
         dropout (float): Probability.
-        padding_idx (int): Id of the padding, embedded as 0.
     """
 
     def __init__(self, vocab_size: int, embed_dims: int, max_length: int,
-                 dropout: float, padding_idx: int):
+                 dropout: float):
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, embed_dims, padding_idx)
+        self.tokens = nn.Embedding(vocab_size, embed_dims, PAD)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer(
             'positions',
@@ -60,28 +69,17 @@ class TokenEmbedding(nn.Module):
         """Draw the table, so that what is embedded has unit variance."""
         nn.init.normal_(self.tokens.weight, std=1 / self.scale)
         with torch.no_grad():
-            self.tokens.weight[self.tokens.padding_idx] = 0
+            self.tokens.weight[PAD] = 0
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Embed.
+        """Embed ids, int64, (N, T) -> (N, T, C).
 
         Args:
             ids (Tensor): Int64, (N, T).
             start (int): Position of the first one. Defaults to 0.
-
-        Returns:
-            Tensor: (N, T, C).
-
-        Raises:
-            ValueError: There are fewer positions.
         """
-        end = start + ids.shape[1]
-        if end > len(self.positions):
-            raise ValueError(
-                f'a sequence of {end} tokens is longer than the model\'s '
-                f'max_length {len(self.positions)}; raise max_length, or '
-                'leave such sentences out')
-        x = self.tokens(ids) * self.scale + self.positions[start:end]
+        x = (self.tokens(ids) * self.scale
+             + self.positions[start:start + ids.shape[1]])
         return self.dropout(x)
 
 
@@ -94,11 +92,11 @@ class FeedForward(nn.Sequential):
             nn.Dropout(dropout), nn.Linear(hidden_dims, embed_dims))
 
 
-class EncoderLayer(BaseModule):
+class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each added, then normalised.
 
     Args:
-        attention (dict): Config of an :class:`AttentionBlock`.
+        attention (dict): Config of an attention block.
         embed_dims (int): Width C.
         num_heads (int): Heads.
         feedforward_dims (int): Hidden width of the feed-forward part.
@@ -131,7 +129,7 @@ class EncoderLayer(BaseModule):
         return self.norm2(x + self.dropout(self.ffn(x)))
 
 
-class DecoderLayer(BaseModule):
+class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the source, feed-forward.
 
     Args:
@@ -182,3 +180,180 @@ class DecoderLayer(BaseModule):
         x = self.norm2(
             x + self.dropout(self.cross_attention(x, memory, mask=mask)))
         return self.norm3(x + self.dropout(self.ffn(x)))
+
+
+@MODELS.register_module()
+class TranslationDataPreprocessor(BaseDataPreprocessor):
+    """Pads the token ids of a batch and moves them to the model's device."""
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Collate a batch.
+
+        Args:
+            data (dict): ``source`` and ``target``, lists of N arrays of ids.
+            training (bool): No difference. Defaults to False.
+
+        Returns:
+            dict: ``source`` (N, S) and ``target`` (N, T), int64.
+        """
+        return {name: self.cast_data(_pad(data[name]))
+                for name in ('source', 'target')}
+
+
+def _pad(sentences: Sequence[np.ndarray]) -> Tensor:
+    """Bring sentences to the length of the longest, (N, T)."""
+    return nn.utils.rnn.pad_sequence(
+        [torch.as_tensor(ids, dtype=torch.int64) for ids in sentences],
+        batch_first=True, padding_value=PAD)
+
+
+@MODELS.register_module()
+class TranslationTransformer(BaseModel):
+    r"""Encoder-decoder Transformer whose attention is chosen by config.
+
+    The same attention serves the encoder, the decoder and between them.
+    Translation takes the likeliest token at each place.
+
+    All matrices start as Xavier's uniform ones, embeddings with variance
+    :math:`1/C`, multiplied by :math:`\sqrt C` (Attention Is All You Need,
+    Section 3.4). Tables of source and target and the output layer are
+    separate, as in the implementation that the paper adapts.
+
+    Args:
+        vocab_size (int): Tokens of source and target.
+        attention (dict): An attention block of :mod:`mmstepnet.propagation`,
+            its type and arguments, without width and heads.
+        embed_dims (int): Width C, even. Defaults to 512.
+        num_heads (int): Heads. Defaults to 8.
+        num_layers (int): Layers of the encoder, and of the decoder.
+            Defaults to 6.
+        feedforward_dims (int): Hidden width of the feed-forward parts.
+            Defaults to 2048.
+        dropout (float): Probability. Defaults to 0.1.
+        max_length (int): Positions there are. Defaults to 256.
+    """
+
+    def __init__(self,
+                 vocab_size: int,
+                 attention: dict,
+                 embed_dims: int = 512,
+                 num_heads: int = 8,
+                 num_layers: int = 6,
+                 feedforward_dims: int = 2048,
+                 dropout: float = 0.1,
+                 max_length: int = 256):
+        super().__init__(dict(type='mmstepnet.TranslationDataPreprocessor'))
+        self.max_length = max_length
+        embedding = (vocab_size, embed_dims, max_length, dropout)
+        layer = (attention, embed_dims, num_heads, feedforward_dims, dropout)
+        self.source_embedding = TokenEmbedding(*embedding)
+        self.encoder = nn.ModuleList(
+            EncoderLayer(*layer) for _ in range(num_layers))
+        self.target_embedding = TokenEmbedding(*embedding)
+        self.decoder = nn.ModuleList(
+            DecoderLayer(*layer) for _ in range(num_layers))
+        self.output = nn.Linear(embed_dims, vocab_size)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        self.source_embedding.init_tokens()
+        self.target_embedding.init_tokens()
+
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch.
+
+        Args:
+            source (Tensor): Ids, int64, (N, S).
+
+        Returns:
+            tuple[Tensor, Tensor]: Memory (N, S, C), and the mask of tokens
+            that are no padding, bool, (N, 1, S).
+        """
+        mask = (source != PAD).unsqueeze(1)
+        x = self.source_embedding(source)
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return x, mask
+
+    def decode(self, target: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """Decode a batch, each token by those up to it.
+
+        Args:
+            target (Tensor): Ids, int64, (N, T).
+            memory (Tensor): (N, S, C).
+            mask (Tensor): Bool, (N, 1, S).
+
+        Returns:
+            Tensor: (N, T, C), of which the output layer makes logits.
+        """
+        x = self.target_embedding(target)
+        for layer in self.decoder:
+            x = layer(x, memory, mask)
+        return x
+
+    def forward(self, source: Tensor, target: Tensor,
+                mode: str = 'predict') -> dict | list[dict]:
+        """Compute what ``mode`` says.
+
+        Args:
+            source (Tensor): Ids, begin and end included, padded at the end,
+                int64, (N, S).
+            target (Tensor): The same of the target, (N, T).
+            mode (str): ``'loss'``: ``dict(loss=...)``, the mean
+                cross-entropy over the tokens that are no padding.
+                ``'predict'``: a dict for each sentence, ``tokens``, the
+                translation without begin and end, and ``nll`` and
+                ``num_tokens``, the sum of its target's negative
+                log-likelihoods and their number.
+        """
+        memory, mask = self.encode(source)
+        x = self.decode(target[:, :-1], memory, mask)
+        expected = target[:, 1:]
+        real = expected != PAD
+        # Padding costs no row of the widest layer.
+        nll = F.cross_entropy(self.output(x[real]).float(), expected[real],
+                              reduction='none')
+        if mode == 'loss':
+            return dict(loss=nll.mean())
+        counts = real.sum(1).tolist()
+        return [dict(tokens=tokens, nll=own.sum().item(), num_tokens=count)
+                for tokens, own, count in zip(
+                    self.translate(memory, mask), nll.split(counts), counts)]
+
+    def translate(self, memory: Tensor, mask: Tensor) -> list[list[int]]:
+        """Take the likeliest token at each place.
+
+        Each layer keeps what its attentions made of the source and of the
+        tokens so far, so that each is computed once. A translation has at
+        most twice the source's tokens plus ten.
+
+        Args:
+            memory (Tensor): (N, S, C).
+            mask (Tensor): Bool, (N, 1, S).
+
+        Returns:
+            list[list[int]]: Tokens of each sentence.
+        """
+        longest = (2 * mask.sum((1, 2)) + 10).clamp(max=self.max_length)
+        sources = [layer.cross_attention.project(memory)
+                   for layer in self.decoder]
+        past: list[ProjectedSources | None] = [None] * len(self.decoder)
+        tokens = mask.new_full((len(memory), 1), BOS, dtype=torch.int64)
+        ended = torch.zeros_like(longest, dtype=torch.bool)
+        while not ended.all():
+            seen = tokens.shape[1] - 1
+            x = self.target_embedding(tokens[:, -1:], start=seen)
+            for i, layer in enumerate(self.decoder):
+                now = layer.self_attention.project(x)
+                if past[i] is not None:
+                    now = ProjectedSources(*(
+                        torch.cat(pair, -2) for pair in zip(past[i], now)))
+                past[i] = now
+                x = layer(x, sources[i], mask, now)
+            scores = self.output(x[:, 0]).float()
+            scores[:, [PAD, BOS]] = -torch.inf
+            chosen = scores.argmax(1).masked_fill(ended, PAD)
+            tokens = torch.cat([tokens, chosen[:, None]], 1)
+            ended = ended | (chosen == EOS) | (seen + 1 >= longest)
+        return [[token for token in row if token > EOS]
+                for row in tokens.tolist()]

@@ -3,8 +3,7 @@ custom_imports = dict(
     imports=[
         'projects.autocast',
         'projects.metric_attention.datasets.multi30k',
-        'projects.metric_attention.metrics',
-        'projects.metric_attention.models',
+        'projects.metric_attention.models.translation_metrics',
     ],
     allow_failed_imports=False)
 
@@ -13,8 +12,7 @@ dataset = dict(
     data_root='data/multi30k',
     source='en',
     target='de',
-    vocab_size=8000,
-    max_length=256)
+    vocab_size=8000)
 
 train_dataloader = dict(
     batch_size=64,

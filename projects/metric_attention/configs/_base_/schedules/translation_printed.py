@@ -1,7 +1,8 @@
 # As printed (arXiv 2412.18288, Table 2 and Appendix A): Adam, 1e-5, weight
-# decay 5e-4, ReduceLROnPlateau. The rest is that of one version of the
-# implementation that the paper adapts, a reading: 100 epochs, batches of 128,
-# clipped gradients, the plateau's factor.
+# decay 5e-4, ReduceLROnPlateau. The rest is a reading: 100 epochs, batches of
+# 128, clipped gradients, the plateau's factor. It mixes two versions of the
+# implementation that the paper adapts, whose dot product has 1/sqrt(d), and
+# whose BLEU is teacher-forced.
 optim_wrapper = dict(
     optimizer=dict(type='Adam', lr=1e-5, weight_decay=5e-4),
     clip_grad=dict(max_norm=1.0))

@@ -10,8 +10,6 @@ from tokenizers import Tokenizer
 
 from mmstepnet.registry import METRICS
 
-from .datasets.tokenizer import decode
-
 
 @METRICS.register_module()
 class BLEU(BaseMetric):
@@ -33,22 +31,15 @@ class BLEU(BaseMetric):
         ]
 
     def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
-        """Score all sentences together.
-
-        Raises:
-            ValueError: The data set gives no tokenizer.
-        """
-        if 'tokenizer' not in (self.dataset_meta or {}):
-            raise ValueError("BLEU needs the data set's tokenizer, as JSON in "
-                             "metainfo['tokenizer']")
+        """Score all sentences together."""
         tokenizer = Tokenizer.from_str(self.dataset_meta['tokenizer'])
         tokens, references = zip(*results)
-        translations = [decode(tokenizer, ids) for ids in tokens]
+        translations = [tokenizer.decode(list(ids)).strip() for ids in tokens]
         bleu = sacrebleu.BLEU()
         score = bleu.corpus_score(translations, [list(references)])
-        logger = MMLogger.get_current_instance()
-        logger.info(f'{score}, {bleu.get_signature()}; for example '
-                    f'{translations[0]!r} for {references[0]!r}')
+        MMLogger.get_current_instance().info(
+            f'{score}, {bleu.get_signature()}; for example '
+            f'{translations[0]!r} for {references[0]!r}')
         return dict(BLEU=score.score)
 
 

@@ -7,11 +7,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from projects.metric_attention.models import (
-    TranslationTransformer,
-    beam_search,
-    sinusoidal_positions,
-)
+from projects.metric_attention.models import TranslationTransformer
+from projects.metric_attention.models.transformer import sinusoidal_positions
 from tests.utils import perturb
 
 PAD, BOS, EOS = 0, 1, 2
@@ -90,88 +87,76 @@ def test_dot_product_equals_pytorchs_transformer():
             tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
             memory_key_padding_mask=padding))
     real = target != PAD
-    got = model(source, target)
+    got = logits(model, source, target)
     torch.testing.assert_close(got[real], expected[real])
 
 
+def logits(model, source, target):
+    """Of the token after each of target, (N, T, V)."""
+    return model.output(model.decode(target, *model.encode(source)))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize('attention', ATTENTIONS)
-def test_loss_is_the_mean_over_real_tokens(attention):
+def test_losses_sentence_by_sentence(attention):
+    """What stands beside a sentence, and padding, changes nothing."""
     model = build(attention)
     source, target = sentences(9, 4, 6), sentences(3, 8, 5, seed=1)
     terms = []
     for source_ids, ids in zip(source, target):
         ids = ids[ids != PAD]
-        logits = model(source_ids[source_ids != PAD][None], ids[None, :-1])[0]
-        probabilities = logits.exp() / logits.exp().sum(-1, keepdim=True)
-        terms += [-probabilities[t, ids[t + 1]].log()
-                  for t in range(len(ids) - 1)]
-    expected = torch.stack(terms).mean()
-    loss = model(source, target, mode='loss')['loss']
-    assert len(terms) == 3 + 8 + 5 + 3
-    torch.testing.assert_close(loss, expected.to(loss), rtol=1e-5, atol=0)
+        own = logits(model, source_ids[source_ids != PAD][None],
+                     ids[None, :-1])[0]
+        probabilities = own.exp() / own.exp().sum(-1, keepdim=True)
+        terms.append([-probabilities[t, ids[t + 1]].log()
+                      for t in range(len(ids) - 1)])
+    sums = [torch.stack(own).sum().item() for own in terms]
+    counts = [len(own) for own in terms]
+    loss = model(source, target, mode='loss')['loss'].item()
+    assert loss == pytest.approx(sum(sums) / sum(counts), rel=1e-5)
+    found = model(source, target)
+    assert [f['num_tokens'] for f in found] == counts == [4, 9, 6]
+    assert [f['nll'] for f in found] == pytest.approx(sums, rel=1e-5)
 
 
-@pytest.mark.parametrize('attention', ATTENTIONS)
 @torch.no_grad()
-def test_batch_mates_change_nothing(attention):
-    model = build(attention)
-    source, target = sentences(4, 12, 9), sentences(3, 11, 5, seed=1)
-    together = model(source, target, mode='predict')
-    for i in range(3):
-        alone = model(
-            source[i][source[i] != PAD][None],
-            target[i][target[i] != PAD][None],
-            mode='predict')[0]
-        assert together[i]['tokens'] == alone['tokens']
-        assert together[i]['num_tokens'] == alone['num_tokens']
-        assert math.isclose(
-            together[i]['nll'], alone['nll'], rel_tol=1e-5)
-
-
 @pytest.mark.parametrize('attention', ATTENTIONS)
-@torch.no_grad()
 def test_no_token_sees_a_later_one(attention):
     model = build(attention)
     source, target = sentences(7), sentences(9, seed=1)
-    logits = model(source, target)
+    whole = logits(model, source, target)
     for place in range(1, target.shape[1]):
         other = target.clone()
         other[0, place] = 3 + (other[0, place] - 2) % 27
-        changed = model(source, other)
+        changed = logits(model, source, other)
         torch.testing.assert_close(
-            changed[:, :place], logits[:, :place], rtol=0, atol=1e-10)
-        assert not torch.allclose(changed[:, place], logits[:, place])
+            changed[:, :place], whole[:, :place], rtol=0, atol=1e-10)
+        assert not torch.allclose(changed[:, place], whole[:, place])
 
 
-@pytest.mark.parametrize('attention', ATTENTIONS)
-@pytest.mark.parametrize('beam_size', [1, 4])
 @torch.no_grad()
-def test_search_equals_full_recomputation(attention, beam_size):
-    """With short and long translations alike."""
+@pytest.mark.parametrize('attention', ATTENTIONS)
+def test_translation_equals_full_recomputation(attention):
+    """Sentence by sentence, each next token from all of the text so far."""
     source = sentences(6, 3, 9, 1, 5)
-    limit = 2 * (source != PAD).sum(1) + 10
-    lengths, others = set(), 0
+    lengths = set()
     for seed in range(3):
-        model = build(attention, seed, beam_size=beam_size)
+        model = build(attention, seed)
         model.output.bias[EOS] += 1.0
-        prefix = torch.empty(5 * beam_size, 0, dtype=torch.long)
-
-        def step(tokens, parents):
-            nonlocal prefix
-            prefix = torch.cat([prefix[parents], tokens[:, None]], 1)
-            logits = model(  # noqa: B023
-                source.repeat_interleave(beam_size, 0), prefix)
-            return logits[:, -1].log_softmax(-1)
-
-        expected = beam_search(
-            step, 5, bos_idx=BOS, eos_idx=EOS, pad_idx=PAD,
-            beam_size=beam_size, max_length=limit)
-        found = model(source, mode='predict')
-        assert [result['tokens'] for result in found] == expected
-        lengths |= set(map(len, expected))
-        model.beam_size = 5 - beam_size
-        others += model.search(*model.encode(source)) != expected
-    assert len(lengths) > 1 and others
+        found = model(source, source)
+        for row, result in zip(source, found):
+            row = row[row != PAD][None]
+            text = [BOS]
+            while len(text) <= min(2 * row.shape[1] + 10, model.max_length):
+                scores = logits(model, row, torch.tensor([text]))[0, -1]
+                scores[[PAD, BOS]] = -math.inf
+                text.append(int(scores.argmax()))
+                if text[-1] == EOS:
+                    break
+            expected = [token for token in text if token > EOS]
+            assert result['tokens'] == expected
+            lengths.add(len(expected))
+    assert len(lengths) > 1
 
 
 @torch.no_grad()
@@ -188,17 +173,6 @@ def test_positions_are_a_rotation():
     torch.testing.assert_close(
         angles[1], torch.tensor(7 / 10, dtype=torch.float64), rtol=1e-5,
         atol=0)
-
-
-def test_a_sentence_without_reference_is_translated():
-    model = build()
-    source = sentences(3, 6)
-    rows = [row[row != PAD].numpy() for row in source]
-    found = model.test_step(dict(source=rows))
-    with torch.no_grad():
-        expected = model(source, mode='predict')
-    assert ([result['tokens'] for result in found]
-            == [result['tokens'] for result in expected])
 
 
 def test_learns_to_reverse():
@@ -229,40 +203,7 @@ def test_learns_to_reverse():
     model.eval()
     source, target = batch(50)
     with torch.no_grad():
-        found = model(source, mode='predict')
+        found = model(source, target)
     right = [result['tokens'] == row[row > EOS].tolist()
              for result, row in zip(found, target)]
     assert sum(right) >= 45
-
-
-@pytest.mark.parametrize('options, message', [
-    (dict(embed_dims=15, num_heads=3), 'even.*got 15'),
-    (dict(embed_dims=16, num_heads=3), '3 heads for 16'),
-    (dict(num_layers=0), 'num_layers must be a positive integer, got 0'),
-    (dict(vocab_size=2.5), 'vocab_size must be a positive integer, got 2.5'),
-    (dict(beam_size=0), 'beam_size'),
-    (dict(dropout=1.0), r'dropout must be in \[0, 1\), got 1.0'),
-])
-def test_bad_sizes(options, message):
-    with pytest.raises(ValueError, match=message):
-        build(**options)
-
-
-def test_unknown_attention():
-    with pytest.raises(KeyError, match='FlashAttention.*MetricAttention'):
-        build('FlashAttention')
-
-
-def test_too_long():
-    model = build(max_length=10)
-    source = sentences(20)
-    with pytest.raises(ValueError, match='22 tokens.*max_length 10'):
-        model(source, source, mode='loss')
-
-
-def test_bad_mode_and_missing_target():
-    model = build()
-    with pytest.raises(ValueError, match="got 'train'"):
-        model(sentences(3), sentences(3), mode='train')
-    with pytest.raises(ValueError, match="'loss' needs a target"):
-        model(sentences(3), mode='loss')

@@ -1,0 +1,111 @@
+"""What propagation refuses: the call, the error and a word of its text."""
+
+import math
+
+import pytest
+import torch
+
+from mmstepnet.propagation import (
+    DotProductAttention,
+    GraphAttention,
+    Metric,
+    MetricAttention,
+    Propagation,
+    dot_product_propagation,
+    metric_propagation,
+    neighbourhood,
+)
+
+from .references import points
+
+LEFT = torch.tensor([False, True, True, True])
+
+
+def take(mask=None, eps=1.0, function=metric_propagation, **kwargs):
+    """Propagate four points of (2, 3) groups."""
+    a, b, v = (torch.randn(2, 3, 4, 5) for _ in range(3))
+    return function(a, b, v, eps, mask, **kwargs)
+
+
+def hole(*shape):
+    """A mask of ones whose row 2 has no source."""
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[..., 2, :] = False
+    return mask
+
+
+def shapes(*of, dtypes=(torch.float32, ) * 3):
+    def call():
+        for function in (metric_propagation, dot_product_propagation):
+            function(*(torch.ones(s, dtype=t) for s, t in zip(of, dtypes)))
+    return call
+
+
+REFUSED = {
+    **{f'eps {eps!r}': (lambda eps=eps: take(eps=eps), ValueError, 'eps')
+       for eps in (5e-324, 0, -1.0, math.nan, math.inf, True, '1',
+                   torch.tensor(1.0))},
+    **{f'shapes {of}': (shapes(*of), ValueError, 'are needed, M, d and e')
+       for of in (((3, ), (5, 3), (5, 2)), ((4, 3), (5, 2), (5, 2)),
+                  ((4, 3), (5, 3), (6, 2)), ((2, 4, 3), (5, 3), (5, 2)),
+                  ((4, 3), (0, 3), (0, 2)), ((4, 0), (5, 0), (5, 2)))},
+    **{f'dtypes {of}': (shapes(*[(2, 2)] * 3, dtypes=of), ValueError,
+                        'one floating dtype')
+       for of in ((torch.float32, torch.float64, torch.float32),
+                  (torch.float32, torch.float32, torch.bfloat16),
+                  (torch.int64, ) * 3)},
+    **{f'mask {shape}': (lambda shape=shape: take(
+        torch.ones(shape, dtype=torch.bool)), ValueError,
+                         r'broadcast to \(2, 3, 4, 4\)')
+       for shape in ((4, 3), (3, 4), (2, 4, 4), (4, ), (), (2, 2, 4, 4),
+                     (1, 2, 3, 4, 4))},
+    **{f'mask {kind}': (lambda mask=mask, dense=dense: take(
+        mask, dense=dense), TypeError, 'bool tensor.*becomes mask == 0')
+       for dense in (False, True) for kind, mask in dict(
+           floats=torch.ones(4, 4), integers=torch.ones(4, 4).long(),
+           sparse=torch.ones(4, 4).to_sparse(), a_list=[[True]]).items()},
+    **{f'no source {dense} {len(mask.shape)}': (
+        lambda mask=mask, dense=dense: take(mask, dense=dense), ValueError,
+        'leaves no source') for dense in (False, True)
+       for mask in (hole(4, 4), hole(2, 1, 4, 4))},
+    'no neighbour': (lambda: take(hole(4, 4).to_sparse()), ValueError,
+                     'no neighbour'),
+    'causal leaves nothing': (lambda: take(
+        LEFT.expand(4, 4), is_causal=True), ValueError, 'no source'),
+    'causal, nobody': (lambda: take(
+        torch.zeros(1, 4, dtype=torch.bool), is_causal=True), ValueError,
+        'no source'),
+    'sparse and causal': (lambda: take(torch.eye(4).bool().to_sparse(),
+                                       is_causal=True), ValueError,
+                          'without is_causal'),
+    'sparse, shape': (lambda: take(torch.ones(4, 5).bool().to_sparse()),
+                      ValueError, r'\(4, 4\)'),
+    'sparse, stored False': (lambda: take(torch.sparse_coo_tensor(
+        torch.arange(4).expand(2, 4), torch.arange(4) != 2, (4, 4))),
+        ValueError, 'stores False'),
+    'edges, shape': (lambda: neighbourhood(torch.zeros(2, 3).long(), 4),
+                     ValueError, 'edge_index is edges.T'),
+    'edges, dtype': (lambda: neighbourhood(torch.zeros(2, 2), 4),
+                     ValueError, 'float32'),
+    'edges, no such node': (lambda: neighbourhood(
+        torch.tensor([[0, 4]]), 4), RuntimeError, 'size is inconsistent'),
+    'heads': (lambda: DotProductAttention(12, 5), ValueError, '5 heads'),
+    'width': (lambda: Propagation(0), ValueError, 'embed_dims'),
+    'hidden': (lambda: Metric(8, hidden_dims=0), ValueError, 'hidden_dims'),
+    'activation': (lambda: GraphAttention(6, activation='relu'), ValueError,
+                   'one of leaky_relu, tanh'),
+    'points': (lambda: MetricAttention(8, 2)(torch.ones(5, 6)), ValueError,
+               r'x must be \(..., points, 8\)'),
+    'sources': (lambda: MetricAttention(8, 2).project(torch.ones(8)),
+                ValueError, 'sources must be'),
+    'float16 and a large eps': (lambda: metric_propagation(
+        *points(1, 1, dtype=torch.float16), 1e9,
+        torch.arange(33)[None] < 32), ValueError, 'float16 cannot close'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_refused(name):
+    call, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        call()
