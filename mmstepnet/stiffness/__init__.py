@@ -16,9 +16,8 @@ from .indices import (
     stiffness_aware_index,
     stiffness_index,
 )
-from .measure import measure_stiffness
 from .readings import DEFAULT_READING, FIELDS, READING_TEXTS, READINGS
-from .recorder import TrajectoryRecorder
+from .recorder import TrajectoryRecorder, measure_stiffness
 from .total import (
     MEANS,
     block_stiffness,
@@ -32,32 +31,12 @@ from .training import Training, find_recordings, read_trainings
 from .trajectories import Trajectories
 
 __all__ = [
-    'DEFAULT_READING',
-    'FIELDS',
-    'FoundStep',
-    'MEANS',
-    'READINGS',
-    'READING_TEXTS',
-    'SCORES',
-    'RankCorrelation',
-    'Training',
-    'Trajectories',
-    'TrajectoryRecorder',
-    'ablate_blocks',
-    'block_scores',
-    'block_stiffness',
-    'correlate_ranks',
-    'degree_axes',
-    'find_recordings',
-    'find_steps',
-    'measure_stiffness',
-    'neural_stiffness_index',
-    'read_trainings',
-    'simplified_stiffness',
-    'stiffness_aware_index',
-    'stiffness_index',
-    'stiffness_occurrence',
-    'stiffness_proportion',
-    'total_neural_stiffness',
-    'total_stiffness_proportion',
+    'DEFAULT_READING', 'FIELDS', 'FoundStep', 'MEANS', 'READINGS',
+    'READING_TEXTS', 'SCORES', 'RankCorrelation', 'Training',
+    'Trajectories', 'TrajectoryRecorder', 'ablate_blocks', 'block_scores',
+    'block_stiffness', 'correlate_ranks', 'degree_axes', 'find_recordings',
+    'find_steps', 'measure_stiffness', 'neural_stiffness_index',
+    'read_trainings', 'simplified_stiffness', 'stiffness_aware_index',
+    'stiffness_index', 'stiffness_occurrence', 'stiffness_proportion',
+    'total_neural_stiffness', 'total_stiffness_proportion'
 ]

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import chain, combinations
 from typing import Any
@@ -16,7 +17,7 @@ from mmstepnet.checks import check_choice
 from mmstepnet.precision import full_precision
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.finding import Selection, hooked, in_mode
-from mmstepnet.steps.places import modules_by_name
+from mmstepnet.steps.finding.wrappers import name_modules
 from mmstepnet.steps.removal import prepare_removal, without_blocks
 
 from .readings import READINGS
@@ -92,8 +93,9 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         if score == 'influence':
             return _influence(model, chain([batch], batches), names)
     if score in ('last', 'random'):
-        order = np.arange(len(names))[::-1] if score == 'last' else (
-            np.random.default_rng(seed).permutation(len(names)))
+        order = np.arange(len(names))[::-1]
+        if score == 'random':
+            order = np.random.default_rng(seed).permutation(len(names))
         return dict(zip(names, map(float, order)))
     if score == 'share':
         values: Any = block_stiffness(found.nsi(), found.stages)
@@ -106,38 +108,35 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
 
 def _influence(model: nn.Module, batches: Iterable[Any],
                names: list[str]) -> dict[str, float]:
-    similar: dict[str, list[Tensor]] = {name: [] for name in names}
+    states: dict[str, Tensor] = {}
+    cosines: dict[str, list[Tensor]] = defaultdict(list)
+    named = {m: name for m, name in name_modules(model).items()
+             if name in names}
 
-    def watch(name: str) -> list:
-        def enter(block: nn.Module, args: tuple, kwargs: dict) -> None:
-            # The block may overwrite it.
-            state.append(next(iter((*args, *kwargs.values()))).clone())
+    def enter(block: nn.Module, args: tuple, kwargs: dict) -> None:
+        # The block may overwrite it.
+        states[named[block]] = next(iter((*args, *kwargs.values()))).clone()
 
-        def leave(block: nn.Module, args: tuple, out: Any) -> None:
-            x, y = map(full_precision, (
-                state.pop(), out if isinstance(out, Tensor) else out[0]))
-            if x.dim() != 3:
-                x, y = x.flatten(1), y.flatten(1)
-            similar[name].append(
-                F.cosine_similarity(x, y, -1).float().flatten().cpu())
-
-        state: list[Tensor] = []
-        return [modules[name].register_forward_pre_hook(
-                    enter, with_kwargs=True),
-                modules[name].register_forward_hook(leave)]
-
-    modules = modules_by_name(model)
-    with hooked([handle for name in names for handle in watch(name)]):
-        for batch in batches:
-            run_batch(model, batch)
-    scores = {name: 1 - float(torch.cat(found).mean())
-              for name, found in similar.items()}
-    for name, value in scores.items():
-        if not np.isfinite(value):
+    def leave(block: nn.Module, args: tuple, out: Any) -> None:
+        name = named[block]
+        x, y = map(full_precision, (
+            states.pop(name), out if isinstance(out, Tensor) else out[0]))
+        if x.dim() != 3:
+            x, y = x.flatten(1), y.flatten(1)
+        cosine = F.cosine_similarity(x, y, -1).float().flatten().cpu()
+        if not cosine.isfinite().all():
             raise ValueError(
                 f'{name} is given or returns NaN or infinite features; a '
                 f'diverged model or an overflow has no block influence')
-    return scores
+        cosines[name].append(cosine)
+
+    with hooked([handle for block in named for handle in (
+            block.register_forward_pre_hook(enter, with_kwargs=True),
+            block.register_forward_hook(leave))]):
+        for batch in batches:
+            run_batch(model, batch)
+    return {name: 1 - float(torch.cat(cosines[name]).mean())
+            for name in names}
 
 
 def ablate_blocks(model: nn.Module,
@@ -183,20 +182,21 @@ def ablate_blocks(model: nn.Module,
     found = {} if found is None else found
     tried = [*removed, *(combinations(removed, 2) if pairs else ())]
     todo = [key for key in tried if key not in found]
-    whole = _finite(evaluate(model), 'the whole model') if todo else 0.0
+    whole = _evaluate(evaluate, model, 'the whole model') if todo else 0.0
     for key in todo:
         names = (key, ) if isinstance(key, str) else key
-        with without_blocks(model, {name: removed[name] for name in names}):
-            value = evaluate(model)
         without = f'without {" and ".join(names)}'
-        found[key] = whole - _finite(value, f'the model {without}')
+        with without_blocks(model, {name: removed[name] for name in names}):
+            found[key] = whole - _evaluate(
+                evaluate, model, f'the model {without}')
         LOGGER.info('%s: %.4g less (%d of %d)', without, found[key],
                     tried.index(key) + 1, len(tried))
     return found
 
 
-def _finite(value: float, what: str) -> float:
+def _evaluate(evaluate: Callable, model: nn.Module, which: str) -> float:
+    value = evaluate(model)
     if not math.isfinite(value):
         raise ValueError(f'evaluate must give a finite number, and gives '
-                         f'{value} for {what}')
+                         f'{value} for {which}')
     return value

@@ -1,4 +1,4 @@
-"""What the functions of this package take, and what they refuse."""
+"""The arguments of this package's mathematics, checked in one place."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,9 +10,8 @@ from torch import Tensor
 ArrayLike = Tensor | np.ndarray | list | tuple | float
 """Tensor, NumPy array or (nested) numbers."""
 
-
 Array = Tensor | np.ndarray
-"""What comes back: a tensor if any argument was one, else a NumPy array."""
+"""A result: a tensor if any argument was one, else a NumPy array."""
 
 
 def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
@@ -30,24 +29,21 @@ def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
         TypeError: A value is not numeric, or is complex.
         ValueError: A value is NaN or infinite.
     """
-    devices = [v.device for v in values.values() if isinstance(v, Tensor)]
+    given = [value for value in values.values() if isinstance(value, Tensor)]
     tensors = []
     for name, value in values.items():
         if not isinstance(value, Tensor):
-            value = _numbers(name, value).to(
-                devices[0] if devices else 'cpu')
+            value = torch.as_tensor(
+                np.array(value), device=given[0].device if given else None)
         if value.is_complex():
             raise TypeError(f'{name} must be real, got {value.dtype}')
-        value = value.detach().to(torch.float64)
-        # The sum is one pass; a finite one proves that all are finite.
-        if (not torch.isfinite(value.sum())
-                and not torch.isfinite(value).all()):
+        value = value.detach().double()
+        if not value.isfinite().all():
             raise ValueError(
                 f'{name} holds NaN or infinity, first at index '
-                f'{first_index(~torch.isfinite(value))}; expected finite '
-                f'values')
+                f'{first_index(~value.isfinite())}; expected finite values')
         tensors.append(value)
-    return tensors, _same if devices else Tensor.numpy
+    return tensors, (lambda value: value) if given else Tensor.numpy
 
 
 def first_index(mask: Tensor) -> tuple[int, ...]:
@@ -59,7 +55,7 @@ def check_shape(name: str, value: Tensor, shape: Iterable[Any]) -> None:
     """Refuse another shape.
 
     Args:
-        name (str): What the message calls it.
+        name (str): Name of the argument.
         value (Tensor): Its value.
         shape (Iterable): Sizes; a letter stands for any size above zero.
 
@@ -73,16 +69,3 @@ def check_shape(name: str, value: Tensor, shape: Iterable[Any]) -> None:
         wanted = ', '.join(map(str, shape))
         raise ValueError(f'{name} must have shape ({wanted}) without empty '
                          f'dimensions, got {tuple(value.shape)}')
-
-
-def _numbers(name: str, value: ArrayLike) -> Tensor:
-    array = np.asarray(value)
-    if array.dtype.kind not in 'biuf':
-        raise TypeError(f'{name} must be a tensor, a NumPy array or real '
-                        f'numbers, got {type(value).__name__} of '
-                        f'{array.dtype}')
-    return torch.from_numpy(array.astype(np.float64))
-
-
-def _same(value: Tensor) -> Tensor:
-    return value

@@ -4,8 +4,7 @@ A reading is our interpretation where the paper leaves a choice: here, what
 Eq. 4 divides by.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,58 +26,29 @@ FIELDS = (*READINGS, 'x_norm', 'f_norm', 'step_mean')
 """Everything that is recorded of a sample at a block."""
 
 
-@dataclass
-class StepNorms:
-    """Norms of one residual step, each (N,).
-
-    Attributes:
-        x (Tensor): ‖x_t‖.
-        f (Tensor): ‖f(x_t)‖ = ‖(x_{t+1} - x_t) / Δt‖.
-        change (Tensor): ‖f(x_t) ⊗ Δt‖ = ‖x_{t+1} - x_t‖.
-        returned (Tensor): ‖out - x_t‖ with what the block returns.
-        step (Tensor): Mean attention value.
-    """
-
-    x: Tensor
-    f: Tensor
-    change: Tensor
-    returned: Tensor
-    step: Tensor
-
-
-def compute_fields(
-        steps: Mapping[str, StepNorms]) -> tuple[Tensor, dict[int, str]]:
+def compute_fields(names: Sequence[str],
+                   norms: Tensor) -> tuple[Tensor, dict[int, str]]:
     """All fields of one forward pass.
 
     Args:
-        steps (Mapping[str, StepNorms]): Norms by the names of the L steps.
+        names (Sequence[str]): Names of the L steps.
+        norms (Tensor): ‖x_t‖, ‖f‖, ‖f ⊗ Δt‖, ‖out − x_t‖ and the mean
+            attention value of each sample at each step, (5, N, L).
 
     Returns:
-        tuple: Fields in the order of :data:`FIELDS`, (N, 6, L), float32; and
-        of those samples of which a norm is not finite, or an index would not
-        be, why.
-
-    Raises:
-        RuntimeError: The steps saw different numbers of samples.
+        tuple: Fields in the order of :data:`FIELDS`, (N, 6, L), float32; and,
+        by their places, the samples that cannot be measured, each with the
+        reason: a norm or an index of it is not finite.
     """
-    sizes = {name: len(norms.x) for name, norms in steps.items()}
-    if len(set(sizes.values())) > 1:
-        raise RuntimeError(
-            'blocks saw different numbers of samples in one forward pass: ' +
-            ', '.join(f'{name} {size}' for name, size in sizes.items()) +
-            '; name those that see the images by blocks=')
-    x, f, change, returned, step = (
-        torch.stack([getattr(n, part) for n in steps.values()], 1).cpu()
-        for part in ('x', 'f', 'change', 'returned', 'step'))
+    x, f, change, returned, step = norms.cpu()
     changes = torch.stack([f, change, returned], 1)
     without: dict[int, str] = {}
 
-    def refuse(bad: Tensor, what: str) -> None:
+    def refuse(bad: Tensor, reason: str) -> None:
         for sample, block in bad.nonzero().tolist():
-            without.setdefault(
-                sample, f'at block {list(steps)[block]} has {what}')
+            without.setdefault(sample, f'at block {names[block]} has {reason}')
 
-    refuse(~(x + changes.sum(1) + step).isfinite(),
+    refuse(~norms.sum(0).isfinite(),
            'NaN or infinite features; a diverged model or an overflow (in '
            'half precision, above 65504) has no stiffness')
     refuse((x == 0) & (changes.sum(1) > 0),

@@ -1,11 +1,13 @@
 """Recording the feature trajectory of a residual model."""
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.finding import (
     EAGER,
     Arrangement,
@@ -13,14 +15,14 @@ from mmstepnet.steps.finding import (
     FoundStep,
     Selection,
     explain,
+    in_mode,
     select,
     unwrap,
 )
-from mmstepnet.steps.finding.wrappers import check_module
 from mmstepnet.torch_version import is_backward
 
+from .measurement import StepMeasurement, hidden, input_sizes
 from .readings import DEFAULT_READING, FIELDS, compute_fields
-from .step_norms import StepMeasurement, batch_size, count_back, hidden
 from .trajectories import Trajectories
 
 
@@ -41,26 +43,26 @@ class TrajectoryRecorder:
       attention value, 1 in a plain block.
 
     Stochastic depth is no part of the first two: they measure the step that
-    the block proposes. Of a block that is not known this cannot be told, and
-    it is an error while paths are dropped. A state of norm 0 that stays where
-    it is has index 0.
+    the block proposes. A state of norm 0 that stays where it is has index 0.
 
     A residual step is found by running, see :func:`find_steps`: it is the
     sum of a state and of something computed from it, and no class is known
     by name. A factor that was computed from the state, one number an image
     and channel, is the attention value, else :math:`\Delta t = 1`; a
-    :class:`~mmstepnet.ResidualStep` tells its own. A stage is a container of
-    blocks, and the first block of each stage is left out, unless it is the
+    :class:`~mmstepnet.ResidualStep` reports its own. A stage is a container
+    of blocks, and the first block of each stage is left out, unless it is the
     only one and projects no identity (a reading). A Transformer's block is
     two steps, attention and MLP, both recorded. Of IEBN, whose gates
     stand in the block's norms and hence inside f, every reading takes
     :math:`\Delta t = 1`: its TNS does not compare with that of the other
     attentions.
 
-    Where the first dimension of the states is folded with frames or windows,
-    those of one sample must stand together, and are counted as one sample.
-    States that are folded frame by frame, (T · N, ...), look the same, and
-    cannot be told from these: their samples get mixed up.
+    The first axis of the model's input is that of the samples. A state may
+    hold them along its second axis, (L, N, C), or several parts of each along
+    its first, such as frames or windows; parts of one sample must stand
+    together. Which it is, the number of samples decides. States that are
+    folded frame by frame, (T · N, ...), cannot be told from these: their
+    samples get mixed up. Padded tokens count as others do.
 
     Several forward passes add up; a pass that raises adds nothing, and one
     with other steps than the first is an error. Features are not kept, only
@@ -73,8 +75,8 @@ class TrajectoryRecorder:
     by; PyTorch before 2.6 cannot do that.
 
     Args:
-        model (nn.Module): Model, or a wrapper (``DataParallel``,
-            ``DistributedDataParallel``, an averaged or a compiled model).
+        model (nn.Module): Model, or a wrapper
+            (``DistributedDataParallel``, an averaged or a compiled model).
         blocks (str | type | Sequence, optional): Blocks to choose among
             what is found, or modules that contain them, as in
             :func:`mmstepnet.insert_steps`. None is all, in the ``backbone``
@@ -91,7 +93,8 @@ class TrajectoryRecorder:
     Raises:
         TypeError: ``model`` is no module, or was made by ``torch.jit``.
         ValueError: ``blocks`` matches no module. And, from the first forward
-            pass on: no step was found, or only those of first blocks.
+            pass on: no step was found, or only those of first blocks, or it
+            is not clear which axis of a state is that of the samples.
 
     Example:
         >>> from mmstepnet.models import StepResNetCIFAR
@@ -106,12 +109,6 @@ class TrajectoryRecorder:
     """  # noqa: E501
 
     def __init__(self, model: nn.Module, blocks: Selection | None = None):
-        check_module(model)
-        if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-            raise ValueError(
-                'nn.DataParallel runs one model in several threads, whose '
-                'samples get mixed up; use DistributedDataParallel or '
-                'record model.module')
         self.model = unwrap(model)
         self._finder = Finder(self.model)
         if blocks is not None:
@@ -141,12 +138,13 @@ class TrajectoryRecorder:
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._once = once
-        self._finder = Finder(self.model, self._finder.blocks,
-                              StepMeasurement, self._finder.owners)
+        self._finder = Finder(
+            self.model, norms=self._measure, owners=self._finder.owners)
         self._handles = [
+            self.model.register_forward_pre_hook(
+                self._begin_pass, with_kwargs=True),
             *self._finder.attach(),
-            self.model.register_forward_hook(
-                self._end_pass, with_kwargs=True),
+            self.model.register_forward_hook(self._end_pass),
             # Runs where the model raises, too.
             self.model.register_forward_hook(
                 self._leave_pass, always_call=True),
@@ -166,6 +164,9 @@ class TrajectoryRecorder:
         self._samples = 0
         self._parts: list[Tensor] = []
         self._found: list[FoundStep] | None = None
+        self._batch: int | None = None
+        self._tokens: int | None = None
+        self._axis: int | None = None
         self._finder.owners = None
 
     @property
@@ -173,16 +174,13 @@ class TrajectoryRecorder:
         """All that was recorded, by the names in ``FIELDS``.
 
         Returns:
-            dict[str, Tensor]: Each (N, L), float32, on the CPU.
+            dict[str, Tensor]: Each (N, L), float32, on the CPU, of all passes
+            since the last :meth:`clear`.
 
         Raises:
             RuntimeError: No forward pass was recorded.
         """
-        if not self._parts:
-            raise RuntimeError(
-                'no forward pass was recorded: run the model between start() '
-                'and stop(), by calling the object that the recorder was '
-                'given' + _ran_alone(self._finder))
+        self.steps  # noqa: B018, it refuses where nothing has run
         if len(self._parts) > 1:
             self._parts = [torch.cat(self._parts)]
         return dict(zip(FIELDS, self._parts[0].unbind(1)))
@@ -229,9 +227,13 @@ class TrajectoryRecorder:
     def steps(self) -> list[FoundStep]:
         """All that was found in the first pass."""
         if self._found is None:
+            outside = ', '.join(
+                name or 'the model' for name in list(self._finder.outside)[:5])
             raise RuntimeError(
-                'steps are found by running: the first forward pass between '
-                'start() and stop() tells them' + _ran_alone(self._finder))
+                'no forward pass was recorded: run the model between start() '
+                'and stop(), by calling the object that the recorder was '
+                'given' + (f'. What ran by itself, or in another thread: '
+                           f'{outside}' if outside else ''))
         return self._found
 
     @property
@@ -252,8 +254,29 @@ class TrajectoryRecorder:
         self.steps  # noqa: B018, it refuses where nothing has run
         return self._excluded
 
-    def _end_pass(self, model: nn.Module, inputs: tuple, named: dict,
-                  out: object) -> None:
+    def _begin_pass(self, model: nn.Module, inputs: tuple,
+                    named: dict) -> None:
+        if model is self.model and not is_backward():
+            self._batch, self._tokens = input_sizes(inputs, named)
+
+    def _measure(self, x: Tensor) -> StepMeasurement:
+        """Measure a step from now on, by the axis of its samples.
+
+        Tokens may stand before the samples, (L, N, C). If both axes could be
+        that of the samples, those of other states decide, or nothing does.
+        """
+        size = self._batch or 1
+        if size == 1 or x.dim() in (2, 4) or x.shape[1] != size:
+            axis: int | None = 0
+        elif x.shape[0] % size or x.shape[0] == self._tokens != size:
+            axis = self._axis = 1
+        else:
+            axis = self._axis
+        if axis == 0 and x.dim() not in (2, 4) and x.shape[0] == size:
+            self._axis = 0
+        return StepMeasurement(x, axis)
+
+    def _end_pass(self, model: nn.Module, inputs: tuple, out: object) -> None:
         if model is not self.model or is_backward():
             return
         found = Arrangement(self._finder, self._selection)
@@ -261,31 +284,49 @@ class TrajectoryRecorder:
             raise ValueError(explain(self._finder, found.steps))
         if found.repeated:
             self._meet_repeated(found)
-        norms = {name: total.norms and total.norms.of_block(block.run)
-                 for name, total, block in found.recorded}
-        if self._found is not None and (
-                list(norms) != self.blocks or None in norms.values()):
+        names = [name for name, *_ in found.recorded]
+        if self._found is not None and (names != self.blocks or any(
+                total.norms is None for _, total, _ in found.recorded)):
             raise RuntimeError(
                 'a forward pass ran other steps than the first one'
-                + _difference(self.blocks, list(norms)) + '. Name those that '
+                + _difference(self.blocks, names) + '. Name those that '
                 'run each time by blocks=; in training mode, blocks may be '
                 'skipped at random')
-        for name, total, _ in found.recorded:
-            if total.shape in self._finder.wrong_shapes:
-                raise ValueError(
-                    f'{self._finder.wrong_shapes[total.shape]} takes the '
-                    f'state of {name} with tokens before samples; build it '
-                    'with batch_first=True to measure samples')
+        samples = self._batch or len(found.recorded[0][1].norms.x)
+        self._check_samples(found.recorded, samples)
         with hidden():
-            part, without = compute_fields(
-                count_back(norms, batch_size(inputs, named)))
+            part, without = compute_fields(names, torch.stack([
+                total.norms.norms(block.run, samples)
+                for _, total, block in found.recorded], 2))
         part = self._leave_out(part, without)
         if self._found is None:
             self._found, self._excluded = found.steps, found.excluded
-            self._finder.blocks = {b.name for *_, b in found.recorded}
             self._finder.owners = {s.owner.name for _, s, _ in found.recorded}
         self._parts.append(part)
         self._samples += len(part)
+
+    def _check_samples(self, recorded: Sequence[tuple],
+                       samples: int) -> None:
+        """Refuse states whose axis of samples is not clear."""
+        for name, total, _ in recorded:
+            state = f'{name} has a state {total.shape}'
+            tokens_first = self._finder.wrong_shapes.get(total.shape)
+            if total.norms.axis is None:
+                raise ValueError(
+                    f'{state}, whose first or second axis may be that of the '
+                    f'{samples} samples; record batches of another size, '
+                    'such as 1')
+            if tokens_first is not None and not total.norms.axis:
+                raise ValueError(
+                    f'{state}, which {tokens_first} takes with tokens before '
+                    'samples; build it with batch_first=True to measure '
+                    'samples')
+            if len(total.norms.x) % samples:
+                raise ValueError(
+                    f'{state}, which has no axis of the {samples} samples '
+                    'that the model was given; choose blocks that see '
+                    'samples by blocks=, or record the part of the model '
+                    'that is given these states')
 
     def _meet_repeated(self, found: Arrangement) -> None:
         """See a network that ran several times in one pass."""
@@ -310,7 +351,7 @@ class TrajectoryRecorder:
                 self.stop()
 
 
-def _difference(first: list[str], now: list[str]) -> str:
+def _difference(first: Sequence[str], now: Sequence[str]) -> str:
     missing = [name for name in first if name not in now]
     new = [name for name in now if name not in first]
     return ''.join(
@@ -319,9 +360,36 @@ def _difference(first: list[str], now: list[str]) -> str:
         if names)
 
 
-def _ran_alone(finder: Finder) -> str:
-    if not finder.outside:
-        return ''
-    names = ', '.join(name or 'the model' for name in list(
-        finder.outside)[:5])
-    return (f'. What ran by itself, or in another thread: {names}')
+def measure_stiffness(model: nn.Module, batches: Iterable[Any], /, *,
+                      blocks: Selection | None = None,
+                      forward: Callable[[nn.Module, Any], Any] | None = None,
+                      **settings: Any) -> Trajectories:
+    """Record a model in eval mode; modes are restored afterwards.
+
+    Args:
+        model (nn.Module): The model.
+        batches (Iterable): What it is called with: tensors, tuples of its
+            arguments, or dicts of these by name.
+        blocks (optional): See :class:`TrajectoryRecorder`. Defaults to None.
+        forward (Callable, optional): ``forward(model, batch)`` runs the model
+            instead, on batches of any kind. Defaults to None.
+        **settings: What the recording says of itself, see
+            :meth:`TrajectoryRecorder.trajectories`.
+
+    Raises:
+        RuntimeError: There was no batch.
+        ValueError: No residual step was found.
+
+    Example:
+        >>> import torch
+        >>> from torchvision.models import resnet18
+        >>> from mmstepnet import measure_stiffness
+        >>> found = measure_stiffness(resnet18(), [torch.rand(2, 3, 64, 64)])
+        >>> found.blocks
+        ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
+    """
+    with in_mode(model, False), torch.no_grad(), (
+            TrajectoryRecorder(model, blocks)) as recorder:
+        for batch in batches:
+            (forward or run_batch)(model, batch)
+    return recorder.trajectories(**settings)

@@ -32,13 +32,7 @@ from torch import Tensor
 
 from mmstepnet.checks import check_choice
 
-from .checks import (
-    Array,
-    ArrayLike,
-    check_shape,
-    first_index,
-    to_float64,
-)
+from .checks import Array, ArrayLike, check_shape, first_index, to_float64
 
 MEANS = ('stage', 'all')
 """What ``mu`` is the mean of."""
@@ -156,14 +150,8 @@ def stiffness_occurrence(nsi: ArrayLike,
     (nsi, stages, m1, m2), give_back = to_float64(
         nsi=nsi, stages=stages, m1=m1, m2=m2)
     # Where all is 0, 0 >= 0 (1 + M1): every M1 is met, but M2 only at 0.
-    excess, peak = _stage_rectangles(nsi, stages, mu, at_rest=float('inf'))
-    # The staircase as a sum of rectangles: every one that no wider one
-    # overtops, less what each shares with the next wider one.
-    excess, order = excess.sort(dim=1, descending=True)
-    height = peak.gather(1, order).cummax(dim=1).values
-    shared = excess[:, 1:], height[:, :-1]
-    return give_back((_count(excess, height, m1, m2) -
-                      _count(*shared, m1, m2)) / len(nsi))
+    sides = _stage_rectangles(nsi, stages, mu, at_rest=float('inf'))
+    return give_back(_share_of_rows(*sides, m1, m2))
 
 
 def stiffness_proportion(nsi: ArrayLike,
@@ -184,7 +172,8 @@ def stiffness_proportion(nsi: ArrayLike,
         nsi=nsi, stages=stages, m1=m1, m2=m2)
     mean, _, index = _stage_means(nsi, stages, mu)
     excess = _excess(nsi, mean[:, index], at_rest=float('inf'))
-    return give_back(_count(excess, nsi, m1, m2) / nsi.numel())
+    return give_back(_share_of_rows(
+        excess.reshape(-1, 1), nsi.reshape(-1, 1), m1, m2))
 
 
 def degree_axes(trajectories: Sequence[tuple[ArrayLike, ArrayLike]],
@@ -259,24 +248,24 @@ def _stage_rectangles(nsi: Tensor,
     return _excess(peak, mean, at_rest).clamp(min=0), peak
 
 
-def _count(width: Tensor, height: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
-    """Number of rectangles that hold each (M1, M2), (A, B)."""
-    counts = torch.zeros(
-        len(m1) + 1, len(m2) + 1, dtype=torch.float64, device=m1.device)
-    ranks, orders = [], []
-    for name, sides, thresholds in (('m1', width, m1), ('m2', height, m2)):
+def _share_of_rows(width: Tensor, height: Tensor, m1: Tensor,
+                   m2: Tensor) -> Tensor:
+    """Share of rows some of whose rectangles hold each (M1, M2), (A, B).
+
+    Args:
+        width (Tensor): First sides of the rectangles, (R, K).
+        height (Tensor): Second sides, (R, K).
+        m1 (Tensor): Thresholds of the first sides, (A,).
+        m2 (Tensor): Thresholds of the second sides, (B,).
+    """
+    for name, thresholds in (('m1', m1), ('m2', m2)):
         check_shape(name, thresholds, 'A')
-        if (thresholds < 0).any():
+        if thresholds.amin() < 0:
             raise ValueError(f'{name} must not be negative, got '
-                             f'{thresholds[thresholds < 0][0].item():g}')
-        thresholds, order = thresholds.sort()
-        # How many thresholds the side reaches.
-        sides = sides.reshape(-1).contiguous()
-        ranks.append(torch.searchsorted(thresholds, sides, right=True))
-        orders.append(order.argsort())
-    flat = ranks[0] * counts.shape[1] + ranks[1]
-    counts = torch.bincount(
-        flat, minlength=counts.numel()).view_as(counts).double()
-    # Rank r reaches the thresholds 0 .. r-1: sum from the far corner.
-    reached = counts.flip(0, 1).cumsum(0).cumsum(1).flip(0, 1)[1:, 1:]
-    return reached[orders[0]][:, orders[1]]
+                             f'{thresholds.amin().item():g}')
+    counts = []
+    for threshold in m1:
+        highest = torch.where(width >= threshold, height, -1.0).amax(1)
+        highest = highest[highest >= 0].sort().values
+        counts.append(len(highest) - torch.searchsorted(highest, m2))
+    return torch.stack(counts).double() / len(width)

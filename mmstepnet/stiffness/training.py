@@ -85,12 +85,11 @@ def distinct_names(paths: Sequence[Path], between: str = '.') -> list[str]:
     """
     parts = [(path if path.is_dir() else path.with_suffix('')).parts
              for path in paths]
-    names: list[str] = []
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = [between.join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(set(paths)):
-            break
-    return names
+    depth = 1
+    while depth < max(map(len, parts), default=0) and len(
+            {part[-depth:] for part in parts}) < len(set(paths)):
+        depth += 1
+    return [between.join(part[-depth:]) for part in parts]
 
 
 def read_trainings(paths: Iterable[Path],
@@ -108,7 +107,7 @@ def read_trainings(paths: Iterable[Path],
     Returns:
         dict[str, Training]: By model and data.
     """
-    groups = defaultdict(dict)
+    groups: dict[tuple, dict] = defaultdict(dict)
     for path in paths:
         found = Trajectories.load(path)
         settings = found.settings
@@ -116,18 +115,19 @@ def read_trainings(paths: Iterable[Path],
                      if unit in settings), None)
         if unit is not None:
             key = (path.parent, settings['model'], settings['split'], unit,
-                   found.structure)
+                   *found.structure)
             groups[key][settings[unit]] = found.blocks, Checkpoint(
                 settings[unit], found.tns(reading),
                 *found.tns_interval(reading), found.nsi(reading).mean(0))
-    trainings = {}
-    for (folder, model, split, unit, _), members in groups.items():
-        if len(members) > 1:
-            name = f'{model}, {split}'
-            while name in trainings:
-                name += f', {folder}'
-            order = members if unit == 'weights' else sorted(members)
-            trainings[name] = Training(
-                unit, reading, next(iter(members.values()))[0],
-                [members[step][1] for step in order])
+    trainings: dict[str, Training] = {}
+    for (folder, model, split, unit, *_), members in groups.items():
+        if len(members) < 2:
+            continue
+        name = f'{model}, {split}'
+        while name in trainings:
+            name += f', {folder}'
+        order = members if unit == 'weights' else sorted(members)
+        blocks, checkpoints = zip(*(members[step] for step in order))
+        trainings[name] = Training(
+            unit, reading, blocks[0], list(checkpoints))
     return trainings

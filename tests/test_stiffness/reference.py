@@ -10,9 +10,9 @@ from mmstepnet.stiffness import (
     TrajectoryRecorder,
     neural_stiffness_index,
 )
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
-IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+IMAGES = seeded(3, 3, 32, 32, seed=5)
 
 
 def ready(model):
@@ -25,32 +25,21 @@ def relu(x):
     return x.clamp(min=0)
 
 
-def conv_branch(block, norms, convs):
+def branch_of(block):
     """f of a post-activation block, by its parts."""
+    count = 3 if hasattr(block, 'conv3') else 2
+    norm = 'bn' if hasattr(block, 'bn1') else 'norm'
 
     def branch(x):
-        for norm, conv in zip(norms[:-1], convs[:-1]):
-            x = relu(norm(conv(x)))
-        return norms[-1](convs[-1](x))
+        for k in range(1, count + 1):
+            x = getattr(block, f'{norm}{k}')(getattr(block, f'conv{k}')(x))
+            x = relu(x) if k < count else x
+        return x
 
     return branch
 
 
-def mm_branch(block):
-    count = 3 if hasattr(block, 'conv3') else 2
-    return conv_branch(block,
-                       [getattr(block, f'norm{k + 1}') for k in range(count)],
-                       [getattr(block, f'conv{k + 1}') for k in range(count)])
-
-
-def tv_branch(block):
-    count = 3 if hasattr(block, 'conv3') else 2
-    return conv_branch(block,
-                       [getattr(block, f'bn{k + 1}') for k in range(count)],
-                       [getattr(block, f'conv{k + 1}') for k in range(count)])
-
-
-def post_activation(branch, gate=None):
+def post_activation(branch=branch_of, gate=None):
     """Steps (x, f, Δt, x_next, out) of a post-activation block."""
 
     def steps(block, x):
@@ -66,23 +55,10 @@ def plain_step(x, f):
     return x, f, torch.ones(()), x + f, x + f
 
 
-def ours(block, x):
-    f = mm_branch(block)(x)
+def our_step(block, x, f):
     attention = block.step.attention
-    step = (
-        torch.ones(()) if attention is None else choose_step(attention, x, f))
-    return [(x, f, step, x + f * step, relu(x + f * step))]
-
-
-def ours_preact(block, x):
-    y = x
-    for k, conv in enumerate(block.convs, 1):
-        norm = getattr(block, getattr(block, f'norm{k}_name'))
-        y = conv(relu(norm(y)))
-    step = (
-        torch.ones(()) if block.step.attention is None else
-        choose_step(block.step.attention, x, y))
-    return [(x, y, step, x + y * step, x + y * step)]
+    return (torch.ones(()) if attention is None
+            else choose_step(attention, x, f))
 
 
 def size(x):
@@ -120,10 +96,11 @@ def keep_features(model, names, steps, images):
     return {key: torch.stack(v, 1) for key, v in readings.items()}
 
 
-def recorded(model, images=IMAGES, blocks=None):
-    """The recorder of one pass without gradients."""
+def recorded(model, *batches, blocks=None):
+    """The recorder of passes without gradients."""
     with TrajectoryRecorder(model, blocks) as recorder, torch.no_grad():
-        model(images)
+        for batch in batches or (IMAGES, ):
+            model(batch)
     return recorder
 
 
@@ -134,20 +111,19 @@ def block_of(step):
     return step
 
 
-def assert_recorded(recorder, model, steps, images=IMAGES, rtol=1e-5):
+def assert_recorded(recorder, model, steps, *batches, rtol=1e-5):
     """Every reading is that of an evaluation that keeps all features."""
     blocks = list(dict.fromkeys(map(block_of, recorder.blocks)))
-    expected = keep_features(model, blocks, steps, images)
+    parts = [keep_features(model, blocks, steps, images)
+             for images in batches or (IMAGES, )]
     for name, value in recorder.record.items():
-        torch.testing.assert_close(
-            value.double(), expected[name], rtol=rtol, atol=0)
+        expected = torch.cat([part[name] for part in parts])
+        assert value.dtype == torch.float32 and expected.min() > 0
+        torch.testing.assert_close(value.double(), expected, rtol=rtol, atol=0)
 
 
-TWO_STAGES = dict(
-    num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(1, ))
-
-
-def small_torchvision():
+def small_resnet():
+    """Bottlenecks of torchvision; three of them are recorded."""
     resnet = torchvision.models.resnet
     return resnet.ResNet(resnet.Bottleneck, [2, 3, 1, 1])
 
@@ -161,7 +137,7 @@ def no_hooks(model):
 class Residual(nn.Module):
     """A block of a class of its own, with or without activation behind it."""
 
-    def __init__(self, last):
+    def __init__(self, last=None):
         super().__init__()
         self.first = nn.Conv2d(8, 8, 3, padding=1)
         self.middle = nn.ReLU(inplace=True)
@@ -186,8 +162,6 @@ def residual_step(last):
     return steps
 
 
-def blocks_in_a_row(block):
-    model = nn.Sequential()
-    model.add_module('stem', nn.Conv2d(3, 8, 3))
-    model.add_module('body', nn.Sequential(*[block() for _ in range(3)]))
-    return ready(model)
+def blocks_in_a_row(block=Residual):
+    return ready(nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Sequential(*[block() for _ in range(3)])))

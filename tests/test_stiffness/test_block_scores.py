@@ -74,20 +74,10 @@ def test_influence_in_half_precision(model):
                 1 - cosine.mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize('score', ['adaptive', 'influence'])
-def test_no_score_is_nan(model, score):
-    bad = X.clone()
-    bad[3, 1] = torch.nan
-    with pytest.raises(ValueError, match='1.1 .*NaN or infinite features'):
-        block_scores(model, [X, bad], score)
-
-
 def test_random_orders(model):
     found = [block_scores(model, [X], 'random', seed=k) for k in range(9)]
     assert all(sorted(f.values()) == [0, 1, 2] for f in found)
     assert len({tuple(f.values()) for f in found}) > 2
-    with pytest.raises(ValueError, match='score'):
-        block_scores(model, [X], 'nsi')
 
 
 def test_a_block_of_two_steps_has_their_sum():
@@ -119,8 +109,6 @@ def test_ablation(model):
                          found=found) == wanted
     assert len(calls) == 5 + 7
     assert list(model.modules()) == modules
-    with pytest.raises(ValueError, match='no residual block'):
-        ablate_blocks(model, evaluate, nn.Tanh, example=X)
     found, values = {}, iter([1.0, 0.5, math.nan])
     with pytest.raises(ValueError, match=r'gives nan for the model without '
                                          r'1\.1'):

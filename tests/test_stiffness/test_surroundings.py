@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -11,13 +12,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import perturb
+from tests.test_stiffness.reference import recorded
+from tests.utils import perturb, seeded
 
-X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(3))
+X = seeded(2, 6, 8, seed=3)
 
 
 @pytest.fixture(autouse=True)
@@ -64,28 +65,16 @@ NAMES = [f'blocks.{k}.{s}' for k in (1, 2) for s in ('attn_step', 'mlp_step')]
 
 @functools.cache
 def plain():
-    model = net()
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(X)
-    assert recorder.blocks == NAMES and recorder.excluded == ['blocks.0']
-    return recorder
+    return recorded(net(), X).nsi
 
 
-def assert_equal(recorder):
-    """To the rounding of the kernels that are taken with gradients."""
-    torch.testing.assert_close(
-        recorder.nsi, plain().nsi, rtol=1e-6, atol=0)
-
-
-def recorded(model, *inputs):
-    """The output, the same as without a recorder, and the recorder."""
-    torch.manual_seed(1)
-    wanted = model(*inputs)
-    torch.manual_seed(1)
+def assert_as_plain(model):
+    """Outputs are the same to the bit, readings to a kernel's rounding."""
+    wanted = model(X)
     with TrajectoryRecorder(model) as recorder:
-        out = model(*inputs)
-    assert torch.equal(out, wanted)
-    return out, recorder
+        assert torch.equal(model(X), wanted)
+    assert recorder.blocks == NAMES and recorder.excluded == ['blocks.0']
+    torch.testing.assert_close(recorder.nsi, plain(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize('training', [False, True])
@@ -111,8 +100,7 @@ def test_outputs_and_gradients_are_the_same_to_the_bit(training, context):
     assert all(map(torch.equal, *gradients))
     assert recorder.blocks == NAMES
     if not training:
-        torch.testing.assert_close(
-            recorder.nsi, plain().nsi, rtol=0.05, atol=0)
+        torch.testing.assert_close(recorder.nsi, plain(), rtol=0.05, atol=0)
 
 
 def test_inference_mode_differs_by_rounding():
@@ -121,9 +109,8 @@ def test_inference_mode_differs_by_rounding():
     with torch.inference_mode():
         wanted = model(X)
         with TrajectoryRecorder(model) as recorder:
-            out = model(X)
-        torch.testing.assert_close(out, wanted)
-    assert_equal(recorder)
+            torch.testing.assert_close(model(X), wanted)
+    torch.testing.assert_close(recorder.nsi, plain(), rtol=1e-6, atol=0)
 
 
 def wrapped(wrap):
@@ -170,10 +157,6 @@ def accelerate_hook(block):
     return block
 
 
-def checkpointed(block):
-    return checkpoint_wrapper(block)
-
-
 def lora(model):
     peft = pytest.importorskip('peft')
     cfg = peft.LoraConfig(target_modules=['mlp.0', 'mlp.3'])
@@ -182,16 +165,22 @@ def lora(model):
 
 @pytest.mark.parametrize('change', [
     wrapped(Orig), wrapped(lambda b: Orig(b, '_fsdp_wrapped_module')),
-    wrapped(lambda b: Orig(b, 'module')), wrapped(checkpointed),
+    wrapped(lambda b: Orig(b, 'module')), wrapped(checkpoint_wrapper),
     wrapped(patch), wrapped(decorate), wrapped(accelerate_hook), lora,
     nn.DataParallel, torch.optim.swa_utils.AveragedModel, copy.deepcopy,
+    lambda model: pickle.loads(pickle.dumps(model)),
 ], ids=['_orig_mod', '_fsdp_wrapped_module', 'module', 'checkpoint_wrapper',
         'patched', 'decorated', 'accelerate', 'peft', 'DataParallel',
-        'AveragedModel', 'copy'])
+        'AveragedModel', 'copy', 'pickle'])
 def test_wrapped_and_patched(change):
-    _, recorder = recorded(change(net()), X)
-    assert recorder.blocks == NAMES and recorder.excluded == ['blocks.0']
-    assert_equal(recorder)
+    """Also where that was done while somebody recorded the model."""
+    model = net()
+    assert_as_plain(change(model))
+    if change is not lora:
+        model = net()
+        with TrajectoryRecorder(model):
+            changed = change(model)
+        assert_as_plain(changed)
 
 
 @pytest.mark.parametrize('kind', ['DDP', 'FSDP1', 'FSDP2'])
@@ -210,43 +199,7 @@ def test_distributed(kind, one_process):
         mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
         for block in model.blocks:
             dist.fsdp.fully_shard(block, mesh=mesh)
-    _, recorder = recorded(model, X)
-    assert recorder.blocks == NAMES
-    assert_equal(recorder)
-
-
-class Checkpointing(Net):
-    def forward(self, x):
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return self.head(x.mean(1))
-
-
-@pytest.mark.parametrize('reentrant', [False, True])
-def test_nothing_is_recorded_while_a_backward_runs(reentrant):
-    model = net()
-    model.__class__ = Checkpointing
-    model.reentrant = reentrant
-    with TrajectoryRecorder(model) as recorder:
-        model(X.clone().requires_grad_()).sum().backward()
-        model(X.clone().requires_grad_()).sum().backward()
-    assert len(recorder) == 4
-    torch.testing.assert_close(
-        recorder.nsi, plain().nsi.repeat(2, 1), rtol=1e-6, atol=0)
-
-
-def test_a_gradient_inside_of_the_forward_pass():
-    class Forces(Net):
-        def forward(self, x):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                energy = super().forward(x).sum()
-                return torch.autograd.grad(energy, x)[0]
-
-    model = net()
-    model.__class__ = Forces
-    _, recorder = recorded(model, X)
-    assert_equal(recorder)
+    assert_as_plain(model)
 
 
 class Counting(TorchDispatchMode):
@@ -268,34 +221,31 @@ def test_other_dispatch_modes_see_the_model_alone():
                 recorder.start()
             with torch.no_grad():
                 model(X)
+        recorder.stop()
         counts.append((mode.seen, flops.get_total_flops()))
-    recorder.stop()
     assert counts[0] == counts[1] and counts[0][1] > 0
-    assert_equal(recorder)
 
 
-def test_another_mode_inside_of_the_model():
-    class Inside(Net):
-        def forward(self, x):
-            with Counting():
-                return super().forward(x)
+class WithGradients(Net):
+    """A gradient inside of the forward pass."""
 
-    model = net()
-    model.__class__ = Inside
-    _, recorder = recorded(model, X)
-    assert_equal(recorder)
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = super().forward(x).sum()
+            return torch.autograd.grad(energy, x)[0]
 
 
-def test_an_error_that_is_caught_inside_of_the_model():
-    class Forgiving(Net):
-        def forward(self, x):
-            try:
-                self.blocks[0](x[..., :3])
-            except RuntimeError:
-                pass
+class WithMode(Net):
+    """Another mode inside of the model."""
+
+    def forward(self, x):
+        with Counting():
             return super().forward(x)
 
+
+@pytest.mark.parametrize('cls', [WithGradients, WithMode])
+def test_what_a_model_does_inside(cls):
     model = net()
-    model.__class__ = Forgiving
-    _, recorder = recorded(model, X)
-    assert recorder.blocks == NAMES
+    model.__class__ = cls
+    assert_as_plain(model)

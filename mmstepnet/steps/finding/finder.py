@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 
 import torch.nn as nn
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.attentions.base import own_tensors
 from mmstepnet.torch_version import is_backward
@@ -79,9 +78,9 @@ class Finder(Additions):
         self.wrong_shapes: dict[tuple, str] = {}
         self.thread: int | None = None
 
-    def attach(self) -> list[RemovableHandle]:
-        """Register all hooks."""
-        handles = []
+    def attach(self) -> list:
+        """Register all hooks; what is returned is to be removed."""
+        handles: list = [self]
         for module in self.names:
             if type(module) not in PASSIVE:
                 handles.append(module.register_forward_pre_hook(
@@ -93,6 +92,12 @@ class Finder(Additions):
             if isinstance(module, ResidualStep):
                 handles.append(module.observe(self._observe))
         return handles
+
+    def remove(self) -> None:
+        """Leave the mode that an interrupted pass has left behind."""
+        if self.thread is not None:
+            self.__exit__(None, None, None)
+            self.tags, self.thread = Tags(), None
 
     def _is_here(self, module: nn.Module) -> bool:
         """Whether a module's hook belongs to the pass that is followed."""
@@ -110,6 +115,9 @@ class Finder(Additions):
 
     @only_looks
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if module is self.model and not is_backward() and (
+                self.thread == threading.get_ident()):
+            self.remove()
         if not self._is_here(module):
             if module is not self.model or is_backward():
                 return
@@ -168,8 +176,7 @@ class Finder(Additions):
             self._close(module, out)
         # Else it was refused when it began.
         if not self.stack:
-            self.__exit__(None, None, None)
-            self.tags, self.thread = Tags(), None
+            self.remove()
 
     def _close(self, module: nn.Module, out: object) -> None:
         """End the run of a module."""

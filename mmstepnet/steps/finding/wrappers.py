@@ -12,7 +12,15 @@ WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module',
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Model inside wrappers: parallel, averaged or compiled."""
+    """Model inside wrappers: parallel, averaged or compiled.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f'model must be an nn.Module, got {type(model).__name__}; '
+            f"eval() of the hosts' ResNets returns None")
     while (inner := _inside(model)) is not None:
         model = inner
     return model
@@ -30,27 +38,14 @@ def _inside(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def check_module(model: object) -> None:
-    """Refuse what is no module.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f'model must be an nn.Module, got {type(model).__name__}; '
-            f"eval() of the hosts' ResNets returns None")
-
-
 def name_modules(model: nn.Module) -> dict[nn.Module, str]:
     """Names of all modules, without those that wrappers give.
 
     A wrapper and what is in it have one name.
 
     Raises:
-        TypeError: ``model`` is no module, or ``torch.jit`` made one in it.
+        TypeError: ``torch.jit`` made a module in it.
     """
-    check_module(model)
     names = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):

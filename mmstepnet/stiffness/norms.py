@@ -22,7 +22,7 @@ PIECE = 1 << 18
 def norm(x: Tensor) -> Tensor:
     """2-norm of each sample of ``x``, (N, ...) -> (N,)."""
     rows, = _rows(x)
-    return _collect(_row_norms(rows), x.shape[0])
+    return _of_samples(_row_norms(rows), len(x))
 
 
 def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,54 +36,44 @@ def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         tuple[Tensor, Tensor]: Norms, both (N,).
     """
     x_rows, y_rows = _rows(x, y)
+    size = PIECE // x_rows.shape[1] or 1
     if x.device.type != 'cpu':
-        return (_collect(_row_norms(x_rows), x.shape[0]),
-                _collect(_row_norms(x_rows - y_rows), x.shape[0]))
-    size = max(PIECE // x_rows.shape[1], 1)
-    buffer = torch.empty_like(x_rows[:size])
-    norms, distances = [], []
-    for a, b in zip(x_rows.split(size), y_rows.split(size)):
-        norms.append(_row_norms(a))
-        distances.append(_row_norms(torch.sub(a, b, out=buffer[:len(a)])))
-    return (_collect(torch.cat(norms), x.shape[0]),
-            _collect(torch.cat(distances), x.shape[0]))
+        size = len(x_rows)
+    pieces = [(_row_norms(a), _row_norms(a - b))
+              for a, b in zip(x_rows.split(size), y_rows.split(size))]
+    norms, distances = map(torch.cat, zip(*pieces))
+    return _of_samples(norms, len(x)), _of_samples(distances, len(x))
 
 
-def residual_norms(f: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """2-norms of each sample of ``f`` and of ``f * step``.
+def branch_norms(f: Tensor,
+                 step: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """‖f‖, ‖f ⊗ Δt‖ and the mean of Δt, sample by sample.
 
     Args:
-        f (Tensor): Residuals, (N, ...).
-        step (Tensor): Attention values, as many dimensions as ``f``,
-            broadcastable to it.
+        f (Tensor): Branches f(x_t), (N, ...).
+        step (Tensor, optional): Attention values Δt, broadcastable to ``f``.
+            None is 1.
 
     Returns:
-        tuple[Tensor, Tensor]: Norms, both (N,).
+        tuple[Tensor, Tensor, Tensor]: Each (N,).
     """
-    f, step = _wide(f), _wide(step)
-    shared = [d for d in range(1, f.dim()) if step.shape[d] == 1]
-    innermost = list(range(f.dim() - len(shared), f.dim()))
-    if not shared or shared != innermost or not f.is_contiguous():
-        return norm(f), norm(f * step)
-    # ‖f ⊗ Δt‖² = Σ_c Δt_c² ‖f_c‖²: one pass, and nothing as large as f.
-    long = f.flatten(shared[0]).shape[-1] > LONGEST_ROW
-    norms = torch.linalg.vector_norm(
-        f, dim=shared, keepdim=True, dtype=torch.float64 if long else None)
-    stepped = (norms * step).reshape(-1)
-    return (_collect(norms.reshape(-1), f.shape[0]),
-            _collect(stepped, f.shape[0]))
-
-
-def measure_branch(f: Tensor,
-                   step: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """‖f‖, ‖f ⊗ Δt‖ and mean Δt, each (N,)."""
     if step is None:
         f_norm = norm(f)
         return f_norm, f_norm, torch.ones_like(f_norm)
     step = step.detach()[(None, ) * (f.dim() - step.dim())]
-    step = step.expand(f.shape[0], *step.shape[1:])
+    step = step.expand(len(f), *step.shape[1:])
     mean = step.flatten(1).double().mean(1)
-    return *residual_norms(f, step), mean
+    f, step = _wide(f), _wide(step)
+    shared = [d for d in range(1, f.dim()) if step.shape[d] == 1]
+    innermost = list(range(f.dim() - len(shared), f.dim()))
+    if not shared or shared != innermost or not f.is_contiguous():
+        return norm(f), norm(f * step), mean
+    # ‖f ⊗ Δt‖² = Σ_c Δt_c² ‖f_c‖²: one pass, and nothing as large as f.
+    long = f.flatten(shared[0]).shape[-1] > LONGEST_ROW
+    norms = torch.linalg.vector_norm(
+        f, dim=shared, keepdim=True, dtype=torch.float64 if long else None)
+    return (_of_samples(norms.reshape(-1), len(f)),
+            _of_samples((norms * step).reshape(-1), len(f)), mean)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -111,6 +101,6 @@ def _row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
 
 
-def _collect(norms: Tensor, samples: int) -> Tensor:
+def _of_samples(norms: Tensor, samples: int) -> Tensor:
     return torch.linalg.vector_norm(
         norms.view(samples, -1), dim=1, dtype=torch.float64)

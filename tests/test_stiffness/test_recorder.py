@@ -1,0 +1,507 @@
+"""What is recorded of a pass: blocks, samples, interruptions, modes."""
+
+import functools
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torchvision
+from torch.utils.checkpoint import checkpoint
+
+from mmstepnet import insert_steps, measure_stiffness, remove_steps
+from mmstepnet.stiffness import TrajectoryRecorder, total_neural_stiffness
+from tests.test_stiffness.reference import (
+    IMAGES,
+    Residual,
+    assert_recorded,
+    blocks_in_a_row,
+    no_hooks,
+    ready,
+    recorded,
+    relu,
+    residual_step,
+    size,
+    small_resnet,
+)
+from tests.utils import Adds, not_on_torch_21, perturb, seeded
+
+MAPS = seeded(2, 8, 5, 5)
+X = seeded(4, 15, 8)
+
+ELEMENTWISE = sorted(set(nn.modules.activation.__all__) - {
+    'GLU', 'MultiheadAttention', 'Softmin', 'Softmax', 'Softmax2d',
+    'LogSoftmax', 'Threshold'})
+
+
+@pytest.mark.parametrize('last', [
+    None, nn.ReLU(inplace=True), nn.functional.relu, torch.Tensor.relu_,
+    lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
+    *(getattr(nn, name)() for name in ELEMENTWISE)])
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_an_activation_is_no_part_of_the_step(last, mode):
+    model = blocks_in_a_row(lambda: Residual(last))
+    with TrajectoryRecorder(model) as recorder, mode():
+        model(IMAGES)
+    assert recorder.blocks == ['1.1', '1.2']
+    assert_recorded(recorder, model, residual_step(
+        (lambda x: last(x.clone())) if last else lambda x: x))
+
+
+class AddsToItsInput(Residual):
+    def forward(self, x):
+        x += self.branch(x)
+        return x
+
+
+class NamesItsState(Residual):
+    """Called by keyword; returns its state among other things."""
+
+    def forward(self, state, shift=None):
+        return super().forward(state) + shift, shift
+
+
+class CallsByName(nn.Sequential):
+    def forward(self, x):
+        for block in self:
+            x, _ = block(shift=torch.zeros(()), state=x)
+        return x
+
+
+class Other(Residual):
+    """The same block, of another class."""
+
+
+@pytest.mark.parametrize('change', [
+    lambda body: nn.Sequential(*(AddsToItsInput() for _ in body)),
+    lambda body: CallsByName(*(NamesItsState() for _ in body)),
+    lambda body: nn.Sequential(body[0], Other(), Other()),
+])
+def test_other_forms_of_the_same_network(change):
+    plain, model = blocks_in_a_row(), blocks_in_a_row()
+    model[1] = change(model[1])
+    model.load_state_dict(plain.state_dict())
+    records = [recorded(net).record for net in (plain, model)]
+    assert records[0]['adaptive'].min() > 0
+    for name, value in records[0].items():
+        torch.testing.assert_close(
+            records[1][name], value, rtol=1e-6, atol=0)
+
+
+class Detector(nn.Module):
+    """A backbone, and a head with residual blocks of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential()
+        for k in (1, 2):
+            self.backbone.add_module(f'layer{k}', nn.Sequential(
+                *[Residual() for _ in range(3)]))
+        self.head = nn.Sequential(*[Residual() for _ in range(2)])
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+@pytest.mark.parametrize('blocks, names', [
+    (None, ['backbone.layer1.1', 'backbone.layer1.2', 'backbone.layer2.1',
+            'backbone.layer2.2']),
+    *((blocks, ['backbone.layer2.1', 'backbone.layer2.2']) for blocks in (
+        'layer2', 'layer2.*', 'backbone.layer2', 'layer2.[12]',
+        ['backbone.layer2.1', 'layer2.2'])),
+    ('head', ['head.1']),
+    (Residual, ['backbone.layer1.1', 'backbone.layer1.2', 'backbone.layer2.1',
+                'backbone.layer2.2', 'head.1']),
+])
+def test_selections(blocks, names):
+    """The stage's first is left out, not the first of the selection."""
+    recorder = recorded(Detector(), MAPS, blocks=blocks)
+    assert recorder.blocks == names
+    assert len(recorder.stages.unique()) == len(
+        {name.rpartition('.')[0] for name in names})
+    if blocks is None:
+        assert {s.left_out for s in recorder.steps if 'head' in s.name} == {
+            'outside of the backbone'}
+
+
+def test_large_maps_keep_their_digits():
+    """Millions of values a sample, their number odd."""
+    model = ready(nn.Sequential(
+        nn.Conv2d(3, 8, 1), Residual(nn.ReLU()), Residual(nn.ReLU())))
+    images = 1 + torch.rand(1, 3, 723, 517)
+    assert_recorded(recorded(model, images, blocks=Residual), model,
+                    residual_step(relu), images, rtol=1e-6)
+
+
+@pytest.mark.parametrize('dtype', [
+    torch.bfloat16, pytest.param(torch.float16, marks=not_on_torch_21(
+        'has no float16 autocast on CPU'))])
+def test_amp_is_measured_in_float32(dtype):
+    """The readings are those of the half-precision features, not coarser."""
+    model, kept = ready(small_resnet()), []
+    full = recorded(model)
+    with TrajectoryRecorder(model) as recorder:
+        for name in full.blocks:
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda m, args: kept.append(size(args[0])))
+        with torch.autocast('cpu', dtype), torch.no_grad():
+            model(IMAGES)
+    torch.testing.assert_close(
+        recorder.record['x_norm'].double(), torch.stack(kept, 1), rtol=1e-6,
+        atol=0)
+    torch.testing.assert_close(recorder.nsi, full.nsi, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize('scaled', [True, False])
+def test_stochastic_depth_is_no_part_of_the_step(scaled):
+    class Dropping(Residual):
+        def forward(self, x):
+            f = self.branch(x)
+            if scaled:
+                return x + torchvision.ops.stochastic_depth(f, 0.5, 'row')
+            kept = (0.5 + torch.rand(len(x), 1, 1, 1)).floor()
+            return x + f.div(0.5) * kept  # as in mmcv
+
+    model, kept = blocks_in_a_row(Dropping).train(), []
+    images = IMAGES.repeat(4, 1, 1, 1)
+    for block in model[1][1:]:
+        block.register_forward_pre_hook(
+            lambda m, args: kept.append((m, args[0])))
+    recorder, returned = recorded(model, images), set()
+    for k, (block, x) in enumerate(kept):
+        proposed = size(block.branch(x)) / size(x)
+        for name in ('adaptive', 'unit'):
+            torch.testing.assert_close(
+                recorder.record[name][:, k].double(), proposed, rtol=1e-5,
+                atol=0)
+        ratio = recorder.record['returned'][:, k].double() / proposed
+        returned |= {round(r, 3) for r in ratio.tolist()}
+    assert returned == {0.0, 2.0}
+
+
+class Net(nn.Module):
+    """Blocks in an order; it fails before one of them."""
+
+    def __init__(self, order=range(4)):
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual() for _ in range(4)])
+        self.order, self.fail_at, self.error = order, None, KeyError
+
+    def forward(self, x):
+        for k in self.order:
+            if self.fail_at == k:
+                raise self.error('lost')
+            x = self.blocks[k](x)
+        return x
+
+
+def modes():
+    return torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+@pytest.mark.parametrize('between', [False, True])
+@pytest.mark.parametrize('error', [KeyError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize('fail_at', [0, 2])
+def test_an_interrupted_pass_adds_nothing(fail_at, error, between):
+    """Also where the recorder goes on, and no mode stays behind."""
+    model = Net()
+    clean = recorded(model, MAPS)
+    model.error = error
+    recorder = TrajectoryRecorder(model)
+    recorder.start()
+    with torch.no_grad():
+        for model.fail_at in (None, fail_at, None):
+            try:
+                model(MAPS)
+            except error:
+                assert model.fail_at == fail_at
+                if between:
+                    recorder.stop()
+                    assert no_hooks(model) and not modes()
+                    recorder.start()
+    recorder.stop()
+    assert no_hooks(model) and not modes()
+    assert torch.equal(recorder.nsi, clean.nsi.repeat(2, 1))
+
+
+def test_errors_that_the_model_catches():
+    class Catching(Net):
+        def forward(self, x):
+            for broken in (self.blocks[0], nn.Conv2d(3, 3, 3)):
+                try:
+                    broken(x[:, :7])
+                except RuntimeError:
+                    pass
+            return super().forward(x)
+
+    model = Catching()
+    recorder = recorded(model, MAPS, MAPS)
+    model.__class__ = Net
+    assert torch.equal(
+        recorder.nsi, recorded(model, MAPS).nsi.repeat(2, 1))
+
+
+def test_starting_stopping_and_clearing():
+    model = ready(small_resnet())
+    recorder = TrajectoryRecorder(model)
+    recorder.start()
+    with pytest.raises(RuntimeError, match='started already'):
+        recorder.start()
+    with torch.no_grad():
+        model(IMAGES[:1])
+        recorder.stop()
+        recorder.stop()
+        model(IMAGES)
+        recorder.start(once=True)
+        model(IMAGES[1:])
+        model(IMAGES)
+        assert no_hooks(model)
+    assert len(recorder) == 3
+    whole = recorded(model)
+    torch.testing.assert_close(recorder.nsi, whole.nsi, rtol=1e-5, atol=0)
+    found = recorder.trajectories(split='val', epoch=3)
+    for name, value in recorder.record.items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+    assert found.settings == dict(model='ResNet', split='val', epoch=3,
+                                  reading='adaptive', dataset_size=3)
+    recorder.clear()
+    assert len(recorder) == 0
+    # Batch by batch, as for a metric: each sample is seen once.
+    total = []
+    with recorder, torch.no_grad():
+        for image in IMAGES.split(1):
+            model(image)
+            total += total_neural_stiffness(recorder.nsi, recorder.stages)
+            recorder.clear()
+    torch.testing.assert_close(torch.stack(total), total_neural_stiffness(
+        whole.nsi, whole.stages), rtol=1e-5, atol=0)
+
+
+def test_steps_come_and_go_between_recordings():
+    model = ready(small_resnet())
+    recorder = TrajectoryRecorder(model)
+    for change in (lambda model: None, insert_steps, remove_steps):
+        change(model)
+        with recorder, torch.no_grad():
+            model(IMAGES)
+    assert (recorder.record['step_mean'] == 1).all()
+    for value in recorder.record.values():
+        torch.testing.assert_close(value[:3], value[3:6], rtol=1e-5, atol=0)
+        torch.testing.assert_close(value[:3], value[6:], rtol=1e-6, atol=0)
+
+
+def test_a_block_that_runs_several_times_is_as_many_steps():
+    """A shared block is measured as copies of it are, one after the other."""
+    shared, copies = Net([0] * 4), Net()
+    for block in copies.blocks:
+        block.load_state_dict(shared.blocks[0].state_dict())
+    first, second = (recorded(model, MAPS) for model in (shared, copies))
+    assert first.blocks == ['blocks.0#2', 'blocks.0#3', 'blocks.0#4']
+    assert first.excluded == ['blocks.0'] and first.nsi.min() > 0
+    assert torch.equal(first.nsi, second.nsi)
+
+
+class Windows(nn.Module):
+    """The second stage sees quarters of images, as so many samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.window = (nn.Sequential(
+            *[Residual(nn.ReLU()) for _ in range(2)]) for _ in range(2))
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        x = self.image(x).view(n, c, 2, h // 2, 2, w // 2)
+        return self.window(x.permute(0, 2, 4, 1, 3, 5).reshape(
+            n * 4, c, h // 2, w // 2))
+
+
+def test_windows_are_counted_back_to_their_images():
+    model, x, kept = Windows().eval(), seeded(2, 8, 8, 8), []
+    block = model.window[1]
+    block.register_forward_pre_hook(lambda m, args: kept.append(args[0]))
+    recorder = recorded(model, x)
+    assert recorder.nsi.shape == (2, 2)
+    f, state = block.branch(kept[0]), kept[0]
+    torch.testing.assert_close(
+        recorder.nsi[:, 1].double(),
+        size(f.reshape(2, -1)) / size(state.reshape(2, -1)), rtol=1e-6,
+        atol=0)
+
+
+class Tokens(nn.Module):
+    """Its states are (L, N, C) where ``first`` is False, else (N, L, C)."""
+
+    def __init__(self, first=False):
+        super().__init__()
+        self.first = first
+        self.embed = nn.Embedding(9, 8)
+        self.blocks = nn.Sequential(*[Adds(nn.Sequential(
+            nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))) for _ in range(4)])
+
+    def forward(self, x):
+        x = x if x.is_floating_point() else self.embed(x)
+        return self.blocks(x if self.first else x.transpose(0, 1))
+
+
+@pytest.mark.parametrize('x', [
+    X, seeded(4, 16, 8).abs().round().long()[..., 0].clamp(max=8)],
+    ids=['features', 'integers'])
+def test_tokens_before_samples(x):
+    """The readings of a batch are those of each sample alone."""
+    torch.manual_seed(0)
+    model = Tokens()
+    alone = recorded(model, *x.split(1))
+    together = recorded(model, x)
+    model.first = True
+    expected = recorded(model, x)
+    assert len(together) == 4
+    for name, value in expected.record.items():
+        for other in (together, alone):
+            torch.testing.assert_close(
+                other.record[name], value, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_as_many_tokens_as_samples(first):
+    """Another number of samples says which is which, before or alone."""
+    model = Tokens(first)
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        with pytest.raises(ValueError, match='first or second axis may be'):
+            model(X[:, :4])
+        model(X[:3, :4])
+        model(X[:, :4])
+    alone = recorded(model, *X[[0, 1, 2, 0, 1, 2, 3], :4].split(1))
+    torch.testing.assert_close(recorder.nsi, alone.nsi, rtol=1e-5, atol=0)
+
+
+def test_bad_features():
+    model = ready(small_resnet())
+    images = IMAGES.clone()
+    images[1, 0, 0, 0] = np.nan
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(IMAGES[:1])
+        with pytest.raises(ValueError,
+                           match='sample 2 at block layer1.1 has NaN'):
+            model(images)
+    assert len(recorder) == 1
+    model = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
+    with TrajectoryRecorder(model, Residual) as recorder, torch.no_grad():
+        for block in model:
+            block.first.bias.zero_()
+            block.second.bias.zero_()
+        model(torch.zeros(2, 8, 5, 5))
+        assert (recorder.nsi == 0).all()
+        model[1].second.bias.fill_(1)
+        with pytest.raises(ValueError, match='state of norm 0 that changes'):
+            model(torch.zeros(2, 8, 5, 5))
+
+
+def test_features_are_not_kept():
+    def maps():
+        gc.collect()
+        return {id(t) for t in gc.get_objects() if type(t) is torch.Tensor
+                and t.dim() == 4 and t.shape[0] == 3}
+
+    model = ready(small_resnet())
+    before = maps()  # other tests may have left some
+    with TrajectoryRecorder(model), torch.no_grad():
+        for _ in range(3):
+            model(IMAGES)
+        assert maps() <= before
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+@pytest.mark.parametrize('inside', [False, True])
+def test_a_checkpoint_counts_each_sample_once(reentrant, inside):
+    class Checkpointing(Net):
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    model = Net()
+    plain = recorded(model, MAPS)
+    run = functools.partial(checkpoint, model, use_reentrant=reentrant)
+    if inside:
+        model.__class__, run = Checkpointing, model
+    gradients = []
+    # Whoever observes, or no longer does, at the time of backward.
+    for forward, backward in ((0, 0), (1, 1), (1, 0), (0, 1)):
+        recorder, x = TrajectoryRecorder(model), MAPS.clone().requires_grad_()
+        if forward:
+            recorder.start()
+        out = run(x)
+        recorder.stop()
+        if backward:
+            recorder.start()
+        out.square().sum().backward()
+        recorder.stop()
+        gradients.append(x.grad)
+        assert len(recorder) == 2 * forward
+        if forward:
+            torch.testing.assert_close(
+                recorder.nsi, plain.nsi, rtol=1e-6, atol=0)
+    assert all(torch.equal(g, gradients[0]) for g in gradients)
+
+
+def test_training_after_a_measurement():
+    """Tables that a module makes on demand are no inference tensors."""
+    class Positions(Residual):
+        table = None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.ones(8, 1, 1)
+            return super().forward(x * self.table)
+
+    model = nn.Sequential(*[Positions() for _ in range(3)]).train()
+    measure_stiffness(model, [MAPS])
+    assert all(m.training for m in model.modules())
+    model(MAPS).sum().backward()
+    assert model[0].first.weight.grad.any()
+
+
+def test_threads_do_not_disturb_other_models():
+    model, other = Net(), Net()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        thread = threading.Thread(target=other, args=(MAPS, ))
+        thread.start()
+        model(MAPS)
+        thread.join()
+    assert len(recorder) == 2
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6')
+@pytest.mark.parametrize('in_place', [True, False])
+def test_compiled_models_are_recorded_uncompiled(in_place):
+    """Until the last recorder stops, whichever that is."""
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    calls, model = [], perturb(Net()).eval()
+    plain, second = recorded(model, MAPS), TrajectoryRecorder(Net())
+    compiled = model
+    if in_place:
+        model.compile(backend=backend)
+    else:
+        compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        compiled(MAPS)
+        made = len(calls)
+        recorder = TrajectoryRecorder(compiled)
+        recorder.start()
+        compiled(MAPS)
+        second.start()
+        recorder.stop()
+        torch.compile(lambda x: x.sin() + 1, backend=backend)(MAPS)
+        assert made == len(calls) > 0
+        second.stop()
+        torch.compile(lambda x: x.cos() + 1, backend=backend)(MAPS)
+        assert len(calls) > made
+    assert torch.equal(recorder.nsi, plain.nsi) and no_hooks(model)
+    torch._dynamo.reset()
