@@ -13,7 +13,6 @@ from .steps import ResidualStep
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .blocks import register_block
     from .propagation import MetricAttention
     from .steps import (
         find_steps,
@@ -45,7 +44,6 @@ LATER = {
     'load_steps': 'steps.files',
     'mark_only_steps_as_trainable': 'steps.freezing',
     'measure_stiffness': 'stiffness',
-    'register_block': 'blocks',
     'remove_blocks': 'steps',
     'remove_steps': 'steps',
     'save_steps': 'steps.files',
@@ -53,14 +51,14 @@ LATER = {
 }
 """What is imported when it is first asked for, and from where."""
 
-MODULES = 'blocks', 'export', 'figures', 'propagation', 'stiffness'
+MODULES = 'export', 'figures', 'propagation', 'stiffness'
 """Likewise; the attentions and steps are there already."""
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
     'TrajectoryRecorder', '__version__', 'ablate_blocks', 'block_scores',
     'calibrate', 'find_steps', 'fold', 'insert_steps', 'load_steps',
-    'mark_only_steps_as_trainable', 'measure_stiffness', 'register_block',
+    'mark_only_steps_as_trainable', 'measure_stiffness',
     'remove_blocks', 'remove_steps', 'save_steps', 'step_parameters'
 ]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from mmstepnet.steps.files import steps_to_save
-from mmstepnet.steps.places import modules_by_name
+from mmstepnet.steps.modules import modules_by_name
 from mmstepnet.stiffness import measure_stiffness
 
 LOGGER = logging.getLogger(__name__)

@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch.nn as nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from .finding.wrappers import unwrap
 from .generated import KeepsStatistics, generated_class
-from .places import check_module_names, find_module, modules_by_name
+from .modules import check_module_names, find_module, modules_by_name
 from .residual import ResidualStep
 
 
@@ -17,8 +16,9 @@ def mark_only_steps_as_trainable(model: nn.Module,
                                  *, unfreeze: bool = False) -> int:
     """Freeze all of a model but its steps.
 
-    Parameters elsewhere require no gradient any more, and BNs elsewhere stay
-    in eval mode, also when a trainer calls ``model.train()``. Call it before
+    Parameters elsewhere require no gradient any more, and modules elsewhere
+    that have running statistics stay in eval mode, also when a trainer calls
+    ``model.train()``. Call it before
     the optimizer is built and before ``DistributedDataParallel`` or FSDP;
     where BNs are converted to SyncBN, call it after that.
 
@@ -27,9 +27,9 @@ def mark_only_steps_as_trainable(model: nn.Module,
         modules_to_save (Iterable[str]): Names of further modules that are
             trained, such as a new head; give them to
             :func:`mmstepnet.save_steps`, too. Defaults to none.
-        unfreeze (bool): Undo it: all parameters require a gradient, and BNs
-            follow ``train()`` again, also where the steps are gone. Defaults
-            to False.
+        unfreeze (bool): Undo it: all parameters require a gradient, and all
+            modules follow ``train()`` again, also where the steps are gone.
+            Defaults to False.
 
     Returns:
         int: Number of parameters that require a gradient.
@@ -65,7 +65,8 @@ def mark_only_steps_as_trainable(model: nn.Module,
     follow_training(m for m in model.modules() if unfreeze or m in inside)
     if not unfreeze:
         for module in model.modules():
-            if isinstance(module, _BatchNorm) and module not in inside and (
+            if module not in inside and any(
+                    'running' in name for name in module._buffers) and (
                     not isinstance(module, KeepsStatistics)):
                 kept_class: Any = generated_class(
                     KeepsStatistics, type(module))
@@ -75,7 +76,7 @@ def mark_only_steps_as_trainable(model: nn.Module,
 
 
 def follow_training(modules: Iterable[nn.Module]) -> None:
-    """Let BNs that stay in eval mode follow ``train()`` again."""
+    """Let modules that stay in eval mode follow ``train()`` again."""
     for module in modules:
         if isinstance(module, KeepsStatistics):
             module.__class__ = module.host

@@ -41,19 +41,13 @@ def _new_module(kind: type[Generated], host: type) -> Generated:
 
 
 class KeepsStatistics(Generated):
-    """A BN that stays in eval mode, whoever calls ``train()``."""
+    """A module with running statistics that stays in eval mode."""
 
     def train(self, mode: bool = True) -> nn.Module:
-        """Stay in eval mode."""
-        return super().train(False)
-
-    def reset_running_stats(self) -> None:
-        """Keep the statistics, which ``update_bn`` would not set anew."""
-
-    def reset_parameters(self) -> None:
-        """Bring all to its start, statistics included."""
-        self.host.reset_running_stats(self)
-        super().reset_parameters()  # type: ignore[misc], the host's
+        """Set the mode of its children alone."""
+        super().train(mode)
+        self.training = False
+        return self
 
 
 def class_of(norm: nn.Module) -> type:

@@ -1,20 +1,19 @@
 """Blocks taken out of a network: what is left computes what f = 0 would."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from .examples import call_of, made_up
+from .examples import call_of, made_up, on_meta
 from .finding import (
     EAGER,
     Arrangement,
-    Finder,
+    Run,
     Selection,
     Sum,
     hooked,
@@ -22,17 +21,19 @@ from .finding import (
     select,
     unwrap,
 )
-from .finding.selection import around, is_within
-from .finding.stages import projects
-from .finding.sums import Norms
+from .finding.operations import describe_operation
+from .finding.selection import is_within
+from .finding.tags import is_real
 from .finding.wrappers import name_modules
+from .fused_blocks import FusedBlock
 from .generated import Generated, generated_class
-from .places import innermost, modules_by_name, steps_by_block
-from .step_block import StepBlock, check_unsharded, steps_of
+from .modules import check_unsharded, modules_by_name
+from .residual import ResidualStep
+from .spots import SpotFinder, steps_by_block
 
-Form = tuple[type, tuple[bool, ...]] | None
-"""What a module returns: its state alone, or a tuple or list in which the
-state stands at the place of True and None at the others."""
+Form = tuple[type, int] | None
+"""What a block returns: its state alone, or a tuple or list of so many, of
+which the state is the first and the others are None."""
 
 
 def remove_blocks(model: nn.Module, names: Selection,
@@ -42,33 +43,28 @@ def remove_blocks(model: nn.Module, names: Selection,
     What is left is :math:`x_{t+1} = x_t`, as if f were 0 in
 
     .. math::
-        x_{t+1} = \mathrm{act}(x_t + f(x_t) \otimes \Delta t).
+        x_{t+1} = \mathrm{act}(x_t + f(x_t) \otimes \Delta t),
 
-    Whether a block may go is tried: the model runs on the example with f = 0
-    in the named blocks, and each must return what it was given, bit for bit.
-    So a block behind a ReLU may go, one that ends in a SiLU or a post-norm or
-    projects its identity may not. Parameters and operations of the blocks
-    go; containers keep their length and other modules their keys. To load
-    what was saved then, call this on a new model, before a strict
-    ``load_state_dict``. Build optimizers afterwards. Nothing brings the
-    blocks back: copy the model first if you need them.
+    with the block's own last ReLU, if it has one. Parameters and operations
+    of the blocks go; containers keep their length and other modules their
+    keys. To load what was saved then, call this on a new model, before a
+    strict ``load_state_dict``. Build optimizers afterwards. Nothing brings
+    the blocks back: copy the model first if you need them.
 
     Args:
         model (nn.Module): The model.
         names (str | type | Sequence): The blocks, or modules that contain
-            them, as ``blocks=`` of :func:`insert_steps`. A module inside of a
-            block, as the attention or the MLP of a Transformer's, goes alone
-            and gives 0 from then on, where that makes f of its step 0.
+            them, as ``blocks=`` of :func:`insert_steps`.
         example (Tensor | tuple | dict, optional): What the model is called
-            with, see :func:`insert_steps`. Values count here; zeros are
-            replaced by random numbers. Defaults to None.
+            with, see :func:`insert_steps`. Defaults to None.
 
     Returns:
         list[str]: Names of what was removed.
 
     Raises:
-        ValueError: A block may not go, each with the reason, or one of
-            ``names`` means no residual block. The model is left as it was.
+        ValueError: A block does more than to add to its state and to apply a
+            ReLU, each with the reason, or one of ``names`` means no residual
+            block. The model is left as it was.
 
     Example:
         >>> import torch
@@ -122,223 +118,195 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     """
     check_unsharded(model)
     model = unwrap(model)
-    if any(p.is_meta for p in model.parameters()):
-        raise ValueError(f'{type(model).__name__} is on the meta device, '
-                         f'where no block can be tried; give it memory first')
     modules = modules_by_name(model)
-    chosen = None if names is None else select(modules, names)
-    steps, call = _look(model, example)
-    table = steps_by_block(steps)
-    sums = {name: table[name][1] for name in table
-            if name in innermost(table)}
-    for _, found, place in steps.named:
-        if place and not found.state:  # the block projects
-            sums.setdefault(place[1].name, [])
-    meant = _meant(chosen, sums, modules)
-    checks = {
-        name: _Check(modules[name], sums[name]) if name == block
-        else _PartCheck(modules[name]) for name, block in meant.items()}
-    with _no_zeros(modules[block] for name, block in meant.items()
-                   if name != block):
-        _run(model, call, checks.values(), {
-            s.owner.name for name, block in meant.items()
-            for s in sums[block] if s.part is None or name != block})
-    if getattr(getattr(model, 'config', None), 'use_cache', False):
-        for check in checks.values():
-            check.mind_cache()
-    refused = [f'{name} {c.why}' for name, c in checks.items() if c.why]
+    passes = _run(model, example)
+    blocks = passes[0].blocks()
+    if names is not None:
+        chosen = select(modules, names)
+        for item, meant in chosen.items():
+            if not any(is_within(name, meant) for name in blocks):
+                raise ValueError(
+                    f'blocks={item!r} means no residual block of the model; '
+                    f'find_steps shows where its steps are')
+        blocks = {name: sums for name, sums in blocks.items()
+                  if is_within(name, set().union(*chosen.values()))}
+    removed, refused = {}, []
+    for name in blocks:
+        try:
+            forms = {one.form_of(name) for one in passes}
+            if len(forms) > 1:
+                raise RefusedError('returns something else in training mode')
+            _check_place(model, modules, name, set(blocks if names else [name])
+                         )
+            removed[name] = _stand_in(modules[name], *forms.pop())
+        except RefusedError as error:
+            refused.append(f'{name} {error}')
     if refused and names is not None:
         raise ValueError(f'{type(model).__name__}: {"; ".join(refused)}')
-    return {name: _stand_in(modules[name], check.form, name != meant[name])
-            for name, check in checks.items() if not check.why}
+    return removed
 
 
-def _meant(chosen: dict[str | type, set[str]] | None,
-           blocks: Collection[str],
-           modules: dict[str, nn.Module]) -> dict[str, str]:
-    """Chosen blocks and chosen parts of others, with the blocks' names."""
-    named = {''} if chosen is None else set().union(*chosen.values())
-    meant: dict[str, str] = {}
-    for name in modules:  # a module comes before what is in it
-        block = next((n for n in around(name) if n in blocks), None)
-        if block is not None and (
-                block == name and is_within(name, named) or name in named
-                and not is_within(name, set(meant))):
-            meant[name] = block
-    for item, names in (chosen or {}).items():
-        if not any(is_within(name, names) for name in meant):
-            raise ValueError(
-                f'blocks={item!r} means no residual block of the model, nor '
-                f'a part of one; find_steps shows where its steps are')
-    return meant
+class RefusedError(ValueError):
+    """A block may not go; says why."""
 
 
-class _Check:
-    """Whether a block returns its state where f is 0."""
-
-    form: Form = None
-    why: str | None = 'has a forward that no pass calls'
-    waits = False
-
-    def __init__(self, module: nn.Module, sums: Sequence[Sum] = ()):
-        self.module, self.sums = module, sums
-
-    def attach(self) -> list[RemovableHandle]:
-        """See runs of the module; steps that tell themselves give f = 0."""
-        return [
-            self.module.register_forward_pre_hook(
-                self.enter, with_kwargs=True),
-            self.module.register_forward_hook(self.leave),
-            *(step.drop_path.register_forward_hook(_give_zeros)
-              for step in steps_of(self.module))]
-
-    def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Keep the state, which the block may overwrite."""
-        self.state: Any = next(iter((*args, *kwargs.values())), None)
-        if isinstance(self.state, Tensor):
-            self.state = self.state.clone()
-
-    def leave(self, module: nn.Module, args: tuple, out: Any) -> Any:
-        """Compare what the block returns with it."""
-        outs = [out]
-        if type(out) in (tuple, list):
-            outs = [t for t in out if t is not None]
-            self.form = type(out), tuple(t is not None for t in out)
-        x = self.state
-        if len(outs) != 1 or not all(
-                isinstance(t, Tensor) for t in (x, *outs)):
-            self.why = 'takes or returns something else than one state'
-        elif not x.any():
-            self.why = 'has a state of 0 on the example, which shows nothing'
-        else:
-            same = x.shape == outs[0].shape and torch.equal(x, outs[0])
-            self.why = None if same else self.suspicion()
-
-    def see(self, same: bool) -> None:
-        """See whether the first sum behind it is its state."""
-
-    def suspicion(self) -> str:
-        """Why the block may change its state though f is 0."""
-        if not self.sums or projects(self.sums):
-            return 'projects its identity'
-        then = dict.fromkeys(s.activation for s in self.sums if s.activation)
-        return f'applies {", ".join(then)} to the sum, which changes it' if (
-            then) else 'changes its state, though f is 0'
-
-    def mind_cache(self) -> None:
-        """Refuse a layer whose place in a cache would stay empty."""
-        if self.why is None and any(
-                getattr(m, 'layer_idx', None) is not None
-                for m in self.module.modules()):
-            self.why = ('has a number of its own in a cache, which would '
-                        'hold too few layers; config.use_cache = False does '
-                        'without one')
+def _check_place(model: nn.Module, modules: dict[str, nn.Module], name: str,
+                 removed: set[str]) -> None:
+    """Refuse a block that somebody else counts on."""
+    if any(n == name and (hasattr(m, '_orig_mod')
+                          or m._compiled_call_impl is not None)
+           for m, n in name_modules(model).items()):
+        raise RefusedError('is compiled by itself, and would go on to run; '
+                           'remove it before')
+    numbers = {n: index for n, m in modules.items() if isinstance(
+        index := getattr(m, 'layer_idx', None), int)}
+    own = [index for n, index in numbers.items() if is_within(n, {name})]
+    left = [index for n, index in numbers.items() if not is_within(n, removed)]
+    if own and max(left, default=-1) > min(own):
+        raise RefusedError('has a number in a cache, which would miss it; '
+                           'only the last layers can go')
 
 
-def _give_zeros(module: nn.Module, args: tuple, out: Any) -> Tensor:
-    return torch.zeros_like(out)
+class _RemovalFinder(SpotFinder):
+    """A finder that follows a block's state from its input to its output."""
+
+    def forget(self) -> None:
+        """Forget the last pass."""
+        super().forget()
+        self.steps: dict[Sum, list] = {}  # memory of the state and of the sum
+        self.relus: dict[tuple, tuple] = {}
+        self.given: dict[str, tuple | None] = {}
+        self.returned: dict[str, tuple[Any, Form, tuple]] = {}
+
+    def blocks(self) -> dict[str, list[Sum]]:
+        """Sums of the blocks that hold no others; none where it projects."""
+        arrangement = Arrangement(self)
+        found = steps_by_block(arrangement)
+        for _, one, place in arrangement.named:
+            if place and not one.state:
+                found[place[1].name] = []
+        self.found = {name: sums for name, sums in found.items() if not any(
+            other.startswith(f'{name}.') for other in found)}
+        return self.found
+
+    def form_of(self, name: str) -> tuple[Form, bool]:
+        """What a block returns, and whether a ReLU comes last.
+
+        Raises:
+            RefusedError: It does more than to add to its state.
+        """
+        sums = self.found.get(name)
+        if not sums:
+            raise RefusedError('projects its identity')
+        if name not in self.returned:
+            raise RefusedError('has a forward that no pass calls')
+        memory: Any = self.given[name]
+        activation = None
+        for found in sums:
+            state, total = self.steps[found]
+            if activation is not None or state != memory or (
+                    len(found.ordinals) > 1):
+                raise RefusedError('changes its state before it adds')
+            memory = total
+            if found.part is not None:
+                step: Any = unwrap(found.owner.module._modules[found.part])
+                activation = None if type(step.activation) is nn.Identity else (
+                    type(step.activation))
+        out, form, shape = self.returned[name]
+        if shape != sums[0].shape:
+            raise RefusedError('returns something else than its state')
+        is_relu = self.relus.get(out) == memory or activation is nn.ReLU
+        if not is_relu and (out != memory or activation is not None):
+            raise RefusedError(
+                f'applies {sums[-1].activation or activation} to the sum'
+                if sums[-1].activation or activation else
+                'returns something else than its state')
+        return form, is_relu
+
+    def _begin(self, operation: Any, owner: Run, x: Tensor,
+               *args: Any) -> Sum | None:
+        state = _memory(x)
+        found = super()._begin(operation, owner, x, *args)
+        if found is not None:
+            self.steps.setdefault(found, [state, None])
+        return found
+
+    def _observe(self, module: ResidualStep, x: Tensor, *args: Any) -> None:
+        state = _memory(x)
+        count = len(self.sums)
+        super()._observe(module, x, *args)
+        for found in self.sums[count:]:
+            self.steps[found] = [state, _memory(args[-1])]
+
+    def _conclude(self, found: Sum, out: Tensor) -> None:
+        super()._conclude(found, out)
+        if found in self.steps:
+            self.steps[found][1] = _memory(out)
+
+    def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
+        before = _memory(args[0]) if describe_operation(
+            func).name == 'relu' else None
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if before is not None:
+            self.relus[_memory(out)] = before
+        return out
+
+    def _see_given(self, module: nn.Module, args: tuple,
+                   kwargs: dict) -> None:
+        super()._see_given(module, args, kwargs)
+        first = next(iter((*args, *kwargs.values())), None)
+        self.given[self.names[module]] = (
+            _memory(first) if is_real(first) else None)
+
+    def _see_returned(self, module: nn.Module, args: tuple,
+                      out: Any) -> None:
+        super()._see_returned(module, args, out)
+        form, first = None, out
+        if type(out) in (tuple, list) and out and not any(
+                t is not None for t in out[1:]):
+            form, first = (type(out), len(out)), out[0]
+        if is_real(first):
+            self.returned[self.names[module]] = (
+                _memory(first), form, tuple(first.shape))
 
 
-class _PartCheck(_Check):
-    """Whether f of a step is 0 where a part of a block gives zeros."""
-
-    why = 'computes no f of a step that comes behind it'
-
-    def leave(self, module: nn.Module, args: tuple, out: Any) -> Any:
-        """Give zeros instead."""
-        first, self.waits = out, True
-        if type(out) in (tuple, list):
-            first = out[0]
-            self.form = type(out), (True, *[False] * (len(out) - 1))
-        if not all(isinstance(t, Tensor) for t in (self.state, first)) or (
-                self.state.shape != first.shape):
-            self.why, self.waits = 'returns something else than a state', False
-            return out
-        return _stand_in(module, self.form, True).forward(self.state)
-
-    def see(self, same: bool) -> None:
-        """See whether the first sum behind the part is its state."""
-        self.waits = False
-        self.why = None if same else (
-            'computes no f alone: zeros from it leave a bias, a norm or '
-            'another branch')
+def _memory(t: Tensor) -> tuple:
+    """Equal for views of one memory, as long as nobody writes to it."""
+    version = 0 if t.is_inference() else t._version
+    return (t.untyped_storage()._cdata, t.storage_offset(), t.numel(),
+            version)
 
 
-class _AtRest(Norms):
-    """In the place of a step's norms: makes the sum the state, as f = 0.
+def _run(model: nn.Module, example: object) -> list[_RemovalFinder]:
+    """Passes in evaluation and in training mode.
 
-    It keeps the state, for a branch that may still come.
+    On the meta device, or, where the model does not run there, with a copy.
     """
-
-    f = None
-
-    def __init__(self, checks: Collection[_Check], x: Tensor):
-        self.checks = checks
-        self.state: Any = x
-
-    def see_sum(self, total: Tensor) -> None:
-        """Let those who wait see the sum before."""
-        for check in self.checks:
-            if check.waits:
-                check.see(torch.equal(total, self.state))
-        total.copy_(self.state)
-
-
-@contextmanager
-def _no_zeros(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """Random numbers for parameters of 0, as biases at their start."""
-    before = [(p, p.data) for block in blocks for p in block.parameters()
-              if not p.any()]
-    for p, zeros in before:
-        p.data = _fresh(zeros)
-    try:
-        yield
-    finally:
-        for p, zeros in before:
-            p.data = zeros
-
-
-def _look(model: nn.Module, example: object) -> tuple[Arrangement, tuple]:
-    """Find the steps of a model, and a call that it runs on."""
-    error = 'nothing can be made up for a model of its class'
+    error: Any = 'nothing can be guessed for a model of its class'
     for given in made_up(model, outermost=True) if example is None else (
             example, ):
-        call = call_of(given)
-        try:
-            finder = _run(model, call)
-        except Exception as raised:
-            error = f'{type(raised).__name__}: {raised}'
-        else:
-            return Arrangement(finder), call
+        for device in 'meta', None:
+            try:
+                one = model if device else copy.deepcopy(model)
+                with on_meta(one) if device else nullcontext():
+                    return [_pass(one, given, device, training)
+                            for training in (False, True)]
+            except Exception as raised:
+                error = f'{type(raised).__name__}: {raised}'
     raise ValueError(
         f'{type(model).__name__} does not run on the example that its blocks '
         f'are to be tried with ({error}); give example= that it takes')
 
 
-def _fresh(t: Any) -> Any:
-    """A copy, which may be written to, and random numbers in place of zeros.
-
-    Many functions leave 0 as it is, which shows nothing.
-    """
-    if not isinstance(t, Tensor):
-        return t
-    if t.is_floating_point() and not t.any():
-        return torch.randn(
-            t.shape, generator=torch.Generator().manual_seed(0)).to(t)
-    return t.clone()
-
-
-def _run(model: nn.Module, call: tuple[tuple, dict],
-         checks: Collection[_Check] = (),
-         owners: Collection[str] = ()) -> Finder:
-    """Follow one pass in evaluation mode; sums of the owners have f = 0."""
-    finder = Finder(model, norms=partial(_AtRest, checks), owners=owners)
-    args, kwargs = call
-    with (hooked([h for check in checks for h in check.attach()]),
-          hooked(finder.attach()), EAGER, in_mode(model, False),
-          torch.no_grad()):
-        model(*map(_fresh, args),
-              **{key: _fresh(value) for key, value in kwargs.items()})
+def _pass(model: nn.Module, example: object, device: str | None,
+          training: bool) -> _RemovalFinder:
+    args, kwargs = call_of(example, 2 if device else None, device)
+    finder = _RemovalFinder(model, ())
+    with (hooked(finder.attach()), EAGER, in_mode(model, training),
+          torch.no_grad(), torch.random.fork_rng([])):
+        model(*args, **kwargs)
+    finder.blocks()
     return finder
 
 
@@ -346,22 +314,22 @@ class RemovedBlock(Generated):
     """A block without its steps: it returns the state that it is given.
 
     Of what the block was, it keeps the arguments, the form of what it
-    returns, hooks and attributes that are no tensors or modules. In the
-    place of a part of a block it returns zeros.
+    returns, its last ReLU, hooks and attributes that are no tensors or
+    modules.
     """
 
     form: Form
-    is_part: bool
+    is_relu: bool
 
     def forward(self, *args, **kwargs) -> Tensor | tuple | list:
-        """Return the first argument, or zeros like it."""
+        """Return the first argument, behind the block's ReLU if it had one."""
         state = next(iter((*args, *kwargs.values())))
-        if self.is_part:
-            state = torch.zeros_like(state)
+        if self.is_relu:
+            state = state.relu()
         if self.form is None:
             return state
-        cls, places = self.form
-        return cls(state if place else None for place in places)
+        cls, size = self.form
+        return cls([state, *[None] * (size - 1)])
 
     def _get_name(self) -> str:
         return f'Removed{self.host.__name__}'
@@ -371,13 +339,13 @@ class RemovedBlock(Generated):
         return ''
 
 
-def _stand_in(block: nn.Module, form: Form, is_part: bool) -> Any:
-    host = block.host if isinstance(block, StepBlock) else type(block)
-    cls = generated_class(RemovedBlock, host)
-    removed = cls.__new__(cls)
+def _stand_in(block: nn.Module, form: Form, is_relu: bool) -> Any:
+    host = block.host if isinstance(block, FusedBlock) else type(block)
+    removed = generated_class(RemovedBlock, host).__new__(
+        generated_class(RemovedBlock, host))
     vars(removed).update(
         {key: value for key, value in vars(block).items()
          if not isinstance(value, Tensor) and key != 'forward'},
         _parameters={}, _buffers={}, _modules={},
-        _non_persistent_buffers_set=set(), form=form, is_part=is_part)
+        _non_persistent_buffers_set=set(), form=form, is_relu=is_relu)
     return removed

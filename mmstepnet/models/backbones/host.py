@@ -16,7 +16,7 @@ from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
 from mmstepnet.steps.generated import Generated, generated_class
-from mmstepnet.steps.step_block import StepBlock, steps_of
+from mmstepnet.steps.modules import steps_of
 
 STEPNET = dict(type='StepNet')
 
@@ -128,13 +128,13 @@ class SteppedBackbone(Generated):
                 step.is_init = True  # init_weights above sees to it
         self.train(self.training)  # where many hosts freeze
         for block in self.modules():
-            if isinstance(block, StepBlock):
+            if steps_of(block):
                 _freeze_as_the_block(block)
         self.train(self.training)
         warn_of_frozen_starts(self)
 
 
-def _freeze_as_the_block(block: StepBlock) -> None:
+def _freeze_as_the_block(block: nn.Module) -> None:
     """Freeze the attentions of a block whose other parameters are frozen."""
     attentions = [step.attention for step in steps_of(block)
                   if step.attention is not None]

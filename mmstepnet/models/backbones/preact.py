@@ -3,25 +3,19 @@
 import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from mmstepnet.blocks import KnownBlock, StepDescription
 from mmstepnet.steps import ResidualStep
-from mmstepnet.steps.generated import Generated, generated_class
+from mmstepnet.steps.fused_blocks import FusedBlock
+from mmstepnet.steps.generated import generated_class
 
 
-class PreActBlock(Generated):
+class PreActBlock(FusedBlock):
     """A host's basic block or bottleneck with norms before convolutions.
 
     Identity Mappings in Deep Residual Networks, ECCV 2016,
     https://arxiv.org/abs/1603.05027. Where the shape changes, the projection
     takes the activated input and has no norm of its own, as there.
     """
-
-    known = KnownBlock('PreActBlock', (StepDescription(
-        lambda block, x: block.branch(block.relu(block.norm1(x))),
-        width=lambda block: block.convs[-1].out_channels,
-        identity='downsample'), ), {})
 
     @classmethod
     def _named_over(cls, host: type) -> tuple[str, dict]:
@@ -42,16 +36,14 @@ class PreActBlock(Generated):
                 self, f'norm{k}_name'))(x)))
         return x
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Take the block's step."""
-        if self.with_cp and x.requires_grad:
-            return checkpoint(self._forward, x, use_reentrant=False)
-        return self._forward(x)
-
     def _forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.norm1(x))
         identity = x if self.downsample is None else self.downsample(out)
         return self.step(identity, self.branch(out))
+
+    def take_step(self) -> None:
+        """Keep the step, with Δt = 1: the host's block is another one."""
+        self.step.attention = None
 
 
 def make_preact(block: nn.Module, norm_cfg: dict) -> None:

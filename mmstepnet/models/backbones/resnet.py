@@ -11,8 +11,8 @@ from torch import Tensor
 from mmstepnet.attentions import ATTENTIONS, IEBN
 from mmstepnet.checks import check_config
 from mmstepnet.registry import MODELS
+from mmstepnet.steps.fused_blocks import put_fused_step
 from mmstepnet.steps.generated import generated_class
-from mmstepnet.steps.step_block import put_steps
 
 from .host import STEPNET, SteppedBackbone, find_host, parameters
 from .preact import make_preact
@@ -121,7 +121,7 @@ class StepResNet(SteppedBackbone):
             if preact:
                 make_preact(block, self.norm_cfg)
             else:
-                put_steps(block, [None])
+                put_fused_step(block)
         if preact:
             self._move_norm_to_the_end()
         if attention is not None:

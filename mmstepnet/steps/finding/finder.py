@@ -18,11 +18,12 @@ from torch import Tensor
 from mmstepnet.attentions.base import own_tensors
 from mmstepnet.torch_version import is_backward
 
+from ..branch import BranchStep
 from ..residual import ResidualStep
 from ..tail import only_looks
 from .additions import Additions
 from .sums import Norms, Run, Sum
-from .tags import Tags, is_real, tensors
+from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
 
 PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -90,7 +91,9 @@ class Finder(Additions):
                 handles.append(module.register_forward_hook(
                     self._leave, always_call=True))
             if isinstance(module, ResidualStep):
-                handles.append(module.observe(self._observe))
+                handles.append(module.observe(
+                    self._observe_branch if isinstance(module, BranchStep)
+                    else self._observe))
         return handles
 
     def remove(self) -> None:
@@ -161,6 +164,7 @@ class Finder(Additions):
         run = Run(
             self.names[module], module, outer, learns,
             isinstance(module, ResidualStep)
+            and not isinstance(module, BranchStep)
             or outer is not None and outer.told,
             [] if learns else list(map(self.tags.view, states)),
             known, given, given)
@@ -224,6 +228,13 @@ class Finder(Additions):
         self._conclude(found, out)
         self._hand_on(found, None, out)
         self._settle(found)
+
+    def _observe_branch(self, module: ResidualStep, x: Tensor, f: Tensor,
+                        step: Tensor | None, scaled: Tensor) -> None:
+        """Take down what a BranchStep has multiplied its branch by."""
+        if step is not None and self._is_here(module):
+            self.tags.make(scaled).factor = Factor(
+                f, step, self.tags.make(x).known)
 
 
 def _is_elementary(module: nn.Module) -> bool:

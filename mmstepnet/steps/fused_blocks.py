@@ -1,0 +1,230 @@
+"""Blocks of ResNets whose last norm, sum and ReLU the step takes in.
+
+The fused step needs the last convolution, the norm, the sum and the ReLU in
+one hand, and a projected identity takes a step here alone. So these blocks are
+written once more, as far as their last norm. Whether a block computes what
+stands here is tried when it gets its step; one that does not takes its step
+where its branch ends, as all others do.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+from torch import Tensor
+
+from .generated import Generated, generated_class
+from .residual import ResidualStep
+
+
+class Tail(NamedTuple):
+    """What a class of blocks ends in.
+
+    Attributes:
+        branch (Callable): ``branch(block, x)`` computes what ``end`` is
+            given.
+        end (Callable): ``end(block)`` is the module that returns f: the last
+            norm, or what stands behind it.
+        activation (str): Attribute that is applied to the sum.
+    """
+
+    branch: Callable[[Any, Tensor], Tensor]
+    end: Callable[[Any], nn.Module]
+    activation: str
+
+
+def _torchvision_basic(block: Any, x: Tensor) -> Tensor:
+    return block.conv2(block.relu(block.bn1(block.conv1(x))))
+
+
+def _torchvision_bottleneck(block: Any, x: Tensor) -> Tensor:
+    x = block.relu(block.bn1(block.conv1(x)))
+    return block.conv3(block.relu(block.bn2(block.conv2(x))))
+
+
+def _timm_basic(block: Any, x: Tensor) -> Tensor:
+    x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
+    x = block.conv2(x)
+    return x if block.se is None else block.bn2(x)
+
+
+def _timm_bottleneck(block: Any, x: Tensor) -> Tensor:
+    x = block.act1(block.bn1(block.conv1(x)))
+    x = block.aa(block.act2(block.drop_block(block.bn2(block.conv2(x)))))
+    x = block.conv3(x)
+    return x if block.se is None else block.bn3(x)
+
+
+def _openmmlab_basic(block: Any, x: Tensor) -> Tensor:
+    return block.conv2(block.relu(block.norm1(block.conv1(x))))
+
+
+def _openmmlab_bottleneck(block: Any, x: Tensor) -> Tensor:
+    plugins = _plugins(block)
+    x = _apply(plugins[0], block.relu(block.norm1(block.conv1(x))))
+    x = _apply(plugins[1], block.relu(block.norm2(block.conv2(x))))
+    x = block.conv3(x)
+    return _apply(plugins[2][:-1], block.norm3(x)) if plugins[2] else x
+
+
+def _plugins(block: Any) -> list[list[nn.Module]]:
+    """MMDetection's plugins behind each of the three convolutions."""
+    return [[getattr(block, name) for name in getattr(
+        block, f'after_conv{k}_plugin_names', ())] for k in (1, 2, 3)]
+
+
+def _apply(modules: list[nn.Module], x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+TAILS = {
+    'torchvision.models.resnet.BasicBlock': Tail(
+        _torchvision_basic, lambda block: block.bn2, 'relu'),
+    'torchvision.models.resnet.Bottleneck': Tail(
+        _torchvision_bottleneck, lambda block: block.bn3, 'relu'),
+    'timm.models.resnet.BasicBlock': Tail(
+        _timm_basic, lambda block: block.bn2 if block.se is None
+        else block.se, 'act2'),
+    'timm.models.resnet.Bottleneck': Tail(
+        _timm_bottleneck, lambda block: block.bn3 if block.se is None
+        else block.se, 'act3'),
+    **{f'{host}.models.backbones.resnet.BasicBlock': Tail(
+        _openmmlab_basic, lambda block: block.norm2, 'relu')
+        for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose')},
+    **{f'{host}.models.backbones.resnet.Bottleneck': Tail(
+        _openmmlab_bottleneck, lambda block: (
+            _plugins(block)[2] or [block.norm3])[-1], 'relu')
+        for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose')},
+}
+"""Tails of blocks by the names of their classes. No library is imported."""
+
+
+TRIED: dict[tuple, bool] = {}
+"""Whether blocks compute what their tails say, by how they are put together."""
+
+
+class FusedBlock(Generated):
+    """A block of a ResNet that ends in a :class:`ResidualStep`."""
+
+    tail: Tail
+
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
+        return host.__name__, dict(tail=_tail_of(host))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the block's step, (N, C, H, W) -> (N, C', H', W')."""
+        if getattr(self, 'with_cp', False) and x.requires_grad:
+            return cp.checkpoint(self._forward, x, use_reentrant=False)
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        activation = getattr(self, self.tail.activation)
+        if self.step.activation is not activation:  # it was exchanged
+            self.step.activation = activation
+        identity = x if self.downsample is None else self.downsample(x)
+        return self.step(identity, self.tail.branch(self, x),
+                         self.tail.end(self))
+
+    def take_step(self) -> None:
+        """Become the host's block again, in place."""
+        del self.step
+        self.__class__ = self.host
+
+
+def put_fused_step(block: Any, attention: nn.Module | None = None) -> bool:
+    """Let a block end in a :class:`ResidualStep`, where it can, in place.
+
+    Args:
+        block (nn.Module): A block of any class.
+        attention (nn.Module, optional): The attention of its step.
+
+    Returns:
+        bool: Whether the block is such a one.
+    """
+    if not is_fusable(block):
+        return False
+    tail: Any = _tail_of(type(block))
+    step = ResidualStep(attention, getattr(block, tail.activation),
+                        getattr(block, 'drop_path', None))
+    block.__class__ = generated_class(FusedBlock, type(block))
+    block.step = step.train(block.training)
+    return True
+
+
+def is_fusable(block: nn.Module) -> bool:
+    """Whether a block is known, and tried, to have one of :data:`TAILS`."""
+    tail = _tail_of(type(block))
+    if tail is None or 'forward' in vars(block) or (
+            getattr(block, tail.activation).state_dict()):
+        return False
+    # One trial serves all blocks that are put together alike.
+    key = type(block), type(block).forward, tuple(
+        (name, type(m), 'forward' in vars(m), len(m._forward_hooks),
+         len(m._forward_pre_hooks)) for name, m in block.named_modules())
+    if key not in TRIED:
+        TRIED[key] = _computes(block, tail)
+    return TRIED[key]
+
+
+def _tail_of(cls: type) -> Tail | None:
+    """Tail of a class or of the nearest of its parents that has one."""
+    return next((TAILS[name] for parent in cls.__mro__ if (
+        name := f'{parent.__module__}.{parent.__qualname__}') in TAILS), None)
+
+
+class _Half(nn.Module):
+    """The constant step 1 / 2."""
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        return f.new_full((1, 1, 1, 1), 0.5)
+
+
+@torch.no_grad()
+def _computes(block: nn.Module, tail: Tail) -> bool:
+    """Whether a block with a constant step computes what its tail says.
+
+    A copy of random weights is run as it is, with half of what its branch
+    returns, and as a :class:`FusedBlock`.
+    """
+    try:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            probe: Any = copy.deepcopy(block).to_empty(device='cpu').float()
+            probe.train(False)
+            for t in (*probe.parameters(), *probe.buffers()):
+                if t.is_floating_point():
+                    t.uniform_(0.1, 1) if t.dim() < 2 else t.normal_(std=0.1)
+                else:
+                    t.zero_()
+            x = torch.randn(2, next(
+                p.shape[1] * getattr(m, 'groups', 1)
+                for m in probe.modules() for p in m.parameters(False)
+                if p.dim() == 4), 8, 8)
+            handle = tail.end(probe).register_forward_hook(
+                lambda module, args, out: out / 2)
+            wanted = probe(x.clone())
+            handle.remove()
+            probe.__class__ = generated_class(FusedBlock, type(probe))
+            probe.step = ResidualStep(_Half(), getattr(
+                probe, tail.activation), getattr(probe, 'drop_path', None))
+            probe.eval()
+            return torch.allclose(probe(x), wanted, 1e-4, 1e-5)
+    except Exception:  # of a block that takes, or is, something else
+        return False
+
+
+def state_width(block: Any) -> int:
+    """Channels of what a block of a ResNet returns."""
+    last: Any = block.conv3 if hasattr(block, 'conv3') else block.conv2
+    return last.out_channels
+
+
+def projects(block: Any) -> bool:
+    """Whether a block of a ResNet projects its identity."""
+    return block.downsample is not None

@@ -1,0 +1,60 @@
+"""Modules of a model by their names, without those of wrappers."""
+
+import sys
+from collections.abc import Iterable
+
+import torch.nn as nn
+
+from .finding.wrappers import name_modules, unwrap
+from .residual import ResidualStep
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules as the unwrapped model names them.
+
+    Wrappers (``torch.compile``, checkpointing, FSDP) are not among them, but
+    what is in them.
+    """
+    return {name: module for module, name in name_modules(model).items()}
+
+
+def find_module(modules: dict[str, nn.Module], name: str,
+                what: str) -> nn.Module:
+    """A module by its name; ``what`` begins the message if there is none."""
+    if name not in modules:
+        raise ValueError(f'{what} {name!r}, and the model has no such module')
+    return modules[name]
+
+
+def check_module_names(names: Iterable[str]) -> list[str]:
+    """The argument ``modules_to_save``; anything but names is refused."""
+    checked = list(names)
+    if isinstance(names, str) or not all(
+            isinstance(name, str) and name for name in checked):
+        raise TypeError(f'modules_to_save must be a list of names, got '
+                        f'{names!r}')
+    return checked
+
+
+def steps_of(block: nn.Module) -> list[ResidualStep]:
+    """Steps among the children of a block, those in wrappers too."""
+    return [m for m in map(unwrap, block.children())
+            if isinstance(m, ResidualStep)]
+
+
+def check_unsharded(model: nn.Module) -> None:
+    """Refuse a model whose parameters DDP or FSDP has taken over.
+
+    Raises:
+        RuntimeError: It, or a module in it, is in DDP or FSDP.
+    """
+    fsdp = sys.modules.get('torch.distributed.fsdp')
+    kinds = nn.parallel.DistributedDataParallel, *(
+        getattr(fsdp, name) for name in (
+            'FullyShardedDataParallel', 'FSDPModule') if hasattr(fsdp, name))
+    for module, name in name_modules(model).items():
+        if isinstance(module, kinds):
+            raise RuntimeError(
+                f'{name or "the model"} is in {type(module).__name__}, which '
+                f'would not see new parameters; change steps before it is '
+                f'wrapped')

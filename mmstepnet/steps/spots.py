@@ -1,0 +1,416 @@
+"""Where the blocks of a model take their steps, found by running it.
+
+The finder knows state and branch of each sum. Here it also takes down which
+module was given, and which returned, each tensor: a step needs one of these
+spots for its state and one for its branch.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from .branch import Place, Spot
+from .examples import call_of, on_meta
+from .finding import (
+    EAGER,
+    FIRST,
+    OUTSIDE,
+    Arrangement,
+    Finder,
+    Run,
+    Sum,
+    explain,
+    hooked,
+    in_mode,
+    tensors,
+    unwrap,
+)
+from .finding.operations import describe_operation
+from .finding.selection import around
+from .finding.tags import is_real
+
+ALONE = 'no container'
+STEPPED = None, FIRST, ALONE, OUTSIDE
+"""Whatever the recorder leaves them out for, these may take steps."""
+
+NAMES = {1: ('step', ), 2: ('attn_step', 'mlp_step'),
+         3: ('attn_step', 'cross_step', 'mlp_step')}
+
+CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase,
+                  nn.GroupNorm)
+CHANNELS_LAST = nn.Linear, nn.MultiheadAttention
+
+
+class RefusedError(ValueError):
+    """A sum can take no step; says why."""
+
+
+class Event(NamedTuple):
+    """A module was given a tensor, or returned it."""
+
+    time: int
+    module: nn.Module
+    name: str
+    returned: bool
+    key: int | str
+    call: int
+
+
+class Surroundings(NamedTuple):
+    """What a pass shows around a sum.
+
+    Attributes:
+        state (list[Event]): Who was given, or returned, the state.
+        branch (list[list[Event]]): Likewise of the branch, and of what it
+            is a product of with numbers and weights.
+        is_text (bool): Whether the state was looked up in an embedding by
+            integers that the model was given.
+    """
+
+    state: list[Event]
+    branch: list[list[Event]]
+    is_text: bool
+
+
+class SpotFinder(Finder):
+    """A finder that takes down who was given, and who returned, each tensor.
+
+    Attributes:
+        surroundings (dict): Those of each step.
+        calls (Counter): How often each module ran.
+        arguments (dict[str, list]): Shapes of what modules were given.
+    """
+
+    def __init__(self, model: nn.Module, integers: Iterable[Tensor]):
+        self.texts = {tuple(t.shape) for t in integers if t.dim() > 1}
+        super().__init__(model)
+
+    def forget(self) -> None:
+        """Forget the last pass."""
+        super().forget()
+        self.seen: dict[tuple, list[Event]] = defaultdict(list)
+        self.products: dict[tuple, tuple] = {}
+        self.looked_up = self.time = 0
+        self.surroundings: dict[Sum, Surroundings] = {}
+        self.calls: Counter = Counter()
+        self.arguments: dict[str, list] = {}
+
+    def attach(self) -> list:
+        """Register all hooks."""
+        return [*super().attach(), *(handle for module in self.names
+                                     for handle in (
+            module.register_forward_pre_hook(
+                self._see_given, with_kwargs=True),
+            module.register_forward_hook(self._see_returned)))]
+
+    def _see_given(self, module: nn.Module, args: tuple,
+                   kwargs: dict) -> None:
+        self.calls[module] += 1
+        given = [*enumerate(args), *kwargs.items()]
+        self.arguments.setdefault(self.names[module], [
+            tuple(t.shape) for _, t in given if isinstance(t, Tensor)])
+        for key, t in given:
+            self._see(module, False, key, t)
+
+    def _see_returned(self, module: nn.Module, args: tuple,
+                      out: Any) -> None:
+        outs = out if type(out) in (tuple, list) else [out]
+        for key, t in enumerate(outs):
+            self._see(module, True, key, t)
+
+    def _see(self, module: nn.Module, returned: bool, key: int | str,
+             t: object) -> None:
+        if is_real(t):
+            self.tags.make(t)  # while it lives no other has its memory
+            self.time += 1
+            self.seen[_identity(t)].append(Event(
+                self.time, module, self.names[module], returned, key,
+                self.calls[module] - 1))
+
+    def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
+        name = describe_operation(func).name
+        factors = [
+            (t, _identity(t)) for t, other in (args[:2], args[1::-1])
+            if is_real(t) and self.tags.get(t) is not None
+            and not (name == 'div' and t is not args[0])
+            and not (isinstance(other, Tensor)
+                     and self.tags.get(other) is not None)
+        ] if name in ('mul', 'div') else []
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        for t, key in factors:
+            if out.shape == t.shape:
+                self.products[_identity(out)] = key
+        if name == 'embedding' and tuple(args[1].shape) in self.texts:
+            self.looked_up |= 1 << self.tags.mark(out)
+        return out
+
+    def _begin(self, operation: Any, owner: Run, x: Tensor, f: Tensor,
+               *args: Any) -> Sum | None:
+        branch, key = [], _identity(f)
+        while operation.name in ('add', 'sub') and key is not None:
+            branch.append(list(self.seen.get(key, ())))
+            key = self.products.get(key)
+        seen = Surroundings(
+            list(self.seen.get(_identity(x), ())), branch, bool(self.tags.make(x).plain & self.looked_up))
+        found = super()._begin(operation, owner, x, f, *args)
+        if found is not None:
+            self.surroundings.setdefault(found, seen)
+        return found
+
+
+def _identity(t: Tensor) -> tuple:
+    """Equal for one tensor, as long as nobody writes to it."""
+    version = 0 if t.is_inference() else t._version
+    return (t.untyped_storage()._cdata, t.storage_offset(), t.shape,
+            t.stride(), version)
+
+
+class Pass(NamedTuple):
+    """One pass of a model with a number of samples."""
+
+    finder: SpotFinder
+    arrangement: Arrangement
+    samples: int | None
+
+
+def find_places(model: nn.Module, example: object, layout: str | None = None
+                ) -> tuple[dict[str, tuple[Place, ...]], list[str], str]:
+    """Find the blocks of a model and where each takes its steps.
+
+    The model runs in evaluation mode with two and with three samples, which
+    shows the axis of the samples: on the meta device, where that costs
+    nothing, or really, where it cannot.
+
+    Args:
+        model (nn.Module): The model.
+        example (Tensor | tuple | dict): What it is called with.
+        layout (str, optional): Axes of the states, such as ``'NLC'``, where
+            they cannot be told.
+
+    Returns:
+        tuple: Places by the blocks' names; sums that can take no step, each
+        with the reason; and what was seen, for an error.
+
+    Raises:
+        ValueError: The model does not run on the example.
+    """
+    passes = _run(unwrap(model), example)
+    finder = passes[0].finder
+    modules = {name: module for module, name in finder.names.items()}
+    tables = [_holders(p, modules) for p in passes]
+    places, refused = {}, []
+    for name, sums in tables[0].items():
+        try:
+            if any(other.startswith(f'{name}.') for other in tables[0]):
+                raise RefusedError('holds other blocks, which take steps')
+            if finder.calls[modules[name]] != 1:
+                raise RefusedError(
+                    'runs several times in one pass'
+                    if finder.calls[modules[name]] else
+                    'has no forward of its own')
+            others = tables[1].get(name, ())
+            if len(others) != len(sums):
+                raise RefusedError('takes other steps with another batch')
+        except RefusedError as error:
+            refused.append(f'{name} {error}')
+            continue
+        names = NAMES.get(len(sums)) or [
+            f'step_{k}' for k in range(len(sums))]
+        for step, pair in zip(names, zip(sums, others)):
+            try:
+                place = _place(passes, name, step, pair, modules, layout)
+                places[name] = (*places.get(name, ()), place)
+            except RefusedError as error:
+                refused.append(f'{name} {error}')
+    return places, refused, explain(finder, passes[0].arrangement.steps)
+
+
+def _run(model: nn.Module, example: object) -> list[Pass]:
+    """Two passes, in the first of these ways in which the model runs."""
+    failed = ValueError()
+    for device, samples in (('meta', (2, 3)), (None, (2, 3)),
+                            (None, (None, None))):
+        try:
+            with on_meta(model) if device else nullcontext():
+                return [_pass(model, example, n, device) for n in samples]
+        except Exception as error:
+            failed = error
+    raise ValueError(
+        f'{type(model).__name__} does not run on the example that its blocks '
+        f'are to be found with ({type(failed).__name__}: {failed}); give '
+        f'example= that it takes') from failed
+
+
+def _pass(model: nn.Module, example: object, samples: int | None,
+          device: str | None) -> Pass:
+    args, kwargs = call_of(example, samples, device)
+    finder = SpotFinder(model, [t for t in tensors(args, kwargs)
+                                if not t.is_floating_point()])
+    with (hooked(finder.attach()), EAGER, in_mode(model, False),
+          torch.no_grad(), torch.random.fork_rng([])):
+        model(*args, **kwargs)
+    return Pass(finder, Arrangement(finder), samples)
+
+
+def _holders(one: Pass, modules: dict[str, nn.Module]
+             ) -> dict[str, list[Sum]]:
+    """Steps by the names of the modules that are to hold them.
+
+    These are the blocks; of those that are a sequence, which would call a
+    step as a layer, the layers.
+    """
+    table: dict[str, list[Sum]] = defaultdict(list)
+    for name, sums in steps_by_block(one.arrangement).items():
+        for found in sums:
+            holder = name
+            while isinstance(modules[holder], nn.Sequential):
+                holder = min((outer for outer in around(found.owner.name)
+                              if outer.startswith(f'{holder}.'.lstrip('.'))
+                              and outer != holder), key=len)
+            table[holder].append(found)
+    return table
+
+
+def _place(passes: list[Pass], block: str, name: str,
+           sums: tuple[Sum, ...], modules: dict[str, nn.Module],
+           layout: str | None) -> Place:
+    finder, found = passes[0].finder, sums[0]
+    seen = finder.surroundings.get(found)
+    if seen is None or len(found.ordinals) > 1:
+        raise RefusedError('adds several branches to one state')
+    if hasattr(modules[block], name):
+        raise RefusedError(f'has an attribute {name!r} already')
+    batch, channels = _axes(passes, sums, seen, modules[block], layout)
+    if seen.is_text or _is_masked(passes, block, sums, batch, channels):
+        raise RefusedError(
+            'has tokens of a text or beside padding, over which a gate would '
+            'pool: it can be measured, but takes no steps')
+    spots = _spots(finder, block, seen, modules)
+    return Place(name, *spots, len(found.shape), batch, channels,
+                 found.shape[channels])
+
+
+def _spots(finder: SpotFinder, block: str, seen: Surroundings,
+           modules: dict[str, nn.Module]) -> tuple[Spot, ...]:
+    """The spots of state and branch that others likeliest leave alone.
+
+    First come those outside of children with weights, then modules without
+    weights, which are hooked where they are given the branch, containers, and
+    layers.
+    """
+    own = f'{block}.'.lstrip('.')
+
+    def rank(event: Event) -> tuple:
+        parts = event.name.removeprefix(own).split('.')
+        is_inside = any(_has_weights(modules[own + '.'.join(parts[:k])])
+                        for k in range(1, len(parts)))
+        kind = 0 if not _has_weights(event.module) else (
+            1 if event.module._modules else 2)
+        return is_inside, kind, len(parts), event.time
+
+    ends = next(filter(None, (_ends([
+        e for e in events if e.name.startswith(own) and e.name != block])
+        for events in seen.branch)), [])
+    if not ends:
+        raise RefusedError(
+            'has a branch that none of its modules returns; let it end in an '
+            'nn.Identity()')
+    end = min(ends, key=rank)
+    states = [e for e in seen.state if e.time < end.time and (
+        not e.returned if e.name == block else e.name.startswith(own))]
+    if not states:
+        raise RefusedError('has a state that none of its modules is given')
+    state = next((e for e in states if e.name == block), None) or min(
+        states, key=rank)
+    return tuple(Spot(e.name.removeprefix(own) if e.name != block else '',
+                      e.returned, e.key, e.call, finder.calls[e.module])
+                 for e in (state, end))
+
+
+def _ends(branch: list[Event]) -> list[Event]:
+    """Where a branch can be taken: what modules return, others are given.
+
+    These have no weights and return what they are given, as stochastic depth.
+    """
+    returning = {e.module for e in branch if e.returned}
+    passing = {e.module for e in branch if not e.returned
+               and e.module in returning and not _has_weights(e.module)}
+    return [e for e in branch if e.returned != (e.module in passing)]
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _is_masked(passes: list[Pass], block: str, sums: tuple[Sum, ...],
+               batch: int, channels: int) -> bool:
+    """Whether a block is given a mask of each sample's tokens."""
+    shapes = [s.shape for s in sums]
+    if len(shapes[0]) != 3:
+        return False
+    tokens = shapes[0][3 - batch - channels]
+    return any(
+        len(a) > 1 and a[-1] == tokens and a != shapes[0]
+        and a != b and len(a) == len(b)
+        for a, b in zip(*(p.finder.arguments[block] for p in passes)))
+
+
+def _axes(passes: list[Pass], sums: tuple[Sum, ...], seen: Surroundings,
+          block: nn.Module, layout: str | None) -> tuple[int, int]:
+    """Axes of the samples and of the channels of a state."""
+    shape = sums[0].shape
+    if layout is not None and len(layout) == len(shape):
+        return layout.index('N'), layout.index('C')
+    grows = [axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape))
+             if m != n]
+    if len(grows) > 1 or not grows and (
+            len(shape) == 3 or passes[0].samples is not None):
+        raise RefusedError(
+            f'has states {shape} whose axis of samples is not clear; give '
+            f"layout=, such as 'NLC' or 'LNC'")
+    batch = grows[0] if grows else 0
+    for event in (*seen.state, *chain(*seen.branch)):
+        module = event.module
+        if isinstance(module, CHANNELS_FIRST) and batch != 1:
+            return batch, 1
+        if isinstance(module, CHANNELS_LAST) or (
+                type(module) is nn.LayerNorm):
+            return batch, len(shape) - 1
+    given = [p.shape for event in seen.state
+             for p in event.module.parameters(recurse=False)]
+    every = [p.shape for p in block.parameters()]
+    for shapes in ([s for s in given if len(s) == 1],
+                   [s for s in every if len(s) == 1],
+                   [s[:2] for s in every]):
+        found = [axis for axis, size in enumerate(shape)
+                 if axis != batch and size in set().union(*shapes)]
+        if len(found) == 1:
+            return batch, found[0]
+    raise RefusedError(
+        f'has states {shape} whose axis of channels is not clear; give '
+        f"layout=, such as 'NCHW', 'NHWC', 'NLC' or 'LNC'")
+
+
+def steps_by_block(arrangement: Arrangement) -> dict[str, list[Sum]]:
+    """Steps of each block.
+
+    Where a step stands in no stage, its block is the module that adds, if
+    there is another of its class: stages may have one block each.
+    """
+    named = [(found, place[1].name if place else found.owner.name)
+             for _, found, place in arrangement.named
+             if found.state and found.left_out in STEPPED]
+    alone = Counter(type(m) for m in {
+        found.owner.module for found, _ in named if found.left_out == ALONE})
+    table: dict[str, list[Sum]] = defaultdict(list)
+    for found, name in named:
+        if found.left_out != ALONE or alone[type(found.owner.module)] > 1:
+            table[name].append(found)
+    return table
