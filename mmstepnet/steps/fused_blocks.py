@@ -127,9 +127,9 @@ class FusedBlock(Generated):
         activation = getattr(self, self.tail.activation)
         if self.step.activation is not activation:  # it was exchanged
             self.step.activation = activation
+        branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, self.tail.branch(self, x),
-                         self.tail.end(self))
+        return self.step(identity, branch, self.tail.end(self))
 
     def take_step(self) -> None:
         """Become the host's block again, in place."""
