@@ -105,7 +105,7 @@ TAILS = {
 
 
 TRIED: dict[tuple, bool] = {}
-"""Whether blocks compute what their tails say, by how they are put together."""
+"""Whether blocks that are put together so compute what their tails say."""
 
 
 class FusedBlock(Generated):

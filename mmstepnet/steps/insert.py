@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn as nn

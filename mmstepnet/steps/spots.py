@@ -158,7 +158,8 @@ class SpotFinder(Finder):
             branch.append(list(self.seen.get(key, ())))
             key = self.products.get(key)
         seen = Surroundings(
-            list(self.seen.get(_identity(x), ())), branch, bool(self.tags.make(x).plain & self.looked_up))
+            list(self.seen.get(_identity(x), ())), branch,
+            bool(self.tags.make(x).plain & self.looked_up))
         found = super()._begin(operation, owner, x, f, *args)
         if found is not None:
             self.surroundings.setdefault(found, seen)
@@ -327,8 +328,10 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings,
         not e.returned if e.name == block else e.name.startswith(own))]
     if not states:
         raise RefusedError('has a state that none of its modules is given')
-    state = next((e for e in states if e.name == block), None) or min(
-        states, key=rank)
+    # A block that checkpoints its own forward calls its parts anew, and its
+    # own hooks not.
+    state = min(states, key=lambda e: (
+        (0.5, ) if e.name == block else rank(e)))
     return tuple(Spot(e.name.removeprefix(own) if e.name != block else '',
                       e.returned, e.key, e.call, finder.calls[e.module])
                  for e in (state, end))

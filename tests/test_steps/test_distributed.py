@@ -1,29 +1,21 @@
-"""Steps over several processes, and in their own forward."""
+"""Steps over several processes."""
 
 import copy
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn as nn
-from torch.ao.quantization import quantize_dynamic
 
-from mmstepnet.steps.own_forward import OwnForwardBlock
-from mmstepnet.steps.step_block import StepBlock
+from mmstepnet.steps.modules import steps_of
 from tests.programs import run_ranks
 from tests.test_steps.test_modes import (
-    FOUND,
     cases,
     every,
-    export,
     gradients,
     stepped,
 )
-from tests.utils import TORCH_21, not_on_torch_21
-
-from .insertion import difference, outputs
+from tests.utils import not_on_torch_21
 
 
 @every
@@ -79,7 +71,7 @@ def test_sharded(library, name, kind, one_process, calls):
             found = wrapped.state_dict()
     else:
         mesh = dist.device_mesh.init_device_mesh('cpu', (1, ))
-        parts = [m for m in model.modules() if isinstance(m, StepBlock)]
+        parts = [m for m in model.modules() if steps_of(m)]
         for part in (*parts, model):
             fully_shard(part, mesh=mesh)
         learn(model, inputs)
@@ -101,25 +93,3 @@ def learn(model, inputs):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     gradients(model, inputs)
     optimizer.step()
-
-
-@cases(FOUND)
-def test_taken_in_their_own_forward(library, name):
-    """Weights that are elsewhere, are quantised, or a graph of it all."""
-    model, inputs = stepped(library, name)
-    assert all(isinstance(m, OwnForwardBlock) for m in model.modules()
-               if isinstance(m, StepBlock))
-    with torch.no_grad():
-        wanted = outputs(model, inputs)
-        if find_spec('accelerate'):
-            from accelerate import cpu_offload
-            offloaded = cpu_offload(
-                copy.deepcopy(model), execution_device=torch.device('cpu'))
-            assert difference(outputs(offloaded, inputs), wanted) < 1e-6
-        small = quantize_dynamic(model, {nn.Linear})
-        assert any('quantized' in type(m).__module__ for m in small.modules())
-        assert 0 < difference(outputs(small, inputs), wanted) < 0.2
-        if TORCH_21:
-            return
-        exported = export(model, inputs).module()
-        assert difference(outputs(exported, inputs), wanted) < 1e-5

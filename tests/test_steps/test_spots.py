@@ -1,0 +1,172 @@
+"""Where steps stand, and which blocks take none."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from mmstepnet import insert_steps
+from mmstepnet.stiffness import TrajectoryRecorder
+
+from .insertion import steps_of
+
+
+class Block(nn.Module):
+    """Linear layers on tokens, (N, L, 8)."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.fn = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.drop = nn.Dropout(0.1)
+        self.gamma = nn.Parameter(torch.full((8, ), 0.5))
+        self.gate = nn.Linear(8, 8)
+        self.run = forward
+
+    def forward(self, *args):
+        return self.run(self, *args)
+
+
+class Embedded(nn.Module):
+    """Blocks behind an embedding of integers."""
+
+    def __init__(self, forward, conditions=False):
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList(Block(forward) for _ in range(3))
+        self.conditions = conditions
+
+    def forward(self, given, labels=None):
+        x = self.table(given) if labels is None else given
+        extra = [self.table(labels)[:, None]] if self.conditions else []
+        for block in self.blocks:
+            x = block(x, *extra)
+        return x
+
+
+def plain(b, x):
+    return x + b.fn(b.norm(x))
+
+
+@pytest.mark.parametrize('forward, state, branch', [
+    (plain, 'norm', ('fn', True)),
+    (lambda b, x: x + b.drop(b.fn(x)), 'fn', ('drop', False)),
+    (lambda b, x: x + b.gamma * b.fn(x), 'fn', ('fn', True)),
+    (lambda b, x: x + b.drop(b.gamma * b.fn(x)), 'fn', ('drop', False)),
+    (lambda b, x: x + 0.2 * b.fn[2](b.fn[0](x)), '', ('fn.2', True)),
+    (lambda b, x: b.fn(x.sin()) + x, '', ('fn', True)),
+    (lambda b, x: x.add_(b.drop(b.fn(x.clone()))), '', ('drop', False)),
+])
+def test_spots(forward, state, branch):
+    """The branch outside of children with weights, the state likewise."""
+    model = nn.Sequential(*(Block(forward) for _ in range(3))).eval()
+    x = torch.randn(2, 5, 8)
+    wanted = model(x.clone())
+    insert_steps(model, example=x)
+    place = model[1].step.place
+    assert (place.state.module, place.branch[:2]) == (state, branch)
+    assert (place.dims, place.batch, place.channels) == (3, 0, 2)
+    assert torch.equal(model(x.clone()), wanted)
+
+
+@pytest.mark.parametrize('forward, why', [
+    (lambda b, x: x + b.fn(x) + b.gate(x), 'several branches'),
+    (lambda b, x: x + b.fn(x) @ b.gate.weight, 'none of its modules returns'),
+    (lambda b, x: x + b.fn(x) * b.gate(x).mean(1, True).sigmoid(),
+     'none of its modules returns'),  # f behind a gate of the host's
+    (lambda b, x: b.gate(x) + b.fn(x), 'projected|recorded'),
+    (lambda b, x: torch.addmm(x[0], b.fn(x)[0], b.gate.weight)[None],
+     'none of its modules|recorded|axis of samples'),
+])
+def test_refused_by_name(forward, why):
+    model = nn.Sequential(*(Block(forward) for _ in range(3)))
+    with pytest.raises(ValueError, match=why):
+        insert_steps(model, example=torch.randn(2, 5, 8))
+    assert not steps_of(model)
+
+
+def test_a_sequence_would_call_the_step():
+    """The step stands in the layer that adds, and the sequence runs."""
+    model = nn.Sequential(*(
+        nn.Sequential(Block(plain), nn.LayerNorm(8)) for _ in range(3)))
+    x = torch.randn(2, 5, 8)
+    wanted = model(x)
+    assert insert_steps(model, example=x) == ['0.0', '1.0', '2.0']
+    assert torch.equal(model(x), wanted)
+
+
+@pytest.mark.parametrize('size, layout', [
+    ((2, 5, 8), None), ((5, 2, 8), 'LNC'), ((2, 8, 8), None)])
+def test_axis_of_samples(size, layout):
+    """Two numbers of samples show it; else it must be given."""
+    model = nn.Sequential(*(Block(plain) for _ in range(3)))
+    insert_steps(model, example=torch.randn(size), layout=layout)
+    assert model[0].step.place.batch == (layout == 'LNC')
+
+
+WORDS = torch.arange(20).view(2, 10) % 10
+LABELS = torch.tensor([1, 2])
+
+
+def masked(b, x, mask):
+    return x + b.fn(b.norm(x)) * 1.0
+
+
+def test_texts_are_measured_and_take_no_steps():
+    model = Embedded(plain).eval()
+    with pytest.raises(ValueError, match='tokens of a text'):
+        insert_steps(model, example=WORDS)
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(WORDS)
+    assert recorder.nsi.shape == (2, 2)
+
+
+def test_a_mask_of_padding():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(masked) for _ in range(3))
+
+        def forward(self, x, mask):
+            for block in self.blocks:
+                x = block(x, mask)
+            return x
+
+    x = torch.randn(2, 5, 8)
+    for mask in (torch.ones(2, 5, dtype=torch.bool),
+                 torch.zeros(2, 1, 1, 5)):
+        with pytest.raises(ValueError, match='beside padding'):
+            insert_steps(Padded(), example=(x, mask))
+    bias = torch.zeros(4, 5, 5)  # the same for all samples
+    assert len(insert_steps(Padded(), example=(x, bias))) == 3
+
+
+@pytest.mark.parametrize('given', [
+    (torch.randn(2, 10, 8), LABELS),
+    (torch.randn(2, 5, 8), LABELS),
+])
+def test_integers_beside_pictures_do_no_harm(given):
+    """Labels condition the blocks of a generative network."""
+    def conditioned(b, x, condition):
+        return x + b.fn(b.norm(x) * condition)
+
+    model = Embedded(conditioned, conditions=True)
+    assert len(insert_steps(model, example=given)) == 3
+
+
+@pytest.mark.parametrize('name, config, given, blocks', [
+    ('Bert', {}, WORDS, 'text'),
+    ('GPT2', dict(n_embd=32, n_layer=2, n_head=4), WORDS, 'text'),
+    ('CLIPVision', dict(image_size=32, patch_size=8), None, 2),
+])
+def test_networks_of_transformers(name, config, given, blocks):
+    hf = pytest.importorskip('transformers')
+    model = getattr(hf, f'{name}Model')(getattr(hf, f'{name}Config')(**(
+        dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+             intermediate_size=64) if name != 'GPT2' else {}) | config)).eval()
+    example = dict(pixel_values=torch.randn(2, 3, 32, 32)) if (
+        given is None) else dict(input_ids=given)
+    if blocks == 'text':
+        with pytest.raises(ValueError, match='tokens of a text|padding'):
+            insert_steps(model, example=example)
+    else:
+        assert len(insert_steps(model, example=example)) == blocks
