@@ -46,8 +46,8 @@ FORMAT = 2
 
 NAME = 'steps.safetensors'
 METADATA = 'mmstepnet'
-WHOLE = ('steps in the weights of a whole model are read by insert_steps, with '
-         'the arguments of then, and load_state_dict')
+WHOLE = ('steps in the weights of a whole model are read by insert_steps, '
+         'with the arguments of then, and load_state_dict')
 
 
 def save_steps(model: nn.Module, path: str | Path,
@@ -369,6 +369,8 @@ def _in_use(module: nn.Module) -> nn.Module:
 
 def _gates(block: nn.Module) -> dict[str, Any]:
     """Attentions of a block's steps, by the names of these."""
+    if isinstance(block, nn.ModuleDict) or _in_use(block) is not block:
+        return {}  # a wrapper of a step is no block
     steps = {key: _in_use(child) for key, child in block.named_children()}
     return {key: _in_use(step.attention) for key, step in steps.items()
             if isinstance(step, ResidualStep) and step.attention is not None}

@@ -181,7 +181,9 @@ class _Paths(TorchDispatchMode):
         before = list(map(_memory, args[:1] if is_relu else states))
         out = func(*args, **kwargs or {})
         if before and is_real(out):
-            self.made[_memory(out)] = is_relu, before
+            # What writes counts it as a version when this has returned.
+            made = _memory(out, operation.writes)
+            self.made[made] = is_relu, before
             self.kept.append(out)
         return out
 
@@ -216,9 +218,9 @@ class _Paths(TorchDispatchMode):
         return next((n + 1 for n in counts if n is not None), None)
 
 
-def _memory(t: Tensor) -> tuple:
+def _memory(t: Tensor, writes: int = 0) -> tuple:
     """Equal for views of one memory, as long as nobody writes to it."""
-    version = 0 if t.is_inference() else t._version
+    version = 0 if t.is_inference() else t._version + writes
     return (t.untyped_storage()._cdata, t.storage_offset(), t.numel(),
             version)
 
@@ -309,7 +311,7 @@ def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
     nn.Module.__init__(removed)
     own = vars(removed)
     own.update({key: value for key, value in vars(block).items()
-                if key not in own and key != 'forward'
+                if key not in (*own, 'forward', '_compiled_call_impl')
                 and not isinstance(value, Tensor)},
                size=size, is_relu=is_relu)
     return removed.train(block.training)
