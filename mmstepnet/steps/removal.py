@@ -29,6 +29,8 @@ from .finding.wrappers import name_modules
 from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
 from .spots import steps_by_block
+from .tail import fused
+
 
 def remove_blocks(model: nn.Module, names: Selection,
                   example: Tensor | tuple | dict | None = None) -> list[str]:
@@ -171,7 +173,7 @@ class _Paths(TorchDispatchMode):
         self.ways: dict[nn.Module, list[tuple | None]] = defaultdict(list)
         self.made: dict[tuple, tuple[bool, list[tuple]]] = {}
         self.kept: list[Tensor] = []  # so that no other gets its memory
-        self.given: list[Any] = []
+        self.given: dict[nn.Module, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
@@ -190,11 +192,11 @@ class _Paths(TorchDispatchMode):
     def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Take down the state, the first argument."""
         x = next(iter((*args, *kwargs.values())), None)
-        self.given.append((x, _memory(x)) if is_real(x) else (None, None))
+        self.given[module] = (x, _memory(x)) if is_real(x) else (None, None)
 
     def leave(self, module: nn.Module, args: tuple, out: Any) -> None:
         """See how a module comes from its state to what it returns."""
-        x, start = self.given.pop()
+        x, start = self.given.pop(module)
         size = len(out) if type(out) is tuple else 0
         first = out[0] if size else out
         count = None
@@ -254,7 +256,7 @@ def _passes(model: nn.Module, args: tuple, kwargs: dict
         m.register_forward_pre_hook(paths.enter, with_kwargs=True),
         m.register_forward_hook(paths.leave))]
     with (hooked(handles), EAGER, in_mode(model, False), torch.no_grad(),
-          torch.random.fork_rng([])):
+          torch.random.fork_rng([]), fused(False)):
         with hooked(finder.attach()), paths:
             model(*args, **kwargs)
         arrangement = Arrangement(finder)
