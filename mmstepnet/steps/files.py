@@ -27,7 +27,7 @@ from mmstepnet.files import write_whole
 
 from .branch import BranchStep, Place, Spot
 from .finding.wrappers import unwrap
-from .fused_blocks import is_fusable, state_width
+from .fused_blocks import FusedBlock, is_fusable, state_width
 from .generated import host_of
 from .insert import build, put_in
 from .modules import (
@@ -211,10 +211,11 @@ def _load(model: nn.Module, about: dict,
                and not isinstance(modules[name], RemovedBlock)}
     targets = {name: _in_use(find_module(modules, name, 'it holds'))
                for name in about['modules_to_save']}
+    stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
     new = []
-    for name in (stepped := [n for n in modules if 'steps' in blocks.get(
-            n, ())]):
-        gates, block = _gates(modules[name]), modules[name]
+    for name in stepped:
+        block = modules[name]
+        gates = _gates(block)
         if not gates:
             places, gates = _build(name, block, **blocks[name])
             new.append((block, places, list(gates.values())))
@@ -252,9 +253,6 @@ def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
             f'the model, which insert_steps and load_state_dict read')
     if digest != _digest(about, tensors):
         raise ValueError('it was changed after save_steps had written it')
-    for name, t in tensors.items():
-        if t.is_floating_point() and not t.isfinite().all():
-            raise ValueError(f'{name} holds NaN or infinity')
     return about, tensors
 
 
@@ -310,7 +308,7 @@ def _build(name: str, block: nn.Module, places: list, steps: dict,
         block.get_submodule(place.state.module)
         block.get_submodule(place.branch.module)
     if not {place.width for place in made} <= sizes or not (
-            made or is_fusable(block)):
+            made or isinstance(block, FusedBlock) or is_fusable(block)):
         raise ValueError(f'{name} is built otherwise than what was saved')
     widths = {place.name: (place.width, place.has_map) for place in made} or (
         dict(step=(state_width(block), True)))

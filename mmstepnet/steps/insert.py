@@ -238,8 +238,9 @@ def _found(model: nn.Module, meant: _Meant, example: object,
                 example is not None and name) or prefix.startswith(
                     tuple(ran)):
             continue
-        for given in guess_inputs(part, outermost=name in ('', 'backbone')) if (
-                example is None) else (example, ):
+        is_outermost = name in ('', 'backbone')
+        for given in (guess_inputs(part, is_outermost) if example is None
+                      else (example, )):
             try:
                 places, refused, seen = find_places(part, given, layout)
             except ValueError as error:
