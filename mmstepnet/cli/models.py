@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.steps.files import read_weights
+from mmstepnet.steps.files import load_kept, read_weights
 
 KINDS = ('timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
          'FILE.py:FUNCTION')
@@ -117,6 +117,8 @@ def _transformers(name: str, pretrained: bool) -> NamedModel:
             name, trust_remote_code=False)
     else:
         model = transformers.AutoModel.from_config(config)
+    if folder:
+        load_kept(model, name)
     if getattr(model, 'main_input_name', '') == 'pixel_values':
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(name)

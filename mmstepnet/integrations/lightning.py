@@ -61,8 +61,8 @@ class StepsCallback(lightning.Callback):
             if '://' in folder:
                 raise ValueError(
                     f'StepsCallback: steps are written into local folders, '
-                    f'got checkpoints in {folder}; give save=False: '
-                    f'load_steps reads the checkpoint itself')
+                    f'got checkpoints in {folder}; give save=False, and read '
+                    f'a checkpoint by insert_steps and load_state_dict')
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(

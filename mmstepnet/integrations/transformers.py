@@ -1,7 +1,7 @@
 """transformers' Trainer: calibrate new gates, log stiffness, save the steps.
 
 transformers writes the steps into its checkpoints and does not read them
-again: :func:`mmstepnet.load_steps` does, from either file.
+again: :func:`mmstepnet.load_steps` does, from the file beside them.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,8 +63,8 @@ class StepsCallback(TrainerCallback):
             if state.is_hyper_param_search:
                 raise ValueError(
                     'StepsCallback: a hyperparameter search does not tell a '
-                    'callback the folder of its trial; give save=False: '
-                    'load_steps reads the checkpoint itself')
+                    'callback the folder of its trial; give save=False, and '
+                    'read a checkpoint by insert_steps and load_state_dict')
         if self.calibration_batches:
             with randomness_kept():
                 calibrate(model, _batches(

@@ -96,14 +96,27 @@ class BranchStep(ResidualStep):
         super().__setstate__(state)
         self._pass = threading.local()
 
-    def forward(self, f: Tensor) -> Tensor:
-        """Scale the branch of the state that was kept.
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Scale the branch.
 
         Args:
-            f (Tensor): Branch f(x_t), with the axes of the place.
+            x (Tensor): State x_t, with the axes of the place.
+            f (Tensor): Branch f(x_t), likewise.
 
         Returns:
             Tensor: f ⊗ Δt, of the same shape.
+        """
+        place = self.place
+        step = self.choose(place.to_maps(x), place.to_maps(f))
+        scaled = f
+        if step is not None:
+            step = place.from_maps(step, f)
+            scaled = f * step
+        self.report(x, f, step, scaled)
+        return scaled
+
+    def _scale(self, f: Tensor) -> Tensor:
+        """Scale the branch of the state that was kept.
 
         Raises:
             RuntimeError: No state was kept in this pass.
@@ -118,14 +131,8 @@ class BranchStep(ResidualStep):
                 f'block, not a part of it, and let torch.fx trace both of '
                 f'these modules or neither')
         self._pass.count = getattr(self._pass, 'count', 0) + 1
-        place = self.place
-        step = self.choose(place.to_maps(x), place.to_maps(f))
-        scaled = f
-        if step is not None:
-            step = place.from_maps(step, f)
-            scaled = f * step
-        self.report(x, f, step, scaled)
-        return scaled
+        # A wrapper that stands in the block may hold another copy (PEFT).
+        return getattr(self._pass, 'standing', self)(x, f)
 
     def attach(self, block: nn.Module) -> None:
         """Become a child of a block, and hook it."""
@@ -177,6 +184,7 @@ class BranchStep(ResidualStep):
                 f'{self.place.name} is in a replica of nn.DataParallel, whose '
                 f'gates would learn nothing; take DistributedDataParallel')
         self._pass.state, self._pass.count = None, 0
+        self._pass.standing = block._modules[self.place.name]
         self._pass.calls = [0, 0]
         if not is_compiling():
             self._place_hooks(block)
@@ -227,8 +235,8 @@ class BranchStep(ResidualStep):
             return args, kwargs
         key: Any = spot.key
         if isinstance(key, str):
-            return args, {**kwargs, key: self(kwargs[key])}
-        return (*args[:key], self(args[key]), *args[key + 1:]), kwargs
+            return args, {**kwargs, key: self._scale(kwargs[key])}
+        return (*args[:key], self._scale(args[key]), *args[key + 1:]), kwargs
 
     def _scale_returned(self, module: nn.Module, args: tuple,
                         out: Any) -> Any:
@@ -236,6 +244,6 @@ class BranchStep(ResidualStep):
         if not self._is_due(spot, 1):
             return out
         if not isinstance(out, (tuple, list)):
-            return self(out)
+            return self._scale(out)
         key: Any = spot.key
-        return type(out)((*out[:key], self(out[key]), *out[key + 1:]))
+        return type(out)((*out[:key], self._scale(out[key]), *out[key + 1:]))

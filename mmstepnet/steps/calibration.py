@@ -69,16 +69,24 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     if not norms:
         LOGGER.info('No BN of an attention is without statistics.')
         return 0
-    sums = [_Moments(norm.num_features) for norm in norms]
-    handles = [norm.register_forward_pre_hook(moments.add)
-               for norm, moments in zip(norms, sums)]
+    # Count, sum and sum of squares, in one tensor for one all_reduce; in
+    # float64 on the CPU, because not all devices have it.
+    sums = {norm: torch.zeros(2 * norm.num_features + 1, dtype=torch.float64)
+            for norm in norms}
+
+    def add(norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        values = inputs[0].detach().cpu().double().transpose(0, 1).flatten(1)
+        sums[norm] += torch.cat([values.new_tensor([values.shape[1]]),
+                                 values.sum(1), values.square().sum(1)])
+
+    handles = [norm.register_forward_pre_hook(add) for norm in norms]
     seen = 0
     # Compiled code passes hooks by.
     with hooked(handles), EAGER, in_mode(model, False), torch.no_grad():
         for batch in batches:
             (forward or run_batch)(model, batch)
             seen += 1
-    found = [moments.statistics(norm) for norm, moments in zip(norms, sums)]
+    found = [_statistics(norm, sums[norm]) for norm in norms]
     for norm, (mean, variance) in zip(norms, found):
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
@@ -88,48 +96,26 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     return len(norms)
 
 
-class _Moments:
-    """Sums over everything a norm was given, in float64 on the CPU.
-
-    What the norms of attentions are given is small, and not all devices have
-    float64.
-    """
-
-    def __init__(self, channels: int):
-        # Count, sum and sum of squares, in one tensor for one all_reduce.
-        self.sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
-
-    def add(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
-        values = inputs[0].detach().cpu().double().transpose(0, 1).flatten(1)
-        self.sums += torch.cat([
-            values.new_tensor([values.shape[1]]),
-            values.sum(1),
-            values.square().sum(1)
-        ])
-
-    def statistics(self, norm: Any) -> tuple[Tensor, Tensor]:
-        """Mean and variance, of all processes."""
-        sums = self.sums
-        if dist.is_available() and dist.is_initialized():
-            sums = sums.to(norm.running_mean.device)
-            dist.all_reduce(sums)
-            sums = sums.cpu()
-        count, total, squares = sums[0], *sums[1:].chunk(2)
-        if count < 2:
-            raise ValueError(
-                f'a BN of an attention saw {int(count)} pooled vectors and '
-                f'needs at least 2: are there any data?')
-        if not sums.isfinite().all():
-            raise ValueError(
-                'an attention was given NaN or infinite features; look at '
-                'the images and at the weights that were loaded')
-        mean = total / count
-        variance = (squares - count * mean.square()) / (count - 1)
-        # Below it is what rounding to float32 makes of one value.
-        spread = variance > torch.finfo(torch.float32).eps**2 * mean.square()
-        if not spread.any():
-            raise ValueError(
-                'an attention gives its BN the same value for every image, '
-                'from which no variance can be set; give the attention '
-                'init_step=1.0, with which it starts from what it sees')
-        return mean, torch.where(spread, variance, norm.running_var.cpu())
+def _statistics(norm: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance, over all processes."""
+    if dist.is_available() and dist.is_initialized():
+        sums = sums.to(norm.running_mean.device)
+        dist.all_reduce(sums)
+        sums = sums.cpu()
+    count, total, squares = sums[0], *sums[1:].chunk(2)
+    if count < 2:
+        raise ValueError(f'a BN of an attention saw {int(count)} pooled '
+                         f'vectors and needs at least 2: are there any data?')
+    if not sums.isfinite().all():
+        raise ValueError('an attention was given NaN or infinite features; '
+                         'look at the images and the weights')
+    mean = total / count
+    variance = (squares - count * mean.square()) / (count - 1)
+    # Below it is what rounding to float32 makes of one value.
+    spread = variance > torch.finfo(torch.float32).eps**2 * mean.square()
+    if not spread.any():
+        raise ValueError(
+            'an attention gives its BN the same value for every image, from '
+            'which no variance can be set; give the attention init_step=1.0, '
+            'with which it starts from what it sees')
+    return mean, torch.where(spread, variance, norm.running_var.cpu())

@@ -26,7 +26,7 @@ SEGMENTS = ('num_segments', )
 several."""
 
 
-def made_up(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
+def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
     """What a model of a known library may be called with, likeliest first.
 
     Args:

@@ -2,44 +2,60 @@
 
 The file is one of safetensors. Its tensors are those of the attentions, BN
 statistics included, and of the modules that were named. Its metadata has, as
-JSON, the version of the format and for each block its class, the types and
-arguments of its attentions and the places of its steps.
+JSON, the version of the format, a digest of it all, and for each block its
+class, the types and arguments of its attentions and the places of its steps;
+for each block that was removed, what stands in its place.
 """
 
-import copy
+import hashlib
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mmstepnet.attentions.base import ATTENTIONS
+from mmstepnet.attentions import ATTENTIONS, build_attention
 from mmstepnet.attentions.record import KEY, Recorded
 from mmstepnet.files import write_whole
 
 from .branch import BranchStep, Place, Spot
 from .finding.wrappers import unwrap
 from .fused_blocks import FusedBlock, is_fusable, state_width
+from .generated import host_of
 from .insert import build, put_in
-from .modules import check_module_names, find_module, modules_by_name, steps_of
+from .modules import (
+    check_module_names,
+    check_unsharded,
+    find_module,
+    modules_by_name,
+)
+from .removal import RemovedBlock, exchange, stand_in
+from .residual import ResidualStep
+
+LOGGER = logging.getLogger(__name__)
 
 FORMAT = 2
 """Version of the format."""
 
 NAME = 'steps.safetensors'
 METADATA = 'mmstepnet'
+WHOLE = ('steps in the weights of a whole model are read by insert_steps, '
+         'with the arguments of then, and load_state_dict')
 
 
 def save_steps(model: nn.Module, path: str | Path,
                modules_to_save: Iterable[str] = ()) -> None:
     """Write the steps of a model, and nothing else, to a file.
 
-    Under FSDP each process calls it; the first one writes.
+    The names of blocks that :func:`remove_blocks` took out are in it, too.
+    In DDP and FSDP2 each process calls it, and the first one writes.
 
     Args:
         model (nn.Module): A model with steps, in a wrapper or not.
@@ -51,7 +67,8 @@ def save_steps(model: nn.Module, path: str | Path,
     Raises:
         TypeError: ``modules_to_save`` is no list of names.
         ValueError: There are no steps, a module does not exist, or an
-            attention is not registered, as after :func:`mmstepnet.fold`.
+            attention could not be built again, as after
+            :func:`mmstepnet.fold` or while it is pruned by a mask.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -65,19 +82,23 @@ def save_steps(model: nn.Module, path: str | Path,
         True
     """
     names = check_module_names(modules_to_save)
-    modules = modules_by_name(model)
+    modules = modules_by_name(_base(model))
     blocks, saved = steps_to_save(modules)
     for name in names:
-        saved[name] = find_module(modules, name, 'modules_to_save names')
-    tensors = _gather(model, saved)
-    if tensors is None:
+        saved[name] = _in_use(
+            find_module(modules, name, 'modules_to_save names'))
+    tensors = {
+        f'{name}.{key}': _whole(t).detach().cpu().contiguous().clone()
+        for name, module in saved.items()
+        for key, t in module.state_dict().items() if not key.endswith(KEY)}
+    if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
     about = dict(format_version=FORMAT, blocks=blocks, modules_to_save=names)
+    content = json.dumps(about | dict(digest=_digest(about, tensors)))
     path = Path(path)
     if path.is_dir() or path.suffix != '.safetensors':
         path = path / NAME
-    write_whole(path, safetensors.torch.save(
-        tensors, {METADATA: json.dumps(about, sort_keys=True)}))
+    write_whole(path, safetensors.torch.save(tensors, {METADATA: content}))
 
 
 def steps_to_save(modules: dict[str, nn.Module]
@@ -88,215 +109,234 @@ def steps_to_save(modules: dict[str, nn.Module]
         modules (dict[str, nn.Module]): Its modules by name.
 
     Raises:
-        ValueError: There are no steps, or an attention is not registered.
+        ValueError: There are no steps, or an attention could not be built
+            again.
     """
     blocks: dict[str, dict] = {}
     saved: dict[str, nn.Module] = {}
     for name, block in modules.items():
-        for key, step in _steps(block).items():
-            about = blocks.setdefault(name, dict(
-                cls=_class_name(block), steps={}, places=[]))
-            about['steps'][key] = _record(f'{name}.{key}', step.attention)
-            if isinstance(step, BranchStep):
-                about['places'].append(step.place)
-            saved[f'{name}.{key}.attention'] = step.attention
+        gates = _gates(block)
+        if isinstance(block, RemovedBlock):
+            blocks[name] = dict(removed=[block.size, block.is_relu])
+        elif gates:
+            blocks[name] = dict(
+                places=[step.place for step in map(_in_use, block.children())
+                        if isinstance(step, BranchStep)],
+                steps={key: _record(f'{name}.{key}', gate)
+                       for key, gate in gates.items()})
+            saved |= {f'{name}.{key}.attention': gate
+                      for key, gate in gates.items()}
     if not blocks:
         raise ValueError(f'{type(modules[""]).__name__} has no steps to '
                          f'save; call insert_steps first')
+    for name, about in blocks.items():
+        about['cls'] = _class_name(modules[name])
     return blocks, saved
 
 
 def load_steps(model: nn.Module, path: str | Path) -> list[str]:
     """Put the steps of a file into a model and load their weights.
 
-    Steps that the model has already get the weights. The whole file is
-    checked before anything is changed. A file of a model loads onto a part of
-    it, such as the model without its head or without PEFT's wrapper, and the
-    other way round.
+    Steps that the model has already get the weights; blocks that had been
+    removed are removed. The whole file is checked before anything is changed.
+    A file of a model loads onto a part of it, such as the model without its
+    head, and the other way round; PEFT's wrapper makes no difference.
 
     Args:
-        model (nn.Module): The model without steps, or with the same. In a
-            wrapper (DDP, FSDP, compiled) it needs to have them.
+        model (nn.Module): The model without steps, or with the same. In DDP
+            or FSDP2 it needs to have them.
         path (str | Path): The file of :func:`save_steps`, or its folder;
             ``hf://USER/REPO`` is the ``steps.safetensors`` of a repository,
             by huggingface_hub.
 
     Returns:
-        list[str]: Names of the blocks.
+        list[str]: Names of the blocks with steps.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, of another format or of another model; it
             is left as it was.
+        RuntimeError: The model is in DDP or FSDP and lacks the steps.
     """
     if str(path).startswith('hf://'):
         from huggingface_hub import hf_hub_download
         path = hf_hub_download(str(path).removeprefix('hf://'), NAME)
     path = Path(path) / NAME if Path(path).is_dir() else Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f'there is no file {path}')
+    try:
+        return _load(_base(model), *_read(path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f'{path}: {error}') from error
+
+
+def load_kept(model: nn.Module, folder: str | Path) -> list[str]:
+    """Put on a model what its folder holds beside the weights of its class.
+
+    Args:
+        model (nn.Module): What ``from_pretrained`` made of the folder.
+        folder (str | Path): The folder.
+
+    Returns:
+        list[str]: Names of the blocks with steps.
+
+    Raises:
+        ValueError: The weights have steps, and nothing says what they are.
+    """
+    if (Path(folder) / NAME).is_file():
+        return load_steps(model, folder)
+    for path in Path(folder).glob('*.safetensors'):
+        with safe_open(path, 'pt') as file:
+            steps = [k for k in file.keys() if 'step.attention.' in k]
+        if steps and not any(map(_gates, model.modules())):
+            raise ValueError(
+                f'{path} has steps ({steps[0]}) and no {NAME} beside it says '
+                f'what they are; {WHOLE}')
+    return []
+
+
+def _load(model: nn.Module, about: dict,
+          tensors: dict[str, Tensor]) -> list[str]:
+    """Check what a file says, and then change the model."""
     modules = modules_by_name(model)
-    file = _File(path, modules)
+    about, tensors = _rename(about, tensors, modules)
+    blocks = about['blocks']
     others = [name for name, block in modules.items()
-              if _steps(block) and name not in file.blocks]
+              if name not in blocks and _gates(block)]
     if others:
-        raise ValueError(f'{path} knows nothing of the steps in '
-                         f'{", ".join(others[:3])}; call remove_steps(model) '
-                         f'first')
-    ready, targets = [], {}
-    for name, about in file.blocks.items():
-        gates = {key: step.attention
-                 for key, step in _steps(modules[name]).items()}
+        raise ValueError(f'it knows nothing of the steps in {others[0]}; call '
+                         f'remove_steps(model) first')
+    removed = {name: stand_in(modules[name], *saved['removed'])
+               for name, saved in blocks.items() if 'removed' in saved
+               and not isinstance(modules[name], RemovedBlock)}
+    targets = {name: _in_use(find_module(modules, name, 'it holds'))
+               for name in about['modules_to_save']}
+    stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
+    new = []
+    for name in stepped:
+        block = modules[name]
+        gates = _gates(block)
         if not gates:
-            places, gates = file.build(name, modules[name], about)
-            ready.append((modules[name], places, list(gates.values())))
-        elif about['steps'].keys() != gates.keys() or any(
-                about['steps'][key] | dict(init_step=None)
-                != _record(key, gate) | dict(init_step=None)
-                for key, gate in gates.items()):
-            raise ValueError(f'{path}: {name} has other attentions here than '
-                             f'{about["steps"]}')
-        targets.update({f'{name}.{key}.attention': gate
-                        for key, gate in gates.items()})
-    if ready and unwrap(model) is not model:
+            places, gates = _build(name, block, **blocks[name])
+            new.append((block, places, list(gates.values())))
+        found = {key: _record(key, gate) for key, gate in gates.items()}
+        if found != blocks[name]['steps']:
+            raise ValueError(f'{name} has other attentions here, {found}, '
+                             f'than {blocks[name]["steps"]}')
+        targets |= {f'{name}.{key}.attention': gate
+                    for key, gate in gates.items()}
+    if new or removed:
+        check_unsharded(model)
+    states = dict(_states(tensors, targets))
+    for block, places, put in new:
+        put_in(block, places, put)
+    exchange(model, removed)
+    for name, state in states.items():
+        targets[name].load_state_dict(state, strict=False)
+    return stepped
+
+
+def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
+    """What a file says, and its tensors, if it is whole."""
+    try:
+        with safe_open(path, 'pt') as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            about = json.loads((file.metadata() or {})[METADATA])
+        version, digest = about['format_version'], about.pop('digest', None)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f'this is no whole file of save_steps ({error!r}); '
+                         f'{WHOLE}') from error
+    if version != FORMAT:
         raise ValueError(
-            f'the model is in a {type(model).__name__}, which would not see '
-            f'new parameters; load the steps before you wrap it')
-    for name in file.modules_to_save:
-        targets[name] = find_module(modules, name, f'{path} holds')
-    if not _is_sharded(model):
-        file.load({name: copy.deepcopy(m) for name, m in targets.items()})
-    for block, places, gates in ready:
-        put_in(block, places, gates)
-    for name, about in file.blocks.items():
-        for key, record in about['steps'].items():
-            targets[f'{name}.{key}.attention'].set_init_step(
-                record['init_step'])
-    if _is_sharded(model):
-        _scatter(model, file.tensors, targets)
-    else:
-        file.load(targets)
-    return [name for name in modules if name in file.blocks]
+            f'it has format {version} and format {FORMAT} is read; load it '
+            f'with the mmstepnet that wrote it, and save the state dict of '
+            f'the model, which insert_steps and load_state_dict read')
+    if digest != _digest(about, tensors):
+        raise ValueError('it was changed after save_steps had written it')
+    return about, tensors
 
 
-class _File:
-    """What a file holds, by the names that the modules have in a model."""
+def _digest(about: dict, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of all that a file holds."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, t in sorted(tensors.items()):
+        digest.update(f'{name} {t.dtype} {tuple(t.shape)}'.encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
-    def __init__(self, path: Path, modules: dict[str, nn.Module]):
-        if not path.is_file():
-            raise FileNotFoundError(f'there is no file {path}')
-        self.path = path
-        try:
-            with safe_open(path, 'pt') as file:
-                tensors = {name: file.get_tensor(name)
-                           for name in file.keys()}
-                about = json.loads((file.metadata() or {})[METADATA])
-            version, self.blocks = about['format_version'], about['blocks']
-            self.modules_to_save = check_module_names(
-                about['modules_to_save'])
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'{path} is no whole file of save_steps '
-                             f'({error!r})') from error
-        if version != FORMAT:
-            raise ValueError(
-                f'{path} has format {version} and format {FORMAT} is read; '
-                f'load it with the mmstepnet that wrote it, and save the state '
-                f'dict of the model, which insert_steps and load_state_dict '
-                f'read')
-        self.tensors = {}
-        for name, t in tensors.items():
-            if t.is_floating_point() and not t.isfinite().all():
-                raise ValueError(f'{path}: {name} holds NaN or infinity')
-            self.tensors[name] = t
-        self._rename(modules)
 
-    def _rename(self, modules: dict[str, nn.Module]) -> None:
-        """Take off, or put on, what comes before all names of one model."""
-        if not self.blocks or any(name in modules for name in self.blocks):
-            missing = [n for n in self.blocks if n not in modules]
-        else:
-            first = next(iter(self.blocks))
-            pairs = [(name.removesuffix(first), '') for name in modules
-                     if name.endswith(f'.{first}')]
-            pairs += [('', f'{prefix}.') for k in range(1, first.count('.') + 1)
-                      if (prefix := '.'.join(first.split('.')[:k]))
-                      and first.removeprefix(f'{prefix}.') in modules]
-            fits = [(new, old) for new, old in pairs if all(
-                new + n.removeprefix(old) in modules for n in self.blocks)]
-            missing = [] if fits else list(self.blocks)
-            for new, old in fits[:1]:
-                self.blocks, self.tensors = (
-                    {new + name.removeprefix(old): value
-                     for name, value in table.items()}
-                    for table in (self.blocks, self.tensors))
-                self.modules_to_save = [
-                    new + n.removeprefix(old) for n in self.modules_to_save]
-        if missing or not self.blocks:
-            raise ValueError(
-                f'{self.path} has steps for {", ".join(missing[:3])}, and the '
-                f'model has no such module' if missing else
-                f'{self.path} holds no steps')
+def _rename(about: dict, tensors: dict[str, Tensor],
+            modules: dict[str, nn.Module]) -> tuple[dict, dict[str, Tensor]]:
+    """Name blocks as a model does, which has, or is, a part of the other."""
+    blocks = about['blocks']
+    first = next(iter(blocks))
+    pairs = [('', '')] if first in modules else [
+        *(('', name.removesuffix(first)) for name in modules
+          if name.endswith(f'.{first}')),
+        *((first.removesuffix(name), '') for name in modules
+          if first.endswith(f'.{name}'))]
+    fitting = [(old, new) for old, new in pairs if all(
+        name.startswith(old) and _class_name(modules.get(
+            new + name.removeprefix(old))) == saved['cls']
+        for name, saved in blocks.items())]
+    if len(fitting) != 1:
+        raise ValueError(
+            f'the model has its blocks, from {first} '
+            f'({blocks[first]["cls"]}) on, {len(fitting)} times, and must '
+            f'have them once')
+    (old, new), = fitting
 
-    def build(self, name: str, block: nn.Module, about: dict) -> tuple:
-        """Places and attentions of a block that has none."""
-        try:
-            if about['cls'] != _class_name(block):
-                raise ValueError(f'it was a {about["cls"]} and is a '
-                                 f'{_class_name(block)}')
-            places = [Place(step, Spot(*state), Spot(*branch), *axes)
-                      for step, state, branch, *axes in about['places']]
-            records = about['steps']
-            if places:
-                sizes = {n for p in block.parameters() for n in p.shape}
-                for place in places:
-                    axes = {place.batch, place.channels}
-                    if len(axes) < 2 or not axes < set(range(place.dims)) or (
-                            place.width not in sizes):
-                        raise ValueError(f'{place} fits no state of it')
-                    for spot in place.state, place.branch:
-                        block.get_submodule(spot.module)
-            elif not isinstance(block, FusedBlock) and not is_fusable(block):
-                raise ValueError('it is no block whose tail can be fused')
-            widths = {place.name: (place.width, place.has_map)
-                      for place in places} or dict(
-                step=(state_width(block), True))
-            if widths.keys() != records.keys():
-                raise ValueError(f'it takes other steps than {list(records)}')
-            for record in records.values():
-                if record['type'] not in ATTENTIONS:
-                    raise ValueError(
-                        f'{record["type"]!r} is not registered; import the '
-                        f'module that registers it first')
-            return places or None, {
-                key: build(records[key], name, block, *widths[key])
-                for key in widths}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'{self.path}: {name} ({type(block).__name__}): '
-                             f'{error}') from error
+    def rename(table: dict) -> dict:
+        return {new + name.removeprefix(old): value
+                for name, value in table.items() if name.startswith(old)}
 
-    def load(self, targets: dict[str, nn.Module]) -> None:
-        """Load each module its tensors, all of which must belong to one."""
-        left = dict(self.tensors)
-        for name in sorted(targets, key=len, reverse=True):  # steps first
-            own = {key.removeprefix(f'{name}.'): left.pop(key)
-                   for key in list(left) if key.startswith(f'{name}.')}
-            wanted = targets[name].state_dict()
-            try:
-                missing, further = targets[name].load_state_dict(own, False)
-            except RuntimeError as error:  # of other shapes
-                raise ValueError(f'{self.path} does not fit {name}: {error}'
-                                 ) from error
-            missing = [key for key in missing if not key.endswith(KEY)
-                       and '.attention.' not in key]
-            if missing or further:
-                raise ValueError(f'{self.path} does not fit {name}: it lacks '
-                                 f'{missing} and has {further}')
-            for key, t in own.items():
-                if t.is_floating_point() != wanted[key].is_floating_point():
-                    raise ValueError(f'{self.path}: {name}.{key} is of '
-                                     f'{t.dtype} and not of '
-                                     f'{wanted[key].dtype}')
-        if left:
-            raise ValueError(f'{self.path} holds {", ".join(list(left)[:3])}, '
-                             f'which belong to no step of it')
+    names = rename(dict.fromkeys(about['modules_to_save']))
+    if len(names) < len(about['modules_to_save']):
+        LOGGER.warning('Of %s only %s is loaded: the model has no other.',
+                       about['modules_to_save'], list(names))
+    return (dict(blocks=rename(blocks), modules_to_save=names),
+            rename(tensors))
+
+
+def _build(name: str, block: nn.Module, places: list, steps: dict,
+           **_: str) -> tuple[list[Place] | None, dict[str, Any]]:
+    """Places and attentions of a block that has none."""
+    made = [Place(step, Spot(*state), Spot(*branch), *axes)
+            for step, state, branch, *axes in places]
+    sizes = {size for p in block.parameters() for size in p.shape}
+    for place in made:
+        block.get_submodule(place.state.module)
+        block.get_submodule(place.branch.module)
+    if not {place.width for place in made} <= sizes or not (
+            made or isinstance(block, FusedBlock) or is_fusable(block)):
+        raise ValueError(f'{name} is built otherwise than what was saved')
+    widths = {place.name: (place.width, place.has_map) for place in made} or (
+        dict(step=(state_width(block), True)))
+    return made or None, {key: build(steps[key], name, block, *widths[key])
+                          for key in widths}
+
+
+def _states(tensors: dict[str, Tensor], targets: dict[str, nn.Module]
+            ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The state of each module, if tensors and modules fit one another."""
+    left = dict(tensors)
+    for name in sorted(targets, key=len, reverse=True):  # the innermost first
+        own = {key.removeprefix(f'{name}.'): left.pop(key)
+               for key in list(left) if key.startswith(f'{name}.')}
+        state = {key: t for key, t in targets[name].state_dict().items()
+                 if f'{name}.{key}' not in tensors or key in own}
+        wanted = {key: t for key, t in state.items()
+                  if not key.endswith(KEY)}
+        if own.keys() != wanted.keys() or any(
+                own[key].shape != t.shape
+                or own[key].is_floating_point() != t.is_floating_point()
+                for key, t in wanted.items()):
+            raise ValueError(f'{name} has other tensors, or of other shapes, '
+                             f'here than in the file')
+        if any(t.is_meta for t in wanted.values()):
+            raise ValueError(f'{name} is on the meta device and has no '
+                             f'weights; load those of the model first')
+        yield name, {key: _like(t, wanted[key]) for key, t in own.items()}
 
 
 def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
@@ -310,66 +350,64 @@ def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
     return state.get('state_dict', state)
 
 
-def _record(name: str, attention: nn.Module) -> dict:
-    if not isinstance(attention, Recorded) or (
-            attention.recorded_type not in ATTENTIONS):
+def _base(model: nn.Module) -> nn.Module:
+    """The model that PEFT has wrapped; another one as it is."""
+    peft: Any = unwrap(model)
+    return peft.get_base_model() if hasattr(peft, 'get_base_model') else model
+
+
+def _in_use(module: nn.Module) -> nn.Module:
+    """Of a module that PEFT trains a copy of, that copy."""
+    module = unwrap(module)
+    copies = getattr(module, 'modules_to_save', None)
+    if isinstance(copies, nn.ModuleDict):
+        return copies[module.active_adapters[0]]
+    return module
+
+
+def _gates(block: nn.Module) -> dict[str, Any]:
+    """Attentions of a block's steps, by the names of these."""
+    if isinstance(block, nn.ModuleDict) or _in_use(block) is not block:
+        return {}  # a wrapper of a step is no block
+    steps = {key: _in_use(child) for key, child in block.named_children()}
+    return {key: _in_use(step.attention) for key, step in steps.items()
+            if isinstance(step, ResidualStep) and step.attention is not None}
+
+
+def _record(name: str, gate: Any) -> dict[str, Any]:
+    """Type and arguments of an attention, of which it can be built again."""
+    if not isinstance(gate, Recorded) or gate.recorded_type not in ATTENTIONS:
         raise ValueError(
-            f'{name} has a {type(attention).__name__}, which is not '
-            f'registered in mmstepnet.attentions.ATTENTIONS and could not be '
-            f'built again (save the steps before fold, which changes them)')
-    return attention.record()
+            f'{name} has a {type(gate).__name__}, which is not registered in '
+            f'mmstepnet.attentions.ATTENTIONS and could not be built again '
+            f'(save the steps before fold, which changes them)')
+    record = gate.record()
+    with torch.device('meta'):
+        fresh = build_attention(record, gate.channels)
+    shapes, wanted = ({key: t.shape for key, t in m.state_dict().items()
+                       if not key.endswith(KEY)} for m in (gate, fresh))
+    if shapes != wanted:
+        odd = sorted(key for key, _ in shapes.items() ^ wanted.items())
+        raise ValueError(
+            f'{name} has other tensors than a {record["type"]} '
+            f'({", ".join(dict.fromkeys(odd))}); make pruning or '
+            f'parametrisation permanent, and save inside summon_full_params '
+            f'in FSDP1')
+    return record
 
 
-def _gather(model: nn.Module,
-            saved: dict[str, nn.Module]) -> dict[str, Tensor] | None:
-    """Whole tensors of modules; None in processes that need not write."""
-    if _is_sharded(model):
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            get_model_state_dict,
-        )
-        state: dict = get_model_state_dict(model, options=StateDictOptions(
-            full_state_dict=True, cpu_offload=True))
-        prefixes = tuple(f'{name}.' for name in saved)
-        state = {k: t for k, t in state.items() if k.startswith(prefixes)}
-    else:
-        state = {f'{name}.{key}': t for name, module in saved.items()
-                 for key, t in module.state_dict().items()}
-    if (torch.distributed.is_available() and torch.distributed.is_initialized()
-            and torch.distributed.get_rank()):
-        return None
-    return {key: t.detach().cpu().contiguous().clone()
-            for key, t in state.items() if not key.endswith(KEY)}
+def _class_name(block: nn.Module | None) -> str:
+    return host_of(block).__qualname__
 
 
-def _scatter(model: nn.Module, tensors: dict[str, Tensor],
-             targets: dict[str, nn.Module]) -> None:
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        set_model_state_dict,
-    )
-    # In the place of records that are missing it puts what is none.
-    records = {f'{name}.{key}': t for name, gate in targets.items()
-               for key, t in gate.state_dict().items() if key.endswith(KEY)}
-    set_model_state_dict(model, {**tensors, **records}, options=(
-        StateDictOptions(full_state_dict=True, strict=False)))
+def _whole(t: Any) -> Tensor:
+    """All of a tensor of which FSDP2 keeps a part in each process."""
+    return t.full_tensor() if hasattr(t, 'full_tensor') else t
 
 
-def _is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP holds parts of the weights."""
-    return any(type(t).__name__ in ('DTensor', 'FlatParameter')
-               for t in model.parameters()) or any(
-        type(m).__name__ == 'FullyShardedDataParallel'
-        for m in model.modules())
-
-
-def _steps(block: nn.Module) -> dict[str, Any]:
-    """Steps of a block that have an attention, by their names."""
-    found = set(steps_of(block))
-    return {key: unwrap(step) for key, step in block.named_children()
-            if unwrap(step) in found and unwrap(step).attention is not None}
-
-
-def _class_name(block: nn.Module) -> str:
-    cls = block.host if isinstance(block, FusedBlock) else type(block)
-    return cls.__qualname__
+def _like(t: Tensor, own: Any) -> Tensor:
+    """Distribute a tensor as another one is."""
+    if not hasattr(own, 'full_tensor'):
+        return t
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(t.to(own.device), own.device_mesh, own.placements)

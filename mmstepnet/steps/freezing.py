@@ -5,7 +5,6 @@ from typing import Any
 
 import torch.nn as nn
 
-from .finding.wrappers import unwrap
 from .generated import KeepsStatistics, generated_class
 from .modules import check_module_names, find_module, modules_by_name
 from .residual import ResidualStep
@@ -16,11 +15,11 @@ def mark_only_steps_as_trainable(model: nn.Module,
                                  *, unfreeze: bool = False) -> int:
     """Freeze all of a model but its steps.
 
-    Parameters elsewhere require no gradient any more, and modules elsewhere
-    that have running statistics stay in eval mode, also when a trainer calls
-    ``model.train()``. Call it before
-    the optimizer is built and before ``DistributedDataParallel`` or FSDP;
-    where BNs are converted to SyncBN, call it after that.
+    Parameters elsewhere require no gradient any more. Modules elsewhere that
+    keep numbers of their own in the state dict, such as running statistics,
+    stay in eval mode, also when a trainer calls ``model.train()``. Call it
+    before the optimizer is built and before ``DistributedDataParallel`` or
+    FSDP; where BNs are converted to SyncBN, call it after that.
 
     Args:
         model (nn.Module): A model with steps.
@@ -51,28 +50,31 @@ def mark_only_steps_as_trainable(model: nn.Module,
     modules = modules_by_name(model)
     trained = [find_module(modules, name, 'modules_to_save names')
                for name in names]
-    model = unwrap(model)
-    steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
-    if not unfreeze and not any(step.attention is not None for step in steps):
-        raise ValueError(f'{type(model).__name__} has no steps that could be '
-                         f'trained; call insert_steps first')
-    trained += [step.attention for step in steps if step.attention is not None]
+    trained += [m.attention for m in modules.values() if isinstance(
+        m, ResidualStep) and m.attention is not None]
+    if len(trained) == len(names) and not unfreeze:
+        raise ValueError(f'{type(modules[""]).__name__} has no steps that '
+                         f'could be trained; call insert_steps first')
     inside = {m for module in trained for m in module.modules()}
     kept = {p for module in trained for p in module.parameters()}
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_(unfreeze or parameter in kept)
     follow_training(m for m in model.modules() if unfreeze or m in inside)
-    if not unfreeze:
-        for module in model.modules():
-            if module not in inside and any(
-                    'running' in name for name in module._buffers) and (
-                    not isinstance(module, KeepsStatistics)):
-                kept_class: Any = generated_class(
-                    KeepsStatistics, type(module))
-                module.__class__ = kept_class
-                module.eval()
+    for module in () if unfreeze else list(model.modules()):
+        if module not in inside and _keeps_numbers(module) and (
+                not isinstance(module, KeepsStatistics)):
+            kept_class: Any = generated_class(KeepsStatistics, type(module))
+            module.__class__ = kept_class
+            module.eval()
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _keeps_numbers(module: nn.Module) -> bool:
+    """Whether a module may change, in training, what its state dict holds."""
+    return any(t is not None and t.is_floating_point()
+               and name not in module._non_persistent_buffers_set
+               for name, t in module._buffers.items())
 
 
 def follow_training(modules: Iterable[nn.Module]) -> None:

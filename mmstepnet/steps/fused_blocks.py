@@ -160,7 +160,8 @@ def put_fused_step(block: Any, attention: nn.Module | None = None) -> bool:
 def is_fusable(block: nn.Module) -> bool:
     """Whether a block is known, and tried, to have one of :data:`TAILS`."""
     tail = _tail_of(type(block))
-    if tail is None or 'forward' in vars(block) or (
+    if tail is None or isinstance(block, Generated) or (
+            'forward' in vars(block)) or (
             getattr(block, tail.activation).state_dict()):
         return False
     # One trial serves all blocks that are put together alike.

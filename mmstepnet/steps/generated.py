@@ -50,6 +50,6 @@ class KeepsStatistics(Generated):
         return self
 
 
-def class_of(norm: nn.Module) -> type:
-    """Class of a norm, whether it stays in eval mode or not."""
-    return norm.host if isinstance(norm, KeepsStatistics) else type(norm)
+def host_of(module: nn.Module | None) -> type:
+    """The class that a module had before it was made another one's."""
+    return module.host if isinstance(module, Generated) else type(module)

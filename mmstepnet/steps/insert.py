@@ -11,7 +11,7 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 
 from .branch import BranchStep, Place
-from .examples import made_up
+from .examples import guess_inputs
 from .finding import Selection, select, unwrap
 from .finding.selection import around, is_named, is_within
 from .finding.stages import LISTS
@@ -238,8 +238,9 @@ def _found(model: nn.Module, meant: _Meant, example: object,
                 example is not None and name) or prefix.startswith(
                     tuple(ran)):
             continue
-        for given in made_up(part, outermost=name in ('', 'backbone')) if (
-                example is None) else (example, ):
+        is_outermost = name in ('', 'backbone')
+        for given in (guess_inputs(part, is_outermost) if example is None
+                      else (example, )):
             try:
                 places, refused, seen = find_places(part, given, layout)
             except ValueError as error:

@@ -1,6 +1,7 @@
 """Blocks taken out of a network: what is left computes what f = 0 would."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -8,14 +9,14 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from .examples import call_of, made_up, on_meta
+from .examples import call_of, guess_inputs, on_meta
 from .finding import (
     EAGER,
     Arrangement,
-    Run,
+    Finder,
     Selection,
-    Sum,
     hooked,
     in_mode,
     select,
@@ -25,15 +26,10 @@ from .finding.operations import describe_operation
 from .finding.selection import is_within
 from .finding.tags import is_real
 from .finding.wrappers import name_modules
-from .fused_blocks import FusedBlock
-from .generated import Generated, generated_class
+from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
-from .residual import ResidualStep
-from .spots import SpotFinder, steps_by_block
-
-Form = tuple[type, int] | None
-"""What a block returns: its state alone, or a tuple or list of so many, of
-which the state is the first and the others are None."""
+from .spots import steps_by_block
+from .tail import fused
 
 
 def remove_blocks(model: nn.Module, names: Selection,
@@ -62,9 +58,10 @@ def remove_blocks(model: nn.Module, names: Selection,
         list[str]: Names of what was removed.
 
     Raises:
-        ValueError: A block does more than to add to its state and to apply a
-            ReLU, each with the reason, or one of ``names`` means no residual
-            block. The model is left as it was.
+        ValueError: A block returns something else than the sum of its state
+            and its branches, or a ReLU of it; or one of ``names`` means no
+            residual block. The model is left as it was.
+        RuntimeError: The model is in DDP or FSDP.
 
     Example:
         >>> import torch
@@ -79,7 +76,7 @@ def remove_blocks(model: nn.Module, names: Selection,
         ValueError: ResNet: layer2.0 projects its identity
     """
     removed = prepare_removal(model, names, example)
-    _exchange(model, removed)
+    exchange(model, removed)
     return list(removed)
 
 
@@ -87,7 +84,7 @@ def remove_blocks(model: nn.Module, names: Selection,
 def without_blocks(model: nn.Module,
                    removed: dict[str, 'RemovedBlock']) -> Iterator[None]:
     """Run a model without some blocks, which come back afterwards."""
-    undo = _exchange(model, removed)
+    undo = exchange(model, removed)
     try:
         yield
     finally:
@@ -95,8 +92,8 @@ def without_blocks(model: nn.Module,
             children[key] = module
 
 
-def _exchange(model: nn.Module, others: dict[str, 'RemovedBlock']
-              ) -> list[tuple[dict, str, nn.Module]]:
+def exchange(model: nn.Module, others: dict[str, 'RemovedBlock']
+             ) -> list[tuple[dict, str, nn.Module]]:
     """Put modules in the places of those named, wrappers included."""
     outermost = {name: m for m, name in reversed(name_modules(model).items())}
     new = {outermost[name]: other for name, other in others.items()}
@@ -119,179 +116,131 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     check_unsharded(model)
     model = unwrap(model)
     modules = modules_by_name(model)
-    passes = _run(model, example)
-    blocks = passes[0].blocks()
+    blocks, paths = _run(model, example)
+    meant = set(blocks)
     if names is not None:
         chosen = select(modules, names)
-        for item, meant in chosen.items():
-            if not any(is_within(name, meant) for name in blocks):
+        for item, found in chosen.items():
+            if not any(is_within(name, found) for name in blocks):
                 raise ValueError(
                     f'blocks={item!r} means no residual block of the model; '
                     f'find_steps shows where its steps are')
-        blocks = {name: sums for name, sums in blocks.items()
-                  if is_within(name, set().union(*chosen.values()))}
+        meant = {name for name in blocks
+                 if is_within(name, set().union(*chosen.values()))}
     removed, refused = {}, []
-    for name in blocks:
-        try:
-            forms = {one.form_of(name) for one in passes}
-            if len(forms) > 1:
-                raise RefusedError('returns something else in training mode')
-            _check_place(model, modules, name, set(blocks if names else [name])
-                         )
-            removed[name] = _stand_in(modules[name], *forms.pop())
-        except RefusedError as error:
-            refused.append(f'{name} {error}')
+    for name in filter(meant.__contains__, blocks):
+        count, ways = blocks[name], paths[name]
+        if not count:
+            refused.append(f'{name} projects its identity')
+        elif not ways:
+            refused.append(f'{name} has a forward that no pass calls')
+        elif len(ways) > 1 or None in ways or {n for n, *_ in ways} != {count}:
+            refused.append(f'{name} returns something else than the sum of '
+                           f'its state and its branches, or a ReLU of it')
+        elif _is_counted(modules, name, {name} if names is None else meant):
+            refused.append(f'{name} has a number in a cache, and a layer '
+                           f'behind it stays')
+        else:
+            removed[name] = stand_in(modules[name], *ways.pop()[1:])
     if refused and names is not None:
         raise ValueError(f'{type(model).__name__}: {"; ".join(refused)}')
     return removed
 
 
-class RefusedError(ValueError):
-    """A block may not go; says why."""
+def _is_counted(modules: dict[str, nn.Module], name: str,
+                removed: set[str]) -> bool:
+    """Whether a cache knows a layer by its number, and one behind it."""
+    numbers = {n: m.layer_idx for n, m in modules.items() if isinstance(
+        getattr(m, 'layer_idx', None), int)
+        and n.startswith(f'{name.rpartition(".")[0]}.'.lstrip('.'))}
+    own = [k for n, k in numbers.items() if is_within(n, {name})]
+    return any(k > min(own) for n, k in numbers.items()
+               if own and not is_within(n, removed))
 
 
-def _check_place(model: nn.Module, modules: dict[str, nn.Module], name: str,
-                 removed: set[str]) -> None:
-    """Refuse a block that somebody else counts on."""
-    if any(n == name and (hasattr(m, '_orig_mod')
-                          or m._compiled_call_impl is not None)
-           for m, n in name_modules(model).items()):
-        raise RefusedError('is compiled by itself, and would go on to run; '
-                           'remove it before')
-    numbers = {n: index for n, m in modules.items() if isinstance(
-        index := getattr(m, 'layer_idx', None), int)}
-    own = [index for n, index in numbers.items() if is_within(n, {name})]
-    left = [index for n, index in numbers.items() if not is_within(n, removed)]
-    if own and max(left, default=-1) > min(own):
-        raise RefusedError('has a number in a cache, which would miss it; '
-                           'only the last layers can go')
+class _Paths(TorchDispatchMode):
+    """Follows the sums and ReLUs between a module's state and its output.
 
+    Attributes:
+        ways (dict): For each run of a module the number of sums, the number
+            of elements of the tuple that it returns, 0 where it returns its
+            state alone, and whether a ReLU comes last; or None, where it
+            returns something else.
+    """
 
-class _RemovalFinder(SpotFinder):
-    """A finder that follows a block's state from its input to its output."""
-
-    def forget(self) -> None:
-        """Forget the last pass."""
-        super().forget()
-        self.steps: dict[Sum, list] = {}  # memory of the state and of the sum
-        self.relus: dict[tuple, tuple] = {}
-        self.given: dict[str, tuple | None] = {}
-        self.returned: dict[str, tuple[Any, Form, tuple]] = {}
-
-    def blocks(self) -> dict[str, list[Sum]]:
-        """Sums of the blocks that hold no others; none where it projects."""
-        arrangement = Arrangement(self)
-        found = steps_by_block(arrangement)
-        for _, one, place in arrangement.named:
-            if place and not one.state:
-                found[place[1].name] = []
-        self.found = {name: sums for name, sums in found.items() if not any(
-            other.startswith(f'{name}.') for other in found)}
-        return self.found
-
-    def form_of(self, name: str) -> tuple[Form, bool]:
-        """What a block returns, and whether a ReLU comes last.
-
-        Raises:
-            RefusedError: It does more than to add to its state.
-        """
-        sums = self.found.get(name)
-        if not sums:
-            raise RefusedError('projects its identity')
-        if name not in self.returned:
-            raise RefusedError('has a forward that no pass calls')
-        memory: Any = self.given[name]
-        activation = None
-        for found in sums:
-            state, total = self.steps[found]
-            if activation is not None or state != memory or (
-                    len(found.ordinals) > 1):
-                raise RefusedError('changes its state before it adds')
-            memory = total
-            if found.part is not None:
-                step: Any = unwrap(found.owner.module._modules[found.part])
-                activation = None if type(step.activation) is nn.Identity else (
-                    type(step.activation))
-        out, form, shape = self.returned[name]
-        if shape != sums[0].shape:
-            raise RefusedError('returns something else than its state')
-        is_relu = self.relus.get(out) == memory or activation is nn.ReLU
-        if not is_relu and (out != memory or activation is not None):
-            raise RefusedError(
-                f'applies {sums[-1].activation or activation} to the sum'
-                if sums[-1].activation or activation else
-                'returns something else than its state')
-        return form, is_relu
-
-    def _begin(self, operation: Any, owner: Run, x: Tensor,
-               *args: Any) -> Sum | None:
-        state = _memory(x)
-        found = super()._begin(operation, owner, x, *args)
-        if found is not None:
-            self.steps.setdefault(found, [state, None])
-        return found
-
-    def _observe(self, module: ResidualStep, x: Tensor, *args: Any) -> None:
-        state = _memory(x)
-        count = len(self.sums)
-        super()._observe(module, x, *args)
-        for found in self.sums[count:]:
-            self.steps[found] = [state, _memory(args[-1])]
-
-    def _conclude(self, found: Sum, out: Tensor) -> None:
-        super()._conclude(found, out)
-        if found in self.steps:
-            self.steps[found][1] = _memory(out)
+    def __init__(self):
+        super().__init__()
+        self.ways: dict[nn.Module, list[tuple | None]] = defaultdict(list)
+        self.made: dict[tuple, tuple[bool, list[tuple]]] = {}
+        self.kept: list[Tensor] = []  # so that no other gets its memory
+        self.given: dict[nn.Module, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
-        before = _memory(args[0]) if describe_operation(
-            func).name == 'relu' else None
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if before is not None:
-            self.relus[_memory(out)] = before
+        operation = describe_operation(func)
+        states = [x for x, _ in operation.operands(args, kwargs or {})]
+        is_relu = operation.name == 'relu'
+        before = list(map(_memory, args[:1] if is_relu else states))
+        out = func(*args, **kwargs or {})
+        if before and is_real(out):
+            # What writes counts it as a version when this has returned.
+            made = _memory(out, operation.writes)
+            self.made[made] = is_relu, before
+            self.kept.append(out)
         return out
 
-    def _see_given(self, module: nn.Module, args: tuple,
-                   kwargs: dict) -> None:
-        super()._see_given(module, args, kwargs)
-        first = next(iter((*args, *kwargs.values())), None)
-        self.given[self.names[module]] = (
-            _memory(first) if is_real(first) else None)
+    def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Take down the state, the first argument."""
+        x = next(iter((*args, *kwargs.values())), None)
+        self.given[module] = (x, _memory(x)) if is_real(x) else (None, None)
 
-    def _see_returned(self, module: nn.Module, args: tuple,
-                      out: Any) -> None:
-        super()._see_returned(module, args, out)
-        form, first = None, out
-        if type(out) in (tuple, list) and out and not any(
-                t is not None for t in out[1:]):
-            form, first = (type(out), len(out)), out[0]
-        if is_real(first):
-            self.returned[self.names[module]] = (
-                _memory(first), form, tuple(first.shape))
+    def leave(self, module: nn.Module, args: tuple, out: Any) -> None:
+        """See how a module comes from its state to what it returns."""
+        x, start = self.given.pop(module)
+        size = len(out) if type(out) is tuple else 0
+        first = out[0] if size else out
+        count = None
+        if x is not None and is_real(first) and x.shape == first.shape and all(
+                t is None for t in (out[1:] if size else ())):
+            end = _memory(first)
+            is_relu, before = self.made.get(end, (False, []))
+            count = self._count(before[0] if is_relu else end, start, set())
+        self.ways[module].append(
+            None if count is None else (count, size, is_relu))
+
+    def _count(self, end: tuple, start: tuple, seen: set) -> int | None:
+        """Number of sums on the way back from a result to a state."""
+        if end == start:
+            return 0
+        is_relu, before = self.made.get(end, (True, []))
+        if end in seen or is_relu:
+            return None
+        seen.add(end)
+        counts = [self._count(state, start, seen) for state in before]
+        return next((n + 1 for n in counts if n is not None), None)
 
 
-def _memory(t: Tensor) -> tuple:
+def _memory(t: Tensor, writes: int = 0) -> tuple:
     """Equal for views of one memory, as long as nobody writes to it."""
-    version = 0 if t.is_inference() else t._version
+    version = 0 if t.is_inference() else t._version + writes
     return (t.untyped_storage()._cdata, t.storage_offset(), t.numel(),
             version)
 
 
-def _run(model: nn.Module, example: object) -> list[_RemovalFinder]:
-    """Passes in evaluation and in training mode.
+def _run(model: nn.Module, example: object
+         ) -> tuple[dict[str, int], dict[str, set]]:
+    """Blocks with the number of their steps, and ways through all modules.
 
-    On the meta device, or, where the model does not run there, with a copy.
+    On the meta device or, where the model does not run there, with a copy.
     """
     error: Any = 'nothing can be guessed for a model of its class'
-    for given in made_up(model, outermost=True) if example is None else (
+    for given in guess_inputs(model, outermost=True) if example is None else (
             example, ):
         for device in 'meta', None:
             try:
                 one = model if device else copy.deepcopy(model)
                 with on_meta(one) if device else nullcontext():
-                    return [_pass(one, given, device, training)
-                            for training in (False, True)]
+                    return _passes(one, *call_of(given, 2, device))
             except Exception as raised:
                 error = f'{type(raised).__name__}: {raised}'
     raise ValueError(
@@ -299,37 +248,49 @@ def _run(model: nn.Module, example: object) -> list[_RemovalFinder]:
         f'are to be tried with ({error}); give example= that it takes')
 
 
-def _pass(model: nn.Module, example: object, device: str | None,
-          training: bool) -> _RemovalFinder:
-    args, kwargs = call_of(example, 2 if device else None, device)
-    finder = _RemovalFinder(model, ())
-    with (hooked(finder.attach()), EAGER, in_mode(model, training),
-          torch.no_grad(), torch.random.fork_rng([])):
-        model(*args, **kwargs)
-    finder.blocks()
-    return finder
+def _passes(model: nn.Module, args: tuple, kwargs: dict
+            ) -> tuple[dict[str, int], dict[str, set]]:
+    """A pass in evaluation mode, and one with the blocks in training mode."""
+    finder, paths = Finder(model), _Paths()
+    handles = [handle for m in model.modules() for handle in (
+        m.register_forward_pre_hook(paths.enter, with_kwargs=True),
+        m.register_forward_hook(paths.leave))]
+    with (hooked(handles), EAGER, in_mode(model, False), torch.no_grad(),
+          torch.random.fork_rng([]), fused(False)):
+        with hooked(finder.attach()), paths:
+            model(*args, **kwargs)
+        arrangement = Arrangement(finder)
+        counts = {name: len(sums)
+                  for name, sums in steps_by_block(arrangement).items()}
+        counts |= {place[1].name: 0 for _, found, place in arrangement.named
+                   if place and not found.state}
+        blocks = {name: count for name, count in counts.items() if not any(
+            other.startswith(f'{name}.') for other in counts)}
+        for name in blocks:
+            arrangement.modules[name].train()
+        with paths:
+            model(*args, **kwargs)
+    ways = defaultdict(set)
+    for module, found in paths.ways.items():
+        ways[finder.names[module]].update(found)
+    return blocks, ways
 
 
 class RemovedBlock(Generated):
     """A block without its steps: it returns the state that it is given.
 
-    Of what the block was, it keeps the arguments, the form of what it
-    returns, its last ReLU, hooks and attributes that are no tensors or
-    modules.
+    Of what the block was, it keeps its class, the form of what it returns,
+    its last ReLU, and attributes that are no tensors, modules or hooks.
     """
 
-    form: Form
+    size: int
     is_relu: bool
 
-    def forward(self, *args, **kwargs) -> Tensor | tuple | list:
+    def forward(self, *args, **kwargs) -> Tensor | tuple:
         """Return the first argument, behind the block's ReLU if it had one."""
         state = next(iter((*args, *kwargs.values())))
-        if self.is_relu:
-            state = state.relu()
-        if self.form is None:
-            return state
-        cls, size = self.form
-        return cls([state, *[None] * (size - 1)])
+        state = state.relu() if self.is_relu else state
+        return (state, *[None] * (self.size - 1)) if self.size else state
 
     def _get_name(self) -> str:
         return f'Removed{self.host.__name__}'
@@ -339,13 +300,20 @@ class RemovedBlock(Generated):
         return ''
 
 
-def _stand_in(block: nn.Module, form: Form, is_relu: bool) -> Any:
-    host = block.host if isinstance(block, FusedBlock) else type(block)
-    removed = generated_class(RemovedBlock, host).__new__(
-        generated_class(RemovedBlock, host))
-    vars(removed).update(
-        {key: value for key, value in vars(block).items()
-         if not isinstance(value, Tensor) and key != 'forward'},
-        _parameters={}, _buffers={}, _modules={},
-        _non_persistent_buffers_set=set(), form=form, is_relu=is_relu)
-    return removed
+def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
+    """What stands in the place of a block.
+
+    Args:
+        block (nn.Module): The block.
+        size (int): Elements of the tuple that it returns; 0 is no tuple.
+        is_relu (bool): Whether its last ReLU is kept.
+    """
+    cls = generated_class(RemovedBlock, host_of(block))
+    removed: Any = cls.__new__(cls)
+    nn.Module.__init__(removed)
+    own = vars(removed)
+    own.update({key: value for key, value in vars(block).items()
+                if key not in (*own, 'forward', '_compiled_call_impl')
+                and not isinstance(value, Tensor)},
+               size=size, is_relu=is_relu)
+    return removed.train(block.training)

@@ -64,22 +64,15 @@ def test_nothing_else_changes(model):
     assert mmstepnet.calibrate(model, batches()) == 0  # they have them now
 
 
-@pytest.mark.parametrize('wrap', [
-    lambda t: (t, ), lambda t: [t], lambda t: dict(x=t),
-    lambda t: UserDict(x=t)])  # as transformers' tokenizers give
-def test_what_a_batch_may_be(model, wrap):
+@pytest.mark.parametrize('wrap, forward', [
+    (lambda t: (t, ), None), (lambda t: [t], None),
+    (lambda t: dict(x=t), None),
+    (lambda t: UserDict(x=t), None),  # as transformers' tokenizers give
+    (lambda t: 2 * t, lambda network, t: network(t / 2))])
+def test_what_a_batch_may_be(model, wrap, forward):
     other = copy.deepcopy(model)
     mmstepnet.calibrate(model, batches())
-    mmstepnet.calibrate(other, (wrap(t) for t in batches()))
-    for name, t in model.state_dict().items():
-        assert torch.equal(t, other.state_dict()[name])
-
-
-def test_forward_of_ones_own(model):
-    other = copy.deepcopy(model)
-    mmstepnet.calibrate(model, batches())
-    mmstepnet.calibrate(other, range(3), forward=lambda network, k: network(
-        batches()[k]))
+    mmstepnet.calibrate(other, map(wrap, batches()), forward=forward)
     for name, t in model.state_dict().items():
         assert torch.equal(t, other.state_dict()[name])
 
@@ -90,20 +83,27 @@ def test_frozen_attentions_are_left_alone(model):
     assert not model.layer1[0].step.attention.bn.running_mean.any()
 
 
-def test_errors(model):
-    with pytest.raises(ValueError, match='saw 0 pooled vectors'):
-        mmstepnet.calibrate(copy.deepcopy(model), [])
+def dark():
     images = batches()[0]
     images[0, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match='NaN or infinite features'):
-        mmstepnet.calibrate(copy.deepcopy(model), [images])
-    with pytest.raises(ValueError, match='same value for every image'):
-        mmstepnet.calibrate(model, [torch.ones(4, 3, 64, 64)])
+    return [images]
+
+
+@pytest.mark.parametrize('given, words', [
+    (lambda: [], 'saw 0 pooled vectors'),
+    (dark, 'NaN or infinite features'),
+    (lambda: [torch.ones(4, 3, 64, 64)], 'same value for every image')])
+def test_refusals_change_no_norm(model, given, words):
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=words):
+        mmstepnet.calibrate(model, given())
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
     assert norms and not any(m._forward_pre_hooks for m in norms)
+    assert all(torch.equal(t, before[k])
+               for k, t in model.state_dict().items())
 
 
-def test_an_error_changes_no_norm(model):
+def test_an_error_in_a_later_gate_changes_no_norm(model):
     before = copy.deepcopy(model.state_dict())
 
     def spoil(step, inputs):
@@ -111,5 +111,5 @@ def test_an_error_changes_no_norm(model):
     model.layer4[1].step.register_forward_pre_hook(spoil)
     with pytest.raises(ValueError, match='NaN or infinite'):
         mmstepnet.calibrate(model, batches())
-    after = model.state_dict()
-    assert all(torch.equal(t, after[k]) for k, t in before.items())
+    assert all(torch.equal(t, before[k])
+               for k, t in model.state_dict().items())

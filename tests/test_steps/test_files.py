@@ -2,7 +2,6 @@
 
 import copy
 import json
-from argparse import Namespace
 from importlib.util import find_spec
 
 import pytest
@@ -15,14 +14,15 @@ from safetensors import safe_open
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
+from torch.nn.utils import parametrizations, prune
 from torchvision.models import SwinTransformer, resnet18, resnet50
 
 import mmstepnet
 from mmstepnet.attentions.base import ATTENTIONS
 from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.files import METADATA
-from tests.test_steps import own_forward_blocks as blocks
 from tests.test_steps.cases import randomise
+from tests.utils import Adds
 
 
 def gates(model):
@@ -30,9 +30,11 @@ def gates(model):
             if isinstance(m, ResidualStep)]
 
 
-def written_block():
-    """A network that no description knows."""
-    return nn.Sequential(*(blocks.Encoder() for _ in range(3)))
+def chain():
+    """A network of nobody's, with a head."""
+    return nn.Sequential(
+        nn.Sequential(*(Adds(nn.Linear(8, 8)) for _ in range(3))),
+        nn.Linear(8, 3))
 
 
 def swin():
@@ -44,8 +46,7 @@ def swin():
 NETWORKS = {
     'resnet': (lambda: resnet18(num_classes=3), (2, 3, 64, 64), {}),
     'swin': (swin, (2, 3, 32, 32), {}),
-    'written': (written_block, (2, 6, blocks.C),
-                dict(example=torch.rand(2, 6, blocks.C))),
+    'chain': (chain, (2, 6, 8), dict(example=torch.rand(2, 6, 8))),
 }
 
 
@@ -60,24 +61,31 @@ def make(kind, attention='StepNet', **options):
     return model, plain, torch.rand(shape), names
 
 
-def check_loaded(made, path, **example):
+def check_loaded(made, path):
     """The plain network with a file's steps is the one that has them."""
     model, plain, x, names = made
-    assert mmstepnet.load_steps(plain, path, **example) == names
-    assert torch.equal(model(x), plain(x))
-
-
-@pytest.mark.parametrize('kind', NETWORKS)
-def test_fresh_model(kind, tmp_path):
-    made = model, plain, x, _ = make(kind)
-    mmstepnet.save_steps(model, tmp_path / 'a.safetensors')
-    assert not torch.equal(model(x), plain(x))
-    check_loaded(made, tmp_path / 'a.safetensors')
+    with torch.no_grad():
+        wanted = model(x)
+        assert not torch.equal(plain(x), wanted)
+        assert mmstepnet.load_steps(plain, path) == names
+        assert torch.equal(plain(x), wanted)
     assert plain.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize('kind', NETWORKS)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_fresh_model(kind, dtype, tmp_path):
+    model, plain, x, names = make(kind)
+    made = model.to(dtype), plain.to(dtype), x.to(dtype), names
+    state = torch.get_rng_state()
+    mmstepnet.save_steps(model, tmp_path / 'a.safetensors')
+    assert torch.equal(torch.get_rng_state(), state)
+    check_loaded(made, tmp_path / 'a.safetensors')
+    assert {p.dtype for p in plain.parameters()} == {dtype}
+
+
 @pytest.mark.parametrize('attention,options', [
-    *((name, {}) for name in ATTENTIONS if name != 'FCA'),
+    *((name, {}) for name in ATTENTIONS if name not in ('FCA', 'Plain')),
     ('SE', dict(reduction=4)), ('CBAM', dict(reduction=4)),
     ('SEM', dict(reduction=4)), ('OursSharedMLP', dict(reduction=4)),
     ('SGE', dict(groups=4)), ('StepNet', dict(inputs='x')),
@@ -97,18 +105,9 @@ def test_only_the_steps_are_in_the_file(tmp_path):
         about = json.loads(file.metadata()[METADATA])
     assert names == {n for n in model.state_dict() if '.step.attention.' in n
                      and not n.endswith('_extra_state')}
-    assert about['format_version'] == 1
-    assert about['blocks']['layer1.0'] == {
-        'class': 'BasicBlock', 'steps': {'step': {
-            'type': 'StepNet', 'init_step': 1.0, 'inputs': 'both'}}}
-
-
-@pytest.mark.parametrize('name', ['fc', 'layer4'])  # which has steps
-def test_modules_to_save(name, tmp_path):
-    made = model, *_ = make('resnet')
-    randomise(model.get_submodule(name))
-    mmstepnet.save_steps(model, tmp_path, modules_to_save=[name])
-    check_loaded(made, tmp_path)
+    assert about['format_version'] == 2
+    assert about['blocks']['layer1.0']['cls'] == 'BasicBlock'
+    assert about['blocks']['layer1.0']['steps']['step']['type'] == 'StepNet'
 
 
 class HeadWithState(nn.Linear):
@@ -121,112 +120,91 @@ class HeadWithState(nn.Linear):
         raise AssertionError('a file of steps has none')
 
 
-def test_module_to_save_with_a_state_of_its_own(tmp_path):
+@pytest.mark.parametrize('name', ['fc', 'layer4'])  # which has steps
+def test_modules_to_save(name, tmp_path):
     made = model, plain, *_ = make('resnet')
-    model.fc, plain.fc = (HeadWithState(512, 3) for _ in range(2))
-    mmstepnet.save_steps(model, tmp_path, modules_to_save=['fc'])
+    plain.fc = HeadWithState(512, 3)
+    model.fc = copy.deepcopy(plain.fc)
+    randomise(model.get_submodule(name))
+    mmstepnet.save_steps(model, tmp_path, modules_to_save=[name])
     check_loaded(made, tmp_path)
 
 
-def test_steps_in_wrappers(tmp_path):
-    made = model, _, _, names = make('resnet')
-    wrapped = copy.deepcopy(model)
-    block = wrapped.layer1[1]
-    block.step = torch.compile(block.step, backend='eager')
-    mmstepnet.save_steps(wrapped, tmp_path)
-    check_loaded(made, tmp_path)
-    with torch.no_grad():
-        wrapped.layer1[1].step.attention.pair_weight.zero_()
-    assert mmstepnet.load_steps(wrapped, tmp_path) == names
-    assert torch.equal(wrapped.layer1[1].step.attention.pair_weight,
-                       model.layer1[1].step.attention.pair_weight)
+class Headed(nn.Module):
+    """A model that is a part of another one."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.backbone, self.head = model, nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
 
 
-def test_weights_beside_the_options_of_a_run(tmp_path):
-    """As timm saves them."""
-    if not hasattr(torch.serialization, 'safe_globals'):
-        pytest.skip('needs PyTorch 2.5')
-    made = model, *_ = make('resnet')
-    torch.save(dict(state_dict=model.state_dict(), epoch=3,
-                    args=Namespace(lr=0.1)), tmp_path / 'last.pth.tar')
-    check_loaded(made, tmp_path / 'last.pth.tar')
+def compiled(model):
+    return torch.compile(model, backend='eager')
 
 
-def test_weights_beside_records_of_openmmlab(tmp_path):
-    logging = pytest.importorskip('mmengine.logging', reason='mmengine')
-    model, plain, _, _ = make('resnet')
-    hub = logging.MessageHub('some')
-    hub.update_scalar('loss', 1.0)
-    torch.save(dict(meta=dict(epoch=1), state_dict=model.state_dict(),
-                    message_hub=hub.state_dict()), tmp_path / 'epoch_1.pth')
-    with pytest.raises(ValueError, match='tools/publish_model.py writes'):
-        mmstepnet.load_steps(plain, tmp_path / 'epoch_1.pth')
+def with_wrapped_blocks(model):
+    for stage in (model.layer1, model.layer2):
+        stage[1] = compiled(stage[1])
+        stage[0] = checkpoint_wrapper(stage[0])
+    if hasattr(model.layer1[1]._orig_mod, 'step'):
+        block = model.layer1[1]._orig_mod
+        block.step = compiled(block.step)
+    return model
 
 
-def test_dtype_is_the_blocks(tmp_path):
-    model, plain, x, _ = make('resnet')
-    mmstepnet.save_steps(model.bfloat16(), tmp_path)
-    mmstepnet.load_steps(plain.bfloat16(), tmp_path)
-    x = x.bfloat16()
-    assert torch.equal(model(x), plain(x))
-    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+def with_steps(model):
+    mmstepnet.insert_steps(model)
+    return model
 
 
-def test_steps_that_are_there_get_the_weights(tmp_path):
-    made = model, plain, *_ = make('resnet')
-    mmstepnet.save_steps(model, tmp_path)
-    mmstepnet.insert_steps(plain, init_step=0.5)
-    check_loaded(made, tmp_path)
+WRAPS = dict(
+    itself=lambda model: model, headed=Headed, compiled=compiled,
+    parallel=nn.DataParallel, averaged=torch.optim.swa_utils.AveragedModel,
+    blocks=with_wrapped_blocks, stepped=with_steps,
+    twice=lambda model: Headed(nn.DataParallel(model)))
 
 
-@pytest.mark.parametrize('kind', NETWORKS)
-@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
-def test_weights_of_a_whole_model(kind, ending, tmp_path):
-    made = model, plain, *_ = make(kind)
-    path = tmp_path / f'whole.{ending}'
-    if ending == 'pth':
-        torch.save(dict(state_dict=model.state_dict()), path)
-    else:
-        safetensors.torch.save_file(model.state_dict(), path)
-    _, _, example = NETWORKS[kind]
-    if example:
-        with pytest.raises(ValueError, match='found by running.*example='):
-            mmstepnet.load_steps(plain, path)
-    check_loaded(made, path, **example)
-
-
-@pytest.mark.parametrize('prefix', [
-    'module.', '_orig_mod.', 'module._orig_mod.', 'backbone.',
-    'base_model.model.', 'model.backbone.'])
-def test_weights_of_a_model_that_stood_in_another(prefix, tmp_path):
-    made = model, *_ = make('resnet')
-    path = tmp_path / 'whole.pth'
-    torch.save({prefix + key: t for key, t in model.state_dict().items()},
-               path)
-    check_loaded(made, path)
-
-
-def test_weights_of_blocks_in_wrappers(tmp_path):
+@pytest.mark.parametrize('saved, loaded', [
+    *((name, 'itself') for name in WRAPS if name != 'stepped'),
+    *(('itself', name) for name in WRAPS), ('headed', 'headed')])
+def test_saved_in_one_and_loaded_in_another(saved, loaded, tmp_path):
+    """Whatever is around the blocks: PyTorch's wrappers, or more of a model.
+    """
     model, plain, x, names = make('resnet')
     wanted = model(x)
-    for stage in (model.layer1, model.layer2):
-        stage[1] = torch.compile(stage[1], backend='eager')
-        stage[0] = checkpoint_wrapper(stage[0])
-    torch.save(model.state_dict(), tmp_path / 'whole.pth')
-    assert mmstepnet.load_steps(plain, tmp_path / 'whole.pth') == names
+    mmstepnet.save_steps(WRAPS[saved](model), tmp_path)
+    other = WRAPS[loaded](copy.deepcopy(plain))
+    found = mmstepnet.load_steps(other, tmp_path)
+    assert [name.removeprefix('backbone.') for name in found] == names
+    inner = [m for m in other.modules() if isinstance(m, type(plain))][0]
+    with torch.no_grad():
+        torch.testing.assert_close(inner.eval()(x), wanted)
+
+
+def test_a_trained_head_is_left_out_where_there_is_none(tmp_path, caplog):
+    model, plain, x, names = make('resnet')
+    wanted = model(x)
+    mmstepnet.save_steps(Headed(model), tmp_path, ['head'])
+    assert mmstepnet.load_steps(plain, tmp_path) == names
+    assert "['head'] only [] is loaded" in caplog.text
     assert torch.equal(plain(x), wanted)
 
 
-def test_wrapped_models(tmp_path):
-    model, plain, x, names = make('resnet')
-    mmstepnet.save_steps(torch.compile(model, backend='eager'), tmp_path)
-    wrapped = torch.compile(copy.deepcopy(plain), backend='eager')
-    with pytest.raises(ValueError, match='would not see new parameters'):
-        mmstepnet.load_steps(wrapped, tmp_path)
-    mmstepnet.insert_steps(plain)
-    wrapped = torch.compile(plain, backend='eager')
-    assert mmstepnet.load_steps(wrapped, tmp_path) == names
-    assert torch.equal(model(x), plain(x))
+def test_removed_blocks(tmp_path):
+    """With steps, or alone."""
+    made = model, _, x, names = make('resnet')
+    mmstepnet.remove_blocks(model, ['layer1.0', 'layer4.1'])
+    mmstepnet.save_steps(model, tmp_path / 'a.safetensors')
+    names[:] = [n for n in names if n not in ('layer1.0', 'layer4.1')]
+    check_loaded(made, tmp_path / 'a.safetensors')
+    mmstepnet.remove_steps(model)
+    mmstepnet.save_steps(model, tmp_path / 'b.safetensors')
+    torch.manual_seed(0)
+    check_loaded((model, resnet18(num_classes=3).eval(), x, []),
+                 tmp_path / 'b.safetensors')
 
 
 def in_process(rank, world, kinds, folder):
@@ -268,37 +246,7 @@ def test_saved_by_two_processes(tmp_path):
     mp.start_processes(in_process, (2, kinds, tmp_path), 2,
                        start_method='fork')
     for kind in kinds:
-        model, plain, x, _ = make('resnet')
-        mmstepnet.load_steps(plain, tmp_path / kind)
-        assert torch.equal(model(x), plain(x))
-
-
-def test_other_errors(tmp_path):
-    model, plain, _, _ = make('resnet')
-    with pytest.raises(ValueError, match='ResNet has no steps to save'):
-        mmstepnet.save_steps(plain, tmp_path)
-    with pytest.raises(ValueError, match="names 'head'"):
-        mmstepnet.save_steps(model, tmp_path, ['head'])
-    with pytest.raises(TypeError, match='must be a list of names'):
-        mmstepnet.save_steps(model, tmp_path, 'fc')
-    with pytest.raises(FileNotFoundError, match='no weights: none of steps'):
-        mmstepnet.load_steps(plain, tmp_path)
-    with pytest.raises(FileNotFoundError, match='there is no file'):
-        mmstepnet.load_steps(plain, tmp_path / 'nothing.safetensors')
-    mmstepnet.save_steps(model, tmp_path)
-    with pytest.raises(ValueError, match='is a Bottleneck here and was a Ba'):
-        mmstepnet.load_steps(resnet50(), tmp_path)
-    mmstepnet.insert_steps(plain, 'SE')
-    with pytest.raises(ValueError, match='call remove_steps'):
-        mmstepnet.load_steps(plain, tmp_path)
-    torch.save(resnet18().state_dict(), tmp_path / 'plain.pth')
-    with pytest.raises(ValueError, match='holds no steps'):
-        mmstepnet.load_steps(resnet18(), tmp_path / 'plain.pth')
-    old = {k: t for k, t in model.state_dict().items()
-           if not k.endswith('_extra_state')}
-    torch.save(old, tmp_path / 'old.pth')
-    with pytest.raises(ValueError, match='as files of mmstepnet 0.2'):
-        mmstepnet.load_steps(resnet18(), tmp_path / 'old.pth')
+        check_loaded(make('resnet'), tmp_path / kind)
 
 
 def test_repository_in_the_cache(tmp_path, monkeypatch):
@@ -315,14 +263,137 @@ def test_repository_in_the_cache(tmp_path, monkeypatch):
     check_loaded(made, 'hf://somebody/steps')
 
 
-def test_models_without_weights(tmp_path):
-    model, _, _, _ = make('resnet')
+def change(where, value):
+    """Change what a file says at a place, or one of its tensors."""
+    def write(path, about, tensors):
+        if isinstance(where, str):
+            tensors[where][0] = value
+        else:
+            *outer, last = where
+            inner = about
+            for key in outer:
+                inner = inner[key]
+            inner[last] = value
+        safetensors.torch.save_file(
+            tensors, path, {METADATA: json.dumps(about)})
+    return write
+
+
+BLOCK = 'blocks', '0.1'
+CHANGES = dict(
+    axis=(change((*BLOCK, 'places', 0, 5), 1), 'was changed after'),
+    spot=(change((*BLOCK, 'places', 0, 1, 0), 'g'), 'was changed after'),
+    operand=(change((*BLOCK, 'steps', 'step', 'inputs'), 'x'), 'was changed'),
+    variance=(change('0.1.step.attention.bn.running_var', -1.), 'was changed'),
+    infinity=(change('0.1.step.attention.ie_bias', torch.inf), 'was changed'),
+    weight=(change('0.1.step.attention.ie_bias', 3.), 'was changed'),
+    format=(change(('format_version', ), 1), 'format 1 and format 2 is read.*'
+            'load_state_dict'),
+    no_blocks=(lambda path, about, tensors: safetensors.torch.save_file(
+        tensors, path), 'no whole file.*insert_steps.*load_state_dict'),
+    cut=(lambda path, about, tensors: path.write_bytes(
+        path.read_bytes()[:-9]), 'no whole file'),
+    pickled=(lambda path, about, tensors: torch.save(tensors, path),
+             'no whole file'),
+)
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_file_that_was_changed_is_refused(name, tmp_path):
+    model, plain, _, _ = make('chain')
+    path = tmp_path / 'steps.safetensors'
+    mmstepnet.save_steps(model, path)
+    with safe_open(path, 'pt') as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+        about = json.loads(file.metadata()[METADATA])
+    write, words = CHANGES[name]
+    write(path, about, tensors)
+    before = list(plain.modules())
+    with pytest.raises(ValueError, match=words):
+        mmstepnet.load_steps(plain, path)
+    assert list(plain.modules()) == before
+
+
+def wider():
+    model = chain()
+    for block in model[0]:
+        block.f = nn.Linear(16, 16)
+    return model
+
+
+def renamed_layer():
+    model = chain()
+    for block in model[0]:
+        block.g = block.f
+        del block.f
+    return model
+
+
+def stepped(*args, **options):
+    return make(*args, **options)[0]
+
+
+OTHERS = {
+    'plain': (lambda: chain()[0][0], FileNotFoundError, 'there is no file'),
+    'resnet50': (resnet50, ValueError, r'its blocks, from layer1.0 \(BasicB'),
+    'swin': (swin, ValueError, 'its blocks, from layer1.0 .* 0 times'),
+    'two': (lambda: nn.ModuleList([resnet18(), resnet18()]), ValueError,
+            'its blocks, from layer1.0 .* 2 times'),
+    'SE': (lambda: stepped('resnet', 'SE', first_block=False), ValueError,
+           'other attentions here'),
+    'start': (lambda: stepped('resnet', init_step=0.5), ValueError,
+              'other attentions here'),
+    'more': (lambda: stepped('resnet', first_block=True), ValueError,
+             'steps in layer2.0; call remove_steps'),
+    'meta': (lambda: resnet18().to('meta'), ValueError, 'the meta device'),
+    'wider': (wider, ValueError, '0.0 is built otherwise'),
+    'renamed': (renamed_layer, ValueError, 'has no attribute `?f'),
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_a_file_of_another_model_is_refused(name, tmp_path):
+    build, type_, words = OTHERS[name]
+    model, path = build(), tmp_path / 'steps.safetensors'
+    if name != 'plain':
+        mmstepnet.save_steps(stepped(
+            'chain' if name in ('wider', 'renamed') else 'resnet'), path)
+    before = list(model.modules())
+    with pytest.raises(type_, match=words):
+        mmstepnet.load_steps(model, path)
+    assert list(model.modules()) == before
+
+
+def pruned():
+    model = stepped('resnet')
+    prune.l1_unstructured(model.layer1[0].step.attention, 'ie_bias', 3)
+    return model
+
+
+def parametrised():
+    model = stepped('resnet')
+    parametrizations.weight_norm(model.layer1[0].step.attention,
+                                 'pair_weight')
+    return model
+
+
+@pytest.mark.parametrize('build, names, type_, words', [
+    (resnet18, [], ValueError, 'ResNet has no steps to save; call insert_st'),
+    (lambda: stepped('resnet'), ['head'], ValueError, "names 'head'"),
+    (lambda: stepped('resnet'), 'fc', TypeError, 'must be a list of names'),
+    (lambda: mmstepnet.fold(stepped('resnet')), [], ValueError, 'before fold'),
+    (pruned, [], ValueError, r'other tensors than a StepNet \(ie_bias'),
+    (parametrised, [], ValueError, 'make pruning or parametrisation perman'),
+])
+def test_what_is_not_saved(build, names, type_, words, tmp_path):
+    with pytest.raises(type_, match=words):
+        mmstepnet.save_steps(build(), tmp_path, names)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pruning_that_was_made_permanent(tmp_path):
+    _, plain, x, names = make('resnet')
+    model = pruned()
+    prune.remove(model.layer1[0].step.attention, 'ie_bias')
     mmstepnet.save_steps(model, tmp_path)
-    with pytest.raises(ValueError, match='on the meta device'):
-        mmstepnet.load_steps(resnet18(num_classes=3).to('meta'), tmp_path)
-
-
-def test_folded_steps_are_not_saved(tmp_path):
-    model, _, _, _ = make('resnet')
-    with pytest.raises(ValueError, match='before fold'):
-        mmstepnet.save_steps(mmstepnet.fold(model.eval()), tmp_path)
+    check_loaded((model, plain, x, names), tmp_path)

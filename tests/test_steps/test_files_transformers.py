@@ -1,59 +1,126 @@
-"""Steps out of what ``save_pretrained`` wrote, whose names it changes."""
+"""Steps in folders of ``save_pretrained`` and in models that PEFT wraps."""
+
+import copy
+import os
+import sys
 
 import pytest
 import torch
 
 import mmstepnet
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.files import load_kept
+from tests.programs import run_tool
 from tests.test_steps.cases import randomise
 
 transformers = pytest.importorskip('transformers', reason='transformers')
 if int(transformers.__version__.split('.')[0]) < 5:
     pytest.skip('needs transformers 5', allow_module_level=True)
 
-SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-             image_size=32, patch_size=8)
-STAGES = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1])
+IMAGES = dict(pixel_values=torch.rand(
+    2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+CONFIG = transformers.ViTConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32,
+    patch_size=8, intermediate_size=64)
 
 
-def detr():
-    backbone = transformers.ResNetConfig(
-        embedding_size=8, layer_type='basic', out_features=['stage4'],
-        **STAGES)
-    return transformers.DetrForObjectDetection(transformers.DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False,
-        backbone_config=backbone, d_model=32, encoder_layers=1,
-        decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
-        num_queries=4))
-
-
-MODELS = {
-    'ViT': lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(intermediate_size=64, **SMALL)),
-    'DINOv2': lambda: transformers.Dinov2Model(
-        transformers.Dinov2Config(mlp_ratio=2, **SMALL)),
-    'ConvNeXt': lambda: transformers.ConvNextModel(
-        transformers.ConvNextConfig(layer_scale_init_value=1.0, **STAGES)),
-    'DETR': detr,
-}
-
-
-@pytest.mark.parametrize('kind', MODELS)
-def test_folder_of_save_pretrained(kind, tmp_path):
+def build(cls='ViTForImageClassification'):
     torch.manual_seed(0)
-    model = MODELS[kind]().eval()
-    images = dict(pixel_values=torch.rand(
-        2, 3, *((64, 64) if kind == 'DETR' else (32, 32))))
-    names = mmstepnet.insert_steps(
-        model, example=images,
-        **(dict(blocks='model.backbone') if kind == 'DETR' else {}))
-    for step in model.modules():
-        if isinstance(step, ResidualStep):
-            randomise(step)
+    return getattr(transformers, cls)(CONFIG).eval()
+
+
+def stepped(cls='ViTForImageClassification'):
+    model = build(cls)
+    names = mmstepnet.insert_steps(model, example=IMAGES)
+    randomise(*(m.attention for m in model.modules()
+                if isinstance(m, ResidualStep)))
+    return model, names
+
+
+def states(model):
+    """What the last block makes, with a head or without."""
+    return (getattr(model, 'vit', model))(**IMAGES)[0]
+
+
+@pytest.mark.parametrize('saved, loaded', [
+    ('ViTForImageClassification', 'ViTForImageClassification'),
+    ('ViTForImageClassification', 'ViTModel'),
+    ('ViTModel', 'ViTForImageClassification')])
+def test_folder_of_save_pretrained(saved, loaded, tmp_path):
+    """Where the steps file lies beside the weights."""
+    model, names = stepped(saved)
     model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path).eval()
-    wanted = model(**images)[0]
-    assert not torch.allclose(again(**images)[0], wanted, rtol=1e-2)
-    assert mmstepnet.load_steps(again, tmp_path, example=images) == names
-    assert torch.equal(again(**images)[0], wanted)
+    mmstepnet.save_steps(model, tmp_path)
+    again = getattr(transformers, loaded).from_pretrained(tmp_path).eval()
+    assert not torch.allclose(states(again), states(model), rtol=1e-2)
+    assert [name.removeprefix('vit.') for name in load_kept(
+        again, tmp_path)] == [name.removeprefix('vit.') for name in names]
+    assert torch.equal(states(again), states(model))
+
+
+def test_weights_alone_do_not_say_where_steps_stand(tmp_path):
+    model, _ = stepped()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match='insert_steps, with the arguments'):
+        load_kept(again, tmp_path)
+    mmstepnet.insert_steps(again, example=IMAGES)
+    again = type(model).from_pretrained(tmp_path)
+    mmstepnet.insert_steps(again, example=IMAGES)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(states(again.eval()), states(model))
+
+
+KEPT = """
+import sys, torch
+from mmstepnet.cli.models import load_model
+model = load_model(f'hf:{sys.argv[1]}').model.eval()
+pixels, wanted = torch.load(sys.argv[2])
+assert torch.equal(model(pixel_values=pixels)[0], wanted)
+print(sum('step.attention' in name for name, _ in model.named_parameters()))
+"""
+
+
+def test_the_command_measures_what_the_folder_holds(tmp_path):
+    """It measured the network without its steps, in silence."""
+    model, _ = stepped()
+    model.save_pretrained(tmp_path)
+    mmstepnet.save_steps(model, tmp_path)
+    torch.save((IMAGES['pixel_values'], states(model).detach()),
+               tmp_path / 'wanted.pth')
+    done = run_tool('-c', KEPT, tmp_path, tmp_path / 'wanted.pth',
+                    PYTHONPATH=os.pathsep.join(sys.path))
+    assert done.stdout.split()[-1] == '20'
+
+
+def with_lora(model, **options):
+    peft = pytest.importorskip('peft')
+    return peft.get_peft_model(model, peft.LoraConfig(
+        target_modules='all-linear', **options))
+
+
+@pytest.mark.parametrize('trained', [None, 'step', 'attention'])
+def test_from_a_model_in_peft_to_its_base_and_back(trained, tmp_path):
+    """Also where PEFT trains copies of the steps or of their gates."""
+    model, names = stepped()
+    if trained is not None:
+        model = with_lora(model, modules_to_save=[
+            'attn_step', 'mlp_step'] if trained == 'step' else [
+            'step.attention'])
+        randomise(*(m for n, m in model.named_modules()
+                    if n.endswith('modules_to_save.default')))
+        wanted = states(model)
+    else:
+        wanted = states(model)
+        model = with_lora(model)
+    mmstepnet.save_steps(model, tmp_path)
+    for other in (build(), with_lora(build()), with_lora(
+            stepped()[0], modules_to_save=['step.attention'])):
+        assert mmstepnet.load_steps(other.eval(), tmp_path) == names
+        torch.testing.assert_close(
+            states(getattr(other, 'base_model', other)), wanted)
+    base = build().vit
+    mmstepnet.load_steps(base, tmp_path)
+    torch.testing.assert_close(states(base), wanted)
+    assert copy.deepcopy(base).state_dict().keys() == (
+        base.state_dict().keys())

@@ -14,6 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d
 import mmstepnet
 from mmstepnet.steps import ResidualStep, fused
 from tests.test_steps.cases import randomise
+from tests.utils import Adds
 
 
 @pytest.fixture
@@ -24,11 +25,6 @@ def model():
     randomise(*(m.attention for m in model.modules()
                 if isinstance(m, ResidualStep)))
     return model
-
-
-def steps_of(model):
-    return {name for name, _ in model.named_parameters()
-            if '.step.attention.' in name}
 
 
 def train(model, steps=2):
@@ -42,19 +38,23 @@ def train(model, steps=2):
         optimizer.step()
 
 
+def changed(model, before):
+    return {name for name, t in model.state_dict().items()
+            if not torch.equal(t, before[name])}
+
+
 def test_only_steps_and_what_is_named_change(model):
     count = mmstepnet.mark_only_steps_as_trainable(model, ['fc'])
-    wanted = steps_of(model) | {'fc.weight', 'fc.bias'}
-    trainable = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert trainable == wanted
+    wanted = {name for name, _ in model.named_parameters()
+              if '.attention.' in name or name.startswith('fc.')}
+    assert {n for n, p in model.named_parameters()
+            if p.requires_grad} == wanted
     assert count == sum(dict(model.named_parameters())[n].numel()
                         for n in wanted)
     before = copy.deepcopy(model.state_dict())
     train(model)
-    changed = {n for n, t in model.state_dict().items()
-               if not torch.equal(t, before[n])}
-    statistics = {n for n in before if '.attention.bn.' in n}
-    assert changed == wanted | {n for n in statistics if 'bn.' in n}
+    assert changed(model, before) == wanted | {
+        n for n in before if '.attention.bn.' in n}
 
 
 def test_equal_to_a_network_that_is_frozen_by_hand(model):
@@ -76,6 +76,41 @@ def test_equal_to_a_network_that_is_frozen_by_hand(model):
         torch.testing.assert_close(found[name], wanted[name])
 
 
+class Codebook(nn.Module):
+    """Follows what it is given, as vector quantisers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('codes', torch.zeros(8))
+
+    def forward(self, x):
+        if self.training:
+            self.codes += x.mean((0, 1))
+        return x + self.codes
+
+
+@pytest.mark.parametrize('keeps', [
+    Codebook, lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
+    lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+    lambda: nn.InstanceNorm1d(3, track_running_stats=True)])
+def test_whatever_keeps_numbers_keeps_them(keeps):
+    model = nn.Sequential(keeps(), nn.Dropout(), nn.Sequential(
+        *(Adds(nn.Linear(8, 8)) for _ in range(3))))
+    x = torch.rand(2, 3, 8)
+    mmstepnet.insert_steps(model, example=x)
+    mmstepnet.mark_only_steps_as_trainable(model)
+    for other in (model, copy.deepcopy(model), pickle.loads(
+            pickle.dumps(model)) if keeps is Codebook else model):
+        before = copy.deepcopy(other[0].state_dict())
+        other.train()(x)
+        assert all(torch.equal(t, before[k])
+                   for k, t in other[0].state_dict().items())
+        assert other[1].training
+    mmstepnet.mark_only_steps_as_trainable(model, unfreeze=True)
+    model.train()(x)
+    assert changed(model[0], before)
+
+
 def test_the_fused_step_is_taken(model, calls):
     mmstepnet.mark_only_steps_as_trainable(model)
     model.train()(torch.rand(2, 3, 64, 64))
@@ -86,26 +121,18 @@ def outputs(pickled, x):
     model = pickle.loads(pickled).train()
     with fused(False):  # which path small maps take differs by process
         out = model(x)
-    return out.detach().numpy(), [
-        type(m).__name__ for m in model.modules()
-        if isinstance(m, nn.BatchNorm2d) and not m.training]
+    return out.detach().numpy(), model.bn1.training, type(model.bn1).__name__
 
 
-def test_copies_and_other_processes_keep_statistics(model):
+def test_another_process_keeps_statistics(model):
     mmstepnet.mark_only_steps_as_trainable(model)
-    x, kept = torch.rand(2, 3, 64, 64), 20
-    for other in (copy.deepcopy(model).train(),
-                  pickle.loads(pickle.dumps(model)).train()):
-        before = copy.deepcopy(other.bn1.state_dict())
-        other(x)
-        assert all(torch.equal(t, before[k])
-                   for k, t in other.bn1.state_dict().items())
+    x = torch.rand(2, 3, 64, 64)
     with multiprocessing.get_context('spawn').Pool(1) as pool:
-        found, names = pool.apply(outputs, (pickle.dumps(model), x))
+        found, *about = pool.apply(outputs, (pickle.dumps(model), x))
     with fused(False):
         expected = copy.deepcopy(model).train()(x).detach()
     torch.testing.assert_close(torch.from_numpy(found), expected)
-    assert names == ['BatchNorm2d'] * kept
+    assert about == [False, 'BatchNorm2d']
 
 
 def test_statistics_set_anew_are_kept_too(model):
@@ -113,22 +140,7 @@ def test_statistics_set_anew_are_kept_too(model):
     mmstepnet.mark_only_steps_as_trainable(model)
     before = copy.deepcopy(model.state_dict())
     update_bn([torch.rand(4, 3, 64, 64)], model)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]) == (
-            '.attention.bn.running' not in name
-            and '.attention.bn.num' not in name), name
-    model.bn1.running_mean.fill_(float('nan'))
-    model.bn1.reset_parameters()
-    assert (model.bn1.running_mean == 0).all()
-
-
-def test_norms_in_eval_mode_fold_as_others(model):
-    plain = copy.deepcopy(model).eval()
-    mmstepnet.mark_only_steps_as_trainable(model)
-    folded, wanted = mmstepnet.fold(model), mmstepnet.fold(plain)
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
-    x = torch.rand(2, 3, 64, 64)
-    torch.testing.assert_close(folded(x), wanted(x))
+    assert all('.attention.bn.' in name for name in changed(model, before))
 
 
 def test_undone(model):
@@ -139,14 +151,9 @@ def test_undone(model):
         model, unfreeze=True) == before
     assert [type(m) for m in model.modules()] == classes
     assert model.train().bn1.training
-
-
-def test_removed_steps_free_the_norms(model):
     mmstepnet.mark_only_steps_as_trainable(model)
     mmstepnet.remove_steps(model)
     assert type(model.bn1) is nn.BatchNorm2d and model.train().bn1.training
-    assert mmstepnet.mark_only_steps_as_trainable(
-        model, unfreeze=True) == sum(p.numel() for p in model.parameters())
 
 
 def test_converted_to_syncbn_before(model):
@@ -156,9 +163,7 @@ def test_converted_to_syncbn_before(model):
     assert isinstance(model.bn1, nn.SyncBatchNorm)
 
 
-def test_modules_in_wrappers_have_the_names_of_files():
-    model = resnet18()
-    mmstepnet.insert_steps(model)
+def test_modules_in_wrappers_have_the_names_of_files(model):
     model.layer4 = nn.DataParallel(model.layer4)
     mmstepnet.mark_only_steps_as_trainable(model, ['layer4.1.conv1'])
     trained = [weight for name, weight in model.named_parameters()
@@ -166,13 +171,13 @@ def test_modules_in_wrappers_have_the_names_of_files():
     assert trained == [model.layer4.module[1].conv1.weight]
 
 
-def test_errors():
-    with pytest.raises(ValueError, match='ResNet has no steps'):
-        mmstepnet.mark_only_steps_as_trainable(resnet18())
-    model = resnet18()
-    mmstepnet.insert_steps(model)
-    for names in ('fc', ['']):
-        with pytest.raises(TypeError, match='must be a list of names'):
-            mmstepnet.mark_only_steps_as_trainable(model, names)
-    with pytest.raises(ValueError, match="'head', and the model has no such"):
-        mmstepnet.mark_only_steps_as_trainable(model, ['head'])
+@pytest.mark.parametrize('has_steps, names, type_, words', [
+    (False, [], ValueError, 'ResNet has no steps'),
+    (True, 'fc', TypeError, 'must be a list of names'),
+    (True, [''], TypeError, 'must be a list of names'),
+    (True, ['head'], ValueError, "'head', and the model has no such"),
+])
+def test_refusals(model, has_steps, names, type_, words):
+    with pytest.raises(type_, match=words):
+        mmstepnet.mark_only_steps_as_trainable(
+            model if has_steps else resnet18(), names)

@@ -44,7 +44,8 @@ def train(model):
 
 
 @pytest.mark.parametrize('fused', [True, False])
-@pytest.mark.parametrize('modules_to_save', [None, ['attention'], ['step']])
+@pytest.mark.parametrize('modules_to_save', [
+    None, ['step.attention'], ['step']])
 @pytest.mark.parametrize('network', NETWORKS)
 def test_an_adapter_that_was_read_again_computes_the_same(
         network, modules_to_save, fused, tmp_path):
@@ -83,7 +84,7 @@ def test_adapters_that_are_off_leave_the_network_as_it_was():
 def test_gates_that_it_saves_are_those_that_learn():
     plain = stepped(resnet).eval()
     model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(
-        target_modules=['fc'], modules_to_save=['attention']))
+        target_modules=['fc'], modules_to_save=['step.attention']))
     gates = [p for n, p in model.named_parameters()
              if 'modules_to_save' in n and p.requires_grad]
     assert len(gates) == 5 * len(steps_of(plain))

@@ -1,6 +1,5 @@
 """Networks without some of their blocks, against the same with hooks."""
 
-import copy
 import pickle
 
 import pytest
@@ -15,10 +14,12 @@ from mmstepnet import (
     remove_steps,
 )
 from mmstepnet.steps import RemovedBlock
+from mmstepnet.steps.finding import Finder, hooked
 from mmstepnet.steps.removal import prepare_removal
 from tests.test_steps.families import find_family
 from tests.test_steps.insertion import doubled, outputs, perturb
 from tests.test_steps.test_insert_families import CASES
+from tests.utils import Adds
 
 FEWER = {'ResNet, bottleneck': 2, 'ResNeSt': 0, 'CaiT': 2, 'EfficientViT': 7,
          'BERT': 0, 'mmpretrain ResNet-50, checkpointed': 5}
@@ -27,13 +28,13 @@ end in a norm or join class and patch tokens."""
 MORE = {'mmdet ResNet-50, frozen, norms in eval mode': 5}
 
 
-def bypass(block):
+def bypass(block, relu=False):
     """Make a block return its first argument, in its form."""
     def keep(block, args, kwargs):
         state.append(next(iter((*args, *kwargs.values()))).clone())
 
     def hand_on(block, args, out):
-        x = state.pop()
+        x = state.pop().relu() if relu else state.pop()
         return (x, *[None] * (len(out) - 1)) if isinstance(out, tuple) else x
 
     state = []
@@ -47,16 +48,17 @@ def test_removed_as_if_bypassed(library, name):
     model = perturb(family.build()).double()
     model.train(False)
     inputs = doubled(family.inputs())
-    names = list(prepare_removal(model, None, inputs))
+    removed = prepare_removal(model, None, inputs)
+    names = list(removed)
     assert len(names) == {**FEWER, **MORE}.get(name, family.blocks) or (
         library == 'transformers' and 'bottleneck' in name)
     if not names:
         return
-    handles = [handle for block in names
-               for handle in bypass(model.get_submodule(block))]
-    wanted = outputs(model, inputs)
-    for handle in handles:
-        handle.remove()
+    handles = [handle for block, other in removed.items()
+               for handle in bypass(model.get_submodule(block),
+                                    other.is_relu)]
+    with hooked(handles):
+        wanted = outputs(model, inputs)
     keys = set(model.state_dict())
     assert remove_blocks(model, names, inputs) == names
     for out, other in zip(outputs(model, inputs), wanted, strict=True):
@@ -68,67 +70,92 @@ def test_removed_as_if_bypassed(library, name):
                for block in names)
 
 
-class Block(nn.Module):
-    def __init__(self, activation):
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-        self.activation = activation
+class Block(Adds):
+    """x + f(x) and what stands behind."""
+
+    def __init__(self, after=nn.Identity, in_place=False):
+        super().__init__(nn.Conv2d(4, 4, 3, padding=1))
+        self.after, self.in_place = after(), in_place
 
     def forward(self, x):
-        return self.activation(x + self.conv(x))
+        if self.in_place:
+            x += self.f(x)
+            return self.after(x)
+        return self.after(super().forward(x))
 
 
-class InPlace(Block):
+class Before(Block):
+    """Changes its state before it adds."""
+
     def forward(self, x):
-        x += self.conv(x)
-        return self.activation(x)
+        return super().forward(nn.functional.hardtanh(x, -9, 9))
 
 
-class PostNorm(Block):
-    def __init__(self):
-        super().__init__(nn.BatchNorm2d(4))
+class Twice(Block):
+    """Hands on a second state."""
+
+    def forward(self, x):
+        return super().forward(x), x
 
 
-def chain(*blocks):
-    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Sequential(*blocks))
+def chain(make, count=3):
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(
+        *(make() for _ in range(count)))).eval()
 
 
-EXAMPLE = torch.zeros(1, 4, 6, 6)
+MAPS = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize('cls', [Block, InPlace])
-def test_activations_that_change_a_state(cls):
-    remove_blocks(chain(*(cls(nn.ReLU()) for _ in range(3))), '2', EXAMPLE)
-    for kind, what in ((nn.SiLU, 'silu'), (nn.GELU, 'gelu')):
-        model = chain(*(cls(kind()) for _ in range(3)))
-        before = list(model.modules())
-        with pytest.raises(ValueError, match=rf'2\.1 applies {what} to the s'):
-            remove_blocks(model, ['2.1'], EXAMPLE)
-        assert list(model.modules()) == before
+@pytest.mark.parametrize('in_place', [False, True])
+@pytest.mark.parametrize('after', [
+    nn.Identity, nn.ReLU, lambda: nn.ReLU(inplace=True),
+    lambda: nn.Sequential(nn.Identity(), nn.ReLU())])
+def test_what_stands_behind_stays_itself(after, in_place):
+    """A last ReLU is kept: it changes a state of both signs."""
+    model = chain(lambda: Block(after, in_place))
+    before, (first, _, last) = model
+    with torch.no_grad():
+        wanted = last(last.after(first(before(MAPS))))
+        model[1][0], kept = nn.Identity(), first
+        alone = last(last.after(before(MAPS)))
+        model[1][0] = kept
+        assert remove_blocks(model, '1.1', MAPS) == ['1.1']
+        assert torch.equal(model(MAPS), wanted)
+        assert remove_blocks(model, '1.0', MAPS) == ['1.0']
+        assert torch.equal(model(MAPS), alone)
 
 
-def test_a_relu_behind_no_relu():
-    model = nn.Sequential(*(InPlace(nn.ReLU()) for _ in range(3)))
-    with pytest.raises(ValueError, match='0 applies relu to the sum'):
-        remove_blocks(model, '0', EXAMPLE)
-    assert remove_blocks(model, ['1', '2'], EXAMPLE) == ['1', '2']
+REFUSED = dict(
+    silu=nn.SiLU, gelu=nn.GELU, relu6=nn.ReLU6, clamp=lambda: nn.Hardtanh(
+        -9, 9), dropout=nn.Dropout, pooling=lambda: nn.AvgPool2d(1),
+    norm=lambda: nn.BatchNorm2d(4), threshold=lambda: nn.Threshold(-99, 0),
+    twice=lambda: nn.Sequential(nn.ReLU(), nn.ReLU6()))
 
 
-def test_refusals():
-    model = chain(PostNorm(), PostNorm(), PostNorm())
-    with pytest.raises(ValueError, match=r'2\.2 applies .*batch_norm to the'):
-        remove_blocks(model, '2.2', EXAMPLE)
-    with pytest.raises(ValueError, match='ReLU.*means no residual block'):
-        remove_blocks(model, nn.ReLU, EXAMPLE)
-    with pytest.raises(ValueError, match='made up for a model of its class'):
-        remove_blocks(model, '2.1')
-    with pytest.raises(ValueError, match='on the meta device'):
-        remove_blocks(copy.deepcopy(model).to('meta'), '2.1', EXAMPLE)
-    dead = chain(*(Block(nn.ReLU()) for _ in range(3)))
-    nn.init.constant_(dead[0].weight, 0)
-    nn.init.constant_(dead[0].bias, -1)
-    with pytest.raises(ValueError, match='a state of 0 on the example'):
-        remove_blocks(dead, '2.0', EXAMPLE)
+@pytest.mark.parametrize('make', [
+    *(lambda cls=cls: Block(cls) for cls in REFUSED.values()), Before],
+    ids=[*REFUSED, 'before'])
+def test_what_one_example_does_not_show_is_refused(make):
+    """None of these changes a small state, in evaluation mode."""
+    model = chain(make)
+    before = list(model.modules())
+    with pytest.raises(ValueError, match=r'1\.1 returns something else than'):
+        remove_blocks(model, ['1.1'], MAPS)
+    assert not prepare_removal(model, None, MAPS)
+    assert list(model.modules()) == before
+
+
+@pytest.mark.parametrize('names, options, type_, words', [
+    (nn.ReLU, {}, ValueError, 'matches no module'),
+    (nn.Conv2d, {}, ValueError, 'means no residual block'),
+    ('1.1', dict(example=None), ValueError, 'guessed for a model of its'),
+    ('1.1', dict(example=MAPS[:, :3]), ValueError, 'does not run on the ex'),
+    (7, {}, TypeError, 'names or patterns'),
+])
+def test_refusals(names, options, type_, words):
+    with pytest.raises(type_, match=words):
+        remove_blocks(chain(Block), names, **dict(
+            dict(example=MAPS), **options))
 
 
 def resnet():
@@ -141,9 +168,10 @@ IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def test_save_load_and_pickle():
-    model = resnet()
+    model, other = resnet(), resnet()
     remove_blocks(model, ['layer1.0', 'layer3.1'])
-    other = resnet()
+    with pytest.raises(ValueError, match=r'layer2\.0 projects its identity'):
+        remove_blocks(model, 'layer2')
     with pytest.raises(RuntimeError, match='Missing key'):
         other.load_state_dict(model.state_dict())
     remove_blocks(other, ['layer1.0', 'layer3.1'])
@@ -172,64 +200,72 @@ def test_steps_and_fold():
     assert torch.equal(other(IMAGES), wanted)
 
 
-def test_compile_and_wrappers():
-    model = resnet()
-    model.layer2[1] = torch.compile(model.layer2[1], backend='eager')
-    remove_blocks(model, ['layer1.0', 'layer2.1'])
-    assert isinstance(model.layer2[1], RemovedBlock)
-    wanted = model(IMAGES)
+def test_steps_where_branches_end():
+    """Hooks of a step go with its block."""
+    model, other = chain(Block), chain(Block)
+    other.load_state_dict(model.state_dict())
+    insert_steps(model, example=MAPS)
+    for block in (model, other):
+        remove_blocks(block, '1.1', MAPS)
+    assert torch.equal(model(MAPS), other(MAPS))
+
+
+@pytest.mark.parametrize('compiled', ['block', 'stage', 'by itself'])
+def test_what_was_compiled_before_is_gone(compiled):
+    """Its code is not run any more."""
+    model, twin = chain(Block), chain(Block)
+    twin.load_state_dict(model.state_dict())
+    if compiled == 'by itself':
+        model[1][1] = torch.compile(model[1][1], backend='eager')
+    else:
+        (model[1] if compiled == 'stage' else model[1][1]).compile(
+            backend='eager')
+    with torch.no_grad():
+        model(MAPS)
+        twin[1][1] = nn.Identity()
+        remove_blocks(model, '1.1', MAPS)
+        assert torch.equal(model(MAPS), twin(MAPS))
+
+
+def test_compile_and_export_afterwards():
+    model = chain(lambda: Block(nn.ReLU))
+    remove_blocks(model, ['1.0', '1.2'], MAPS)
+    wanted = model(MAPS)
     compiled = torch.compile(model, backend='eager', fullgraph=True)
-    torch.testing.assert_close(compiled(IMAGES), wanted)
-    program = torch.export.export(model, (IMAGES, ))
-    torch.testing.assert_close(program.module()(IMAGES), wanted)
-
-
-def test_onnx(tmp_path):
-    pytest.importorskip('onnxscript')
-    runtime = pytest.importorskip('onnxruntime')
-    model = chain(*(Block(nn.ReLU()) for _ in range(3))).eval()
-    remove_blocks(model, ['2.0', '2.2'], EXAMPLE)
-    maps = torch.rand(EXAMPLE.shape)
-    torch.onnx.export(model, (maps, ), tmp_path / 'model.onnx', dynamo=True)
-    session = runtime.InferenceSession(tmp_path / 'model.onnx')
-    out, = session.run(None, {session.get_inputs()[0].name: maps.numpy()})
-    torch.testing.assert_close(torch.from_numpy(out), model(maps))
-
-
-def test_parts_of_a_transformer():
-    """An attention or an MLP alone gives 0, where its step's f is then 0."""
-    vit = pytest.importorskip('timm').models.vision_transformer
-    torch.manual_seed(0)
-    model = vit.VisionTransformer(
-        32, 8, embed_dim=32, depth=3, num_heads=4, num_classes=3).eval()
-    image = torch.rand(1, 3, 32, 32)
-    for name, why in (('blocks.0.norm1', 'computes no f alone'),
-                      ('blocks.1.mlp.fc2', 'returns something else')):
-        with pytest.raises(ValueError, match=f'{name} {why}'):
-            remove_blocks(model, name)
-    x, blocks = model._pos_embed(model.patch_embed(image)), model.blocks
-    x = x + blocks[0].mlp(blocks[0].norm2(x))
-    x = x + blocks[2].attn(blocks[2].norm1(x))
-    wanted = model.forward_head(model.norm(x))
-    names = ['blocks.0.attn', 'blocks.1', 'blocks.2.mlp']
-    assert remove_blocks(model, names) == names
-    assert torch.equal(model(image), wanted)
+    torch.testing.assert_close(compiled(MAPS), wanted)
+    program = torch.export.export(model, (MAPS, ))
+    torch.testing.assert_close(program.module()(MAPS), wanted)
 
 
 def test_a_cache_counts_layers():
+    """``generate`` reads another switch than the model's ``use_cache``."""
     hf = pytest.importorskip('transformers')
-    model = hf.LlamaModel(hf.LlamaConfig(
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, intermediate_size=64, vocab_size=50)).eval()
-    words = dict(input_ids=torch.arange(12).view(2, 6))
-    with pytest.raises(ValueError, match=r'layers\.1 has a number of its own'):
-        remove_blocks(model, 'layers.1', words)
-    model.config.use_cache = False
-    handles = bypass(model.layers[1])
-    wanted = model(**words)[0]
-    for handle in handles:
-        handle.remove()
-    remove_blocks(model, 'layers.1', words)
-    out = model(**words, output_hidden_states=True)
-    assert torch.equal(out[0], wanted)
-    assert len(out.hidden_states) == 4
+    words = torch.arange(12).view(2, 6)
+    for use_cache in (True, False):
+        model.config.use_cache = use_cache
+        with pytest.raises(ValueError, match=r'layers\.1 has a number in a c'):
+            remove_blocks(model, 'layers.1', dict(input_ids=words))
+    with hooked(bypass(model.model.layers[2])):
+        wanted = model(words).logits
+    assert remove_blocks(model, 'layers.2', dict(input_ids=words)) == [
+        'model.layers.2']
+    assert torch.equal(model(words).logits, wanted)
+    assert model.generate(words, max_new_tokens=3, do_sample=False).shape == (
+        2, 9)
+
+
+def test_a_pass_for_the_trial_leaves_no_trace():
+    model = resnet().train()
+    before = {k: t.clone() for k, t in model.state_dict().items()}
+    state = torch.get_rng_state()
+    prepare_removal(model, None)
+    assert torch.equal(torch.get_rng_state(), state) and model.bn1.training
+    assert all(torch.equal(t, before[k])
+               for k, t in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks
+                   for m in model.modules())
+    assert Finder(model).thread is None

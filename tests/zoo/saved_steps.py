@@ -5,10 +5,7 @@
 
 Real configs, random weights, every norm off its start. Steps are put in and
 every gate is moved. A new process makes the base model, loads, and compares
-its outputs to the bit, in float32 and in bfloat16: with the file of
-``save_steps``, and with the weights of the whole model, saved as the library
-does it. Prints a table; a cell is empty where all is equal, else it says what
-is not.
+its outputs to the bit, in float32 and in bfloat16. Prints a table.
 """
 
 import contextlib
@@ -22,7 +19,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import safetensors.torch
 import torch
 import torch.nn as nn
 
@@ -104,10 +100,10 @@ def run(network: str, model: nn.Module, dtype: torch.dtype) -> list:
     return out
 
 
-def example_of(network: str, dtype: torch.dtype = torch.float32) -> dict:
+def example_of(network: str) -> dict:
     """What transformers' models, and no others, are found with."""
-    return dict(example=inputs_of(network, dtype)) if network.startswith(
-        'transformers') else {}
+    return dict(example=inputs_of(network, torch.float32)) if (
+        network.startswith('transformers')) else {}
 
 
 def write(network: str, folder: Path) -> list:
@@ -131,56 +127,36 @@ def write(network: str, folder: Path) -> list:
         assert all(t.isfinite().all() for t in out)
         to = folder / str(dtype)
         save_steps(model, to)
-        whole = to / 'whole'
-        if build is transformers:
-            model.save_pretrained(whole)
-        else:
-            whole.mkdir()
-            if build is timm:
-                safetensors.torch.save_file(
-                    model.state_dict(), whole / 'model.safetensors')
-            else:
-                torch.save(dict(state_dict=model.state_dict()),
-                           whole / 'pytorch_model.pth')
         torch.save(dict(names=names, out=out, base={
             key: t.to(dtype) if t.is_floating_point() else t
             for key, t in base.items()}), to / 'wanted.pth')
-        sizes[dtype] = [(to / 'steps.safetensors').stat().st_size / 1e3,
-                        sum(f.stat().st_size for f in whole.iterdir()) / 1e6]
-    (kb, mb), *half = sizes.values()
+        sizes[dtype] = (to / 'steps.safetensors').stat().st_size / 1e3
+    kb, *half = sizes.values()
     return [network, len(names), len(steps), f'{kb:.0f}',
-            f'{half[0][0]:.0f}' if half else '', f'{mb:.1f}']
+            f'{half[0]:.0f}' if half else '']
 
 
 def read(network: str, folder: Path) -> None:
     """Load in this process and print the last columns."""
-    for whole in (False, True):
-        for dtype in DTYPES:
-            cell = 'the host does not run'
-            if (folder / str(dtype)).exists():
-                try:
-                    cell = compare(network, folder / str(dtype), dtype, whole)
-                except Exception as error:
-                    cell = f'{type(error).__name__}: {error}'
-            print(CELL, ' '.join(cell.split()))  # others print, too
+    for dtype in DTYPES:
+        cell = 'the host does not run'
+        if (folder / str(dtype)).exists():
+            try:
+                cell = compare(network, folder / str(dtype), dtype)
+            except Exception as error:
+                cell = f'{type(error).__name__}: {error}'
+        print(CELL, ' '.join(cell.split()))  # others print, too
 
 
-def compare(network: str, folder: Path, dtype: torch.dtype,
-            whole: bool) -> str:
+def compare(network: str, folder: Path, dtype: torch.dtype) -> str:
     """What differs from the model that was saved, if anything."""
     build, name = NETWORKS[network]
     wanted = torch.load(folder / 'wanted.pth')
     torch.manual_seed(1)
-    path = folder / 'whole' if whole else folder
-    if whole and build is transformers:
-        model = getattr(import_module('transformers'), name
-                        ).from_pretrained(path, dtype=dtype)
-    else:
-        model = build(name).to(dtype)
-        model.load_state_dict(wanted['base'])
+    model = build(name).to(dtype)
+    model.load_state_dict(wanted['base'])
     model.eval()
-    names = load_steps(model, path, **(
-        example_of(network, dtype) if whole else {}))
+    names = load_steps(model, folder)
     if names != wanted['names']:
         return 'other blocks'
     out = run(network, model, dtype)
@@ -198,9 +174,9 @@ def main() -> None:
     if sys.argv[1:2] == ['--read']:
         read(sys.argv[2], Path(sys.argv[3]))
         return
-    print('| network | blocks | steps | file, kB | in bfloat16 | whole model, '
-          'MB | steps, float32 | bfloat16 | whole, float32 | bfloat16 |')
-    print('|---' * 10 + '|')
+    print('| network | blocks | steps | file, kB | in bfloat16 | steps, '
+          'float32 | bfloat16 |')
+    print('|---' * 7 + '|')
     for network in NETWORKS:
         if sys.argv[1:] and not any(w in network for w in sys.argv[1:]):
             continue
