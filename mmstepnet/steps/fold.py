@@ -19,7 +19,7 @@ from .own_forward import OwnForwardBlock
 from .places import modules_by_name
 from .residual import ResidualStep
 from .step_block import check_unsharded
-from .tail.dispatch import is_as_made
+from .tail.reading import is_as_made
 
 FROZEN_NORM = 'torchvision.ops.misc.FrozenBatchNorm2d'
 TIMM_NORM = 'timm.layers.norm_act.BatchNormAct2d'
