@@ -1,12 +1,20 @@
 #!/usr/bin/env bash
-# Makes the environment if need be and runs the checks and tests in it, on the
-# stack that STACK names (see setup_env.sh). Arguments go to pytest; without
-# any, STACK=core runs the library's own tests, and STACK=examples those of the
-# examples and of transformers' networks.
+# Checks and tests in the environment of the stack that STACK names, which is
+# made if need be (see setup_env.sh). Without arguments it is for newcomers:
+# the style, and the tests of the library's rooms. --all is for CI: all tests
+# of the stack. Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
-bash tools/setup_env.sh
+part=all
+if [ $# -eq 0 ] && [[ $stack =~ ^(onedl|openmmlab)$ ]]; then
+    part=quick
+    set -- tests/test_{attentions,blocks,datasets,engine,jobs,models} \
+        tests/test_{propagation,steps,stiffness} \
+        tests/test_{compatibility,configs,files,imports}.py
+fi
+[ "${1:-}" != --all ] || shift
+bash tools/setup_env.sh $part
 export PATH="$(realpath "$venv")/bin:$PATH"
 ruff check .
 # Two workers of one thread each are faster than one of two.

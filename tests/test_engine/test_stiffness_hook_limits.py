@@ -59,13 +59,11 @@ def test_stages_of_one_block_that_pass_twice():
 
 @pytest.mark.parametrize('value', [float('nan'), 1e30])
 def test_images_without_a_finite_index(tmp_path, value):
-    """They are left out and named; training and all other numbers go on."""
-    runner = digits_runner(
-        tmp_path, hook=dict(train_interval=1),
-        options={'train_cfg.max_epochs': 1, 'train_cfg.val_interval': 1})
+    """They are left out and named; all other numbers go on."""
+    runner = digits_runner(tmp_path)
     plain = digits_runner(tmp_path / 'plain')
     plain.val()
-    predict, loss = runner.model.predict, runner.model.loss
+    predict = runner.model.predict
     state = plain.model.state_dict()
     calls = []
 
@@ -77,11 +75,8 @@ def test_images_without_a_finite_index(tmp_path, value):
         calls.append(1)
         return predict(inputs, *args, **kwargs)
 
-    def bad(inputs, *args, **kwargs):
-        return loss(inputs * value, *args, **kwargs)
-
-    runner.model.predict, runner.model.loss = once, bad
-    runner.train()
+    runner.model.predict = once
+    runner.val()
     assert len(calls) == 8 and no_hooks(runner.model)
     path, = (tmp_path / 'stiffness').glob('*.npz')
     found = Trajectories.load(path)
@@ -116,12 +111,7 @@ def test_a_state_that_has_no_samples_ends_no_job(tmp_path):
     assert not list(tmp_path.rglob('*.npz'))
 
 
-def test_empty_data_set_and_models_without_blocks(tmp_path):
-    runner = digits_runner(tmp_path)
-    runner.val_loop.dataloader = torch.utils.data.DataLoader([])
-    with pytest.raises(ValueError, match='the data set is empty'):
-        runner.val()
-    assert no_hooks(runner.model)
+def test_models_without_blocks(tmp_path):
     runner = digits_runner(
         tmp_path, options={
             'model.backbone': dict(type='VGG', depth=11, _delete_=True),
@@ -139,14 +129,3 @@ def test_networks_of_two_blocks_a_stage_are_told(tmp_path):
     runner.val()
     assert scalars(runner)['val/stiffness/tns'] == 0
     assert 'TNS is 0 by definition' in log_text(tmp_path)
-
-
-def test_a_sampler_that_gives_ranks_different_shares(tmp_path, monkeypatch):
-    runner = digits_runner(
-        tmp_path, options={'val_dataloader.sampler.round_up': False})
-    runner.val()  # one rank has all
-    monkeypatch.setattr(
-        'mmstepnet.engine.stiffness_metric.get_world_size', lambda: 2)
-    with pytest.raises(ValueError, match='2 ranks.*37.*round_up=True'):
-        runner.val()
-    assert no_hooks(runner.model)

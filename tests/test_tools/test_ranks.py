@@ -58,11 +58,13 @@ def launch(config, ranks, work_dir):
                        PYTHONPATH=str(ROOT))
 
 
-GROUP = '''
+def test_group_ends_with_the_job():
+    """No thread of gloo's is left to meet the interpreter's end."""
+    _, (output, ) = run_ranks(1, '-c', '''
 from pathlib import Path
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from mmengine.config import Config
 from mmstepnet.jobs.job import process_group
 
 def threads():
@@ -75,18 +77,10 @@ def train():
     model(torch.randn(4, 3)).sum().backward()
     return threads()
 
-class Job(dict):
-    launcher = 'pytorch'
-
-with process_group(Job()):
+with process_group(Config(dict(launcher='pytorch'))):
     during = train()
-print('threads', during, threads(), dist.is_initialized())
-'''
-
-
-def test_group_ends_with_the_job():
-    """No thread of gloo's is left to meet the interpreter's end."""
-    _, (output, ) = run_ranks(1, '-c', GROUP)
+print('threads', during, threads(), torch.distributed.is_initialized())
+''')
     found = re.search(r'threads (\d+) (\d+) (\w+)', output)
     assert found, output
     during, after, initialized = found.groups()
