@@ -60,9 +60,9 @@ class Raw(nn.Module):
 def main() -> None:
     args = parse_args()
     patch_reading(args.trust_checkpoint)
+    cfg = load_config(args)
     checkpoint = read_checkpoint(args.checkpoint, 'cpu',
                                  args.trust_checkpoint)
-    cfg = load_config(args)
     init_scope(cfg)
     model = MODELS.build(cfg.model)
     load_weights(model, checkpoint, args.checkpoint)

@@ -154,9 +154,9 @@ def show(measured: Trajectories) -> None:
 def main() -> None:
     args = parse_args()
     patch_reading(args.trust_checkpoint)
+    cfg = load_config(args)
     checkpoint = read_checkpoint(args.checkpoint, 'cpu',
                                  args.trust_checkpoint)
-    cfg = load_config(args)
     out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
     runner = build_runner(cfg, out_dir, args.split, args.max_samples)
     load_weights(runner.model, checkpoint, args.checkpoint)
