@@ -66,12 +66,7 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
 
 
 SCHEDULES = {
-    'CosineAnnealingLR': dict(T_max=9),
-    'CosineRestartLR': dict(
-        periods=[4, 5], restart_weights=[1, 1], eta_min=0),
-    'LinearMomentum': dict(start_factor=0.1),
     'MultiStepLR': dict(milestones=[2, 2, 5]),
-    'PolyLR': dict(),
     'ReduceOnPlateauLR': dict(monitor='loss'),
 }
 

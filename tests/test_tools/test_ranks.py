@@ -4,20 +4,15 @@ import json
 import re
 import time
 
-import mmengine
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 
 from tests.documents import ROOT
 from tests.programs import (
-    IN_PROCESS,
     call_tool,
     load_tool,
     run_program,
     run_ranks,
-    run_tool,
 )
 
 GLOBAL_BATCH = 64
@@ -145,38 +140,3 @@ def test_dying_rank(tmp_path):
     last = files[0].stat().st_mtime
     # From the last checkpoint on, so that start-up does not count.
     assert time.time() - last < 60, elapsed
-
-
-@pytest.mark.slow
-def test_detections_over_ranks(tmp_path):
-    """At batch 1, because padding depends on the batch."""
-    data, job = tmp_path / 'digits', tmp_path / 'job'
-    run_tool('tools/dataset_converters/compose_digits.py', '--out', data,
-             '--train', 2, '--val', 5)
-    config = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
-    cfg = Config.fromfile(config)
-    init_default_scope('mmdet')
-    torch.manual_seed(0)
-    model = MODELS.build(cfg.model)
-    for name, p in model.named_parameters():
-        if 'backbone' not in name:
-            torch.nn.init.normal_(p, std=0.05)
-    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'random.pth')
-    found = []
-    for ranks in (1, 2):
-        out = job / f'{ranks}.pkl'
-        run_program(
-            'bash', 'tools/dist_test.sh', config, tmp_path / 'random.pth',
-            ranks, '--work-dir', job, '--out', out, '--cfg-options',
-            f'test_dataloader.dataset.data_root={data}/',
-            'test_dataloader.batch_size=1', *IN_PROCESS,
-            f'test_evaluator.ann_file={data}/annotations/instances_val.json')
-        found.append(mmengine.load(out))
-    assert len(found[0]) == len(found[1]) == 5
-    for alone, shared in zip(*found):
-        assert alone['img_id'] == shared['img_id']
-        boxes = alone['pred_instances']
-        assert len(boxes['scores']) > 0
-        for key, value in boxes.items():
-            torch.testing.assert_close(
-                shared['pred_instances'][key], value, rtol=1e-4, atol=1e-3)
