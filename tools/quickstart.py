@@ -86,12 +86,13 @@ def evaluate(training: Stage) -> Stage:
 def draw(training: Stage, *options: str) -> Stage:
     """Draw what it finds in ten pictures."""
     folder = training.result.parent
+    pictures = OUT / 'pictures' / folder.name
     return Stage(
         'what it finds in ten pictures, 15 s',
         ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
-         str(training.result), '--work-dir', f'{folder}/drawn', '--show-dir',
-         f'{folder}/pictures', '--cfg-options',
-         'test_dataloader.dataset.indices=10', *options], folder / 'pictures')
+         str(training.result), '--work-dir', f'{OUT}/logs/{folder.name}',
+         '--show-dir', str(pictures), '--cfg-options', *options,
+         'test_dataloader.dataset.indices=10'], pictures)
 
 
 def report(title: str, *trainings: Stage) -> Stage:
@@ -112,7 +113,7 @@ def plan() -> list[Stage]:
                      'faster_rcnn_r18_stepnet_digits', DETECTOR)
     return [
         stepnet, evaluate(stepnet),
-        draw(stepnet, 'default_hooks.visualization.rescale_factor=8'),
+        draw(stepnet, 'default_hooks.visualization.rescale_factor=16'),
         report('its stiffness', stepnet),
         se, evaluate(se), plain, evaluate(plain),
         report('stiffness of the three', stepnet, se, plain),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
@@ -48,7 +49,7 @@ class DurableCheckpointHook(CheckpointHook):
         Raises:
             FloatingPointError: Some are NaN.
         """
-        if any(value.isnan().any()
+        if any(torch.is_tensor(value) and value.isnan().any()
                for value in checkpoint['state_dict'].values()):
             raise FloatingPointError(
                 f'training has diverged: weights are NaN after iteration '

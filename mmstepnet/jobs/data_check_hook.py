@@ -67,7 +67,7 @@ def wrong_order(dataset: Dataset, model: nn.Module) -> str | None:
     """Say where classes are in another order than MMPretrain's folders."""
     folders = list(getattr(dataset, 'folder_to_idx', ()))
     names = _classes(dataset)
-    if names == folders or sorted(names) != sorted(folders):
+    if names == folders or {*names} != {*folders}:
         return None
     return (f'has the folders {_listed(folders)}, and its classes are in '
             f'another order, {_listed(names)}: write them in that of the '
@@ -80,10 +80,11 @@ def wrong_heads(dataset: Dataset, model: nn.Module) -> str | None:
     if not names or hasattr(model, 'language_model'):
         return None
     for name, head in model.named_modules():
-        found = getattr(head, 'num_classes', len(names))
+        found = getattr(head, 'num_classes', None)
         # A classifier may be tested on a part of its classes.
-        if (CLASS_HEAD.fullmatch(name) and found != len(names)
-                and not (name == 'head' and found > len(names))
+        if (CLASS_HEAD.fullmatch(name) and isinstance(found, int)
+                and (found < len(names) or found > len(names)
+                     and name != 'head')
                 and not getattr(head, 'class_agnostic', False)):
             return (f'has the {len(names)} classes {_listed(names)}, and '
                     f'model.{name} has num_classes={found}; set that, or '
