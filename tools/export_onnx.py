@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.nn as nn
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 from mmstepnet.checks import positive_int
@@ -23,7 +23,7 @@ from mmstepnet.jobs.checkpoint import (
     patch_reading,
     read_checkpoint,
 )
-from mmstepnet.jobs.job import add_config_options, init_scope, load_config
+from mmstepnet.jobs.job import add_config_options, load_config
 
 
 def parse_args() -> argparse.Namespace:
@@ -63,7 +63,8 @@ def main() -> None:
     cfg = load_config(args)
     checkpoint = read_checkpoint(args.checkpoint, 'cpu',
                                  args.trust_checkpoint)
-    init_scope(cfg)
+    if cfg.get('default_scope'):  # None in configs that name classes
+        init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)
     load_weights(model, checkpoint, args.checkpoint)
     part = model.get_submodule(args.part) if args.part else Raw(model)

@@ -100,9 +100,9 @@ def load_as_data(file: Any, map_location: Any = None, *args, **kwargs) -> Any:
         if named is None:
             raise
         raise UnsafeCheckpointError(
-            f'{str(file)!r} is more than data: reading it would call or build '
-            f'{named[1]}; if you know who wrote the file and trust them, pass '
-            f'{TRUST_FLAG}, which runs what it asks for') from error
+            f'{str(file)!r} is more than data: reading it would run '
+            f'{named[1]}; if you trust its author, pass {TRUST_FLAG}'
+        ) from error
 
 
 def read_checkpoint(path: str, map_location: Any = 'cpu',
@@ -135,9 +135,8 @@ def read_checkpoint(path: str, map_location: Any = 'cpu',
         raise
     except Exception as error:  # whatever a reader makes of damaged bytes
         raise ValueError(
-            f'{path!r} is not a whole PyTorch checkpoint ({error}); it was '
-            'cut off or damaged, or is another kind of file: take an earlier '
-            'checkpoint') from error
+            f'{path!r} is not a whole PyTorch checkpoint ({error}); take an '
+            'earlier one') from error
     if not isinstance(content, dict) or not isinstance(
             content.get('state_dict', {}), dict):
         raise ValueError(f'{path!r} holds a {type(content).__name__}, not '

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from mmengine.config import Config, DictAction
 from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.registry import init_default_scope
 
 from .checkpoint import TRUST_FLAG
 
@@ -73,11 +72,6 @@ def load_config(args: Namespace) -> Config:
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or osp.join(
         'work_dirs', name)
     return cfg
-
-
-def init_scope(cfg: Config) -> None:
-    """Look up names where the config's runner will."""
-    init_default_scope(cfg.get('default_scope') or 'mmengine')
 
 
 def find_host(cfg: Config) -> str | None:

@@ -109,18 +109,16 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         """
         if self.runner.seed != self._seed:
             raise ValueError(
-                f'the checkpoint was trained with the seed '
-                f'{self.runner.seed}, this run orders its samples by the '
-                f'seed {self._seed}; resume it with '
-                f'randomness.seed={self.runner.seed}')
+                f'this run orders its samples by the seed {self._seed}; '
+                f'resume it with randomness.seed={self.runner.seed}, the '
+                "checkpoint's")
         length = len(self.dataloader)
         trained = self._iter - self._epoch * length
         if not 0 <= trained <= length:
             raise ValueError(
                 f'the checkpoint stands at iteration {self._iter} in epoch '
                 f'{self._epoch + 1}, which no epochs of {length} iterations '
-                'have; resume it with the batch size, data and number of '
-                'processes that it was trained with')
+                'have; resume it with its batch size, data and processes')
         self._batches.epoch, self._batches.trained = self._epoch, trained
         super().run_epoch()
 

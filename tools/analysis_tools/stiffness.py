@@ -15,7 +15,7 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import Runner
 from mmengine.utils import ProgressBar
 from torch.utils.data import DataLoader, Subset
@@ -29,7 +29,7 @@ from mmstepnet.jobs.checkpoint import (
     patch_reading,
     read_checkpoint,
 )
-from mmstepnet.jobs.job import add_config_options, init_scope, load_config
+from mmstepnet.jobs.job import add_config_options, load_config
 from mmstepnet.stiffness import MEANS, READINGS, Trajectories
 
 SPLITS = ('train', 'val', 'test')
@@ -114,7 +114,8 @@ def build_runner(cfg: Config, out_dir: Path, split: str,
 
     A part of the split is not evaluated.
     """
-    init_scope(cfg)
+    if cfg.get('default_scope'):  # None in configs that name classes
+        init_default_scope(cfg.default_scope)
     dataloader = build_dataloader(cfg, split, max_samples)
     part = isinstance(dataloader.dataset, Subset)
     evaluator = None if part else cfg.get(f'{split}_evaluator')
