@@ -53,8 +53,8 @@ class DurableCheckpointHook(CheckpointHook):
                for value in checkpoint['state_dict'].values()):
             raise FloatingPointError(
                 f'training has diverged, with NaN after iteration '
-                f'{runner.iter + 1}; no checkpoint was written, go on from the '
-                'last one with a lower learning rate or clipped gradients')
+                f'{runner.iter + 1}; no checkpoint was written. Go on from '
+                'the last one with a lower learning rate or clipped gradients')
 
     def _save_checkpoint_with_step(self, runner, step, meta):
         with self._deleting_last():

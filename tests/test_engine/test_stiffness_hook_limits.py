@@ -4,10 +4,7 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn as nn
-from torchvision.models.resnet import BasicBlock
 
-from mmstepnet.engine.stiffness_metric import LenientRecorder
 from mmstepnet.stiffness import (
     Trajectories,
 )
@@ -17,44 +14,6 @@ from tests.test_engine.stiffness_job import (
     no_hooks,
     scalars,
 )
-
-
-class OneBlockStages(nn.Module):
-    """Two stages of one residual block each, as in small CSPNeXts."""
-
-    def __init__(self):
-        super().__init__()
-        self.stages = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(3, 3, 1, 2), BasicBlock(3, 3))
-            for _ in range(2))
-
-    def forward(self, x):
-        for stage in self.stages:
-            x = stage(x)
-        return x
-
-
-class Flipped(nn.Module):
-    """A network on images as they are and flipped, in one pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.backbone = OneBlockStages()
-
-    def forward(self, x):
-        return self.backbone(x), self.backbone(x.flip(-1))
-
-
-def test_stages_of_one_block_that_pass_twice():
-    """A module that runs again is no second block of its stage."""
-    model, x = Flipped().eval(), torch.rand(2, 3, 16, 16)
-    once, twice = LenientRecorder(model.backbone), LenientRecorder(model)
-    with torch.no_grad(), once, twice:
-        model(x)
-    once.drop_last()
-    assert twice.failed is None and twice.repeated
-    assert twice.blocks == [f'backbone.{name}' for name in once.blocks]
-    torch.testing.assert_close(twice.nsi, once.nsi, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('value', [float('nan'), 1e30])
