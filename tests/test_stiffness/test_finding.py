@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from mmstepnet import find_steps
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.test_stiffness.written_blocks import (
-    GATED,
     Block,
     X,
     assert_ratio,
@@ -274,7 +273,8 @@ def test_memory_that_is_used_again_inherits_nothing():
 
 
 def test_what_find_steps_tells():
-    model = build(GATED['gate'], maps=True)
+    model = build(lambda b, x: x + b.a(x) * torch.sigmoid(
+        b.c(x).mean((2, 3), keepdim=True)), maps=True)
     model.insert(0, nn.Conv2d(3, 8, 3))
     images = torch.randn(2, 3, 9, 7)
     model.train()
@@ -286,11 +286,21 @@ def test_what_find_steps_tells():
     assert first.left_out == 'first of its stage' and first.name == '1'
     assert second.name == second.block == second.owner == '2'
     assert second.stage == '' and second.ordinals == (0, )
-    assert second.shape == (2, 8, 7, 5) and second.channels == 1
     assert second.gate == (2, 8, 1, 1) and third.left_out is None
     assert str(second) == ('2: (2, 8, 7, 5), gate (2, 8, 1, 1), recorded')
     assert not any(m._forward_hooks or m._forward_pre_hooks
                    for m in model.modules())
+
+
+def test_a_block_whose_addition_is_not_seen_is_named():
+    """It adds by a sum over a stack; TNS would be that of fewer blocks."""
+    model = build(lambda b, x: x + b.a(x), count=6)
+    model[3].code = lambda b, x: torch.stack([x, b.a(x)]).sum(0)
+    found = find_steps(model, X)
+    assert [s.name for s in found if not s.left_out] == ['1', '2', '4', '5']
+    assert [(s.name, s.left_out) for s in found if s.left_out] == [
+        ('0', 'first of its stage'),
+        ('3', 'no addition to its state was seen')]
 
 
 def test_find_steps_computes_nothing_on_the_meta_device():

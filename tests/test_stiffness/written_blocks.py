@@ -53,18 +53,3 @@ def assert_ratio(recorder, model, x, branch, reading='adaptive'):
                     recorder.record[reading][:, k - 1].double(), expected,
                     rtol=1e-5, atol=0)
             x = model[k](x)
-
-
-def gate(block, f):
-    return torch.sigmoid(block.c(f.mean((2, 3), keepdim=True)))
-
-
-GATED = {
-    'gate': lambda b, x: x + b.norm(b.a(x)) * gate(b, b.norm(b.a(x))),
-    'in place': lambda b, x: x + b.norm(b.a(x)).mul_(
-        gate(b, b.norm(b.a(x)))),
-    'expanded': lambda b, x: x + b.norm(b.a(x)) * gate(
-        b, b.norm(b.a(x))).expand_as(x),
-    'from the left': lambda b, x: gate(b, b.norm(b.a(x))) * b.norm(
-        b.a(x)) + x,
-}
