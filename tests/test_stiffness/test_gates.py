@@ -6,13 +6,8 @@ import torch.nn as nn
 
 import mmstepnet
 from mmstepnet.stiffness import measure_gates
-from tests.test_stiffness.reference import ready, small_resnet
-from tests.test_stiffness.written_blocks import (
-    MAPS,
-    assert_ratio,
-    build,
-    record,
-)
+from tests.test_stiffness.reference import ready, recorded, small_resnet
+from tests.test_stiffness.test_finding import MAPS, assert_ratio, build
 
 
 def gate(block, f):
@@ -36,7 +31,8 @@ GATED = {
 @pytest.mark.parametrize('key', GATED)
 def test_a_gate_computed_from_the_state_is_the_attention_value(key, batch):
     x = MAPS[:batch]
-    model, recorder = record(GATED[key], x, maps=True)
+    model = build(GATED[key], maps=True)
+    recorder = recorded(model, x)
     assert_ratio(recorder, model, x, branch)
     assert_ratio(recorder, model, x, lambda b, x: GATED['gate'](b, x) - x,
                  'unit')
@@ -57,7 +53,8 @@ def test_a_gate_computed_from_the_state_is_the_attention_value(key, batch):
 ])
 def test_other_factors_belong_to_the_branch(code, batch):
     x = MAPS[:batch]
-    model, recorder = record(code, x, maps=True)
+    model = build(code, maps=True)
+    recorder = recorded(model, x)
     assert_ratio(recorder, model, x, lambda b, x: code(b, x) - x)
     assert (recorder.record['step_mean'] == 1).all()
 

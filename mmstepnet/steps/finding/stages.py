@@ -46,11 +46,11 @@ STAGE_RULES = (
     StageRule('parts', chained=True, listed=True),
     # ResNet
     StageRule('class', chained=True, listed=True),
-    # Xception: its blocks are attributes of the model.
+    # SHViT: two wrappers are attributes of one module.
     StageRule('class', chained=True, listed=False),
-    # HRNet: blocks of parallel branches do not follow one another.
+    # NASNet: a cell begins with states of two others.
     StageRule('class', chained=False, listed=False),
-    # MobileNetV3: a stage may mix two classes of blocks.
+    # A stage may be two blocks of different classes.
     StageRule(None, chained=True, listed=True),
 )
 """The surest come first; a sum takes the first that gives it a block."""
