@@ -97,8 +97,7 @@ def main():
         times = measure(tails, args)
         for name, tail in tails.items():
             tail.repeats, Launched.count = 1, 0
-            with (mock.patch.object(dispatch, 'is_watched', lambda _: False),
-                  Operations() as operations):
+            with Operations() as operations:
                 tail.step()
             print(f'{name}: {Launched.count} kernels of Triton, '
                   f'{operations.count} operations of PyTorch; CPU time '

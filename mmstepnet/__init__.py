@@ -1,20 +1,20 @@
 """Residual networks whose step an attention chooses, on PyTorch alone.
 
 ``mmstepnet.models``, ``engine``, ``datasets``, ``jobs`` and ``registry`` bring
-it into OpenMMLab and need that; nothing else here does.
+it into OpenMMLab and need that; nothing else here does. PyTorch is imported
+with the first name that needs it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import torch_version  # noqa: F401, it refuses what cannot work
-from .attentions import ECA, SE, StepNet
-from .steps import ResidualStep
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .attentions import ECA, SE, StepNet
     from .propagation import MetricAttention
     from .steps import (
+        ResidualStep,
         find_steps,
         insert_steps,
         remove_blocks,
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     )
 
 LATER = {
+    'ECA': 'attentions',
     'MetricAttention': 'propagation',
+    'ResidualStep': 'steps',
+    'SE': 'attentions',
+    'StepNet': 'attentions',
     'TrajectoryRecorder': 'stiffness',
     'ablate_blocks': 'stiffness',
     'block_scores': 'stiffness',
@@ -51,8 +55,9 @@ LATER = {
 }
 """What is imported when it is first asked for, and from where."""
 
-MODULES = 'export', 'figures', 'propagation', 'stiffness'
-"""Likewise; the attentions and steps are there already."""
+MODULES = ('attentions', 'export', 'figures', 'propagation', 'steps',
+           'stiffness')
+"""Likewise."""
 
 __all__ = [
     'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
@@ -74,4 +79,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """What an editor or a notebook offers."""
-    return [*__all__, *MODULES, 'attentions', 'steps']
+    return [*__all__, *MODULES]

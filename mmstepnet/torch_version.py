@@ -29,9 +29,12 @@ def is_compiling() -> bool:
 
 
 def is_exporting() -> bool:
-    """Whether the code is read for a graph that other programs will run."""
-    exporting = getattr(torch.compiler, 'is_exporting', None)  # torch >= 2.7
-    return torch.jit.is_tracing() or bool(exporting and exporting())
+    """Whether the code is read for a graph that other programs will run.
+
+    PyTorch before 2.7 cannot tell an exporter from a compiler: both are.
+    """
+    exporting = getattr(torch.compiler, 'is_exporting', is_compiling)
+    return torch.jit.is_tracing() or exporting()
 
 
 def is_transformed() -> bool:
@@ -59,10 +62,6 @@ def saved_tensors_hooks() -> object:
 def is_backward() -> bool:
     """Whether autograd runs: what it calls runs for a checkpoint again."""
     return torch._C._current_graph_task_id() != -1
-
-
-NORMALISES_HALF_ON_CPU = torch.__version__ >= '2.2'
-"""Whether BN takes float16 on a CPU."""
 
 
 def is_batched(tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from mmengine.fileio import LocalBackend
 from mmengine.fileio.backends import registry_utils
 from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import CheckpointLoader
+from mmengine.runner import CheckpointLoader, checkpoint
 
 from tests.utils import perturb
 
@@ -18,6 +18,10 @@ from tests.utils import perturb
 @pytest.fixture
 def restored_mmengine(monkeypatch):
     """The tools' patches of it would last for a process."""
+    monkeypatch.setattr(torch, 'load', torch.load)
+    monkeypatch.setattr(checkpoint, 'get_torch_safe_globals',
+                        getattr(checkpoint, 'get_torch_safe_globals', list),
+                        raising=False)
     monkeypatch.setattr(CheckpointLoader, '_schemes',
                         CheckpointLoader._schemes.copy())
     monkeypatch.setattr(registry_utils, 'backends',

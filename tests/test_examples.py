@@ -5,12 +5,10 @@ import re
 import runpy
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 from mmstepnet import TrajectoryRecorder, insert_steps
-from mmstepnet.stiffness import Trajectories
 from tests.documents import ROOT
 from tests.programs import run_tool
 from tests.utils import perturb
@@ -27,36 +25,6 @@ def run_example(monkeypatch):
         runpy.run_path(str(ROOT / 'examples' / name), run_name='__main__')
 
     return run
-
-
-def test_stiffness_of_resnet50(run_example, tmp_path, capsys):
-    """Against the recorder, of a model and pictures read here."""
-    pytest.importorskip('matplotlib')
-    from torchvision.io import write_png
-    images = torch.randint(0, 256, (3, 3, 300, 260), dtype=torch.uint8)
-    (tmp_path / 'pictures').mkdir()
-    for i, image in enumerate(images):
-        write_png(image, str(tmp_path / 'pictures' / f'{i}.png'))
-    model = perturb(torchvision.models.resnet50()).eval()
-    torch.save(model.state_dict(), tmp_path / 'resnet50.pth')
-    run_example(
-        'stiffness_of_resnet50.py', tmp_path / 'pictures', '--weights',
-        tmp_path / 'resnet50.pth', '--out', tmp_path / 'out',
-        '--batch-size', 2)
-    recorded = Trajectories.load(tmp_path / 'out' / 'stiffness.npz')
-    weights = torchvision.models.ResNet50_Weights.IMAGENET1K_V1
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(weights.transforms()(images))
-    assert recorder.nsi.shape == (3, 12)
-    np.testing.assert_allclose(recorded.adaptive, recorder.nsi, rtol=1e-3)
-    assert f'TNS {recorded.tns():.3f}' in capsys.readouterr().out
-    assert len(list((tmp_path / 'out').glob('*.png'))) >= 3
-
-
-def test_folder_without_pictures_is_named(run_example, tmp_path):
-    pytest.importorskip('matplotlib')
-    with pytest.raises(SystemExit, match='no picture .png, .jpg, .jpeg in'):
-        run_example('stiffness_of_resnet50.py', tmp_path)
 
 
 def test_steps_in_timm(run_example, capsys):

@@ -94,7 +94,7 @@ def test_the_package_itself_imports_the_core_alone():
 
 def test_figures_and_numbers_do_not_mix():
     """What is drawn with is imported where it is drawn."""
-    drawing = {'matplotlib', 'plotly', 'jinja2'}
+    drawing = {'altair', 'vl_convert', 'jinja2'}
     for path in files('mmstepnet'):
         if 'figures' not in path.parts:
             tops = {name.split('.')[0] for name in imported(path)}

@@ -13,21 +13,24 @@ from pathlib import Path
 
 import torch.nn as nn
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 from mmstepnet.checks import positive_int
 from mmstepnet.export import export_onnx
-from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
-from mmstepnet.jobs.job import add_config_options, init_scope, load_config
-from mmstepnet.jobs.patches import patch_mmengine
+from mmstepnet.jobs.checkpoint import (
+    load_weights,
+    patch_reading,
+    read_checkpoint,
+)
+from mmstepnet.jobs.job import add_config_options, load_config
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file')
+    add_config_options(parser)
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('out', type=Path, help='where to, OUT.onnx')
     parser.add_argument(
@@ -40,7 +43,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--fixed-size', action='store_true',
         help='for a model of one image size, such as most ViTs')
-    add_config_options(parser)
     return parser.parse_args()
 
 
@@ -57,26 +59,22 @@ class Raw(nn.Module):
 
 def main() -> None:
     args = parse_args()
-    patch_mmengine(args.trust_checkpoint)
-    checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
+    patch_reading(args.trust_checkpoint)
     cfg = load_config(args)
-    init_scope(cfg)
+    checkpoint = read_checkpoint(args.checkpoint, 'cpu',
+                                 args.trust_checkpoint)
+    if cfg.get('default_scope'):  # None in configs that name classes
+        init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)
     load_weights(model, checkpoint, args.checkpoint)
-    try:
-        part = model.get_submodule(args.part) if args.part else Raw(model)
-    except AttributeError as error:
-        raise SystemExit(
-            f'--part {args.part!r}: {type(model).__name__} has the parts '
-            f'{", ".join(name for name, _ in model.named_children())}'
-        ) from error
+    part = model.get_submodule(args.part) if args.part else Raw(model)
     try:
         difference = export_onnx(
             part, args.out, args.size, dynamic_size=not args.fixed_size)
     except RuntimeError as error:
-        raise SystemExit(f'{error}.\n{error.__cause__ or ""}\n'
-                         f'--part names what else of {type(model).__name__} '
-                         f'could be exported, such as backbone') from error
+        parts = ', '.join(name for name, _ in model.named_children())
+        raise SystemExit(f'{error}.\n{error.__cause__ or ""}\n--part names '
+                         f'what else could be exported: {parts}') from error
     print(f'{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB, differs '
           f'from PyTorch by {difference:.1e} of the largest value')
 

@@ -1,4 +1,4 @@
-"""The stages of quickstart.sh, with one line that says how far they are.
+"""The stages of quickstart.sh: each is done once, and says what it takes.
 
 It makes the environment that all else needs, so this file alone runs without
 any package.
@@ -7,19 +7,16 @@ any package.
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 OUT = Path('work_dirs/quickstart')
-DETECTION_DATA = 'data/digits_detection'
-SHOWN_EVERY = 30
-"""Seconds between two lines where the output is no terminal."""
+PICTURES = 'data/digits_detection'
 
+# What makes a training short enough to wait for, at some cost.
 CLASSIFIERS = {
     'train_cfg.max_epochs': 7,
     'param_scheduler.1.end': 7,
@@ -44,192 +41,113 @@ DETECTOR = {
     'model.train_cfg.rcnn.sampler.num': 16,
     'model.roi_head.bbox_roi_extractor.roi_layer.sampling_ratio': 1,
 }
-"""What makes a training short enough to wait for, at some cost."""
 
 
 class Stage(NamedTuple):
     """What is done in one go.
 
     Attributes:
-        title (str): What it does.
-        seconds (float): How long it takes on two cores with nothing else to
-            do.
-        lanes (list[list[list[str]]]): Commands of a lane run one after the
-            other, lanes beside each other.
-        results (list[Path], optional): There once the stage is over, which is
-            then left out by the next call. None runs it each time.
-        shows (Path, optional): Where to look at what came out.
+        title (str): What it does, and how long on two cores.
+        command (list[str]): How.
+        result (Path, optional): There once it is over, which is then left
+            out by the next call. None runs it each time.
     """
 
     title: str
-    seconds: float
-    lanes: list[list[list[str]]]
-    results: list[Path] | None = None
-    shows: Path | None = None
+    command: list[str]
+    result: Path | None = None
 
 
-def train_and_test(title: str, seconds: float, settings: dict[str, object],
-                   *names: str) -> Stage:
-    """Train configs of the digits for less time, and test what came out."""
-    shorter = [f'{key}={value}' for key, value in settings.items()]
+OPS = Stage("mmcv's compiled ops, what is left of 6 min",
+            ['bash', 'tools/setup_env.sh', 'ops'])
+
+
+def train(title: str, name: str, settings: dict[str, object]) -> Stage:
+    """Train a config of the digits for less time."""
     epochs = settings['train_cfg.max_epochs']
-    lanes, results = [], []
-    for name in names:
-        work_dir = OUT / name
-        results.append(work_dir / 'metrics.json')
-        lanes.append([
-            ['python', 'tools/train.py', f'configs/digits/{name}.py',
-             '--work-dir', str(work_dir), '--resume', '--cfg-options',
-             *shorter],
-            ['python', 'tools/test.py', str(work_dir / f'{name}.py'),
-             str(work_dir / f'epoch_{epochs}.pth'), '--work-dir',
-             str(work_dir / 'test'), '--out', str(results[-1])],
-        ])
-    return Stage(title, seconds, lanes, results)
+    return Stage(
+        title,
+        ['python', 'tools/train.py', f'configs/digits/{name}.py', '--work-dir',
+         str(OUT / name), '--resume', '--cfg-options',
+         *(f'{key}={value}' for key, value in settings.items())],
+        OUT / name / f'epoch_{epochs}.pth')
 
 
-def report(title: str, runs: list[str], out: Path) -> Stage:
+def evaluate(training: Stage) -> Stage:
+    """Test what a training left."""
+    folder = training.result.parent
+    return Stage(
+        'how good it is, 10 s',
+        ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
+         str(training.result), '--work-dir', f'{folder}/test', '--out',
+         f'{folder}/metrics.json'], folder / 'metrics.json')
+
+
+def draw(training: Stage, *options: str) -> Stage:
+    """Draw what it finds in ten pictures."""
+    folder = training.result.parent
+    pictures = OUT / 'pictures' / folder.name
+    return Stage(
+        'what it finds in ten pictures, 15 s',
+        ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
+         str(training.result), '--work-dir', f'{OUT}/logs/{folder.name}',
+         '--show-dir', str(pictures), '--cfg-options', *options,
+         'test_dataloader.dataset.indices=10'], pictures)
+
+
+def report(title: str, *trainings: Stage) -> Stage:
     """Draw the page that compares the stiffness of runs."""
-    return Stage(title, 10, [[
-        ['python', '-m', 'mmstepnet', 'report',
-         *(str(OUT / run) for run in runs), '--out', str(out)]
-    ]], shows=out / 'stiffness_report.html')
+    runs = [str(training.result.parent) for training in trainings]
+    return Stage(title, ['python', '-m', 'mmstepnet', 'report', *runs, '--out',
+                         str(OUT / f'stiffness_of_{len(runs)}')])
 
 
-def plan() -> tuple[list[Stage], list[Stage]]:
-    """The stages before mmcv's ops have to be there, and those after."""
-    runs = [f'resnet20_{name}_digits' for name in ('stepnet', 'se', 'plain')]
-    pictures = ['python', 'tools/quickstart_pictures.py', str(OUT)]
+def plan() -> list[Stage]:
+    """All stages; those behind the ops need them."""
+    stepnet, se, plain = (
+        train(title, f'resnet20_{name}_digits', CLASSIFIERS)
+        for title, name in (('StepNet learns to read digits, 1 min',
+                             'stepnet'), ('SE does, too, 1 min', 'se'),
+                            ('and a plain network, 1 min', 'plain')))
+    detector = train('a detector with StepNet learns to find them, 4 min',
+                     'faster_rcnn_r18_stepnet_digits', DETECTOR)
     return [
-        train_and_test('StepNet learns to read digits', 70, CLASSIFIERS,
-                       runs[0]),
-        Stage('ten digits, read by it', 10, [[[*pictures, 'classify']]],
-              shows=OUT / 'classification'),
-        report('its stiffness', runs[:1], OUT / 'first_stiffness_report'),
-        train_and_test('SE and a plain network do, too', 80, CLASSIFIERS,
-                       *runs[1:]),
-        report('stiffness of the three', runs, OUT / 'stiffness_report'),
-    ], [
-        Stage("mmcv's compiled ops", 30,
-              [[['bash', 'tools/setup_env.sh', 'ops']]]),
-        Stage('pictures to find digits in', 15, [[
-            ['python', 'tools/dataset_converters/compose_digits.py', '--out',
-             DETECTION_DATA]]]),
-        train_and_test(
-            'a detector with StepNet learns to find them', 240, DETECTOR,
-            'faster_rcnn_r18_stepnet_digits'),
-        Stage('digits that it finds', 15, [[[*pictures, 'detect']]],
-              shows=OUT / 'detection'),
-    ]
+        stepnet, evaluate(stepnet),
+        draw(stepnet, 'default_hooks.visualization.rescale_factor=16'),
+        report('its stiffness', stepnet),
+        se, evaluate(se), plain, evaluate(plain),
+        report('stiffness of the three', stepnet, se, plain),
+        OPS,
+        Stage('pictures to find digits in, 15 s', [
+            'python', 'tools/dataset_converters/compose_digits.py', '--out',
+            PICTURES]),
+        detector, evaluate(detector), draw(detector)]
 
 
-def minutes(seconds: float) -> str:
-    """Say a time as people do."""
-    return (f'{seconds:.0f} s' if seconds < 60 else
-            f'{seconds / 60:.0f} min')
+def run(stage: Stage, number: str, env: dict[str, str]) -> None:
+    """Run a stage, and show what came out.
 
-
-class Jobs:
-    """Runs commands, shows how far they are, and ends them with this process.
-
-    Args:
-        env (dict[str, str]): Their environment.
+    Raises:
+        SystemExit: It has failed.
     """
-
-    def __init__(self, env: dict[str, str]):
-        self.env = env
-        self.running: list[subprocess.Popen] = []
-        self.start = self.shown = time.monotonic()
-
-    def begin(self, command: list[str], log: Path,
-              **env: str) -> subprocess.Popen:
-        """Start a command whose output goes to a file."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open('wb') as file:
-            job = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**self.env, **env})
-        self.running.append(job)
-        return job
-
-    def wait(self, job: subprocess.Popen, log: Path, title: str,
-             end: float) -> None:
-        """Wait for a command that should let all be over at a time.
-
-        Raises:
-            SystemExit: It has failed.
-        """
-        while job.poll() is None:
-            now = time.monotonic()
-            if sys.stdout.isatty() or now - self.shown >= SHOWN_EVERY:
-                self.shown = now
-                write(f'{title}: {minutes(now - self.start)} gone, about '
-                      f'{minutes(max(end - now, 0))} left')
-            time.sleep(.5)
-        if job.returncode:
-            lines = log.read_text(errors='replace').splitlines()[-20:]
-            raise SystemExit('\n'.join([
-                '', *lines, f'failed: {job.args[-1]}; its whole output '
-                f'is in {log}, and the same command goes on from here']))
-
-    def stop(self) -> None:
-        """End what runs still, with its children."""
-        for job in self.running:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGTERM)
-                job.wait()
-
-
-def write(line: str, end: str = '') -> None:
-    """Write over the last line of a terminal; else below it."""
-    if sys.stdout.isatty():
-        print(f'\r\033[K{line}', end=end, flush=True)
-    else:
-        print(line, flush=True)
-
-
-def run(jobs: Jobs) -> None:
-    """All stages, mmcv's wheel made beside the first of them."""
-    first, then = plan()
-    basis = Stage('environment', 120, [[['bash', 'tools/setup_env.sh',
-                                         'basis']]])
-    todo = [basis, *(stage for stage in (*first, *then)
-                     if stage.results is None or not all(
-                         result.exists() for result in stage.results))]
-    wheel, wheel_log = None, OUT / 'logs' / 'wheel.log'
-    took = expected = 1.  # of stages that were not there already
-    for number, stage in enumerate(todo, 1):
-        title = f'[{number}/{len(todo)}] {stage.title}'
-        start = time.monotonic()
-        end = start + took / expected * sum(
-            later.seconds for later in todo[number - 1:])
-        if wheel is not None and stage is then[0]:
-            jobs.wait(wheel, wheel_log, title, end)
-        # Beside a compiler or each other, trainings have one core each.
-        busy = wheel is not None and wheel.poll() is None
-        threads = dict(
-            OMP_NUM_THREADS='1') if busy or len(stage.lanes) > 1 else {}
-        logs = [OUT / 'logs' / f'{number}_{i}.log'
-                for i in range(len(stage.lanes))]
-        started = [
-            jobs.begin(['sh', '-c', ' && '.join(map(shlex.join, lane))], log,
-                       **threads) for lane, log in zip(stage.lanes, logs)]
-        for job, log in zip(started, logs):
-            jobs.wait(job, log, title, end)
-        lasted = time.monotonic() - start
-        if lasted > stage.seconds / 10:
-            took, expected = took + lasted, expected + stage.seconds
-        write(f'{title}: done in {minutes(lasted)}', '\n')
-        for result in stage.results or ():
-            values = json.loads(result.read_text())
-            print('     ', ', '.join(f'{name} {value:.3f}'
-                                     for name, value in values.items()))
-        if stage.shows:
-            print(f'      look at {stage.shows.resolve()}', flush=True)
-        if stage is basis:
-            wheel = jobs.begin(
-                ['nice', 'bash', 'tools/setup_env.sh', 'wheel'], wheel_log)
+    log = OUT / 'logs' / f'{number.replace("/", "_of_")}.log'
+    print(f'[{number}] {stage.title}', flush=True)
+    start = time.monotonic()
+    with log.open('wb') as file:
+        done = subprocess.run(stage.command, stdin=subprocess.DEVNULL,
+                              stdout=file, stderr=subprocess.STDOUT, env=env)
+    lines = log.read_text(errors='replace').splitlines()
+    if done.returncode:
+        raise SystemExit('\n'.join([
+            *lines[-20:], f'failed; the whole output is in {log}, and the '
+            'same command goes on from here']))
+    print(f'      done in {time.monotonic() - start:.0f} s', flush=True)
+    if stage.result is None:
+        print(*(f'      {line}' for line in lines[-1:]))
+    elif stage.result.suffix == '.json':
+        print(f'      {json.loads(stage.result.read_text())}')
+    elif stage.result.is_dir():
+        print(f'      look at {stage.result.resolve()}')
 
 
 def main() -> None:
@@ -239,15 +157,28 @@ def main() -> None:
     path = f'{venv.resolve() / "bin"}{os.pathsep}{os.environ["PATH"]}'
     # Threads that wait for each other would spin, and on a busy machine use
     # up what the others need to end.
-    jobs = Jobs(dict(os.environ, PATH=path, OMP_WAIT_POLICY='PASSIVE'))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    env = dict(os.environ, PATH=path, OMP_WAIT_POLICY='PASSIVE')
+    (OUT / 'logs').mkdir(parents=True, exist_ok=True)
+    stages = [stage for stage in plan()
+              if stage.result is None or not stage.result.exists()]
+    run(Stage('environment, 2 min', ['bash', 'tools/setup_env.sh', 'basis']),
+        f'0/{len(stages)}', env)
+    # Beside the first trainings.
+    with (OUT / 'logs' / 'wheel.log').open('wb') as log:
+        wheel = subprocess.Popen(
+            ['nice', 'bash', 'tools/setup_env.sh', 'wheel'], env=env,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        run(jobs)
+        for number, stage in enumerate(stages, 1):
+            if stage is OPS:
+                wheel.wait()
+            run(stage, f'{number}/{len(stages)}', env)
     except KeyboardInterrupt:
         raise SystemExit('\ninterrupted; the same command goes on from '
                          'here') from None
     finally:
-        jobs.stop()
+        if wheel.poll() is None:
+            os.killpg(wheel.pid, signal.SIGTERM)
 
 
 if __name__ == '__main__':

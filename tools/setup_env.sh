@@ -5,13 +5,14 @@
 #   basis  enough to classify: no compiled ops of mmcv, no tools of the tests
 #   wheel  mmcv's wheel alone, fetched or built; nothing is installed
 #   ops    the basis and mmcv with its ops, enough to detect
+#   quick  the ops and what tools/run_tests.sh needs without arguments
 # and without it, all that the tests need is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh
 part=${1:-all}
-if ! [[ $part =~ ^(basis|wheel|ops|all)$ ]]; then
-    echo "PART must be basis, wheel or ops, got '$part'" >&2
+if ! [[ $part =~ ^(basis|wheel|ops|quick|all)$ ]]; then
+    echo "PART must be basis, wheel, ops or quick, got '$part'" >&2
     exit 2
 fi
 case $stack in
@@ -39,7 +40,8 @@ pip() {
     PATH="$bin:$PATH" "$bin/python" -m pip --disable-pip-version-check "$@"
 }
 pinned() { grep "^$1[=<>]" "$hosts"; }
-wanted=$(cat "$hosts" "${tests[@]}" pyproject.toml setup.py \
+wanted=$(cat "$hosts" requirements/tests-quick.txt "${tests[@]}" \
+    pyproject.toml setup.py \
     tools/stack.sh "$0" | sha256sum)
 made() { [ "$(cat "$venv/$1.made" 2>/dev/null)" = "$wanted" ]; }
 # In one call, so that nothing replaces the pinned torch and setuptools.
@@ -144,7 +146,12 @@ build_wheel() {
                 tail -n 1 | tr -d ']')"
         fi
     done
-    wait $job || { tail -n 30 "$venv/mmcv.log" >&2; exit 1; }
+    wait $job || {
+        tail -n 30 "$venv/mmcv.log" >&2
+        echo "mmcv could not be built, see $venv/mmcv.log. The first error:" >&2
+        grep -aim 1 -E 'error( C[0-9]+)?:' "$venv/mmcv.log" >&2 || true
+        exit 1
+    }
     mkdir -p "$wheels"
     mv "$source/dist"/*.whl "$wheels"
     rm -r "$source"
@@ -173,7 +180,7 @@ install_wheel() {
     fi
 }
 
-if made all; then
+if made all || { [ "$part" = quick ] && made quick; }; then
     exit
 fi
 if [ "$part" != wheel ]; then
@@ -186,7 +193,11 @@ if [ -n "$mmcv" ] && [ "$part" != basis ]; then
     fi
     [ "$part" = wheel ] || install_wheel
 fi
-if [ "$part" = all ]; then
+if [ "$part" = quick ]; then
+    say 'what the quick tests need'
+    install requirements/tests-quick.txt
+    echo "$wanted" > "$venv/quick.made"
+elif [ "$part" = all ]; then
     say 'what the tests need'
     install "${tests[@]}"
     echo "$wanted" > "$venv/all.made"

@@ -7,26 +7,22 @@ import mmengine
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.dist import is_main_process
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, RUNNERS
+from mmengine.runner import CheckpointLoader
 
-from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
-from mmstepnet.jobs.data_check import check_data, named_data
+from mmstepnet.jobs.checkpoint import load_weights, patch_reading
 from mmstepnet.jobs.job import (
-    add_hooks,
-    add_job_arguments,
-    build_runner,
+    add_job_options,
     find_host,
     load_config,
-    named_weights,
     process_group,
 )
-from mmstepnet.jobs.patches import patch_mmengine, preload_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    add_job_arguments(parser)
-    parser.add_argument('checkpoint', help='checkpoint file')
+    add_job_options(parser)
+    parser.add_argument('checkpoint', help='checkpoint file or address')
     parser.add_argument(
         '--out', help='FILE.json gets the metrics, FILE.pkl the predictions')
     parser.add_argument(
@@ -70,41 +66,26 @@ def draw_predictions(cfg: Config, folder: str) -> None:
         cfg.visualizer.save_dir = folder  # where MMSegmentation looks
 
 
-def test(cfg: Config, args: argparse.Namespace,
-         checkpoint: dict | None) -> None:
-    """Run the test loop and write what was asked for."""
-    runner = build_runner(cfg)
-    if checkpoint is None:
-        checkpoint = read_checkpoint(args.checkpoint)
-    load_weights(built(runner.model), checkpoint, args.checkpoint)
-    preload_checkpoint(args.checkpoint, checkpoint)
-    metrics = runner.test()
-    if args.out and args.out.endswith('.json') and is_main_process():
-        mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
-        mmengine.dump(metrics, args.out)
-
-
-def built(model: nn.Module | dict) -> nn.Module:
-    """Build a model that its runner would build only when it tests."""
-    return model if isinstance(model, nn.Module) else MODELS.build(model)
-
-
 def main() -> None:
     args = parse_args()
-    patch_mmengine(args.trust_checkpoint)
-    # Of an address the processes of a node wait for one, once there are any.
-    checkpoint = None if '://' in args.checkpoint else read_checkpoint(
-        args.checkpoint, args.trust_checkpoint)
+    patch_reading(args.trust_checkpoint)
     cfg = load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):
         dump_predictions(cfg, args.out)
     if args.show_dir:
         draw_predictions(cfg, args.show_dir)
-    check_data(cfg, 'test')
-    add_hooks(cfg, 'DataCheckHook')
-    with process_group(cfg), named_data(), named_weights(cfg):
-        test(cfg, args, checkpoint)
+    with process_group(cfg):
+        runner = RUNNERS.build(cfg)
+        # FlexibleRunner builds its model only when it tests.
+        model = runner.model if isinstance(
+            runner.model, nn.Module) else MODELS.build(runner.model)
+        load_weights(model, CheckpointLoader.load_checkpoint(
+            args.checkpoint, 'cpu'), args.checkpoint)
+        metrics = runner.test()
+        if (args.out or '').endswith('.json') and is_main_process():
+            mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
+            mmengine.dump(metrics, args.out)
 
 
 if __name__ == '__main__':

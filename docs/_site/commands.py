@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'commands.md'
 HEAD = """# Commands and their options
 
-Every command, with its options, as `--help` tells them. Run them from the root of a checkout; `python -m mmstepnet` runs anywhere.
+Every command, with its options, as `--help` tells them. Run them from the root of a checkout; `mmstepnet` runs anywhere.
 
 ```bash
-python -m mmstepnet stiffness timm:resnet50 --images PICTURES
+mmstepnet stiffness timm:resnet50 --images PICTURES
 python tools/train.py CONFIG --resume
 ```
 
@@ -62,7 +62,9 @@ def read_parser(path: Path) -> argparse.ArgumentParser:
                 runpy.run_module(dotted, run_name='__main__')
     except ParserBuiltError as built:
         parser, = built.args
-        parser.prog = (f'python {name}.py' if tool else f'python -m {dotted}')
+        if dotted != 'mmstepnet':  # it has a script of its own
+            parser.prog = (
+                f'python {name}.py' if tool else f'python -m {dotted}')
         return parser
     raise ValueError(f'{path} parses no arguments')
 

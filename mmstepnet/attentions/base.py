@@ -1,6 +1,6 @@
 """What all attentions share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 
@@ -185,7 +185,8 @@ def evaluating(norms: list[nn.Module]) -> Iterator[None]:
             norm.training = True
 
 
-def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
+def choose_step(attention: nn.Module, x: Tensor, f: Tensor,
+                known: Mapping[str, Tensor] = {}) -> Tensor:
     """Choose the step by an attention of either kind.
 
     A frozen one normalises by its running statistics and leaves them, see
@@ -197,6 +198,7 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
             ``attention(x, f)``.
         x (Tensor): State x_t, (N, C, H, W).
         f (Tensor): Residual f(x_t), (N, C, H, W).
+        known (Mapping): Statistics that need not be computed of x and f.
 
     Returns:
         Tensor: Step, broadcastable to f, in its dtype.
@@ -206,13 +208,14 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor) -> Tensor:
             and not normalises_by_batch(attention, m)]
     if held:
         with evaluating(held):
-            return choose_step(attention, x, f)
+            return choose_step(attention, x, f, known)
     pooled = getattr(attention, 'pooled', None)
     if pooled is None:  # DDP's and others' name of what is in them
         pooled = getattr(getattr(attention, 'module', None), 'pooled', None)
     if not isinstance(pooled, tuple):
         return attention(x, f)
-    vectors = (STATISTICS[name](x, f) for name in pooled)
+    vectors = (known[name] if name in known else STATISTICS[name](x, f)
+               for name in pooled)
     return attention(*vectors).to(f.dtype)[..., None, None]
 
 

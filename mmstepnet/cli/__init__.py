@@ -1,9 +1,9 @@
-"""``python -m mmstepnet``: stiffness of any network, without a script.
+"""The command ``mmstepnet``: stiffness of any network, without a script.
 
-For whoever has a trained network and pictures or texts. Names of models and
-folders go in; printed numbers, recordings and a page come out.
+For whoever has a trained network and pictures. Names of models and folders go
+in; printed numbers, recordings and a page come out.
 """
 
-from .commands import main
+from .arguments import main
 
 __all__ = ['main']

@@ -1,27 +1,19 @@
 """Models by a name that says where they come from, for the command."""
 
-from __future__ import annotations
-
-import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.steps.files import load_kept, read_weights
 
-KINDS = ('timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
-         'FILE.py:FUNCTION')
-
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's colours, where a model says nothing."""
+from .arguments import KINDS
 
 
 @dataclass
@@ -30,27 +22,27 @@ class NamedModel:
 
     Attributes:
         model (nn.Module): The model.
-        prepare (Callable): Makes a tensor (3, H, W) of a PIL image.
-        tokens (Callable, optional): Makes token ids, (L,), of a text, where
-            it takes text; None where it takes images.
-        note (str): What it says of its preprocessing, where that was not
-            told by its library.
+        prepare (Callable, optional): Makes a tensor (3, H, W) of a file, as
+            the library that owns the model does; None where that is unknown.
+        batches (Iterable, optional): What it is called with.
         part (str): Name of the submodule that is run and measured, such as
             the backbone of a detector; ``''`` is the model.
         read (Callable): Reads a file of its weights.
     """
 
     model: nn.Module
-    prepare: Callable[[Any], Tensor] | None
-    tokens: Callable[[str], Tensor] | None = None
-    note: str = ''
+    prepare: Callable[[Path], Tensor] | None = None
+    batches: Iterable | None = None
     part: str = ''
     read: Callable[[Path], dict[str, Tensor]] = read_weights
 
-    @property
-    def measured(self) -> nn.Module:
-        """What is run and measured."""
-        return self.model.get_submodule(self.part)
+    def picture(self, path: str | Path) -> Tensor:
+        """A picture as the model takes it."""
+        assert self.prepare is not None
+        try:
+            return self.prepare(Path(path))
+        except Exception as error:  # not all that decode say which file
+            raise ValueError(f'{path} cannot be read: {error}') from error
 
 
 def load_model(name: str, pretrained: bool = False) -> NamedModel:
@@ -62,8 +54,8 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
             ``hf:`` brings its own. Defaults to False.
 
     Raises:
-        ValueError: There is no such model; the nearest names are told.
-        ImportError: The library is not installed.
+        ValueError: The name is of no such form; unknown models are refused
+            by their libraries.
     """
     kind, _, rest = name.partition(':')
     if kind.endswith('.py') and rest:
@@ -76,79 +68,59 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
     return loaders[kind](rest, pretrained)
 
 
-def _unknown(library: str, name: str, known: list[str]) -> ValueError:
-    near = get_close_matches(name, known, 3, 0.5)
-    return ValueError(f'{library} has no model {name!r}' + (
-        f'; near are {", ".join(near)}' if near else ''))
+def _opened(transform: Callable[[Any], Tensor]) -> Callable[[Path], Tensor]:
+    """The transform of a file: upright, in colour, with 8 bits."""
+    from PIL import Image, ImageOps
+
+    def prepare(path: Path) -> Tensor:
+        with Image.open(path) as image:
+            if image.mode[0] in 'IF':  # Pillow would cut its values off
+                raise ValueError(f'its values have 16 bits or are float (mode '
+                                 f'{image.mode}); save it with 8 bits')
+            return transform(ImageOps.exif_transpose(image).convert('RGB'))
+    return prepare
 
 
 def _timm(name: str, pretrained: bool) -> NamedModel:
-    import timm
     import timm.data
-    if not timm.is_model(name.partition('.')[0]):
-        raise _unknown('timm', name, timm.list_models())
     model = timm.create_model(name, pretrained=pretrained)
     config = timm.data.resolve_model_data_config(model)
-    prepare: Any = timm.data.create_transform(**config)
-    return NamedModel(model, prepare)
+    transform: Any = timm.data.create_transform(**config)
+    return NamedModel(model, _opened(transform))
 
 
 def _torchvision(name: str, pretrained: bool) -> NamedModel:
     from torchvision import models
-    if name not in models.list_models():
-        raise _unknown('torchvision', name, models.list_models())
-    known: Any = models.get_model_weights(name)
-    weights = known.DEFAULT
-    given = dict(weights=weights if pretrained else None)
+    known: Any = models.get_model_weights(name).DEFAULT
+    given = dict(weights=known if pretrained else None)
     if not pretrained and 'weights_backbone' in signature(
             models.get_model_builder(name)).parameters:
         given['weights_backbone'] = None  # fetched by default
-    model = models.get_model(name, **given)
-    return NamedModel(model, weights.transforms())
+    return NamedModel(models.get_model(name, **given),
+                      _opened(known.transforms()))
 
 
 def _transformers(name: str, pretrained: bool) -> NamedModel:
-    import transformers
-    folder = list(Path(name).iterdir()) if Path(name).is_dir() else []
-    config = transformers.AutoConfig.from_pretrained(
-        name, trust_remote_code=False)
-    if pretrained or any(p.suffix in ('.safetensors', '.bin') for p in folder):
-        model = transformers.AutoModel.from_pretrained(
-            name, trust_remote_code=False)
-    else:
-        model = transformers.AutoModel.from_config(config)
-    if folder:
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel
+    model = (AutoModel.from_pretrained(name)
+             if pretrained or Path(name).is_dir() else
+             AutoModel.from_config(AutoConfig.from_pretrained(name)))
+    if Path(name).is_dir():
         load_kept(model, name)
-    if getattr(model, 'main_input_name', '') == 'pixel_values':
-        try:
-            processor = transformers.AutoImageProcessor.from_pretrained(name)
-        except OSError:
-            size = getattr(config, 'image_size', 224)
-            return NamedModel(model, *_usual(size))
-        return NamedModel(model, lambda image: processor(
-            images=image, return_tensors='pt')['pixel_values'][0])
-    vocabulary = config.get_text_config().vocab_size
-    if folder and not any(p.name.startswith(
-            ('tokenizer', 'vocab', 'spiece')) for p in folder):
-        return NamedModel(
-            model, None,
-            lambda text: torch.tensor(list(text.encode())) % vocabulary,
-            'there is no tokenizer: bytes are the tokens')
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    return NamedModel(model, None, lambda text: tokenizer(
-        text, return_tensors='pt')['input_ids'][0])
+    if model.main_input_name != 'pixel_values':
+        raise ValueError(f'hf:{name} takes no pictures; give FILE.py:FUNCTION '
+                         f'that returns the model and its batches')
+    processor = AutoImageProcessor.from_pretrained(name)
+    return NamedModel(model, _opened(lambda image: processor(
+        images=image, return_tensors='pt')['pixel_values'][0]))
 
 
 def _openmmlab(name: str, pretrained: bool) -> NamedModel:
-    if importlib.util.find_spec('mmengine') is None:
-        raise ImportError(
-            f'mm:{name} needs MMEngine and the library that the config is '
-            f"of: pip install 'mmstepnet[onedl]'")
     from mmengine.config import Config
     from mmengine.dataset import Compose
     from mmengine.registry import MODELS, init_default_scope
-    if not Path(name).is_file():
-        raise ValueError(f'there is no config {name}')
+
+    from mmstepnet.jobs.checkpoint import read_checkpoint
     config = Config.fromfile(name)
     init_default_scope(config.get('default_scope', 'mmengine'))
     model = MODELS.build(config.model)
@@ -157,58 +129,32 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     # Only a classifier is run to its end: others have heads that decode.
     classifies = any(
         kind.__name__ == 'BaseClassifier' for kind in type(model).__mro__)
-    part = '' if classifies or not hasattr(model, 'backbone') else 'backbone'
-    loader = config.get('test_dataloader') or {}
-    pipeline = config.get('test_pipeline') or loader.get(
-        'dataset', {}).get('pipeline')
-    if not pipeline:
-        return NamedModel(
-            model, *_usual(224), part=part, read=_of_a_training)
-    # The picture is there, and of labels nothing is needed.
-    transforms = Compose([step for step in pipeline
-                          if not step['type'].rpartition('.')[2].startswith(
-                              'Load')])
+    # Of labels nothing is needed.
+    pipeline = Compose([
+        step for step in config.test_dataloader.dataset.pipeline
+        if 'LoadAnnotations' not in step['type']])
 
-    def prepare(image: Any) -> Tensor:
-        pixels = np.ascontiguousarray(np.asarray(image)[..., ::-1])  # BGR
-        size = pixels.shape[:2]
-        packed = transforms(dict(
-            img=pixels, img_shape=size, ori_shape=size, img_path='',
-            img_id=0))
+    def prepare(path: Path) -> Tensor:
+        packed = pipeline(dict(img_path=str(path), img_id=0))
         batch = {key: [value] for key, value in packed.items()}
         return model.data_preprocessor(batch, False)['inputs'][0]
-    return NamedModel(model, prepare, part=part, read=_of_a_training)
-
-
-def _of_a_training(path: Path) -> dict[str, Tensor]:
-    """Weights of a checkpoint, which MMEngine fills with other records."""
-    from mmstepnet.jobs.checkpoint import read_checkpoint
-    return read_checkpoint(str(path))['state_dict']
+    return NamedModel(
+        model, prepare, part='' if classifies else 'backbone',
+        read=lambda path: read_checkpoint(str(path))['state_dict'])
 
 
 def _from_file(path: Path, function: str) -> NamedModel:
-    if not path.is_file():
-        raise ValueError(f'there is no file {path}')
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
+    # As Python runs a file: what lies beside it can be imported.
+    sys.path.insert(0, str(path.parent))
+    spec: Any = spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, function):
-        raise ValueError(f'{path} has no function {function!r}')
     found = getattr(module, function)()
-    model, *prepare = found if isinstance(found, tuple) else (found, )
+    model, feed = found if isinstance(found, tuple) else (found, None)
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f'{path}:{function} returned a {type(model).__name__}; it must '
-            f'return a model, or a model and what makes a tensor of a picture')
-    return NamedModel(model, *(prepare or _usual(224)))
-
-
-def _usual(size: int | tuple | list) -> tuple:
-    """ImageNet's preprocessing, no text, and a note that says so."""
-    from torchvision import transforms
-    size = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    prepare = transforms.Compose([
-        transforms.Resize(size), transforms.ToTensor(),
-        transforms.Normalize(MEAN, DEVIATION)])
-    return prepare, None, (f"its preprocessing is not known: ImageNet's, at "
-                           f'{size[0]} x {size[1]}')
+            f'{path}:{function} must return a model, or it and a transform or '
+            f'its batches, got {type(model).__name__}')
+    if callable(feed):
+        return NamedModel(model, _opened(feed))
+    return NamedModel(model, batches=feed)

@@ -12,7 +12,6 @@ from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from mmstepnet.steps.finding import Arrangement, Selection, unwrap
 from mmstepnet.stiffness import (
@@ -184,32 +183,6 @@ class StiffnessMetric(BaseMetric):
                 for mu in MEANS for name in READINGS
             }
         }
-
-
-def check_loader(dataloader: DataLoader) -> None:
-    """Refuse an evaluation that has not one trajectory a sample.
-
-    Args:
-        dataloader (DataLoader): What the model is evaluated on.
-
-    Raises:
-        ValueError: The loader leaves samples out, or has none.
-    """
-    size = len(dataloader.dataset)
-    if size == 0:
-        raise ValueError('StiffnessHook: the data set is empty')
-    if dataloader.drop_last or getattr(
-            dataloader.batch_sampler, 'drop_last', False):
-        raise ValueError(
-            'StiffnessHook: the dataloader leaves samples out of its '
-            'last batch; set drop_last=False in it, as an evaluation '
-            'needs')
-    if size % get_world_size() and not getattr(dataloader.sampler,
-                                               'round_up', True):
-        raise ValueError(
-            f'StiffnessHook: the sampler does not give all '
-            f'{get_world_size()} ranks equally many of {size} samples; '
-            f'set round_up=True in it')
 
 
 def describe(runner: Runner, split: str, reading: str,

@@ -1,12 +1,12 @@
 """What one sees: the papers' figures, and the page that compares networks.
 
-For whoever shows results. Recordings go in; PNGs and one HTML file come out.
-Needs the extra ``figures``.
+For whoever shows results. Recordings go in; pictures and one HTML file come
+out. Needs the extra ``figures``.
 """
 
 from mmstepnet.checks import check_installed
 
-check_installed(__name__, 'matplotlib', 'plotly', 'jinja2',
+check_installed(__name__, 'altair', 'jinja2', 'vl_convert',
                 install="'mmstepnet[figures]'")
 
 from .block_scores import save_block_scores  # noqa: E402

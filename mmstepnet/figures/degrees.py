@@ -3,10 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import matplotlib.figure
+import altair as alt
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from mmstepnet.stiffness import (
     degree_axes,
@@ -15,7 +13,10 @@ from mmstepnet.stiffness import (
 )
 
 from .runs import Run
-from .style import HEAT, PAGE_LAYOUT, grid_figure, grid_shape, plain, short
+from .style import chart, heat, number, panels, wrapped
+
+GROUND = '#440154'
+"""The colour of 0."""
 
 
 class Measure(NamedTuple):
@@ -37,90 +38,37 @@ PROPORTION = Measure('p̂(M)', stiffness_proportion, '∬p̂',
 """Mean share of stiff blocks, Figure 6."""
 
 
-def draw_degrees(runs: Sequence[Run],
-                 measure: Measure) -> matplotlib.figure.Figure:
-    """Draw a heat map a run for a paper."""
-    m1, m2, grids = _grids(runs, measure)
-    figure, axes = grid_figure(len(runs), 4, 2.2, 1.9)
-    extent = (0, m1[0] + m1[-1], 0, m2[0] + m2[-1])
-    for ax, run, grid in zip(axes, runs, grids):
-        image = ax.imshow(
-            grid.T, origin='lower', aspect='auto', extent=extent, cmap=HEAT,
-            vmin=0, vmax=_top(grids))
-        ax.set_title(f'{short(run.label, 24)}\n{_integral(run, measure)}')
-        if not measure.integral(run):
-            ax.text(0.5, 0.5, measure.none, color='white', ha='center',
-                    fontsize=6.5, transform=ax.transAxes)
-        ax.set_xlabel('$M_1$', parse_math=True)
-        ax.set_ylabel('$M_2$', parse_math=True)
-        ax.grid(False)
-    figure.colorbar(image, ax=axes, label=measure.symbol)
-    return figure
-
-
-def degrees_figure(runs: Sequence[Run], measure: Measure) -> go.Figure:
-    """Interactive heat maps, one a run, on common axes and colours."""
-    m1, m2, grids = _grids(runs, measure)
-    columns, rows = grid_shape(len(runs), columns=3)
-    height = 110 + 235 * rows
-    figure = make_subplots(
-        rows,
-        columns,
-        shared_xaxes='all',
-        shared_yaxes='all',
-        horizontal_spacing=0.12 / columns,
-        vertical_spacing=min(75 / height, 0.9 / rows),
-        subplot_titles=[
-            f'{plain(short(run.label))}<br><i>{_integral(run, measure)}</i>'
-            for run in runs
-        ])
-    for i, (run, grid) in enumerate(zip(runs, grids)):
-        row, column = divmod(i, columns)
-        figure.add_heatmap(
-            x=m1.astype(np.float32),
-            y=m2.astype(np.float32),
-            z=grid.T.astype(np.float32),
-            coloraxis='coloraxis',
-            name=plain(run.label),
-            hovertemplate=f'M1 %{{x:.3f}}<br>M2 %{{y:.3f}}<br>'
-            f'{measure.symbol} %{{z:.4f}}',
-            row=row + 1,
-            col=column + 1)
-        if not measure.integral(run):
-            figure.add_annotation(
-                x=m1[len(m1) // 2], y=m2[len(m2) // 2], text=measure.none,
-                font_color='white', showarrow=False, row=row + 1,
-                col=column + 1)
-        # Shared axes label only the outer ones; the last row may be short.
-        figure.update_xaxes(
-            showticklabels=True,
-            title_text='M<sub>1</sub>' if i + columns >= len(runs) else None,
-            title_standoff=4, row=row + 1, col=column + 1)
-    figure.update_yaxes(title_text='M<sub>2</sub>', title_standoff=4, col=1)
-    figure.update_annotations(font_size=12)
-    return figure.update_layout(
-        PAGE_LAYOUT,
-        height=height,
-        margin_t=70,
-        coloraxis=dict(
-            colorscale=HEAT, cmin=0, cmax=_top(grids),
-            colorbar=dict(title=measure.symbol, thickness=14)))
-
-
-def _integral(run: Run, measure: Measure) -> str:
-    return (f'{measure.integral_symbol} ({run.reading}) = '
-            f'{measure.integral(run):.3g}')
-
-
-def _grids(
-        runs: Sequence[Run], measure: Measure
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Common axes M1 and M2, and the measure of each run on them."""
+def degrees_figure(runs: Sequence[Run], measure: Measure) -> alt.ConcatChart:
+    """Heat maps, one a run, on common axes and colours."""
     shown = [(run.nsi, run.trajectories.stages) for run in runs]
     m1, m2 = degree_axes(shown)
-    return m1, m2, [measure.values(*s, m1, m2) for s in shown]
-
-
-def _top(grids: list[np.ndarray]) -> float:
-    """Upper end of the colours; all zero is the lower end of them."""
-    return max(grid.max() for grid in grids) or 1.0
+    grids = [measure.values(*each, m1, m2) for each in shown]
+    highest = max(grid.max() for grid in grids)
+    x, y = (channel(f'{column}:Q', title=title, axis=alt.Axis(grid=False),
+                    scale=alt.Scale(domain=[0, m[0] + m[-1]], nice=False))
+            for channel, column, title, m in (
+                (alt.X, 'left', 'M1', m1), (alt.Y, 'low', 'M2', m2)))
+    parts = []
+    for run, grid in zip(runs, grids):
+        # Cells of 0 are the ground of the map.
+        i, j = np.nonzero(grid)
+        layers = [chart(
+            m1=m1[i], m2=m2[j], value=grid[i, j]).transform_calculate(
+            left=f'datum.m1 - {m1[0]}', right=f'datum.m1 + {m1[0]}',
+            low=f'datum.m2 - {m2[0]}', high=f'datum.m2 + {m2[0]}',
+        ).mark_rect().encode(
+            x, alt.X2('right:Q'), y, alt.Y2('high:Q'),
+            heat('value', measure.symbol, highest),
+            tooltip=[number('m1', 'M1'), number('m2', 'M2'),
+                     number('value', measure.symbol)])]
+        integral = measure.integral(run)
+        if not integral:
+            middle = len(m1) // 2
+            layers.append(chart(left=[m1[middle]], low=[m2[middle]]).mark_text(
+                text=measure.none, color='white').encode(x, y))
+        parts.append(alt.layer(
+            *layers, view=alt.ViewBackground(fill=GROUND)).properties(
+                title=[*wrapped(run.label),
+                       f'{measure.integral_symbol} ({run.reading}) = '
+                       f'{integral:.3g}'], width=240, height=160))
+    return panels(parts).resolve_scale(color='shared')

@@ -1,20 +1,24 @@
 """Figures as files, of one recording and of a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
+import altair as alt
 
+from mmstepnet.checks import check_choice
 from mmstepnet.stiffness import DEFAULT_READING, Training, Trajectories
 
-from .attention_values import draw_attention
-from .degrees import OCCURRENCE, PROPORTION, draw_degrees
-from .ranking import draw_ranking, runs_by_metric
+from .attention_values import attention_figure
+from .degrees import OCCURRENCE, PROPORTION, degrees_figure
+from .ranking import ranking_figure, runs_by_metric
 from .runs import Run, same_blocks
-from .style import PAPER_STYLE
-from .training import draw_training
-from .trajectories import draw_overlay, draw_trajectories
+from .training import training_figure
+from .trajectories import overlay_figure, trajectory_figure
+
+FORMATS = 'png', 'svg', 'pdf'
 
 
 def save_stiffness_figures(trajectories: Trajectories,
@@ -34,20 +38,23 @@ def save_stiffness_figures(trajectories: Trajectories,
         name (str): What their names begin with, and the title.
         reading (str): Reading of NSI: 'adaptive', 'unit' or 'returned'.
             Defaults to 'adaptive'.
-        format (str): Of the files, one that matplotlib writes: 'png', 'pdf',
-            'svg', etc. Defaults to 'png'.
+        format (str): 'png', 'svg' or 'pdf'. Defaults to 'png'.
 
     Returns:
         list[Path]: The files, ``NAME_figure_2.png`` etc.
 
     Raises:
-        ValueError: The reading is unknown.
+        ValueError: The reading or the format is unknown.
+        RuntimeError: A figure cannot be drawn.
     """
     run = Run(name, name, trajectories, reading)
-    drawings = _drawings_of_each([run])
+    charts = {'figure_2': degrees_figure([run], OCCURRENCE),
+              'figure_3': trajectory_figure([run]),
+              'figure_6': degrees_figure([run], PROPORTION)}
     if run.adapts:
-        drawings['figure_9'] = partial(draw_attention, run)
-    return _save(drawings.items(), out_dir, f'{name}_', format)
+        charts['figure_9'] = attention_figure(run)
+    return save_charts({Path(out_dir, f'{name}_{figure}.{format}'): chart
+                        for figure, chart in charts.items()})
 
 
 def save_report_figures(runs: Sequence[Run],
@@ -61,45 +68,56 @@ def save_report_figures(runs: Sequence[Run],
         out_dir (str | Path): Where the files go; made if missing.
         trainings (Mapping[str, Training], optional): Names and checkpoints of
             trainings. Defaults to none.
-        format (str): Of the files, one that matplotlib writes: 'png', 'pdf',
-            'svg', etc. Defaults to 'png'.
+        format (str): 'png', 'svg' or 'pdf'. Defaults to 'png'.
 
     Returns:
         list[Path]: The files. Figure 9 is one file a run whose attention
         value varies, Figure 10 one a set of runs with the same blocks;
         Figure 7 is left out where no run has an accuracy.
+
+    Raises:
+        ValueError: The format is unknown.
+        RuntimeError: A figure cannot be drawn.
     """
-    drawings = _drawings_of_each(runs)
+    return save_charts({
+        Path(out_dir, f'{name}.{format}'): chart
+        for name, chart in report_charts(runs, trainings).items()})
+
+
+def report_charts(runs: Sequence[Run],
+                  trainings: Mapping[str, Training] | None = None,
+                  ) -> dict[str, alt.ConcatChart]:
+    """The figures of :func:`save_report_figures`, by the files' stems."""
+    charts = {'figure_2': degrees_figure(runs, OCCURRENCE),
+              'figure_3': trajectory_figure(runs),
+              'figure_6': degrees_figure(runs, PROPORTION)}
     groups = runs_by_metric(runs)
     if groups:
-        drawings['figure_7'] = partial(draw_ranking, groups)
+        charts['figure_7'] = ranking_figure(groups)
     for i, run in enumerate(runs, 1):
         if run.adapts:
-            drawings[f'figure_9_run_{i:02}'] = partial(draw_attention, run)
+            charts[f'figure_9_run_{i:02}'] = attention_figure(run)
     for i, (title, members) in enumerate(same_blocks(runs).items(), 1):
-        drawings[f'figure_10_set_{i:02}'] = partial(
-            draw_overlay, members, title)
+        charts[f'figure_10_set_{i:02}'] = overlay_figure(members, title)
     for i, (title, training) in enumerate((trainings or {}).items(), 1):
-        drawings[f'training_{i:02}'] = partial(
-            draw_training, title, training)
-    return _save(drawings.items(), out_dir, '', format)
+        charts[f'training_{i:02}'] = training_figure(title, training)
+    return charts
 
 
-def _drawings_of_each(runs: Sequence[Run]) -> dict:
-    return {
-        'figure_2': partial(draw_degrees, runs, OCCURRENCE),
-        'figure_3': partial(draw_trajectories, runs),
-        'figure_6': partial(draw_degrees, runs, PROPORTION),
-    }
+def save_charts(charts: Mapping[Path, alt.ConcatChart]) -> list[Path]:
+    """Write each chart to its file, whose ending says which format.
 
-
-def _save(drawings: Iterable, out_dir: str | Path, prefix: str,
-          format: str) -> list[Path]:
-    out_dir = Path(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, draw in drawings:
-        paths.append(out_dir / f'{prefix}{name}.{format}')
-        with rc_context(PAPER_STYLE):
-            draw().savefig(paths[-1])
-    return paths
+    The converter holds a JavaScript engine. It runs in a process of its own:
+    where the engine aborts or hangs, a training that called this goes on.
+    """
+    for path in charts:
+        check_choice('format', path.suffix[1:], FORMATS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name('convert.py'))],
+        input=json.dumps({
+            str(path): chart.to_dict() for path, chart in charts.items()}),
+        capture_output=True, encoding='utf-8', timeout=900)
+    if done.returncode:
+        raise RuntimeError(f'figures cannot be drawn: {done.stderr.strip()}')
+    return list(charts)

@@ -2,20 +2,14 @@
 
 from collections.abc import Sequence
 
-import matplotlib.figure
-import plotly.graph_objects as go
+import altair as alt
 
 from mmstepnet.stiffness import RankCorrelation, correlate_ranks
 
 from .runs import Run, by_model
-from .style import (
-    PAGE_LAYOUT,
-    legend_below,
-    line_style,
-    paper_figure,
-    plain,
-    short,
-)
+from .style import chart, colors, number, panels, wrapped
+
+WIDTH = 480
 
 
 def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
@@ -43,44 +37,26 @@ def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def draw_ranking(groups: dict[str, list[Run]]) -> matplotlib.figure.Figure:
-    """Draw Figure 7 for a paper, one panel a metric."""
-    figure, axes = paper_figure(1, len(groups), 4.8, 3.2)
-    shown = {}
-    for ax, (name, runs) in zip(axes, groups.items()):
-        for label, members in by_model(runs).items():
-            i = list(shown).index(label) if label in shown else len(shown)
-            shown[label] = ax.scatter(
-                [run.tns for run in members],
-                [run.known_accuracy.value for run in members],
-                color=line_style(i)[0], marker='oD^'[i // 10 % 3], s=26)
-        ax.set_title(f'{short(name, 60)}\n{rank_correlation(runs)}',
-                     fontsize=8)
-        ax.set_xlabel(f'TNS ({runs[0].reading})')
-        ax.set_ylabel(runs[0].known_accuracy.metric)
-    legend_below(figure, list(shown.values()), [*map(short, shown)])
-    return figure
-
-
-def ranking_figure(runs: Sequence[Run]) -> go.Figure:
-    """Interactive Figure 7 for the runs of one metric."""
-    figure = go.Figure()
-    for i, (label, members) in enumerate(by_model(runs).items()):
-        figure.add_scatter(
-            x=[run.tns for run in members],
-            y=[run.known_accuracy.value for run in members],
-            mode='markers',
-            marker=dict(
-                size=12, color=line_style(i)[0],
-                symbol=('circle', 'diamond', 'triangle-up')[i // 10 % 3],
-                line=dict(width=1, color='white')),
-            name=plain(short(label, 40)),
-            text=[plain(f'{run.label}, {run.known_accuracy.where}')
-                  for run in members],
-            hovertemplate='%{text}<br>TNS %{x:.4f}<br>accuracy %{y:.4f}'
-            '<extra></extra>')
-    figure.update_xaxes(title=f'TNS ({runs[0].reading})')
-    figure.update_yaxes(title=plain(runs[0].known_accuracy.metric))
-    return figure.update_layout(
-        PAGE_LAYOUT, height=440, showlegend=True,
-        title=dict(text=str(rank_correlation(runs)), font_size=14))
+def ranking_figure(groups: dict[str, list[Run]]) -> alt.ConcatChart:
+    """Figure 7, one panel a metric."""
+    models = [*by_model([run for runs in groups.values() for run in runs])]
+    parts = []
+    for name, runs in groups.items():
+        known = [run.known_accuracy for run in runs]
+        parts.append(chart(
+            tns=[run.tns for run in runs], value=[a.value for a in known],
+            model=[run.model for run in runs], run=[r.label for r in runs],
+            where=[a.where for a in known]).mark_point(
+                size=70, filled=True).encode(
+            alt.X('tns:Q', title=f'TNS ({runs[0].reading})',
+                  scale=alt.Scale(zero=False)),
+            alt.Y('value:Q', title=known[0].metric,
+                  scale=alt.Scale(zero=False)),
+            alt.Color('model:N', scale=colors(models)),
+            alt.Shape('model:N', scale=alt.Scale(domain=models)),
+            tooltip=['run:N', number('tns', 'TNS'),
+                     number('value', 'accuracy'), 'where:N']).properties(
+            title=[*wrapped(name),
+                   *wrapped(str(rank_correlation(runs)))],
+            width=WIDTH, height=280))
+    return panels(parts, models).resolve_scale(color='shared', shape='shared')

@@ -74,11 +74,6 @@ class Run:
         return self.trajectories.proportion(self.reading)
 
     @property
-    def stage_nsi(self) -> list[float]:
-        """Mean NSI of each stage in the run's reading."""
-        return self.trajectories.stage_nsi(self.reading)
-
-    @property
     def adapts(self) -> bool:
         """Whether an attention value varies; a plain network's is 1."""
         return bool(self.trajectories.adaptive_blocks)
@@ -115,25 +110,20 @@ def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
         dict[str, list[Run]]: First every model with several runs (seeds),
         then all runs with the same blocks; the key tells which.
     """
-    sets = {}
-    for kind in ('model', 'structure'):
-        groups = {}
-        for run in runs:
-            name = run.model if kind == 'model' else ''
+    groups = {}
+    for run in runs:
+        for model in (run.model, ''):
             groups.setdefault(
-                (name, run.trajectories.structure), []).append(run)
-        for (name, _), members in groups.items():
-            if kind == 'model' and len(members) == 1:
-                continue
-            blocks = len(members[0].trajectories.blocks)
-            title = (f'{name}, {_count(members)}' if name else
-                     f'all runs with these {blocks} blocks '
-                     f'({_count(members)})')
-            while title in sets:
-                title += ', other blocks'
+                (model, run.trajectories.structure), []).append(run)
+    sets = {}
+    for (model, _), members in sorted(
+            groups.items(), key=lambda group: not group[0][0]):
+        count = f'{len(members)} run' + 's' * (len(members) > 1)
+        blocks = len(members[0].trajectories.blocks)
+        title = (f'{model}, {count}' if model else
+                 f'all runs with these {blocks} blocks ({count})')
+        while title in sets:
+            title += ', other blocks'
+        if not model or len(members) > 1:
             sets[title] = members
     return sets
-
-
-def _count(runs: list[Run]) -> str:
-    return f'{len(runs)} run' + ('s' if len(runs) > 1 else '')

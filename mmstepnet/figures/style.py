@@ -1,117 +1,147 @@
-"""What all figures share: colours, fonts, the layout of a page's figure."""
+"""What all figures share: data, colours, the axis of blocks, the theme."""
 
-import html
-from math import ceil
-from typing import Any
+import json
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
-from matplotlib import rc_context
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import altair as alt
+import numpy as np
 
 COLORS = ('#2f5fd0', '#e07a1f', '#1f9d73', '#c2417c', '#7d55c7', '#b3261e',
           '#0f8fb3', '#8a6d1c', '#5b6b7b', '#6fa31d')
-DASHES = ('solid', 'dash', 'dot')
-HEAT = 'viridis'
-"""Colour map, under a name that both plotting libraries know."""
+DASHES = [1, 0], [6, 3], [2, 2]
+WIDEST = 1100
+"""Pixels that a picture of several panels is wide, at most about."""
 
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, sans-serif'
-
-PAPER_STYLE: dict[Any, Any] = {
-    'axes.axisbelow': True,
-    'axes.edgecolor': '#9aa4b2',
-    'axes.formatter.useoffset': False,
-    'axes.grid': True,
-    'axes.spines.right': False,
-    'axes.spines.top': False,
-    'axes.titlesize': 9,
-    'figure.constrained_layout.use': True,
-    'figure.dpi': 200,
-    'font.size': 8.5,
-    'grid.color': '#e6e9ef',
-    'legend.fontsize': 7.5,
-    'legend.frameon': False,
-    'pdf.fonttype': 42,  # TrueType: journals refuse matplotlib's Type 3
-    'svg.fonttype': 'none',  # text stays text
-    'text.parse_math': False,
-}
-
-PAGE_LAYOUT = dict(
-    template='plotly_white',
-    font=dict(family=FONT, size=13, color='#1d2733'),
-    margin=dict(l=64, r=24, t=48, b=56),
-    hoverlabel=dict(namelength=-1))
+LETTER = 6.5
+"""Width of a letter in pixels, about."""
 
 
-def line_style(index: int) -> tuple[str, str]:
-    """Colour and dash of the index-th run; 30 runs differ."""
-    return (COLORS[index % len(COLORS)],
-            DASHES[index // len(COLORS) % len(DASHES)])
+def chart(**columns: Iterable) -> alt.Chart:
+    """A chart of these columns, all of one length.
+
+    Altair gets one row of lists, which Vega takes apart: a third of the bytes
+    that rows need, and never too many rows. Texts are listed once.
+    """
+    row, texts = {}, {}
+    for name, values in columns.items():
+        values = np.asarray(values)
+        if values.dtype.kind == 'U':
+            kinds, values = np.unique(values, return_inverse=True)
+            texts[name] = f'{json.dumps(kinds.tolist())}[datum.{name}]'
+        if values.dtype.kind == 'f':  # as many digits as a figure can show
+            row[name] = [float(f'{value:.5g}') for value in values.tolist()]
+        else:
+            row[name] = values.tolist()
+    return alt.Chart(alt.InlineData(values=[row])).transform_flatten(
+        [*row]).transform_calculate(**texts)
 
 
-def paper_line(index: int) -> dict[str, Any]:
-    """Colour and dash of the index-th run, as matplotlib takes them."""
-    color, dash = line_style(index)
-    return dict(color=color, linestyle={
-        'solid': '-', 'dash': '--', 'dot': ':'}[dash])
+def block_names(blocks: Sequence[str]) -> list[str]:
+    """Names of blocks without the modules that all of them stand in.
+
+    ``backbone.stages.0.1`` and ``backbone.stages.1.1`` give ``stages.0.1``
+    and ``stages.1.1``: a number alone is no name.
+    """
+    parts = [block.split('.') for block in blocks]
+    shared = 0
+    while len({tuple(p[:shared + 1]) for p in parts}) == 1 < len(blocks):
+        shared += 1
+    while shared and any(
+            not p[shared:] or p[shared].isdigit() for p in parts):
+        shared -= 1
+    return ['.'.join(p[shared:]) for p in parts]
 
 
-def paper_figure(columns: int, rows: int, width: float,
-                 height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of ``rows x columns`` axes, row by row, without a display.
+def block_axis(blocks: Sequence[str], column: str = 'at') -> alt.X:
+    """An axis along a column of the places of blocks, from 1.
+
+    Every block is named, whole; on a narrow page as many as fit.
+    """
+    names = json.dumps(block_names(blocks))
+    return alt.X(f'{column}:Q', title='recorded block', scale=alt.Scale(
+        domain=[0.5, len(blocks) + 0.5], nice=False), axis=alt.Axis(
+            values=[*range(1, len(blocks) + 1)], labelAngle=-90, grid=False,
+            labelLimit=0, labelOverlap=True, labelFontSize=10,
+            labelExpr=f'{names}[datum.value - 1]'))
+
+
+def block_width(blocks: Sequence[str]) -> int:
+    """Pixels that the names of blocks need beside each other."""
+    return max(300, 13 * len(blocks))
+
+
+def block_bars(title: str, blocks: Sequence[str],
+               values: Mapping[str, float], unit: str) -> alt.Chart:
+    """A bar at each block that has a value."""
+    shown = [k for k, block in enumerate(blocks) if block in values]
+    return chart(
+        at=np.add(shown, 1), block=[blocks[k] for k in shown],
+        value=[values[blocks[k]] for k in shown]).transform_calculate(
+        left='datum.at - 0.35', right='datum.at + 0.35').mark_rect().encode(
+        block_axis(blocks, 'left'), alt.X2('right:Q'),
+        alt.Y('value:Q', title=unit), alt.Y2Datum(0),
+        tooltip=['block:N', number('value', unit)],
+    ).properties(title=wrapped(title), width=block_width(blocks), height=140)
+
+
+def colors(labels: Sequence[str]) -> alt.Scale:
+    """A colour for each label, in their order."""
+    return alt.Scale(domain=[*labels], range=COLORS)
+
+
+def dashes(labels: Sequence[str]) -> alt.Scale:
+    """A dash for each label: with :func:`colors`, 30 labels differ."""
+    return alt.Scale(domain=[*labels], range=[
+        DASHES[i // len(COLORS) % len(DASHES)] for i in range(len(labels))])
+
+
+def heat(column: str, title: str, highest: float) -> alt.Color:
+    """Colours of a heat map from 0 to its highest value."""
+    # All zero is the lower end of the colours.
+    return alt.Color(f'{column}:Q', title=title, scale=alt.Scale(
+        scheme='viridis', domain=[0, highest or 1.0]), legend=alt.Legend(
+            orient='bottom', gradientLength=200))
+
+
+def number(column: str, title: str) -> alt.Tooltip:
+    """A number that is shown where the pointer stands."""
+    return alt.Tooltip(f'{column}:Q', title=title, format='.4f')
+
+
+def wrapped(text: str) -> list[str]:
+    """A title in lines that fit a phone, none of it left out."""
+    return textwrap.wrap(text, 40)
+
+
+def panels(charts: Sequence[alt.TopLevelMixin], labels: Sequence[str] = (),
+           columns: int | None = None, name: str = '') -> alt.ConcatChart:
+    """Charts beside each other, in the theme of all figures.
 
     Args:
-        columns (int): Axes in a row.
-        rows (int): Rows.
-        width (float): Width of an axes in inches.
-        height (float): Height of an axes in inches.
+        charts (Sequence[Chart]): Charts with a width.
+        labels (Sequence[str]): Texts of the legend below. Defaults to none.
+        columns (int, optional): Charts in a row. Defaults to None, as many
+            as :data:`WIDEST` holds.
+        name (str): What a list of such figures calls it. Defaults to none.
     """
-    with rc_context(PAPER_STYLE):
-        # Not through pyplot, which keeps every figure of a long training.
-        figure = Figure(figsize=(width * columns, height * rows))
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(axes.flat)
-
-
-def legend_below(figure: Figure, handles: list[Artist],
-                 labels: list[str]) -> None:
-    """Put a legend under all axes, in as many columns as the width holds.
-
-    The figure grows by the legend's height, so that the axes keep theirs.
-    """
-    for columns in (3, 2, 1):
-        legend = figure.legend(handles, labels, loc='outside lower center',
-                               ncols=columns)
-        box = legend.get_window_extent()
-        if columns == 1 or box.width < figure.bbox.width:
-            break
-        legend.remove()
-    figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
-
-
-def grid_shape(count: int, columns: int) -> tuple[int, int]:
-    """Columns and rows that hold ``count`` panels."""
-    columns = min(count, columns)
-    return columns, ceil(count / columns)
-
-
-def grid_figure(count: int, columns: int, width: float,
-                height: float) -> tuple[Figure, list[Axes]]:
-    """As :func:`paper_figure`, of so many axes in so many columns at most."""
-    figure, axes = paper_figure(*grid_shape(count, columns), width, height)
-    for ax in axes[count:]:
-        ax.remove()
-    return figure, axes[:count]
-
-
-def short(label: str, most: int = 28) -> str:
-    """The label, its middle left out where it is too long for a panel."""
-    if len(label) <= most:
-        return label
-    half = (most - 1) // 2
-    return f'{label[:half]}…{label[-half:]}'
-
-
-def plain(text: str) -> str:
-    """Text as Plotly shows it literally: it reads HTML tags otherwise."""
-    return html.escape(text, quote=False)
+    width = max(part.width for part in charts)
+    columns = min(columns or max(WIDEST // (width + 90), 1), len(charts))
+    entry = LETTER * max(map(len, labels), default=0) + 40
+    return alt.concat(
+        *charts, columns=columns, spacing=24,
+        usermeta=dict(entry=entry, name=name),
+    ).configure(
+        background='white', padding=8, font='Helvetica, Arial, sans-serif',
+    ).configure_axis(
+        domainColor='#9aa4b2', tickColor='#9aa4b2', gridColor='#e6e9ef',
+        labelColor='#1d2733', titleColor='#1d2733', titleFontWeight='normal',
+    ).configure_view(stroke=None).configure_title(
+        fontSize=13, fontWeight='normal', anchor='start', frame='group',
+        offset=16,
+    ).configure_mark(
+        color=COLORS[0],
+    ).configure_legend(
+        orient='bottom', title=None, labelLimit=0, symbolLimit=0,
+        symbolOpacity=1,
+        columns=max(int(columns * width / entry), 1))

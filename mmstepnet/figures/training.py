@@ -1,75 +1,42 @@
 """TNS and the NSI of each block over the checkpoints of a training."""
 
-import matplotlib.figure
-import plotly.graph_objects as go
-from matplotlib.figure import Figure
-from plotly.subplots import make_subplots
+import altair as alt
+import numpy as np
 
 from mmstepnet.stiffness.training import Training
 
-from .style import COLORS, HEAT, PAGE_LAYOUT, plain, short
+from .style import block_names, chart, heat, number, panels, wrapped
 
 UNITS = {'epoch': 'epoch', 'iter': 'iteration', 'weights': 'weights'}
 
 
-def draw_training(name: str, training: Training) -> matplotlib.figure.Figure:
-    """Draw TNS with its interval, and a heat map of NSI, for a paper."""
-    shown, blocks = training.checkpoints, training.blocks
-    at = range(len(shown))
-    # A heat map that is higher than a page does not name each row.
-    every = -(-len(blocks) // 60)
-    height = 0.13 * min(len(blocks), 60) + 0.5
-    figure = Figure(figsize=(6.0, 2.6 + height))
-    top, below = figure.subplots(2, sharex=True, height_ratios=(1.5, height))
-    top.fill_between(at, [c.low for c in shown], [c.high for c in shown],
-                     color=COLORS[0], alpha=0.18, lw=0)
-    top.plot(at, [c.tns for c in shown], color=COLORS[0], marker='.')
-    top.set_ylim(bottom=0)
-    top.set_ylabel(f'TNS ({training.reading})')
-    top.set_title(short(name, 72))
-    image = below.imshow(
-        [[c.nsi[i] for c in shown] for i in range(len(blocks))],
-        aspect='auto', cmap=HEAT, vmin=0)
-    below.set_yticks(range(0, len(blocks), every), [
-        short(block, 32) for block in blocks[::every]], fontsize=6)
-    most = 3 if training.unit == 'weights' else 12
-    few = range(0, len(shown), -(-len(shown) // most))
-    below.set_xticks(few, [short(str(shown[i].step), 12) for i in few])
-    below.set_xlabel(UNITS[training.unit])
-    below.grid(False)
-    figure.colorbar(image, ax=below, label='mean NSI')
-    return figure
-
-
-def training_figure(training: Training) -> go.Figure:
-    """The same, interactive."""
-    shown, blocks = training.checkpoints, training.blocks
-    heights = 180, 14 * len(blocks) + 60
-    figure = make_subplots(2, 1, shared_xaxes=True, row_heights=heights,
-                           vertical_spacing=30 / sum(heights))
-    at = [plain(str(c.step)) for c in shown]
-    for ends, fill in (([c.high for c in shown], None),
-                       ([c.low for c in shown], 'tonexty')):
-        figure.add_scatter(x=at, y=ends, mode='lines', line_width=0,
-                           fill=fill, fillcolor='rgba(47, 95, 208, 0.16)',
-                           hoverinfo='skip')
-    figure.add_scatter(
-        x=at, y=[c.tns for c in shown], mode='lines+markers',
-        line_color=COLORS[0], customdata=[(c.low, c.high) for c in shown],
-        hovertemplate='TNS %{y:.4f}<br>95 %: %{customdata[0]:.4f} to '
-        '%{customdata[1]:.4f}<extra></extra>')
-    figure.add_heatmap(
-        x=at, y=list(map(plain, blocks)),
-        z=[[float(c.nsi[i]) for c in shown] for i in range(len(blocks))],
-        zmin=0, zmax=max(float(c.nsi.max()) for c in shown), colorscale=HEAT,
-        colorbar=dict(title='mean NSI', thickness=14, y=0, yanchor='bottom',
-                      len=heights[1] / sum(heights)),
-        hovertemplate='%{y}<br>mean NSI %{z:.4f}<extra></extra>',
-        row=2, col=1)
-    figure.update_xaxes(type='category')
-    figure.update_xaxes(title=UNITS[training.unit], row=2)
-    figure.update_yaxes(
-        title=f'TNS ({training.reading})', rangemode='tozero', row=1)
-    figure.update_yaxes(autorange='reversed', automargin=True, row=2)
-    return figure.update_layout(
-        PAGE_LAYOUT, height=sum(heights) + 120, showlegend=False)
+def training_figure(name: str, training: Training) -> alt.ConcatChart:
+    """TNS with its interval, and below it a heat map of NSI."""
+    shown = training.checkpoints
+    steps = [str(c.step) for c in shown]
+    width = min(max(420, 16 * len(steps)), 1000)
+    x = alt.X('step:O', sort=None, title=UNITS[training.unit],
+              scale=alt.Scale(type='band'), axis=alt.Axis(
+                  labelOverlap=True, labelLimit=0, labelAngle=(
+                      -90 if training.unit == 'weights' else 0)))
+    y = dict(title=f'TNS ({training.reading})')
+    over = chart(step=steps, tns=[c.tns for c in shown],
+                 low=[c.low for c in shown], high=[c.high for c in shown])
+    top = alt.layer(
+        over.mark_area(opacity=0.2).encode(
+            x, alt.Y('low:Q', **y), alt.Y2('high:Q')),
+        over.mark_line(point=True).encode(
+            x, alt.Y('tns:Q', **y), tooltip=[
+                'step:O', number('tns', 'TNS'), number('low', '95 %: from'),
+                number('high', 'to')]),
+    ).properties(width=width, height=160, title=wrapped(name))
+    nsi = np.stack([c.nsi for c in shown], 1)
+    names = block_names(training.blocks)
+    below = chart(step=steps * len(names), nsi=nsi.ravel(),
+                  block=np.repeat(names, len(steps))).mark_rect().encode(
+        x, alt.Y('block:N', sort=None, title=None, axis=alt.Axis(
+            labelLimit=0, labelFontSize=10)),
+        heat('nsi', 'mean NSI', float(nsi.max())),
+        tooltip=['block:N', 'step:O', number('nsi', 'mean NSI')],
+    ).properties(width=width, height=12 * len(names))
+    return panels([top, below], columns=1, name=name)

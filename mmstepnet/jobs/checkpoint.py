@@ -1,52 +1,142 @@
-"""Checkpoints, each opened once, with errors that a user can act on."""
+"""Checkpoints are data: reading them runs nothing that is in them."""
 
-import logging
+import codecs
 import os.path as osp
+import pickle
 import re
-from collections import OrderedDict
-from pathlib import Path
+from collections import Counter, OrderedDict
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
-from mmengine.logging import print_log
+from mmengine.config import ConfigDict
+from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
-from torch import Tensor
+from mmengine.runner import checkpoint as mmengine_checkpoint
+from safetensors.torch import load_file
 
 from mmstepnet.steps.finding import unwrap
 
-from .safe_load import UnsafeCheckpointError, load_file, peek
+TRUST_FLAG = '--trust-checkpoint'
+
+HAS_ALLOWLIST = hasattr(torch.serialization, 'safe_globals')
+"""Whether ``weights_only`` can be told of further types: PyTorch 2.5."""
+
+torch_load = torch.load
+"""PyTorch's own, which :func:`patch_reading` replaces."""
 
 
-def read_checkpoint(path: str, trusted: bool = False) -> dict:
-    """Read a checkpoint; refuse what is not a whole one.
+class UnsafeCheckpointError(ValueError):
+    """A checkpoint asks for more than data when it is read."""
+
+
+def _getattr(owner: type, name: str) -> Any:
+    """What mmengine's logs need of ``getattr``, no more."""
+    if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
+        return getattr(owner, name)
+    raise pickle.UnpicklingError(
+        f'Unsupported global: GLOBAL builtins.getattr of {owner!r}, {name!r}')
+
+
+# What mmengine stores beside tensors, by its name in a file.
+ALLOWED = {
+    'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
+    'mmengine.config.config.ConfigDict': ConfigDict,
+    'builtins.getattr': _getattr,
+    'builtins.slice': slice,
+    'builtins.set': set,
+    'numpy.ndarray': np.ndarray,
+    'numpy.dtype': np.dtype,
+    **{f'numpy.{core}.multiarray.{name}': value.__reduce__()[0]
+       for core in ('core', '_core')  # of NumPy 1 and 2
+       for name, value in (('_reconstruct', np.zeros(0)),
+                           ('scalar', np.float64(0)))},
+    **{f'{kind.__module__}.{kind.__qualname__}': kind
+       for kind in (type(np.dtype(code)) for code in '?bhilqBHILQefdFD')},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """For a PyTorch whose ``weights_only`` takes no further types."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look a name up; nothing is imported."""
+        # torch.save writes the names that Python 2 had.
+        full = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
+        known = {
+            'collections.Counter': Counter, '_codecs.encode': codecs.encode,
+            **torch._weights_only_unpickler._get_allowed_globals(), **ALLOWED}
+        if full not in known:
+            raise pickle.UnpicklingError(f'Unsupported global: GLOBAL {full}')
+        return known[full]
+
+
+_pickle = SimpleNamespace(
+    __name__='restricted', Unpickler=_Unpickler,
+    load=lambda file, **kwargs: _Unpickler(file, **kwargs).load())
+
+
+def load_as_data(file: Any, map_location: Any = None, *args, **kwargs) -> Any:
+    """:func:`torch.load`, without running what the file asks for.
+
+    Tensors, containers, numbers, NumPy arrays and mmengine's records of
+    scalars are read.
+
+    Raises:
+        UnsafeCheckpointError: The file names another function or class.
+    """
+    try:
+        if not HAS_ALLOWLIST:
+            return torch_load(file, map_location, weights_only=False,
+                              pickle_module=_pickle)
+        with torch.serialization.safe_globals(
+                [(value, name) for name, value in ALLOWED.items()]):
+            return torch_load(file, map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(
+            r'(?:GLOBAL|Unsupported class) `?([\w.]+)', str(error))
+        if named is None:
+            raise
+        raise UnsafeCheckpointError(
+            f'{str(file)!r} is more than data: reading it would run '
+            f'{named[1]}; if you trust its author, pass {TRUST_FLAG}'
+        ) from error
+
+
+def read_checkpoint(path: str, map_location: Any = 'cpu',
+                    trusted: bool = False) -> dict:
+    """Read a checkpoint of ``torch.save`` or of safetensors.
 
     Args:
-        path (str): A file written by mmengine, ``torch.save`` or
-            safetensors, or an address that mmengine reads, which is fetched.
+        path (str): The file.
+        map_location: See :func:`torch.load`. Defaults to 'cpu'.
         trusted (bool): Whether to run what the file asks for. Defaults to
-            False: it is read as data, see :func:`load_file`.
+            False, see :func:`load_as_data`.
 
     Returns:
         dict: What it holds, with ``state_dict`` and ``meta``, also where
         the file is only a dict of weights.
 
     Raises:
-        FileNotFoundError: There is no such file.
         UnsafeCheckpointError: It is more than data.
         ValueError: It is cut off, or is not a checkpoint at all.
     """
     path = osp.expanduser(path)
-    if '://' not in path and not osp.isfile(path):
-        raise FileNotFoundError(f'checkpoint {path!r} does not exist')
     try:
-        if '://' in path:
-            content = CheckpointLoader.load_checkpoint(path, 'cpu')
+        if path.endswith('.safetensors'):
+            content = load_file(path)
+        elif trusted:
+            content = torch_load(path, map_location, weights_only=False)
         else:
-            content = load_file(path, trusted=trusted)
-    except UnsafeCheckpointError:
+            content = load_as_data(path, map_location)
+    except (FileNotFoundError, UnsafeCheckpointError):
         raise
     except Exception as error:  # whatever a reader makes of damaged bytes
-        raise _damaged(path, error) from error
+        raise ValueError(
+            f'{path!r} is not a whole PyTorch checkpoint ({error}); take an '
+            'earlier one') from error
     if not isinstance(content, dict) or not isinstance(
             content.get('state_dict', {}), dict):
         raise ValueError(f'{path!r} holds a {type(content).__name__}, not '
@@ -57,81 +147,30 @@ def read_checkpoint(path: str, trusted: bool = False) -> dict:
     return content
 
 
-def _damaged(path: str, error: Exception) -> ValueError:
-    return ValueError(
-        f'{path!r} is not a whole PyTorch checkpoint ({error}); it was '
-        'cut off or damaged while it was written or copied, or is another '
-        'kind of file: take an earlier checkpoint')
+def patch_reading(trusted: bool = False) -> None:
+    """Let mmengine read checkpoints as :func:`read_checkpoint`; for tools.
 
-
-def find_resumable(*folders: str,
-                   trusted: bool = False) -> tuple[str, dict] | None:
-    """Find the checkpoint to go on from: whole, and of the most iterations.
-
-    Not the one that ``last_checkpoint`` names: a job that was killed while it
-    saved may have left half of it.
+    Whatever else this process gets by ``torch.load``, such as the published
+    model of an address or a name, is read as data, too.
 
     Args:
-        *folders (str): Where a job keeps its checkpoints.
-        trusted (bool): See :func:`read_checkpoint`. Defaults to False.
-
-    Returns:
-        tuple, optional: Its path and what it holds; None where there is no
-        checkpoint.
-
-    Raises:
-        UnsafeCheckpointError: Each that training could go on from holds
-            more than data.
-        ValueError: There are checkpoints, none of them whole.
+        trusted (bool): Whether checkpoints may run code. Defaults to False.
     """
-    found, broken = [], []
-    for path in sorted({p for f in folders for p in Path(f).glob('*.pth')}):
-        try:
-            iterations = _iterations(str(path), trusted)
-        except UnsafeCheckpointError as error:
-            broken.append(error)
-            continue
-        except Exception as error:
-            broken.append(_damaged(str(path), error))
-            continue
-        # Those of the best epochs, and published ones, hold weights alone.
-        if iterations is not None:
-            found.append((iterations, path.stat().st_mtime_ns, str(path)))
-    for *_, path in sorted(found, reverse=True):
-        try:
-            checkpoint = read_checkpoint(path, trusted)
-        except ValueError as error:
-            broken.append(error)
-            continue
-        for error in broken:
-            print_log(f'passed over: {error}', logger='current',
-                      level=logging.WARNING)
-        return path, checkpoint
-    for error in broken:
-        if isinstance(error, UnsafeCheckpointError):
-            raise error
-    if broken:
-        raise ValueError(f'no checkpoint in {" or ".join(map(repr, folders))} '
-                         f'can be resumed: {broken[0]}') from broken[0]
-    return None
+    @CheckpointLoader.register_scheme('', force=True)
+    def load_from_local(filename: str, map_location: Any = 'cpu') -> dict:
+        return read_checkpoint(filename, map_location, trusted)
 
-
-def _iterations(path: str, trusted: bool) -> int | None:
-    """Iterations that a checkpoint has seen; None if it holds weights alone.
-
-    Not the files' times: copied files have the times of their copying.
-    """
-    checkpoint = peek(path, trusted)
-    if not isinstance(checkpoint, dict) or 'optimizer' not in checkpoint:
-        return None
-    return checkpoint.get('meta', {}).get('iter', 0)
+    if not trusted:
+        torch.load = load_as_data
+        # onedl-mmengine's list of what is safe has an unlimited getattr.
+        mmengine_checkpoint.get_torch_safe_globals = list
 
 
 def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
     """Load a checkpoint's weights; refuse those of another model.
 
     mmengine only warns about names that do not match, and would go on to
-    evaluate random weights, or NaN.
+    evaluate random weights.
 
     Args:
         model (nn.Module): The model that is to be evaluated, or its wrapper.
@@ -139,79 +178,19 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
         path (str): Where it was read, for messages.
 
     Raises:
-        ValueError: Names or shapes differ from the model's, or weights are
-            not finite.
+        ValueError: Names or shapes differ from the model's.
     """
-    model = unwrap(model)
-    weights = checkpoint['state_dict']
-    found = OrderedDict((name.removeprefix('module.'), value)
-                        for name, value in weights.items()
-                        if isinstance(name, str))
+    model, weights = unwrap(model), checkpoint['state_dict']
+    found = OrderedDict((str(name).removeprefix('module.'), value)
+                        for name, value in weights.items())
+    # By which a model's own reading renames what older versions wrote.
     found._metadata = getattr(weights, '_metadata', None)
-    _leave_out_settings(model, found, path)
-    # The model's own reading, which renames what older versions wrote.
+    # The config says how pictures are normalised; old checkpoints do, too.
+    for name in dict(model.named_buffers()).keys() - model.state_dict():
+        found.pop(name, None)
     try:
-        names = model.load_state_dict(found, strict=False)
+        model.load_state_dict(found)
     except RuntimeError as error:
-        shapes = re.findall(r'size mismatch for ([\w.]+)', str(error))
-        if not shapes:
-            raise ValueError(f'{path!r} does not fit the model: {error}'
-                             ) from error
-        problems = [('of another shape', shapes)]
-    else:
-        # Counts of batches, which evaluation does without, are not in files
-        # older than PyTorch 0.4.1.
-        missing = [name for name in names.missing_keys
-                   if not name.endswith('num_batches_tracked')]
-        problems = [('missing', missing), ('unexpected',
-                                           names.unexpected_keys)]
-    differences = [
-        f'{what} {len(keys)} ({", ".join(sorted(keys)[:3])}, ...)'
-        for what, keys in problems if keys
-    ]
-    if differences:
         raise ValueError(
             f'{path!r} does not fit the model of this config; is it the '
-            f'checkpoint of another one? Tensors: {"; ".join(differences)}')
-    if broken := not_finite(model.state_dict(), model):
-        raise ValueError(
-            f'{path!r} holds NaN or infinity in {len(broken)} tensors '
-            f'({", ".join(broken[:3])}, ...): its training has diverged; '
-            'take an earlier checkpoint')
-
-
-def _leave_out_settings(model: nn.Module, weights: dict[str, Tensor],
-                        path: str) -> None:
-    """Take buffers out of weights that the model sets from its config.
-
-    Published weights have some, as the mean and deviation of colours.
-    """
-    kept = model.state_dict()
-    for name, own in model.named_buffers():
-        if name in kept or name not in weights:
-            continue
-        value = weights.pop(name)
-        if value.shape != own.shape or not torch.allclose(
-                value.to(own), own):
-            print_log(
-                f'{path!r} was trained with another {name}, beginning with '
-                f'{value.flatten()[:3].tolist()}, than this config sets and '
-                f'is used here: {own.flatten()[:3].tolist()}',
-                logger='current', level=logging.WARNING)
-
-
-def not_finite(weights: dict[str, Tensor], model: nn.Module) -> list[str]:
-    """Names of tensors that hold NaN, or of parameters that are infinite.
-
-    Buffers may hold infinity: masks do.
-
-    Args:
-        weights (dict[str, Tensor]): Parameters and buffers of the model.
-        model (nn.Module): The model, or its wrapper.
-    """
-    parameters = dict(unwrap(model).named_parameters())
-    return [
-        name for name, value in weights.items() if value.is_floating_point()
-        and not (value.isfinite() if name in parameters
-                 else ~value.isnan()).all()
-    ]
+            f'checkpoint of another one? {error}') from error

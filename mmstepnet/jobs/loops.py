@@ -56,32 +56,28 @@ class SeededBatches(Sampler):
 
     def __init__(self, batches: Sampler, *numbers: int):
         self.batches = batches
+        self.sampler = batches.sampler  # DistSamplerSeedHook asks for it
         self.numbers = numbers
-        self.epoch = 0
-
-    def __getattr__(self, name: str) -> Any:
-        # What hooks ask of a batch sampler, as its `sampler`.
-        if name == 'batches':  # of a copy that has nothing yet
-            raise AttributeError(name)
-        return getattr(self.batches, name)
+        self.epoch = self.trained = 0
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[SeededBatch]:
         for number, batch in enumerate(self.batches):
-            yield SeededBatch(batch, *self.numbers, self.epoch, number)
+            if number >= self.trained:
+                yield SeededBatch(batch, *self.numbers, self.epoch, number)
 
 
 @LOOPS.register_module()
 class ResumableEpochLoop(EpochBasedTrainLoop):
     """Epochs, which a checkpoint from their middle resumes there.
 
-    mmengine's loop begins such an epoch anew. This one leaves out the batches
-    that were trained, and seeds each iteration and each sample by its number,
-    so that a run that was interrupted ends with the weights of one that was
-    not, with any number of workers. Data sets must not remember what they
-    gave before, as MMDetection's mosaic with its cache does. See
+    mmengine's loop begins such an epoch anew. This one skips the indices of
+    the batches that were trained, and seeds each iteration and each sample by
+    its number, so that a run that was interrupted ends with the weights of
+    one that was not, with any number of workers. Data sets must not remember
+    what they gave before, as MMDetection's mosaic with its cache does. See
     :class:`InterimCheckpointHook`. Over a base config that has ``by_epoch``,
     write ``_delete_=True`` beside the type.
 
@@ -91,22 +87,14 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
             seed and epoch alone.
         max_epochs (int): Epochs.
         **kwargs: See :class:`mmengine.runner.EpochBasedTrainLoop`.
-
-    Raises:
-        ValueError: The data loader makes no batches.
     """
 
     def __init__(self, runner: Runner, *args: Any, **kwargs: Any):
         super().__init__(runner, *args, **kwargs)
         # The sampler's; resuming gives the runner the checkpoint's.
         self._seed = runner.seed
-        batches = self.dataloader.batch_sampler
-        if batches is None:
-            raise ValueError(
-                'ResumableEpochLoop seeds the samples of a batch, and '
-                'train_dataloader makes none (batch_size=None); give it a '
-                'batch_size or a batch_sampler')
-        self._batches = SeededBatches(batches, runner.seed, get_rank())
+        self._batches = SeededBatches(
+            self.dataloader.batch_sampler, runner.seed, get_rank())
         # A data loader refuses to change it, because workers that run would
         # not learn of it; none run yet.
         self.dataloader.__dict__['batch_sampler'] = self._batches
@@ -121,25 +109,20 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         """
         if self.runner.seed != self._seed:
             raise ValueError(
-                f'the checkpoint was trained with the seed '
-                f'{self.runner.seed}, this run orders its samples by the '
-                f'seed {self._seed}; resume it with '
-                f'randomness.seed={self.runner.seed}')
+                f'this run orders its samples by the seed {self._seed}; '
+                f'resume it with randomness.seed={self.runner.seed}, the '
+                "checkpoint's")
         length = len(self.dataloader)
         trained = self._iter - self._epoch * length
         if not 0 <= trained <= length:
             raise ValueError(
                 f'the checkpoint stands at iteration {self._iter} in epoch '
                 f'{self._epoch + 1}, which no epochs of {length} iterations '
-                'have; resume it with the batch size, data and number of '
-                'processes that it was trained with')
-        self.runner.call_hook('before_train_epoch')
-        self.runner.model.train()
-        self._batches.epoch = self._epoch
-        for idx, data_batch in enumerate(self.dataloader):
-            if idx < trained:
-                continue
-            seed_generators(self.runner.seed, self._iter, get_rank())
-            self.run_iter(idx, data_batch)
-        self.runner.call_hook('after_train_epoch')
-        self._epoch += 1
+                'have; resume it with its batch size, data and processes')
+        self._batches.epoch, self._batches.trained = self._epoch, trained
+        super().run_epoch()
+
+    def run_iter(self, idx: int, data_batch: Any) -> None:
+        """Run an iteration, which is seeded by its number."""
+        seed_generators(self.runner.seed, self._iter, get_rank())
+        super().run_iter(idx + self._batches.trained, data_batch)

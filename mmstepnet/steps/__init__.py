@@ -10,10 +10,10 @@ from .finding import FoundStep, find_steps
 from .insert import insert_steps, remove_steps, step_parameters
 from .removal import RemovedBlock, remove_blocks
 from .residual import ResidualStep
-from .tail import fused, is_fused
+from .tail import fused
 
 __all__ = [
     'FoundStep', 'RemovedBlock', 'ResidualStep', 'find_steps',
-    'fused', 'insert_steps', 'is_fused', 'remove_blocks', 'remove_steps',
+    'fused', 'insert_steps', 'remove_blocks', 'remove_steps',
     'step_parameters'
 ]

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmstepnet.attentions import Attention
 
 from .examples import run_batch
-from .finding import EAGER, hooked, in_mode
+from .finding import hooked, in_mode, uncompiled
 
 LOGGER = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     handles = [norm.register_forward_pre_hook(add) for norm in norms]
     seen = 0
     # Compiled code passes hooks by.
-    with hooked(handles), EAGER, in_mode(model, False), torch.no_grad():
+    with hooked(handles), uncompiled, in_mode(model, False), torch.no_grad():
         for batch in batches:
             (forward or run_batch)(model, batch)
             seen += 1

@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .examples import call_of, guess_inputs, on_meta
 from .finding import (
-    EAGER,
     Arrangement,
     Finder,
     Selection,
     hooked,
     in_mode,
     select,
+    uncompiled,
     unwrap,
 )
 from .finding.operations import describe_operation
@@ -255,7 +255,7 @@ def _passes(model: nn.Module, args: tuple, kwargs: dict
     handles = [handle for m in model.modules() for handle in (
         m.register_forward_pre_hook(paths.enter, with_kwargs=True),
         m.register_forward_hook(paths.leave))]
-    with (hooked(handles), EAGER, in_mode(model, False), torch.no_grad(),
+    with (hooked(handles), uncompiled, in_mode(model, False), torch.no_grad(),
           torch.random.fork_rng([]), fused(False)):
         with hooked(finder.attach()), paths:
             model(*args, **kwargs)

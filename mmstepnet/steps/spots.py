@@ -18,7 +18,6 @@ from torch import Tensor
 from .branch import Place, Spot
 from .examples import call_of, on_meta
 from .finding import (
-    EAGER,
     FIRST,
     OUTSIDE,
     Arrangement,
@@ -29,6 +28,7 @@ from .finding import (
     hooked,
     in_mode,
     tensors,
+    uncompiled,
     unwrap,
 )
 from .finding.operations import describe_operation
@@ -254,7 +254,7 @@ def _pass(model: nn.Module, example: object, samples: int | None,
     args, kwargs = call_of(example, samples, device)
     finder = SpotFinder(model, [t for t in tensors(args, kwargs)
                                 if not t.is_floating_point()])
-    with (hooked(finder.attach()), EAGER, in_mode(model, False),
+    with (hooked(finder.attach()), uncompiled, in_mode(model, False),
           torch.no_grad(), torch.random.fork_rng([])):
         model(*args, **kwargs)
     return Pass(finder, Arrangement(finder), samples)

@@ -10,6 +10,7 @@ from mmstepnet.steps.finding import FoundStep, find_steps
 
 from .block_scores import SCORES, ablate_blocks, block_scores
 from .correlations import RankCorrelation, correlate_ranks
+from .gates import GateStatistics, measure_gates
 from .indices import (
     neural_stiffness_index,
     simplified_stiffness,
@@ -31,12 +32,13 @@ from .training import Training, find_recordings, read_trainings
 from .trajectories import Trajectories
 
 __all__ = [
-    'DEFAULT_READING', 'FIELDS', 'FoundStep', 'MEANS', 'READINGS',
-    'READING_TEXTS', 'SCORES', 'RankCorrelation', 'Training',
+    'DEFAULT_READING', 'FIELDS', 'MEANS', 'READINGS', 'READING_TEXTS',
+    'SCORES', 'FoundStep', 'GateStatistics', 'RankCorrelation', 'Training',
     'Trajectories', 'TrajectoryRecorder', 'ablate_blocks', 'block_scores',
     'block_stiffness', 'correlate_ranks', 'degree_axes', 'find_recordings',
-    'find_steps', 'measure_stiffness', 'neural_stiffness_index',
-    'read_trainings', 'simplified_stiffness', 'stiffness_aware_index',
-    'stiffness_index', 'stiffness_occurrence', 'stiffness_proportion',
-    'total_neural_stiffness', 'total_stiffness_proportion'
+    'find_steps', 'measure_gates', 'measure_stiffness',
+    'neural_stiffness_index', 'read_trainings', 'simplified_stiffness',
+    'stiffness_aware_index', 'stiffness_index', 'stiffness_occurrence',
+    'stiffness_proportion', 'total_neural_stiffness',
+    'total_stiffness_proportion'
 ]

@@ -1,5 +1,6 @@
 """Recording the feature trajectory of a residual model."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.finding import (
-    EAGER,
     Arrangement,
     Finder,
     FoundStep,
@@ -17,6 +17,7 @@ from mmstepnet.steps.finding import (
     explain,
     in_mode,
     select,
+    uncompiled,
     unwrap,
 )
 from mmstepnet.torch_version import is_backward
@@ -24,6 +25,8 @@ from mmstepnet.torch_version import is_backward
 from .measurement import StepMeasurement, hidden, input_sizes
 from .readings import DEFAULT_READING, FIELDS, compute_fields
 from .trajectories import Trajectories
+
+LOGGER = logging.getLogger(__name__)
 
 
 class TrajectoryRecorder:
@@ -69,9 +72,8 @@ class TrajectoryRecorder:
     six numbers a sample and step. Nothing in the model is replaced, and it
     returns what it returns unrecorded, bit for bit, but where hooks alone
     change that (:class:`torch.nn.TransformerEncoder` has a fast path without
-    hooks) and where a ResidualStep takes its plain path for its fused one.
-    Copies of the model made meanwhile are not recorded. Code compiled by
-    ``torch.compile`` runs uncompiled meanwhile, for it would pass the hooks
+    hooks). Copies of the model made meanwhile are not recorded. Code compiled
+    by ``torch.compile`` runs uncompiled meanwhile, for it would pass the hooks
     by; PyTorch before 2.6 cannot do that.
 
     Args:
@@ -141,6 +143,7 @@ class TrajectoryRecorder:
         self._finder = Finder(
             self.model, norms=self._measure, owners=self._finder.owners)
         self._handles = [
+            uncompiled.enter(),
             self.model.register_forward_pre_hook(
                 self._begin_pass, with_kwargs=True),
             *self._finder.attach(),
@@ -149,12 +152,9 @@ class TrajectoryRecorder:
             self.model.register_forward_hook(
                 self._leave_pass, always_call=True),
         ]
-        EAGER.enter()
 
     def stop(self) -> None:
         """Remove all hooks; what was recorded stays. May be called twice."""
-        if self._handles:
-            EAGER.leave()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -300,6 +300,11 @@ class TrajectoryRecorder:
                 for _, total, block in found.recorded], 2))
         part = self._leave_out(part, without)
         if self._found is None:
+            if found.without:
+                LOGGER.warning(
+                    'no addition to a state was seen in %s: they look like '
+                    'blocks of a stage, but are not recorded',
+                    ', '.join(name for name, _ in found.without))
             self._found, self._excluded = found.steps, found.excluded
             self._finder.owners = {s.owner.name for _, s, _ in found.recorded}
         self._parts.append(part)

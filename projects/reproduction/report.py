@@ -326,7 +326,7 @@ def warm_columns(results: Path = RESULTS) -> Iterator[tuple[str, Rows]]:
                     f'init_step={step:g}')
                 name = f'{row["attention"]}, {gate}'
                 values = {'at once': row['before'], **{
-                    f'after {epoch} epochs': value for epoch, value
+                    f'after epoch {epoch}': value for epoch, value
                     in zip(seed['epochs'][:-1], row['after'])},
                     'trained on': row['after'][-1]}
                 for when, value in values.items():

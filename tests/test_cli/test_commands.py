@@ -1,7 +1,8 @@
 """The command, against the library called by hand."""
 
 import json
-import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,34 +13,72 @@ from torchvision.models import ResNet18_Weights, resnet18
 
 import mmstepnet
 from mmstepnet.cli import main
+from mmstepnet.cli.arguments import READINGS
 from mmstepnet.cli.commands import _jobs
 from mmstepnet.cli.models import load_model
 from mmstepnet.steps import ResidualStep
-from mmstepnet.stiffness import (
-    Trajectories,
-    TrajectoryRecorder,
-    measure_stiffness,
-)
+from mmstepnet.stiffness import READINGS as ALL_READINGS
+from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
 from tests.test_steps.cases import randomise
+
+NETS = """
+from __future__ import annotations
+from dataclasses import dataclass
+import torch
+from torchvision.models import resnet18
+from torchvision.transforms import ToTensor
+from beside import CLASSES
+
+@dataclass
+class Settings:
+    classes: int = CLASSES
+
+def net(classes=Settings().classes):
+    torch.manual_seed(0)
+    return resnet18(num_classes=classes), ToTensor()
+
+def fewer():
+    return net(2)
+
+def alone():
+    return net()[0]
+
+def batches():
+    torch.manual_seed(1)
+    return net()[0], [(torch.rand(2, 3, 32, 32),), dict(
+        x=torch.rand(1, 3, 32, 32))]
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def nets(tmp_path):
+    (tmp_path / 'beside.py').write_text('CLASSES = 3')
+    (tmp_path / 'some_nets.py').write_text(NETS)
+    yield f'{tmp_path}/some_nets.py'
+    sys.path[:] = [path for path in sys.path if path != str(tmp_path)]
+    sys.modules.pop('beside', None)
 
 
 @pytest.fixture
 def pictures(tmp_path):
-    folder = tmp_path / 'pictures' / 'some'
-    folder.mkdir(parents=True)
+    """Nine pictures in three folders of classes, one of them turned."""
+    folder = tmp_path / 'pictures'
     generator = np.random.default_rng(0)
-    for k in range(5):
+    for k in range(9):
+        (folder / 'bac'[k % 3]).mkdir(parents=True, exist_ok=True)
         pixels = generator.integers(0, 256, (40, 50, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f'{k}.png')
-    return folder.parent
+        Image.fromarray(pixels).save(folder / 'bac'[k % 3] / f'{k}.png')
+    return folder
 
 
 @pytest.fixture
 def weights(tmp_path):
     torch.manual_seed(0)
-    model = resnet18()
     path = tmp_path / 'weights.safetensors'
-    safetensors.torch.save_file(model.state_dict(), path)
+    safetensors.torch.save_file(resnet18().state_dict(), path)
     return path
 
 
@@ -66,42 +105,52 @@ def by_hand(pictures, weights, change=None):
 
 def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
                                            capsys):
+    pytest.importorskip('altair', reason='needs the figures')
     out = tmp_path / 'out'
     assert measure('--images', pictures, '--weights', weights,
-                   '--batch-size', 2, '--out', out) == 0
-    found = Trajectories.load(out / 'torchvision.resnet18.weights.npz')
+                   '--batch-size', 2, '--out', out, '--json') == 0
+    recording = out / 'torchvision.resnet18.weights.npz'
+    found = Trajectories.load(recording)
     wanted = by_hand(pictures, weights)
     np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-4)
     assert found.blocks == wanted.blocks
+    printed, shown = capsys.readouterr()
+    row = json.loads(printed)
+    assert row['network'] == 'torchvision.resnet18.weights'
+    assert row['tns']['unit'] == pytest.approx(wanted.tns('unit'), rel=1e-4)
+    assert row['tns_all_blocks']['adaptive'] == pytest.approx(
+        wanted.tns(mu='all'), rel=1e-4)
+    assert row['nsi'] == pytest.approx(dict(zip(
+        wanted.blocks, wanted.adaptive.mean(0).tolist())), rel=1e-4)
+    assert '5/5' in shown and 'random' not in shown  # batches of two
+    page = out / 'stiffness_report.html'
+    page.unlink()
+    assert call('report', recording, '--out', out) == 0
+    assert page.is_file()
     printed = capsys.readouterr().out
-    assert f'adaptive {wanted.tns():.3g}' in printed
-    name, stiffness, nsi = wanted.stiffest_blocks(1)[0]
-    assert f'{name}: {stiffness:.3g}, {nsi:.3g}' in printed
-    assert 'all but 0' not in printed
-    assert 'random' not in printed
+    # ResNet-18 leaves one block a stage.
+    assert '0 by definition' in printed
+    assert f'{wanted.tns(mu="all"):.4g} with the mean of all' in printed
 
 
 def test_random_weights_are_told(pictures, tmp_path, capsys):
     assert measure(
         '--images', pictures, '--samples', 1, '--out', tmp_path) == 0
-    assert 'its weights are random; give --weights' in capsys.readouterr().out
+    assert 'its weights are random; give --weights' in capsys.readouterr().err
 
 
-def test_branches_that_are_all_but_zero_are_told(pictures, tmp_path, capsys):
-    (tmp_path / 'net.py').write_text(
-        'from torchvision.models import resnet18\n'
-        'def net():\n'
-        '    model = resnet18()\n'
-        '    for name, p in model.named_parameters():\n'
-        "        if name.endswith(('bn2.weight', 'bn2.bias')):\n"
-        '            p.data.mul_(1e-6)\n'
-        '    return model\n')
-    assert call('stiffness', f'{tmp_path}/net.py:net', '--images', pictures,
-                '--samples', 1, '--device', 'cpu', '--out', tmp_path) == 0
-    out = capsys.readouterr().out
-    assert 'their f is all but 0' in out
-    # Digits are there though the numbers are small.
-    assert re.search(r'layer1.1: 0, \d+(\.\d+)?e-0\d', out)
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'model.',
+                                    'module._orig_mod.'])
+def test_weights_of_a_wrapper(pictures, weights, tmp_path, prefix):
+    wrapped = {f'{prefix}{name}': value for name, value in
+               safetensors.torch.load_file(weights).items()}
+    path = tmp_path / 'wrapped.ckpt'
+    torch.save(dict(state_dict=wrapped, epoch=3), path)
+    assert measure('--images', pictures, '--samples', 9, '--weights', path,
+                   '--out', tmp_path) == 0
+    found = Trajectories.load(tmp_path / 'torchvision.resnet18.wrapped.npz')
+    np.testing.assert_allclose(
+        found.adaptive, by_hand(pictures, weights).adaptive, rtol=1e-4)
 
 
 def test_steps_of_a_file(pictures, weights, tmp_path):
@@ -119,82 +168,61 @@ def test_steps_of_a_file(pictures, weights, tmp_path):
     assert not np.allclose(found.step_mean, 1)
 
 
-def test_a_function_arrays_and_the_page(tmp_path, capsys):
-    pytest.importorskip('plotly', reason='needs the figures')
-    (tmp_path / 'nets.py').write_text(
-        'from torchvision.models import resnet18, resnet34\n'
-        'def small():\n    return resnet18()\n'
-        'def large():\n    return resnet34()\n'
-        'def none():\n    return 3\n')
-    np.save(tmp_path / 'a.npy', np.random.default_rng(0).random(
-        (4, 3, 32, 32), np.float32))
-    nets = tmp_path / 'nets.py'
-    assert call('stiffness', f'{nets}:small', f'{nets}:large', '--arrays',
-                tmp_path / 'a.npy', '--samples', 3, '--device', 'cpu',
-                '--out', tmp_path) == 0
-    assert (tmp_path / 'stiffness_report.html').is_file()
-    recordings = sorted(tmp_path.glob('*.npz'))
-    assert [len(Trajectories.load(path)) for path in recordings] == [3, 3]
-    assert call('report', *recordings, '--out', tmp_path / 'again') == 0
-    assert (tmp_path / 'again' / 'stiffness_report.html').is_file()
-    assert call('stiffness', f'{nets}:none', '--arrays', tmp_path / 'a.npy',
-                '--out', tmp_path) == 2
-    assert 'returned a int; it must return a model' in (
-        capsys.readouterr().err)
+def test_batches_of_a_function(nets, tmp_path, capsys):
+    assert call('stiffness', f'{nets}:batches', '--device', 'cpu', '--out',
+                tmp_path) == 0
+    found = Trajectories.load(tmp_path / 'some_nets.py.batches.npz')
+    model, batches = sys.modules['some_nets'].batches()
+    model.eval()
+    with TrajectoryRecorder(model) as recorder, torch.inference_mode():
+        model(*batches[0])
+        model(**batches[1])
+    np.testing.assert_allclose(
+        found.adaptive, recorder.trajectories().adaptive, rtol=1e-4)
+    assert call('blocks', f'{nets}:batches') == 0
+    assert '4 of them recorded' in capsys.readouterr().out
 
 
-def test_text(tmp_path, capsys):
-    transformers = pytest.importorskip('transformers', reason='transformers')
-    if int(transformers.__version__.split('.')[0]) < 5:
-        pytest.skip('needs transformers 5')
-    transformers.GPT2Config(n_embd=32, n_layer=3, n_head=2).save_pretrained(
-        tmp_path / 'gpt')
-    (tmp_path / 'a.txt').write_text('residual networks ' * 40)
-    assert call('stiffness', f'hf:{tmp_path}/gpt', '--text',
-                tmp_path / 'a.txt', '--tokens', 32, '--device', 'cpu',
-                '--out', tmp_path) == 0
-    assert 'bytes are the tokens' in capsys.readouterr().out
-    found = Trajectories.load(tmp_path / 'gpt.npz')
-    assert len(found) == 720 // 32 and len(found.blocks) == 4
-
-
-def test_labels(tmp_path, capsys):
+def test_labels(nets, pictures, tmp_path, capsys):
     """Accuracy by the sorted folders, against the model called by hand."""
-    generator = np.random.default_rng(0)
-    for k in range(9):
-        folder = tmp_path / 'pictures' / 'bac'[k % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(generator.integers(
-            0, 256, (40, 50, 3), np.uint8)).save(folder / f'{k}.png')
-    net = tmp_path / 'net.py'
-    net.write_text(
-        'import torch\nfrom torchvision.models import resnet18\n'
-        'from torchvision.transforms import ToTensor\n'
-        'def few(classes=3):\n    torch.manual_seed(0)\n'
-        '    return resnet18(num_classes=classes), ToTensor()\n'
-        'def fewer():\n    return few(2)\n')
-    model = load_model(f'{net}:few').model.eval()
+    model = load_model(f'{nets}:net').model.eval()
     right = 0
-    for path in (tmp_path / 'pictures').rglob('*.png'):
+    for path in pictures.rglob('*.png'):
         pixels = np.asarray(Image.open(path)).transpose(2, 0, 1) / 255
         with torch.no_grad():
             scores = model(torch.tensor(pixels, dtype=torch.float32)[None])
         right += int(scores.argmax()) == 'abc'.index(path.parent.name)
-    given = 'stiffness', f'{net}:few', '--images', tmp_path / 'pictures'
-    out = tmp_path / 'out'
-    assert call(*given, '--labels', '--out', out, '--batch-size', 4) == 0
-    assert f'accuracy/top1 {100 * right / 9:.2f} %' in capsys.readouterr().out
-    saved = Trajectories.load(out / 'net.py.few.npz')
+    assert 0 < right < 9
+    given = '--images', pictures, '--labels', '--out', tmp_path
+    assert call('stiffness', f'{nets}:net', *given, '--batch-size', 4) == 0
+    assert f'accuracy/top1: {100 * right / 9:.2f}' in capsys.readouterr().out
+    saved = Trajectories.load(tmp_path / 'some_nets.py.net.npz')
     assert saved.settings['metrics']['accuracy/top1'] == pytest.approx(
         100 * right / 9)
-    assert call('report', out / 'net.py.few.npz', '--out', out) == 0
-    assert f'accuracy/top1 {100 * right / 9:.2f} %' in capsys.readouterr().out
-    assert call('stiffness', f'{net}:fewer', *given[2:], '--labels') == 2
-    assert 'knows 2 classes, but --images has 3' in capsys.readouterr().err
-    Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(
-        tmp_path / 'pictures' / 'x.png')
-    assert call(*given, '--labels') == 2
-    assert 'one folder a class' in capsys.readouterr().err
+    assert call('stiffness', f'{nets}:fewer', *given) == 2
+    assert '(9, 2), but --labels has 3 folders' in capsys.readouterr().err
+
+
+def test_a_turned_picture_is_measured_upright(nets, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    prepare = load_model(f'{nets}:net').prepare
+    turned = Image.fromarray(np.ascontiguousarray(np.rot90(pixels)))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # it is to be turned clockwise
+    turned.save(tmp_path / 'a.png', exif=exif)
+    np.testing.assert_allclose(
+        prepare(tmp_path / 'a.png').numpy(),
+        pixels.transpose(2, 0, 1) / np.float32(255))
+
+
+@pytest.mark.parametrize('dtype', [np.uint16, np.int32, np.float32])
+def test_pictures_that_would_be_cut_off(nets, tmp_path, dtype, capsys):
+    (tmp_path / 'deep').mkdir()
+    Image.fromarray(np.ones((32, 32), dtype)).save(tmp_path / 'deep/a.tif')
+    assert call('stiffness', f'{nets}:net', '--images', tmp_path / 'deep',
+                '--out', tmp_path) == 2
+    assert 'a.tif cannot be read: its values have 16 bits or are float' in (
+        capsys.readouterr().err)
 
 
 def test_blocks(capsys):
@@ -204,83 +232,40 @@ def test_blocks(capsys):
     assert lines[1].split()[0] == 'layer1.1' and 'recorded' in lines[1]
 
 
-WRONG = {
-    'no kind': (['blocks', 'resnet18'], "'resnet18' names no model; give"),
-    'another kind': (['blocks', 'keras:resnet'], 'names no model'),
-    'a typing error': (['blocks', 'torchvision:resnet81'],
-                       "has no model 'resnet81'; near are"),
-    'no file': (['blocks', 'nowhere.py:net'], 'there is no file nowhere.py'),
-    'no pictures': (['stiffness', 'torchvision:resnet18', '--images', '{}'],
-                    'there is no picture (.png'),
-    'no folder': (['stiffness', 'torchvision:resnet18', '--images', '{}/no'],
-                  'there is no folder'),
-    'no labels': (['stiffness', 'torchvision:resnet18', '--labels', '--text',
-                   __file__], '--labels are the folders of --images'),
-    'no weights': (['stiffness', 'torchvision:resnet18', '--images', '{}',
-                    '--weights', 'no.pth'], 'there is no file no.pth'),
-    'twice': (['stiffness', 'torchvision:resnet18', 'torchvision:resnet18',
-               '--images', '{}'], 'two models would be called'),
-    'text for pictures': (['stiffness', 'torchvision:resnet18', '--text',
-                           __file__], 'takes no text; give --images'),
-    'no such device': (['stiffness', 'torchvision:resnet18', '--images',
-                        '{}', '--device', 'abacus'],
-                       '--device abacus cannot be used (RuntimeError'),
-    'another tag': (['blocks', 'timm:resnet18.none'], 'cannot be built'),
-    'no function': (['blocks', f'{__file__}:WRONG'], 'cannot be built'),
-    'three sizes': (['blocks', 'torchvision:resnet18', '--size', *'123'],
-                    'one number, or a height and a width, got [1, 2, 3]'),
-    'another size': (['blocks', 'timm:vit_tiny_patch16_224', '--size', '64'],
-                     'does not run on (1, 3, 64, 64); give --size'),
-    'no recording': (['report', 'no.npz'], 'no.npz'),
-}
-
-
-@pytest.mark.parametrize('what', WRONG)
-def test_what_is_wrong_is_one_line(what, tmp_path, capsys):
-    args, message = WRONG[what]
-    assert call(*(arg.format(tmp_path) for arg in args)) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith('mmstepnet: ')
-    assert error.count('\n') == 1
+RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out'
 
 
 @pytest.mark.parametrize('args, message', [
-    (['stifness'], "invalid choice: 'stifness'"),
-    (['stiffness', 'torchvision:resnet18'], 'one of the arguments --images'),
-    (['blocks', 'torchvision:resnet18', '--size', 'x'], "invalid int value"),
-    (['stiffness', 'torchvision:resnet18', '--samples', '0'],
-     '--samples: must be a positive integer, got 0'),
+    (['blocks', 'resnet18'], "'resnet18' names no model; give"),
+    (['blocks', 'keras:resnet'], 'names no model'),
+    (['blocks', 'torchvision:resnet81'], 'resnet81'),
+    (['blocks', 'mm:nowhere.py'], 'nowhere.py'),
+    (['blocks', '{}/no.py:net'], 'no.py'),
+    (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
+    (['report', 'no.npz'], 'no.npz'),
+    ([*RESNET, '--images', '{}/no'], 'there is no picture in'),
+    ([*RESNET, '--images', '{}/broken'], 'x.png cannot be read'),
+    (RESNET, 'needs --images and a transform'),
+    (['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
+     'needs --images and a transform'),
+    ([*RESNET, '--labels', '--images', '{}/flat'], 'class folder'),
+    ([*RESNET, '--images', '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
+    ([*RESNET, '--images', '{}/pictures', '--weights', '{}/a.safetensors'],
+     'Missing key(s)'),
+    ([*RESNET[:2], *RESNET[1:], '--images', '{}'],
+     'two models would be called torchvision.resnet18'),
+    ([*RESNET, '--images', '{}', '--device', 'abacus'], 'abacus'),
 ])
-def test_what_is_no_command_is_one_line(args, message, capsys):
-    with pytest.raises(SystemExit) as end:
-        call(*args)
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count('\n') == 1
-    assert message in error and '--help tells more' in error
-
-
-@pytest.mark.parametrize('content, message', [
-    (np.ones((2, 3, 32, 32)), 'does not run on these samples, (2, 3, 32, 32)'),
-    (np.ones((2, 5, 32, 32), np.float32), 'does not run on these samples'),
-    (np.float32(1), 'must hold one array'), (None, 'is no .npy file'),
-])
-def test_arrays_of_another_kind(content, message, tmp_path, capsys):
-    path = tmp_path / 'a.npy'
-    path.write_text('1, 2')
-    if content is not None:
-        np.save(path, content)
-    assert measure('--arrays', path, '--out', tmp_path / 'out') == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count('\n') == 1
-
-
-def test_steps_of_a_repository(pictures, tmp_path, monkeypatch, capsys):
-    given = []
-    monkeypatch.setattr('mmstepnet.cli.commands.load_steps',
-                        lambda model, path: given.append(path))
-    assert measure('--images', pictures, '--steps', 'hf://some/body',
-                   '--out', tmp_path) == 0
-    assert given == ['hf://some/body']
+def test_what_is_wrong_is_one_line(args, message, pictures, nets, tmp_path,
+                                   capsys):
+    for name in ('broken', 'flat'):
+        (tmp_path / name).mkdir()
+    (tmp_path / 'broken' / 'x.png').write_bytes(b'no picture')
+    safetensors.torch.save_file(dict(a=torch.ones(1)),
+                                tmp_path / 'a.safetensors')
+    assert call(*(arg.format(tmp_path) for arg in args)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert message in last and last.startswith('mmstepnet: ')
 
 
 def test_nothing_is_fetched_unasked(monkeypatch):
@@ -292,55 +277,46 @@ def test_nothing_is_fetched_unasked(monkeypatch):
     load_model('torchvision:lraspp_mobilenet_v3_large')
 
 
-def test_recordings_of_one_name(pictures, tmp_path, capsys):
-    found = measure_stiffness(resnet18(), [torch.rand(2, 3, 32, 32)])
-    paths = [tmp_path / run / 'last' / 'a.npz' for run in 'xy']
-    for path in paths:
-        found.save(path)
-    assert call('report', *paths, '--out', tmp_path) == 0
-    printed = capsys.readouterr().out
-    assert all(f'{run}.last.a: 2 samples' in printed for run in 'xy')
-    assert call('report', *paths, paths[0], '--out', tmp_path) == 2
-    assert 'is given twice' in capsys.readouterr().err
-
-
-def test_weights_of_another_model(pictures, tmp_path, capsys):
-    path = tmp_path / 'a.safetensors'
-    safetensors.torch.save_file(dict(a=torch.ones(1)), path)
-    assert measure('--images', pictures, '--weights', path) == 2
-    assert 'holds no weights of this model: Error(s)' in (
-        capsys.readouterr().err)
-
-
-def test_a_broken_picture_is_named(pictures, weights, tmp_path, capsys):
-    (pictures / 'x.png').write_bytes(b'no picture')
-    assert measure('--images', pictures, '--out', tmp_path / 'out') == 2
-    assert 'x.png cannot be read' in capsys.readouterr().err
-
-
-def test_table_is_what_was_recorded(pictures, weights):
-    found = by_hand(pictures, weights)
-    table = found.table()
-    assert {len(column) for column in table.values()} == {
-        found.adaptive.size}
-    k = 7
-    sample, block = divmod(k, len(found.blocks))
-    assert table['sample'][k] == sample
-    assert table['block'][k] == found.blocks[block]
-    assert table['adaptive'][k] == found.adaptive[sample, block]
-    json.dumps(table)
-
-
 def test_files_of_one_name_in_several_folders(tmp_path):
     paths = [tmp_path / folder / 'best.pth' for folder in ('a', 'b/a', 'b/c')]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    label = f'resnet18.{tmp_path.name}'
-    assert [name for name, *_ in _jobs(['torchvision:resnet18'], paths[1:])
-            ] == ['torchvision.resnet18.a.best', 'torchvision.resnet18.c.best']
-    assert [name for name, *_ in _jobs(['torchvision:resnet18'], paths)] == [
-        f'torchvision.{label}.a.best', 'torchvision.resnet18.b.a.best',
-        'torchvision.resnet18.b.c.best']
+    assert list(_jobs(['torchvision:resnet18'], paths[1:])) == [
+        'torchvision.resnet18.a.best', 'torchvision.resnet18.c.best']
     with pytest.raises(ValueError, match='two models would be called'):
         _jobs(['torchvision:resnet18'], [paths[0], paths[0]])
+    with pytest.raises(ValueError, match='2 models need as many --weights'):
+        _jobs(['a', 'b'], paths)
+
+
+def test_help_needs_no_pytorch():
+    code = ('import sys, mmstepnet.cli.arguments as a; a.build_parser()'
+            '.format_help(); assert "torch" not in sys.modules; '
+            'import mmstepnet; assert mmstepnet.StepNet and mmstepnet.steps')
+    subprocess.run([sys.executable, '-c', code], check=True)
+    assert READINGS == tuple(ALL_READINGS)
+
+
+def test_a_network_of_transformers(pictures, tmp_path, capsys):
+    transformers = pytest.importorskip('transformers', reason='transformers')
+    if int(transformers.__version__.split('.')[0]) < 5:
+        pytest.skip('needs transformers 5')
+    torch.manual_seed(0)
+    model = transformers.ViTModel(transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=64, image_size=32, patch_size=8)).eval()
+    processor = transformers.ViTImageProcessor(
+        size=dict(height=32, width=32))
+    for saved in (model, processor):
+        saved.save_pretrained(tmp_path / 'vit')
+    assert call('stiffness', f'hf:{tmp_path}/vit', '--images', pictures,
+                '--device', 'cpu', '--out', tmp_path) == 0
+    images = [Image.open(path) for path in sorted(pictures.rglob('*.png'))]
+    with TrajectoryRecorder(model) as recorder, torch.inference_mode():
+        model(**processor(images, return_tensors='pt'))
+    np.testing.assert_allclose(
+        Trajectories.load(tmp_path / 'vit.npz').adaptive,
+        recorder.trajectories().adaptive, rtol=1e-3)
+    transformers.GPT2Model(transformers.GPT2Config(
+        n_embd=32, n_layer=3, n_head=2)).save_pretrained(tmp_path / 'gpt')
+    assert call('blocks', f'hf:{tmp_path}/gpt') == 2
+    assert 'takes no pictures; give FILE.py:FUNCTION' in (
+        capsys.readouterr().err)

@@ -76,17 +76,6 @@ def test_complete_data_are_kept(tmp_path, call_tool, capsys):
     assert picture.read_bytes() == b'mark'
 
 
-@pytest.mark.parametrize('lost', ['val/000002.png',
-                                  'annotations/instances_train.json'])
-def test_incomplete_data_are_composed_anew(tmp_path, call_tool, lost):
-    out = tmp_path / 'data'
-    call_tool('--out', out, *SETTINGS)
-    expected = contents(out)
-    (out / lost).unlink()
-    call_tool('--out', out, *SETTINGS)
-    assert contents(out) == expected
-
-
 def test_other_settings_are_composed_anew(tmp_path, call_tool):
     out = tmp_path / 'data'
     call_tool('--out', out, *SETTINGS)

@@ -15,7 +15,6 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
-from mmstepnet.jobs.job import end_process_group
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.documents import ROOT
 from tests.utils import perturb
@@ -115,7 +114,7 @@ def main():
             k: float(v.current())
             for k, v in hub.items() if 'stiffness' in k
         }))
-    end_process_group()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == '__main__':

@@ -3,14 +3,7 @@ import re
 
 import numpy as np
 import pytest
-import torch
-from mmdet.registry import MODELS as DET_MODELS
-from mmdet.structures import DetDataSample
-from mmengine.config import Config
-from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.model import BaseTTAModel
-from mmengine.registry import DefaultScope
-from mmengine.runner import Runner
 
 from mmstepnet.stiffness import (
     FIELDS,
@@ -23,7 +16,6 @@ from mmstepnet.stiffness import (
 )
 from tests.programs import run_ranks
 from tests.test_engine.stiffness_job import (
-    ROOT,
     SAMPLES,
     VAL_IMAGES,
     backend_lines,
@@ -33,7 +25,6 @@ from tests.test_engine.stiffness_job import (
     offline,
     scalars,
 )
-from tests.utils import perturb
 
 
 @pytest.mark.parametrize('split', ['val', 'test'])
@@ -93,73 +84,6 @@ def test_classification(tmp_path, split):
         assert shown[f'stiffness/nsi/{block}'] == pytest.approx(
             value, rel=1e-6)
     assert list((tmp_path / 'stiffness').glob('*.png'))
-
-
-def test_detection(tmp_path):
-    """A Faster R-CNN with a host's backbone, images of different sizes."""
-    cfg = Config.fromfile(
-        ROOT / 'configs/_base_/models/faster_rcnn_r18_small.py')
-    backbone = dict(type='ResNet', depth=34, _delete_=True)
-    cfg.merge_from_dict(dict(model=dict(backbone=backbone)))
-
-    class Pictures(torch.utils.data.Dataset):
-        metainfo = dict(classes=tuple('abc'))
-
-        def __len__(self):
-            return 5
-
-        def __getitem__(self, index):
-            size = (64 + 16 * index, 96)
-            generator = torch.Generator().manual_seed(index)
-            image = torch.randint(
-                0, 255, (3, *size), dtype=torch.uint8, generator=generator)
-            sample = DetDataSample(
-                metainfo=dict(
-                    img_id=index, img_shape=size, ori_shape=size,
-                    scale_factor=(1., 1.)))
-            return dict(inputs=image, data_samples=sample)
-
-    class Count(BaseMetric):
-
-        def process(self, data_batch, data_samples):
-            self.results += list(data_samples)
-
-        def compute_metrics(self, results):
-            return dict(count=len(results))
-
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = perturb(DET_MODELS.build(cfg.model))
-    for module in model.modules():
-        if hasattr(module, 'running_var'):
-            module.running_var.mul_(4)
-    runner = Runner(
-        model,
-        str(tmp_path),
-        val_dataloader=dict(
-            batch_size=2, dataset=Pictures(),
-            sampler=dict(type='DefaultSampler', shuffle=False),
-            collate_fn=dict(type='pseudo_collate')),
-        val_evaluator=Evaluator(Count()),
-        val_cfg=dict(),
-        default_scope='mmdet',
-        custom_hooks=[
-            dict(
-                type='mmstepnet.StiffnessHook', reading='unit', figures=False)
-        ],
-        experiment_name='detection')
-    assert runner.val()['count'] == 5
-    assert no_hooks(runner.model)
-    record = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
-    assert record.unit.shape == (5, 12)
-    assert record.settings['reading'] == 'unit'
-    assert record.settings['model'] == 'FasterRCNN'
-    recorder = offline(runner, runner.val_dataloader)
-    np.testing.assert_allclose(
-        record.unit, recorder.record['unit'], rtol=1e-6)
-    shown = scalars(runner)
-    assert len(shown) == 9
-    assert shown['val/stiffness/tns'] == shown['val/stiffness/tns_unit']
-    assert shown['val/stiffness/tns'] == pytest.approx(record.tns('unit'))
 
 
 def test_ranks_equal_one_process(tmp_path):

@@ -28,16 +28,13 @@ class Watch(Hook):
     def after_val_iter(self, runner, *args, **kwargs):
         self.clean.append(no_hooks(runner.model))
 
-    def after_train_iter(self, runner, *args, **kwargs):
-        self.clean.append(no_hooks(runner.model))
-
 
 def test_training_with_ema_and_interval(tmp_path):
     """The EMA weights are measured; nothing of the hook is in their copy."""
     runner = digits_runner(
         tmp_path,
         images=10,
-        hook=dict(interval=2, train_interval=2),
+        hook=dict(interval=2),
         options={
             'train_cfg.max_epochs': 4,
             'train_cfg.val_interval': 1,
@@ -60,11 +57,6 @@ def test_training_with_ema_and_interval(tmp_path):
         re.findall(r'Epoch\(val\) \[(\d)\]\[2/2\](.*)', log_text(tmp_path)))
     assert {k: 'stiffness/tns' in v for k, v in validations.items()} == {
         '1': False, '2': True, '3': False, '4': True}
-    # Training: every second iteration over all epochs.
-    trained = runner.message_hub.log_scalars['train/stiffness/nsi']
-    values, _ = trained.data
-    assert len(values) == 12 // 2 and (values > 0).all()
-
     files = sorted((tmp_path / 'stiffness').glob('*.npz'))
     assert [path.name for path in files] == [
         'stiffness_val_epoch_2.npz', 'stiffness_val_epoch_4.npz']
@@ -78,41 +70,30 @@ def test_training_with_ema_and_interval(tmp_path):
     np.testing.assert_allclose(record.adaptive, averaged.nsi, rtol=1e-5)
 
 
-@pytest.mark.parametrize('hook, options, message', [
-    (dict(blocks='layer9'), {}, 'layer9'),
-    (dict(interval=None, train_interval=2, blocks='layer9'), {}, 'layer9'),
-    ({}, {'val_dataloader.drop_last': True}, 'drop_last=False'),
-])
-def test_what_cannot_be_measured_is_told_before_training(
-        tmp_path, hook, options, message):
-    runner = digits_runner(tmp_path, hook=hook, options=options)
-    with pytest.raises(ValueError, match=message):
+def test_blocks_that_are_not_there_are_told_before_training(tmp_path):
+    runner = digits_runner(tmp_path, hook=dict(blocks='layer9'))
+    with pytest.raises(ValueError, match='layer9'):
         runner.train()
     assert runner.iter == 0
 
 
-@pytest.mark.parametrize('how', ['not installed', 'broken', 'full disk'])
+@pytest.mark.parametrize('how', ['not installed', 'full disk'])
 def test_no_file_and_no_picture_stops_a_training(tmp_path, monkeypatch, how):
     if how == 'not installed':
-        monkeypatch.setitem(sys.modules, 'plotly', None)
-        message = 'draws no figures without plotly '
-    elif how == 'broken':
         monkeypatch.setitem(sys.modules, 'mmstepnet.figures', None)
-        message = 'save or draw .*stiffness_val_epoch_1.npz: ModuleNotFound'
     else:
         def save(*args):
             raise OSError('No space left on device')
 
         monkeypatch.setattr(Trajectories, 'save', save)
-        message = 'save or draw .*_epoch_1.npz: OSError: No space left'
     runner = digits_runner(tmp_path, images=3, hook=dict(figures=True),
-                           options={'train_cfg.max_epochs': 2,
+                           options={'train_cfg.max_epochs': 1,
                                     'train_cfg.val_interval': 1})
     runner.train()
-    assert len(re.findall(message, log_text(tmp_path))) == 1
+    assert re.search('save, draw or show .*_epoch_1.npz: (ModuleNotFound|'
+                     'OSError: No space left)', log_text(tmp_path))
     assert len(list(tmp_path.rglob('stiffness_val_epoch_*.npz'))) == (
-        0 if how == 'full disk' else 2)
-    assert not list(tmp_path.rglob('*.png'))
+        how == 'not installed')
 
 
 def test_a_resumed_run_counts_on(tmp_path):
@@ -133,38 +114,23 @@ def test_a_resumed_run_counts_on(tmp_path):
 
 
 @not_on_torch_21("does not compile mmengine's train_step")
-def test_training_with_checkpointing_amp_and_compile(tmp_path):
-    """``with_cp`` and the compiled ``train_step`` yield one value a batch."""
+def test_training_with_amp_and_compile(tmp_path):
+    """The compiled ``train_step`` stays; validation in half precision."""
     runner = digits_runner(
         tmp_path,
         images=10,
-        hook=dict(train_interval=1),
         options={
-            'model.backbone.with_cp': True,
             'train_cfg.max_epochs': 1,
             'train_cfg.val_interval': 1,
             'val_cfg.fp16': True,
             'param_scheduler': [],
             'compile': dict(backend='eager'),
         })
-    watch = Watch()
-    runner.register_hook(watch)
-    compiled = []
-
-    class Compiled(Hook):
-
-        def after_train_iter(self, runner, *args, **kwargs):
-            compiled.append('train_step' in runner.model.__dict__)
-
-    watch.after_train_iter = lambda *args, **kwargs: None
-    runner.register_hook(Compiled())
     runner.train()
-    assert compiled == [True] * 3  # it was put back
-    values, _ = runner.message_hub.log_scalars['train/stiffness/nsi'].data
-    assert len(values) == 3 and (values > 0).all()
+    assert 'train_step' in runner.model.__dict__
     record = Trajectories.load(
         tmp_path / 'stiffness/stiffness_val_epoch_1.npz')
-    # Validation ran in half precision, on float32 norms.
+    # On float32 norms.
     full = offline(runner, runner.val_dataloader)
     assert not np.array_equal(record.adaptive, full.nsi)
     np.testing.assert_allclose(
@@ -172,52 +138,21 @@ def test_training_with_checkpointing_amp_and_compile(tmp_path):
     torch._dynamo.reset()
 
 
-class Break(Hook):
-
-    def __init__(self, where):
-        self.where = where
-
-    def before_val_iter(self, runner, batch_idx, *args, **kwargs):
-        if batch_idx != 2:
-            return
-        model = runner.model
-        part = dict(
-            data=model.data_preprocessor,
-            backbone=model.backbone.layer2[1],
-            head=model.head)[self.where]
-
-        def fail(*args):
-            raise ArithmeticError(self.where)
-
-        self.handle = part.register_forward_pre_hook(fail)
-
-
-@pytest.mark.parametrize('where', ['data', 'backbone', 'head', 'metric'])
-def test_an_exception_in_validation_leaves_nothing_behind(tmp_path, where):
+@pytest.mark.parametrize('where', [
+    'data_preprocessor', 'backbone', 'head'])
+def test_after_an_exception_the_next_validation_is_right(tmp_path, where):
     runner = digits_runner(tmp_path)
-    if where == 'metric':
-        evaluator = runner.val_loop.evaluator
-        process = evaluator.process
 
-        def fail(*args, **kwargs):
-            raise ArithmeticError(where)
+    def fail(*args):
+        raise ArithmeticError(where)
 
-        evaluator.process = fail
-    else:
-        hook = Break(where)
-        runner.register_hook(hook)
+    handle = getattr(runner.model, where).register_forward_pre_hook(fail)
     with pytest.raises(ArithmeticError, match=where):
         runner.val()
-    if where == 'metric':
-        evaluator.process = process
-    else:
-        hook.handle.remove()
-        hook.where = None
-        runner._hooks.remove(hook)
-    assert no_hooks(runner.model)
+    handle.remove()
     assert not (tmp_path / 'stiffness').exists()
-    # And the next validation is right.
     runner.val()
+    assert no_hooks(runner.model)
     record = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
     recorder = offline(runner, runner.val_dataloader)
     np.testing.assert_allclose(record.adaptive, recorder.nsi, rtol=1e-6)

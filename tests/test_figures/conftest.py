@@ -1,9 +1,12 @@
+import html
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import vl_convert
 from mmengine.visualization import Visualizer
 
 from mmstepnet.models import StepResNetCIFAR
@@ -64,6 +67,25 @@ def runs(work_dirs):
 def run(runs):
     """A run with an attention."""
     return next(run for run in runs if run.model == 'se')
+
+
+def drawn(chart, kind):
+    """What Vega says of each mark of a kind that it has drawn, by name."""
+    svg = vl_convert.vegalite_to_svg(chart.to_dict())
+    marks = re.findall(
+        f'aria-label="([^"]*)"[^>]*aria-roledescription="{kind}"', svg)
+    return [dict(field.split(': ', 1) for field in html.unescape(
+        mark).replace('−', '-').split('; ')) for mark in marks]
+
+
+def numbers(marks, field):
+    return np.array([float(mark[field]) for mark in marks])
+
+
+def texts(chart):
+    """All texts that are drawn, in their order."""
+    svg = vl_convert.vegalite_to_svg(chart.to_dict())
+    return [html.unescape(text) for text in re.findall('>([^<>]+)</t', svg)]
 
 
 def changed(run, **fields):

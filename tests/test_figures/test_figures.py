@@ -1,141 +1,254 @@
-from dataclasses import replace
-from itertools import combinations
+"""The figures: what Vega draws, against the recording."""
 
+from dataclasses import replace
+
+import altair as alt
 import numpy as np
 import pytest
-from matplotlib import rc_context
-from matplotlib.text import Text
 from PIL import Image
 
 from mmstepnet.figures import (
+    save_block_scores,
     save_report_figures,
     save_stiffness_figures,
 )
-from mmstepnet.figures.attention_values import draw_attention
-from mmstepnet.figures.degrees import OCCURRENCE, draw_degrees
-from mmstepnet.figures.ranking import draw_ranking
-from mmstepnet.figures.style import PAPER_STYLE
-from mmstepnet.figures.training import draw_training
-from mmstepnet.figures.trajectories import draw_overlay, draw_trajectories
-from mmstepnet.stiffness import Trajectories
+from mmstepnet.figures.attention_values import attention_figure
+from mmstepnet.figures.block_scores import block_scores_figure
+from mmstepnet.figures.degrees import OCCURRENCE, PROPORTION, degrees_figure
+from mmstepnet.figures.figures import save_charts
+from mmstepnet.figures.ranking import (
+    rank_correlation,
+    ranking_figure,
+    runs_by_metric,
+)
+from mmstepnet.figures.style import block_names
+from mmstepnet.figures.training import training_figure
+from mmstepnet.figures.trajectories import (
+    overlay_figure,
+    spread_indices,
+    stage_spans,
+    trajectory_figure,
+)
+from mmstepnet.stiffness import (
+    correlate_ranks,
+    degree_axes,
+    stiffness_occurrence,
+    stiffness_proportion,
+)
 from mmstepnet.stiffness.training import Checkpoint, Training
-from tests.test_figures.conftest import changed, flat_run, part_of
+from tests.test_figures.conftest import (
+    changed,
+    drawn,
+    flat_run,
+    numbers,
+    part_of,
+    texts,
+)
 
 
-def is_drawn(path):
-    """Whether a picture holds more than an empty frame."""
-    pixels = np.asarray(Image.open(path).convert('RGB')).reshape(-1, 3)
-    return (len(np.unique(pixels, axis=0)) > 20
-            and (pixels != 255).any(1).mean() > 0.02)
+@pytest.mark.parametrize('measure, share', [
+    (OCCURRENCE, stiffness_occurrence), (PROPORTION, stiffness_proportion)])
+def test_maps_show_the_definition(runs, measure, share):
+    shown = [(run.nsi, run.trajectories.stages) for run in runs[1:3]]
+    m1, m2 = degree_axes(shown)
+    cells = drawn(degrees_figure(runs[1:3], measure), 'rect mark')
+    grids = [share(*each, m1, m2) for each in shown]
+    # Cells of 0 are the ground; the others follow each other, M2 by M2.
+    wanted = np.concatenate([grid[grid > 0] for grid in grids])
+    np.testing.assert_allclose(numbers(cells, measure.symbol), wanted,
+                               rtol=1e-4)
+    ends = np.concatenate([
+        np.stack(np.nonzero(grid), 1) + 1 for grid in grids])
+    np.testing.assert_allclose(
+        numbers(cells, 'right'), ends[:, 0] * 2 * m1[0], rtol=1e-3)
+    np.testing.assert_allclose(
+        numbers(cells, 'high'), ends[:, 1] * 2 * m2[0], rtol=1e-3)
+
+
+def test_map_holds_the_volume(run):
+    # The axes leave out the rarest hundredth; cells are coarse.
+    cells = drawn(degrees_figure([run], OCCURRENCE), 'rect mark')
+    m1, m2 = degree_axes([(run.nsi, run.trajectories.stages)])
+    assert numbers(cells, 'δ(M)').sum() * 4 * m1[0] * m2[0] == (
+        pytest.approx(run.tns, rel=0.05))
+    assert f'TNS (adaptive) = {run.tns:.3g}' in texts(
+        degrees_figure([run], OCCURRENCE))
+
+
+def test_what_is_not_stiff_is_said(run):
+    flat = flat_run(run)
+    assert flat.trajectories.single_block_stages and flat.tns == 0
+    assert texts(degrees_figure([flat, run], OCCURRENCE)).count(
+        'no sample is stiff') == 1
+
+
+def test_figure_3(run):
+    blocks = run.trajectories.blocks
+    figure = trajectory_figure([run])
+    means = drawn(figure, 'point')
+    np.testing.assert_allclose(
+        numbers(means, 'NSI (adaptive)'), run.nsi.mean(0), rtol=1e-4)
+    assert [mark['block'] for mark in means] == blocks
+    spans = [mark for mark in drawn(figure, 'rect mark')]
+    assert numbers(spans, 'recorded block').tolist() == [0.5, 2.5, 4.5]
+    assert numbers(spans, 'end').tolist() == [2.5, 4.5, 6.5]
+    # A line is told by its first point.
+    starts = {mark.get('sample'): mark for mark in drawn(figure, 'line mark')}
+    for sample in spread_indices(len(run.nsi), 6):
+        assert float(starts[str(sample)]['NSI (adaptive)']) == pytest.approx(
+            run.nsi[sample, 0], rel=1e-4)
+    band, = drawn(figure, 'area mark')
+    assert float(band['high']) == pytest.approx(
+        np.quantile(run.nsi[:, 0], 0.9), rel=1e-4)
+    assert {'stage 1', 'stage 2', 'stage 3', 'mean', *blocks} <= set(
+        texts(figure))
+
+
+def test_figure_10(runs):
+    points = drawn(overlay_figure(runs, 'title'), 'point')
+    np.testing.assert_allclose(
+        numbers(points, 'mean NSI'),
+        np.ravel([run.nsi.mean(0) for run in runs]), atol=6e-5)
+    assert [mark['run'] for mark in points[::6]] == [r.label for r in runs]
+
+
+def test_figure_7(runs):
+    mixed = [*runs[:5], replace(runs[5], accuracy=None), replace(
+        runs[1], accuracy=replace(runs[1].accuracy, metric='mAP'))]
+    groups = runs_by_metric(mixed)
+    assert groups == {'accuracy/top1, val split': mixed[:5],
+                      'mAP, val split': mixed[6:]}
+    figure = ranking_figure(groups)
+    points = drawn(figure, 'point')
+    np.testing.assert_allclose(
+        numbers(points, 'TNS'), [*(run.tns for run in mixed[:5]),
+                                 mixed[6].tns], atol=6e-5)
+    assert [mark['model'] for mark in points] == [
+        'plain', 'plain', 'se', 'se', 'stepnet', 'plain']
+    assert rank_correlation(mixed[:5]) == correlate_ranks(
+        [run.tns for run in mixed[:5]],
+        [run.accuracy.value for run in mixed[:5]], 'runs')
+    for text in (*groups, 'plain', 'se', 'stepnet', 'mAP'):
+        assert text in texts(figure)
+
+
+def test_accuracy_and_tns_of_other_data_are_kept_apart(run):
+    settings = {**run.trajectories.settings, 'split': 'test'}
+    assert list(runs_by_metric([changed(run, settings=settings)])) == [
+        'accuracy/top1, val split; TNS, test split']
+
+
+def test_figure_9(run):
+    recorded = run.trajectories
+    figure = attention_figure(run)
+    points = drawn(figure, 'point')
+    np.testing.assert_allclose(
+        numbers(points, 'NSI'), run.nsi[:, :3].T.ravel(), atol=6e-5)
+    np.testing.assert_allclose(
+        numbers(points, 'attention value'),
+        recorded.step_mean[:, :3].T.ravel(), atol=6e-5)
+    bars = drawn(figure, 'rect mark')
+    np.testing.assert_allclose(numbers(bars, "Pearson's r"), [
+        np.corrcoef(run.nsi[:, k], recorded.step_mean[:, k])[0, 1]
+        for k in range(6)], rtol=1e-4)
+    few = attention_figure(run, 10, blocks=None)
+    assert len(drawn(few, 'point')) == 30
+    assert sum('  r = ' in text for text in texts(few)) == 6
+
+
+def test_blocks_without_attention_have_no_points(runs):
+    # As StepNet's in a stage whose blocks are all projected: step 1.
+    step = runs[4].trajectories.step_mean.copy()
+    step[:, :2] = 1
+    figure = attention_figure(changed(runs[4], step_mean=step), 9)
+    assert {mark['block'].split()[0] for mark in drawn(figure, 'point')} == (
+        set(runs[4].trajectories.blocks[2:5]))
+    assert len(drawn(figure, 'rect mark')) == 4  # r of the others is NaN
+
+
+def test_training():
+    checkpoints = [Checkpoint(k, 0.5 + k, 0.4, 0.6 + k, np.arange(3.0) * k)
+                   for k in (1, 2, 11)]
+    figure = training_figure('a name', Training(
+        'epoch', 'adaptive', ['a.0', 'a.1', 'b'], checkpoints))
+    assert numbers(drawn(figure, 'point'), 'TNS').tolist() == [1.5, 2.5, 11.5]
+    cells = drawn(figure, 'rect mark')
+    assert [(mark['block'], mark['step']) for mark in cells[2:4]] == [
+        ('a.0', '11'), ('a.1', '1')]
+    assert numbers(cells, 'mean NSI').tolist() == [
+        0, 0, 0, 1, 2, 11, 2, 4, 22]
+
+
+def test_block_scores(tmp_path):
+    scores = {'ablation': {'a.0': 0.5, 'a.1': 0.1, 'a.2': 0.2, 'a.3': 0.3},
+              'NSI': {'a.1': 2.0, 'a.2': 1.0, 'a.3': 3.0}}
+    figure = block_scores_figure(scores, 'a network')
+    bars = drawn(figure, 'rect mark')
+    assert numbers(bars, 'score').tolist() == [.5, .1, .2, .3, 2, 1, 3]
+    assert [mark['block'] for mark in bars[4:]] == ['a.1', 'a.2', 'a.3']
+    # Ranks 2, 1, 3 against 1, 2, 3: 1 - 6 · 2 / 24.
+    assert {'NSI, Spearman ρ = 0.50', 'a network'} <= set(texts(figure))
+    save_block_scores(scores, tmp_path / 'blocks.pdf')
+    pdf = (tmp_path / 'blocks.pdf').read_bytes()
+    assert pdf.startswith(b'%PDF') and b'/Type3' not in pdf
+
+
+@pytest.mark.parametrize('blocks, names', [
+    (['net.stages.0.blocks.1', 'net.stages.3.blocks.1'],
+     ['stages.0.blocks.1', 'stages.3.blocks.1']),
+    (['a.layers.1.attention', 'a.layers.1.mlp'], ['attention', 'mlp']),
+    (['layer1.1', 'layer2.1'], ['layer1.1', 'layer2.1']),
+    (['0.1', '0.2'], ['0.1', '0.2']), (['a.b.1'], ['a.b.1']),
+    (['layers.1', 'layers.1.mlp'], ['layers.1', 'layers.1.mlp']),
+])
+def test_names_of_blocks_are_distinct(blocks, names):
+    assert block_names(blocks) == names
+
+
+def test_spans_and_indices():
+    assert stage_spans(np.array([0, 0, 1, 2, 2, 2])) == [
+        (1, 2), (3, 3), (4, 6)]
+    for count, most in ((1, 6), (5, 6), (1000, 7)):
+        indices = spread_indices(count, most)
+        assert len(set(indices)) == min(count, most)
+        assert (indices[0], indices[-1]) == (0, count - 1)
 
 
 @pytest.mark.parametrize('index, figures', [(0, '236'), (2, '2369')])
-def test_figures_of_a_recording(runs, tmp_path, index, figures):
+def test_files_of_a_recording(runs, tmp_path, index, figures):
     paths = save_stiffness_figures(
         runs[index].trajectories, tmp_path / 'new', 'stiffness_val_epoch_2')
     assert [path.name for path in paths] == [
         f'stiffness_val_epoch_2_figure_{n}.png' for n in figures]
-    assert all(is_drawn(path) for path in paths)
+    for path in paths:
+        pixels = np.asarray(Image.open(path).convert('RGB')).reshape(-1, 3)
+        assert len(np.unique(pixels, axis=0)) > 20
+        assert (pixels != 255).any(1).mean() > 0.02
 
 
-def test_readings_differ(work_dirs, tmp_path):
-    recorded = Trajectories.load(
-        work_dirs[2] / 'stiffness' / 'stiffness_val_epoch_2.npz')
-    pictures = [
-        save_stiffness_figures(
-            recorded, tmp_path / reading, 'name', reading)[1].read_bytes()
-        for reading in ('adaptive', 'unit')]
-    assert pictures[0] != pictures[1]
+def test_files_of_a_report(runs, tmp_path):
+    one = part_of(runs[2], samples=[0])  # nothing varies over its samples
+    names = [path.name for path in save_report_figures(
+        [*runs[:4], one], tmp_path, format='svg')]
+    assert names == [f'figure_{name}.svg' for name in (
+        2, 3, 6, 7, '9_run_03', '9_run_04', '10_set_01', '10_set_02',
+        '10_set_03')]
+    # Text stays text.
+    assert all(f'>{name}</text>' in (tmp_path / 'figure_3.svg').read_text(
+        'utf-8') for name in one.trajectories.blocks)
 
 
-def test_figures_for_a_paper(run, tmp_path):
-    """Text stays text, in fonts that journals take."""
-    pdf = save_report_figures([run], tmp_path / 'pdf', format='pdf')[1]
-    assert pdf.read_bytes().startswith(b'%PDF')
-    assert b'/Subtype /Type3' not in pdf.read_bytes()
-    svg = save_stiffness_figures(
-        run.trajectories, tmp_path, 'one', format='svg')[1]
-    assert svg.name == 'one_figure_3.svg'
-    assert all(f'>{name}</text>' in svg.read_text('utf-8')
-               for name in run.trajectories.blocks)
+def test_readings_differ(run):
+    unit = trajectory_figure([replace(run, reading='unit')])
+    np.testing.assert_allclose(
+        numbers(drawn(unit, 'point'), 'NSI (unit)'),
+        run.trajectories.unit.mean(0), rtol=1e-4)
 
 
-def test_one_sample(run, tmp_path):
-    one = part_of(run, samples=[0])
-    paths = save_stiffness_figures(one.trajectories, tmp_path, 'one')
-    assert [path.stem[-1] for path in paths] == list('236')
-
-
-def test_figures_of_a_report(runs, tmp_path):
-    names = [p.name for p in save_report_figures(runs[:4], tmp_path)]
-    assert names == [
-        'figure_2.png', 'figure_3.png', 'figure_6.png', 'figure_7.png',
-        *(f'figure_9_run_0{i}.png' for i in (3, 4)),
-        *(f'figure_10_set_0{i}.png' for i in (1, 2, 3)),
-    ]
-    assert all(is_drawn(tmp_path / name) for name in names)
-
-
-def long_labels(run):
-    return [replace(run, label=f'timm.vit_base_patch16_clip_224.of_{i}_in12k',
-                    model=f'a_family_of_networks_number_{i}_of_many')
-            for i in range(7)]
-
-
-def nearly_constant(run):
-    """With attention values that differ from the fourth digit on."""
-    step = run.trajectories.step_mean
-    return changed(run, step_mean=0.26894 + 2e-3 * (step - step.mean()))
-
-
-def many_blocks(run):
-    return changed(part_of(run, blocks=[0] * 50), blocks=[
-        f'backbone.stages.{i}.blocks.{i}.attention_step' for i in range(50)])
-
-
-DRAWINGS = {
-    'one trajectory': lambda run: draw_trajectories([run]),
-    'small stages': lambda run: draw_trajectories([part_of(
-        run, blocks=[0, 2, 4, 4, 4, 4, 4, 4, 4, 4])]),
-    'many blocks': lambda run: draw_trajectories(2 * [many_blocks(run)]),
-    'an overlay of many blocks': lambda run: draw_overlay(
-        [many_blocks(run)], ''),
-    'maps': lambda run: draw_degrees(long_labels(run), OCCURRENCE),
-    'a flat map': lambda run: draw_degrees([flat_run(run)], OCCURRENCE),
-    'attention': lambda run: draw_attention(nearly_constant(run)),
-    'overlay': lambda run: draw_overlay(long_labels(run), 'of blocks ' * 20),
-    'training': lambda run: draw_training('a training ' * 20, Training(
-        'weights', 'adaptive', [f'backbone.stages.{i}.blocks.{i}.mlp_step'
-                                for i in range(90)],
-        [Checkpoint(f'epoch_{i}_of_many', 0.5, 0.4, 0.6, np.full(90, 0.1 * i))
-         for i in range(40)])),
-    'ranking': lambda run: draw_ranking({'a data set ' * 20: long_labels(
-        run)}),
-}
-
-
-@pytest.mark.parametrize('what', DRAWINGS)
-def test_no_text_is_cut_or_overprinted(run, what):
-    with rc_context(PAPER_STYLE):
-        figure = DRAWINGS[what](run)
-        figure.draw_without_rendering()
-        # Ticks beyond the ends of an axis are kept, but not drawn.
-        beyond = {
-            label for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)
-            for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels())
-            if not min(axis.get_view_interval()) <= at <= max(
-                axis.get_view_interval())}
-        boxes = [(text.get_text(), text.get_window_extent())
-                 for text in figure.findobj(Text) if text.get_visible()
-                 and text.get_text().strip() and text not in beyond]
-    for text, box in boxes:
-        assert box.x0 >= 0 and box.y0 >= 0, text
-        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
-    for (text, box), (other, other_box) in combinations(boxes, 2):
-        assert not box.overlaps(other_box), (text, other)
-
-
-def test_what_is_not_stiff_is_said(run):
-    texts = [t.get_text() for ax in draw_degrees(
-        [flat_run(run), run], OCCURRENCE).axes for t in ax.texts]
-    assert texts == ['no sample is stiff']
+def test_a_converter_that_aborts_is_an_error(tmp_path):
+    chart = alt.Chart(alt.InlineData(values=[{}])).mark_point().properties(
+        width=1e6, height=1e6)
+    with pytest.raises(RuntimeError, match='figures cannot be drawn'):
+        save_charts({tmp_path / 'a.png': chart})
+    with pytest.raises(ValueError, match='png, svg, pdf, got'):
+        save_charts({tmp_path / 'a.eps': chart})

@@ -18,7 +18,7 @@ def test_run_is_its_record(work_dirs):
     assert run.trajectories.excluded == ['layer1.0', 'layer2.0', 'layer3.0']
     assert run.tns == record.tns('unit')
     zeta = record.unit.astype(float)
-    assert run.stage_nsi == pytest.approx(
+    assert run.trajectories.stage_nsi(run.reading) == pytest.approx(
         [zeta[:, :2].mean(), zeta[:, 2:4].mean(), zeta[:, 4:].mean()])
 
 

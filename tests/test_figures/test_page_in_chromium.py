@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mmstepnet.figures import save_report
 from mmstepnet.stiffness.training import Checkpoint, Training
+from tests.test_figures.conftest import changed, flat_run, part_of
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser',
@@ -35,36 +37,37 @@ for (const kind of ['error', 'warn']) {
 
 # Chooses every option of every figure and tells what is drawn.
 USE = """<script>
+const near = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+  && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+function look(panel) {
+  const plot = panel.querySelector('.plot');
+  const picture = plot.querySelector('svg').getBoundingClientRect();
+  const texts = [...plot.querySelectorAll('svg text')].filter(
+    t => t.textContent && getComputedStyle(t).opacity > 0).map(
+    t => [t.textContent, t.getBoundingClientRect()]);
+  return {
+    name: panel.querySelector('select')?.value ?? '',
+    marks: plot.querySelectorAll('[aria-roledescription]').length,
+    texts: texts.map(([text]) => text),
+    cut: texts.filter(([, box]) => box.left < picture.left - 1
+      || box.right > picture.right + 1 || box.top < picture.top - 1
+      || box.bottom > picture.bottom + 1).map(([text]) => text),
+    overprinted: texts.flatMap(([text, box], i) => texts.slice(0, i).filter(
+      ([, other]) => near(box, other)).map(([other]) => [text, other])),
+    away: [...plot.querySelectorAll('details a')].filter(
+      a => !a.download).length,
+    width: picture.width, height: picture.height};
+}
 window.addEventListener('load', async () => {
   const panels = {};
   for (const panel of document.querySelectorAll('.panel')) {
-    const plot = panel.querySelector('.plot');
-    while (!plot.querySelector('.main-svg'))
-      await new Promise(done => setTimeout(done, 50));
     const select = panel.querySelector('select');
-    const drawn = [];
+    panels[panel.id] = [];
     for (let i = 0; i < (select ? select.options.length : 1); i++) {
-      if (select) {
-        const plotted = new Promise(
-          done => plot.once('plotly_afterplot', done));
-        select.selectedIndex = i;
-        select.dispatchEvent(new Event('change'));
-        await plotted;
-      } else {
-        await draw(panel);
-      }
-      const box = plot.getBoundingClientRect();
-      drawn.push({
-        name: select ? select.value : '',
-        marks: plot.querySelectorAll(
-          '.trace, .heatmaplayer image, .bars path').length,
-        legend: [...plot.querySelectorAll('.legendtext')].map(
-          t => [t.textContent, parseFloat(getComputedStyle(t).fontSize),
-                t.getBoundingClientRect().right <= box.right + 1]),
-        share: [...plot.querySelectorAll('[data-title*=Share]')].length,
-        width: box.width, height: box.height});
+      if (select) select.selectedIndex = i;
+      await draw(panel);
+      panels[panel.id].push(look(panel));
     }
-    panels[panel.id] = drawn;
   }
   const rows = () => [...document.querySelectorAll('.sortable tbody tr')].map(
     row => row.cells[2].firstChild.textContent);
@@ -73,18 +76,27 @@ window.addEventListener('load', async () => {
   button.focus({focusVisible: true});
   const outline = getComputedStyle(button).outlineStyle;
   document.body.style.width = '390px';
-  const phone = [...document.querySelectorAll('main > *')].filter(
+  const phone = {};
+  for (const panel of document.querySelectorAll('.panel')) {
+    await draw(panel);
+    phone[panel.id] = look(panel);
+  }
+  const wide = [...document.querySelectorAll('main > *, .plot')].filter(
     part => part.scrollWidth > 390).map(part => part.id);
   document.body.style.width = '';
+  const closed = 'details:not([open]):not(.plot *)';
   dispatchEvent(new Event('beforeprint'));
+  const widths = () => [...document.querySelectorAll('.plot svg.marks')].map(
+    picture => picture.getBoundingClientRect().width);
+  const redrawn = () => widths().every(width => width > 600 && width < 682);
+  for (let i = 0; i < 200 && !redrawn(); i++)
+    await new Promise(done => setTimeout(done, 100));
   const printed = {
-    closed: document.querySelectorAll('details:not([open])').length,
-    widths: [...document.querySelectorAll('.plot')].map(
-      plot => plot.querySelector('.main-svg').getBoundingClientRect().width)};
+    closed: document.querySelectorAll(closed).length, widths: widths()};
   dispatchEvent(new Event('afterprint'));
-  printed.after = document.querySelectorAll('details:not([open])').length;
+  printed.after = document.querySelectorAll(closed).length;
   console.log('outcome ' + JSON.stringify({
-    panels, problems, outline, phone, printed, sorted: rows(),
+    panels, problems, outline, phone, wide, printed, sorted: rows(),
     overflow: document.documentElement.scrollWidth > innerWidth,
     requests: performance.getEntriesByType('resource').map(e => e.name)}));
 });
@@ -128,15 +140,30 @@ def open_page(page, tmp_path, limit=300):
     return json.loads(outcome[1]), console
 
 
+def hard(run):
+    """Long names, many blocks, and values that differ in late digits."""
+    many = part_of(run, blocks=[0] * 50)
+    step = 0.26894 + 2e-3 * many.trajectories.step_mean
+    return replace(changed(
+        many, step_mean=step, stages=np.repeat([0, 1, 2, 3, 4], 10),
+        blocks=[f'backbone.stages.{i // 10}.blocks.{i}.attention_step'
+                for i in range(50)]),
+        label='timm.vit_base_patch16_clip_224.openai_ft_in12k_in1k')
+
+
 @pytest.fixture(scope='module')
-def opened(runs, tmp_path_factory):
+def shown(runs):
+    return [*runs, hard(runs[2]), flat_run(runs[2])]
+
+
+@pytest.fixture(scope='module')
+def opened(shown, tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
-    page = save_report(runs, out, {'a training': Training(
-        'epoch', 'adaptive', [f'b{i}' for i in range(20)], [
-            Checkpoint(k, 0.5, 0.4, 0.6, np.full(20, 0.1 * k))
-            for k in range(9)])})
+    page = save_report(shown, out, {'a training ' * 9: Training(
+        'weights', 'adaptive', [f'layers.{i}.mlp_step' for i in range(90)], [
+            Checkpoint(f'epoch_{k}_of_many', 0.5, 0.4, 0.6,
+                       np.full(90, 0.1 * k)) for k in range(40)])})
     html = page.read_text('utf-8')
-    assert html.count('<head>') == 1
     page.write_text(
         html.replace('<head>', '<head>' + WATCH, 1).replace(
             '</body>\n</html>', USE + '</body>\n</html>'), 'utf-8')
@@ -150,40 +177,43 @@ def test_no_error_and_no_request(opened):
     assert outcome['requests'] == []
 
 
-def test_every_figure_is_drawn(opened, runs):
+def test_every_figure_is_drawn(opened, shown):
     panels = opened[0]['panels']
     assert list(panels) == [
-        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)),
-        'over-training']
-    assert [d['name'] for d in panels['figure-3']] == [r.label for r in runs]
+        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)), 'training']
     assert [d['name'] for d in panels['figure-9']] == [
-        r.label for r in runs[2:]]
+        run.label for run in shown if run.adapts]
+    assert len(panels['figure-10']) == 6
     for drawn in panels.values():
         for figure in drawn:
             assert figure['marks'] > 0, figure
             assert figure['width'] > 900 and figure['height'] >= 300, figure
-    assert panels['figure-2'][0]['marks'] == len(runs)
+    for run in shown:
+        assert set(run.trajectories.blocks) <= {
+            f'backbone.{text}' if 'attention_step' in text else text
+            for text in panels['figure-3'][0]['texts']}
 
 
-def test_legends_are_readable(opened):
-    panels = opened[0]['panels']
-    assert [t[0] for t in panels['figure-7'][0]['legend']] == [
-        'plain', 'se', 'stepnet']
-    for drawn in panels.values():
+def test_no_text_is_cut_or_overprinted(opened):
+    for drawn in (*opened[0]['panels'].values(),
+                  [*opened[0]['phone'].values()]):
         for figure in drawn:
-            for text, size, inside in figure['legend']:
-                assert text and size >= 11 and inside, (text, size, inside)
+            assert figure['cut'] == [], figure
+            assert figure['overprinted'] == [], figure
 
 
 def test_page_fits_its_window(opened):
     assert not opened[0]['overflow']
-    assert opened[0]['phone'] == []
+    assert opened[0]['wide'] == []
+    assert all(figure['width'] <= 390
+               for figure in opened[0]['phone'].values())
 
 
 def test_all_is_printed(opened):
     printed = opened[0]['printed']
     assert printed['closed'] == 0 and printed['after'] == 2
-    assert len(printed['widths']) == 7 and set(printed['widths']) == {680}
+    assert len(printed['widths']) == 7
+    assert all(600 < width <= 681 for width in printed['widths']), printed
 
 
 def test_focus_is_seen(opened):
@@ -191,10 +221,10 @@ def test_focus_is_seen(opened):
 
 
 def test_nothing_offers_to_send_a_figure_away(opened):
-    assert all(figure['share'] == 0
+    assert all(figure['away'] == 0
                for drawn in opened[0]['panels'].values() for figure in drawn)
 
 
-def test_table_sorts_by_tns(opened, runs):
+def test_table_sorts_by_tns(opened, shown):
     assert opened[0]['sorted'] == [
-        f'{tns:.4f}' for tns in sorted(run.tns for run in runs)]
+        f'{tns:.4f}' for tns in sorted(run.tns for run in shown)]

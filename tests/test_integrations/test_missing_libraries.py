@@ -11,7 +11,7 @@ import pytest
        name.removesuffix('_attention'))
       for name in ('lightning', 'torch_geometric', 'torchmetrics',
                    'transformers', 'transformers_attention')),
-    ('figures', 'plotly', "'mmstepnet[figures]'")])
+    ('figures', 'altair', "'mmstepnet[figures]'")])
 def test_one_line_says_what_to_install(monkeypatch, part, library, install):
     name = f'mmstepnet.{part}'
     monkeypatch.delitem(sys.modules, name, raising=False)

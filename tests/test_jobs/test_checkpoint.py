@@ -1,24 +1,173 @@
-import os
+"""Checkpoints as data, from wherever mmengine takes them."""
 
+import os
+import pickle
+
+import numpy as np
 import pytest
 import torch
-from mmengine.registry import init_default_scope
+from mmengine.logging import HistoryBuffer
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 from mmengine.runner import CheckpointLoader
 from mmpretrain.models import ImageClassifier, SwinTransformer
+from safetensors.torch import save_file
 
 from mmstepnet.jobs import checkpoint as checkpoint_module
 from mmstepnet.jobs.checkpoint import (
-    find_resumable,
+    UnsafeCheckpointError,
     load_weights,
+    patch_reading,
     read_checkpoint,
 )
-from mmstepnet.jobs.safe_load import UnsafeCheckpointError
+from tests.checkpoints import (
+    Payload,
+    mmengine_content,
+    restored_mmengine,  # noqa: F401, a fixture
+)
+from tests.documents import ROOT
+from tests.programs import call_tool, load_tool
+
+pytestmark = pytest.mark.usefixtures('restored_mmengine')
+CONFIG = ROOT / 'configs/digits/resnet20_stepnet_digits.py'
 
 
-def classifier(depth=20, attention=None, data_preprocessor=None, **kwargs):
+class Foreign:
+    pass
+
+
+@pytest.fixture(params=['allowlist', 'unpickler'])
+def reader(request, monkeypatch):
+    """Both ways of reading, the second one that of old PyTorch versions."""
+    if request.param == 'allowlist' and not checkpoint_module.HAS_ALLOWLIST:
+        pytest.skip('this PyTorch has no allowlist')
+    monkeypatch.setattr(
+        checkpoint_module, 'HAS_ALLOWLIST', request.param == 'allowlist')
+
+
+def save(path, content, zipped=True):
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    return str(path)
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
+    content = mmengine_content()
+    got = read_checkpoint(save(tmp_path / 'whole.pth', content, zipped))
+    assert got['meta'] == content['meta']
+    for name, value in content['state_dict'].items():
+        assert torch.equal(got['state_dict'][name], value)
+        assert got['state_dict'][name].dtype == value.dtype
+    scalars = got['message_hub']['log_scalars']
+    assert scalars['train/loss'].current() == 0.5
+    assert isinstance(scalars['train/lr'], HistoryBuffer)
+    info = got['message_hub']['runtime_info']
+    np.testing.assert_array_equal(
+        info['palette'], np.arange(6).reshape(2, 3))
+
+
+SCHEDULES = {
+    'MultiStepLR': dict(milestones=[2, 2, 5]),
+    'ReduceOnPlateauLR': dict(monitor='loss'),
+}
+
+
+@pytest.mark.parametrize('name', SCHEDULES)
+def test_schedules_go_on(tmp_path, reader, name):
+    """Their states hold counters, which a job resumes from."""
+    def build():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1,
+                                    momentum=0.9)
+        return optimizer, PARAM_SCHEDULERS.build(
+            dict(type=name, **SCHEDULES[name]),
+            default_args=dict(optimizer=optimizer))
+
+    def step(optimizer, schedule):
+        optimizer.step()
+        schedule.step(*([dict(loss=1.)] if 'Plateau' in name else []))
+        group, = optimizer.param_groups
+        return group['lr'], group['momentum']
+
+    first, second = build(), build()
+    for _ in range(3):
+        step(*first)
+    found = read_checkpoint(save(tmp_path / 'schedule.pth', dict(
+        state_dict={}, optimizer=first[0].state_dict(),
+        param_schedulers=[first[1].state_dict()])))
+    second[0].load_state_dict(found['optimizer'])
+    second[1].load_state_dict(found['param_schedulers'][0])
+    assert [step(*second) for _ in range(5)] == [
+        step(*first) for _ in range(5)]
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+@pytest.mark.parametrize('payload, name', [
+    (lambda path: Payload(os.system, f'touch {path}'), 'system'),
+    (lambda path: Payload(open, str(path), 'w'), 'open'),
+    (lambda path: Payload(eval, f"open({str(path)!r}, 'w')"), 'eval'),
+    (lambda path: Payload(getattr, 'text', 'join'), 'getattr'),
+    (lambda path: Payload(getattr, HistoryBuffer, '__init__'), 'getattr'),
+    (lambda path: Payload(torch.load, str(path)), 'load'),
+    (lambda path: Payload(torch.hub.load, str(path)), 'load'),
+    (lambda path: Payload(pickle.loads, b'cos\nsystem\n.'), 'loads'),
+    (lambda path: Foreign(), 'Foreign'),
+])
+def test_runs_nothing(tmp_path, reader, payload, name, zipped):
+    """Neither we nor mmengine, from a file or an address."""
+    written = tmp_path / 'written'
+    path = save(tmp_path / 'evil.pth',
+                dict(state_dict={}, meta=payload(written)), zipped)
+    patch_reading()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+        os.mkdir(tmp_path / 'checkpoints')
+        os.link(path, tmp_path / 'checkpoints' / 'evil.pth')
+        for read, place in (
+                (read_checkpoint, path),
+                (CheckpointLoader.load_checkpoint, path),
+                (CheckpointLoader.load_checkpoint, 'https://x.y/evil.pth')):
+            with pytest.raises(
+                    UnsafeCheckpointError,
+                    match=f'(?s)evil.pth.*{name}.*--trust-checkpoint'):
+                read(place)
+    assert not written.exists()
+
+
+@pytest.mark.parametrize('command', [
+    ['test.py', CONFIG, 'EVIL'],
+    ['train.py', CONFIG, '--resume', 'EVIL'],
+    ['train.py', CONFIG, '--cfg-options', 'load_from=EVIL'],
+    ['analysis_tools/stiffness.py', CONFIG, 'EVIL'],
+    ['export_onnx.py', CONFIG, 'EVIL', 'x.onnx'],
+    ['publish_model.py', 'EVIL', 'x'],
+])
+def test_tools_run_nothing(tmp_path, command):
+    written = tmp_path / 'written'
+    evil = save(tmp_path / 'evil.pth', dict(
+        state_dict={}, meta=Payload(os.system, f'touch {written}')))
+    tool, *arguments = (str(part).replace('EVIL', evil) for part in command)
+    if tool != 'publish_model.py':
+        if '--cfg-options' not in arguments:
+            arguments.append('--cfg-options')
+        arguments.append(f'work_dir={tmp_path}')
+    with pytest.raises(UnsafeCheckpointError, match='--trust-checkpoint'):
+        call_tool(load_tool(tool), *arguments)
+    assert not written.exists()
+
+
+def test_trusted_files_run(tmp_path):
+    """So what is refused elsewhere would run."""
+    written = tmp_path / 'written'
+    path = save(tmp_path / 'evil.pth', dict(
+        meta=Payload(os.system, f'touch {written}')))
+    patch_reading(trusted=True)
+    CheckpointLoader.load_checkpoint(path)
+    assert written.exists()
+
+
+def classifier(depth=20, attention=None, **kwargs):
     init_default_scope('mmpretrain')
     return ImageClassifier(
-        data_preprocessor=data_preprocessor,
+        data_preprocessor=dict(mean=[120.] * 3, std=[60.] * 3),
         backbone=dict(
             type='mmstepnet.StepResNetCIFAR', depth=depth,
             attention=attention, **kwargs),
@@ -28,134 +177,74 @@ def classifier(depth=20, attention=None, data_preprocessor=None, **kwargs):
 
 def load(model, path):
     load_weights(model, read_checkpoint(str(path)), str(path))
+    return model
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    path = tmp_path / 'whole.pth'
-    torch.save(dict(state_dict=classifier().state_dict(), meta={}), path)
-    return path
-
-
-def test_whole_checkpoint_passes(checkpoint):
-    state_dict = read_checkpoint(str(checkpoint))['state_dict']
-    expected = torch.load(checkpoint)['state_dict']
-    assert all(torch.equal(v, expected[k]) for k, v in state_dict.items())
-    load(classifier(), str(checkpoint))
-
-
-def test_bare_and_wrapped_state_dicts_pass(tmp_path):
-    path = str(tmp_path / 'weights.pth')
-    weights = classifier().state_dict()
-    for prefix in ('', 'module.'):
-        torch.save({prefix + k: v for k, v in weights.items()}, path)
-        load(classifier(), path)
-
-
-def test_other_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match='missing.pth'):
-        read_checkpoint(str(tmp_path / 'missing.pth'))
-
-
-@pytest.mark.parametrize('foreign, difference', [
-    (dict(depth=56), 'missing'),
-    (dict(attention=dict(type='StepNet')), r'missing .*step\.attention'),
-    (dict(base_channels=8, stem_channels=8), 'of another shape'),
+@pytest.mark.parametrize('change', [
+    lambda weights: dict(state_dict=weights, meta={}),
+    lambda weights: weights,
+    lambda weights: {f'module.{k}': v for k, v in weights.items()},
+    # Published ones of before hold what the config sets.
+    lambda weights: {**weights, 'data_preprocessor.mean': torch.zeros(3)},
 ])
-def test_foreign_checkpoint_is_refused(checkpoint, foreign, difference):
-    """Mmengine would warn and go on with random weights."""
-    with pytest.raises(
-            ValueError, match=f'does not fit the model.*{difference}'):
-        load(classifier(**foreign), str(checkpoint))
-
-
-@pytest.mark.parametrize('mean, warned', [(120., False), (110., True)])
-def test_colours_that_published_weights_hold(checkpoint, mean, warned,
-                                             monkeypatch):
-    """The config says them; where it says others, it is told."""
-    model = classifier(data_preprocessor=dict(
-        mean=[120.] * 3, std=[60.] * 3))
-    content = torch.load(checkpoint)
-    content['state_dict']['data_preprocessor.mean'] = torch.full(
-        (3, 1, 1), mean)
-    torch.save(content, checkpoint)
-    told = []
-    monkeypatch.setattr(checkpoint_module, 'print_log',
-                        lambda message, **kwargs: told.append(message))
-    load(model, checkpoint)
+@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
+def test_forms_of_weights(tmp_path, change, ending):
+    weights = classifier().state_dict()
+    path, content = tmp_path / f'net.{ending}', change(weights)
+    if ending == 'pth':
+        torch.save(content, path)
+    else:
+        save_file(content.get('state_dict', content), path, dict(a='b'))
+    model = load(classifier(), path)
+    found = model.state_dict()
+    assert all(torch.equal(found[key], weights[key]) for key in weights)
     assert model.data_preprocessor.mean.flatten().tolist() == [120.] * 3
-    assert ['mean, beginning with [110.0, 110.0, 110.0]' in message
-            for message in told] == [True] * warned
 
 
 def test_names_of_older_versions_are_the_models_to_read(tmp_path):
     """MMPretrain's first Swin had one norm, `norm`; its own reading knows."""
     model = SwinTransformer('tiny', img_size=32, patch_size=4, window_size=4,
                             stage_cfgs=dict(block_cfgs={}))
-    weights = model.state_dict()
     old = {k.replace('norm3.', 'norm.'): v + 1 if v.is_floating_point() else v
-           for k, v in weights.items()}
-    assert old.keys() != weights.keys()
-    path = str(tmp_path / 'old.pth')
-    torch.save(dict(state_dict=old), path)
-    load(model, path)
+           for k, v in model.state_dict().items()}
+    load(model, save(tmp_path / 'old.pth', dict(state_dict=old)))
     torch.testing.assert_close(model.norm3.weight, old['norm.weight'])
-    del old['norm.weight']
-    torch.save(dict(state_dict=old), path)
-    with pytest.raises(ValueError, match='missing 1 .*norm3.weight'):
-        load(model, path)
 
 
-def test_addresses(checkpoint, monkeypatch):
-    monkeypatch.setattr(
-        CheckpointLoader, 'load_checkpoint',
-        lambda name, place: torch.load(checkpoint, place))
-    load(classifier(), 'https://models.example/net-1.pth')
+@pytest.mark.parametrize('foreign, difference', [
+    (dict(depth=56), 'Missing'),
+    (dict(attention=dict(type='StepNet')), r'Missing .*step\.attention'),
+    (dict(base_channels=8, stem_channels=8), 'size mismatch'),
+])
+def test_foreign_checkpoint_is_refused(tmp_path, foreign, difference):
+    """Mmengine would warn and go on with random weights."""
+    path = save(tmp_path / 'net.pth', classifier().state_dict())
+    with pytest.raises(
+            ValueError, match=f'(?s)does not fit the model.*{difference}'):
+        load(classifier(**foreign), path)
 
 
-def save(folder, name, iterations, time, **content):
-    path = folder / name
-    torch.save(dict(state_dict={}, optimizer={}, meta=dict(iter=iterations),
-                    **content), path)
-    os.utime(path, (time, time))
-    return str(path)
+@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
+@pytest.mark.parametrize('spoil, error, message', [
+    (lambda content: content[:-300], ValueError, 'not a whole'),
+    (lambda content: content[:9], ValueError, 'not a whole'),
+    (lambda content: b'', ValueError, 'not a whole'),
+    (lambda content: b'no checkpoint', ValueError, 'not a whole'),
+    (None, FileNotFoundError, 'net'),
+])
+def test_damaged_files(tmp_path, ending, spoil, error, message):
+    path = tmp_path / f'net.{ending}'
+    weights = dict(a=torch.arange(999.))
+    if spoil is not None:
+        (torch.save if ending == 'pth' else save_file)(weights, path)
+        path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(error, match=message):
+        read_checkpoint(str(path))
 
 
-class Foreign:
-    pass
-
-
-def test_the_one_of_most_iterations_goes_on(tmp_path, monkeypatch):
-    """Copied files are as old as their copying."""
-    said = []
-    monkeypatch.setattr(checkpoint_module, 'print_log',
-                        lambda message, **kwargs: said.append(message))
-    assert find_resumable(str(tmp_path)) is None
-    other = tmp_path / 'out_dir'
-    other.mkdir()
-    paths = [save(folder, name, iterations, time)
-             for folder, name, iterations, time in (
-                 (tmp_path, 'epoch_2.pth', 20, 300),
-                 (tmp_path, 'interim.pth', 95, 200),
-                 (other, 'epoch_10.pth', 100, 100))]
-    torch.save(dict(state_dict={}, meta=dict(iter=999)),
-               tmp_path / 'best.pth')  # weights alone
-    both = str(tmp_path), str(other)
-    path, checkpoint = find_resumable(*both)
-    assert path == paths[2] and checkpoint['meta']['iter'] == 100
-    assert find_resumable(both[0])[0] == paths[1]
-    # Cut off, or more than data, it is passed over, not silently.
-    size = os.path.getsize(paths[2])
-    assert not said
-    os.truncate(paths[2], size - 40)
-    assert find_resumable(*both)[0] == paths[1]
-    message, = said
-    assert 'passed over' in message and 'epoch_10.pth' in message
-    save(tmp_path, 'epoch_11.pth', 110, 400, message_hub=Foreign())
-    assert find_resumable(*both)[0] == paths[1]
-    for name in ('interim.pth', 'epoch_2.pth'):
-        (tmp_path / name).unlink()
-    with pytest.raises(UnsafeCheckpointError, match='epoch_11.pth'):
-        find_resumable(*both)
-    with pytest.raises(ValueError, match='epoch_10.pth.*not a whole'):
-        find_resumable(both[1])
+@pytest.mark.parametrize('content', [
+    None, 3, 'x', [], torch.zeros(2), dict(state_dict=None),
+    dict(state_dict=[1])])
+def test_contents_without_weights(tmp_path, content):
+    with pytest.raises(ValueError, match='not a checkpoint with a state_dict'):
+        read_checkpoint(save(tmp_path / 'net.pth', content))

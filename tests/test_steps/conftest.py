@@ -1,6 +1,6 @@
 import pytest
 
-from mmstepnet.steps.tail.dispatch import Tail
+from mmstepnet.steps.tail.function import Tail
 
 
 @pytest.fixture

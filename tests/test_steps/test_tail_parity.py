@@ -9,7 +9,6 @@ import torch.nn as nn
 
 from mmstepnet import steps
 from mmstepnet.attentions import StepNet
-from mmstepnet.torch_version import NORMALISES_HALF_ON_CPU
 from tests.test_steps.cases import (
     FORMATS,
     GATES,
@@ -21,13 +20,14 @@ from tests.test_steps.cases import (
     run,
     worst,
 )
+from tests.utils import TORCH_21
 
 SHAPES = ((3, 6, 7, 5), (5, 6, 3, 3), (64, 6, 1, 2), (3, 6, 1, 1),
           (4, 6, 33, 31), (4, 1, 5, 9), (3, 130, 6, 7))
 """From three images on: a BN over two is all but constant."""
 
 HALF = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.skipif(
-    not NORMALISES_HALF_ON_CPU, reason='this BN takes no float16 on a CPU'))]
+    TORCH_21, reason='this BN takes no float16 on a CPU'))]
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)

@@ -12,7 +12,6 @@ from torch.nn.utils import parametrize, prune
 
 from mmstepnet import steps
 from mmstepnet.attentions import ChannelGate, StepNet
-from mmstepnet.steps.tail import dispatch
 from tests.test_steps.cases import build, inputs, run, worst
 
 
@@ -85,19 +84,13 @@ def test_forward_of_an_object(part, case):
 
 @pytest.mark.parametrize('part', PARTS)
 @pytest.mark.parametrize('wrapped', [False, True])
-@pytest.mark.parametrize('first', [False, True])
-def test_forward_of_a_class(part, wrapped, first, case, monkeypatch):
-    """Patched after the first step, or before it."""
+def test_forward_of_a_class(part, wrapped, case, monkeypatch):
     cls = type(case.parts[part])
     plain = cls.forward
     with monkeypatch.context() as patch:
         patch.setattr(cls, 'forward', halved(plain) if wrapped else (
             lambda self, *args: plain(self, *args) * 0.5))
-        if first:
-            dispatch._own_forward.cache_clear()
         case.expect_reference()
-    if first:
-        dispatch._own_forward.cache_clear()
     case.expect_fused()
 
 

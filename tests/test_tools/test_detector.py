@@ -8,6 +8,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from mmstepnet.stiffness import Trajectories
 from tests.documents import ROOT
 from tests.programs import IN_PROCESS, call_tool, load_tool
 
@@ -20,6 +21,10 @@ def job(tmp_path_factory):
     data = folder / 'data'
     call_tool(load_tool('dataset_converters/compose_digits.py'), '--out',
               data, '--train', 16, '--val', 5)
+    config = folder / 'detector.py'
+    config.write_text(
+        f"_base_ = ['{CONFIG}']\ncustom_hooks = [dict("
+        "type='mmstepnet.StiffnessHook', reading='unit', figures=False)]\n")
     options = ['--cfg-options', *IN_PROCESS, 'train_cfg.val_interval=1',
                'train_cfg.max_epochs=1']
     for loop in ('train', 'val', 'test'):
@@ -28,9 +33,9 @@ def job(tmp_path_factory):
     for loop in ('val', 'test'):
         options += [f'{loop}_evaluator.ann_file={annotations(folder)}',
                     f'{loop}_evaluator.metric=proposal']
-    call_tool(load_tool('train.py'), CONFIG, '--work-dir', folder / 'train',
+    call_tool(load_tool('train.py'), config, '--work-dir', folder / 'train',
               *options)
-    call_tool(load_tool('test.py'), CONFIG, folder / 'train' / 'epoch_1.pth',
+    call_tool(load_tool('test.py'), config, folder / 'train' / 'epoch_1.pth',
               '--work-dir', folder / 'test',
               '--out', folder / 'predictions.pkl',
               '--show-dir', folder / 'shown', *options)
@@ -67,11 +72,22 @@ def test_evaluation_is_of_these_boxes(job):
     assert expected > 0
     trained, = (job / 'train').glob('*/vis_data/scalars.json')
     tested, = (job / 'test').glob('*/*.json')
-    records = trained.read_text().splitlines()
-    for metrics in json.loads(records[-1]), json.loads(tested.read_text()):
+    records = [json.loads(line) for line in trained.read_text().splitlines()]
+    validated, = (r for r in records if 'coco/AR@100' in r)
+    for metrics in validated, json.loads(tested.read_text()):
         assert metrics['coco/AR@100'] == pytest.approx(expected, abs=6e-4)
     pictures = sorted(path.name for path in (job / 'shown').iterdir())
     assert pictures == sorted(
         image['file_name'] for image in truth.imgs.values())
-    losses = [json.loads(line).get('loss') for line in records[:-1]]
-    assert all(map(np.isfinite, losses))
+    losses = [record['loss'] for record in records if 'loss' in record]
+    assert losses and all(map(np.isfinite, losses))
+
+
+def test_stiffness_is_of_these_pictures(job):
+    record = Trajectories.load(
+        job / 'test' / 'stiffness' / 'stiffness_test.npz')
+    assert len(record) == 5 and record.settings['reading'] == 'unit'
+    tested, = (job / 'test').glob('*/*.json')
+    metrics = json.loads(tested.read_text())
+    assert metrics['stiffness/nsi'] == pytest.approx(
+        record.unit.mean(), rel=1e-4)

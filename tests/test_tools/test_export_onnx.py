@@ -52,13 +52,9 @@ def test_file(config, part, tmp_path):
                                    atol=1e-4 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize('arguments, message', [
-    pytest.param((), '--part names what else of FasterRCNN',
-                 marks=pytest.mark.slow),
-    (('--part', 'spine'), "--part 'spine': FasterRCNN has the parts .*neck"),
-])
-def test_what_cannot_be_exported(arguments, message, tmp_path):
-    _, arguments = prepare(DETECTOR, tmp_path, *arguments)
-    with pytest.raises(SystemExit, match=message):
+@pytest.mark.slow
+def test_what_cannot_be_exported(tmp_path):
+    _, arguments = prepare(DETECTOR, tmp_path)
+    with pytest.raises(SystemExit, match='--part names what else .*neck'):
         call_tool(load_tool('export_onnx.py'), *arguments)
     assert not (tmp_path / 'model.onnx').exists()

@@ -17,9 +17,9 @@ import time
 
 import pytest
 import torch
+from mmengine.runner import find_latest_checkpoint
 
 from mmstepnet.files import TEMPORARY
-from mmstepnet.jobs.checkpoint import find_resumable
 
 KILLS = int(os.environ.get('KILLS', 2))
 CONFIG = """
@@ -86,7 +86,7 @@ def test_kills(tmp_path, seed, workers):
         files = list(work_dir.glob('*.pth'))
         for file in files:
             assert torch.load(file, weights_only=False)['state_dict'], file
-        path, _ = find_resumable(str(work_dir))
+        path = find_latest_checkpoint(str(work_dir))
         epoch = 0
         if path is not None:
             epoch = torch.load(path, weights_only=False)['meta']['epoch']

@@ -7,7 +7,7 @@ import torch
 from mmpretrain import get_model
 from safetensors import safe_open
 
-from mmstepnet.jobs.safe_load import load_file
+from mmstepnet.jobs.checkpoint import read_checkpoint
 from tests.programs import call_tool, load_tool
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
@@ -38,7 +38,7 @@ def test_publish(checkpoint, tmp_path):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         assert file.stem == f'net-{digest[:8]}'
     published = next(f for f in files if f.suffix == '.pth')
-    content = load_file(str(published))
+    content = read_checkpoint(str(published))
     assert content.keys() == {'meta', 'state_dict'}
     assert content['meta'].keys() == {'cfg', 'dataset_meta', 'epoch'}
     with safe_open(next(f for f in files if f != published), 'pt') as file:
@@ -52,3 +52,16 @@ def test_publish(checkpoint, tmp_path):
     x = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(loaded(x), model.eval()(x))
+
+
+@pytest.mark.parametrize('weights, message', [
+    ({}, 'holds no weights'),
+    (dict(fc=torch.tensor([1, float('nan')])), 'not finite: fc'),
+    (dict(fc=torch.tensor([1, float('inf')])), 'not finite: fc'),
+])
+def test_what_is_not_published(tmp_path, weights, message):
+    torch.save(dict(state_dict=weights), tmp_path / 'x.pth')
+    with pytest.raises(ValueError, match=message):
+        call_tool(load_tool('publish_model.py'), tmp_path / 'x.pth',
+                  tmp_path / 'net')
+    assert [path.name for path in tmp_path.iterdir()] == ['x.pth']

@@ -36,7 +36,7 @@ case "$*" in
         [ ! -f "$header" ] || flags="$flags -include ${{header%.gch}}"
         [ "$CXX" = false ] || [ -f "$header" ] || exit 1
         [ "$CFLAGS" = "$flags" ] || exit 1
-        [ "$BROKEN" ] && exit 1
+        [ "$BROKEN" ] && echo 'a.cpp:3: error: no b' && seq 99 && exit 1
         mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;
     *force-reinstall*) touch "$FOLDER/ops" ;;
     *"import mmcv.ops"*) [ -e "$FOLDER/ops" ] ;;
@@ -72,7 +72,7 @@ def setup_env(tmp_path):
         names = {'--only-binary': 'fetch', ' download': 'download',
                  'c++-header': 'header', '--verbose': 'build',
                  '--force-reinstall': 'install', '-e .': 'package',
-                 'docs.txt': 'tests'}
+                 'docs.txt': 'tests', 'quick.txt': 'quick'}
         return [name for line in calls.read_text().splitlines()
                 for mark, name in names.items() if mark in line], done.stderr
 
@@ -89,8 +89,9 @@ def test_a_wheel_that_is_found_is_not_built(setup_env, tmp_path):
     assert len(wheels(tmp_path)) == 1
     assert setup_env('ops')[0] == ['install']
     assert setup_env('ops')[0] == []
+    assert setup_env('quick')[0] == ['quick']
     assert setup_env()[0] == ['tests']
-    assert setup_env()[0] == []
+    assert setup_env()[0] == setup_env('quick')[0] == []
     assert setup_env('wheel')[0] == []
 
 
@@ -98,6 +99,7 @@ def test_else_it_is_built_and_kept(setup_env, tmp_path):
     """A build that failed goes on in the same sources."""
     done, err = setup_env('ops', code=1, BROKEN='1')
     assert done == ['package', 'fetch', 'download', 'header', 'build']
+    assert err.endswith('The first error:\na.cpp:3: error: no b\n')
     assert wheels(tmp_path) == []
     assert setup_env('ops')[0] == ['fetch', 'build', 'install']
     assert len(wheels(tmp_path)) == 1

@@ -43,99 +43,90 @@ def measured(checkpoint, tmp_path_factory):
     return out, '\n'.join(lines)
 
 
-class TestMeasure:
-
-    def test_against_one_batch(self, measured, tmp_path):
-        record = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
-        cfg = Config.fromfile(CONFIG)
-        samples = list(DATASETS.build(cfg.val_dataloader.dataset))
-        images = torch.stack([s['inputs'] for s in samples]).float()
-        labels = [s['data_samples'].gt_label.item() for s in samples]
-        mean, std = (torch.tensor(cfg.data_preprocessor[k]).view(3, 1, 1)
-                     for k in ('mean', 'std'))
-        model = save_model(tmp_path / 'the_same.pth', CONFIG)
-        with torch.no_grad(), TrajectoryRecorder(model) as recorder:
-            scores = model((images - mean) / std, mode='tensor')
-        assert record.adaptive.shape == (360, 6)
-        for name, values in recorder.record.items():
-            np.testing.assert_allclose(
-                getattr(record, name), values, rtol=1e-4, atol=1e-6)
-        assert record.blocks == recorder.blocks
-        settings = record.settings
-        correct = (scores.argmax(1) == torch.tensor(labels)).double().mean()
-        assert settings['metrics']['accuracy/top1'] == pytest.approx(
-            100 * correct.item(), abs=1e-3)
-        assert settings['model'] == 'resnet20_se_digits'
-        assert (settings['epoch'], settings['iter']) == (7, 154)
-        assert settings['split'] == 'val'
-
-    def test_prints_its_record(self, measured):
-        out, text = measured
-        record = Trajectories.load(out / 'stiffness_val_epoch_7.npz')
-        for reading in READINGS:
-            for mu in MEANS:
-                tns = total_neural_stiffness(
-                    record.nsi(reading), record.stages, mu).mean()
-                assert f'  {reading}, {mu}  {tns:.6g}\n' in text
-        nsi = record.adaptive.astype(float)
-        for stage in range(3):
-            mean = nsi[:, 2 * stage:2 * stage + 2].mean()
-            name = f'mean NSI (adaptive) of stage {stage + 1}'
-            assert f'{name}  {mean:.6g}' in text
-        assert 'backbone.layer1.0, backbone.layer2.0' in text
-        assert {p.name for p in out.glob('*.png')} == {
-            f'stiffness_val_epoch_7_figure_{n}.png' for n in (2, 3, 6, 9)}
-
-    def test_max_samples_are_evenly_taken(self, measured, checkpoint,
-                                          tmp_path, capsys):
-        call('stiffness', CONFIG, checkpoint, '--split', 'val',
-             '--out', tmp_path, '--max-samples', 5, '--device', 'cpu',
-             '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
-        whole = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
-        part = Trajectories.load(tmp_path / 'stiffness_val_epoch_7.npz')
-        assert part.blocks == [
-            'backbone.layer2.1', 'backbone.layer2.2']
+def test_against_one_batch(measured, tmp_path):
+    record = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
+    cfg = Config.fromfile(CONFIG)
+    samples = list(DATASETS.build(cfg.val_dataloader.dataset))
+    images = torch.stack([s['inputs'] for s in samples]).float()
+    labels = [s['data_samples'].gt_label.item() for s in samples]
+    mean, std = (torch.tensor(cfg.data_preprocessor[k]).view(3, 1, 1)
+                 for k in ('mean', 'std'))
+    model = save_model(tmp_path / 'the_same.pth', CONFIG)
+    with torch.no_grad(), TrajectoryRecorder(model) as recorder:
+        scores = model((images - mean) / std, mode='tensor')
+    assert record.adaptive.shape == (360, 6)
+    for name, values in recorder.record.items():
         np.testing.assert_allclose(
-            part.unit, whole.unit[[0, 89, 179, 269, 359], 2:4],
-            rtol=1e-4)
-        assert part.settings['metrics'] == {}
-        assert 'only a part of the data' in capsys.readouterr().out
+            getattr(record, name), values, rtol=1e-4, atol=1e-6)
+    assert record.blocks == recorder.blocks
+    settings = record.settings
+    correct = (scores.argmax(1) == torch.tensor(labels)).double().mean()
+    assert settings['metrics']['accuracy/top1'] == pytest.approx(
+        100 * correct.item(), abs=1e-3)
+    assert settings['model'] == 'resnet20_se_digits'
+    assert (settings['epoch'], settings['iter']) == (7, 154)
+    assert settings['split'] == 'val'
 
-    def test_train_split(self, checkpoint, tmp_path):
-        call('stiffness', CONFIG, checkpoint, '--split', 'train',
-             '--out', tmp_path, '--max-samples', 3, '--device', 'cpu',
-             '--cfg-options', *IN_PROCESS)
-        record = Trajectories.load(tmp_path / 'stiffness_train_epoch_7.npz')
-        assert record.settings['split'] == 'train'
-        assert len(record) == 3
 
-    def test_missing_split(self, checkpoint, tmp_path):
-        config = tmp_path / 'no_test.py'
-        config.write_text(f"_base_ = ['{CONFIG}']\ntest_dataloader = None\n"
-                          'test_evaluator = None\ntest_cfg = None\n')
-        with pytest.raises(ValueError, match='no test_dataloader.*--split'):
-            call('stiffness', config, checkpoint, '--out',
-                 tmp_path / 'out')
+def test_prints_its_record(measured):
+    out, text = measured
+    record = Trajectories.load(out / 'stiffness_val_epoch_7.npz')
+    for reading in READINGS:
+        for mu in MEANS:
+            tns = total_neural_stiffness(
+                record.nsi(reading), record.stages, mu).mean()
+            assert f'  {reading}, {mu}  {tns:.6g}\n' in text
+    nsi = record.adaptive.astype(float)
+    for stage in range(3):
+        mean = nsi[:, 2 * stage:2 * stage + 2].mean()
+        name = f'mean NSI (adaptive) of stage {stage + 1}'
+        assert f'{name}  {mean:.6g}' in text
+    assert 'backbone.layer1.0, backbone.layer2.0' in text
+    assert {p.name for p in out.glob('*.png')} == {
+        f'stiffness_val_epoch_7_figure_{n}.png' for n in (2, 3, 6, 9)}
 
-    def test_other_checkpoint(self, checkpoint, tmp_path):
-        plain = CONFIG.with_name('resnet20_plain_digits.py')
-        with pytest.raises(ValueError, match='does not fit the model'):
-            call('stiffness', plain, checkpoint, '--out',
-                 tmp_path, '--cfg-options', *IN_PROCESS)
 
-    def test_pattern_without_block(self, checkpoint, tmp_path):
-        with pytest.raises(ValueError, match='layer9'):
-            call('stiffness', CONFIG, checkpoint, '--out',
-                 tmp_path, '--blocks', 'layer9.*', '--device', 'cpu',
-                 '--cfg-options', *IN_PROCESS)
+def test_max_samples_are_evenly_taken(measured, checkpoint, tmp_path):
+    call('stiffness', CONFIG, checkpoint, '--split', 'val',
+         '--out', tmp_path, '--max-samples', 5, '--device', 'cpu',
+         '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
+    whole = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
+    part = Trajectories.load(tmp_path / 'stiffness_val_epoch_7.npz')
+    assert part.blocks == [
+        'backbone.layer2.1', 'backbone.layer2.2']
+    np.testing.assert_allclose(
+        part.unit, whole.unit[[0, 89, 179, 269, 359], 2:4],
+        rtol=1e-4)
+    assert part.settings['metrics'] == {}
 
-    def test_model_without_residual_steps(self, tmp_path):
-        config = tmp_path / 'vgg.py'
-        config.write_text(
-            f"_base_ = ['{CONFIG}']\nmodel = dict(head=dict(in_channels=512), "
-            "backbone=dict(type='VGG', depth=11, _delete_=True))")
-        save_model(tmp_path / 'vgg.pth', config)
-        with pytest.raises(RuntimeError, match='no sample .*: no residual '
-                           'step of ImageClassifier'):
-            call('stiffness', config, tmp_path / 'vgg.pth', '--out', tmp_path,
-                 '--max-samples', 2, '--cfg-options', *IN_PROCESS)
+
+def test_train_split(checkpoint, tmp_path):
+    call('stiffness', CONFIG, checkpoint, '--split', 'train',
+         '--out', tmp_path, '--max-samples', 3, '--device', 'cpu',
+         '--cfg-options', *IN_PROCESS)
+    record = Trajectories.load(tmp_path / 'stiffness_train_epoch_7.npz')
+    assert record.settings['split'] == 'train'
+    assert len(record) == 3
+
+
+@pytest.mark.parametrize('changes, options, error, message', [
+    ('test_dataloader = test_evaluator = test_cfg = None', (), ValueError,
+     'no test_dataloader.*--split'),
+    ('model = dict(backbone=dict(attention=None))', (), ValueError,
+     'does not fit the model'),
+    ('', ('--blocks', 'layer9.*'), ValueError, 'layer9'),
+    ("model = dict(head=dict(in_channels=512), backbone=dict(type='VGG', "
+     'depth=11, _delete_=True))', (), RuntimeError,
+     'no sample .*: no residual step of ImageClassifier'),
+])
+def test_what_cannot_be_measured(checkpoint, tmp_path, changes, options,
+                                 error, message):
+    config = tmp_path / 'config.py'
+    config.write_text(f"_base_ = ['{CONFIG}']\n{changes}\n")
+    if 'VGG' in changes:
+        checkpoint = tmp_path / 'vgg.pth'
+        save_model(checkpoint, config)
+    with pytest.raises(error, match=message):
+        call('stiffness', config, checkpoint, '--out', tmp_path, '--device',
+             'cpu', '--max-samples', 2, *options, '--cfg-options',
+             *IN_PROCESS)

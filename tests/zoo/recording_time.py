@@ -8,7 +8,7 @@ round is a bare pass and a recorded one; the table gives the median of the
 rounds' ratios with the quartiles, and both medians. Networks of libraries
 that are not installed are left out.
 
-With ``--command``: the time by the clock of ``python -m mmstepnet stiffness``
+With ``--command``: the time by the clock of ``mmstepnet stiffness``
 without the start of Python, its page included, over that of a loop that
 builds the same model and runs it over the same pictures.
 """
@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from mmstepnet.cli.commands import _batches, parse_args
+from mmstepnet.cli.arguments import build_parser
+from mmstepnet.cli.commands import _samples, run_stiffness
 from mmstepnet.cli.models import load_model
 from mmstepnet.stiffness import TrajectoryRecorder
 
@@ -79,7 +80,7 @@ def bare_loop(args: argparse.Namespace) -> None:
     for name in args.models:
         named = load_model(name)
         named.model.eval()
-        for batch in _batches(named, args):
+        for batch, *_ in _samples(named, name, args):
             named.model(batch)
 
 
@@ -88,14 +89,14 @@ def command_row(name: str, images: Path, samples: int,
     """The whole command over the bare loop."""
     bare, recorded = [], []
     with tempfile.TemporaryDirectory() as out:
-        args = parse_args(['stiffness', name, '--images', str(images),
-                           '--samples', str(samples), '--batch-size', '8',
-                           '--out', out])
+        args = build_parser().parse_args([
+            'stiffness', name, '--images', str(images), '--samples',
+            str(samples), '--batch-size', '8', '--out', out])
         for _ in range(rounds):
             bare.append(seconds(lambda: bare_loop(args), time.perf_counter))
             with redirect_stdout(io.StringIO()):
                 recorded.append(
-                    seconds(lambda: args.run(args), time.perf_counter))
+                    seconds(lambda: run_stiffness(args), time.perf_counter))
     return compared(f'{name}, {samples} pictures', bare, recorded)
 
 

@@ -15,18 +15,21 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import Runner
 from mmengine.utils import ProgressBar
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from mmstepnet.checks import positive_int
 from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.figures import save_stiffness_figures
 from mmstepnet.figures.trajectories import spread_indices
-from mmstepnet.jobs.checkpoint import load_weights, read_checkpoint
-from mmstepnet.jobs.job import add_config_options, init_scope, load_config
-from mmstepnet.jobs.patches import patch_mmengine
+from mmstepnet.jobs.checkpoint import (
+    load_weights,
+    patch_reading,
+    read_checkpoint,
+)
+from mmstepnet.jobs.job import add_config_options, load_config
 from mmstepnet.stiffness import MEANS, READINGS, Trajectories
 
 SPLITS = ('train', 'val', 'test')
@@ -36,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file')
+    add_config_options(parser)
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
         '--split', choices=SPLITS, default='test',
@@ -57,7 +60,6 @@ def parse_args() -> argparse.Namespace:
         'else in ./work_dirs/NAME_OF_THE_CONFIG')
     parser.add_argument(
         '--device', help='such as cpu or cuda:1. Default: a GPU if there is')
-    add_config_options(parser, 'test_dataloader.batch_size=4')
     return parser.parse_args()
 
 
@@ -82,8 +84,6 @@ class KeepStiffnessHook(StiffnessHook):
     def save_and_draw(self, runner: Runner, trajectories: Trajectories,
                       scalars: dict[str, float]) -> None:
         self.trajectories = trajectories
-        print(f'{len(trajectories.blocks)} residual steps; left out as the '
-              f'first of their stages: {", ".join(trajectories.excluded)}')
 
 
 def build_dataloader(cfg: Config, split: str,
@@ -91,24 +91,21 @@ def build_dataloader(cfg: Config, split: str,
     """The split's data, every sample once, in the data set's order.
 
     Raises:
-        ValueError: The config has no such split, or it is empty.
+        ValueError: The config has no such split.
     """
     loader = cfg.get(f'{split}_dataloader')
     if loader is None:
         raise ValueError(
             f'{cfg.filename} has no {split}_dataloader; choose another '
             f'--split of {", ".join(SPLITS)}')
-    loader = loader.copy()
-    dataset: Dataset = DATASETS.build(loader.pop('dataset'))
-    if len(dataset) == 0:
-        raise ValueError(f'the {split} data set of {cfg.filename} is empty')
+    dataset = DATASETS.build(loader.dataset)
     if max_samples is not None and max_samples < len(dataset):
         dataset = Subset(dataset, spread_indices(len(dataset), max_samples))
-    for key in ('batch_sampler', 'drop_last', 'num_batch_per_epoch'):
-        loader.pop(key, None)
-    sampler = dict(type='DefaultSampler', shuffle=False)
+    kept = {key: value for key, value in loader.items() if key not in (
+        'batch_sampler', 'drop_last', 'num_batch_per_epoch')}
     return Runner.build_dataloader(
-        dict(loader, dataset=dataset, sampler=sampler), seed=0)
+        dict(kept, dataset=dataset,
+             sampler=dict(type='DefaultSampler', shuffle=False)), seed=0)
 
 
 def build_runner(cfg: Config, out_dir: Path, split: str,
@@ -117,7 +114,8 @@ def build_runner(cfg: Config, out_dir: Path, split: str,
 
     A part of the split is not evaluated.
     """
-    init_scope(cfg)
+    if cfg.get('default_scope'):  # None in configs that name classes
+        init_default_scope(cfg.default_scope)
     dataloader = build_dataloader(cfg, split, max_samples)
     part = isinstance(dataloader.dataset, Subset)
     evaluator = None if part else cfg.get(f'{split}_evaluator')
@@ -130,56 +128,13 @@ def build_runner(cfg: Config, out_dir: Path, split: str,
         test_cfg=dict(),
         default_hooks=dict(logger=None),
         env_cfg=cfg.get('env_cfg') or dict(),
-        randomness=cfg.get('randomness') or dict(seed=None),
         log_level='WARNING',
         default_scope=cfg.get('default_scope', 'mmengine'),
         cfg=cfg)
 
 
-def measure(runner: Runner, blocks: list[str] | None = None,
-            device: str | None = None) -> Trajectories:
-    """Test the runner's model and give its trajectories.
-
-    Args:
-        runner (Runner): The runner, whose model has its weights.
-        blocks (list[str], optional): Names or patterns of blocks.
-        device (str, optional): Where it runs. Default: a GPU if there is.
-
-    Raises:
-        RuntimeError: No sample could be measured.
-    """
-    runner.model.to(device or get_device())
-    hook = KeepStiffnessHook(blocks=blocks)
-    runner.register_hook(hook)
-    runner.test()
-    if hook.trajectories is None:
-        raise RuntimeError(f'no sample could be measured: {hook.why}')
-    return hook.trajectories
-
-
-def main() -> None:
-    args = parse_args()
-    patch_mmengine(args.trust_checkpoint)
-    checkpoint = read_checkpoint(args.checkpoint, args.trust_checkpoint)
-    meta = checkpoint['meta']
-    cfg = load_config(args)
-    out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
-    runner = build_runner(cfg, out_dir, args.split, args.max_samples)
-    load_weights(runner.model, checkpoint, args.checkpoint)
-    measured = measure(runner, args.blocks, args.device)
-    measured = replace(
-        measured,
-        settings={
-            **measured.settings,
-            'checkpoint': str(args.checkpoint),
-            'split': args.split,
-            **{k: meta[k] for k in ('epoch', 'iter') if k in meta},
-        })
-    name = f'stiffness_{args.split}_{Path(args.checkpoint).stem}'
-    path = out_dir / f'{name}.npz'
-    measured.save(path)
-    save_stiffness_figures(measured, out_dir, name)
-
+def show(measured: Trajectories) -> None:
+    """Print the numbers of a recording."""
     print('\nTNS, by the reading of NSI and the blocks of the mean')
     for mu in MEANS:
         for reading in READINGS:
@@ -193,11 +148,35 @@ def main() -> None:
         print(f'mean NSI ({reading}) of {stage}  {value:.6g}')
     for key, value in measured.settings['metrics'].items():
         print(f'{key}  {value:.6g}')
-    if len(runner.test_evaluator.metrics) == 0:
-        print('not evaluated: ' + (
-            'only a part of the data is measured' if isinstance(
-                runner.test_dataloader.dataset, Subset) else
-            f'the config has no {args.split}_evaluator'))
+    print(f'{len(measured.blocks)} residual steps; left out as the first of '
+          f'their stages: {", ".join(measured.excluded)}')
+
+
+def main() -> None:
+    args = parse_args()
+    patch_reading(args.trust_checkpoint)
+    cfg = load_config(args)
+    checkpoint = read_checkpoint(args.checkpoint, 'cpu',
+                                 args.trust_checkpoint)
+    out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
+    runner = build_runner(cfg, out_dir, args.split, args.max_samples)
+    load_weights(runner.model, checkpoint, args.checkpoint)
+    runner.model.to(args.device or get_device())
+    hook = KeepStiffnessHook(blocks=args.blocks)
+    runner.register_hook(hook)
+    runner.test()
+    if hook.trajectories is None:
+        raise RuntimeError(f'no sample could be measured: {hook.why}')
+    measured = replace(hook.trajectories, settings={
+        **hook.trajectories.settings, 'checkpoint': str(args.checkpoint),
+        'split': args.split,
+        **{key: checkpoint['meta'][key] for key in ('epoch', 'iter')
+           if key in checkpoint['meta']}})
+    name = f'stiffness_{args.split}_{Path(args.checkpoint).stem}'
+    path = out_dir / f'{name}.npz'
+    measured.save(path)
+    save_stiffness_figures(measured, out_dir, name)
+    show(measured)
     print(f'{len(measured)} samples, record and figures: {path}')
 
 

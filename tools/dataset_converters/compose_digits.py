@@ -66,16 +66,12 @@ def height_and_width(text: str) -> tuple[int, int]:
 
 
 def read_settings(folder: Path) -> dict | None:
-    """Settings of the complete data set in a folder, None without one.
+    """Settings of the data set in a folder, None where nothing is.
 
     Raises:
         SystemExit: The folder holds something else.
     """
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
-        raise SystemExit(f'--out {folder} is not a folder')
-    if not any(folder.iterdir()):
+    if not folder.exists() or not any(folder.iterdir()):
         return None
     try:
         settings = json.loads((folder / SETTINGS).read_text())
@@ -86,20 +82,7 @@ def read_settings(folder: Path) -> dict | None:
         raise SystemExit(
             f'--out {folder} holds files, but no data set of this tool (no '
             f'valid {SETTINGS}); give another folder or remove it yourself')
-    return settings if is_complete(folder) else None
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether every annotated picture is there."""
-    for split in DIGIT_SPLITS:
-        try:
-            content = json.loads(annotation_file(folder, split).read_text())
-        except (OSError, ValueError):
-            return False
-        if not all((folder / split / image['file_name']).is_file()
-                   for image in content['images']):
-            return False
-    return True
+    return settings
 
 
 def annotation_file(folder: Path, split: str) -> Path:
@@ -123,29 +106,19 @@ def write_split(folder: Path, split: str, count: int, size: tuple[int, int],
             dict(id=index, file_name=name, height=size[0], width=size[1]))
         for (x1, y1, x2, y2), label in zip(boxes.tolist(), classes.tolist()):
             width, height = x2 - x1, y2 - y1
-            annotations.append(
-                dict(
-                    # pycocotools takes annotation 0 for "no match".
-                    id=len(annotations) + 1,
-                    image_id=index,
-                    category_id=label + 1,
-                    bbox=[x1, y1, width, height],
-                    area=width * height,
-                    iscrowd=0))
-    categories = [
-        dict(id=label + 1, name=name)
-        for label, name in enumerate(DIGIT_CLASSES)
-    ]
+            annotations.append(dict(
+                # pycocotools takes annotation 0 for "no match".
+                id=len(annotations) + 1, image_id=index,
+                category_id=label + 1, bbox=[x1, y1, width, height],
+                area=width * height, iscrowd=0))
+    categories = [dict(id=label + 1, name=name)
+                  for label, name in enumerate(DIGIT_CLASSES)]
     path = annotation_file(folder, split)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        json.dumps(
-            dict(
-                info=dict(description="scikit-learn's handwritten digits on "
-                          'textured canvases'),
-                images=images,
-                annotations=annotations,
-                categories=categories)))
+    path.write_text(json.dumps(dict(
+        info=dict(description="scikit-learn's handwritten digits on textured "
+                  'canvases'),
+        images=images, annotations=annotations, categories=categories)))
 
 
 def main() -> None:
@@ -169,7 +142,7 @@ def main() -> None:
             write_split(new, split, getattr(args, split), args.size, args.seed)
         (new / SETTINGS).write_text(json.dumps(settings, indent=2))
         if out.exists():
-            print(f'replacing {out}, which is incomplete or of other settings')
+            print(f'replacing {out}, which is of other settings')
             shutil.move(out, Path(scratch) / 'old')
         new.rename(out)
     print(f'wrote {out}')

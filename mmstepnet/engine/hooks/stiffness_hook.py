@@ -1,37 +1,25 @@
 """Stiffness of a model on the data that a runner evaluates it on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
+import mmcv
 import numpy as np
-import torch
-import torch.nn as nn
-from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from mmengine.visualization import LocalVisBackend
 from torch.utils.data import DataLoader
 
 from mmstepnet.checks import check_choice, check_positive
-from mmstepnet.engine.shown_figures import show_figures, show_scalars
 from mmstepnet.engine.stiffness_metric import (
     PREFIX,
     LenientRecorder,
     StiffnessMetric,
-    check_loader,
     describe,
 )
 from mmstepnet.registry import HOOKS
-from mmstepnet.stiffness import (
-    DEFAULT_READING,
-    READINGS,
-    Trajectories,
-    TrajectoryRecorder,
-)
-
-DRAWING = ('jinja2', 'matplotlib', 'plotly')
-"""What :mod:`mmstepnet.figures` needs."""
+from mmstepnet.stiffness import DEFAULT_READING, READINGS, Trajectories
 
 
 @HOOKS.register_module()
@@ -68,8 +56,9 @@ class StiffnessHook(Hook):
     A sample without a finite index, as one of NaN, is left out, counted and
     named, and so are the samples of a batch that cannot be measured. Where
     the model passes its images several times, as with flips at test time, the
-    first pass is measured. Evaluation and training go on. What can never be
-    measured is an error, but only before the work begins.
+    first pass is measured. Evaluation and training go on, also where nothing
+    can be saved, drawn or shown. Blocks that are not there are an error, but
+    only before the training begins.
 
     Args:
         interval (int, optional): Measure every n-th validation of the run;
@@ -80,9 +69,6 @@ class StiffnessHook(Hook):
             ``'adaptive'``, ``'unit'`` or ``'returned'``, see
             :class:`~mmstepnet.stiffness.TrajectoryRecorder`. The file holds
             all three. Defaults to ``'adaptive'``.
-        train_interval (int, optional): Also measure every n-th training
-            batch, whose mean NSI over all ranks is ``stiffness/nsi`` in the
-            training log. None measures no training. Defaults to None.
         blocks (str | type | Sequence, optional): The blocks, see
             :class:`~mmstepnet.stiffness.TrajectoryRecorder`. Defaults to
             None, all that are found in the backbone.
@@ -98,63 +84,40 @@ class StiffnessHook(Hook):
                  interval: int | None = 1,
                  max_samples: int | None = None,
                  reading: str = DEFAULT_READING,
-                 train_interval: int | None = None,
                  blocks: str | Sequence[str] | None = None,
                  figures: bool = True):
-        numbers = dict(interval=interval, max_samples=max_samples,
-                       train_interval=train_interval)
+        numbers = dict(interval=interval, max_samples=max_samples)
         check_positive('StiffnessHook', **{
             name: n for name, n in numbers.items() if n is not None})
         check_choice('StiffnessHook: reading', reading, READINGS)
         self.interval = interval
         self.max_samples = max_samples
         self.reading = reading
-        self.train_interval = train_interval
         self.blocks = blocks
         self.figures = figures
         self._validations = 0
         self._metric: StiffnessMetric | None = None
-        self._train_recorder: TrajectoryRecorder | None = None
-        self._undo: list[Callable[[], None]] = []
         self._said: set[str] = set()
 
-    def before_run(self, runner: Runner) -> None:
-        """Tell before the work that nothing will be drawn."""
-        missing = [name for name in DRAWING if find_spec(name) is None]
-        if self.figures and missing:
-            self.figures = False
-            runner.logger.warning(
-                f'StiffnessHook draws no figures without {", ".join(missing)} '
-                '(pip install mmstepnet[figures]); it keeps the measurements, '
-                'from which mmstepnet.figures can draw them later')
-
-    # Validation and test
-
     def before_train(self, runner: Runner) -> None:
-        """Refuse what could not be measured once the first epoch is trained.
+        """Refuse blocks that could not be measured after the first epoch.
 
         And count the validations of a run that was resumed.
         """
-        validates = self.interval and runner.val_loop is not None
-        if validates:
-            check_loader(runner.val_dataloader)
-        if validates or self.train_interval:
+        if self.interval and runner.val_loop is not None:
             LenientRecorder(runner.model, self.blocks)
         loop = runner.train_loop
-        if isinstance(loop, EpochBasedTrainLoop):
-            done = runner.epoch
-        elif isinstance(loop, IterBasedTrainLoop):
-            done = runner.iter
-        else:
-            return
-        every = loop.val_interval
-        self._validations = max(0, done // every - (loop.val_begin - 1)
-                                // every)
+        if isinstance(loop, EpochBasedTrainLoop | IterBasedTrainLoop):
+            done = (runner.epoch if isinstance(loop, EpochBasedTrainLoop)
+                    else runner.iter)
+            every = loop.val_interval
+            self._validations = max(
+                0, done // every - (loop.val_begin - 1) // every)
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Begin to measure, at every ``interval``-th validation."""
         self._validations += 1
-        self._metric = None
+        self._stop()
         if self.interval and self._validations % self.interval == 0:
             self._begin_epoch(runner, runner.val_dataloader, 'val')
         else:
@@ -165,13 +128,13 @@ class StiffnessHook(Hook):
 
     def before_test_epoch(self, runner: Runner) -> None:
         """Begin to measure."""
+        self._stop()
         self._begin_epoch(runner, runner.test_dataloader, 'test')
 
     def before_val_iter(self, runner: Runner, *args, **kwargs) -> None:
         """Record the model's next pass."""
-        self._disarm()
         if self._metric is not None and not self._metric.complete:
-            self._record_next(self._metric.recorder)
+            self._metric.recorder.start(once=True)
 
     before_test_iter = before_val_iter
 
@@ -181,11 +144,10 @@ class StiffnessHook(Hook):
                        data_batch: object = None,
                        outputs: Sequence = ()) -> None:
         """Check what was recorded."""
-        self._disarm()
         if self._metric is not None and not self._metric.complete:
+            self._metric.recorder.stop()
             first = not self._metric.recorded
-            why = self._metric.process(data_batch, outputs)
-            self._warn(runner, why)
+            self._warn(runner, self._metric.process(data_batch, outputs))
             if first and self._metric.recorded:
                 self._say_what_is_measured(runner, self._metric.recorder)
 
@@ -209,17 +171,12 @@ class StiffnessHook(Hook):
                 f'could not be measured and are left out: '
                 f'{", ".join(left_out[:5])}' + ', …' * (len(left_out) > 5))
         if metric.trajectories is not None:
-            self.save_and_draw(
-                runner,
-                replace(
-                    metric.trajectories,
-                    settings={
-                        **metric.settings, 'metrics': {
-                            k: float(v)
-                            for k, v in (metrics or {}).items()
-                            if isinstance(v, (int, float))
-                        }
-                    }), scalars)
+            numbers = {key: float(value)
+                       for key, value in (metrics or {}).items()
+                       if isinstance(value, int | float)}
+            self.save_and_draw(runner, replace(
+                metric.trajectories,
+                settings={**metric.settings, 'metrics': numbers}), scalars)
 
     after_test_epoch = after_val_epoch
 
@@ -244,60 +201,35 @@ class StiffnessHook(Hook):
                 trajectories.blocks,
                 trajectories.nsi(self.reading).mean(0, dtype=np.float64))
         }
-        # LoggerHook shows the scalars of a validation, but not of a test.
-        show_scalars(
-            runner, {**blocks, **(scalars if split == 'test' else {})},
-            settings.get(when, 0))
+        step = settings.get(when, 0)
         try:
             trajectories.save(path)
             runner.logger.info(
                 f'Stiffness of {len(trajectories)} samples: {path}')
+            # LoggerHook shows the scalars of a validation, but not of a test.
+            runner.visualizer.add_scalars(
+                {**blocks, **(scalars if split == 'test' else {})}, step)
             if not self.figures:
                 return
             # Drawing libraries are slow to import.
             from mmstepnet.figures import save_stiffness_figures
-            figures = save_stiffness_figures(
-                trajectories, path.parent, name, self.reading)
-        except Exception as error:  # a full disk, or a drawing library's
+            for file in save_stiffness_figures(
+                    trajectories, path.parent, name, self.reading):
+                title = f'{split}_{file.stem.removeprefix(f"{name}_")}'
+                image = mmcv.imread(file, channel_order='rgb')
+                for backend in runner.visualizer._vis_backends.values():
+                    if not isinstance(backend, LocalVisBackend):  # a copy
+                        backend.add_image(f'{PREFIX}/{title}', image, step)
+        except Exception as error:  # a full disk, a library, a lost network
             runner.logger.warning(
-                f'StiffnessHook cannot save or draw {path}: '
+                f'StiffnessHook cannot save, draw or show {path}: '
                 f'{type(error).__name__}: {error}')
-            return
-        show_figures(runner, {
-            f'{PREFIX}/{split}_{file.stem.removeprefix(f"{name}_")}': file
-            for file in figures
-        }, settings.get(when, 0))
 
-    # Training
-
-    def before_train_iter(self, runner: Runner, *args, **kwargs) -> None:
-        """Record the model's next pass, at every ``train_interval``-th."""
-        self._disarm()
-        if self.train_interval and self.every_n_train_iters(
-                runner, self.train_interval):
-            if self._train_recorder is None:
-                self._train_recorder = LenientRecorder(
-                    runner.model, self.blocks)
-            self._train_recorder.clear()
-            self._record_next(self._train_recorder)
-
-    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
-        """Log the batch's mean NSI."""
-        self._disarm()
-        if self.train_interval and self.every_n_train_iters(
-                runner, self.train_interval):
-            sums = torch.zeros(2, dtype=torch.float64)
-            recorder = self._train_recorder
-            for why in (recorder.failed, *recorder.left_out.values()):
-                self._warn(runner, why)
-            if len(recorder):
-                nsi = recorder.record[self.reading].double()
-                sums = torch.stack([nsi.sum(), torch.tensor(nsi.numel())])
-            sums = sums.to(next(runner.model.parameters()).device)
-            all_reduce(sums)
-            if sums[1]:
-                runner.message_hub.update_scalar(f'train/{PREFIX}/nsi',
-                                                 (sums[0] / sums[1]).item())
+    def _stop(self) -> None:
+        """Let go of an epoch that ended with an error."""
+        if self._metric is not None:
+            self._metric.recorder.stop()
+        self._metric = None
 
     def _warn(self, runner: Runner, why: str | None) -> None:
         """Say once of each kind why something is not measured."""
@@ -309,7 +241,6 @@ class StiffnessHook(Hook):
 
     def _begin_epoch(self, runner: Runner, dataloader: DataLoader,
                      split: str) -> None:
-        check_loader(dataloader)
         size = len(dataloader.dataset)
         size = min(size, self.max_samples or size)
         self._metric = StiffnessMetric(
@@ -317,7 +248,7 @@ class StiffnessHook(Hook):
             describe(runner, split, self.reading, size))
 
     def _say_what_is_measured(self, runner: Runner,
-                              recorder: TrajectoryRecorder) -> None:
+                              recorder: LenientRecorder) -> None:
         without = (' and leaves out the first block of each stage: '
                    + ', '.join(recorder.excluded)) * bool(recorder.excluded)
         runner.logger.info(f'StiffnessHook measures {len(recorder.blocks)} '
@@ -331,26 +262,3 @@ class StiffnessHook(Hook):
                 'StiffnessHook: with one block a stage left, TNS is 0 by '
                 'definition (but not with the mean of all blocks); compare '
                 'deeper networks')
-
-    def _record_next(self, recorder: TrajectoryRecorder) -> None:
-        """Record the next pass; no hook is left behind, whatever it raises.
-
-        The recorder stops with the pass. Before it mmengine's steps call the
-        data preprocessor: what fails there stops the recorder, too.
-        """
-        recorder.start(once=True)
-        self._undo = [recorder.stop]
-        if hasattr(recorder.model, 'data_preprocessor'):
-            handle = recorder.model.data_preprocessor.register_forward_hook(
-                self._after_preprocessor, always_call=True)
-            self._undo.append(handle.remove)
-
-    def _after_preprocessor(self, module: nn.Module, inputs: tuple,
-                            out: object) -> None:
-        self._undo.pop()()
-        if out is None:  # it has raised
-            self._disarm()
-
-    def _disarm(self) -> None:
-        while self._undo:
-            self._undo.pop()()

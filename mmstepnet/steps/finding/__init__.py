@@ -6,9 +6,8 @@ what it is called with. Out: sums of a state and a branch, in their blocks and
 stages.
 """
 
-from .eager import EAGER
 from .finder import Finder
-from .modes import hooked, in_mode
+from .modes import hooked, in_mode, uncompiled
 from .search import explain, find_steps
 from .selection import Selection, select
 from .stages import FIRST, OUTSIDE, Arrangement, FoundStep
@@ -17,7 +16,7 @@ from .tags import tensors
 from .wrappers import unwrap
 
 __all__ = [
-    'Arrangement', 'EAGER', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
+    'Arrangement', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
     'Selection', 'Sum', 'explain', 'find_steps', 'hooked', 'in_mode',
-    'select', 'tensors', 'unwrap'
+    'select', 'tensors', 'uncompiled', 'unwrap'
 ]

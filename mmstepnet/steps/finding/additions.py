@@ -13,6 +13,9 @@ from .tags import Tag, is_real
 from .tracer import Tracer
 
 NO_STATE = 'neither operand is a state that a module was given'
+UNRELATED = 'neither operand was computed from the other'
+NO_CONTRACTION = 'no contraction lies between the operands'
+NO_WEIGHTS = 'the module that adds has no weights'
 PROJECTS = ('both operands were computed from the state, as where the '
             'identity is projected, or by hyper-connections')
 
@@ -38,17 +41,17 @@ class Additions(Tracer):
         self.missed: Counter = Counter()
         self.refused: str | None = None
         self._pending: list[Sum] = []
-        self._before: dict[int, int] = {}  # state of a sum, by its number
-        self._steps: dict[int, Sum] = {}
-        self._operands: dict[int, list[Sum]] = defaultdict(list)
+        self._state_before: dict[int, int] = {}  # by the sum's number
+        self._step_of: dict[int, Sum] = {}
+        self._sums_of_operand: dict[int, list[Sum]] = defaultdict(list)
 
-    def _look(self, operation: Operation, args: tuple,
+    def _see_operation(self, operation: Operation, args: tuple,
               kwargs: dict) -> Sum | None:
         """Find out, before it is executed, whether an operation is a step."""
-        if not self.stack or self.stack[-1].told:
+        if not self.stack or self.stack[-1].reported_by_step:
             return None
         reason, owner = None, None
-        for x, f in operation.operands(args, kwargs):
+        for x, f in operation.operands(args):
             if reason is None:
                 owner = next((r for r in reversed(self.stack) if r.learns),
                              None)
@@ -59,30 +62,39 @@ class Additions(Tracer):
                 return self._begin(operation, owner, x, f, args, kwargs)
             if reason in (None, NO_STATE):
                 reason = why or NO_STATE
-        if reason is None or operation.fused:
+        if reason is None:
             return None
         self.missed[(owner or self.stack[-1]).name, reason] += 1
         return owner and self._see_projection(owner, *args[:2])
 
     def _refuse(self, operation: Operation, x: Tensor, f: Tensor,
                 owner: Run | None) -> str | None:
-        """Why the sum of two tensors is no step from the first."""
+        """Why the sum of two tensors is no step from the first.
+
+        The first rule that does not hold says so:
+
+        - The first operand is a state. Res2Net adds slices of its branch to
+          one another, which no module was given.
+        - The second was computed from it. A ViT adds positions.
+        - A contraction lies between. GRN of ConvNeXt V2 adds a multiple of
+          its state.
+        - The module that adds has weights, or only adds for its caller what
+          it was given. A pooling that adds its input is a layer.
+        """
         tags = self.tags
         number, tag = self._state(x, owner), tags.get(f)
-        if not number or (
+        if not number or not any(
+                run.states >> number & 1 for run in self.stack) or (
                 number == tags.number(f) and not operation.multiplies):
             return NO_STATE
         base = self._base(number, tag)
         if tag is None or not tag.known >> base & 1:
-            return 'neither operand was computed from the other'
+            return UNRELATED
         if not (tag.mixed >> base & 1 or operation.multiplies):
-            return 'no contraction lies between the operands'
-        adder = self.stack[-1]
-        if owner is None or not (adder.learns or {
-                tags.view(x), tags.view(f)} <= set(adder.views)):
-            return 'the module that adds has no weights'
-        if not any(run.states >> number & 1 for run in self.stack):
-            return NO_STATE
+            return NO_CONTRACTION
+        if owner is None or not (self.stack[-1].learns or {
+                tags.view(x), tags.view(f)} <= set(self.stack[-1].views)):
+            return NO_WEIGHTS
         return None
 
     def _state(self, x: Tensor, owner: Run | None) -> int:
@@ -100,8 +112,8 @@ class Additions(Tracer):
     def _base(self, number: int, tag: Tag | None) -> int:
         """The state that a branch began from, where it joins a sum."""
         while tag is not None and not tag.known >> number & 1 and (
-                number in self._before):
-            number = self._before[number]
+                number in self._state_before):
+            number = self._state_before[number]
         return number
 
     def _begin(self, operation: Operation, owner: Run, x: Tensor, f: Tensor,
@@ -116,18 +128,14 @@ class Additions(Tracer):
                 'whose parts cannot be measured sample by sample; record a '
                 'model whose features are plain tensors')
             return None
-        if operation.fused:
-            found = self._new_sum(owner, number, x, f)
-            found.left_out = f'a fused addition: {operation.name}'
-            return None
         if base != number:
-            found = self._steps[number]
+            found = self._step_of[number]
             found.ordinals.append(owner.additions - 1)
             found.of_branch |= tag.known
             return found
         self._take_over(x, number)
         found = self._new_sum(owner, number, x, f)
-        for old in self._operands[number]:
+        for old in self._sums_of_operand[number]:
             if tag.known >> old.number & 1 and not old.left_out and (
                     old.owner is owner or not old.returned):
                 old.left_out = 'an operand of it goes on as a later state'
@@ -188,10 +196,10 @@ class Additions(Tracer):
             found.owner.sums.append(found)
         if not found.state:
             return
-        self._before[found.number] = found.state
-        self._steps[found.number] = found
+        self._state_before[found.number] = found.state
+        self._step_of[found.number] = found
         for number in found.operands:
-            self._operands[number].append(found)
+            self._sums_of_operand[number].append(found)
         bit = 1 << found.number
         for run in reversed(self.stack):
             run.states |= bit

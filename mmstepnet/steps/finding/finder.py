@@ -27,7 +27,7 @@ from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
 
 PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""What they are given is no state unless another module is given it."""
+"""Their inputs are states only if another module is given them, too."""
 
 
 class Finder(Additions):
@@ -165,9 +165,9 @@ class Finder(Additions):
             self.names[module], module, outer, learns,
             isinstance(module, ResidualStep)
             and not isinstance(module, BranchStep)
-            or outer is not None and outer.told,
+            or outer is not None and outer.reported_by_step,
             [] if learns else list(map(self.tags.view, states)),
-            known, given, given)
+            known, given, given, {tuple(t.shape) for t in states})
         self.stack.append(run)
         if outer is not None:
             outer.inner.append(run)
@@ -189,6 +189,7 @@ class Finder(Additions):
             run = self.stack.pop()
         outs = list(filter(is_real, tensors(out)))
         run.returned = {self._mark(t, run) for t in outs}
+        run.keeps_shape = any(tuple(t.shape) in run.shapes for t in outs)
         for found in run.sums:
             found.returned = any(
                 self.tags.make(t).plain >> found.number & 1 for t in outs)
@@ -209,13 +210,13 @@ class Finder(Additions):
 
     def _observe(self, module: ResidualStep, x: Tensor, f: Tensor,
                  step: Tensor | None, out: Tensor) -> None:
-        """Take down what a ResidualStep tells."""
+        """Take down what a ResidualStep reports."""
         run = self.stack[-1].outer if (
             self._is_here(module) and self.stack) else None
         if run is None:
             return
         part = self.names[module].rpartition('.')[2]
-        for old in self._operands.get(self.tags.number(x), ()):
+        for old in self._sums_of_operand.get(self.tags.number(x), ()):
             if old.owner is run and old.part is None:
                 old.left_out = 'a part of a step'
         found = self._new_sum(run, self.tags.mark(x), x, f, part)

@@ -1,15 +1,52 @@
-"""Modes and hooks, for a while."""
+"""Modes of a model and hooks, for a while."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.utils.hooks import RemovableHandle
+
+
+class Uncompiled:
+    """Keeps compiled code, which passes hooks by, uncompiled meanwhile.
+
+    From the first who enters to the last who leaves, in any order.
+    """
+
+    users = 0
+    stance: Any = None
+
+    def enter(self) -> 'Uncompiled':
+        """Begin, or join those who have begun; :meth:`remove` ends it."""
+        self.users += 1
+        # Nothing was compiled where dynamo was never imported (it is slow
+        # to), and PyTorch before 2.6 has no stance.
+        if (self.stance is None and 'torch._dynamo' in sys.modules
+                and hasattr(torch.compiler, 'set_stance')):
+            self.stance = torch.compiler.set_stance('force_eager')
+            self.stance.__enter__()
+        return self
+
+    def remove(self) -> None:
+        """End; compiled code returns with the last one who leaves."""
+        self.users -= 1
+        if self.users == 0 and self.stance is not None:
+            self.stance.__exit__(None, None, None)
+            self.stance = None
+
+    __enter__ = enter
+
+    def __exit__(self, *error) -> None:
+        self.remove()
+
+
+uncompiled = Uncompiled()
 
 
 @contextmanager
-def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+def hooked(handles: Iterable[Any]) -> Iterator[None]:
     """Remove hooks afterwards."""
     try:
         yield
@@ -38,7 +75,8 @@ def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
         yield
     finally:
         for module, was in before.items():
-            if module.training != was and _does_more(module):
+            own = getattr(module.train, '__func__', None)
+            if module.training != was and own is not nn.Module.train:
                 module.train(was)
         for module, was in before.items():
             module.training = was
@@ -46,6 +84,3 @@ def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
             if parameter.requires_grad != was:
                 parameter.requires_grad_(was)
 
-
-def _does_more(module: nn.Module) -> bool:
-    return getattr(module.train, '__func__', None) is not nn.Module.train

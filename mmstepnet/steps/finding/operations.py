@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -61,7 +60,6 @@ class Operation:
         norm (bool): Whether it is a norm.
         same (bool): Whether its result is the state that it was given.
         pairs (tuple): See :data:`ADDITIONS`.
-        fused (bool): Whether it may add and do something else.
         follows (bool): Whether its result may be the state that it was
             given, or a norm or multiple of it.
         last (int, optional): How many arguments, from the first, may be
@@ -79,7 +77,6 @@ class Operation:
     norm: bool = False
     same: bool = False
     pairs: tuple = ()
-    fused: bool = False
     follows: bool = False
     last: int | None = None
 
@@ -93,13 +90,9 @@ class Operation:
         return list(filter(is_real, tensors(
             *args[:self.last], *kwargs.values())))
 
-    def operands(self, args: tuple, kwargs: dict) -> Iterator[tuple]:
+    def operands(self, args: tuple) -> Iterator[tuple]:
         """What may be the state, and the branch that is added to it."""
-        pairs = self.pairs
-        if self.fused:
-            args = tuple(tensors(args, kwargs))
-            pairs = permutations(range(len(args)), 2)
-        for i, j in pairs:
+        for i, j in self.pairs:
             if max(i, j) < len(args) and is_real(args[i]) and is_real(
                     args[j]) and self._fits(args[i], args[j]):
                 yield args[i], args[j]
@@ -142,8 +135,6 @@ def describe_operation(func: object) -> Operation:
         same=same,
         follows=norm or same or name in ('mul', 'div'),
         pairs=() if foreign else ADDITIONS.get(name, ()),
-        fused=bool(re.search('(^|_)add(_|$)', name))
-        and (foreign or name not in ADDITIONS),
         last=max((i + 1 for i, argument in enumerate(schema.arguments)
                   if 'Tensor' in str(argument.type)), default=0))
 

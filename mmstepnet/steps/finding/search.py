@@ -3,9 +3,8 @@
 import torch
 import torch.nn as nn
 
-from .eager import EAGER
 from .finder import Finder
-from .modes import hooked, in_mode
+from .modes import hooked, in_mode, uncompiled
 from .stages import Arrangement, FoundStep
 from .wrappers import unwrap
 
@@ -52,33 +51,28 @@ def find_steps(model: nn.Module, *inputs: object,
         layer1.1: (1, 256, 56, 56), then relu, recorded
     """
     finder = Finder(unwrap(model))
-    with (hooked(finder.attach()), EAGER, in_mode(finder.model, False),
-          torch.no_grad()):
+    with (hooked(finder.attach()), uncompiled,
+          in_mode(finder.model, False), torch.no_grad()):
         model(*inputs, **named)
     return Arrangement(finder).steps
 
 
 def explain(finder: Finder, steps: list[FoundStep]) -> str:
     """What was seen where nothing can be recorded."""
+    seen = {
+        'Found, but left out:': [f'{s.name}: {s.left_out}' for s in steps],
+        'Sums of two tensors that are no steps:': [
+            f'{count} in {name or "the model itself"}: {reason}'
+            for (name, reason), count in finder.missed.most_common()],
+        'Ran by itself, or in another thread:': list(finder.outside)}
     lines = [f'no residual step of {type(finder.model).__name__} can be '
              'recorded.']
-    if steps:
-        lines.append('Found, but left out:')
-        lines += _first_few([f'{s.name}: {s.left_out}' for s in steps])
-    if finder.missed:
-        lines.append('Sums of two tensors that are no steps:')
-        lines += _first_few([
-            f'{count} in {name or "the model itself"}: {reason}'
-            for (name, reason), count in finder.missed.most_common()])
-    if finder.outside:
-        lines.append('Ran by itself, or in another thread:')
-        lines += _first_few(list(finder.outside))
+    for title, items in seen.items():
+        if items:
+            lines += [title, *(f'  {item}' for item in items[:8])]
+        if len(items) > 8:
+            lines.append(f'  and {len(items) - 8} more')
     if len(lines) == 1:
         lines.append('It adds no two tensors where hooks and dispatch modes '
                      'see it')
     return '\n'.join(lines)
-
-
-def _first_few(items: list[str]) -> list[str]:
-    more = [f'  and {len(items) - 8} more'] if len(items) > 8 else []
-    return [f'  {item}' for item in items[:8]] + more

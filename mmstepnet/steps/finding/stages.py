@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 import torch.nn as nn
 
@@ -17,6 +18,42 @@ LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
 FIRST = 'first of its stage'
 OUTSIDE = 'outside of the backbone'
+NO_SUM = 'no addition to its state was seen'
+
+
+class StageRule(NamedTuple):
+    """What makes a container a stage.
+
+    Two of its children hold sums on states of one shape, one of them a step.
+    A child of the same class that only makes the state counts, too.
+
+    Attributes:
+        alike (str, optional): Whether both must be of one ``'class'``, or
+            also have ``'parts'`` of the same names.
+        chained (bool): Whether the one must begin with a state that the other
+            returned.
+        listed (bool): Whether the container must be a list of modules.
+    """
+
+    alike: str | None
+    chained: bool
+    listed: bool
+
+
+STAGE_RULES = (
+    # CPUBone: a block is a list of wrappers of one class, which looks like a
+    # stage. Blocks have parts of the same names, wrappers have not.
+    StageRule('parts', chained=True, listed=True),
+    # ResNet
+    StageRule('class', chained=True, listed=True),
+    # SHViT: two wrappers are attributes of one module.
+    StageRule('class', chained=True, listed=False),
+    # NASNet: a cell begins with states of two others.
+    StageRule('class', chained=False, listed=False),
+    # A stage may be two blocks of different classes.
+    StageRule(None, chained=True, listed=True),
+)
+"""The surest come first; a sum takes the first that gives it a block."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +69,6 @@ class FoundStep:
         block (str, optional): The block that it belongs to.
         stage (str, optional): The container that the block stands in.
         shape (tuple[int, ...]): Of the state x_t and of f(x_t).
-        channels (int, optional): Axis of the channels: the only one as long
-            as a weight of the block with one dimension. None if several are.
         gate (tuple[int, ...], optional): Shape of the attention value Δt.
         activation (str, optional): What becomes of the sum before the block
             hands it on, by PyTorch's name of the operation.
@@ -46,7 +81,6 @@ class FoundStep:
     block: str | None
     stage: str | None
     shape: tuple[int, ...]
-    channels: int | None
     gate: tuple[int, ...] | None
     activation: str | None
     left_out: str | None
@@ -75,7 +109,7 @@ class Container:
 
     name: str
     children: dict[object, Child]
-    is_stage: dict[tuple, bool] = field(default_factory=dict)
+    is_stage: dict[StageRule, bool] = field(default_factory=dict)
 
 
 class Arrangement:
@@ -87,6 +121,8 @@ class Arrangement:
 
     Attributes:
         recorded (list[tuple]): What is recorded: name, sum and block.
+        without (list[tuple]): Names of blocks without any sum, each with its
+            stage: they may add in a way that is not seen.
         excluded (list[str]): Names of the blocks left out as first ones.
         repeated (bool): Whether all steps ran again on other states than
             those that they had made: the whole network on other inputs.
@@ -178,14 +214,12 @@ class Arrangement:
     def _blocks(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
         """The block of each sum by its stage, the surest stages first."""
         blocks: dict[Sum, tuple | None] = dict.fromkeys(places)
-        for rule in (('parts', True, True), ('class', True, True),
-                     ('class', True, False), ('class', False, False),
-                     (None, True, True)):
+        for rule in STAGE_RULES:
             for found, around in places.items():
                 # A block that projects does so by itself.
                 blocks[found] = blocks[found] or next(
                     (p for p in (around if found.state else around[:1])
-                     if self._is_stage(p[0], *rule)), None)
+                     if self._is_stage(p[0], rule)), None)
             kinds = {self._kind(b[1].name)
                      for s, b in blocks.items() if b and s.state}
             for found, around in places.items():
@@ -210,45 +244,32 @@ class Arrangement:
                 and kinds[self._kind(p[1].name)] > 1 else None
                 for s, p in blocks.items()}
 
-    def _is_stage(self, container: Container, alike: str | None,
-                  chained: bool, listed: bool) -> bool:
-        """Whether two children hold sums, one of them a step, of one shape.
-
-        A child of the same class that only makes the state is one, too.
-
-        Args:
-            container (Container): The container.
-            alike (str, optional): Whether both must be of one ``'class'``,
-                or also have ``'parts'`` of the same names: a block may be a
-                list of wrappers of one class, each around something else.
-            chained (bool): Whether the one must begin with a state that the
-                other returned.
-            listed (bool): Whether the container must be a list of modules.
-        """
-        key = alike, chained, listed
-        if key not in container.is_stage:
-            container.is_stage[key] = (
-                not listed or isinstance(self.modules[container.name], LISTS)
+    def _is_stage(self, container: Container, rule: StageRule) -> bool:
+        if rule not in container.is_stage:
+            container.is_stage[rule] = (
+                not rule.listed
+                or isinstance(self.modules[container.name], LISTS)
             ) and any(
-                self._follows(found, child, other, alike, chained)
+                self._are_blocks(found, child, other, rule)
                 for child in container.children.values()
                 for found in child.sums if found.state and not found.left_out
                 for other in container.children.values())
-        return container.is_stage[key]
+        return container.is_stage[rule]
 
-    def _follows(self, found: Sum, child: Child, other: Child,
-                 alike: str | None, chained: bool) -> bool:
-        kind = self._kind(other.name)
+    def _are_blocks(self, found: Sum, child: Child, other: Child,
+                    rule: StageRule) -> bool:
+        """Whether a child with a step and another one make a stage."""
+        kind, alike = self._kind(other.name), rule.alike
         if other is child or alike and kind is not self._kind(child.name):
             return False
-        if not chained and other.name == child.name:
+        if not rule.chained and other.name == child.name:
             return False  # it runs again, on another input
         if not other.sums and (not alike or kind in LISTS):
             return False
         one_shape = any(s.shape == found.shape for s in other.sums)
-        if not one_shape and (other.sums or not chained):
+        if not one_shape and (other.sums or not rule.chained):
             return False
-        if chained and found.state not in other.returned:
+        if rule.chained and found.state not in other.returned:
             return False
         # Lists are alike only if what is in them is.
         return alike != 'parts' and not (alike and kind in LISTS) or (
@@ -297,12 +318,12 @@ class Arrangement:
             elif any(map(found.is_in_branch_of, self._steps_of[place[1]])) or (
                     any(found.is_in_branch_of(s) and is_within(
                         s.owner.name, {place[1].name}) for s in projecting)
-                    and not self._goes_on(found, place[1])):
+                    and not self._is_returned_state(found, place[1])):
                 found.left_out = 'part of the branch of another step'
             elif self._firsts[place[0]] is place[1]:
                 found.left_out = FIRST
 
-    def _goes_on(self, found: Sum, block: Child) -> bool:
+    def _is_returned_state(self, found: Sum, block: Child) -> bool:
         """Whether a block returns what became of a sum as a state.
 
         TNT's blocks do so with their pixels, which they also project.
@@ -335,9 +356,22 @@ class Arrangement:
             if not found.left_out:
                 self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
+        self.without = list(dict.fromkeys(self._blocks_without_sum(
+            [b for b in blocks.values() if b])))
         self._later = [[s for s in r[1:] if not s.of_state >> r[0].number & 1]
                        for r in runs.values()]
         self.repeated = bool(runs) and all(self._later)
+
+    def _blocks_without_sum(self, blocks: list[tuple[Container, Child]]
+                            ) -> Iterator[tuple[str, str]]:
+        """Children of stages that look like blocks and add to no state."""
+        kinds = {self._kind(child.name) for _, child in blocks} - {*LISTS}
+        stages = {container for container, _ in blocks}
+        for container in sorted(stages, key=lambda c: c.name):
+            for child in container.children.values():
+                if (not child.sums and child.run.keeps_shape
+                        and self._kind(child.name) in kinds):
+                    yield child.name, container.name
 
     def take_first_pass(self) -> None:
         """Leave out what ran again, where the network is :attr:`repeated`."""
@@ -352,9 +386,11 @@ class Arrangement:
             FoundStep(
                 name, s.owner.name, tuple(s.ordinals),
                 place and place[1].name, place and place[0].name, s.shape,
-                self._channels(s, place), s.gate, s.activation, s.left_out)
+                s.gate, s.activation, s.left_out)
             for name, s, place in self.named
-        ]
+        ] + [
+            FoundStep(name, name, (), name, stage, (), None, None, NO_SUM)
+            for name, stage in self.without]
 
     def _name(self, found: Sum, block: Child, steps: list[Sum]) -> str:
         if len(steps) < 2 or found not in steps:
@@ -370,18 +406,11 @@ class Arrangement:
             return f'{owner}.step{place + 1}'
         return owner
 
-    def _channels(self, found: Sum, place: tuple | None) -> int | None:
-        module = self.modules[place[1].name if place else found.owner.name]
-        widths = {p.numel() for p in module.parameters() if p.dim() == 1}
-        axes = [d for d in range(1, len(found.shape))
-                if found.shape[d] in widths]
-        return axes[0] if len(axes) == 1 else None
-
 
 def projects(sums: Sequence[Sum]) -> bool:
     """Whether a block projects its identity, which a ResidualStep may hide.
 
-    Then what that tells as its first state is none that the block was given.
+    Such a step reports a state that the block never received.
     """
     sums = [s for s in sums if not any(map(s.is_in_branch_of, sums))]
     first = sums[0]

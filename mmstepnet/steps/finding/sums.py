@@ -17,13 +17,15 @@ class Run:
         module (nn.Module): The module.
         outer (Run, optional): The run that called it.
         learns (bool): Whether the module has weights.
-        told (bool): Whether it is, or runs inside, a
-            :class:`~mmstepnet.ResidualStep`, which tells its step itself.
+        reported_by_step (bool): Whether it is, or runs inside, a
+            :class:`~mmstepnet.ResidualStep`, which reports its step itself.
         views (list): What it was given, if it has no weights: memory, offset
             and size.
         known (int): The states that it was computed from, as bits.
         given (int): The states among it.
         states (int): These and what its children were given.
+        shapes (set[tuple]): Their shapes.
+        keeps_shape (bool): Whether it returned a state of such a shape.
         returned (set[int]): States that it returned.
         sums (list[Sum]): What it added, by itself.
         inner (list[Run]): The runs that it called.
@@ -37,11 +39,13 @@ class Run:
     module: nn.Module
     outer: 'Run | None'
     learns: bool
-    told: bool
+    reported_by_step: bool
     views: list[tuple]
     known: int
     given: int
     states: int
+    shapes: set[tuple] = field(default_factory=set)
+    keeps_shape: bool = False
     returned: set[int] = field(default_factory=set)
     sums: list['Sum'] = field(default_factory=list)
     inner: list['Run'] = field(default_factory=list)
@@ -97,7 +101,7 @@ class Sum:
         of_branch (int): States that f was computed from; any operand there.
         gate (tuple, optional): Shape of the attention value.
         activation (str, optional): What the block does with the sum.
-        part (str, optional): Name of the ResidualStep that told it.
+        part (str, optional): Name of the ResidualStep that reported it.
         left_out (str, optional): Why it is no step that is measured.
         returned (bool): Whether its owner returns it, up to what works
             element by element.

@@ -37,7 +37,7 @@ class Tracer(TorchDispatchMode):
         self.stack: list[Run] = []
         self._weights: set[int] = set()  # their memory
 
-    def _look(self, operation: Operation, args: tuple,
+    def _see_operation(self, operation: Operation, args: tuple,
               kwargs: dict) -> Sum | None:
         """Find out, before it is executed, whether an operation is a step."""
         raise NotImplementedError
@@ -68,9 +68,8 @@ class Tracer(TorchDispatchMode):
         found = factor = None
         if tags:
             # A product that is added has a tag, and so has the state.
-            if operation.pairs and len(tags) > operation.multiplies or (
-                    operation.fused):
-                found = self._look(operation, args, kwargs)
+            if operation.pairs and len(tags) > operation.multiplies:
+                found = self._see_operation(operation, args, kwargs)
             elif operation.name == 'mul':
                 factor = self._factor(operation, *args[:2])
             if operation.writes:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmstepnet.precision import accumulation_dtype
 
 from . import formulas
-from .formulas import ATEN, Parameters, Saved, TailSpec, constants, widen
+from .formulas import ATEN, Parameters, Saved, TailSpec, constants
 
 
 def forward(spec: TailSpec, x: Tensor, c: Tensor,
@@ -33,9 +33,9 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
         tuple: The result, and what :func:`backward` needs.
     """
     wide = accumulation_dtype(c.dtype)
-    learned, out = Parameters(*widen(learned, wide)), None
+    learned, out = Parameters(*(t.to(wide) for t in learned)), None
     if not spec.norm.batch:
-        mean, var = widen((spec.norm.mean, spec.norm.var), wide)
+        mean, var = spec.norm.mean.to(wide), spec.norm.var.to(wide)
         centred = c.mean((2, 3), dtype=wide) - mean
     elif c.is_contiguous():
         out, mean, var, centred = _moments(c, wide)
@@ -73,7 +73,7 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     mean, scale = saved.mean, saved.scale
     masked = grad if out is None else ATEN.threshold_backward(grad, out, 0)
     slope, offset, x_offset, d_learned = formulas.backward(
-        spec, Parameters(*widen(learned, scale.dtype)), saved,
+        spec, Parameters(*(t.to(scale.dtype) for t in learned)), saved,
         *_sums(masked, c, mean), c.shape[2] * c.shape[3])
     d_c = _affine(masked, scale, offset)
     if slope is not None and c.dtype == scale.dtype:  # without cancelling

@@ -31,7 +31,6 @@ G β, from which all other derivatives follow. They end in
 StepNet: ICCV 2023, §2.5 and Appendix F.
 """
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -123,15 +122,12 @@ def forward(spec: TailSpec, learned: Parameters, x_mean: Tensor, mean: Tensor,
     norm, gate, k, _ = spec
     rstd = (var + norm.eps).rsqrt()
     a = learned.weight * rstd
-    if norm.count is not None:
-        kind, part = norm.mean.dtype, norm.momentum / (count - 1)
-        norm.mean.lerp_(mean.to(kind), norm.momentum)
-        norm.var.lerp_(var.to(kind), norm.momentum).add_(var, alpha=part)
-        norm.count.add_(1)
+    update(norm, mean, var, count)
     f_mean = torch.addcmul(learned.bias, centred, a)
     pair = torch.stack((x_mean, x_mean + f_mean), 2)
     z = (pair * learned.pair).sum(2)
-    mean_z, var_z = widen((gate.mean, gate.var), z.dtype)
+    mean_z, var_z = (t if t is None else t.to(z.dtype, copy=gate.batch)
+                     for t in (gate.mean, gate.var))
     y, z_mean, z_rstd = torch.native_batch_norm(
         z, learned.gate_weight, learned.gate_bias, mean_z, var_z, gate.batch,
         gate.momentum, gate.eps)
@@ -139,9 +135,9 @@ def forward(spec: TailSpec, learned: Parameters, x_mean: Tensor, mean: Tensor,
         z_mean, z_rstd = mean_z, var_z
     elif gate.count is not None:
         gate.count.add_(1)
-        if gate.mean.dtype != z.dtype:
-            gate.mean.copy_(mean_z)
-            gate.var.copy_(var_z)
+        finite = var_z < torch.inf  # as in attentions.base.normalise
+        for running, now in ((gate.mean, mean_z), (gate.var, var_z)):
+            running.copy_(torch.where(finite, now, running))
     sigmoid = torch.sigmoid(
         torch.addcmul(learned.ie_bias, y, learned.ie_weight))
     step = sigmoid * k
@@ -200,8 +196,10 @@ def constants(size: int, dtype: torch.dtype,
                 torch.ones(size, dtype=dtype, device=device))
 
 
-def widen(tensors: Iterable[Tensor | None],
-          dtype: torch.dtype) -> list[Any]:
-    """Bring tensors to the dtype that sums are formed in."""
-    return [t if t is None or t.dtype == dtype else t.to(dtype)
-            for t in tensors]
+def update(norm: Norm, mean: Tensor, var: Tensor, count: int) -> None:
+    """Move a BN's running statistics towards those of so many values."""
+    if norm.count is not None:
+        kind, part = norm.mean.dtype, norm.momentum / (count - 1)
+        norm.mean.lerp_(mean.to(kind), norm.momentum)
+        norm.var.lerp_(var.to(kind), norm.momentum).add_(var, alpha=part)
+        norm.count.add_(1)

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import is_batched
 
-from .formulas import Parameters, TailSpec, widen
+from .formulas import Parameters, TailSpec
 
 
 class Tail(Function):
@@ -44,7 +44,7 @@ class Tail(Function):
             # Views, for c may come from x, whose derivative is wanted here.
             with torch.enable_grad():
                 inputs = [t.view_as(t) for t in (x, c, *learned)]
-                again = evaluate(ctx.spec, running, *inputs)
+                *_, again = evaluate(ctx.spec, running, *inputs)
             found = iter(torch.autograd.grad(
                 again, [t for t, n in zip(inputs, needed) if n], grad,
                 create_graph=torch.is_grad_enabled(), allow_unused=True))
@@ -68,19 +68,8 @@ def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 
 
 def evaluate(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
-             c: Tensor, *learned: Tensor) -> Tensor:
+             c: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tail by operations whose gradients have gradients.
-
-    Arguments are those of :func:`terms`.
-    """
-    f, step = terms(spec, running, x, c, *learned)
-    out = x + f * step
-    return (out.relu() if spec.relu else out).to(c.dtype)
-
-
-def terms(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
-          c: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute f and Δt of a tail, in float32 or better.
 
     Args:
         spec (TailSpec): What it does.
@@ -91,11 +80,13 @@ def terms(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
         *learned (Tensor): Parameters.
 
     Returns:
-        tuple: The residual, (N, C, H, W), and the step, (N, C, 1, 1).
+        tuple: f, (N, C, H, W), and Δt, (N, C, 1, 1), in float32 or better,
+        and the result.
     """
     wide = accumulation_dtype(c.dtype)
-    own = Parameters(*widen(learned, wide))
-    mean, var, mean_z, var_z = widen(running, wide)
+    own = Parameters(*(t.to(wide) for t in learned))
+    mean, var, mean_z, var_z = (t if t is None else t.to(wide)
+                                for t in running)
     f = F.batch_norm(c.to(wide), mean, var, own.weight, own.bias,
                      spec.norm.batch, 0., spec.norm.eps)
     x_mean = x.mean((2, 3), dtype=wide)
@@ -103,4 +94,6 @@ def terms(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
     y = F.batch_norm((pair * own.pair).sum(2), mean_z, var_z, own.gate_weight,
                      own.gate_bias, spec.gate.batch, 0., spec.gate.eps)
     step = spec.k * torch.sigmoid(y * own.ie_weight + own.ie_bias)
-    return f, step[..., None, None]
+    step = step[..., None, None]
+    out = x + f * step
+    return f, step, (out.relu() if spec.relu else out).to(c.dtype)

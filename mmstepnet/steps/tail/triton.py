@@ -181,7 +181,7 @@ def try_on(device: torch.device) -> None:
             5, 2)[:, :2 if k == 2 else 1].squeeze(1).clone().requires_grad_()
             for k in range(7)]
         spec = TailSpec(Norm(True, 1e-5), Norm(True, 1e-5), 1.5, True)
-        wanted = evaluate(spec, [None] * 4, x, c, *learned)
+        *_, wanted = evaluate(spec, [None] * 4, x, c, *learned)
         gradients = torch.autograd.grad(wanted, [x, c, *learned], grad)
     with torch.no_grad():
         learned = Parameters(*learned)

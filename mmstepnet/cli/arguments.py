@@ -1,0 +1,79 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The command's arguments. Nothing here imports PyTorch: help is quick."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmstepnet.checks import positive_int
+from mmstepnet.version import __version__
+
+KINDS = ('timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
+         'FILE.py:FUNCTION')
+READINGS = 'adaptive', 'unit', 'returned'
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Arguments of all commands."""
+    parser = argparse.ArgumentParser(
+        'mmstepnet', description='Residual networks as Euler steps.')
+    parser.add_argument('--version', action='version',
+                        version=f'mmstepnet {__version__}')
+    commands = parser.add_subparsers(dest='command', required=True)
+
+    stiffness = commands.add_parser(
+        'stiffness', help='measure networks on pictures')
+    add = stiffness.add_argument
+    add('models', nargs='+', metavar='MODEL', help=KINDS)
+    add('--images', type=Path, help='folder of pictures; a FUNCTION may '
+        'return its batches instead')
+    add('--labels', action='store_true', help='also measure the accuracy: '
+        'the folders in --images are the classes of the model')
+    add('--weights', type=Path, nargs='+', default=[], help='files of '
+        'weights, one a model, or several of one model, as of its epochs')
+    add('--pretrained', action='store_true', help='fetch the weights')
+    add('--steps', help='file of save_steps, or hf://USER/REPO')
+    add('--samples', type=positive_int, help='pictures at most, evenly drawn')
+    add('--batch-size', type=positive_int, default=16, help='pictures at once')
+    add('--device', help='cuda where there is one')
+    add('--blocks', nargs='+', help='patterns of names of blocks; else all')
+    report = commands.add_parser(
+        'report', help='make the page anew, of recordings alone')
+    report.add_argument(
+        'recordings', nargs='+', type=Path, help='.npz files, or work '
+        'directories of StiffnessHook: their last recording, and all over '
+        'the training')
+    for command in (stiffness, report):
+        command.add_argument('--reading', choices=READINGS, default='adaptive',
+                             help='reading of NSI that is printed and drawn')
+        command.add_argument('--json', action='store_true',
+                             help='print an object a network, a line each')
+        command.add_argument('--out', type=Path, default=Path('stiffness'),
+                             help='folder of what is written')
+
+    blocks = commands.add_parser(
+        'blocks', help='which residual steps a network has, and which are '
+        'left out and why')
+    blocks.add_argument('model', metavar='MODEL', help=KINDS)
+    blocks.add_argument('--size', type=positive_int, nargs='+', default=[224],
+                        help='side of the pictures, or height and width')
+    commands.add_parser('env', help='versions of all that matters')
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; what is wrong with it is one line, and 2."""
+    parser = build_parser()
+    if '_ARGCOMPLETE' in os.environ:  # a shell asks what may stand there
+        import argcomplete
+        argcomplete.autocomplete(parser)
+    args = parser.parse_args(argv)
+    from . import commands
+    try:
+        getattr(commands, f'run_{args.command}')(args)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        print(f'mmstepnet: {" ".join(str(error).split())}', file=sys.stderr)
+        return 2
+    return 0
