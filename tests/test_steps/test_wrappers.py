@@ -37,17 +37,6 @@ def resnet():
     return ResNet(BasicBlock, [2, 2, 1, 1], num_classes=5)
 
 
-def stack(kind):
-    return lambda: nn.Sequential(*(kind() for _ in range(3)))
-
-
-NETWORKS = dict(
-    described=(resnet, lambda m: [m.layer1, m.layer2], (4, 3, 32, 32), 3),
-    maps=(stack(blocks.Conv), lambda m: [m], (4, blocks.C, 6, 6), 3),
-    tokens=(stack(blocks.Encoder), lambda m: [m], (4, 5, blocks.C), 3),
-)
-
-
 X = torch.randn(4, 3, 32, 32).double()
 
 
