@@ -23,8 +23,13 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mmstepnet.attentions.base import ATTENTIONS, check_init_step
-from mmstepnet.attentions.record import KEY, Recorded, read_record
+from mmstepnet.attentions.base import ATTENTIONS
+from mmstepnet.attentions.record import (
+    KEY,
+    Recorded,
+    check_init_step,
+    read_record,
+)
 from mmstepnet.files import write_whole
 
 from ..blocks import describe

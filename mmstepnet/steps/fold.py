@@ -152,7 +152,8 @@ def _pairs(module: nn.Module) -> list[tuple[str, str]]:
 
 def _is_foldable(attention: Any) -> bool:
     """Whether it is StepNet's adaptor that is nothing else."""
-    if type(attention) not in (StepNet, OursNoNorm) or not all(
+    if type(attention) not in (StepNet, OursNoNorm) or (
+            attention.iebn != 'appendix') or not all(
             map(is_as_made, attention.modules())):
         return False
     norm = attention.bn
