@@ -149,12 +149,11 @@ def normalise(attention: nn.Module, norm: nn.Module, pooled: Tensor) -> Tensor:
         ValueError: An ordinary BN would normalise a single value by its own
             statistics.
     """
+    if not isinstance(pooled, Tensor):  # a trace by torch.fx
+        return norm(pooled)
     if pooled.ndim == 2 and isinstance(norm, nn.BatchNorm2d):
         return normalise(attention, norm, pooled[..., None, None]).flatten(1)
-    # Running statistics are absent in an Identity. A trace by torch.fx does
-    # not know the batch.
-    if (getattr(norm, 'running_mean', None) is None or not norm.training
-            or not isinstance(pooled, Tensor)):
+    if getattr(norm, 'running_mean', None) is None or not norm.training:
         return norm(pooled)
     if not normalises_by_batch(attention, norm):
         return F.batch_norm(pooled, norm.running_mean, norm.running_var,

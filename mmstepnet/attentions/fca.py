@@ -9,6 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import is_exporting
 
 from .base import ATTENTIONS, MapAttention
@@ -71,18 +72,20 @@ class FCA(Excitation, MapAttention):
         # Not persistent: it follows from the arguments.
         self.basis: Tensor
         self.register_buffer(
-            'basis', dct_basis(channels, map_size).float(), False)
+            'basis', dct_basis(channels, map_size, torch.float32), False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Bring all to its start: transformers makes buffers of any memory."""
         super().reset_parameters()
-        self.basis.copy_(dct_basis(self.channels, self.map_size))
+        self.basis.copy_(dct_basis(
+            self.channels, self.map_size, self.basis.dtype))
 
     def _apply(self, *args, **kwargs) -> nn.Module:
         """Round the basis to a new dtype once: not what was rounded before."""
         super()._apply(*args, **kwargs)
-        self.basis = dct_basis(self.channels, self.map_size).to(self.basis)
+        self.basis = dct_basis(self.channels, self.map_size, self.basis.dtype
+                               ).to(self.basis.device)
         return self
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
@@ -118,12 +121,14 @@ def _averages(f: Tensor, length: int, size: int) -> Tensor:
     return inside.to(f.dtype) / (behind - first)
 
 
-def dct_basis(channels: int, size: int) -> Tensor:
-    """Cosine basis of each channel, (channels, size, size) in float64."""
+def dct_basis(channels: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Cosine basis function of each channel, (channels, size, size)."""
     group = torch.arange(channels, device='cpu') * len(TOP_16) // channels
-    frequency = torch.tensor(TOP_16, device='cpu')[group] * (size // GRID)
+    frequency = torch.tensor(
+        TOP_16, device='cpu', dtype=accumulation_dtype(dtype)
+    )[group] * (size // GRID)
     position = torch.arange(size, dtype=torch.float64, device='cpu') + 0.5
     # (channels, 2, size): the vertical and the horizontal factor.
     wave = torch.cos(torch.pi / size * frequency[..., None] * position)
-    wave *= ((1 + (frequency > 0)) / size).sqrt()[..., None]
-    return wave[:, 0, :, None] * wave[:, 1, None, :]
+    wave *= ((1 + (frequency > 0).to(frequency)) / size).sqrt()[..., None]
+    return (wave[:, 0, :, None] * wave[:, 1, None, :]).to(dtype)

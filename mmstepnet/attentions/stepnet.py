@@ -164,9 +164,11 @@ class StepNet(Adaptor, ChannelGate):
             p, f_mean = means
             q = p + f_mean
             means = (p, q) if self.inputs == 'both' else (q, )
-        z, *rest = (weight * mean.to(weight.dtype) for weight, mean in zip(
-            self.pair_weight.unbind(1), means))
-        return self.gate(z + rest[0] if rest else z)
+        weight = self.pair_weight
+        z = weight[:, 0] * means[0].to(weight.dtype)
+        if len(means) == 2:
+            z = z + weight[:, 1] * means[1].to(weight.dtype)
+        return self.gate(z)
 
     def gate(self, z: Tensor) -> Tensor:
         """Turn the mixed states z into the step, both (N, C)."""
