@@ -103,7 +103,7 @@ def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
         ValueError: No attention is called, one asks for what needs the scores
             themselves, or the weights lack metrics.
         RuntimeError: The weights' metrics have other sizes.
-        FileNotFoundError: There are no such weights.
+        OSError: There are no such weights.
     """
     global _heads
     _heads = {}
@@ -126,7 +126,9 @@ def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
             module.metric = Metric(width, hidden_dims=hidden_dims).to(
                 next(module.parameters()))
     if weights is not None:
-        saved = read_weights(Path(weights), model)
+        path, saved = Path(weights), {}
+        for file in sorted(path.glob('model*.safetensors')) or [path]:
+            saved |= read_weights(file)
         missing = [key for key in model.load_state_dict({
             key: value for key, value in saved.items() if '.metric.' in key},
             strict=False).missing_keys if '.metric.' in key]
