@@ -97,8 +97,9 @@ class Recorded(nn.Module):
         own = self.record()
         try:
             found = own | read_record(state)
-        except ValueError as error:
-            warnings.warn(f'{key} is ignored: {error}', stacklevel=3)
+        except ValueError:
+            warnings.warn(f'{key} is no record of an attention, and is '
+                          'ignored', stacklevel=3)
             return
         if found | dict(init_step=self.init_step) != own:
             raise ValueError(

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from mmcv.cnn import build_norm_layer
 from mmengine.model import convert_sync_batchnorm
 
 from mmstepnet import models
@@ -58,18 +57,6 @@ def test_half_precision(dtype, atol):
     assert out.dtype == dtype
     torch.testing.assert_close(
         out.float(), layer(x.float()), rtol=1e-2, atol=atol)
-
-
-@pytest.mark.parametrize('default_scope', ['mmdet', 'mmpretrain', 'mmengine'])
-def test_mmcv_builds_it(default_scope):
-    from mmengine.registry import DefaultScope
-    with DefaultScope.overwrite_default_scope(default_scope):
-        name, layer = build_norm_layer(
-            dict(CFG, requires_grad=False, momentum=0.2), 6, postfix=2)
-    assert name == 'bn2'
-    assert isinstance(layer, IEBN)
-    assert layer.momentum == 0.2
-    assert not any(p.requires_grad for p in layer.parameters())
 
 
 @pytest.mark.parametrize('build', [

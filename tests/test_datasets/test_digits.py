@@ -4,7 +4,6 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
-from mmengine.runner import Runner
 from mmpretrain.apis import ImageClassificationInferencer
 from mmpretrain.registry import TRANSFORMS
 from sklearn.datasets import load_digits
@@ -65,18 +64,6 @@ def test_sample_suits_the_hosts_transforms():
     assert sample['inputs'].shape == (3, 36, 36)
     assert sample['inputs'].dtype == torch.uint8
     assert sample['data_samples'].gt_label.item() == dataset[3]['gt_label']
-
-
-@pytest.mark.parametrize('split', ['train', 'val'])
-def test_base_config_loads_through_the_runner(cfg, split):
-    loader = Runner.build_dataloader(cfg[f'{split}_dataloader'], seed=0)
-    batch = next(iter(loader))
-    assert [tuple(image.shape) for image in batch['inputs']
-            ] == [(3, 32, 32)] * 64
-    # The val loader keeps the order, so the labels are known.
-    if split == 'val':
-        labels = [int(s.gt_label) for s in batch['data_samples']]
-        assert labels == load_digit_split('val')[1][:64].tolist()
 
 
 def test_inferencer_reads_a_picture_as_the_data_set_does(cfg, tmp_path):

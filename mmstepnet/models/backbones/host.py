@@ -73,8 +73,10 @@ class SteppedBackbone(Generated):
         brought to their start when loading begins, else at the end.
         """
         initialise = getattr(super(), 'init_weights', lambda: None)
-        waiting = [] if getattr(self, 'is_init', False) else list(
-            self._attentions())
+        waiting = [] if getattr(self, 'is_init', False) else [
+            step.attention for step in self.modules()
+            if isinstance(step, ResidualStep)
+            and hasattr(step.attention, 'init_weights')]
 
         def start(attention: nn.Module, *args) -> None:
             if attention in waiting:
@@ -91,21 +93,9 @@ class SteppedBackbone(Generated):
         for attention in list(waiting):
             start(attention)
 
-    def _attentions(self):
-        return (step.attention for step in self.modules()
-                if isinstance(step, ResidualStep)
-                and hasattr(step.attention, 'init_weights'))
-
     def train(self, mode: bool = True) -> nn.Module:
-        """Set the mode as the host does, whose method may return None.
-
-        A frozen attention stays in eval mode, else its BN would go on
-        collecting statistics: not every host puts what it freezes there.
-        """
+        """Set the mode as the host does, whose method may return None."""
         super().train(mode)
-        for attention in self._attentions():
-            if is_frozen(attention):
-                attention.eval()
         return self
 
     def _insert(self, attention: dict, **options: Any) -> None:
@@ -120,7 +110,6 @@ class SteppedBackbone(Generated):
         for block in self.modules():
             if isinstance(block, StepBlock):
                 _freeze_as_the_block(block)
-        self.train(self.training)
         warn_of_frozen_starts(self)
 
 
