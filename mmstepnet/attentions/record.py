@@ -67,52 +67,53 @@ class Recorded(nn.Module):
         return torch.tensor(list(content), device='cpu')
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Left to :meth:`_load_from_state_dict`, which knows the key."""
+        """Compare a record with this gate; take its ``init_step`` over.
+
+        Raises:
+            ValueError: It is that of another type or of other arguments.
+        """
+        if not has_values(state):
+            return
+        own = self.record()
+        try:
+            found = own | read_record(state)
+        except ValueError as error:
+            warnings.warn(f'{self.recorded_type}: {error}, so it is ignored',
+                          stacklevel=2)
+            return
+        if found | dict(init_step=self.init_step) != own:
+            raise ValueError(
+                f'the weights are those of {found}, the model has {own}, '
+                'which would compute something else; build it with the '
+                'arguments of the weights, or leave out this key')
+        if found != own:
+            warnings.warn(
+                f'{self.recorded_type} was built with init_step='
+                f'{self.init_step} and takes over init_step='
+                f'{found["init_step"]}, with which the weights that it loads '
+                'were trained', stacklevel=2)
+            self.set_init_step(found['init_step'])
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata,
                               strict, missing_keys, *args) -> None:
-        """Load weights, if they were trained in a gate like this one.
-
-        Raises:
-            ValueError: It was of another type or had other arguments.
-        """
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, *args)
         key = prefix + KEY
+        try:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys,
+                *args)
+        except ValueError as error:
+            raise ValueError(f'{key}: {error}') from error
         if key in missing_keys:
             missing_keys.remove(key)
-        if any(name.startswith(prefix) and name != key for name in state_dict):
-            if key in state_dict and has_values(state_dict[key]):
-                self._compare(key, state_dict[key])
-        elif self.init_step is None and any(True for _ in self.parameters()):
+        if (self.init_step is None and any(True for _ in self.parameters())
+                and not any(name.startswith(prefix) for name in state_dict
+                            if name != key)):
             warnings.warn(
                 f'{self.recorded_type} finds no weights of its own in what is '
                 'loaded, and starts as in the paper, for training from '
                 'scratch: a pretrained network computes something else with '
                 'it. Let it start at a step of 1 by init_step=1.0',
                 stacklevel=2)
-
-    def _compare(self, key: str, state: Tensor) -> None:
-        """Compare a record with this gate; take its ``init_step`` over."""
-        own = self.record()
-        try:
-            found = own | read_record(state)
-        except ValueError:
-            warnings.warn(f'{key} is no record of an attention, and is '
-                          'ignored', stacklevel=3)
-            return
-        if found | dict(init_step=self.init_step) != own:
-            raise ValueError(
-                f'{key}: the weights are those of {found}, the model has '
-                f'{own}, which would compute something else; build it with '
-                'the arguments of the weights, or leave out this key')
-        if found != own:
-            warnings.warn(
-                f'{self.recorded_type} was built with init_step='
-                f'{self.init_step} and takes over init_step='
-                f'{found["init_step"]}, with which the weights that it loads '
-                'were trained', stacklevel=3)
-            self.set_init_step(found['init_step'])
 
 
 def read_record(state: Tensor) -> dict[str, Any]:
