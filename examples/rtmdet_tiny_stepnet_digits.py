@@ -32,7 +32,8 @@ train_dataloader = dict(
     batch_size=8,
     num_workers=1,
     dataset=dict(
-        type='mmstepnet.DigitsDetection',
+        type='CocoDataset',
+        metainfo=dict(classes=tuple('0123456789')),
         data_root=data_root,
         ann_file='annotations/instances_train.json',
         data_prefix=dict(img='train/'),
@@ -40,7 +41,8 @@ train_dataloader = dict(
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
-        type='mmstepnet.DigitsDetection',
+        type='CocoDataset',
+        metainfo=dict(classes=tuple('0123456789')),
         data_root=data_root,
         ann_file='annotations/instances_val.json',
         data_prefix=dict(img='val/'),

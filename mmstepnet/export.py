@@ -1,8 +1,8 @@
-"""ONNX files of models with residual steps, compared with PyTorch."""
+"""ONNX files of networks, compared with PyTorch."""
 
 import copy
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .checks import check_installed
 from .files import write_whole
+from .steps import ResidualStep
 from .steps.finding import tensors
 from .steps.fold import fold
 from .torch_version import onnx_arguments
@@ -28,7 +29,7 @@ def export_onnx(model: nn.Module,
                 *,
                 channels: int = 3,
                 dynamic_size: bool = True) -> float:
-    """Write a model as an ONNX file, folded, and compare it with PyTorch.
+    """Write a model as an ONNX file, and compare it with PyTorch.
 
     The file takes ``images``, (N, C, H, W) in float32 and prepared as the
     model was trained with, with any N, and gives every tensor that the model
@@ -37,8 +38,8 @@ def export_onnx(model: nn.Module,
     only then it gets its name.
 
     Args:
-        model (nn.Module): A model on the CPU with residual steps, called with
-            images alone. It is left as it was.
+        model (nn.Module): A model on the CPU, called with images alone. It
+            is left as it was; residual steps in it are folded in the file.
         path (str | Path): Where to.
         size (Sequence[int]): Height and width of images that it works on.
             Defaults to (224, 224).
@@ -52,7 +53,6 @@ def export_onnx(model: nn.Module,
 
     Raises:
         ImportError: onnx, onnxruntime or onnxscript is missing.
-        TypeError: The model has no residual step.
         RuntimeError: PyTorch cannot export it, or the file computes something
             else. There is no new file then.
 
@@ -66,26 +66,32 @@ def export_onnx(model: nn.Module,
         True
     """
     check_installed('an ONNX export', *NEEDED, install="'mmstepnet[onnx]'")
-    folded = _Flat(fold(model)).eval()
+    has_steps = any(isinstance(m, ResidualStep) for m in model.modules())
+    models = copy.deepcopy(model), fold(model) if has_steps else (
+        copy.deepcopy(model))
+    for copied in models:
+        copied.train(False)  # eval() of some hosts returns nothing
     more = 32 if dynamic_size else 0
     trials = [torch.rand(2, channels, *size),
               torch.rand(3, channels, *(side + more for side in size))]
     axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
-    reference = copy.deepcopy(model)
-    reference.train(False)  # eval() of some hosts returns nothing
     try:
         with torch.no_grad():
-            wanted = [tensors(reference(images)) for images in trials]
-            content = _export(folded, trials[0], len(wanted[0]), axes)
-            difference = float(np.max([  # max() may lose a NaN
-                _difference(*pair)
-                for pair in zip(_run(content, trials), wanted)]))
+            wanted = [tensors(models[0](images)) for images in trials]
+            content = _export(models[1], trials[0], len(wanted[0]), axes)
+        found = _run(content, trials)
     except Exception as error:
         raise RuntimeError(
             'PyTorch cannot export the model with free '
             f'{", ".join(filter(None, axes))}' + (
                 '; a model of one image size needs dynamic_size=False'
                 if dynamic_size else '')) from error
+    # NumPy's maximum keeps a NaN.
+    difference = float(np.max([
+        np.abs(a - b.numpy()).max() / max(b.abs().max(), 1e-12)
+        if a.shape == b.shape else np.inf
+        for outs, expected in zip(found, wanted)
+        for a, b in zip(outs, expected)]))
     if not difference <= TOLERANCE:
         raise RuntimeError(
             f'{path} was not written: what onnxruntime computes differs from '
@@ -112,24 +118,15 @@ def _export(model: nn.Module, images: Tensor, outputs: int,
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'model.onnx'
         torch.onnx.export(
-            model, (images, ), str(path), input_names=['images'],
+            _Flat(model), (images, ), str(path), input_names=['images'],
             output_names=names, **onnx_arguments(axes))
         return path.read_bytes()
 
 
-def _run(content: bytes, trials: list[Tensor]) -> Iterator[list[Tensor]]:
+def _run(content: bytes, trials: list[Tensor]) -> list[list[np.ndarray]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(
         content, providers=['CPUExecutionProvider'])
-    for images in trials:
-        outs = session.run(None, {'images': images.numpy()})
-        yield [torch.from_numpy(out) for out in outs]
-
-
-def _difference(found: list[Tensor], wanted: list[Tensor]) -> float:
-    if [t.shape for t in found] != [t.shape for t in wanted]:
-        return float('inf')
-    return float(np.max([
-        float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
-        for a, b in zip(found, wanted)]))
+    return [session.run(None, {'images': images.numpy()})
+            for images in trials]

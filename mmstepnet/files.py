@@ -1,7 +1,6 @@
 """Files that are whole or not there."""
 
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -12,9 +11,6 @@ TEMPORARY = '.unfinished'
 ABANDONED = 3600.
 """Seconds without a write after which a file under such a name is removed.
 A younger one may belong to another job, which is still writing it."""
-
-NAME_BYTES = 200
-"""How much of a name the temporary one keeps; file systems allow 255."""
 
 
 def write_whole(path: str | Path, content: bytes | str) -> None:
@@ -34,9 +30,7 @@ def write_whole(path: str | Path, content: bytes | str) -> None:
     if isinstance(content, str):
         content = content.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = path.name.encode()[:NAME_BYTES].decode(errors='ignore')
-    descriptor, temporary = tempfile.mkstemp(
-        TEMPORARY, f'.{name}.', path.parent)
+    descriptor, temporary = tempfile.mkstemp(TEMPORARY, '.', path.parent)
     try:
         with os.fdopen(descriptor, 'wb') as file:
             file.write(content)
@@ -48,13 +42,6 @@ def write_whole(path: str | Path, content: bytes | str) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
-    except OSError as error:
-        free = shutil.disk_usage(path.parent).free
-        raise OSError(
-            error.errno,
-            f'{error.strerror}; {path} of {len(content) / 2**20:.1f} MiB was '
-            f'not written, {free / 2**20:.1f} MiB are free there. What was '
-            'there before is untouched') from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 

@@ -10,54 +10,32 @@ from .compatibility import check_hosts
 
 check_hosts('mmengine', 'mmcv')
 
-from mmengine import registry as mmengine_registry  # noqa: E402
-from mmengine.registry import Registry  # noqa: E402
+from mmengine import registry  # noqa: E402
 
-MODELS = Registry(
-    'model',
-    parent=mmengine_registry.MODELS,
-    scope='mmstepnet',
-    locations=['mmstepnet.models'])
+
+def _node(parent: registry.Registry, *rooms: str) -> registry.Registry:
+    return registry.Registry(
+        parent.name, parent=parent, scope='mmstepnet',
+        locations=[f'mmstepnet.{room}' for room in rooms])
+
+
+MODELS = _node(registry.MODELS, 'models')
 """Backbones and norm layers."""
 
-DATASETS = Registry(
-    'dataset',
-    parent=mmengine_registry.DATASETS,
-    scope='mmstepnet',
-    locations=['mmstepnet.datasets'])
+DATASETS = _node(registry.DATASETS, 'datasets')
 """Data sets, the embedded ones among them."""
 
-DATA_SAMPLERS = Registry(
-    'data sampler',
-    parent=mmengine_registry.DATA_SAMPLERS,
-    scope='mmstepnet',
-    locations=['mmstepnet.datasets'])
+DATA_SAMPLERS = _node(registry.DATA_SAMPLERS, 'datasets')
 """Samplers and batch samplers."""
 
-HOOKS = Registry(
-    'hook',
-    parent=mmengine_registry.HOOKS,
-    scope='mmstepnet',
-    locations=['mmstepnet.engine', 'mmstepnet.jobs'])
+HOOKS = _node(registry.HOOKS, 'engine', 'jobs')
 """Hooks of mmengine's runner."""
 
-LOOPS = Registry(
-    'loop',
-    parent=mmengine_registry.LOOPS,
-    scope='mmstepnet',
-    locations=['mmstepnet.jobs'])
+LOOPS = _node(registry.LOOPS, 'jobs')
 """Loops of mmengine's runner."""
 
-OPTIM_WRAPPERS = Registry(
-    'optim_wrapper',
-    parent=mmengine_registry.OPTIM_WRAPPERS,
-    scope='mmstepnet',
-    locations=['mmstepnet.engine'])
+OPTIM_WRAPPERS = _node(registry.OPTIM_WRAPPERS, 'engine')
 """What calls the optimizer."""
 
-METRICS = Registry(
-    'metric',
-    parent=mmengine_registry.METRICS,
-    scope='mmstepnet',
-    locations=['mmstepnet.engine'])
+METRICS = _node(registry.METRICS, 'engine')
 """Metrics of mmengine's evaluator."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import MetricAttention, checks, export
+from mmstepnet import MetricAttention, checks, export, remove_blocks
 from mmstepnet.export import export_onnx
 from tests.test_steps.families import timm_families, torchvision_families
 from tests.test_steps.insertion import outputs, with_moved_steps
@@ -73,9 +73,9 @@ def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     """Also a NaN in the images of another size alone."""
     model, _ = stepped('torchvision')
     run = export._run
-    monkeypatch.setattr(export, '_run', lambda *args: (
+    monkeypatch.setattr(export, '_run', lambda *args: [
         [out * factor for out in outs]
-        for factor, outs in zip(factors, run(*args))))
+        for factor, outs in zip(factors, run(*args))])
     with pytest.raises(RuntimeError, match=f'differs from PyTorch by {by}'):
         export_onnx(model, tmp_path / 'model.onnx', (32, 32))
     assert not list(tmp_path.iterdir())
@@ -86,9 +86,22 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match='onnx and onnxruntime.*stepnet.onnx'
                        ):
         export_onnx(nn.Identity(), tmp_path / 'model.onnx')
-    monkeypatch.undo()
-    with pytest.raises(TypeError, match='with residual steps'):
-        export_onnx(nn.Identity(), tmp_path / 'model.onnx')
+
+
+def test_a_pruned_network_without_steps(tmp_path):
+    """What prunes a network need not put steps into it."""
+    import onnxruntime
+    models = pytest.importorskip('torchvision.models')
+    model = models.resnet18(num_classes=3).eval()
+    images = torch.rand(2, 3, 64, 64)
+    assert remove_blocks(model, ['layer1.1'], example=images)
+    path = tmp_path / 'model.onnx'
+    assert export_onnx(model, path, (64, 64)) < 1e-4
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), providers=['CPUExecutionProvider'])
+    found, = session.run(None, {'images': images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(images),
+                               rtol=1e-4, atol=1e-4)
 
 
 def test_causal_attention_over_padded_tokens(tmp_path):

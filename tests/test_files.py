@@ -30,7 +30,7 @@ def test_full_disk(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, 'fsync', full)
-    with pytest.raises(OSError, match='No space left.*file of 1.0 MiB') as e:
+    with pytest.raises(OSError, match='No space left') as e:
         write_whole(path, bytes(1 << 20))
     assert e.value.errno == errno.ENOSPC
     assert path.read_bytes() == b'old'

@@ -12,6 +12,7 @@ from .base import (
     MapAttention,
     build_attention,
     choose_step,
+    normalise,
 )
 from .cbam import CBAM
 from .eca import ECA
@@ -38,5 +39,5 @@ __all__ = [
     'Attention', 'ChannelGate', 'FoldedStepNet', 'MapAttention',
     'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
     'OursSharedMLP', 'Plain', 'StepNet', 'ZeroStart', 'build_attention',
-    'choose_step', 'of_kept'
+    'choose_step', 'normalise', 'of_kept'
 ]

@@ -1,17 +1,15 @@
 """What all attentions share."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from numbers import Real
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.checks import check_config, check_positive
 from mmstepnet.names import NameTable
-from mmstepnet.torch_version import is_compiling
 
 from .pooling import STATISTICS
 from .record import Recorded
@@ -47,10 +45,6 @@ class Attention(Recorded):
     """Whether it looks at where a value stands in the map, which a set of
     tokens does not have."""
 
-    initial_logits = (0.0, )
-    """What the sigmoids whose product the gate is see at the start, where
-    ``init_step`` is set."""
-
     def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__()
         check_positive(type(self).__name__, channels=channels)
@@ -62,19 +56,6 @@ class Attention(Recorded):
         """Name of the registered class, of which it may be a subclass."""
         return next((cls.__name__ for cls in type(self).__mro__
                      if cls in ATTENTIONS.values()), type(self).__name__)
-
-    def set_init_step(self, init_step: float | None) -> None:
-        """Let the step start elsewhere; parameters stay what they are.
-
-        Args:
-            init_step (float, optional): See :class:`Attention`.
-
-        Raises:
-            ValueError: No gate can start there.
-        """
-        check_init_step(type(self).__name__, init_step)
-        self.init_step = init_step
-        self.scale = warm_start_scale(init_step, *self.initial_logits)
 
     def init_weights(self) -> None:
         """Bring every parameter to its starting value."""
@@ -88,8 +69,9 @@ class Attention(Recorded):
         self.init_weights()
 
     def extra_repr(self) -> str:
-        """Channels and warm start, for ``print(model)``."""
-        return f'channels={self.channels}, init_step={self.init_step}'
+        """All arguments, for ``print(model)``."""
+        return ', '.join(f'{name}={getattr(self, name)!r}' for name in (
+            'channels', 'init_step', *self.recorded))
 
 
 class ChannelGate(Attention):
@@ -125,34 +107,9 @@ class MapAttention(Attention):
 
 
 def is_frozen(attention: nn.Module) -> bool:
-    """Whether an attention has parameters and none requires a gradient.
-
-    FSDP gives modules views of its own parameters in place of theirs; of
-    other tensors nobody knows.
-    """
-    if is_compiling():  # which knows parameters, and no views of others
-        wanted = [p.requires_grad for p in attention.parameters()]
-        return bool(wanted) and not any(wanted)
-    frozen = False
-    for tensor in own_tensors(attention):
-        owner = tensor if isinstance(tensor, nn.Parameter) else tensor._base
-        if owner is None or owner.requires_grad:
-            return False
-        frozen = True
-    return frozen
-
-
-def own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, and what stands in their place: other attributes."""
-    for tensor in module._parameters.values():
-        if tensor is not None:
-            yield tensor
-    for value in vars(module).values():
-        if isinstance(value, Tensor):
-            yield value
-    for child in module._modules.values():
-        if child is not None:
-            yield from own_tensors(child)
+    """Whether an attention has parameters and none requires a gradient."""
+    wanted = [p.requires_grad for p in attention.parameters()]
+    return bool(wanted) and not any(wanted)
 
 
 def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
@@ -173,24 +130,56 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
         norm.momentum is None or not is_frozen(attention))
 
 
-@contextmanager
-def evaluating(norms: list[nn.Module]) -> Iterator[None]:
-    """Let norms take their running statistics, and leave them, inside."""
-    for norm in norms:
-        norm.training = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.training = True
+def normalise(attention: nn.Module, norm: nn.Module, pooled: Tensor) -> Tensor:
+    """Call a BN of an attention, which every attention does by this.
+
+    A frozen attention uses the running statistics and leaves them, see
+    :func:`normalises_by_batch`. A channel whose batch statistics are not
+    finite keeps its running ones, so that a batch which a
+    ``torch.amp.GradScaler`` skips leaves no trace.
+
+    Args:
+        attention (nn.Module): The attention.
+        norm (nn.Module): A BN in it, or ``nn.Identity()``.
+        pooled (Tensor): What the norm is given, (N, C) or (N, C, H, W). A
+            norm of maps takes vectors as maps of one place: timm's
+            ``convert_splitbn_model`` puts one in the place of any.
+
+    Raises:
+        ValueError: An ordinary BN would normalise a single value by its own
+            statistics.
+    """
+    if not isinstance(pooled, Tensor):  # a trace by torch.fx
+        return norm(pooled)
+    if pooled.ndim == 2 and isinstance(norm, nn.BatchNorm2d):
+        return normalise(attention, norm, pooled[..., None, None]).flatten(1)
+    if getattr(norm, 'running_mean', None) is None or not norm.training:
+        return norm(pooled)
+    if not normalises_by_batch(attention, norm):
+        return F.batch_norm(pooled, norm.running_mean, norm.running_var,
+                            norm.weight, norm.bias, eps=norm.eps)
+    if (isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
+            and pooled.numel() == pooled.shape[1]):
+        raise ValueError(
+            'the attention normalises pooled features over the batch and '
+            'needs at least 2 images a process in training, got 1; use '
+            'batch_size >= 2 (drop_last=True), norm_eval=True with '
+            "AttentionBNCalibrationHook, or sync_bn='torch'")
+    if type(norm).forward is not _BatchNorm.forward or norm.momentum is None:
+        return norm(pooled)  # SyncBN, timm's split BN, an average of batches
+    norm.num_batches_tracked.add_(1)
+    mean, var = torch.stack((norm.running_mean, norm.running_var))
+    out = F.batch_norm(pooled, mean, var, norm.weight, norm.bias, True,
+                       norm.momentum, norm.eps)
+    finite = var < torch.inf  # then the mean is finite, too
+    for running, now in ((norm.running_mean, mean), (norm.running_var, var)):
+        torch.where(finite, now, running, out=running)
+    return out
 
 
 def choose_step(attention: nn.Module, x: Tensor, f: Tensor,
                 known: Mapping[str, Tensor] = {}) -> Tensor:
     """Choose the step by an attention of either kind.
-
-    A frozen one normalises by its running statistics and leaves them, see
-    :func:`normalises_by_batch`.
 
     Args:
         attention (nn.Module): A channel gate, which says what it needs as
@@ -203,12 +192,6 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor,
     Returns:
         Tensor: Step, broadcastable to f, in its dtype.
     """
-    held = [m for m in attention.modules()
-            if m.training and getattr(m, 'running_mean', None) is not None
-            and not normalises_by_batch(attention, m)]
-    if held:
-        with evaluating(held):
-            return choose_step(attention, x, f, known)
     pooled = getattr(attention, 'pooled', None)
     if pooled is None:  # DDP's and others' name of what is in them
         pooled = getattr(getattr(attention, 'module', None), 'pooled', None)
@@ -242,79 +225,3 @@ def build_attention(cfg: dict,
     if attention.needs_map_size:
         kwargs.setdefault('map_size', map_size)
     return attention(channels, **kwargs)
-
-
-def check_batch(bn: nn.Module, features: Tensor) -> None:
-    """Refuse to normalise a single value by its own statistics.
-
-    Args:
-        bn (nn.Module): Norm over the features.
-        features (Tensor): Its input, (N, C) or (N, C, H, W).
-
-    Raises:
-        ValueError: ``bn`` is an ordinary BN in training mode and a channel
-            has one value in the batch.
-    """
-    # A trace by torch.fx does not know the batch.
-    if (isinstance(features, Tensor) and bn.training
-            and isinstance(bn, (nn.BatchNorm1d, nn.BatchNorm2d))
-            and features.numel() == features.shape[1]):
-        raise ValueError(
-            'the attention normalises pooled features over the batch and '
-            'needs at least 2 images a process in training, got 1; use '
-            'batch_size >= 2 (drop_last=True), norm_eval=True with '
-            "AttentionBNCalibrationHook, or sync_bn='torch'")
-
-
-def normalise(bn: nn.Module, vectors: Tensor) -> Tensor:
-    """Call a gate's BN on (N, C), or on maps of one place where it takes such.
-
-    As timm's ``convert_splitbn_model`` puts one for maps in the place of any.
-    """
-    if isinstance(bn, nn.BatchNorm2d):
-        return bn(vectors[..., None, None]).flatten(1)
-    return bn(vectors)
-
-
-def check_init_step(owner: str, init_step: float | None) -> None:
-    """Refuse an ``init_step`` that no gate can start at.
-
-    Args:
-        owner (str): Name of the class that takes the argument.
-        init_step (float, optional): Its value.
-
-    Raises:
-        ValueError: Neither None nor a positive finite number.
-    """
-    number = isinstance(init_step, Real) and not isinstance(init_step, bool)
-    # Its quotient by a gate of sigmoids must not leave float32.
-    if init_step is not None and not (number and 1e-30 < init_step < 1e30):
-        raise ValueError(
-            f'{owner}: init_step must be a positive number (1.0 keeps a '
-            f"pretrained network's output) or None for the paper's form, got "
-            f'{init_step!r}')
-
-
-def warm_start_scale(init_step: float | None, *logits: float) -> float:
-    """Factor that brings a gate's starting value to ``init_step``.
-
-    Args:
-        init_step (float, optional): Wanted starting value; None gives 1.
-        *logits (float): What the gate's sigmoids see at the start; the gate
-            is their product.
-
-    Returns:
-        float: c with ``prod(sigmoid(logits)) * c == init_step``, exact in
-        float32 wherever float32 holds such a c.
-    """
-    if init_step is None:
-        return 1.0
-    # Not on the default device, which may be any.
-    gate = torch.tensor(logits, dtype=torch.float32, device='cpu')
-    gate = gate.sigmoid().prod().numpy()
-    scale = np.float32(init_step) / gate
-    for candidate in (scale, np.nextafter(scale, np.float32(0)),
-                      np.nextafter(scale, np.float32(np.inf))):
-        if gate * candidate == np.float32(init_step):
-            return float(candidate)
-    return float(scale)

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, MapAttention, check_batch
+from .base import ATTENTIONS, MapAttention, normalise
 from .pooling import full_precision, pool, weight_dtype
 from .se import SE
 from .zero_start import ZeroBatchNorm2d
@@ -38,7 +38,7 @@ class CBAM(MapAttention):
     """
 
     initial_logits = (0.0, 0.0)
-    recorded_sizes = ('reduction', )
+    recorded = ('reduction', )
 
     def __init__(self,
                  channels: int,
@@ -57,8 +57,6 @@ class CBAM(MapAttention):
         self.mlp.init_weights()
         self.conv.reset_parameters()
         self.bn.reset_parameters()
-        if self.init_step is not None:
-            nn.init.zeros_(self.bn.weight)
 
     def channel_gate(self, f: Tensor) -> Tensor:
         """Compute the channel gate M_c, (N, C, 1, 1)."""
@@ -75,8 +73,7 @@ class CBAM(MapAttention):
         """
         pooled = torch.stack((f.mean(1), f.amax(1)), 1)
         logit = self.conv(pooled.to(weight_dtype(self.conv)))
-        check_batch(self.bn, logit)
-        return torch.sigmoid(self.bn(logit))
+        return torch.sigmoid(normalise(self, self.bn, logit))
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, H, W)."""

@@ -44,8 +44,6 @@ class ECA(ChannelGate):
 
     def init_weights(self) -> None:
         self.conv.reset_parameters()
-        if self.init_step is not None:
-            nn.init.zeros_(self.conv.weight)
 
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""

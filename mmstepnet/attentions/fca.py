@@ -5,9 +5,11 @@ https://arxiv.org/abs/2012.11879
 """
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import is_exporting
 
 from .base import ATTENTIONS, MapAttention
@@ -51,7 +53,7 @@ class FCA(Excitation, MapAttention):
     """
 
     needs_map_size = True
-    recorded = ('map_size', )
+    recorded = ('map_size', 'reduction')
 
     def __init__(self,
                  channels: int,
@@ -69,14 +71,22 @@ class FCA(Excitation, MapAttention):
         self.map_size = map_size
         # Not persistent: it follows from the arguments.
         self.basis: Tensor
-        self.register_buffer('basis', dct_basis(channels, map_size), False)
-        self.init_weights()
+        self.register_buffer(
+            'basis', dct_basis(channels, map_size, torch.float32), False)
 
     @torch.no_grad()
-    def init_weights(self) -> None:
-        """Bring every parameter, and the basis, to its starting value."""
-        super().init_weights()
-        self.basis.copy_(dct_basis(self.channels, self.map_size))
+    def reset_parameters(self) -> None:
+        """Bring all to its start: transformers makes buffers of any memory."""
+        super().reset_parameters()
+        self.basis.copy_(dct_basis(
+            self.channels, self.map_size, self.basis.dtype))
+
+    def _apply(self, *args, **kwargs) -> nn.Module:
+        """Round the basis to a new dtype once: not what was rounded before."""
+        super()._apply(*args, **kwargs)
+        self.basis = dct_basis(self.channels, self.map_size, self.basis.dtype
+                               ).to(self.basis.device)
+        return self
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, 1, 1), from the transform of f."""
@@ -84,10 +94,6 @@ class FCA(Excitation, MapAttention):
         logits = self.excite((maps * self.basis).sum((2, 3)))
         gate = torch.sigmoid(logits) * self.scale
         return gate.to(f.dtype)[..., None, None]
-
-    def extra_repr(self) -> str:
-        """Channels, warm start and map size, for ``print(model)``."""
-        return f'{super().extra_repr()}, map_size={self.map_size}'
 
 
 @leaf
@@ -115,12 +121,14 @@ def _averages(f: Tensor, length: int, size: int) -> Tensor:
     return inside.to(f.dtype) / (behind - first)
 
 
-def dct_basis(channels: int, size: int) -> Tensor:
+def dct_basis(channels: int, size: int, dtype: torch.dtype) -> Tensor:
     """Cosine basis function of each channel, (channels, size, size)."""
-    group = torch.arange(channels) * len(TOP_16) // channels
-    frequency = torch.tensor(TOP_16)[group] * (size // GRID)
-    position = torch.arange(size, dtype=torch.float64) + 0.5
+    group = torch.arange(channels, device='cpu') * len(TOP_16) // channels
+    frequency = torch.tensor(
+        TOP_16, device='cpu', dtype=accumulation_dtype(dtype)
+    )[group] * (size // GRID)
+    position = torch.arange(size, dtype=torch.float64, device='cpu') + 0.5
     # (channels, 2, size): the vertical and the horizontal factor.
     wave = torch.cos(torch.pi / size * frequency[..., None] * position)
-    wave *= ((1 + (frequency > 0)) / size).sqrt()[..., None]
-    return (wave[:, 0, :, None] * wave[:, 1, None, :]).float()
+    wave *= ((1 + (frequency > 0).to(frequency)) / size).sqrt()[..., None]
+    return (wave[:, 0, :, None] * wave[:, 1, None, :]).to(dtype)

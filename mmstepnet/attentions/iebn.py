@@ -11,11 +11,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import check_init_step, warm_start_scale
 from .pooling import pool
 from .record import Recorded
-
-INITIAL_LOGIT = -1.0
 
 
 class IEBN(Recorded, nn.BatchNorm2d):
@@ -51,6 +48,8 @@ class IEBN(Recorded, nn.BatchNorm2d):
             the paper's form. Defaults to None.
     """
 
+    initial_logits = (-1.0, )
+
     def __init__(self,
                  num_features: int,
                  eps: float = 1e-5,
@@ -60,21 +59,15 @@ class IEBN(Recorded, nn.BatchNorm2d):
         super().__init__(num_features, eps, momentum)
         self.set_init_step(init_step)
         self.ie_weight = nn.Parameter(torch.zeros(num_features))
-        self.ie_bias = nn.Parameter(torch.full((num_features, ),
-                                               INITIAL_LOGIT))
+        self.ie_bias = nn.Parameter(torch.full(
+            (num_features, ), self.initial_logits[0]))
 
     def reset_parameters(self) -> None:
         """Bring all to its start; BN's constructor calls it before."""
         super().reset_parameters()
         if 'ie_bias' in self._parameters:
             nn.init.zeros_(self.ie_weight)
-            nn.init.constant_(self.ie_bias, INITIAL_LOGIT)
-
-    def set_init_step(self, init_step: float | None) -> None:
-        """Let the gate start elsewhere; parameters stay what they are."""
-        check_init_step('IEBN', init_step)
-        self.init_step = init_step
-        self.scale = warm_start_scale(init_step, INITIAL_LOGIT)
+            nn.init.constant_(self.ie_bias, self.initial_logits[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, (N, C, H, W) -> (N, C, H, W)."""
@@ -85,29 +78,19 @@ class IEBN(Recorded, nn.BatchNorm2d):
         shift = self.bias[:, None, None] * (1 - gate)
         return torch.addcmul(shift.to(out.dtype), out, gate.to(out.dtype))
 
-    @property
-    def qconfig(self) -> Any:
-        """Setting of PyTorch's quantisation, absent until it is set.
+    def __getattr__(self, name: str) -> Any:
+        """Refuse PyTorch's conversion to SyncBN, which would drop the gate.
 
-        The conversion to SyncBN, which would drop the gate, is refused here:
-        PyTorch's and MMEngine's converters replace every subclass of BN, and
-        this is a part that they ask it for.
+        It replaces every subclass of BN, and calls nothing of theirs; it asks
+        for the setting of a quantisation, which is rarely there.
         """
-        # The converters look for subclasses of BN alone and call nothing of
-        # theirs: who asks for this part is all that a subclass can know.
-        caller = sys._getframe(1).f_code.co_name
-        if caller == 'convert_sync_batchnorm':
+        if name == 'qconfig' and sys._getframe(
+                1).f_code.co_name == 'convert_sync_batchnorm':
             raise RuntimeError(
                 'IEBN cannot be converted to SyncBN: the conversion would '
                 'drop its instance enhancement; leave sync_bn out of the '
                 'config')
-        if 'qconfig' not in self.__dict__:
-            raise AttributeError('qconfig')
-        return self.__dict__['qconfig']
-
-    @qconfig.setter
-    def qconfig(self, value: Any) -> None:
-        self.__dict__['qconfig'] = value
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """BN's arguments and the warm start, for ``print(model)``."""

@@ -15,13 +15,7 @@ from torch import Tensor
 
 from mmstepnet.checks import check_positive
 
-from .base import (
-    ATTENTIONS,
-    ChannelGate,
-    MapAttention,
-    check_batch,
-    normalise,
-)
+from .base import ATTENTIONS, ChannelGate, MapAttention, normalise
 from .pooling import full_precision, pool, pool_std, weight_dtype
 from .stepnet import Adaptor, StepNet
 
@@ -41,7 +35,7 @@ class OursSharedMLP(Adaptor, ChannelGate):
     """
 
     pooled = ('x_mean', 'f_mean')
-    recorded_sizes = ('reduction', )
+    recorded = ('reduction', )
 
     def __init__(self,
                  channels: int,
@@ -142,8 +136,7 @@ class OursNormFirst(Adaptor, ChannelGate):
         """Choose the step, (N, C), from the means of x and f."""
         pair = torch.cat((x_mean, x_mean + f_mean), 1)
         pair = pair.to(self.pair_weight.dtype)
-        check_batch(self.pair_bn, pair)
-        p, q = normalise(self.pair_bn, pair).chunk(2, 1)
+        p, q = normalise(self, self.pair_bn, pair).chunk(2, 1)
         weight = self.pair_weight
         return self.gate(weight[:, 0] * p + weight[:, 1] * q)
 

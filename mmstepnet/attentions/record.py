@@ -1,9 +1,11 @@
-"""What the weights of an attention do not say, written beside them."""
+"""Where a gate starts, and the record of it in a checkpoint."""
 
 import json
 import warnings
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -11,29 +13,29 @@ from torch import Tensor
 from mmstepnet.torch_version import has_values
 
 KEY = '_extra_state'
-"""PyTorch's name of it, behind the module's in a state dict."""
+"""PyTorch's name of the record, behind the module's in a state dict."""
 
 SIZE = 256
-"""Bytes to whose multiple it is filled up with blanks: loaders that compare
+"""Characters that a record is filled up to with blanks: loaders that compare
 shapes see the same one for other arguments."""
 
 
 class Recorded(nn.Module):
-    """Module whose state dict records its type and arguments.
+    """Gate whose state dict records its type and arguments.
 
-    JSON as bytes in a tensor of uint8, which no cast and no average changes.
-    A state dict without it loads as if it had none, strictly too.
-    Subclasses have ``init_step``, and ``set_init_step``, which changes it.
+    JSON, a character a number in int64, which averages of checkpoints treat as
+    they treat a BN's count of batches. A state dict without it loads, too.
     """
 
     init_step: float | None
+    scale: float
+
+    initial_logits = (0.0, )
+    """What the sigmoids whose product the gate is see at the start, where
+    ``init_step`` is set."""
 
     recorded: tuple[str, ...] = ()
-    """Arguments that decide the step and that no shape shows, beside
-    ``init_step``: attributes of these names."""
-
-    recorded_sizes: tuple[str, ...] = ()
-    """Arguments that shapes show: recorded, but not compared."""
+    """Further arguments of the constructor: attributes of these names."""
 
     @property
     def recorded_type(self) -> str:
@@ -41,100 +43,138 @@ class Recorded(nn.Module):
         return type(self).__name__
 
     def set_init_step(self, init_step: float | None) -> None:
-        """Let the step start elsewhere, see ``init_step``."""
-        raise NotImplementedError
-
-    def get_extra_state(self) -> Tensor:
-        """The record: uint8, (256, ) or a multiple, on the CPU."""
-        content = json.dumps(self.record()).encode()
-        content = content.ljust(-(-len(content) // SIZE) * SIZE)
-        # Not on the default device, which may be meta.
-        return torch.tensor(list(content), dtype=torch.uint8, device='cpu')
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Compare a record with this module; take its ``init_step`` over.
+        """Let the gate start elsewhere; parameters stay what they are.
 
         Args:
-            state (Tensor): What :meth:`get_extra_state` gave.
+            init_step (float, optional): See :class:`Attention`.
 
         Raises:
-            ValueError: It is that of another type or of other arguments, or
-                no record.
+            ValueError: No gate can start there.
         """
-        if not has_values(state):
-            return
-        found, own = read_record(state), self.record()
-        if any(found.get(name) != own[name]
-               for name in ('type', *self.recorded)):
-            raise ValueError(
-                f'the weights are those of {_call(found)}, the model has '
-                f'{_call(own)}: they would load and compute something else. '
-                'Build the model with the arguments of the weights; without '
-                f'the key {KEY!r} of the state dict they load nevertheless')
-        init_step = found['init_step']
-        if init_step != own['init_step']:
-            self.set_init_step(init_step)
-            warnings.warn(
-                f'{own["type"]} was built with init_step={own["init_step"]} '
-                f'and takes over init_step={init_step}, with which the '
-                'weights that it loads were trained', stacklevel=2)
+        check_init_step(type(self).__name__, init_step)
+        self.init_step = None if init_step is None else float(init_step)
+        self.scale = warm_start_scale(init_step, *self.initial_logits)
 
     def record(self) -> dict[str, Any]:
         """Type and arguments, but for ``channels``."""
-        init_step = self.init_step
-        return dict(
-            type=self.recorded_type,
-            init_step=None if init_step is None else float(init_step),
-            **{name: getattr(self, name)
-               for name in (*self.recorded, *self.recorded_sizes)})
+        return dict(type=self.recorded_type, init_step=self.init_step,
+                    **{name: getattr(self, name) for name in self.recorded})
+
+    def get_extra_state(self) -> Tensor:
+        """The record: int64, (256, ) or longer, on the CPU."""
+        content = json.dumps(self.record()).encode().ljust(SIZE)
+        # Not on the default device, which may be meta.
+        return torch.tensor(list(content), device='cpu')
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare a record with this gate; take its ``init_step`` over.
+
+        Raises:
+            ValueError: It is that of another type or of other arguments.
+        """
+        if not has_values(state):
+            return
+        own = self.record()
+        try:
+            found = own | read_record(state)
+        except ValueError as error:
+            warnings.warn(f'{self.recorded_type}: {error}, so it is ignored',
+                          stacklevel=2)
+            return
+        if found | dict(init_step=self.init_step) != own:
+            raise ValueError(
+                f'the weights are those of {found}, the model has {own}, '
+                'which would compute something else; build it with the '
+                'arguments of the weights, or leave out this key')
+        if found != own:
+            warnings.warn(
+                f'{self.recorded_type} was built with init_step='
+                f'{self.init_step} and takes over init_step='
+                f'{found["init_step"]}, with which the weights that it loads '
+                'were trained', stacklevel=2)
+            self.set_init_step(found['init_step'])
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata,
                               strict, missing_keys, *args) -> None:
         key = prefix + KEY
-        if next(self.parameters(), None) is not None and not any(
-                name != key and name.startswith(prefix)
-                for name in state_dict):
-            if self.init_step is None:
-                warnings.warn(
-                    f'{self.recorded_type} finds no weights of its own in '
-                    'what is loaded, and starts as in the paper, for training '
-                    'from scratch: a pretrained network computes something '
-                    'else with it. Let it start at a step of 1 by '
-                    'init_step=1.0', stacklevel=2)
-            if key in state_dict:
-                # A record without weights tells nothing. transformers gives
-                # such a one, of memory as it was, where its file has none.
-                return
         try:
             super()._load_from_state_dict(
                 state_dict, prefix, local_metadata, strict, missing_keys,
                 *args)
         except ValueError as error:
             raise ValueError(f'{key}: {error}') from error
-        if key in missing_keys:  # files of 0.2 and published weights
+        if key in missing_keys:
             missing_keys.remove(key)
+        if (self.init_step is None and any(True for _ in self.parameters())
+                and not any(name.startswith(prefix) for name in state_dict
+                            if name != key)):
+            warnings.warn(
+                f'{self.recorded_type} finds no weights of its own in what is '
+                'loaded, and starts as in the paper, for training from '
+                'scratch: a pretrained network computes something else with '
+                'it. Let it start at a step of 1 by init_step=1.0',
+                stacklevel=2)
 
 
 def read_record(state: Tensor) -> dict[str, Any]:
-    """What a record says.
+    """What a record says; an average or a cast may have rounded it.
 
     Raises:
         ValueError: It is none.
     """
-    # Rounded: somebody may have cast or averaged it with the weights.
-    content = bytes(
-        state.detach().cpu().double().round().byte().flatten().tolist())
+    content = state.detach().cpu().double().round().byte().flatten()
     try:
-        found = json.loads(content)
-        if not {'type', 'init_step'} <= found.keys():
-            raise ValueError(f'it lacks its type or init_step: {found}')
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f'this is no record of an attention: {error}; leave '
-                         f'the key {KEY!r} out of the state dict') from error
-    return found
+        found = json.loads(bytes(content.tolist()))
+        if {'type', 'init_step'} <= found.keys():
+            return found
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise ValueError('this is no record of an attention')
 
 
-def _call(record: dict[str, Any]) -> str:
-    arguments = ', '.join(f'{name}={value!r}' for name, value in record.items()
-                          if name not in ('type', 'init_step'))
-    return f'{record["type"]}({arguments})'
+def check_init_step(owner: str, init_step: float | None) -> None:
+    """Refuse an ``init_step`` that no gate can start at.
+
+    Args:
+        owner (str): Name of the class that takes the argument.
+        init_step (float, optional): Its value.
+
+    Raises:
+        ValueError: Neither None nor a positive finite number.
+    """
+    number = isinstance(init_step, Real) and not isinstance(init_step, bool)
+    # Its quotient by a gate of sigmoids must not leave float32.
+    if init_step is not None and not (number and 1e-30 < init_step < 1e30):
+        raise ValueError(
+            f'{owner}: init_step must be a positive number (1.0 keeps a '
+            f"pretrained network's output) or None for the paper's form, got "
+            f'{init_step!r}')
+
+
+def warm_start_scale(init_step: float | None, *logits: float) -> float:
+    """Factor that brings a gate's starting value to ``init_step``.
+
+    Args:
+        init_step (float, optional): Wanted starting value; None gives 1.
+        *logits (float): What the gate's sigmoids see at the start; the gate
+            is their product.
+
+    Returns:
+        float: c with ``prod(sigmoid(logits)) * c == init_step``. In float32 it
+        is exact wherever float32 holds such a c, and in float64 wherever
+        rounding that c to float32 gives the one of float32.
+    """
+    if init_step is None:
+        return 1.0
+    # Not on the default device, which may be any.
+    gate, gate64 = (
+        torch.tensor(logits, dtype=dtype, device='cpu').sigmoid().prod(
+        ).numpy() for dtype in (torch.float32, torch.float64))
+    scale = np.float32(init_step) / gate
+    for candidate in (scale, np.nextafter(scale, np.float32(0)),
+                      np.nextafter(scale, np.float32(np.inf))):
+        if gate * candidate == np.float32(init_step):
+            scale = candidate
+            break
+    exact = float(init_step / gate64)
+    return exact if np.float32(exact) == scale else float(scale)

@@ -4,8 +4,6 @@ Squeeze-and-Excitation Networks, CVPR 2018,
 https://arxiv.org/abs/1709.01507
 """
 
-from typing import Any
-
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -32,7 +30,7 @@ class Excitation(Attention):
         ValueError: ``reduction`` is not a positive integer.
     """
 
-    recorded_sizes = ('reduction', )
+    recorded = ('reduction', )
 
     def __init__(self,
                  channels: int,
@@ -46,14 +44,11 @@ class Excitation(Attention):
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = (nn.Linear if init_step is None else ZeroLinear)(
             hidden, channels)
+        self.init_weights()
 
     def init_weights(self) -> None:
         self.fc1.reset_parameters()
         self.fc2.reset_parameters()
-        if self.init_step is not None:
-            last: Any = self.fc2
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
 
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""
@@ -73,15 +68,6 @@ class SE(Excitation, ChannelGate):
     """
 
     pooled = ('f_mean', )
-
-    def __init__(self,
-                 channels: int,
-                 *,
-                 reduction: int = 16,
-                 init_step: float | None = None):
-        super().__init__(
-            channels, reduction=reduction, init_step=init_step)
-        self.init_weights()
 
     def forward(self, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from the mean of f."""

@@ -37,7 +37,7 @@ class SEM(ChannelGate):
 
     pooled = ('f_mean', )
     initial_logits = (0.0, 0.0, 0.0)
-    recorded_sizes = ('reduction', )
+    recorded = ('reduction', )
 
     def __init__(self,
                  channels: int,

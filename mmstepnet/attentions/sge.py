@@ -51,7 +51,7 @@ class SGE(MapAttention):
     """
 
     initial_logits = (1.0, )
-    recorded_sizes = ('groups', )
+    recorded = ('groups', )
 
     def __init__(self,
                  channels: int,
@@ -88,7 +88,3 @@ class SGE(MapAttention):
         gate = torch.sigmoid(self.weight[:, None, None] * normed +
                              self.bias[:, None, None]) * self.scale
         return gate.to(f.dtype).repeat_interleave(split[1], dim=1)
-
-    def extra_repr(self) -> str:
-        """Channels, warm start and groups, for ``print(model)``."""
-        return f'{super().extra_repr()}, groups={self.groups}'

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, ChannelGate, check_batch, normalise
+from .base import ATTENTIONS, ChannelGate, normalise
 from .zero_start import ZeroBatchNorm1d
 
 
@@ -48,7 +48,6 @@ class SRM(ChannelGate):
         else:
             # PyTorch's default for a convolution of fan-in 2.
             nn.init.uniform_(self.style_weight, -0.5**0.5, 0.5**0.5)
-            nn.init.zeros_(self.bn.weight)
 
     def forward(self, f_mean: Tensor, f_std: Tensor) -> Tensor:
         """Choose the step, (N, C), from mean and deviation of f.
@@ -56,8 +55,7 @@ class SRM(ChannelGate):
         Raises:
             ValueError: Training with one image, of which BN has no variance.
         """
-        check_batch(self.bn, f_mean)
         weight = self.style_weight
         z = weight[:, 0] * f_mean + weight[:, 1] * f_std
-        z = normalise(self.bn, z.to(weight.dtype))
+        z = normalise(self, self.bn, z.to(weight.dtype))
         return torch.sigmoid(z) * self.scale

@@ -4,15 +4,13 @@ Understanding Self-attention Mechanism via Dynamical System Perspective,
 ICCV 2023, https://arxiv.org/abs/2308.09939
 """
 
-from typing import Any
-
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.checks import check_choice
 
-from .base import ATTENTIONS, Attention, ChannelGate, check_batch, normalise
+from .base import ATTENTIONS, Attention, ChannelGate, normalise
 
 INPUTS = ('both', 'x', 'x_next', 'difference')
 
@@ -51,7 +49,7 @@ class Adaptor(Attention):
         if not isinstance(self.bn, nn.Identity):
             self.bn.reset_parameters()
         nn.init.zeros_(self.ie_weight)
-        nn.init.constant_(self.ie_bias, self.initial_logits[0])
+        nn.init.constant_(self.ie_bias, -1.0)
 
     def init_mix(self) -> None:
         """Bring the parameters of the mix to their starting values."""
@@ -63,8 +61,8 @@ class Adaptor(Attention):
         Raises:
             ValueError: Training with one image, of which BN has no variance.
         """
-        check_batch(self.bn, z)
-        logits = self.ie_weight * normalise(self.bn, z) + self.ie_bias
+        normed = normalise(self, self.bn, z)
+        logits = self.ie_weight * normed + self.ie_bias
         return torch.sigmoid(logits) * self.scale
 
 
@@ -90,6 +88,19 @@ class StepNet(Adaptor, ChannelGate):
     in the post-activation form, which we take, the count for CIFAR-100 asks
     for it, while in pre-activation the counts fit with and without.
 
+    "IEBN" in Fig. 4 has three readings of 6 parameters a channel; with
+    :math:`\hat z` the normalised z and :math:`\gamma`, :math:`\beta` the
+    affine parameters of the BN:
+
+    - :math:`\sigma(W_{IE} \otimes \mathrm{BN}(z) + b_{IE})`, what the
+      appendix says: ``iebn='appendix'``. It starts at 0.2689 everywhere.
+    - :math:`\sigma(\gamma\, \sigma(W_{IE} \otimes z + b_{IE})\, \hat z
+      + \beta)`, a sigmoid over the module that the paper cites,
+      https://arxiv.org/abs/1908.04008: ``iebn='cited'``. It starts near 0.5
+      and adapts from the first step.
+    - A BN behind the linear map, :math:`\sigma(\mathrm{BN}(W_{IE} \otimes z
+      + b_{IE}))`, which is not here.
+
     Args:
         channels (int): Channels C.
         init_step (float, optional): See :class:`Attention`. The gate starts
@@ -101,21 +112,33 @@ class StepNet(Adaptor, ChannelGate):
             ``'x_next'``, F(x_{t+1}) from q alone; ``'difference'``,
             F(x_{t+1} - x_t) from GAP(f) alone. A single input has one weight
             a channel (a reading). Defaults to ``'both'``.
+        iebn (str): The reading of IEBN, ``'appendix'`` or ``'cited'``. The
+            latter takes the reference path, is not folded, and starts
+            constant at ``init_step`` because :math:`\gamma = 0`. Defaults to
+            ``'appendix'``.
 
     Raises:
-        ValueError: ``inputs`` is none of the four.
+        ValueError: ``inputs`` is none of the four, or ``iebn`` of the two.
     """
 
-    recorded = ('inputs', )
+    recorded = ('inputs', 'iebn')
 
     def __init__(self,
                  channels: int,
                  *,
                  init_step: float | None = None,
-                 inputs: str = 'both'):
+                 inputs: str = 'both',
+                 iebn: str = 'appendix'):
         super().__init__(channels, init_step=init_step)
         check_choice('StepNet: inputs', inputs, INPUTS)
-        self.inputs = inputs
+        check_choice('StepNet: iebn', iebn, ('appendix', 'cited'))
+        self.inputs, self.iebn = inputs, iebn
+        if iebn == 'cited':
+            self.initial_logits = (0.0, )
+            self.set_init_step(init_step)
+            self.bn = nn.BatchNorm1d(channels, affine=False)
+            self.weight = nn.Parameter(torch.empty(channels))
+            self.bias = nn.Parameter(torch.empty(channels))
         self.pair_weight = nn.Parameter(
             torch.empty(channels, 2 if inputs == 'both' else 1))
         self.init_weights()
@@ -131,6 +154,9 @@ class StepNet(Adaptor, ChannelGate):
         # PyTorch's default for a convolution of this fan-in.
         bound = self.pair_weight.shape[1]**-0.5
         nn.init.uniform_(self.pair_weight, -bound, bound)
+        if self.iebn == 'cited':
+            nn.init.constant_(self.weight, float(self.init_step is None))
+            nn.init.zeros_(self.bias)
 
     def forward(self, *means: Tensor) -> Tensor:
         """Choose the step, (N, C), from what :attr:`pooled` names."""
@@ -139,13 +165,19 @@ class StepNet(Adaptor, ChannelGate):
             q = p + f_mean
             means = (p, q) if self.inputs == 'both' else (q, )
         weight = self.pair_weight
-        z: Any = sum(weight[:, k] * mean.to(weight.dtype)
-                     for k, mean in enumerate(means))
+        z = weight[:, 0] * means[0].to(weight.dtype)
+        if len(means) == 2:
+            z = z + weight[:, 1] * means[1].to(weight.dtype)
         return self.gate(z)
 
-    def extra_repr(self) -> str:
-        """Channels, warm start and inputs, for ``print(model)``."""
-        return f'{super().extra_repr()}, inputs={self.inputs!r}'
+    def gate(self, z: Tensor) -> Tensor:
+        """Turn the mixed states z into the step, both (N, C)."""
+        if self.iebn == 'appendix':
+            return super().gate(z)
+        enhanced = torch.sigmoid(self.ie_weight * z + self.ie_bias)
+        normed = normalise(self, self.bn, z)
+        return torch.sigmoid(
+            self.weight * enhanced * normed + self.bias) * self.scale
 
 
 class FoldedStepNet(ChannelGate):
@@ -174,16 +206,12 @@ class FoldedStepNet(ChannelGate):
                 offset = offset + slope * (
                     bn.bias - bn.running_mean * bn.weight / deviation)
                 slope = slope * bn.weight / deviation
-            weight = adaptor.pair_weight
-            zero = torch.zeros_like(weight[:, 0])
-            pair = {  # weights of p and q; GAP(f) = q - p
-                'both': lambda: weight.unbind(1),
-                'x': lambda: (weight[:, 0], zero),
-                'x_next': lambda: (zero, weight[:, 0]),
-                'difference': lambda: (-weight[:, 0], weight[:, 0]),
-            }[adaptor.inputs]()
-            self.pair_weight = nn.Parameter(
-                torch.stack(pair, 1) * slope[:, None])
+            pair = adaptor.pair_weight @ slope.new_tensor({
+                'both': ((1, 0), (0, 1)), 'x': ((1, 0), ),
+                'x_next': ((0, 1), ),
+                'difference': ((-1, 1), ),  # GAP(f) = q - p
+            }[adaptor.inputs])
+            self.pair_weight = nn.Parameter(pair * slope[:, None])
             self.ie_bias = nn.Parameter(offset.clone())
 
     def init_weights(self) -> None:

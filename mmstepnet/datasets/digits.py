@@ -53,21 +53,16 @@ class DigitsClassification(BaseDataset):
     Args:
         split (str): ``'train'``, 1,437 images, or ``'val'``, 360 images; see
             :func:`load_digit_split`. Defaults to ``'train'``.
-        **kwargs: See :class:`mmpretrain.datasets.BaseDataset`; ``ann_file``,
+        **kwargs: See :class:`mmpretrain.datasets.BaseDataset`;
             ``data_root`` and ``data_prefix`` have no meaning here.
 
     Raises:
         ValueError: ``split`` is neither.
-        TypeError: A path is given.
     """
 
     METAINFO = dict(classes=DIGIT_CLASSES)
 
     def __init__(self, split: str = 'train', **kwargs):
-        paths = sorted({'ann_file', 'data_root', 'data_prefix'} & set(kwargs))
-        if paths:
-            raise TypeError('DigitsClassification reads no files; remove '
-                            f"{', '.join(paths)} from its config")
         self.split = split
         super().__init__(ann_file='', **kwargs)
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 
-import cv2
 import mmcv
 import numpy as np
 from mmpretrain.datasets import CustomDataset
@@ -29,13 +28,11 @@ class FolderInMemory(CustomDataset):
         per_class (int, optional): Images of each class. None is all.
             Defaults to None.
         seed (int): Chooses them. Defaults to 0.
-        **kwargs: See :class:`mmpretrain.datasets.CustomDataset`; without
-            ``ann_file``.
+        **kwargs: See :class:`mmpretrain.datasets.CustomDataset`.
 
     Raises:
         ValueError: ``per_class`` is not a positive integer, or a class has
             fewer images, or none.
-        TypeError: ``ann_file`` is given.
         OSError: A file is no image.
     """
 
@@ -44,9 +41,6 @@ class FolderInMemory(CustomDataset):
                  per_class: int | None = None,
                  seed: int = 0,
                  **kwargs):
-        if 'ann_file' in kwargs:
-            raise TypeError('FolderInMemory takes the classes from the '
-                            'folders; remove ann_file from its config')
         if per_class is not None:
             check_positive('FolderInMemory', per_class=per_class)
         self.per_class = per_class
@@ -61,7 +55,9 @@ class FolderInMemory(CustomDataset):
         chosen = [sample for label in range(len(self.CLASSES))
                   for sample in self._share(label, classes[label])]
         for sample in chosen:
-            sample['img'] = _decode(sample['img_path'])
+            sample['img'] = mmcv.imread(sample['img_path'])
+            if sample['img'] is None:
+                raise OSError(f'{sample["img_path"]} is no image')
         return chosen
 
     def _share(self, label: int, samples: list[dict]) -> list[dict]:
@@ -81,13 +77,3 @@ class FolderInMemory(CustomDataset):
         """The share, for ``print(dataset)``."""
         return [f'Images of each class: \t{self.per_class or "all"}',
                 f'Seed: \t{self.seed}']
-
-
-def _decode(path: str) -> np.ndarray:
-    try:
-        image = mmcv.imread(path)
-    except cv2.error as error:  # an empty file
-        raise OSError(f'{path} is no image: {error}') from error
-    if image is None:
-        raise OSError(f'{path} is no image that OpenCV can read')
-    return image

@@ -30,8 +30,8 @@ class STL10(BaseDataset):
             and ``data_prefix`` have no meaning here.
 
     Raises:
-        ValueError: ``split`` is neither, or there is no ``data_root``.
-        FileNotFoundError: The files are missing or damaged.
+        ValueError: ``split`` is neither.
+        RuntimeError: The files are missing or damaged.
     """
 
     METAINFO = dict(classes=STL10_CLASSES)
@@ -42,9 +42,6 @@ class STL10(BaseDataset):
                  download: bool = True,
                  **kwargs):
         check_choice('STL10: split', split, STL10_SPLITS)
-        if not data_root:
-            raise ValueError('STL10: data_root must be the folder that holds '
-                             f'stl10_binary/, got {data_root!r}')
         self.split = split
         self.download = download
         super().__init__(ann_file='', data_root=data_root, **kwargs)
@@ -63,14 +60,8 @@ class STL10(BaseDataset):
         ]
 
     def _read(self, download: bool) -> torchvision.datasets.STL10:
-        try:
-            return torchvision.datasets.STL10(
-                self.data_root, self.split, download=download)
-        except (RuntimeError, OSError) as error:
-            raise FileNotFoundError(
-                f'STL10: stl10_binary/ in {self.data_root!r} is missing or '
-                f'damaged ({error}); unpack stl10_binary.tar.gz there, or set '
-                'download=True where there is a network') from error
+        return torchvision.datasets.STL10(
+            self.data_root, self.split, download=download)
 
     def extra_repr(self) -> list[str]:
         """The split, for ``print(dataset)``."""

@@ -1,6 +1,7 @@
 """Lightning: calibrate new gates, log stiffness, save the steps."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,23 @@ import torch.nn as nn
 from mmstepnet.checks import check_installed
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.files import save_steps
 
-from .trainers import check_has_steps, randomness_kept, stiffness_of
+from .trainers import Options, randomness_kept, save_beside, stiffness_of
 
 check_installed(__name__, 'lightning', install='lightning')
 
 import lightning  # noqa: E402
+from lightning.fabric.plugins import CheckpointIO  # noqa: E402
 
 
-class StepsCallback(lightning.Callback):
+class StepsCallback(Options, lightning.Callback):
     """Calibrates, measures and saves the steps of a network.
 
     Before the first epoch, gates' BNs that have no statistics yet get them
     from training batches (:func:`mmstepnet.calibrate`). After each validation
-    it logs ``tns`` and ``nsi`` of validation images. With each checkpoint it
-    writes the steps beside it, ``epoch=1-step=44.steps.safetensors``, for
+    it logs ``tns`` and ``nsi`` of validation images. Beside each checkpoint in
+    a local folder, of whichever ``ModelCheckpoint``, it writes the steps that
+    are in it, averaged or not, ``epoch=1-step=44.steps.safetensors``, for
     :func:`mmstepnet.load_steps`.
 
     Args:
@@ -42,59 +44,71 @@ class StepsCallback(lightning.Callback):
             :func:`mmstepnet.calibrate` does. Defaults to None.
     """
 
-    def __init__(self, network: str = 'network', *,
-                 calibration_batches: int = 50, measured_batches: int = 8,
-                 save: bool = True,
-                 forward: Callable[[nn.Module, Any], Any] | None = None):
+    def __init__(self, network: str = 'network', **options: Any):
+        super().__init__(**options)
         self.network = network
-        self.calibration_batches = calibration_batches
-        self.measured_batches = measured_batches
-        self.save = save
-        self.forward = forward or _run_inputs
+        self.forward = self.forward or _run_inputs
 
-    def on_train_start(self, trainer: lightning.Trainer,
-                       pl_module: lightning.LightningModule) -> None:
+    def setup(self, trainer, pl_module, stage) -> None:
+        """Write the steps wherever a checkpoint is written."""
+        strategy = trainer.strategy
+        if self.save and not isinstance(strategy.checkpoint_io, _StepsBeside):
+            strategy.checkpoint_io = _StepsBeside(
+                strategy.checkpoint_io, pl_module, self.network)
+
+    def teardown(self, trainer, pl_module, stage) -> None:
+        """Write checkpoints as before."""
+        if isinstance(trainer.strategy.checkpoint_io, _StepsBeside):
+            trainer.strategy.checkpoint_io = (
+                trainer.strategy.checkpoint_io.inner)
+
+    def on_train_start(self, trainer, pl_module) -> None:
         """Calibrate gates that have seen no data."""
-        if self.save:
-            check_has_steps(pl_module.get_submodule(self.network))
-            folder = _folder(trainer)
-            if '://' in folder:
-                raise ValueError(
-                    f'StepsCallback: steps are written into local folders, '
-                    f'got checkpoints in {folder}; give save=False, and read '
-                    f'a checkpoint by insert_steps and load_state_dict')
         if self.calibration_batches:
-            with randomness_kept():
+            loaders = trainer.train_dataloader
+            with randomness_kept(loaders):
                 calibrate(
                     pl_module.get_submodule(self.network),
-                    _batches(trainer, trainer.train_dataloader,
-                             self.calibration_batches), forward=self.forward)
+                    _batches(trainer, loaders, self.calibration_batches),
+                    forward=self.forward)
 
-    def on_validation_epoch_end(self, trainer: lightning.Trainer,
-                                pl_module: lightning.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer, pl_module) -> None:
         """Log TNS and the mean NSI."""
         if self.measured_batches and not trainer.sanity_checking:
-            pl_module.log_dict(stiffness_of(
-                pl_module.get_submodule(self.network),
-                _batches(trainer, trainer.val_dataloaders,
-                         self.measured_batches),
-                self.forward, pl_module.device))
-
-    def on_save_checkpoint(self, trainer: lightning.Trainer,
-                           pl_module: lightning.LightningModule,
-                           checkpoint: dict[str, Any]) -> None:
-        """Write the steps where the checkpoint goes."""
-        if self.save:
-            name = (f'epoch={trainer.current_epoch}-step='
-                    f'{trainer.global_step}.steps.safetensors')
-            save_steps(pl_module.get_submodule(self.network),
-                       Path(_folder(trainer)) / name)
+            loaders = trainer.val_dataloaders
+            with randomness_kept(loaders):
+                pl_module.log_dict(stiffness_of(
+                    pl_module.get_submodule(self.network),
+                    _batches(trainer, loaders, self.measured_batches),
+                    self.forward, pl_module.device))
 
 
-def _folder(trainer: lightning.Trainer) -> str:
-    """Where checkpoints go; where that is remote, its URL."""
-    callback = trainer.checkpoint_callback
-    return str(getattr(callback, 'dirpath', None) or trainer.default_root_dir)
+class _StepsBeside(CheckpointIO):
+    """Writes, removes and reads checkpoints, and steps beside them."""
+
+    def __init__(self, inner: CheckpointIO, module: nn.Module, network: str):
+        self.inner, self.module, self.network = inner, module, network
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
+        """Write both, the steps as the checkpoint has them."""
+        self.inner.save_checkpoint(checkpoint, path, storage_options)
+        if '://' not in str(path):
+            module = copy.deepcopy(self.module)
+            module.load_state_dict(checkpoint['state_dict'], strict=False)
+            save_beside(module.get_submodule(self.network), _beside(path))
+
+    def load_checkpoint(self, *args, **kwargs) -> dict[str, Any]:
+        """Read a checkpoint."""
+        return self.inner.load_checkpoint(*args, **kwargs)
+
+    def remove_checkpoint(self, path) -> None:
+        """Remove both."""
+        self.inner.remove_checkpoint(path)
+        _beside(path).unlink(missing_ok=True)
+
+
+def _beside(path: str | Path) -> Path:
+    return Path(path).with_suffix('.steps.safetensors')
 
 
 def _run_inputs(network: nn.Module, batch: Any) -> Any:

@@ -4,43 +4,79 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.utils.data import DataLoader, Sampler
 
-from mmstepnet.steps.files import steps_to_save
-from mmstepnet.steps.modules import modules_by_name
+from mmstepnet.steps.files import save_steps
 from mmstepnet.stiffness import measure_stiffness
 
 LOGGER = logging.getLogger(__name__)
 
 
+class Options:
+    """Arguments of a ``StepsCallback``, which says what they mean."""
+
+    def __init__(self, *, calibration_batches: int = 50,
+                 measured_batches: int = 8, save: bool = True,
+                 forward: Callable[[nn.Module, Any], Any] | None = None):
+        self.calibration_batches = calibration_batches
+        self.measured_batches = measured_batches
+        self.save = save
+        self.forward = forward
+
+
 @contextmanager
-def randomness_kept() -> Iterator[None]:
+def randomness_kept(loaders: Any) -> Iterator[None]:
     """Leave all random numbers as they were, so that a training stays itself.
 
-    Loaders draw some where they are iterated, and in the main process their
-    augmentations do.
+    Loaders draw some where they are iterated, from the generators in them and
+    in their samplers too, and in the main process their augmentations do.
+
+    Args:
+        loaders (Any): A loader, or some in a list, tuple or dict.
     """
     states = random.getstate(), np.random.get_state()
+    generators = {g: g.get_state() for g in _generators(loaders, set())}
     with torch.random.fork_rng():
         try:
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+            for generator, state in generators.items():
+                generator.set_state(state)
 
 
-def check_has_steps(model: nn.Module) -> None:
-    """Refuse, before any work, a model of which no steps can be saved."""
+def _generators(part: Any, seen: set[int]) -> Iterator[torch.Generator]:
+    """Generators of loaders, their samplers and what these are made of."""
+    if isinstance(part, torch.Generator):
+        yield part
+    if isinstance(part, (DataLoader, Sampler)):
+        part = vars(part)
+    if isinstance(part, dict):
+        part = list(part.values())
+    if isinstance(part, (list, tuple)) and id(part) not in seen:
+        seen.add(id(part))
+        for inner in part:
+            yield from _generators(inner, seen)
+
+
+def save_beside(model: nn.Module, path: Path) -> None:
+    """Write the steps of a model, whose checkpoint has been written.
+
+    The checkpoint has them, too, so a failure is logged and ends no training.
+    """
     try:
-        steps_to_save(modules_by_name(model))
-    except ValueError as error:
-        raise ValueError(
-            f'StepsCallback: {error}, or give save=False') from error
+        save_steps(model, path)
+    except Exception as error:
+        LOGGER.warning('the steps were not written to %s (%s: %s)', path,
+                       type(error).__name__, error)
 
 
 def stiffness_of(model: nn.Module, batches: Iterable[Any],
@@ -62,8 +98,7 @@ def stiffness_of(model: nn.Module, batches: Iterable[Any],
     """
     sums = torch.zeros(3, dtype=torch.float64)  # which not all devices have
     try:
-        with randomness_kept():
-            found = measure_stiffness(model, batches, forward=forward)
+        found = measure_stiffness(model, batches, forward=forward)
         sums += torch.tensor([
             len(found), len(found) * found.tns(),
             len(found) * float(found.nsi().mean())

@@ -19,12 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.checks import check_installed
 from mmstepnet.propagation import Metric, metric_propagation
 from mmstepnet.steps.files import read_weights
+from mmstepnet.steps.finding import in_mode
 
 check_installed(__name__, 'transformers', install='transformers')
 
@@ -68,53 +70,81 @@ def register_attentions(eps: float | None = 1.0) -> None:
         AttentionMaskInterface.register(name, sdpa_mask)
 
 
+_heads: dict[nn.Module, int] | None = None
+"""Modules that call an attention of ours, and the width of their heads."""
+
+
 def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
-                hidden_dims: int | None = None) -> list[str]:
+                hidden_dims: int | None = None,
+                example: dict[str, Tensor] | None = None) -> list[str]:
     """Give each attention of a model the metric that ``'metric'`` needs.
 
     One for all its heads, as ``metric`` of the module. Call it before an
-    optimizer is built.
+    optimizer is built. The model is run once, and what calls an attention of
+    ours in that pass gets a metric: several architectures take any
+    ``attn_implementation`` and compute their own. Call it with ``'l2'``, too,
+    for which nothing is added.
 
     Args:
-        model (nn.Module): A model of transformers.
+        model (nn.Module): A model of transformers, built with
+            ``attn_implementation='metric'`` or ``'l2'``.
         weights (str | Path, optional): Folder of ``save_pretrained``, or
             file, to load the metrics from: ``from_pretrained`` leaves them
             out. Defaults to None: they start anew.
         hidden_dims (int, optional): See :class:`mmstepnet.propagation.Metric`.
             Defaults to None, the width of a head.
+        example (dict, optional): What the model is called with. None is its
+            ``dummy_inputs``, or an image of the size that its config names.
 
     Returns:
         list[str]: Names of the attentions.
 
     Raises:
-        ValueError: No attention was found, or the weights have other metrics.
-        FileNotFoundError: There are no such weights.
+        ValueError: No attention is called, one asks for what needs the scores
+            themselves, or the weights lack metrics.
+        RuntimeError: The weights' metrics have other sizes.
+        OSError: There are no such weights.
     """
-    metrics = {}
-    for name, module in model.named_modules():
-        width = getattr(module, 'head_dim', None) or getattr(
-            module, 'attention_head_size', None)
-        weight = next(module.parameters(), None)
-        if (width and weight is not None
-                and 'Attention' in type(module).__name__):
-            metrics[name] = Metric(width, hidden_dims=hidden_dims).to(weight)
-    if not metrics:
-        raise ValueError(f'{type(model).__name__} has no attention with a '
-                         f'head_dim')
+    global _heads
+    _heads = {}
+    try:
+        with in_mode(model, False), torch.no_grad():
+            model(**(_example(model) if example is None else example))
+        heads = {name: (module, _heads[module]) for name, module
+                 in model.named_modules() if module in _heads}
+    finally:
+        _heads = None
+    kind = getattr(model.config, '_attn_implementation', None)
+    if not heads:
+        raise ValueError(
+            f'{type(model).__name__} with attn_implementation={kind!r} calls '
+            "no attention of ours and would compute what it did before: 'l2' "
+            "or 'metric' must be given where it is built, and its "
+            'architecture must call what is registered')
+    if kind == 'metric':
+        for module, width in heads.values():
+            module.metric = Metric(width, hidden_dims=hidden_dims).to(
+                next(module.parameters()))
     if weights is not None:
-        saved = read_weights(Path(weights), model)
-        for name, metric in metrics.items():
-            prefix = f'{name}.metric.'
-            try:
-                metric.load_state_dict({
-                    key.removeprefix(prefix): value
-                    for key, value in saved.items() if key.startswith(prefix)})
-            except RuntimeError as error:
-                raise ValueError(f'{weights} has no such metric of {name}: '
-                                 f'{error}') from error
-    for name, metric in metrics.items():
-        model.get_submodule(name).metric = metric
-    return list(metrics)
+        path, saved = Path(weights), {}
+        for file in sorted(path.glob('model*.safetensors')) or [path]:
+            saved |= read_weights(file)
+        missing = [key for key in model.load_state_dict({
+            key: value for key, value in saved.items() if '.metric.' in key},
+            strict=False).missing_keys if '.metric.' in key]
+        if missing:
+            raise ValueError(f'{weights} has no {", ".join(missing)}')
+    return list(heads)
+
+
+def _example(model: Any) -> dict[str, Tensor]:
+    """What a model is called with."""
+    if model.main_input_name != 'pixel_values':
+        return model.dummy_inputs
+    size, like = model.config.image_size, next(model.parameters())
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    return dict(pixel_values=like.new_zeros(
+        1, getattr(model.config, 'num_channels', 3), *sides))
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
@@ -132,7 +162,9 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
                 f'{asked[0]}; build and call the model without' if asked else
                 f'dropout of {dropout}; set it to 0 in the config, such as '
                 f'attention_probs_dropout_prob=0.0'))
-    if has_metric:
+    if _heads is not None:
+        _heads[module] = query.shape[-1]
+    elif has_metric:
         if not hasattr(module, 'metric'):
             raise ValueError(f'{type(module).__name__} has no metric; call '
                              f'add_metrics(model) when it is built')

@@ -44,8 +44,9 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 def _is_foldable(attention: Any) -> bool:
-    """Whether it is StepNet's adaptor and nothing else."""
-    if type(attention) not in (StepNet, OursNoNorm) or not all(
+    """Whether it is StepNet's adaptor that is nothing else."""
+    if type(attention) not in (StepNet, OursNoNorm) or (
+            attention.iebn != 'appendix') or not all(
             map(is_as_made, attention.modules())):
         return False
     norm = attention.bn

@@ -285,12 +285,13 @@ class TrajectoryRecorder:
         if found.repeated:
             self._meet_repeated(found)
         names = [name for name, *_ in found.recorded]
-        if self._found is not None and (names != self.blocks or any(
-                total.norms is None for _, total, _ in found.recorded)):
+        other = self._found and {*names} ^ {*self.blocks} | {
+            name for name, total, _ in found.recorded if total.norms is None}
+        if other:
             raise RuntimeError(
-                'a forward pass ran other steps than the first one'
-                + _difference(self.blocks, names) + '. Name those that '
-                'run each time by blocks=; in training mode, blocks may be '
+                'a forward pass took other steps than the first one, among '
+                f'them {", ".join(sorted(other)[:5])}. Name those that run '
+                'each time by blocks=; in training mode, blocks may be '
                 'skipped at random')
         samples = self._batch or len(found.recorded[0][1].norms.x)
         self._check_samples(found.recorded, samples)
@@ -354,15 +355,6 @@ class TrajectoryRecorder:
             self._finder.forget()
             if self._once and not is_backward():
                 self.stop()
-
-
-def _difference(first: Sequence[str], now: Sequence[str]) -> str:
-    missing = [name for name in first if name not in now]
-    new = [name for name in now if name not in first]
-    return ''.join(
-        f': {", ".join(names[:5])}{", …" if len(names) > 5 else ""} {what}'
-        for names, what in ((missing, 'did not run'), (new, 'ran as well'))
-        if names)
 
 
 def measure_stiffness(model: nn.Module, batches: Iterable[Any], /, *,

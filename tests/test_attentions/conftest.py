@@ -14,6 +14,7 @@ ATTENTIONS = {
     'StepNet-x': dict(type='StepNet', inputs='x'),
     'StepNet-x_next': dict(type='StepNet', inputs='x_next'),
     'StepNet-difference': dict(type='StepNet', inputs='difference'),
+    'StepNet-cited': dict(type='StepNet', iebn='cited'),
     'OursSharedMLP': dict(type='OursSharedMLP'),
     'OursDepthwiseConv': dict(type='OursDepthwiseConv'),
     'OursNoNorm': dict(type='OursNoNorm'),

@@ -120,6 +120,17 @@ def both(w, x, x_next):
             w['pair_weight'][:, 1] * x_next.mean((2, 3)))
 
 
+def cited(w, x, f, training):
+    """A sigmoid over IEBN, on maps of one place."""
+    z = both(w, x, x + f)
+    mean, var = w['bn.running_mean'], w['bn.running_var']
+    if training:
+        mean, var = z.mean(0), z.var(0)
+    gate = sigmoid(w['ie_weight'] * z + w['ie_bias'])
+    return sigmoid(w['weight'] * gate * (z - mean) / np.sqrt(var + 1e-5)
+                   + w['bias'])
+
+
 def norm_first(w, x, f, training):
     pair = np.concatenate([x.mean((2, 3)), (x + f).mean((2, 3))], 1)
     p, q = np.split(bn(w, pair, training, 'pair_bn'), 2, 1)
@@ -156,6 +167,7 @@ def mean_std(w, x, x_next):
     (dict(type='SGE', groups=8), sge),
     (dict(type='CBAM', reduction=4), cbam),
     (dict(type='StepNet'), adaptor(both)),
+    (dict(type='StepNet', iebn='cited'), cited),
     (dict(type='StepNet', inputs='x'),
      adaptor(lambda w, x, y: w['pair_weight'][:, 0] * x.mean((2, 3)))),
     (dict(type='StepNet', inputs='x_next'),

@@ -1,15 +1,19 @@
 """What holds for every attention."""
 
+import copy
 import math
 import unittest.mock
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from mmstepnet.attentions import build_attention, choose_step
+from mmstepnet.attentions import CBAM, build_attention, choose_step
+from tests.test_attentions.conftest import ATTENTIONS
 from tests.utils import not_on_torch_21, perturb
 
 
@@ -167,46 +171,115 @@ def test_init_step_survives_the_first_update(cfg, maps):
     assert (choose_step(attention, x, f) - 1).abs().max() < 0.25
 
 
-def test_unknown_argument(cfg):
-    with pytest.raises(TypeError, match='ratio'):
-        build_attention(dict(cfg, ratio=4), 16, map_size=7)
-
-
-@pytest.mark.parametrize('kind, norm', [
-    ('SRM', 'bn'), ('StepNet', 'bn'), ('OursMeanStd', 'bn'),
-    ('OursNormFirst', 'pair_bn')
-])
-def test_batch_of_one_in_training(kind, norm, maps):
-    attention = build_attention(dict(type=kind), 8)
-    x, f = maps(1, 8, 4, 4)
-    with pytest.raises(ValueError, match='at least 2 images'):
-        choose_step(attention, x, f)
-    getattr(attention, norm).eval()
-    choose_step(attention, x, f)
-
-
-def test_batch_of_one_where_nothing_is_normalised(maps):
-    attention = build_attention(dict(type='OursNoNorm'), 8)
-    assert choose_step(attention, *maps(1, 8, 4, 4)).isfinite().all()
-
-
-def test_one_pixel_in_training(maps):
-    with pytest.raises(ValueError, match='at least 2 images'):
-        choose_step(build_attention(dict(type='CBAM'), 8), *maps(1, 8, 1, 1))
-
-
 @pytest.mark.parametrize('channels, groups', [(64, 64), (256, 64), (96, 48),
                                               (16, 16), (130, 26), (7, 7)])
 def test_sge_takes_the_largest_divisor(channels, groups):
     assert build_attention(dict(type='SGE'), channels).groups == groups
 
 
-@pytest.mark.parametrize('cfg, message', [
-    (dict(type='StepNet', inputs='f'), "inputs must be one of .*got 'f'"),
-    (dict(type='SGE', groups=0), 'groups must be a positive integer, got 0'),
-    (dict(type='FCA'), 'map_size.* got None'),
-    (dict(type='FCA', map_size=6), 'map_size.* at least 7, got 6'),
+@pytest.mark.parametrize('name', ['SE', 'StepNet', 'SGE', 'FCA'])
+def test_float64_is_float64(name, maps):
+    """Start and basis are exact in it, also where the module was cast."""
+    cfg = dict(type=name, init_step=1.0)
+    attention = build_attention(cfg, 16, map_size=7).half().double()
+    step = choose_step(attention, *maps(3, 16, 7, 7, dtype=torch.float64))
+    assert (step == 1).all()
+    if name == 'FCA':
+        rows = np.cos(np.pi * 6 * (np.arange(7) + 0.5) / 7) * math.sqrt(2) / 7
+        np.testing.assert_allclose(  # the third frequency, (6, 0)
+            attention.basis[2], rows[:, None].repeat(7, 1), atol=1e-16)
+
+
+WITH_BN = ('SRM', 'CBAM', 'StepNet', 'StepNet-cited', 'OursNormFirst',
+           'OursMeanStd')
+
+
+@pytest.fixture(params=WITH_BN)
+def trained(request):
+    """An attention with a BN, in training mode."""
+    return perturb(build_attention(ATTENTIONS[request.param], 8)).train()
+
+
+@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize('bad', [math.inf, math.nan, 1e30])
+def test_statistics_that_are_not_finite_are_not_taken(
+        trained, bad, compiled, maps):
+    """Of a channel; the others go on, as BN's own formula has it."""
+    torch._dynamo.reset()
+    twin, call = copy.deepcopy(trained), Chooser(trained)
+    if compiled:
+        call = torch.compile(call, backend='aot_eager', fullgraph=True)
+    before = {k: v.clone() for k, v in trained.named_buffers()}
+    x, f = maps(4, 8, 3, 3)
+    broken = f.clone()
+    broken[1, 2, 0, 0] = bad
+    call(x, broken)
+    choose_step(twin, x, f)
+    for key, value in trained.named_buffers():
+        assert value.isfinite().all()
+        if 'running' in key:
+            other = dict(twin.named_buffers())[key]
+            whole = isinstance(trained, CBAM)  # its one channel is over all
+            held = torch.arange(len(value)) % 8 == 2
+            if whole or key.startswith('pair_bn'):
+                held = value == before[key]
+                assert held.any()
+            assert torch.equal(value[held], before[key][held])
+            torch.testing.assert_close(value[~held], other[~held])
+
+
+def test_frozen_gates_keep_their_statistics_in_threads(trained, maps):
+    """Nothing of a shared module is switched on the way."""
+    x, f = maps(3, 8, 3, 3)
+    expected = choose_step(copy.deepcopy(trained).eval(), x, f).detach()
+    state = copy.deepcopy(trained.state_dict())
+    trained.requires_grad_(False)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(
+            lambda _: choose_step(trained, x, f), range(60)))
+    assert all(torch.equal(step, expected) for step in found)
+    assert all(torch.equal(value, state[key])
+               for key, value in trained.state_dict().items())
+
+
+def test_an_average_over_all_batches(trained, maps):
+    """PyTorch's update_bn, which has no momentum, of a frozen gate, too."""
+    norm = next(m for m in trained.requires_grad_(False).modules()
+                if getattr(m, 'running_mean', None) is not None)
+    norm.momentum, seen = None, []
+    norm.reset_running_stats()
+    norm.register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0]))
+    for seed in range(3):
+        choose_step(trained, *maps(4, 8, 3, 3, seed=seed))
+    means = [values.transpose(0, 1).flatten(1).mean(1) for values in seen]
+    torch.testing.assert_close(norm.running_mean, sum(means) / 3)
+
+
+@pytest.mark.parametrize('kind, shape, eval_norm', [
+    ('SRM', (1, 8, 4, 4), 'bn'), ('StepNet', (1, 8, 4, 4), 'bn'),
+    ('OursNormFirst', (1, 8, 4, 4), 'pair_bn'), ('CBAM', (1, 8, 1, 1), 'bn')])
+def test_batch_of_one_in_training(kind, shape, eval_norm, maps):
+    attention = build_attention(dict(type=kind), 8)
+    x, f = maps(*shape)
+    with pytest.raises(ValueError, match='at least 2 images'):
+        choose_step(attention, x, f)
+    getattr(attention, eval_norm).eval()
+    choose_step(attention, x, f)
+
+
+@pytest.mark.parametrize('cfg, error, message', [
+    (dict(type='StepNet', inputs='f'), ValueError, "one of .*got 'f'"),
+    (dict(type='StepNet', iebn='bn'), ValueError, "iebn must be .*got 'bn'"),
+    (dict(type='SGE', groups=0), ValueError, 'positive integer, got 0'),
+    (dict(type='FCA'), ValueError, 'map_size.* got None'),
+    (dict(type='FCA', map_size=6), ValueError, 'at least 7, got 6'),
+    (dict(type='SE', init_step=-1), ValueError, 'init_step.*got -1'),
+    (dict(type='Plain', init_step=0.5), ValueError, 'must be 1.*got 0.5'),
+    (dict(type='SE', ratio=4), TypeError, 'ratio'),
+    (dict(type='Nonsense'), KeyError, "'Nonsense' is unknown.*'StepNet'"),
+    ('SE', TypeError, "got 'SE'"),
 ])
-def test_impossible_argument(cfg, message):
-    with pytest.raises(ValueError, match=message):
+def test_refused(cfg, error, message):
+    with pytest.raises(error, match=message):
         build_attention(cfg, 64)

@@ -1,15 +1,11 @@
 from functools import partial
 
 import mmdet.models
-import mmpretrain.models
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from mmcv.cnn import build_norm_layer
 from mmengine.model import convert_sync_batchnorm
-from torch.autograd import gradcheck
-from torch.func import functional_call
 
 from mmstepnet import models
 from mmstepnet.models import IEBN, StepResNetCIFAR
@@ -47,16 +43,6 @@ def test_starts_as_the_paper_says():
     torch.testing.assert_close(layer(x), plain(x) / (1 + np.e))
 
 
-def test_gradients():
-    layer = perturb(IEBN(3)).double()
-    names, parameters = zip(*layer.named_parameters())
-    inputs = tuple(
-        t.detach().clone().requires_grad_()
-        for t in (images(2, 3, 3, 2).double(), *parameters))
-    assert gradcheck(
-        lambda x, *p: functional_call(layer, dict(zip(names, p)), x), inputs)
-
-
 @pytest.mark.parametrize('dtype, atol', [
     pytest.param(
         torch.float16, 2e-2,
@@ -73,38 +59,11 @@ def test_half_precision(dtype, atol):
         out.float(), layer(x.float()), rtol=1e-2, atol=atol)
 
 
-def test_statistics_and_buffers_are_those_of_bn():
-    layer, plain = perturb(IEBN(5)), torch.nn.BatchNorm2d(5)
-    keys = layer.load_state_dict(plain.state_dict(), strict=False)
-    assert keys.missing_keys == ['ie_weight', 'ie_bias']
-    assert not keys.unexpected_keys
-    layer(images(2, 5, 4, 4))
-    plain(images(2, 5, 4, 4))
-    for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(layer.get_buffer(name), buffer)
-
-
-@pytest.mark.parametrize('default_scope', ['mmdet', 'mmpretrain', 'mmengine'])
-def test_mmcv_builds_it(default_scope):
-    from mmengine.registry import DefaultScope
-    with DefaultScope.overwrite_default_scope(default_scope):
-        name, layer = build_norm_layer(
-            dict(CFG, requires_grad=False, momentum=0.2), 6, postfix=2)
-    assert name == 'bn2'
-    assert isinstance(layer, IEBN)
-    assert layer.momentum == 0.2
-    assert not any(p.requires_grad for p in layer.parameters())
-
-
 @pytest.mark.parametrize('build', [
-    lambda **kwargs: mmpretrain.models.ResNet(18, **kwargs),
-    lambda **kwargs: mmdet.models.ResNet(18, **kwargs),
-    lambda **kwargs: StepResNet(18, attention=None, **kwargs),
-    lambda **kwargs: StepResNet(50, attention=None, **kwargs),
-    lambda **kwargs: StepResNetCIFAR(20, attention=None, **kwargs),
-    lambda **kwargs: StepResNetCIFAR(
-        20, attention=None, preact=True, **kwargs),
-], ids=['mmpretrain', 'mmdet', 'resnet18', 'resnet50', 'cifar', 'preact'])
+    partial(mmdet.models.ResNet, 18),
+    partial(StepResNet, 50, attention=None),
+    partial(StepResNetCIFAR, 20, attention=None, preact=True),
+], ids=['mmdet', 'resnet50', 'preact'])
 @pytest.mark.parametrize('training', [False, True])
 def test_plain_checkpoints_load_and_compute_the_same(build, training):
     plain = build(norm_cfg=dict(type='BN'))
@@ -125,39 +84,17 @@ def test_plain_checkpoints_load_and_compute_the_same(build, training):
         out / scale, expected / scale, rtol=0, atol=1e-6)
 
 
-def test_every_parameter_learns():
-    model = perturb(StepResNet(18, norm_cfg=CFG)).train()
-    out, = model(images(2, 3, 64, 64))
-    (out * torch.randn_like(out)).sum().backward()
-    assert all(p.grad.any() for p in model.parameters())
-
-
-@pytest.mark.parametrize('norm_cfg', [
-    dict(CFG, init_step=1.0, eps=1e-3, requires_grad=False),
-    CFG,
-])
-def test_projections_keep_a_plain_norm(norm_cfg):
-    model = StepResNet(50, attention=None, norm_cfg=norm_cfg)
-    projections = [
-        block.downsample[-1] for _, block in model.residual_blocks()
-        if block.downsample is not None
-    ]
-    assert [type(norm) for norm in projections] == [torch.nn.BatchNorm2d] * 4
-    assert {norm.eps for norm in projections} == {norm_cfg.get('eps', 1e-5)}
-    assert {norm.weight.requires_grad for norm in projections
-            } == {norm_cfg.get('requires_grad', True)}
-    others = [
-        m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)
-        and not any(m is norm for norm in projections)
-    ]
-    assert len(others) == 1 + 3 * 16
-    assert all(isinstance(norm, IEBN) for norm in others)
-
-
-def test_norm_eval_freezes_its_statistics():
-    model = StepResNet(18, norm_cfg=CFG, norm_eval=True).train()
-    model(images(1, 3, 64, 64))
-    assert model.bn1.num_batches_tracked == 0
+def test_projections_keep_a_plain_norm():
+    """A reading, which the parameter counts of Table 1 allow."""
+    model = StepResNet(50, attention=None, norm_cfg=dict(
+        CFG, init_step=1.0, eps=1e-3, requires_grad=False))
+    norms = {name: m for name, m in model.named_modules()
+             if isinstance(m, nn.BatchNorm2d)}
+    plain = {n: m for n, m in norms.items() if not isinstance(m, IEBN)}
+    assert len(norms) == 1 + 3 * 16 + 4 and len(plain) == 4
+    assert all('downsample' in name for name in plain)
+    assert all(m.eps == 1e-3 and not m.weight.requires_grad
+               for m in plain.values())
 
 
 @pytest.mark.parametrize('convert', [
@@ -166,25 +103,7 @@ def test_norm_eval_freezes_its_statistics():
 ])
 def test_conversion_to_sync_bn_is_refused(convert):
     with pytest.raises(RuntimeError, match='leave sync_bn out'):
-        convert(torch.nn.Sequential(IEBN(4)))
-
-
-def test_tools_that_look_for_a_qconfig():
-    """Only the conversion to SyncBN is refused."""
-    model = perturb(StepResNetCIFAR(20, attention=None, norm_cfg=CFG)).eval()
-    assert not hasattr(IEBN(4), 'qconfig')
-    x = images(2, 3, 16, 16)
-    traced = torch.jit.trace(model, x)
-    torch.testing.assert_close(traced(x)[0], model(x)[0])
-    layer = IEBN(4)
-    layer.qconfig = 'set'
-    assert layer.qconfig == 'set'
-    with pytest.raises(RuntimeError, match='cannot be converted'):
-        convert_sync_batchnorm(nn.Sequential(layer))
-
-
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match='init_step.*got -1'):
-        IEBN(4, init_step=-1)
-    with pytest.raises(TypeError, match='affine'):
-        IEBN(4, affine=False)
+        convert(nn.Sequential(IEBN(4)))
+    layer, x = IEBN(4), images(2, 4, 3, 3)
+    assert not hasattr(layer, 'qconfig')  # others may ask for it
+    torch.testing.assert_close(torch.jit.trace(layer.eval(), x)(x), layer(x))

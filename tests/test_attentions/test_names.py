@@ -7,7 +7,6 @@ from mmengine.registry import DefaultScope
 from mmstepnet.attentions import (
     ATTENTIONS,
     ChannelGate,
-    Plain,
     build_attention,
 )
 from mmstepnet.models import StepResNetCIFAR
@@ -47,15 +46,3 @@ def test_a_name_is_given_once(registered):
     with pytest.raises(KeyError, match='Half.* already'):
         ATTENTIONS.register(type('Half', (ChannelGate, ), {}))
     assert 'IEBN' not in ATTENTIONS  # a norm layer
-
-
-def test_plain_is_the_short_forms_long_form():
-    """A config that inherits another attention's keeps its init_step."""
-    long = StepResNetCIFAR(20, attention=dict(type='Plain', init_step=1.0))
-    short = StepResNetCIFAR(20, attention=None)
-    assert isinstance(long.layer1[0].step.attention, Plain)
-    long.load_state_dict(short.state_dict())
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(long(images)[0], short(images)[0])
-    with pytest.raises(ValueError, match='init_step must be 1.*got 0.5'):
-        build_attention(dict(type='Plain', init_step=0.5), 4)

@@ -82,14 +82,9 @@ def test_an_empty_class_is_refused(folder, kwargs):
         build(folder, **kwargs)
 
 
-def test_annotations_are_refused(folder):
-    with pytest.raises(TypeError, match='ann_file'):
-        build(folder, ann_file='list.txt')
-
-
 @pytest.mark.parametrize('content', [b'', b'no image at all'])
 def test_files_that_are_no_image(folder, content):
     path = folder / 'cat' / '03.png'
     path.write_bytes(content)
-    with pytest.raises(OSError, match='03.png'):
+    with pytest.raises((OSError, cv2.error)):
         build(folder)

@@ -66,22 +66,11 @@ def test_damaged_file(stl10):
     root, *_ = stl10
     file = root / 'stl10_binary' / 'train_X.bin'
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(FileNotFoundError, match='missing or damaged'):
+    with pytest.raises(RuntimeError, match='not found or corrupted'):
         build(root)
 
 
-@pytest.mark.parametrize('kwargs, match', [
-    (dict(split='unlabeled'), "'unlabeled'"),
-    (dict(data_root=''), 'data_root'),
-])
-def test_bad_arguments(tmp_path, kwargs, match):
-    init_default_scope('mmpretrain')
-    with pytest.raises(ValueError, match=match):
-        DATASETS.build(
-            dict(type='mmstepnet.STL10') | dict(data_root=str(tmp_path))
-            | kwargs)
-
-
-def test_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match='download=True'):
-        build(tmp_path)
+def test_split(tmp_path):
+    """That of unlabelled images has labels of -1."""
+    with pytest.raises(ValueError, match="'unlabeled'"):
+        build(tmp_path, split='unlabeled')

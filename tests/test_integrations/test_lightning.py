@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from mmstepnet import (
     calibrate,
@@ -160,16 +160,69 @@ def test_what_cannot_be_measured_ends_no_training(tmp_path, caplog):
     assert trainer.global_step == 3
     assert 'the stiffness was not measured' in caplog.text
     assert 'tns' not in trainer.callback_metrics
-    with pytest.raises(ValueError, match='no steps to save; call'):
-        fit(model, tmp_path, made())
+    fit(model, tmp_path, made(measured_batches=0))
+    assert 'the steps were not written' in caplog.text
 
 
-def test_a_remote_folder_is_refused_before_the_training(
-        tmp_path, monkeypatch):
+def test_steps_are_those_of_each_checkpoint(tmp_path):
+    """Averaged weights included, of several ModelCheckpoints."""
+    kinds = lightning.pytorch.callbacks
+    model = network()
+    insert_steps(model)
+    average = kinds.WeightAveraging(
+        avg_fn=lambda averaged, current, count: averaged)  # the first weights
+    fit(model, tmp_path, made(measured_batches=0), average,
+        kinds.ModelCheckpoint(tmp_path / 'last', save_last=True,
+                              save_top_k=1, every_n_train_steps=1))
+    found = sorted(tmp_path.rglob('*.ckpt'))
+    assert len(found) > 2
+    assert sorted(tmp_path.rglob('*.steps.safetensors')) == [
+        path.with_suffix('.steps.safetensors') for path in found]
+    for path in found:
+        checkpoint = torch.load(path, weights_only=False)
+        state, live = (checkpoint[key] for key in (
+            'state_dict', 'current_model_state'))
+        again = network()
+        load_steps(again, path.with_suffix('.steps.safetensors'))
+        for key, value in again.state_dict().items():
+            if '.step.' in key:
+                assert torch.equal(value, state[f'network.{key}']), key
+        bias = 'network.layer1.1.step.attention.ie_bias'
+        assert not torch.equal(state[bias], live[bias])
+
+
+def test_a_remote_folder_gets_checkpoints_alone(tmp_path, monkeypatch):
     """Steps would go into a local folder of that name."""
     monkeypatch.chdir(tmp_path)
     model = network()
     insert_steps(model)
-    with pytest.raises(ValueError, match='memory://steps; give save=False'):
-        fit(model, 'memory://steps', made())
-    assert fit(model, 'memory://steps', made(save=False)).global_step == 3
+    assert fit(model, 'memory://steps', made()).global_step == 3
+    assert not list(tmp_path.rglob('*.safetensors'))
+
+
+def test_batches_keep_their_order(tmp_path):
+    """Of loaders and samplers with generators of their own."""
+
+    class Seen(Module):
+
+        def training_step(self, batch, index):
+            orders[-1] += batch[1].tolist()
+            return super().training_step(batch, index)
+
+    orders = []
+    images = TensorDataset(torch.rand(12, 3, 32, 32), torch.arange(12))
+    for callbacks in ([], [made(save=False)]):
+        model = network()
+        model.fc = torch.nn.Linear(512, 12)
+        insert_steps(model)
+        orders.append([])
+        loaders = [DataLoader(
+            images, 4, sampler=RandomSampler(
+                images, generator=torch.Generator().manual_seed(3)),
+            generator=torch.Generator().manual_seed(4)) for _ in range(2)]
+        lightning.Trainer(
+            max_epochs=2, accelerator='cpu', logger=False,
+            enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=callbacks,
+            default_root_dir=tmp_path).fit(Seen(model), *loaders)
+    assert orders[0] == orders[1]

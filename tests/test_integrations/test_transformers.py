@@ -82,13 +82,35 @@ def test_killed_and_resumed_is_bit_for_bit(tmp_path):
             assert torch.equal(value, model.state_dict()[key]), key
 
 
-def test_a_hyperparameter_search_is_refused_before_its_first_trial(tmp_path):
-    """Each trial has a folder of its own; one file would hold the last."""
-    search = hf.TrainerState(is_hyper_param_search=True)
-    trainer = trainer_of(build(), tmp_path)
-    begin = dict(model=trainer.model, train_dataloader=None)
-    with pytest.raises(ValueError, match='trial; give save=False'):
-        made(calibration_batches=0).on_train_begin(
-            trainer.args, search, trainer.control, **begin)
-    made(calibration_batches=0, save=False).on_train_begin(
-        trainer.args, search, trainer.control, **begin)
+def test_each_evaluation_has_its_prefix(tmp_path):
+    """And the order of a loader with a generator of its own stays."""
+    images = rows()
+    order = torch.Generator().manual_seed(7)
+
+    class Trainer(hf.Trainer):
+
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader(
+                images, 4, shuffle=True, generator=order,
+                collate_fn=self.data_collator)
+
+    seen = {}
+    for callbacks in ([], [made(save=False)]):
+        order.manual_seed(7)
+        model = build()
+        trainer = Trainer(
+            model, hf.TrainingArguments(
+                str(tmp_path), num_train_epochs=1, report_to='none',
+                per_device_eval_batch_size=4, eval_strategy='epoch',
+                disable_tqdm=True, use_cpu=True, save_strategy='no'),
+            eval_dataset=dict(all=images, first=images[:4]),
+            callbacks=callbacks)
+        trainer.train()
+        seen[len(callbacks)] = order.get_state()
+    assert torch.equal(seen[0], seen[1])
+    for name, some in (('all', images), ('first', images[:4])):
+        logged = {k: v for row in trainer.state.log_history
+                  for k, v in row.items()}[f'eval_{name}_tns']
+        measured = measure_stiffness(model, [dict(pixel_values=torch.stack(
+            [row['pixel_values'] for row in some]))])
+        assert logged == pytest.approx(measured.tns(), rel=1e-5)

@@ -66,11 +66,13 @@ def build(kind, attention, eps, **options):
             written, eps=eps, embed=embed))
         hf.AttentionMaskInterface.register(f'written {name}', every_mask)
     config = getattr(hf, f'{kind}Config')(
-        **SMALL, **CONFIGS[kind][0], attn_implementation=attention, **options)
+        **SMALL, **CONFIGS[kind][0], **options,
+        attn_implementation=attention.removeprefix('written '))
     torch.manual_seed(0)
     model = getattr(hf, f'{kind}Model')(config).eval()
-    if attention.endswith('metric'):
+    if attention != 'sdpa':
         assert len(ours.add_metrics(model)) == 2
+        model.set_attn_implementation(attention)
     perturb(model)
     return model
 
@@ -128,19 +130,18 @@ def test_metrics_of_a_saved_model(tmp_path):
     names = add_metrics(again, tmp_path)
     assert torch.equal(outputs(again, input_ids=WORDS),
                        outputs(model, input_ids=WORDS))
-    with pytest.raises(ValueError, match='no such metric of encoder.layer.0'):
+    with pytest.raises(RuntimeError, match='size mismatch.*metric'):
         add_metrics(again, tmp_path, hidden_dims=3)
     for name in names:
         del model.get_submodule(name).metric
     model.save_pretrained(tmp_path / 'plain')
-    with pytest.raises(ValueError, match='no such metric of encoder.layer.0'):
+    with pytest.raises(ValueError, match='has no encoder.layer.0.*metric'):
         add_metrics(model, tmp_path / 'plain')
-    with pytest.raises(FileNotFoundError, match='there is no file'):
+    with pytest.raises(OSError):
         add_metrics(model, tmp_path / 'nothing')
 
 
 def test_refusals():
-    from mmstepnet.integrations.transformers_attention import add_metrics
     model = build('Bert', 'metric', 1.0)
     with pytest.raises(ValueError, match='no dropout of 0.1; set it to 0'):
         model.train()(input_ids=WORDS)
@@ -149,8 +150,6 @@ def test_refusals():
         del layer.attention.self.metric
     with pytest.raises(ValueError, match='call add_metrics'):
         model(input_ids=WORDS)
-    with pytest.raises(ValueError, match='Linear has no attention'):
-        add_metrics(torch.nn.Linear(1, 1))
     again = copy.deepcopy(model)
     bias = torch.zeros(2, 1, 12, 12)
     again.set_attn_implementation('l2')
@@ -158,3 +157,50 @@ def test_refusals():
         again(input_ids=WORDS, attention_mask=bias)
     with pytest.raises(ValueError, match='has no position_bias; build'):
         again(input_ids=WORDS, position_bias=bias)
+
+
+@pytest.mark.parametrize('attention', ['l2', 'metric'])
+@pytest.mark.parametrize('kind, options', [
+    ('DebertaV2', {}), ('MPNet', {}), ('RoFormer', {}),
+    ('RemBert', dict(input_embedding_size=32, output_embedding_size=32)),
+    ('Bloom', dict(n_layer=2, n_head=4))])
+def test_attention_of_its_own_is_refused(kind, options, attention):
+    """Which takes any attn_implementation, and no notice of it."""
+    from mmstepnet.integrations import transformers_attention as ours
+    ours.register_attentions()
+    model = getattr(hf, f'{kind}Model')(getattr(hf, f'{kind}Config')(
+        **{**SMALL, 'vocab_size': 50, **options},
+        attn_implementation=attention))
+    with pytest.raises(ValueError, match=f'{kind}Model.*calls no attention'):
+        ours.add_metrics(model)
+    assert ours._heads is None
+    assert not any('.metric.' in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize('kind, options, asked', [
+    ('T5Encoder', dict(d_model=32, d_kv=8, num_layers=1, num_heads=4,
+                       dropout_rate=0.), 'position_bias'),
+    ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'softcap')])
+def test_what_needs_the_scores_is_refused(kind, options, asked):
+    from mmstepnet.integrations import transformers_attention as ours
+    ours.register_attentions()
+    config = getattr(hf, kind.removesuffix('Encoder') + 'Config')(
+        **({} if kind == 'T5Encoder' else SMALL), vocab_size=50, **options,
+        attn_implementation='metric')
+    model = getattr(hf, f'{kind}Model')(config)
+    with pytest.raises(ValueError, match=f'has no {asked}'):
+        ours.add_metrics(model)
+
+
+def test_heads_that_are_not_called_get_no_metric():
+    """SigLIP's pooling head attends by itself."""
+    from mmstepnet.integrations import transformers_attention as ours
+    ours.register_attentions()
+    model = hf.SiglipVisionModel(hf.SiglipVisionConfig(
+        **SMALL, image_size=32, patch_size=8, attn_implementation='metric'))
+    names = ours.add_metrics(model)
+    assert len(names) == 2 and all('self_attn' in name for name in names)
+    pixels = torch.rand(2, 3, 32, 32)
+    model(pixel_values=pixels).pooler_output.square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters()
+               if '.metric.' in name)

@@ -99,25 +99,6 @@ def test_what_a_host_has_saved_is_taken_over(build_model, load):
                for name, value in again.state_dict().items())
 
 
-@pytest.mark.parametrize('similarity', ['L2Attention', 'MetricAttention'])
-def test_layer_is_two_residual_steps(similarity):
-    layer = perturb(build(similarity)).layers[1].eval()
-    x = seeded(2, 17, 24, seed=1)
-    with torch.no_grad():
-        inner = layer.attn.propagation
-        y = x + inner(layer.ln1(x), dense=True)
-        expected = y + layer.ffn.layers(layer.ln2(y))
-        torch.testing.assert_close(layer(x), expected, rtol=0, atol=2e-5)
-        assert not torch.allclose(layer(x), x + layer.ffn.layers(layer.ln2(x)))
-
-
-def test_frozen_stages_freeze_the_propagation():
-    model = build('MetricAttention', frozen_stages=1)
-    learns = [any(p.requires_grad for p in layer.attn.parameters())
-              for layer in model.layers]
-    assert learns == [False, True]
-
-
 def test_dropout_of_attention_weights_is_refused():
     with pytest.raises(ValueError, match='attn_drop 0.1.*drop_rate'):
         build('MetricAttention', layer_cfgs=dict(attn_drop_rate=0.1))

@@ -5,7 +5,7 @@ import torch
 from scipy.special import erf
 
 from mmstepnet.attentions import StepNet
-from mmstepnet.models import ResidualStep, StepVisionTransformer
+from mmstepnet.models import StepVisionTransformer
 from tests.utils import perturb, seeded
 
 ARCH = dict(
@@ -93,51 +93,6 @@ def test_tokens_meet_in_the_step_only():
     assert all(changed_tokens(build(out_type='raw')))
 
 
-def test_every_parameter_learns():
-    model = perturb(build(out_type='raw', drop_path_rate=0.0)).train()
-    out, = model(images(4))
-    (out * torch.randn_like(out)).sum().backward()
-    assert all(p.grad.any() for p in model.parameters())
-
-
-def test_starts_as_stepnet_does():
-    model = build(
-        init_cfg=dict(type='Constant', val=0.5, layer=['Linear', 'LayerNorm']))
-    model.init_weights()
-    seen = []
-    for layer in model.layers:
-        layer.step.observe(
-            lambda module, x, f, step, *rest: seen.append(step))
-    model(images())
-    assert len(seen) == 3
-    for step in seen:
-        assert step.shape == (2, 24, 1, 1)
-        torch.testing.assert_close(
-            step, torch.full_like(step, 1 / (1 + np.e)))
-
-
-def test_both_steps_of_a_layer_are_observed():
-    model = perturb(build(out_type='raw', final_norm=False)).eval()
-    steps = [m for m in model.modules() if isinstance(m, ResidualStep)]
-    assert len(steps) == 2 * 3
-    states = []
-    for step in steps:
-        step.observe(lambda module, x, f, dt, out: states.append(
-            (x, f * (1 if dt is None else dt), out)))
-    out, = model(images())
-    for (x, move, x_next), (following, *_) in zip(states, states[1:]):
-        torch.testing.assert_close(x + move, x_next)
-        torch.testing.assert_close(x_next, following)
-    torch.testing.assert_close(
-        states[-1][-1].squeeze(-1).transpose(1, 2), out)
-
-
-def test_the_step_costs_no_copy():
-    layer = build().layers[0]
-    x = torch.randn(2, 17, 24)
-    assert layer(x).is_contiguous()
-
-
 def test_frozen_layers_keep_their_statistics():
     model = build(frozen_stages=2)
     assert model.train() is model
@@ -155,16 +110,6 @@ def test_frozen_layers_keep_their_statistics():
     assert trained == {'2'}
 
 
-def test_stochastic_depth_drops_whole_steps():
-    torch.manual_seed(0)
-    model = build(drop_path_rate=0.9, out_type='raw').train()
-    layer = model.layers[2]
-    x = torch.randn(64, 17, 24)
-    moved = (layer(x) - x).abs().amax((1, 2)) > 0
-    # Both steps are dropped with probability 0.81.
-    assert 0 < moved.float().mean() < 0.5
-
-
 @pytest.mark.parametrize('kwargs', [
     dict(out_type='avg_featmap', with_cls_token=False),
     dict(out_type='featmap'),
@@ -179,11 +124,3 @@ def test_options_of_the_host(kwargs):
     # Dynamic input sizes are the host's.
     for size in (32, 48):
         assert all(o.isfinite().all() for o in model(images(size=size)))
-
-
-def test_bfloat16():
-    model = perturb(build(out_type='raw')).eval()
-    expected = model(images())[0]
-    with torch.autocast('cpu', torch.bfloat16):
-        out = model(images())[0]
-    torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.1)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo import compare as comparison
-from tests.zoo.backbones import exchanged, found_in
-from tests.zoo.compare import NONE, compare, worst, zoo
+from benchmarks import zoo
+from benchmarks.zoo import NONE, compare, exchanged, found_in, worst
 
 HOSTS = ('mmdet', 'mmpretrain')
 
@@ -38,7 +37,7 @@ def test_some_configs(config):
 ])
 def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):
     pytest.importorskip('mmdet')
-    monkeypatch.setattr(comparison, 'exchanged',
+    monkeypatch.setattr(zoo, 'exchanged',
                         lambda *args: {**exchanged(*args), **wrong})
     found = compare(dict(
         type='ResNet', depth=18, base_channels=8, _scope_='mmdet'))
@@ -55,8 +54,9 @@ def test_what_has_no_residual_block():
 def test_whole_zoo(host):
     """None differs in silence, and hosts' own failures are few."""
     pytest.importorskip(host)
-    configs, verdicts = zoo(host)
-    found = [worst(settings, verdicts)[0] for settings in configs.values()]
+    verdicts = {s: zoo.config_row(host, s) for s in zoo.settings_of(host)}
+    found = [worst([verdicts[s] for s in settings])[0]
+             for settings in zoo.config_settings(host).values()]
     assert len(found) > 50
     assert 'different' not in found
     assert found.count('equal') >= 0.85 * len(found)

@@ -9,10 +9,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS, DefaultScope
 
+from benchmarks.zoo import bring, draw, plain, run, tensors
 from mmstepnet import TrajectoryRecorder, steps
 from tests.documents import ROOT, python_snippets
-from tests.zoo.backbones import bring, plain
-from tests.zoo.compare import draw, run, tensors
 
 RECIPES = {}
 for page in 'other_projects', 'segmentation':

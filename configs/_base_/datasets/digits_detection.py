@@ -2,7 +2,12 @@
 # tools/dataset_converters/compose_digits.py.
 _base_ = ['mmdet::_base_/datasets/coco_detection.py']
 
-dataset_type = 'mmstepnet.DigitsDetection'
+dataset_type = 'CocoDataset'
+metainfo = dict(
+    classes=tuple('0123456789'),
+    palette=[(220, 20, 60), (0, 120, 230), (0, 150, 60), (250, 170, 30),
+             (106, 0, 228), (0, 180, 199), (197, 60, 200), (120, 90, 40),
+             (110, 110, 110), (160, 200, 0)])
 data_root = 'data/digits_detection/'
 
 scale = (128, 128)
@@ -29,6 +34,7 @@ train_dataloader = dict(
     num_workers=1,
     dataset=dict(
         type=dataset_type,
+        metainfo=metainfo,
         data_root=data_root,
         ann_file='annotations/instances_train.json',
         data_prefix=dict(img='train/'),
@@ -40,6 +46,7 @@ val_dataloader = dict(
     num_workers=1,
     dataset=dict(
         type=dataset_type,
+        metainfo=metainfo,
         data_root=data_root,
         ann_file='annotations/instances_val.json',
         data_prefix=dict(img='val/'),

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 import torch
@@ -54,15 +53,6 @@ def find_host(name: str, host: str | None = None) -> type:
     return found
 
 
-def parameters(host: type) -> dict[str, object]:
-    """What a host's constructor takes, with the defaults."""
-    found = {}
-    for cls in reversed(host.__mro__):
-        found.update(signature(cls.__init__).parameters)
-    return {name: parameter.default for name, parameter in found.items()
-            if name not in ('self', 'args', 'kwargs')}
-
-
 class SteppedBackbone(Generated):
     """A host's backbone whose residual blocks take steps."""
 
@@ -83,8 +73,10 @@ class SteppedBackbone(Generated):
         brought to their start when loading begins, else at the end.
         """
         initialise = getattr(super(), 'init_weights', lambda: None)
-        waiting = [] if getattr(self, 'is_init', False) else list(
-            self._attentions())
+        waiting = [] if getattr(self, 'is_init', False) else [
+            step.attention for step in self.modules()
+            if isinstance(step, ResidualStep)
+            and hasattr(step.attention, 'init_weights')]
 
         def start(attention: nn.Module, *args) -> None:
             if attention in waiting:
@@ -101,21 +93,9 @@ class SteppedBackbone(Generated):
         for attention in list(waiting):
             start(attention)
 
-    def _attentions(self):
-        return (step.attention for step in self.modules()
-                if isinstance(step, ResidualStep)
-                and hasattr(step.attention, 'init_weights'))
-
     def train(self, mode: bool = True) -> nn.Module:
-        """Set the mode as the host does, whose method may return None.
-
-        A frozen attention stays in eval mode, else its BN would go on
-        collecting statistics: not every host puts what it freezes there.
-        """
+        """Set the mode as the host does, whose method may return None."""
         super().train(mode)
-        for attention in self._attentions():
-            if is_frozen(attention):
-                attention.eval()
         return self
 
     def _insert(self, attention: dict, **options: Any) -> None:
@@ -130,7 +110,6 @@ class SteppedBackbone(Generated):
         for block in self.modules():
             if steps_of(block):
                 _freeze_as_the_block(block)
-        self.train(self.training)
         warn_of_frozen_starts(self)
 
 
@@ -185,8 +164,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
     Raises:
         KeyError: The backbone or the attention is not registered.
         ValueError: No block can take steps, one of ``blocks`` does not
-            exist, ``example`` is no shape, or ``backbone`` has an
-            ``init_cfg`` beside ``pretrained``.
+            exist, or ``backbone`` has an ``init_cfg`` beside ``pretrained``.
 
     Example:
         >>> from mmstepnet.models import StepBackbone
@@ -199,16 +177,10 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
     if pretrained is not None:
         if backbone.get('init_cfg') is not None:
             raise ValueError(
-                f'StepBackbone: pretrained={pretrained!r}, of the backbone or '
-                f'of the model that it stands in, and init_cfg='
-                f'{backbone["init_cfg"]!r} of its backbone= both say where '
-                'weights come from; leave one out')
+                f'StepBackbone: pretrained={pretrained!r} and the init_cfg of '
+                'backbone= both say where weights come from; leave one out')
         backbone = dict(backbone, init_cfg=dict(
             type='Pretrained', checkpoint=pretrained))
-    if example is not None and not (isinstance(example, (tuple, list)) and all(
-            isinstance(size, int) and size > 0 for size in example)):
-        raise ValueError(f'StepBackbone: example must be the shape of an '
-                         f'input, such as (1, 27, 17, 3), got {example!r}')
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
         model.__class__ = generated_class(SteppedBackbone, type(model))
@@ -231,12 +203,8 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         and is_frozen(module.attention)
     ]
     if names:
-        stages = getattr(backbone, 'frozen_stages', None)
-        cause = ('what freezes these blocks' if stages is None else
-                 f'frozen_stages={stages}')
         warnings.warn(
-            f'{type(backbone).__name__}: {cause} freezes the attentions of '
-            f'{", ".join(names)}, whose step then stays at their init_step '
-            'for ever; leave these blocks out with blocks=, or freeze fewer '
-            'stages',
-            stacklevel=4)
+            f'{type(backbone).__name__}: the attentions of '
+            f'{", ".join(names)} are frozen with their blocks, so their step '
+            'stays at their init_step for ever; leave these blocks out with '
+            'blocks=, or freeze fewer stages', stacklevel=4)

@@ -1,8 +1,22 @@
-"""The weights of the host's self-attention under the names of ours."""
+"""MMPretrain's self-attention, and modules that take its place."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
+
+
+def check_no_dropout(host: Any) -> None:
+    """Refuse a self-attention that drops its weights, which we never have.
+
+    Raises:
+        ValueError: It does.
+    """
+    if host.attn_drop:
+        raise ValueError(
+            'there are no attention weights to drop here, got attn_drop '
+            f'{host.attn_drop}: leave attn_drop_rate out of layer_cfgs and '
+            'use drop_rate')
 
 
 def take_over(state_dict: dict[str, Tensor], prefix: str,

@@ -13,7 +13,7 @@ from mmstepnet.propagation import (
 )
 from mmstepnet.registry import MODELS
 
-from .host_attention import take_over
+from .host_attention import check_no_dropout, take_over
 
 METRIC_ATTENTION = dict(type='MetricAttention')
 BLOCKS = {block.__name__: block
@@ -36,11 +36,7 @@ class PropagationSelfAttention(BaseModule):
 
     def __init__(self, host: MultiheadAttention, propagation: dict):
         super().__init__()
-        if host.attn_drop:
-            raise ValueError(
-                'a propagation module has no dropout of attention weights, '
-                f'which are never in memory; got attn_drop {host.attn_drop}: '
-                'leave attn_drop_rate out of layer_cfgs and use drop_rate')
+        check_no_dropout(host)
         settings = dict(propagation)
         name = settings.pop('type').removeprefix('mmstepnet.')
         check_choice('type of the propagation', name, BLOCKS)
@@ -59,14 +55,9 @@ class PropagationSelfAttention(BaseModule):
         return self.out_drop(self.gamma1(x))
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        places = {
-            layer: f'propagation.{layer}'
-            for layer, _ in self.propagation.named_children()
-        } | {
-            layer: f'propagation.pseudo_metric.{layer}'
-            for layer, _ in self.propagation.pseudo_metric.named_children()
-        }
-        take_over(state_dict, prefix, places)
+        take_over(state_dict, prefix, {
+            name.rpartition('.')[2]: name for name, _ in self.named_modules()
+            if name.startswith('propagation.')})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

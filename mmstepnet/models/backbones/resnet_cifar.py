@@ -64,12 +64,7 @@ class StepResNetCIFAR(StepResNet):
             return find_host(cls.host_type, found[0])
 
     def __init__(self, depth: int, **kwargs):
-        if kwargs.get('deep_stem'):
-            raise ValueError(f'{type(self).__name__} has a stem of its own; '
-                             f'leave deep_stem out')
-        # The host's class refuses a depth that it does not know.
-        four = (isinstance(depth, int)
-                and depth in self.host.arch_settings)
+        four = depth in self.host.arch_settings
         super().__init__(
             depth, **{**(FOUR_STAGES if four else THREE_STAGES), **kwargs})
 

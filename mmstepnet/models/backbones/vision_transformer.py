@@ -14,7 +14,7 @@ from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep
 
 from .host import STEPNET, warn_of_frozen_starts
-from .host_attention import take_over
+from .host_attention import check_no_dropout, take_over
 
 
 class ValueProjection(BaseModule):
@@ -33,11 +33,7 @@ class ValueProjection(BaseModule):
 
     def __init__(self, host: MultiheadAttention):
         super().__init__()
-        if host.attn_drop:
-            raise ValueError(
-                'StepNet has no attention weights to drop, got attn_drop '
-                f'{host.attn_drop}: leave attn_drop_rate out of layer_cfgs '
-                'and use drop_rate')
+        check_no_dropout(host)
         self.value = nn.Linear(
             host.input_dims, host.embed_dims, bias=host.qkv.bias is not None)
         self.proj = host.proj

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.attentions.base import own_tensors
 from mmstepnet.torch_version import is_backward
 
 from ..branch import BranchStep
@@ -56,8 +55,8 @@ class Finder(Additions):
         self.model, self.blocks, self.norms = model, set(blocks), norms
         self.owners = owners
         self.names = name_modules(model)
-        self.learns = {m for m in self.names if any(
-            True for _ in own_tensors(m))}
+        self.learns = {m for m in self.names
+                       if next(m.parameters(), None) is not None}
         self.elementary = {m for m in self.names if _is_elementary(m)
                            and m is not model}
         self.tokens_first = {m for m in self.names

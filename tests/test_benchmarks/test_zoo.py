@@ -1,0 +1,46 @@
+"""The tables of the zoos: what a row says, and how a page gets them."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import zoo
+
+
+def test_rows_of_families():
+    pytest.importorskip('torchvision')
+    family, steps, stages, left_out, inserted = zoo.family_row(
+        'torchvision', 'resnet18')
+    assert (family, steps, stages) == ('resnet', 4, 4)
+    # Without the three projected blocks.
+    assert inserted == '5 blocks' and 'first of its stage' in left_out
+
+
+def test_a_network_that_takes_steps_and_one_that_does_not():
+    pytest.importorskip('transformers')
+    blocks, reached, *apart, refused = zoo.inserted_row('transformers', 'ViT')
+    assert blocks == 3 and reached == '100%' and not refused
+    assert all(float(difference) < 1e-5 for difference in apart)
+    assert zoo.inserted_row('transformers', 'Llama')[-1].startswith(
+        'ValueError')
+
+
+def test_a_second_call_goes_on_and_a_page_keeps_other_sections(
+        tmp_path, monkeypatch, capsys):
+    made = []
+    monkeypatch.setitem(zoo.COMMANDS, 'families', (
+        lambda library: ['a', 'b'],
+        lambda library, name: made.append(name) or [name, 1, 1, '', ''],
+        zoo.family_section))
+    rows, page = tmp_path / 'rows.jsonl', tmp_path / 'page.md'
+    rows.write_text(json.dumps(['torch', 'a', ['kept|', 2, 1, '', '']]) + '\n')
+    page.write_text('# Head\n\n## other\n\nold\n\n## torch\n\nold\n')
+    monkeypatch.setattr(sys, 'argv', [
+        'zoo', 'families', str(rows), 'torch', '--page', str(page)])
+    for _ in range(2):
+        zoo.main()
+    assert made == ['b']
+    text = page.read_text()
+    assert text.startswith('# Head\n\n## other\n\nold\n\n## torch\n\nVersion ')
+    assert '| `kept\\|` | `a` | 2 | 1 |' in text and '| `b` | `b` |' in text
