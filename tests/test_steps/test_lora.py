@@ -59,9 +59,10 @@ def test_an_adapter_that_was_read_again_computes_the_same(
         wanted = model(X)
         model.save_pretrained(tmp_path)
         again = peft.PeftModel.from_pretrained(stepped(build), tmp_path)
-        assert torch.equal(again.eval()(X), wanted)
+        # PyTorch's attention rounds otherwise where nothing has a gradient.
+        torch.testing.assert_close(again.eval()(X), wanted)
         # In training mode, too, gates that are not trained stay.
-        assert torch.equal(again.train()(X), wanted)
+        torch.testing.assert_close(again.train()(X), wanted)
         assert (again.eval()(X) - stepped(build).eval()(X)).abs().max() > 1e-5
         merged = again.merge_and_unload().eval()
         torch.testing.assert_close(merged(X), wanted, rtol=1e-3, atol=1e-4)
@@ -78,7 +79,7 @@ def test_adapters_that_are_off_leave_the_network_as_it_was():
     model = train(peft.get_peft_model(model, peft.LoraConfig(
         target_modules=NETWORKS['vit'][1], modules_to_save=['step'])))
     with model.disable_adapter():
-        assert torch.equal(model(X), wanted)
+        torch.testing.assert_close(model(X), wanted)
 
 
 def test_gates_that_it_saves_are_those_that_learn():
