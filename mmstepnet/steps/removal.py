@@ -178,7 +178,7 @@ class _Paths(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
         operation = describe_operation(func)
-        states = [x for x, _ in operation.operands(args, kwargs or {})]
+        states = [x for x, _ in operation.operands(args)]
         is_relu = operation.name == 'relu'
         before = list(map(_memory, args[:1] if is_relu else states))
         out = func(*args, **kwargs or {})
