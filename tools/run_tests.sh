@@ -9,13 +9,13 @@ cd "$(dirname "$0")/.."
 part=all tests=()
 if [ $# -eq 0 ] && [[ $stack =~ ^(onedl|openmmlab)$ ]]; then
     part=quick
-    tests=(tests/test_{attentions,blocks,datasets,engine,jobs,models}
+    tests=(tests/test_{attentions,datasets,engine,jobs,models}
         tests/test_{propagation,steps,stiffness}
         tests/test_{compatibility,configs,files,imports}.py)
 elif [ $# -eq 0 ] || [ "$1" = --all ]; then
     shift $(($# > 0))
     if [ "$stack" = core ]; then
-        tests=(tests/test_{attentions,blocks,steps,stiffness,propagation}
+        tests=(tests/test_{attentions,steps,stiffness,propagation}
             tests/test_imports.py)
     elif [ "$stack" = examples ]; then
         tests=(tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer}
