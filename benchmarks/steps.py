@@ -15,20 +15,15 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn as nn
+from mmpretrain.models import ResNet, SEResNet
 from torch import Tensor
 
-from mmstepnet import steps
+from mmstepnet import fold, steps
 from mmstepnet.checks import positive_int
+from mmstepnet.models import StepResNet
 
 from . import tails
-from .networks import (
-    BACKBONES,
-    INFERENCE,
-    NETWORKS,
-    Classifier,
-    Detector,
-    detection_samples,
-)
 from .rounds import (
     Timed,
     add_arguments,
@@ -43,6 +38,42 @@ FORMATS = dict(
     contiguous=torch.contiguous_format, channels_last=torch.channels_last)
 
 
+def step_net(attention: str | None = 'StepNet', **kwargs) -> StepResNet:
+    """ResNet-50 of ours with an attention."""
+    cfg = None if attention is None else dict(type=attention)
+    return StepResNet(50, attention=cfg, host='mmpretrain', **kwargs)
+
+
+BASELINE = 'mmpretrain ResNet-50'
+NETWORKS: dict[str, Callable] = {
+    BASELINE: lambda: ResNet(50, norm_eval=False),
+    'plain': lambda: step_net(None),
+    'StepNet naive': step_net,
+    'StepNet': step_net,
+    **{name: partial(step_net, name)
+       for name in ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE')},
+    'IEBN': lambda: step_net(None, norm_cfg=dict(type='mmstepnet.IEBN')),
+    'mmpretrain SEResNet-50': lambda: SEResNet(50),
+}
+INFERENCE: dict[str, Callable] = {
+    'plain folded': lambda: fold(step_net(None)),
+    'StepNet folded': lambda: fold(step_net()),
+}
+
+
+class Classifier(nn.Module):
+    """The head that all networks share."""
+
+    def __init__(self, body: nn.Module):
+        super().__init__()
+        self.body = body
+        self.fc = nn.Linear(2048, 1000)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        logits = self.fc(self.body(images)[-1].mean((2, 3)))
+        return nn.functional.cross_entropy(logits, labels)
+
+
 class Contestant(Timed):
     """A network and one step of it.
 
@@ -51,7 +82,7 @@ class Contestant(Timed):
             path of the residual step.
         build (Callable): Builds the network.
         args (Namespace): The command line.
-        mode (str): 'train', 'inference' or 'detection', which trains too.
+        mode (str): 'train' or 'inference'.
         memory_format (str): A key of ``FORMATS``.
         dtype (str): A key of ``DTYPES``, float32 or that of autocast.
         compiled (bool): Whether to compile it.
@@ -64,7 +95,7 @@ class Contestant(Timed):
         self.fused = 'naive' not in name
         self.train = mode != 'inference'
         self.dtype = DTYPES[dtype]
-        model = build() if mode == 'detection' else Classifier(build())
+        model = Classifier(build())
         # Hosts' train() returns None.
         model.train(self.train)
         model.to(args.device, memory_format=FORMATS[memory_format])
@@ -74,9 +105,8 @@ class Contestant(Timed):
         shape = (args.batch_size, 3, args.size, args.size)
         self.images = torch.randn(shape, device=args.device).contiguous(
             memory_format=FORMATS[memory_format])
-        self.labels = (
-            detection_samples(args) if mode == 'detection' else torch.randint(
-                1000, (args.batch_size, ), device=args.device))
+        self.labels = torch.randint(
+            1000, (args.batch_size, ), device=args.device)
 
     def loss(self) -> Tensor:
         """Forward pass."""
@@ -125,18 +155,10 @@ class Contestant(Timed):
 
 def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     """One table: rows of every network in one setting."""
-    builders = dict(NETWORKS)
-    if mode == 'detection':
-        builders = {name: partial(Detector, backbone)
-                    for name, backbone in BACKBONES.items()}
-    baseline = next(iter(builders))
-    if mode == 'inference':
-        builders.update(INFERENCE)
-    if args.networks:
-        builders = {name: build for name, build in builders.items()
-                    if name in (baseline, *args.networks)}
+    builders = NETWORKS | (INFERENCE if mode == 'inference' else {})
     contestants = {name: Contestant(name, build, args, mode, *setting)
-                   for name, build in builders.items()}
+                   for name, build in builders.items()
+                   if not args.networks or name in (BASELINE, *args.networks)}
     times = measure(contestants, args)
     rows = []
     for name, contestant in contestants.items():
@@ -174,9 +196,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--size', type=positive_int, default=224,
                         help='side of the images in pixels')
     parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
-                        choices=['tails', 'train', 'inference', 'detection'],
-                        help='tails are the ends of blocks alone, detection '
-                        'is a training step of Faster R-CNN')
+                        choices=['tails', 'train', 'inference'],
+                        help='tails are the ends of blocks alone')
     parser.add_argument('--formats', nargs='+', default=list(FORMATS),
                         choices=list(FORMATS))
     parser.add_argument('--dtypes', nargs='+', default=['float32'],
@@ -185,7 +206,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--compiled', nargs='+', type=int, default=[0],
                         choices=[0, 1], help='eager is 0')
     parser.add_argument('--networks', nargs='+', metavar='NAME',
-                        choices=list({**NETWORKS, **INFERENCE, **BACKBONES}),
+                        choices=list({**NETWORKS, **INFERENCE}),
                         help='beside the baseline; all by default')
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
     args = parser.parse_args()

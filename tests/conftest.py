@@ -13,7 +13,7 @@ torch.manual_seed(0)  # modules made at collection are the same each time
 ALONE = find_spec('mmengine') is None
 """Whether the library is tested without OpenMMLab."""
 
-HOSTS = ('benchmarks.networks', 'benchmarks.propagation', 'benchmarks.steps',
+HOSTS = ('benchmarks.propagation', 'benchmarks.steps',
          'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'projects',
          'mmstepnet.datasets', 'mmstepnet.engine', 'mmstepnet.jobs',
          'mmstepnet.models', 'mmstepnet.registry', 'tests.checkpoints')

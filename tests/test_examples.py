@@ -27,6 +27,14 @@ def run_example(monkeypatch):
     return run
 
 
+def test_captured_training_step(run_example, capsys):
+    """Uncaptured, where there is no GPU: it learns what stands in it."""
+    run_example('captured_training_step.py', '--steps', 20)
+    losses = [float(line.rpartition(' ')[2])
+              for line in capsys.readouterr().out.splitlines()]
+    assert losses[-1] < losses[0]
+
+
 def test_steps_in_timm(run_example, capsys):
     """It learns to read digits, of which one in ten is right by chance."""
     for library in ('timm', 'sklearn'):

@@ -18,15 +18,12 @@ elif [ $# -eq 0 ] || [ "$1" = --all ]; then
         tests=(tests/test_{attentions,steps,stiffness,propagation}
             tests/test_imports.py)
     elif [ "$stack" = examples ]; then
-        tests=(tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer}
-            tests/test_cli tests/test_integrations
-            tests/test_steps/test_{files_transformers,insert_families,lora}.py
-            tests/test_steps/test_{distributed,modes}.py
-            tests/test_attentions/test_{record_loaders,reset}.py
-            tests/test_stiffness/test_surroundings.py
-            tests/test_steps/test_{made_up,set_forwards}.py
-            tests/test_steps/test_removal.py::test_a_cache_counts_layers
-            tests/test_steps/test_tail_respects.py::test_accelerate)
+        # What needs the libraries that this stack alone has.
+        mapfile -t tests < <(grep -lE \
+            'accelerate|lightning|peft|torch_geometric|transformers' \
+            tests/test_{attentions,steps,stiffness}/test_*.py)
+        tests+=(tests/test_cli tests/test_integrations
+            tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer})
     fi
 fi
 bash tools/setup_env.sh $part

@@ -26,7 +26,6 @@ from .ours import (
     OursSharedMLP,
 )
 from .plain import Plain
-from .pooling import of_kept
 from .se import SE
 from .sem import SEM
 from .sge import SGE
@@ -39,5 +38,5 @@ __all__ = [
     'Attention', 'ChannelGate', 'FoldedStepNet', 'MapAttention',
     'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
     'OursSharedMLP', 'Plain', 'StepNet', 'ZeroStart', 'build_attention',
-    'choose_step', 'normalise', 'of_kept'
+    'choose_step', 'normalise'
 ]

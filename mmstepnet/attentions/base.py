@@ -1,6 +1,7 @@
 """What all attentions share."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -130,7 +131,7 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
         norm.momentum is None or not is_frozen(attention))
 
 
-def normalise(attention: nn.Module, norm: nn.Module, pooled: Tensor) -> Tensor:
+def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
     """Call a BN of an attention, which every attention does by this.
 
     A frozen attention uses the running statistics and leaves them, see

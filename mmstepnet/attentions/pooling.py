@@ -65,24 +65,6 @@ def pool_std(x: Tensor) -> Tensor:
     return (full_precision(x).var((2, 3), correction=0) + EPS).sqrt()
 
 
-def of_kept(x: Tensor, keep: Tensor) -> Tensor:
-    """Maps whose pooled statistics are those of the places that are kept.
-
-    Args:
-        x (Tensor): Maps, (N, C, H, W).
-        keep (Tensor): Which places of each, (N, 1, H, W) in bool.
-
-    Returns:
-        Tensor: Such maps, in float32 or better: what is kept, its deviation
-        from the mean raised as there are more places, and the mean elsewhere.
-    """
-    x = full_precision(x)
-    count = keep.sum((2, 3), keepdim=True).clamp(min=1)
-    mean = x.where(keep, 0).sum((2, 3), keepdim=True) / count
-    spread = (keep[0].numel() / count).sqrt().to(x.dtype)
-    return mean + ((x - mean) * spread).where(keep, 0)
-
-
 STATISTICS = {
     'x_mean': lambda x, f: pool(x),
     'x_std': lambda x, f: pool_std(x),

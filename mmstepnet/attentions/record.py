@@ -74,12 +74,14 @@ class Recorded(nn.Module):
         """
         if not has_values(state):
             return
+        # An average or a cast may have rounded it.
+        content = state.detach().cpu().double().round().byte().flatten()
         own = self.record()
         try:
-            found = own | read_record(state)
-        except ValueError as error:
-            warnings.warn(f'{self.recorded_type}: {error}, so it is ignored',
-                          stacklevel=2)
+            found = own | json.loads(bytes(content.tolist()))
+        except (ValueError, TypeError, RecursionError):
+            warnings.warn(f'this is no record of {self.recorded_type}, so it '
+                          'is ignored', stacklevel=2)
             return
         if found | dict(init_step=self.init_step) != own:
             raise ValueError(
@@ -114,22 +116,6 @@ class Recorded(nn.Module):
                 'scratch: a pretrained network computes something else with '
                 'it. Let it start at a step of 1 by init_step=1.0',
                 stacklevel=2)
-
-
-def read_record(state: Tensor) -> dict[str, Any]:
-    """What a record says; an average or a cast may have rounded it.
-
-    Raises:
-        ValueError: It is none.
-    """
-    content = state.detach().cpu().double().round().byte().flatten()
-    try:
-        found = json.loads(bytes(content.tolist()))
-        if {'type', 'init_step'} <= found.keys():
-            return found
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    raise ValueError('this is no record of an attention')
 
 
 def check_init_step(owner: str, init_step: float | None) -> None:

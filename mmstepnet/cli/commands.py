@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
 
 
 def _samples(named: NamedModel, label: str,
-             args: argparse.Namespace) -> Iterator[tuple[Any, list, int]]:
+             args: argparse.Namespace) -> Iterator[tuple[Any, Sequence, int]]:
     """Batches, their labels, and the number of classes, with a bar."""
     if args.images is None and named.batches is not None:
         for batch in tqdm(named.batches, label):

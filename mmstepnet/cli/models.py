@@ -68,7 +68,7 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
     return loaders[kind](rest, pretrained)
 
 
-def _opened(transform: Callable[[Any], Tensor]) -> Callable[[Path], Tensor]:
+def _opened(transform: Callable[[Any], Any]) -> Callable[[Path], Tensor]:
     """The transform of a file: upright, in colour, with 8 bits."""
     from PIL import Image, ImageOps
 
@@ -149,7 +149,7 @@ def _from_file(path: Path, function: str) -> NamedModel:
     spec: Any = spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = getattr(module, function)()
+    found: Any = getattr(module, function)()
     model, feed = found if isinstance(found, tuple) else (found, None)
     if not isinstance(model, nn.Module):
         raise ValueError(

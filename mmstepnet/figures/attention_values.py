@@ -1,5 +1,7 @@
 """NSI against attention value, Figure 9 of the paper."""
 
+from typing import Any
+
 import altair as alt
 import numpy as np
 
@@ -38,8 +40,9 @@ def attention_figure(run: Run, most_points: int = 1000,
     rows = spread_indices(len(run.nsi), most_points)
     at = recorded.adaptive_blocks[:blocks]
     labels = [f'{recorded.blocks[k]}  r = {over_samples[k]:.2f}' for k in at]
-    chosen = alt.selection_point(fields=['block'], bind='legend', value=[
-        dict(block=label) for label in labels[:SHOWN_BLOCKS]])
+    first: Any = [dict(block=label) for label in labels[:SHOWN_BLOCKS]]
+    chosen = alt.selection_point(
+        fields=['block'], bind='legend', value=first)
     points = chart(
         step=recorded.step_mean[rows][:, at].T.ravel(),
         nsi=run.nsi[rows][:, at].T.ravel(), sample=np.tile(rows, len(at)),
@@ -55,7 +58,7 @@ def attention_figure(run: Run, most_points: int = 1000,
     ).add_params(chosen).transform_filter(chosen).properties(
         title=wrapped(run.label), width=width, height=260)
     bars = block_bars('over samples, block by block', recorded.blocks, {
-        recorded.blocks[k]: over_samples[k]
+        recorded.blocks[k]: float(over_samples[k])
         for k in np.flatnonzero(~np.isnan(over_samples))}, "Pearson's r")
     along = recorded.trajectory_correlations(run.reading)
     edges = np.linspace(-1, 1, 41)

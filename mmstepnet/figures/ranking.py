@@ -9,8 +9,6 @@ from mmstepnet.stiffness import RankCorrelation, correlate_ranks
 from .runs import Run, by_model
 from .style import chart, colors, number, panels, wrapped
 
-WIDTH = 480
-
 
 def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
     """Rank runs of one metric by TNS and by accuracy.
@@ -58,5 +56,5 @@ def ranking_figure(groups: dict[str, list[Run]]) -> alt.ConcatChart:
                      number('value', 'accuracy'), 'where:N']).properties(
             title=[*wrapped(name),
                    *wrapped(str(rank_correlation(runs)))],
-            width=WIDTH, height=280))
+            width=480, height=280))
     return panels(parts, models).resolve_scale(color='shared', shape='shared')

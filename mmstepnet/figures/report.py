@@ -67,7 +67,7 @@ def report_page(runs: Sequence[Run], charts: Mapping[str, alt.ConcatChart],
         panel = re.split('_run_|_set_|(?<=training)_', name)[0]
         panels.setdefault(panel, []).append(chart.to_dict())
     pages = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, ''), autoescape=True,
+        loader=jinja2.PackageLoader('mmstepnet.figures', ''), autoescape=True,
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     pages.policies['json.dumps_kwargs'] = {'separators': (',', ':')}
     return pages.get_template('report.html.jinja').render(
@@ -86,7 +86,7 @@ def report_page(runs: Sequence[Run], charts: Mapping[str, alt.ConcatChart],
         points=points,
         images=images,
         version=__version__,
-        vega_js=vl_convert.javascript_bundle())
+        vega_js=vl_convert.javascript_bundle())  # type: ignore
 
 
 def spread(values: Sequence[float]) -> str:

@@ -3,18 +3,13 @@
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import numpy as np
 
 COLORS = ('#2f5fd0', '#e07a1f', '#1f9d73', '#c2417c', '#7d55c7', '#b3261e',
           '#0f8fb3', '#8a6d1c', '#5b6b7b', '#6fa31d')
-DASHES = [1, 0], [6, 3], [2, 2]
-WIDEST = 1100
-"""Pixels that a picture of several panels is wide, at most about."""
-
-LETTER = 6.5
-"""Width of a letter in pixels, about."""
 
 
 def chart(**columns: Iterable) -> alt.Chart:
@@ -93,7 +88,8 @@ def colors(labels: Sequence[str]) -> alt.Scale:
 def dashes(labels: Sequence[str]) -> alt.Scale:
     """A dash for each label: with :func:`colors`, 30 labels differ."""
     return alt.Scale(domain=[*labels], range=[
-        DASHES[i // len(COLORS) % len(DASHES)] for i in range(len(labels))])
+        ([1, 0], [6, 3], [2, 2])[i // len(COLORS) % 3]
+        for i in range(len(labels))])
 
 
 def heat(column: str, title: str, highest: float) -> alt.Color:
@@ -114,7 +110,7 @@ def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 40)
 
 
-def panels(charts: Sequence[alt.TopLevelMixin], labels: Sequence[str] = (),
+def panels(charts: Sequence[Any], labels: Sequence[str] = (),
            columns: int | None = None, name: str = '') -> alt.ConcatChart:
     """Charts beside each other, in the theme of all figures.
 
@@ -122,12 +118,13 @@ def panels(charts: Sequence[alt.TopLevelMixin], labels: Sequence[str] = (),
         charts (Sequence[Chart]): Charts with a width.
         labels (Sequence[str]): Texts of the legend below. Defaults to none.
         columns (int, optional): Charts in a row. Defaults to None, as many
-            as :data:`WIDEST` holds.
+            as 1,100 pixels hold.
         name (str): What a list of such figures calls it. Defaults to none.
     """
     width = max(part.width for part in charts)
-    columns = min(columns or max(WIDEST // (width + 90), 1), len(charts))
-    entry = LETTER * max(map(len, labels), default=0) + 40
+    columns = min(columns or max(1100 // (width + 90), 1), len(charts))
+    # A letter is about 6.5 pixels wide.
+    entry = 6.5 * max(map(len, labels), default=0) + 40
     return alt.concat(
         *charts, columns=columns, spacing=24,
         usermeta=dict(entry=entry, name=name),

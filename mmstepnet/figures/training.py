@@ -19,14 +19,14 @@ def training_figure(name: str, training: Training) -> alt.ConcatChart:
               scale=alt.Scale(type='band'), axis=alt.Axis(
                   labelOverlap=True, labelLimit=0, labelAngle=(
                       -90 if training.unit == 'weights' else 0)))
-    y = dict(title=f'TNS ({training.reading})')
+    title = f'TNS ({training.reading})'
     over = chart(step=steps, tns=[c.tns for c in shown],
                  low=[c.low for c in shown], high=[c.high for c in shown])
     top = alt.layer(
         over.mark_area(opacity=0.2).encode(
-            x, alt.Y('low:Q', **y), alt.Y2('high:Q')),
+            x, alt.Y('low:Q', title=title), alt.Y2('high:Q')),
         over.mark_line(point=True).encode(
-            x, alt.Y('tns:Q', **y), tooltip=[
+            x, alt.Y('tns:Q', title=title), tooltip=[
                 'step:O', number('tns', 'TNS'), number('low', '95 %: from'),
                 number('high', 'to')]),
     ).properties(width=width, height=160, title=wrapped(name))

@@ -5,9 +5,6 @@ import math
 from pathlib import Path
 from statistics import fmean
 
-KNOWN_METRICS = ('accuracy/top1', 'coco/bbox_mAP', 'pascal_voc/mAP', 'mIoU')
-"""Metrics that a report shows unless it is told which, first found first."""
-
 TEST = 'test'
 """Step under which :func:`logged_metric` files the result of a test run."""
 
@@ -41,7 +38,7 @@ def logged_metric(work_dir: str | Path,
             if name in entry:
                 values[entry.get('step', TEST)] = path, entry[name]
     return {
-        step: _finite(path, name, value, '; choose another with --metric')
+        step: _finite(path, name, value)
         for step, (path, value) in values.items()
         if not finite_only or _is_finite(value)
     }
@@ -105,25 +102,15 @@ def logged_seconds(work_dir: str | Path) -> float:
     return seconds
 
 
-def _finite(path: Path, name: str, value: object, fix: str = '') -> float:
+def _finite(path: Path, name: str, value: object) -> float:
     if not _is_finite(value):
         raise ValueError(
-            f'{path}: {name} is {value!r}, not a finite number{fix}')
+            f'{path}: {name} is {value!r}, not a finite number')
     return value
 
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def logged_names(work_dir: str | Path) -> list[str]:
-    """Names of all numbers in the logs of a work directory, sorted."""
-    return sorted({
-        key
-        for path in log_files(work_dir)
-        for entry in _entries(path)
-        for key, value in entry.items() if isinstance(value, int | float)
-    })
 
 
 def log_files(work_dir: str | Path) -> list[Path]:

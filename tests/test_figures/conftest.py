@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 import vl_convert
-from mmengine.visualization import Visualizer
 
+from mmstepnet.figures.runs import Accuracy, Run
 from mmstepnet.models import StepResNetCIFAR
-from mmstepnet.stiffness import FIELDS, TrajectoryRecorder
-from projects.reproduction.measured_runs import load_runs
+from mmstepnet.stiffness import FIELDS, Trajectories, TrajectoryRecorder
 from tests.utils import perturb, seeded
 
 ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
@@ -28,15 +27,6 @@ def write_record(path, attention, seed, samples=40, depth=20, **settings):
         model=Path(path).parent.name, split='val', **settings).save(path)
 
 
-def write_log(work_dir, values, start='20260101_000000'):
-    """Log scalars as mmengine's LoggerHook does, step -> dict."""
-    log_dir = Path(work_dir, start)
-    visualizer = Visualizer(
-        vis_backends=[dict(type='LocalVisBackend')], save_dir=str(log_dir))
-    for step, scalars in values.items():
-        visualizer.add_scalars(scalars, step=step, file_path=f'{start}.json')
-
-
 @pytest.fixture(scope='session')
 def work_dirs(tmp_path_factory):
     """Work directories of three models, two seeds each, with records."""
@@ -48,19 +38,23 @@ def work_dirs(tmp_path_factory):
             write_record(
                 path / 'stiffness' / 'stiffness_val_epoch_2.npz', attention,
                 seed, epoch=2, iter=20)
-            best = 90 + len(paths)
-            write_log(
-                path, {
-                    1: {'accuracy/top1': best},
-                    2: {'accuracy/top1': best - len(name) / 8},
-                })
             paths.append(path)
     return paths
 
 
 @pytest.fixture(scope='session')
 def runs(work_dirs):
-    return load_runs(work_dirs, [path.name[:-2] for path in work_dirs])
+    """Of each the accuracy after the second epoch; the first's is higher."""
+    found = []
+    for k, path in enumerate(work_dirs):
+        model = path.name[:-2]
+        accuracy = Accuracy('accuracy/top1', 90 + k - len(model) / 8,
+                            'validation at 2', 'val', 90 + k, 1)
+        recording = path / 'stiffness' / 'stiffness_val_epoch_2.npz'
+        found.append(Run(f'{model} ({k % 2 + 1})', model,
+                         Trajectories.load(recording), accuracy=accuracy,
+                         source=str(recording)))
+    return found
 
 
 @pytest.fixture

@@ -4,19 +4,14 @@ import copy
 
 import pytest
 import torch
-import torch.nn as nn
 
-from mmstepnet import TrajectoryRecorder, fold
-from mmstepnet.attentions import FoldedStepNet
-from mmstepnet.steps import ResidualStep
+from mmstepnet import TrajectoryRecorder
 from tests.utils import TORCH_21, not_on_torch_21
 
 from .families import LIBRARIES, find_family
 from .insertion import (
     difference,
-    doubled,
     outputs,
-    perturb,
     steps_of,
     with_moved_steps,
 )
@@ -27,27 +22,6 @@ NETWORKS = {
     'mmpretrain': ('mmdet CSPNeXt', ),
 }
 """What every mode is tried with; Transformers and ConvNeXt are found."""
-
-FOUND = {
-    'timm': ('ConvNeXt', 'ViT'),
-    'transformers': ('DINOv2', 'BERT'),
-    'mmpretrain': ('mmpretrain Swin', ),
-}
-"""Networks whose blocks take steps in their own forward."""
-
-FOLDED = {
-    'torchvision': ('ResNet, basic', 'ResNet, bottleneck',
-                    'ResNet, frozen norms', 'RegNet', 'MobileNetV3'),
-    'timm': ('ResNet, basic', 'ResNet-D, anti-aliased, SE', 'EfficientNet',
-             'HRNet', 'Res2Net', 'ViT'),
-    'mmpretrain': ('mmpretrain ResNet-50, checkpointed',
-                   'mmpretrain SEResNet-50', 'mmpretrain Res2Net-50',
-                   'mmdet Res2Net-50', 'mmdet ResNet-50, DCN',
-                   'mmdet CSPNeXt', 'mmseg ResNet-50, plugins, dilated'),
-    'transformers': ('ResNet, basic', ),
-}
-LEFT = {'mmdet ResNet-50, DCN': 4}
-"""Norms that stay, behind other convolutions."""
 
 QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
          'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
@@ -77,58 +51,6 @@ def stepped(library, name):
 
 
 every = cases(NETWORKS)
-
-
-def norms(model):
-    return sum('BatchNorm2d' in c.__name__ for m in model.modules()
-               for c in (type(m), *type(m).__bases__))
-
-
-@cases(FOLDED)
-def test_fold(library, name):
-    model, inputs = stepped(library, name)
-    model, inputs = model.double(), doubled(inputs)
-    before = norms(model)
-    folded = fold(model)
-    with torch.no_grad():
-        wanted = outputs(model, inputs)
-        assert difference(outputs(folded, inputs), wanted) < 1e-9
-    assert norms(folded) == LEFT.get(name, 0) <= before == norms(model)
-    assert len(steps_of(model)) == sum(
-        isinstance(m, FoldedStepNet) for m in folded.modules()) > 0
-    # Copies of it are what it is.
-    with torch.no_grad():
-        assert difference(outputs(copy.deepcopy(folded), inputs), wanted
-                          ) < 1e-9
-
-
-class Odd(nn.Module):
-    """Norms that may not be folded into the convolutions before them."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2, self.conv3, self.conv4 = (
-            nn.Conv2d(3, 3, 1) for _ in range(4))
-        self.other = self.conv4
-        self.norm1, self.norm2, self.norm3, self.norm4 = (
-            nn.BatchNorm2d(3) for _ in range(4))
-        self.step = ResidualStep()
-
-    def forward(self, x):
-        seen_twice = self.conv1(x)
-        x = self.norm1(seen_twice) + seen_twice
-        x = self.norm2(torch.relu(self.conv2(x)))
-        x = self.norm3(self.conv3(self.conv3(x)))
-        return self.step(x, self.norm4(self.other(x)))
-
-
-def test_norms_that_cannot_be_folded_stay():
-    model = perturb(Odd()).eval()
-    x = torch.rand(2, 3, 4, 4)
-    folded = fold(model)
-    assert norms(folded) == norms(model) == 4
-    with torch.no_grad():
-        assert torch.equal(folded(x), model(x))
 
 
 @every

@@ -1,8 +1,6 @@
 """Graphs, derivatives of both orders and memory of the fused step."""
 
-import copy
 import gc
-import weakref
 
 import pytest
 import torch
@@ -48,40 +46,6 @@ def test_derivatives_of_both_orders(norm, gate, relu, calls):
     assert calls
 
 
-def test_second_derivatives_leave_running_statistics_alone(calls):
-    step, norm = build_modes('batch', 'batch')
-    x, c, _ = (t.requires_grad_() for t in inputs((3, 6, 3, 3)))
-    out = step(x, c, norm)
-    tracked = {k: b.clone() for k, b in nn.ModuleList(
-        [step, norm]).named_buffers()}
-    grad, = torch.autograd.grad(out.square().sum(), c, create_graph=True)
-    grad.square().sum().backward()
-    for key, buffer in nn.ModuleList([step, norm]).named_buffers():
-        assert torch.equal(buffer, tracked[key]), key
-    assert norm.num_batches_tracked == 1
-    assert len(calls) == 1
-
-
-def test_second_derivatives_equal_the_references():
-    """Also where the parameters' gradients are accumulated."""
-    step, norm = build_modes('batch', 'batch')
-    args = inputs((3, 6, 5, 4))
-    found = []
-    for fused in (True, False):
-        modules = nn.ModuleList(copy.deepcopy((step, norm)))
-        x, c, direction = (t.clone().requires_grad_() for t in args)
-        with steps.fused(fused):
-            out = modules[0](x, c, modules[1])
-        grads = torch.autograd.grad(
-            out, [x, c, *modules.parameters()], direction, create_graph=True)
-        sum(g.square().sum() for g in grads).backward()
-        found.append({
-            'x': x.grad, 'c': c.grad, 'direction': direction.grad,
-            **{k: p.grad for k, p in modules.named_parameters()}})
-    error, name = worst(*found)
-    assert error < 1e-10, name
-
-
 @pytest.mark.parametrize('training', [True, False])
 def test_second_derivatives_where_the_branch_comes_from_the_state(training,
                                                                   calls):
@@ -102,6 +66,8 @@ def test_second_derivatives_where_the_branch_comes_from_the_state(training,
         torch.testing.assert_close(
             got, expected, rtol=1e-8, atol=1e-8 * expected.abs().max().item())
     assert len(calls) == 1
+    if training:  # once in each path's forward
+        assert block.norm2.num_batches_tracked == 2
 
 
 def test_a_step_is_freed_after_the_backward(calls):
@@ -126,32 +92,6 @@ def test_a_step_is_freed_after_the_backward(calls):
     finally:
         gc.enable()
     assert len(calls) == 2 and after == before
-
-
-def test_a_gradient_of_the_gate_alone_leaves_nothing_behind(calls):
-    """No cycle of nodes, which nothing would ever collect."""
-    class Kept:
-
-        def __init__(self, tensor):
-            self.tensor = tensor
-    kept = []
-
-    def pack(tensor):
-        packed = Kept(tensor.detach())
-        kept.append(weakref.ref(packed))
-        return packed
-    step, norm = build(StepNet, 6)
-    x, c, _ = inputs((3, 6, 5, 4), torch.float32)
-    with torch.autograd.graph.saved_tensors_hooks(
-            pack, lambda packed: packed.tensor):
-        out = step(x.requires_grad_(), c.requires_grad_(), norm)
-    gates = list(step.attention.parameters())
-    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(
-        out.square().sum(), gates))
-    assert kept and calls
-    del out
-    gc.collect()
-    assert not any(ref() for ref in kept)
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)

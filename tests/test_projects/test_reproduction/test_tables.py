@@ -46,6 +46,10 @@ def test_every_config_has_one_entry_and_every_entry_a_config():
     assert all(Path(m['Config']).stem == m['Name'] for m in models())
 
 
+def test_the_papers_tables_come_first():
+    assert [*TABLES][:5] == ['1', '2', '3', '4', '7']
+
+
 def test_every_folder_has_its_metafile_and_readme():
     for folder in (f for top in config_folders() for f in top.iterdir()):
         if folder.is_dir() and folder.name not in ('_base_', '__pycache__'):

@@ -1,0 +1,23 @@
+"""Passes of a compiled tail, in the code that Inductor would compile."""
+
+import pytest
+import torch
+
+from tests.programs import run_tool
+
+SCRIPT = """
+import torch
+from benchmarks.count_passes import AbsentGPU, driver, passes_of_a_tail
+driver.set_active(AbsentGPU(90))
+print(*(sum(passes_of_a_tail(gate, True, torch.bfloat16, torch.channels_last,
+                             (256, 256, 56, 56)))
+        for gate in (None, 'StepNet')))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith('2.12.'),
+                    reason='it replaces insides of PyTorch 2.12')
+def test_a_step_is_read_in_no_more_passes_than_a_plain_tail():
+    pytest.importorskip('triton')
+    plain, step = map(float, run_tool('-c', SCRIPT).stdout.split()[-2:])
+    assert 0 < step <= plain
