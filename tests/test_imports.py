@@ -17,8 +17,7 @@ FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version',
 
 BELOW = {
     'attentions': FLOOR,
-    'blocks': FLOOR,
-    'steps': FLOOR | {'attentions', 'blocks'},
+    'steps': FLOOR | {'attentions'},
     'stiffness': FLOOR | {'attentions', 'steps'},
     'propagation': FLOOR,
 }
