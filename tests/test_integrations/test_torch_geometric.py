@@ -3,19 +3,25 @@
 import pytest
 import torch
 
-from mmstepnet.propagation import AttentionBlock, Propagation, neighbourhood
+from mmstepnet.propagation import (
+    L2,
+    AttentionBlock,
+    DotProduct,
+    GraphAttention,
+    Metric,
+    Propagation,
+    neighbourhood,
+)
 from tests.utils import perturb
 
 pytest.importorskip('torch_geometric', reason='needs torch_geometric')
 
 
-@pytest.mark.parametrize('kind', ['DotProduct', 'L2', 'Metric',
-                                  'GraphAttention'])
+@pytest.mark.parametrize('kind', [DotProduct, L2, Metric, GraphAttention])
 @pytest.mark.parametrize('heads', [0, 2])
 def test_sparse_mask(kind, heads):
     from mmstepnet.integrations.torch_geometric import PropagationConv
     torch.manual_seed(0)
-    kind = dict(type=kind)
     module = AttentionBlock(8, heads, eps=2.0, pseudo_metric=kind) if (
         heads) else Propagation(8, kind, eps=2.0)
     perturb(module.double())
