@@ -118,7 +118,7 @@ def _export(model: nn.Module, images: Tensor, outputs: int,
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'model.onnx'
         torch.onnx.export(
-            _Flat(model), (images, ), str(path), input_names=['images'],
+            _Flat(model).eval(), (images, ), str(path), input_names=['images'],
             output_names=names, **onnx_arguments(axes))
         return path.read_bytes()
 
