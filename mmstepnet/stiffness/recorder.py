@@ -285,7 +285,8 @@ class TrajectoryRecorder:
         if found.repeated:
             self._meet_repeated(found)
         names = [name for name, *_ in found.recorded]
-        other = self._found and {*names} ^ {*self.blocks} | {
+        first = names if self._found is None else self.blocks
+        other = {*names} ^ {*first} | {
             name for name, total, _ in found.recorded if total.norms is None}
         if other:
             raise RuntimeError(

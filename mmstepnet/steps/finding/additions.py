@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .operations import Operation
-from .sums import Norms, Run, Sum
+from .sums import Run, Sum
 from .tags import Tag, is_real
 from .tracer import Tracer
 
@@ -31,7 +31,7 @@ class Additions(Tracer):
             model is not disturbed.
     """
 
-    norms: Callable[[Tensor], Norms] | None
+    norms: Callable[[Tensor], Any] | None
     owners: Collection[str] | None
 
     def forget(self) -> None:
@@ -150,7 +150,7 @@ class Additions(Tracer):
             found.norms.see_branch(f, gate, alpha if first else 1, dropped)
         return found
 
-    def _norms_of(self, owner: Run, x: Tensor) -> Norms | None:
+    def _norms_of(self, owner: Run, x: Tensor) -> Any:
         """What measures a sum of a module, if anything does."""
         if self.norms is None or (
                 self.owners is not None and owner.name not in self.owners):

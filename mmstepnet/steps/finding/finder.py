@@ -11,6 +11,7 @@ before any activation, and a state from then on. Nothing is replaced.
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
@@ -21,7 +22,7 @@ from ..branch import BranchStep
 from ..residual import ResidualStep
 from ..tail import only_looks
 from .additions import Additions
-from .sums import Norms, Run, Sum
+from .sums import Run, Sum
 from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
 
@@ -49,7 +50,7 @@ class Finder(Additions):
     """
 
     def __init__(self, model: nn.Module, blocks: Collection[str] = (),
-                 norms: Callable[[Tensor], Norms] | None = None,
+                 norms: Callable[[Tensor], Any] | None = None,
                  owners: Collection[str] | None = None):
         super().__init__()
         self.model, self.blocks, self.norms = model, set(blocks), norms

@@ -1,11 +1,9 @@
 """What a pass leaves behind: runs of modules, and the sums that they made."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch.nn as nn
-from torch import Tensor
 
 
 @dataclass(eq=False)
@@ -30,9 +28,6 @@ class Run:
         sums (list[Sum]): What it added, by itself.
         inner (list[Run]): The runs that it called.
         additions (int): How many pairs of tensors it added.
-        first (Callable): Gives its first argument, while that is there.
-        masks (dict): Masks that it was given, by name.
-        pairs (list): Tuples and lists that it was given.
     """
 
     name: str
@@ -50,38 +45,12 @@ class Run:
     sums: list['Sum'] = field(default_factory=list)
     inner: list['Run'] = field(default_factory=list)
     additions: int = 0
-    first: Callable[[], Any] = field(default=lambda: None)
-    masks: dict[str, Tensor] = field(default_factory=dict)
-    pairs: list = field(default_factory=list)
 
     def encloses(self, other: 'Run | None') -> bool:
         """Whether another run is this one, or inside of it."""
         while other is not None and other is not self:
             other = other.outer
         return other is self
-
-
-class Norms(Protocol):
-    """What a finder tells of a step while its tensors are there."""
-
-    state: Tensor | None
-    """The state x_t, until it is settled."""
-    f: Tensor | None
-    """What is known of the branch, if it was seen."""
-
-    def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
-                   dropped: bool) -> None:
-        """See the branch, and what it is multiplied by."""
-
-    def see_sum(self, total: Tensor) -> None:
-        """See the sum."""
-
-    def hand_on(self, run: Run | None, value: Tensor, key: object,
-                same: bool) -> None:
-        """See what a run makes of the sum."""
-
-    def settle(self) -> None:
-        """Let the state go."""
 
 
 @dataclass(eq=False)
@@ -105,7 +74,8 @@ class Sum:
         left_out (str, optional): Why it is no step that is measured.
         returned (bool): Whether its owner returns it, up to what works
             element by element.
-        norms (Norms, optional): What measures it, if anything does.
+        norms (optional): What measures it, such as a
+            :class:`~mmstepnet.stiffness.measurement.StepMeasurement`.
     """
 
     owner: Run
@@ -122,7 +92,7 @@ class Sum:
     left_out: str | None = None
     returned: bool = False
     version: int = 0
-    norms: Norms | None = None
+    norms: Any = None
 
     def is_in_branch_of(self, other: 'Sum') -> bool:
         """Whether one operand of another sum was computed from this alone."""
