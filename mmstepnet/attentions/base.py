@@ -168,12 +168,14 @@ def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
             "AttentionBNCalibrationHook, or sync_bn='torch'")
     if type(norm).forward is not _BatchNorm.forward or norm.momentum is None:
         return norm(pooled)  # SyncBN, timm's split BN, an average of batches
-    norm.num_batches_tracked.add_(1)
-    mean, var = torch.stack((norm.running_mean, norm.running_var))
+    count: Any = norm.num_batches_tracked
+    count.add_(1)
+    kept: Any = norm.running_mean, norm.running_var
+    mean, var = torch.stack(kept)
     out = F.batch_norm(pooled, mean, var, norm.weight, norm.bias, True,
                        norm.momentum, norm.eps)
     finite = var < torch.inf  # then the mean is finite, too
-    for running, now in ((norm.running_mean, mean), (norm.running_var, var)):
+    for running, now in zip(kept, (mean, var)):
         torch.where(finite, now, running, out=running)
     return out
 

@@ -359,9 +359,10 @@ def _base(model: nn.Module) -> nn.Module:
 def _in_use(module: nn.Module) -> nn.Module:
     """Of a module that PEFT trains a copy of, that copy."""
     module = unwrap(module)
-    copies = getattr(module, 'modules_to_save', None)
+    copies: Any = getattr(module, 'modules_to_save', None)
     if isinstance(copies, nn.ModuleDict):
-        return copies[module.active_adapters[0]]
+        active: Any = module.active_adapters
+        return copies[active[0]]
     return module
 
 
@@ -383,7 +384,8 @@ def _record(name: str, gate: Any) -> dict[str, Any]:
             f'(save the steps before fold, which changes them)')
     record = gate.record()
     with torch.device('meta'):
-        fresh = build_attention(record, gate.channels)
+        channels: Any = gate.channels
+        fresh = build_attention(record, channels)
     shapes, wanted = ({key: t.shape for key, t in m.state_dict().items()
                        if not key.endswith(KEY)} for m in (gate, fresh))
     if shapes != wanted:

@@ -112,6 +112,8 @@ class FusedBlock(Generated):
     """A block of a ResNet that ends in a :class:`ResidualStep`."""
 
     tail: Tail
+    step: Any
+    downsample: Any
 
     @classmethod
     def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
@@ -124,12 +126,12 @@ class FusedBlock(Generated):
         return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:
-        activation = getattr(self, self.tail.activation)
-        if self.step.activation is not activation:  # it was exchanged
-            self.step.activation = activation
+        activation, step = getattr(self, self.tail.activation), self.step
+        if step.activation is not activation:  # it was exchanged
+            step.activation = activation
         branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, branch, self.tail.end(self))
+        return step(identity, branch, self.tail.end(self))
 
     def take_step(self) -> None:
         """Become the host's block again, in place."""
@@ -179,6 +181,10 @@ def _tail_of(cls: type) -> Tail | None:
         name := f'{parent.__module__}.{parent.__qualname__}') in TAILS), None)
 
 
+def _halve(module: nn.Module, args: Any, out: Any) -> Any:
+    return out / 2
+
+
 class _Half(nn.Module):
     """The constant step 1 / 2."""
 
@@ -207,8 +213,8 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
                 p.shape[1] * getattr(m, 'groups', 1)
                 for m in probe.modules() for p in m.parameters(False)
                 if p.dim() == 4), 8, 8)
-            handle = tail.end(probe).register_forward_hook(
-                lambda module, args, out: out / 2)
+            end: Any = tail.end(probe)
+            handle = end.register_forward_hook(_halve)
             wanted = probe(x.clone())
             handle.remove()
             probe.__class__ = generated_class(FusedBlock, type(probe))

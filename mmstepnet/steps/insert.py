@@ -218,7 +218,8 @@ def put_in(block: Any, places: Iterable[Place] | None,
     if places is None:
         if not isinstance(block, FusedBlock):
             put_fused_step(block)
-        step: Any = unwrap(block.step)
+        held: Any = block.step
+        step: Any = unwrap(held)
         step.attention = attentions[0]
         return
     for place, attention in zip(places, attentions):

@@ -153,7 +153,7 @@ def _is_counted(modules: dict[str, nn.Module], name: str,
     numbers = {n: m.layer_idx for n, m in modules.items() if isinstance(
         getattr(m, 'layer_idx', None), int)
         and n.startswith(f'{name.rpartition(".")[0]}.'.lstrip('.'))}
-    own = [k for n, k in numbers.items() if is_within(n, {name})]
+    own: list[Any] = [k for n, k in numbers.items() if is_within(n, {name})]
     return any(k > min(own) for n, k in numbers.items()
                if own and not is_within(n, removed))
 
@@ -191,14 +191,14 @@ class _Paths(TorchDispatchMode):
 
     def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Take down the state, the first argument."""
-        x = next(iter((*args, *kwargs.values())), None)
+        x: Any = next(iter((*args, *kwargs.values())), None)
         self.given[module] = (x, _memory(x)) if is_real(x) else (None, None)
 
     def leave(self, module: nn.Module, args: tuple, out: Any) -> None:
         """See how a module comes from its state to what it returns."""
         x, start = self.given.pop(module)
         size = len(out) if type(out) is tuple else 0
-        first = out[0] if size else out
+        first: Any = out[0] if size else out
         count = None
         if x is not None and is_real(first) and x.shape == first.shape and all(
                 t is None for t in (out[1:] if size else ())):

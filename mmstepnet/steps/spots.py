@@ -125,7 +125,7 @@ class SpotFinder(Finder):
             self._see(module, True, key, t)
 
     def _see(self, module: nn.Module, returned: bool, key: int | str,
-             t: object) -> None:
+             t: Any) -> None:
         if is_real(t):
             self.tags.make(t)  # while it lives no other has its memory
             self.time += 1
@@ -293,13 +293,13 @@ def _place(passes: list[Pass], block: str, name: str,
         raise RefusedError(
             'has tokens of a text or beside padding, over which a gate would '
             'pool: it can be measured, but takes no steps')
-    spots = _spots(finder, block, seen, modules)
-    return Place(name, *spots, len(found.shape), batch, channels,
+    state, branch = _spots(finder, block, seen, modules)
+    return Place(name, state, branch, len(found.shape), batch, channels,
                  found.shape[channels])
 
 
 def _spots(finder: SpotFinder, block: str, seen: Surroundings,
-           modules: dict[str, nn.Module]) -> tuple[Spot, ...]:
+           modules: dict[str, nn.Module]) -> list[Spot]:
     """The spots of state and branch that others likeliest leave alone.
 
     First come those outside of children with weights, then modules without
@@ -332,9 +332,9 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings,
     # own hooks not.
     state = min(states, key=lambda e: (
         (0.5, ) if e.name == block else rank(e)))
-    return tuple(Spot(e.name.removeprefix(own) if e.name != block else '',
+    return [Spot(e.name.removeprefix(own) if e.name != block else '',
                       e.returned, e.key, e.call, finder.calls[e.module])
-                 for e in (state, end))
+                 for e in (state, end)]
 
 
 def _ends(branch: list[Event]) -> list[Event]:

@@ -52,8 +52,8 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor,
             getattr(attention, 'pooled', None), tuple):
         return None
     wide, (how, weight, bias) = accumulation_dtype(c.dtype), read
-    weight, bias, var = (t if t is None else t.to(wide)
-                         for t in (weight, bias, how.var))
+    var: Any = None if how.var is None else how.var.to(wide)
+    weight, bias = weight.to(wide), bias.to(wide)
     # Sums are about the running mean, which costs no digits to take off.
     near = torch.zeros_like(bias) if how.mean is None else how.mean.to(wide)
     maps, centre = c.to(wide) - near[:, None, None], torch.zeros_like(bias)

@@ -103,8 +103,9 @@ def read_tail(step: nn.Module, x: Tensor, branch: Tensor,
         tuple: :class:`TailSpec`, x, branch and the parameters, as in
         :class:`.formulas.Parameters`.
     """
-    gate, relu, drop_path = map(step._modules.get, (
+    parts: Any = map(step._modules.get, (
         'attention', 'activation', 'drop_path'))
+    gate, relu, drop_path = parts
     if not (type(gate) in GATES and type(x) in PLAIN and type(branch) in PLAIN
             and branch.is_floating_point() and x.dtype == branch.dtype
             and x.device == branch.device and x.shape == branch.shape

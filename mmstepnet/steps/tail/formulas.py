@@ -126,6 +126,8 @@ def forward(spec: TailSpec, learned: Parameters, x_mean: Tensor, mean: Tensor,
     f_mean = torch.addcmul(learned.bias, centred, a)
     pair = torch.stack((x_mean, x_mean + f_mean), 2)
     z = (pair * learned.pair).sum(2)
+    mean_z: Any
+    var_z: Any
     mean_z, var_z = (t if t is None else t.to(z.dtype, copy=gate.batch)
                      for t in (gate.mean, gate.var))
     y, z_mean, z_rstd = torch.native_batch_norm(

@@ -41,10 +41,12 @@ def read_norm(norm: Any, kind: type, channels: int, values: int,
     frozen = (type(norm).__module__, type(norm).__name__) == FROZEN
     if not (frozen or isinstance(norm, kind)) or not is_as_made(norm):
         return None
-    own = {**norm.__dict__, **norm._buffers, **norm._parameters}
-    weight, bias, mean, var, count = map(own.get, (
+    own: dict[str, Any] = {
+        **norm.__dict__, **norm._buffers, **norm._parameters}
+    tensors: Any = map(own.get, (
         'weight', 'bias', 'running_mean', 'running_var',
         'num_batches_tracked'))
+    weight, bias, mean, var, count = tensors
     if batch is None:
         batch = not frozen and (norm.training or mean is None)
     moved = batch and norm.training and norm.track_running_stats
@@ -55,7 +57,8 @@ def read_norm(norm: Any, kind: type, channels: int, values: int,
             or weight.shape[0] != channels):
         return None
     mean, var, count = (*used, None, None, None)[:3]
-    return Norm(batch, norm.eps, mean, var, count, momentum), weight, bias
+    how = Norm(bool(batch), norm.eps, mean, var, count, momentum)
+    return how, weight, bias
 
 
 def are_plain(vectors: Iterable[Any]) -> bool:
