@@ -43,14 +43,14 @@ def is_transformed() -> bool:
     By torch.jit, ``make_fx``, functorch, or in forward mode. Not where a
     compiler reads it, which cannot ask.
     """
-    return not is_compiling() and (
+    return not is_compiling() and bool(
         torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
-        or torch._C._get_dispatch_mode(_PROXY) is not None
+        or _MODES and torch._C._get_dispatch_mode(_MODES.PROXY) is not None
         or forward_ad._current_level >= 0)
 
 
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_MODES = getattr(torch._C, '_TorchDispatchModeKey', None)  # torch >= 2.2
 _top_hooks = getattr(_autograd, '_top_saved_tensors_default_hooks', None)
 
 
