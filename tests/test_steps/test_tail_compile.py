@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn as nn
-from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.backends.debugging import aot_eager_decomp_partition
 from torch.utils.checkpoint import checkpoint
 
 from mmstepnet import attentions, steps
@@ -206,7 +206,7 @@ def test_compiled(gate, way, calls):
 
     def backend(graph, inputs):
         graphs.append(graph.print_readable(False))
-        return aot_eager(graph, inputs)
+        return aot_eager_decomp_partition(graph, inputs)
     found = trained(net, torch.compile(
         WAYS[way](net), backend=backend, fullgraph=True), x)
     check(found, wanted, 0.1 if half else 1e-12)

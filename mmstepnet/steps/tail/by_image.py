@@ -54,9 +54,13 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor,
     wide, (how, weight, bias) = accumulation_dtype(c.dtype), read
     var: Any = None if how.var is None else how.var.to(wide)
     weight, bias = weight.to(wide), bias.to(wide)
-    # Sums are about the running mean, which costs no digits to take off.
-    near = torch.zeros_like(bias) if how.mean is None else how.mean.to(wide)
-    maps, centre = c.to(wide) - near[:, None, None], torch.zeros_like(bias)
+    maps, centre = c.to(wide), torch.zeros_like(bias)
+    # Sums are about a value near μ, as a thousand deviations cost digits. No
+    # running mean: the backward, which forms the difference again, would read
+    # what the forward has moved.
+    near = (maps[0, :, 0].detach().mean(-1) if how.batch else
+            how.mean.to(wide))
+    maps = maps - near[:, None, None]
     variance, mean = torch.var_mean(maps, (2, 3), correction=0)
     if how.batch:
         var, centre = torch.var_mean(mean, 0, correction=0)
@@ -67,8 +71,6 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor,
         'f_mean': (mean - centre) * a + bias,
         'f_std': (variance * a.square() + EPS).sqrt()})[..., 0, 0]
     scale = step * a
-    # The derivative of μ is taken on vectors; on maps it is one more pass.
-    fixed = centre.detach()
-    shift = step * bias - (centre - fixed) * scale
-    away = maps - fixed[:, None, None]
-    return (away * scale[..., None, None] + shift[..., None, None]).to(c.dtype)
+    # μ goes into the vector: a difference of maps would be kept for backward.
+    shift = step * bias - centre * scale
+    return (maps * scale[..., None, None] + shift[..., None, None]).to(c.dtype)
