@@ -166,8 +166,11 @@ def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
             'needs at least 2 images a process in training, got 1; use '
             'batch_size >= 2 (drop_last=True), norm_eval=True with '
             "AttentionBNCalibrationHook, or sync_bn='torch'")
-    if type(norm).forward is not _BatchNorm.forward or norm.momentum is None:
-        return norm(pooled)  # SyncBN, timm's split BN, an average of batches
+    if (type(norm).forward is not _BatchNorm.forward or norm.momentum is None
+            or 'forward' in vars(norm) or norm._forward_hooks
+            or norm._forward_pre_hooks or norm._backward_hooks):
+        # SyncBN, timm's split BN, an average of batches, somebody's hooks
+        return norm(pooled)
     count: Any = norm.num_batches_tracked
     count.add_(1)
     kept: Any = norm.running_mean, norm.running_var

@@ -16,6 +16,8 @@ import torch.nn as nn
 import torch.utils.checkpoint as cp
 from torch import Tensor
 
+from mmstepnet.torch_version import is_compiling
+
 from .generated import Generated, generated_class
 from .residual import ResidualStep
 
@@ -127,8 +129,8 @@ class FusedBlock(Generated):
 
     def _forward(self, x: Tensor) -> Tensor:
         activation, step = getattr(self, self.tail.activation), self.step
-        if step.activation is not activation:  # it was exchanged
-            step.activation = activation
+        if not is_compiling() and step.activation is not activation:
+            step.activation = activation  # it was exchanged
         branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
         return step(identity, branch, self.tail.end(self))
