@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmstepnet.torch_version import is_compiling
 
+from .finding.wrappers import unwrap
 from .generated import Generated, generated_class
 from .residual import ResidualStep
 
@@ -130,7 +131,8 @@ class FusedBlock(Generated):
     def _forward(self, x: Tensor) -> Tensor:
         activation, step = getattr(self, self.tail.activation), self.step
         if not is_compiling() and step.activation is not activation:
-            step.activation = activation  # it was exchanged
+            held: Any = unwrap(step)
+            held.activation = activation  # it was exchanged
         branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
         return step(identity, branch, self.tail.end(self))
