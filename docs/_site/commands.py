@@ -60,9 +60,8 @@ def read_parser(path: Path) -> argparse.ArgumentParser:
                 runpy.run_module(dotted, run_name='__main__')
     except ParserBuiltError as built:
         parser, = built.args
-        if dotted != 'mmstepnet':  # it has a script of its own
-            parser.prog = (
-                f'python {name}.py' if tool else f'python -m {dotted}')
+        parser.prog = (
+            f'python {name}.py' if tool else f'python -m {dotted}')
         return parser
     raise ValueError(f'{path} parses no arguments')
 

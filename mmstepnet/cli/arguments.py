@@ -2,7 +2,6 @@
 """The command's arguments. Nothing here imports PyTorch: help is quick."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ READINGS = 'adaptive', 'unit', 'returned'
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of all commands."""
     parser = argparse.ArgumentParser(
-        'mmstepnet', description='Residual networks as Euler steps.')
+        'python -m mmstepnet', description='Residual networks as Euler steps.')
     parser.add_argument('--version', action='version',
                         version=f'mmstepnet {__version__}')
     commands = parser.add_subparsers(dest='command', required=True)
@@ -66,9 +65,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; what is wrong with it is one line, and 2."""
     parser = build_parser()
-    if '_ARGCOMPLETE' in os.environ:  # a shell asks what may stand there
-        import argcomplete
-        argcomplete.autocomplete(parser)
     args = parser.parse_args(argv)
     from . import commands
     try:
