@@ -29,6 +29,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from inspect import signature
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -256,12 +257,18 @@ def in_a_line(error: Exception | None) -> str:
     return f'{type(error).__name__}: {" ".join(text.split())[:160]}'
 
 
+def parameters(host: type) -> dict[str, object]:
+    """What the constructors of a class and of its parents take."""
+    return {name: parameter for cls in host.__mro__
+            for name, parameter in signature(cls.__init__).parameters.items()
+            if name not in ('self', 'args', 'kwargs')}
+
+
 def differences(ours: nn.Module, theirs: nn.Module,
                 weights: dict[str, Tensor], images: Tensor,
                 expected: list[Tensor],
                 options: dict) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
-    from mmstepnet.models.backbones.host import parameters
     try:
         ours.load_state_dict(weights)
     except RuntimeError as error:

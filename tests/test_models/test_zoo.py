@@ -33,7 +33,7 @@ def test_some_configs(config):
     (dict(frozen_stages=1), 'frozen_stages is 1, not -1; other .*modules'),
     (dict(out_indices=(0, 1)), r'out_indices is \(0, 1\), not .*in eval'),
     (dict(avg_down=True), 'other keys: .*layer2.0.downsample.2.weight'),
-    (dict(dcm=True), 'refused: TypeError: StepResNet over mmdet.* no dcm'),
+    (dict(dcm=True), 'refused: TypeError: .*dcm'),
 ])
 def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):
     pytest.importorskip('mmdet')
