@@ -24,7 +24,7 @@ def check_positive(owner: str, **arguments: int) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Refuse what is none of the choices.
+    """Refuse a value that is not one of the choices.
 
     Args:
         name (str): What the message calls it.
