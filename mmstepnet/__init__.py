@@ -32,28 +32,19 @@ if TYPE_CHECKING:
         measure_stiffness,
     )
 
-LATER = {
-    'ECA': 'attentions',
-    'MetricAttention': 'propagation',
-    'ResidualStep': 'steps',
-    'SE': 'attentions',
-    'StepNet': 'attentions',
-    'TrajectoryRecorder': 'stiffness',
-    'ablate_blocks': 'stiffness',
-    'block_scores': 'stiffness',
-    'calibrate': 'steps.calibration',
-    'find_steps': 'steps',
-    'fold': 'steps.fold',
-    'insert_steps': 'steps',
-    'load_steps': 'steps.files',
-    'mark_only_steps_as_trainable': 'steps.freezing',
-    'measure_stiffness': 'stiffness',
-    'remove_blocks': 'steps',
-    'remove_steps': 'steps',
-    'save_steps': 'steps.files',
-    'step_parameters': 'steps',
+_NAMES = {
+    'attentions': ('ECA', 'SE', 'StepNet'),
+    'propagation': ('MetricAttention', ),
+    'steps': ('ResidualStep', 'find_steps', 'insert_steps', 'remove_blocks',
+              'remove_steps', 'step_parameters'),
+    'steps.calibration': ('calibrate', ),
+    'steps.files': ('load_steps', 'save_steps'),
+    'steps.fold': ('fold', ),
+    'steps.freezing': ('mark_only_steps_as_trainable', ),
+    'stiffness': ('TrajectoryRecorder', 'ablate_blocks', 'block_scores',
+                  'measure_stiffness'),
 }
-"""What is imported when it is first asked for, and from where."""
+"""What is imported when it is first asked for, by where it stands."""
 
 MODULES = ('attentions', 'export', 'figures', 'propagation', 'steps',
            'stiffness')
@@ -70,8 +61,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what takes time to import where it is used."""
-    if name in LATER:
-        return getattr(import_module(f'mmstepnet.{LATER[name]}'), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f'mmstepnet.{module}'), name)
     if name in MODULES:
         return import_module(f'mmstepnet.{name}')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -1,6 +1,5 @@
 """Checks of arguments and of what is installed, for all packages."""
 
-import math
 from argparse import ArgumentTypeError
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -60,14 +59,6 @@ def positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
         raise ArgumentTypeError(f'must be a positive integer, got {text}')
-    return value
-
-
-def positive_float(text: str) -> float:
-    """Type of an argument of the command line that measures something."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ArgumentTypeError(f'must be above 0, got {text}')
     return value
 
 

@@ -21,10 +21,6 @@ VERSIONS = {
     'mmseg': ('1.2.2', '2.0.0'),
 }
 
-# Host: another package, and the first version of it beside which the host's
-# models of before could not be imported.
-BESIDE = {'mmpretrain': ('transformers', '5.0.0')}
-
 FIX = ('install one of the pinned sets of docs/install_and_versions.md, in an '
        'environment of its own: requirements/onedl.txt or '
        'requirements/openmmlab.txt')
@@ -37,9 +33,8 @@ def check_hosts(*names: str) -> None:
         *names (str): Import names to look at, of those in ``VERSIONS``.
 
     Raises:
-        ImportError: A host is missing, too old or too new, or cannot be
-            imported beside another package, or both stacks are installed
-            over each other; the message names the fix.
+        ImportError: A host is missing, too old or too new, or both stacks are
+            installed over each other; the message names the fix.
     """
     installed = {
         stack: [name for name in names if _is_installed(name)]
@@ -65,24 +60,6 @@ def check_hosts(*names: str) -> None:
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, but {version} '
                 f'is installed; {FIX}')
-        if name in BESIDE:
-            _check_beside(name, version, *BESIDE[name])
-
-
-def _check_beside(name: str, version: str, other: str, too_new: str) -> None:
-    """Refuse a host whose models fail beside a package that is too new."""
-    if not _is_installed(other):
-        return
-    found = metadata.version(other)
-    if TorchVersion(found) < too_new:
-        return
-    try:
-        import_module(f'{name}.models')
-    except Exception as error:  # such as a TypeError of a missing base class
-        raise ImportError(
-            f'{name} {version} cannot be imported beside {other} {found} '
-            f'({type(error).__name__}: {error}); install {other}<{too_new}, '
-            f'or {FIX}') from error
 
 
 def _is_installed(distribution: str) -> bool:

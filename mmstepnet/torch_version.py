@@ -7,18 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 import torch._C._functorch as functorch
-from torch._C import _autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-
-if torch.__version__ < '2.3' and not np.__version__.startswith('1.'):
-    raise ImportError(
-        f'PyTorch {torch.__version__} was built for NumPy 1 and cannot '
-        f"exchange arrays with NumPy {np.__version__}: install 'numpy<2' or "
-        'PyTorch 2.3 or later')
 
 
 def is_compiling() -> bool:
@@ -51,12 +43,6 @@ def is_transformed() -> bool:
 
 
 _MODES = getattr(torch._C, '_TorchDispatchModeKey', None)  # torch >= 2.2
-_top_hooks = getattr(_autograd, '_top_saved_tensors_default_hooks', None)
-
-
-def saved_tensors_hooks() -> object:
-    """Hooks on saved tensors; None where PyTorch cannot say (before 2.8)."""
-    return _top_hooks and _top_hooks(True)
 
 
 def is_backward() -> bool:

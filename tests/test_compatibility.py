@@ -51,28 +51,3 @@ def test_two_stacks_over_each_other(monkeypatch):
         check_hosts('mmengine')
     installed.remove('mmdet')
     check_hosts('mmengine')
-
-
-@pytest.mark.parametrize('found, refused', [('4.57.1', False), ('5.0.0', True),
-                                            ('5.24.0', True)])
-def test_beside_a_package_that_is_too_new(monkeypatch, tmp_path, found,
-                                          refused):
-    """As MMPretrain, whose models subclass None beside transformers 5."""
-    (tmp_path / 'mmfoo').mkdir()
-    (tmp_path / 'mmfoo/__init__.py').write_text("__version__ = '1.3.6'")
-    (tmp_path / 'mmfoo/models.py').write_text(
-        'raise TypeError("NoneType takes no arguments")')
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(compatibility.VERSIONS, 'mmfoo', ('1.0', '2.0'))
-    monkeypatch.setitem(
-        compatibility.BESIDE, 'mmfoo', ('transformers', '5.0.0'))
-    version = metadata.version
-    monkeypatch.setattr(metadata, 'version', lambda name: (
-        found if name == 'transformers' else version(name)))
-    if refused:
-        message = (rf'mmfoo 1\.3\.6 cannot be imported beside transformers '
-                   rf'{found} \(TypeError.*install transformers<5\.0\.0, or')
-        with pytest.raises(ImportError, match=message):
-            check_hosts('mmfoo')
-    else:
-        check_hosts('mmfoo')

@@ -74,7 +74,3 @@ class DigitsClassification(BaseDataset):
             dict(img=image, gt_label=int(label))
             for image, label in zip(images, labels)
         ]
-
-    def extra_repr(self) -> list[str]:
-        """The split, for ``print(dataset)``."""
-        return [f'Split: \t{self.split}']

@@ -72,8 +72,3 @@ class FolderInMemory(CustomDataset):
         samples = sorted(samples, key=lambda sample: sample['img_path'])
         order = np.random.RandomState(self.seed).permutation(len(samples))
         return [samples[i] for i in sorted(order[:self.per_class])]
-
-    def extra_repr(self) -> list[str]:
-        """The share, for ``print(dataset)``."""
-        return [f'Images of each class: \t{self.per_class or "all"}',
-                f'Seed: \t{self.seed}']

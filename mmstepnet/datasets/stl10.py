@@ -62,7 +62,3 @@ class STL10(BaseDataset):
     def _read(self, download: bool) -> torchvision.datasets.STL10:
         return torchvision.datasets.STL10(
             self.data_root, self.split, download=download)
-
-    def extra_repr(self) -> list[str]:
-        """The split, for ``print(dataset)``."""
-        return [f'Split: \t{self.split}']

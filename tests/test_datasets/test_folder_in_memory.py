@@ -32,27 +32,22 @@ def chosen(root, **kwargs):
     return [tuple(dataset[i]['img'][0, 0, ::2]) for i in range(len(dataset))]
 
 
-def test_every_image_as_it_is_on_disk(folder):
+def test_every_image_as_it_is_on_disk_and_read_once(folder):
     dataset = build(folder)
     assert len(dataset) == 14
     assert dataset.CLASSES == ('cat', 'dog')
-    for sample in map(dataset.get_data_info, range(14)):
-        np.testing.assert_array_equal(
-            sample['img'], cv2.imread(sample['img_path']))
+    images = [cv2.imread(dataset.get_data_info(i)['img_path'])
+              for i in range(14)]
+    for path in folder.rglob('*.png'):
+        path.unlink()
+    for i, image in enumerate(images):
+        sample = dataset[i]
+        np.testing.assert_array_equal(sample['img'], image)
         name = dataset.CLASSES[sample['gt_label']]
         assert f'/{name}/' in sample['img_path']
 
 
-def test_no_file_is_read_again(folder):
-    dataset = build(folder, per_class=2)
-    before = [dataset[i]['img'].copy() for i in range(4)]
-    for path in folder.rglob('*.png'):
-        path.unlink()
-    for i, image in enumerate(before):
-        np.testing.assert_array_equal(dataset[i]['img'], image)
-
-
-def test_the_share_is_balanced_and_fixed(folder):
+def test_the_share_is_balanced_fixed_and_nested(folder):
     share = chosen(folder, per_class=4, seed=3)
     assert [label for _, label in share] == [0] * 4 + [1] * 4
     assert len(set(share)) == 8
@@ -61,30 +56,21 @@ def test_the_share_is_balanced_and_fixed(folder):
     # Legacy generator, frozen by NumPy: positions among sorted names.
     expected = np.random.RandomState(3).permutation(8)[:4]
     assert [number for number, _ in share[:4]] == sorted(expected)
+    assert set(chosen(folder, per_class=2, seed=3)) < set(share)
 
 
-def test_shares_are_nested(folder):
-    assert set(chosen(folder, per_class=2)) < set(chosen(folder, per_class=5))
-
-
-@pytest.mark.parametrize('kwargs, match', [
-    (dict(per_class=7), "'dog'.*6 images"), (dict(per_class=0), 'got 0'),
-    (dict(per_class=1.5), 'got 1.5')])
-def test_bad_shares(folder, kwargs, match):
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize('spoil, kwargs, error, match', [
+    (None, dict(per_class=7), ValueError, "'dog'.*6 images"),
+    (None, dict(per_class=0), ValueError, 'got 0'),
+    (lambda root: (root / 'cow').mkdir(), {}, ValueError,
+     "'cow'.* has 0 images"),
+    (lambda root: (root / 'cow').mkdir(), dict(per_class=3), ValueError,
+     "'cow'.* has 0 images"),
+    (lambda root: (root / 'cat' / '03.png').write_bytes(b'no image at all'),
+     {}, OSError, 'cat/03.png is no image'),
+])
+def test_refused(folder, spoil, kwargs, error, match):
+    if spoil is not None:
+        spoil(folder)
+    with pytest.raises(error, match=match):
         build(folder, **kwargs)
-
-
-@pytest.mark.parametrize('kwargs', [{}, dict(per_class=3)])
-def test_an_empty_class_is_refused(folder, kwargs):
-    (folder / 'cow').mkdir()
-    with pytest.raises(ValueError, match="'cow'.* has 0 images"):
-        build(folder, **kwargs)
-
-
-@pytest.mark.parametrize('content', [b'', b'no image at all'])
-def test_files_that_are_no_image(folder, content):
-    path = folder / 'cat' / '03.png'
-    path.write_bytes(content)
-    with pytest.raises((OSError, cv2.error)):
-        build(folder)

@@ -216,13 +216,15 @@ for cfg in (dict(type='mmstepnet.StepResNet', depth=18),
 try:
     MODELS.build(dict(type='mmstepnet.StepVisionTransformer'))
 except ImportError as error:
-    assert 'needs mmpretrain' in str(error), error
+    assert 'needs MMPretrain' in str(error), error
 else:
     assert {host!r} == 'mmpretrain'
 """
 
 
-@pytest.mark.parametrize('host, absent', [('mmdet', 'mmpretrain'),
-                                          ('mmpretrain', 'mmdet')])
+@pytest.mark.parametrize('host, absent', [
+    ('mmdet', 'mmpretrain'), ('mmdet', 'mmpretrain.models'),
+    ('mmpretrain', 'mmdet')])
 def test_each_host_suffices_alone(host, absent):
+    """Also beside a package with which MMPretrain's models fail."""
     run_tool('-c', ALONE.format(host=host, absent=[absent]))

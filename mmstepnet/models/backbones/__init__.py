@@ -14,15 +14,18 @@ __all__ = [
 
 try:
     check_hosts('mmpretrain')
-except ImportError:
-
-    def _needs_mmpretrain(**kwargs) -> None:
-        """Say what is wrong: these two are MMPretrain's."""
-        check_hosts('mmpretrain')
-
-    PropagationVisionTransformer = StepVisionTransformer = _needs_mmpretrain
-    for _name in ('PropagationVisionTransformer', 'StepVisionTransformer'):
-        MODELS.register_module(_name, module=_needs_mmpretrain)
-else:
     from .propagation_vision_transformer import PropagationVisionTransformer
     from .vision_transformer import StepVisionTransformer
+except Exception as error:  # it may fail beside transformers 5 in any way
+    _reason = f'{type(error).__name__}: {error}'
+
+    def _refuse(*args, **kwargs) -> None:
+        """Say why these two, which are MMPretrain's, are not there."""
+        raise ImportError(
+            'this backbone needs MMPretrain, which cannot be imported here '
+            f'({_reason}); beside transformers 5 it never can, see '
+            'docs/install_and_versions.md')
+
+    PropagationVisionTransformer = StepVisionTransformer = _refuse
+    for _name in ('PropagationVisionTransformer', 'StepVisionTransformer'):
+        MODELS.register_module(_name, force=True, module=_refuse)
