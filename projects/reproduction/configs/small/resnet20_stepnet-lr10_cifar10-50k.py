@@ -1,0 +1,4 @@
+_base_ = ['./resnet20_stepnet_cifar10-50k.py']
+
+optim_wrapper = dict(
+    paramwise_cfg=dict(custom_keys={'.attention.': dict(lr_mult=10.)}))
