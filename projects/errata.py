@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy.linalg import expm
+from scipy.spatial.distance import cdist, pdist
 from sklearn.datasets import load_wine
 from sklearn.preprocessing import StandardScaler
 
@@ -25,7 +25,6 @@ from mmstepnet.stiffness import (
     stiffness_aware_index,
     total_neural_stiffness,
 )
-from projects.metric_attention.similarity import fuzzy_c_means
 from projects.reproduction.tables import read_tables
 
 RESULTS = Path(__file__).parent / 'reproduction' / 'results'
@@ -155,17 +154,33 @@ def odd_activation() -> str:
 
 def c_means() -> str:
     x, label = load_wine(return_X_y=True)
-    x = torch.from_numpy(StandardScaler().fit_transform(x))
-    start = torch.stack([x[label == k].mean(0) for k in range(3)])
-    (_, printed), (_, bezdek) = (
-        fuzzy_c_means(x, start, 2.0, 100, power) for power in (1.0, 2.0))
+    x = StandardScaler().fit_transform(x)
+    start = np.stack([x[label == k].mean(0) for k in range(3)])
+    printed, bezdek = (pdist(fuzzy_centres(x, start, power)).min()
+                       for power in (1, 2))
     return ('178 wines, m = 2, 100 steps: the two nearest centres are '
-            f'{nearest(printed):.2f} apart as printed, '
-            f"{nearest(bezdek):.2f} with Bezdek's power")
+            f'{printed:.2f} apart as printed, '
+            f"{bezdek:.2f} with Bezdek's power")
 
 
-def nearest(centres: torch.Tensor) -> float:
-    return torch.pdist(centres).min().item()
+def fuzzy_centres(x: np.ndarray, centres: np.ndarray,
+                  power: int) -> np.ndarray:
+    """Fuzzy c-means with m = 2 after 100 steps.
+
+    Args:
+        x (ndarray): Points, (N, d).
+        centres (ndarray): To start from, (C, d).
+        power (int): Of memberships in the centres: 1 as printed, 2 as
+            Bezdek's.
+
+    Returns:
+        ndarray: Centres, (C, d).
+    """
+    for _ in range(100):
+        member = cdist(centres, x)**-2
+        weight = (member / member.sum(0))**power
+        centres = weight @ x / weight.sum(1, keepdims=True)
+    return centres
 
 
 def two_means() -> str:

@@ -74,34 +74,6 @@ def logged_losses(work_dir: str | Path,
     return {epoch: fmean(values) for epoch, values in losses.items()}
 
 
-def logged_seconds(work_dir: str | Path) -> float:
-    """Add up what the iterations of a training took, by the clock.
-
-    As far as they are logged: a mean of the last ones stands for all since
-    the entry before, of this start or an earlier one. Validations and starts
-    are left out; iterations that a resumed run repeats count twice.
-
-    Args:
-        work_dir (str | Path): Work directory of an mmengine runner.
-    """
-    starts = {}  # mmengine writes each entry into two files
-    for path in log_files(work_dir):
-        times = starts.setdefault(path.relative_to(work_dir).parts[0], {})
-        times.update((e['step'], e['time']) for e in _entries(path)
-                     if 'iter' in e and _is_finite(e.get('time')))
-    seconds, logged = 0.0, []
-    for times in starts.values():
-        steps = sorted(times)
-        # Where a resumed run began, its log does not say.
-        done = max([0, *(s for s in logged if s < min(steps, default=0)),
-                    *(2 * a - b for a, b in zip(steps[:1], steps[1:]))])
-        for step in steps:
-            seconds += times[step] * (step - done)
-            done = step
-        logged += steps
-    return seconds
-
-
 def _finite(path: Path, name: str, value: object) -> float:
     if not _is_finite(value):
         raise ValueError(

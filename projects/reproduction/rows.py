@@ -6,7 +6,7 @@
      "last": {"epoch": 164, "metrics": {"accuracy/top1": 94.1}},
      "best": {"epoch": 150, "metrics": {"accuracy/top1": 94.3}},
      "curves": {"loss": [[1, 1.62], ...], "accuracy/top1": [[1, 41.3], ...]},
-     "stiffness": ..., "seconds": ..., "starts": ...}
+     "stiffness": ..., "starts": ...}
 
 ``last`` is measured on the test data after all epochs. ``best`` is null where
 the validation data are not the test data. ``curves`` holds pairs of epoch and

@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from mmstepnet.files import write_whole
 
-from .metric_log import TEST, logged_losses, logged_metric, logged_seconds
+from .metric_log import TEST, logged_losses, logged_metric
 from .rows import RESULTS
 from .stiffness import summarise_stiffness
 from .tables import METRICS, ROOT, Cell
@@ -131,7 +131,6 @@ def collect(cell: Cell, folder: Path, metrics: dict[str, float], epochs: int,
     return dict(
         last=dict(epoch=epochs, metrics=metrics), best=best, curves=curves,
         stiffness=summarise_stiffness(record) if record.is_file() else None,
-        seconds=round(logged_seconds(folder)),
         starts=read_starts(folder))
 
 

@@ -36,25 +36,6 @@ def test_theorem_2_with_an_affine_term(seed):
             expected, rel=1e-3)
 
 
-def test_theorem_2_where_one_rate_alone_grows():
-    """Q vanishes then, and SAI is proportional to SI."""
-    state, drive = errata.STATE, errata.DRIVE
-    share = abs(state[0]) / np.linalg.norm(state)
-    roots = [errata.root_of_theorem_2(np.array([-si, -2.0, -1.0]), state,
-                                      drive) for si in (1e2, 1e4, 1e6)]
-    gaps = np.abs(np.array(roots) - share)
-    assert (gaps[1:] < 0.02 * gaps[:-1]).all()
-
-
-def test_where_stepnet_is_not_the_best():
-    """As a reader of the printed tables counts: 3 + 2 + 12 columns."""
-    found = errata.not_the_best()
-    assert found.startswith('4 of 17: ')
-    for pair in ('FCA 75.08 against 75.01', 'SGE 42.0 against 41.9',
-                 'ECA 62.7 against 62.6', 'ECA 44.5 against 44.4'):
-        assert pair in found
-
-
 def test_the_state_that_doubles_once():
     """NSI of the states themselves, norms within 1 and 2."""
     states = np.concatenate([[[1.0]], np.full((51, 1), 2.0)])

@@ -77,19 +77,6 @@ def test_network_is_its_parts_in_turn(similarity, on_graph):
     torch.testing.assert_close(net(x[order], permuted), net(x, mask)[order])
 
 
-def test_far_nodes_do_not_reach():
-    """On a path of nodes k modules carry information k steps."""
-    path = torch.tensor([[i, i + 1] for i in range(8)])
-    mask, x = neighbourhood(path, 9), points(9) / 4
-    changed = x.clone()
-    changed[0] += 1
-    for depth in (0, 2):
-        net = network('MetricAttention', depth=depth)
-        with torch.no_grad():
-            same = (net(x, mask) == net(changed, mask)).all(1)
-        assert same.tolist() == [False] * (depth + 1) + [True] * (8 - depth)
-
-
 @pytest.mark.parametrize('similarity', SIMILARITIES)
 def test_classifier(similarity):
     model = perturb(PointClassifier(settings(similarity))).double()
@@ -100,14 +87,11 @@ def test_classifier(similarity):
     loss = model(x, labels, mode='loss')['loss'].item()
     np.testing.assert_allclose(
         loss, -np.log(scores[np.arange(30), labels.numpy()]).mean())
-    metric = Accuracy()
-    metric.process(None, model(x, labels))
-    right = (scores.argmax(1) == labels.numpy()).mean()
-    assert metric.evaluate(30)['accuracy/top1'] == pytest.approx(100 * right)
-    assert 0 < right < 1
+    found = torch.stack([one['pred_score'] for one in model(x, labels)])
+    np.testing.assert_allclose(found.detach(), scores)
     # Points of a batch inform each other.
     alone = model(x[:10], labels[:10])[0]['pred_score']
-    assert not torch.allclose(alone, model(x, labels)[0]['pred_score'])
+    assert not torch.allclose(alone, found[0])
 
 
 def mesh(faces, seed):
@@ -147,8 +131,3 @@ def test_batch_of_meshes_is_mesh_by_mesh(similarity):
     right = torch.cat(predicted) == together['labels']
     assert metric.evaluate(3)['accuracy/top1'] == pytest.approx(
         100 * right.double().mean().item())
-
-
-def test_bad_sizes():
-    with pytest.raises(ValueError, match='embed_dims'):
-        InformationPropagationNetwork(5, 2.5, 3)

@@ -2,8 +2,6 @@
 
 import gzip
 import math
-import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +20,11 @@ from projects.metric_attention.models.translation_metrics import (
     Perplexity,
 )
 
-ARCHIVE = Path(__file__).parents[4] / 'shared/data/multi30k.tar.gz'
 ENGLISH = (
     'A man in an orange hat starring at something.',
     'A Boston Terrier is running on lush green grass, in front of a fence.',
     'Two young, White males are outside near many bushes.',
-    'A dog.',
+    'A\u2028dog.',  # as some of the original's sentences
     'Several men in hard hats are operating a giant pulley system.',
     'A girl in karate uniform breaking a stick with a front kick.',
 )
@@ -47,12 +44,8 @@ def write(root, split, english, german, compress=False):
     folder.mkdir(parents=True, exist_ok=True)
     for language, lines in (('en', english), ('de', german)):
         data = ''.join(f'{line}\n' for line in lines).encode()
-        name = f'{split}.{language}'
-        if compress:
-            (folder / f'{name}.gz').write_bytes(gzip.compress(
-                data, mtime=0))
-        else:
-            (folder / name).write_bytes(data)
+        (folder / f'{split}.{language}{".gz" * compress}').write_bytes(
+            gzip.compress(data) if compress else data)
 
 
 @pytest.fixture
@@ -80,40 +73,23 @@ def test_samples_hold_the_text(root):
             assert tokenizer.decode(ids.tolist()).strip() == text
     other = load(root, split='val', source='de', target='en')
     assert [sample['reference'] for sample in other] == list(ENGLISH[:2])
-
-
-def test_sorted_by_length(root):
-    dataset = load(root, sort=True)
-    lengths = [dataset.get_length(i) for i in range(6)]
-    assert lengths == sorted(lengths)
-    assert lengths == [len(s['source']) + len(s['target']) for s in dataset]
-    assert dataset[0]['reference'] == 'Ein Hund.'
-
-
-def test_only_newlines_end_a_line_and_training_text_makes_the_tokenizer(root):
-    """Some of the original's sentences hold other separators."""
-    whole = load(root).metainfo['tokenizer']
-    write(root, 'val', ['One\u2028two', 'three\x85four'], ['Zyzzyva'] * 2)
-    (root / 'data/task1/raw/val.en.gz').unlink()
-    dataset = load(root, split='val')
-    assert len(dataset) == 2 and dataset.metainfo['tokenizer'] == whole
+    assert other.metainfo['tokenizer'] == dataset.metainfo['tokenizer']
+    by_length = load(root, sort=True)
+    lengths = [by_length.get_length(i) for i in range(6)]
+    assert lengths == sorted(lengths) == [
+        len(s['source']) + len(s['target']) for s in by_length]
 
 
 def test_tokenizer_encodes_what_it_never_saw():
     tokenizer = train_tokenizer(ENGLISH, VOCAB)
-    # Composed and decomposed umlauts, another script, an emoji.
-    for text in ('Zyzzyva “quoted” – 50 %', 'M\u0061\u0308nner', '東京 🐕',
-                 'two  blanks'):
-        expected = text.replace('a\u0308', 'ä')
+    for text in ('Zyzzyva “quoted” – 50 %', 'Ma\u0308nner', '東京 🐕  two'):
         ids = tokenizer.encode(text).ids
-        assert tokenizer.decode(ids).strip() == expected
+        assert tokenizer.decode(ids).strip() == text.replace('a\u0308', 'ä')
 
 
 def test_refusals(root):
     with pytest.raises(ValueError, match='1 sentences yield.*not 5000'):
         train_tokenizer(('A dog.', ), 5000)
-    with pytest.raises(FileNotFoundError, match=r'train\.nl'):
-        load(root, target='nl')
     write(root, 'val', ENGLISH[:3], GERMAN[:2], compress=True)
     with pytest.raises(ValueError, match='got 3 and 2 lines'):
         load(root, split='val')
@@ -157,32 +133,7 @@ def test_buckets_hold_every_sample_once_with_little_padding():
     assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.5
     assert batches(0)[0] == found
     assert batches(1)[0] != found and batches(0, seed=1)[0] != found
-    dropped, _ = batches(0, drop_last=True)
-    assert [len(batch) for batch in dropped] == [16] * (1000 // 16)
-
-
-@pytest.mark.skipif(
-    not ARCHIVE.is_file(), reason='needs ../shared/data/multi30k.tar.gz')
-def test_real_files(tmp_path):
-    """Validation and test stand for all; training would take seconds."""
-    names = [f'{split}.{language}.gz' for language in ('en', 'de')
-             for split in ('val', 'test_2016_flickr')]
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter='data', members=[
-            member for member in archive if Path(member.name).name in names])
-    root = tmp_path / 'multi30k'
-    raw = root / 'data/task1/raw'
-    for language in ('en', 'de'):
-        (raw / f'val.{language}.gz').rename(raw / f'train.{language}.gz')
-    dataset = Multi30k(str(root), split='test_2016_flickr', vocab_size=1500)
-    assert len(dataset) == 1000
-    tokenizer = Tokenizer.from_str(dataset.metainfo['tokenizer'])
-    with gzip.open(raw / 'test_2016_flickr.de.gz', 'rt',
-                   encoding='utf-8', newline='\n') as file:
-        lines = [line.strip() for line in file]
-    for sample, line in zip(dataset, lines):
-        assert sample['reference'] == line
-        assert tokenizer.decode(sample['target'].tolist()).strip() == line
+    assert {len(b) for b in batches(0, drop_last=True)[0]} == {16}
 
 
 def feed(metric, samples, references):

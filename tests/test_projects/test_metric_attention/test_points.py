@@ -2,16 +2,12 @@
 
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from projects.metric_attention.datasets import MNISTPoints, Moon
-
-MNIST = next((p for p in (Path('data/mnist'), Path('../shared/data/mnist'))
-              if p.is_dir()), None)
 
 
 def write_idx(path, array):
@@ -37,23 +33,6 @@ def test_idx_files(tmp_path, suffix):
     np.testing.assert_allclose(dataset[1]['inputs'], expected, atol=1e-5)
     assert [int(dataset[i]['labels']) for i in range(3)] == [3, 0, 9]
     assert dataset.__getitems__([2, 0])['labels'].tolist() == [9, 3]
-
-
-@pytest.mark.skipif(MNIST is None, reason='no MNIST in data/mnist')
-@pytest.mark.parametrize('split, stem, count', [
-    ('train', 'train', 60_000), ('test', 't10k', 10_000)])
-def test_mnist_against_raw_bytes(split, stem, count):
-    dataset = MNISTPoints(str(MNIST), split)
-    with gzip.open(MNIST / f'{stem}-images-idx3-ubyte.gz') as file:
-        pixels = np.frombuffer(file.read()[16:], np.uint8)
-    with gzip.open(MNIST / f'{stem}-labels-idx1-ubyte.gz') as file:
-        labels = np.frombuffer(file.read()[8:], np.uint8)
-    pixels = pixels.reshape(count, 784)
-    assert len(dataset) == count
-    some = slice(None, None, 7)
-    back = (dataset.features[some] * 0.3081 + 0.1307) * 255
-    assert (back.round().numpy() == pixels[some]).all()
-    assert (dataset.labels.numpy() == labels).all()
 
 
 def test_moon_is_two_half_circles():

@@ -8,7 +8,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from projects.metric_attention.models import TranslationTransformer
-from projects.metric_attention.models.transformer import sinusoidal_positions
 from tests.utils import perturb
 
 PAD, BOS, EOS = 0, 1, 2
@@ -157,53 +156,3 @@ def test_translation_equals_full_recomputation(attention):
             assert result['tokens'] == expected
             lengths.add(len(expected))
     assert len(lengths) > 1
-
-
-@torch.no_grad()
-def test_positions_are_a_rotation():
-    """P(t + s) follows from P(t) alone, by angles that only s sets."""
-    positions = sinusoidal_positions(50, 8).double()
-    assert positions[0].tolist() == [0, 1] * 4
-    pairs = positions.unflatten(-1, (4, 2))
-    turns = torch.view_as_complex(pairs)
-    turns = turns[7:] * turns[:-7].conj()
-    torch.testing.assert_close(
-        turns, turns[:1].expand_as(turns), rtol=0, atol=1e-5)
-    angles = turns[0].angle().abs()
-    torch.testing.assert_close(
-        angles[1], torch.tensor(7 / 10, dtype=torch.float64), rtol=1e-5,
-        atol=0)
-
-
-def test_learns_to_reverse():
-    """Which needs positions, attention to the source, and the end."""
-    torch.manual_seed(0)
-    model = TranslationTransformer(
-        vocab_size=12, attention=dict(type='MetricAttention', eps=8**0.5),
-        embed_dims=32, num_heads=4, num_layers=1, feedforward_dims=64,
-        dropout=0.0, max_length=24)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-
-    def batch(size):
-        lengths = torch.randint(2, 6, (size,))
-        source = torch.full((size, 7), PAD)
-        target = source.clone()
-        for i, length in enumerate(lengths):
-            words = torch.randint(3, 12, (int(length),))
-            ends = torch.tensor([BOS]), torch.tensor([EOS])
-            source[i, :length + 2] = torch.cat([ends[0], words, ends[1]])
-            target[i, :length + 2] = torch.cat(
-                [ends[0], words.flip(0), ends[1]])
-        return source, target
-
-    for _ in range(400):
-        optimizer.zero_grad()
-        model(*batch(32), mode='loss')['loss'].backward()
-        optimizer.step()
-    model.eval()
-    source, target = batch(50)
-    with torch.no_grad():
-        found = model(source, target)
-    right = [result['tokens'] == row[row > EOS].tolist()
-             for result, row in zip(found, target)]
-    assert sum(right) >= 45

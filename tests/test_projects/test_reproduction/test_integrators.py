@@ -40,14 +40,6 @@ def test_order(method):
     assert orders[-1] == pytest.approx(method.order, abs=0.25)
 
 
-def test_euler_is_unstable_beyond_two_over_si():
-    system = affine()
-    ends = [np.abs(fixed_steps(system.rhs, system.start, steps * step, steps,
-                               EULER)[-1, 0] - 1)
-            for steps, step in ((300, 0.041), (300, 0.039))]
-    assert ends[0] > 1e3 and ends[1] < 1e-3
-
-
 def test_adaptive_steps_keep_their_tolerance():
     system = affine()
     times, states, count = adaptive_steps(

@@ -7,7 +7,6 @@ from mmengine.visualization import Visualizer
 from projects.reproduction.metric_log import (
     logged_losses,
     logged_metric,
-    logged_seconds,
 )
 
 
@@ -20,26 +19,20 @@ def write_log(work_dir, values, start='20260101_000000'):
         visualizer.add_scalars(scalars, step=step, file_path=f'{start}.json')
 
 
-def test_values_by_step(tmp_path):
-    write_log(tmp_path, {1: {'accuracy/top1': 50.0, 'time': 0.1},
-                         2: {'accuracy/top1': 60.0}})
-    assert logged_metric(tmp_path, 'accuracy/top1') == {1: 50.0, 2: 60.0}
-    assert logged_metric(tmp_path, 'coco/bbox_mAP') == {}
-
-
 def test_resumed_run_counts_later_start(tmp_path):
     write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 7.0}}, '20260102_000000')
     write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 9.0}}, '20260101_000000')
     assert logged_metric(tmp_path, 'm') == {1: 1.0, 2: 7.0}
 
 
-def test_test_result_has_no_step(tmp_path):
+def test_a_test_has_no_step(tmp_path):
     start = tmp_path / '20260103_000000'
     start.mkdir()
     (start / f'{start.name}.json').write_text(
         json.dumps({'accuracy/top1': 80.5}))
     write_log(tmp_path, {3: {'accuracy/top1': 81.0}})
     assert logged_metric(tmp_path, 'accuracy/top1') == {3: 81.0, 'test': 80.5}
+    assert logged_metric(tmp_path, 'coco/bbox_mAP') == {}
 
 
 def test_line_of_killed_run_is_left_out(tmp_path):
@@ -58,13 +51,10 @@ def test_no_finite_number(tmp_path, value):
         logged_metric(tmp_path, 'm')
 
 
-def test_losses_and_seconds_of_a_resumed_run(tmp_path):
+def test_losses_of_a_resumed_run(tmp_path):
     """The later start counts, also for what the first logged beyond it."""
-    def entries(steps, loss, time):
-        return {s: dict(loss=loss, time=time, epoch=1 + (s > 10), iter=s)
-                for s in steps}
-    write_log(tmp_path, entries((5, 10, 15, 20), 4.0, 2.0))
-    write_log(tmp_path, entries((15, 20), 1.0, 3.0), '20260102_000000')
+    def entries(steps, loss):
+        return {s: dict(loss=loss, epoch=1 + (s > 10), iter=s) for s in steps}
+    write_log(tmp_path, entries((5, 10, 15, 20), 4.0))
+    write_log(tmp_path, entries((15, ), 1.0), '20260102_000000')
     assert logged_losses(tmp_path) == {1: 4.0, 2: 1.0}
-    # 20 iterations of 2 s, then those from the tenth again, of 3 s.
-    assert logged_seconds(tmp_path) == 20 * 2 + 10 * 3

@@ -78,9 +78,16 @@ def test_gates_hardly_leave_their_start(name, least, most):
     ('relative to the mean NSI: plain', 'change of NSI over its mean',
      'plain'), ('SE', 'change of NSI over its mean', 'SE')])
 def test_figure_3(label, quantity, rows):
-    values = ' | '.join(f'{quantities(row)[quantity]:.3f}'
-                        for row in ROWS[rows])
-    assert f'| {label} | {values} |' in TEXT
+    """The mean over neighbours of one stage."""
+    values = []
+    for row in ROWS[rows]:
+        nsi, stages = row['stiffness']['nsi'], row['stiffness']['stages']
+        change = np.mean([abs(b - a) for a, b, s, t in zip(
+            nsi, nsi[1:], stages, stages[1:]) if s == t])
+        values.append(change / (np.mean(nsi) if 'over' in quantity else 1))
+        assert quantities(row)[quantity] == pytest.approx(values[-1])
+    shown = ' | '.join(f'{value:.3f}' for value in values)
+    assert f'| {label} | {shown} |' in TEXT
 
 
 @pytest.mark.parametrize('seed', range(4))

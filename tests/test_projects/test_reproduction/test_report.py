@@ -6,16 +6,15 @@ import shutil
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau, ttest_rel
+from scipy.stats import ttest_rel
 
 from projects.reproduction import report
-from projects.reproduction.claims import CLAIMS, METRIC_PLAN, PLAN, Claim
+from projects.reproduction.claims import Claim
 from projects.reproduction.paper import PAGE
 from projects.reproduction.rows import RESULTS, read_rows
 from projects.reproduction.tables import read_tables
 
 TABLES = read_tables()
-SMALL = 'CIFAR-10 JPEG, 10k images, 20 epochs'
 
 
 def accuracies(name):
@@ -56,9 +55,10 @@ def test_the_confirmatory_claims(other, label):
             f'{small:.2g} (level 0.025)') in text
 
 
-def made(values, quantity='accuracy/top1'):
+def made(values):
     """Rows of a label: a value a seed."""
-    return [dict(seed=seed, last=dict(epoch=1, metrics={quantity: value}))
+    return [dict(seed=seed, last=dict(epoch=1, metrics={
+        'accuracy/top1': value}))
             for seed, value in values.items()]
 
 
@@ -76,57 +76,6 @@ def test_seeds_are_paired_and_planned_ones_alone_count():
     text = report.planned_text([waiting], lambda claim: rows)
     assert 'no verdict before all planned seeds' in text
     assert '2 of 3 seeds' in text
-
-
-def test_ranks_are_of_means_over_common_seeds():
-    """One model lacks a seed, which then counts for none."""
-    rows, values = {}, {'Plain': (70, 0.1), 'SE': (72, 0.3),
-                        'StepNet': (71, 0.4)}
-    for label, (accuracy, tns) in values.items():
-        rows[label] = made({0: accuracy, 1: 99.0 - accuracy})
-        for row in rows[label]:
-            row['stiffness'] = dict(tns=tns, step=[1.0], nsi=[1.0, 1.0],
-                                    stages=[0, 0])
-    del rows['SE'][1]
-    line, = report.rank_lines('x', rows)
-    tau = kendalltau(*zip(*values.values())).statistic
-    assert line[0] == 'x; adaptive NSI, μ over the stage'
-    assert f'Kendall τ = {tau:.3f}' in line[2]
-    assert line[2].endswith('3 models, means over 1 seed')
-
-
-def test_variance_over_the_last_epochs():
-    """Of the last ten epochs, the mean over the seeds."""
-    rng = np.random.default_rng(0)
-    values = rng.normal(90, 1, (3, 30))
-    rows = [dict(row, curves={'accuracy/top1': [
-        [k + 1, v] for k, v in enumerate(values[row['seed']])]})
-        for row in made(dict(enumerate(values[:, -1])))]
-    line = report.variance_table('Accuracy', {'A': rows}).splitlines()[-1]
-    late = np.mean([np.var(v[20:], ddof=1) for v in values])
-    over = np.var(values[:, -1], ddof=1)
-    assert line == f'| A | {over:.3g} | {late:.3g} (21-30) | 3 |'
-
-
-def test_means_of_half_the_seeds_do_not_pass_for_those_of_all():
-    cell, = (c for c in TABLES['digits'] if c.row == 'SE')
-    rows = [dict(row, best=None) for row in made({0: 90.0, 1: 92.0})]
-    rows[0]['best'] = rows[0]['last']
-    line = report.accuracy_table([cell], {'SE': rows}).splitlines()[-1]
-    assert line.endswith('| – | 91.00 ± 1.41 | 2 |')
-
-
-def test_every_claim_has_rows():
-    columns = {(cells[0].table, column): rows for cells in TABLES.values()
-               for column, _, rows in report.read_columns(cells)}
-    warm = dict(report.warm_columns())
-    for claim in CLAIMS:
-        assert any(report.pairs_of(claim, rows)
-                   for rows in (*columns.values(), *warm.values())), claim
-    for claim in (*PLAN, *METRIC_PLAN):
-        rows = columns[claim.table, claim.column]
-        assert len(report.pairs_of(claim, rows)) == len(claim.pairs)
-    assert len(METRIC_PLAN) == 21
 
 
 def test_every_row_is_of_its_config_and_seed():

@@ -1,12 +1,11 @@
-"""What a row keeps of a recording, and its quantities by name."""
+"""What a row keeps of a recording."""
 
 import json
 
 import numpy as np
 import pytest
 
-from mmstepnet.stiffness import FIELDS, READINGS, Trajectories
-from projects.reproduction.rows import MEANS, quantities
+from mmstepnet.stiffness import FIELDS, MEANS, READINGS, Trajectories
 from projects.reproduction.stiffness import summarise_stiffness
 
 STAGES = np.array([0, 0, 1, 1, 1])
@@ -88,40 +87,3 @@ def test_nothing_is_stiff(tmp_path):
     found = summarise_stiffness(path)
     assert found['tns']['adaptive'] == {'stage': 0, 'all': 0}
     assert found['correlation']['adaptive'] == [None] * 5
-
-
-LAST = dict(epoch=2, metrics={'accuracy/top1': 91.5, 'coco/bbox_mAP': 0.25})
-
-
-def test_quantities_of_a_row(record):
-    kept, _ = record
-    row = dict(last=LAST, curves={'loss': [[1, 0.7], [2, 0.4]]},
-               stiffness=kept)
-    found = quantities(row)
-    assert found['Accuracy'] == 91.5 and found['AP'] == 25
-    assert found['training loss'] == 0.4
-    for reading in READINGS:
-        for mu, text in MEANS.items():
-            assert found[f'TNS; {reading} NSI, {text}'] == (
-                kept['tns'][reading][mu])
-        first, second, *_ = kept['correlation'][reading]
-        assert second is None
-        assert found[f'−r over images; {reading} NSI'] == -first
-    nsi = kept['nsi']
-    change = np.mean([abs(nsi[1] - nsi[0]), abs(nsi[3] - nsi[2]),
-                      abs(nsi[4] - nsi[3])])
-    assert found['change of NSI'] == pytest.approx(change)
-    assert found['change of NSI over its mean'] == pytest.approx(
-        change / np.mean(nsi))
-
-
-def test_quantities_of_an_old_row():
-    """One number, the adaptive reading with the mean over the stage."""
-    old = dict(tns=0.2, few_stiff=None, correlation=[0.5, 0.1], step=[0.5],
-               nsi=[1.0, 2.0], stages=[0, 0])
-    found = quantities(dict(last=LAST, stiffness=old))
-    assert found['TNS; adaptive NSI, μ over the stage'] == 0.2
-    assert found['−r over images; adaptive NSI'] == -0.3
-    assert not [name for name in found if 'few' in name or 'unit' in name]
-    assert set(quantities(dict(last=LAST, stiffness=None))) == {
-        'Accuracy', 'AP'}
