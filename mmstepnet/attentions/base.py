@@ -22,10 +22,11 @@ ATTENTIONS = NameTable('attention')
 class Attention(Recorded):
     r"""Rule that chooses the step :math:`\Delta t` of a residual block.
 
-    Its two kinds are :class:`ChannelGate` and :class:`MapAttention`. Each
-    attention implements ``init_weights()``, which brings every parameter to
-    its starting value, whatever the initialisation of a backbone did to it.
-    The state dict records type and arguments, see :class:`Recorded`.
+    Its two kinds are :class:`ChannelGate` and :class:`MapAttention`. An
+    attention with parameters of its own extends ``init_weights()``, which
+    brings every parameter to its starting value, whatever the initialisation
+    of a backbone did to it. The state dict records type and arguments, see
+    :class:`Recorded`.
 
     Args:
         channels (int): Channels C of x and f.
@@ -59,7 +60,10 @@ class Attention(Recorded):
                      if cls in ATTENTIONS.values()), type(self).__name__)
 
     def init_weights(self) -> None:
-        """Bring every parameter to its starting value."""
+        """Bring every parameter to its starting value: here, all layers."""
+        for layer in self.children():
+            if hasattr(layer, 'reset_parameters'):  # nn.Identity has none
+                layer.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Bring every parameter and buffer to its start, PyTorch's name.

@@ -53,30 +53,19 @@ class CBAM(MapAttention):
             1, momentum=0.01)
         self.init_weights()
 
-    def init_weights(self) -> None:
-        self.mlp.init_weights()
-        self.conv.reset_parameters()
-        self.bn.reset_parameters()
-
-    def channel_gate(self, f: Tensor) -> Tensor:
-        """Compute the channel gate M_c, (N, C, 1, 1)."""
-        mean = pool(f)
-        pooled = torch.stack((mean, f.amax((2, 3)).to(mean.dtype)))
-        return torch.sigmoid(self.mlp.excite(pooled).sum(0))[..., None, None]
-
-    def spatial_gate(self, f: Tensor) -> Tensor:
-        """Compute the spatial gate M_s, (N, 1, H, W), from f'.
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Choose the step, (N, C, H, W).
 
         Raises:
             ValueError: Training with one image of one pixel, of which BN has
                 no variance.
         """
-        pooled = torch.stack((f.mean(1), f.amax(1)), 1)
+        mean = pool(f)
+        pooled = torch.stack((mean, f.amax((2, 3)).to(mean.dtype)))
+        channel = torch.sigmoid(self.mlp.excite(pooled).sum(0))
+        channel = channel[..., None, None]
+        gated = full_precision(f) * channel
+        pooled = torch.stack((gated.mean(1), gated.amax(1)), 1)
         logit = self.conv(pooled.to(weight_dtype(self.conv)))
-        return torch.sigmoid(normalise(self, self.bn, logit))
-
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Choose the step, (N, C, H, W)."""
-        channel = self.channel_gate(f)
-        spatial = self.spatial_gate(full_precision(f) * channel)
+        spatial = torch.sigmoid(normalise(self, self.bn, logit))
         return (channel * (spatial * self.scale)).to(f.dtype)

@@ -42,9 +42,6 @@ class ECA(ChannelGate):
             1, 1, size, padding=size // 2, bias=False)
         self.init_weights()
 
-    def init_weights(self) -> None:
-        self.conv.reset_parameters()
-
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""
         pooled = pooled.to(weight_dtype(self.conv))

@@ -91,7 +91,3 @@ class IEBN(Recorded, nn.BatchNorm2d):
                 'drop its instance enhancement; leave sync_bn out of the '
                 'config')
         return super().__getattr__(name)
-
-    def extra_repr(self) -> str:
-        """BN's arguments and the warm start, for ``print(model)``."""
-        return f'{super().extra_repr()}, init_step={self.init_step}'

@@ -50,11 +50,6 @@ class OursSharedMLP(Adaptor, ChannelGate):
         self.fc2 = nn.Linear(hidden, channels)
         self.init_weights()
 
-    def init_mix(self) -> None:
-        """Bring the parameters of the mix to their starting values."""
-        self.fc1.reset_parameters()
-        self.fc2.reset_parameters()
-
     def forward(self, x_mean: Tensor, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from the means of x and f."""
         pair = torch.cat((x_mean, x_mean + f_mean), 1)
@@ -80,10 +75,6 @@ class OursDepthwiseConv(Adaptor, MapAttention):
         self.conv = nn.Conv2d(
             2 * channels, channels, 3, padding=1, groups=channels, bias=False)
         self.init_weights()
-
-    def init_mix(self) -> None:
-        """Bring the parameters of the mix to their starting values."""
-        self.conv.reset_parameters()
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Choose the step, (N, C, 1, 1), from each channel's pair of maps."""
@@ -128,7 +119,6 @@ class OursNormFirst(Adaptor, ChannelGate):
 
     def init_mix(self) -> None:
         """Bring the parameters of the mix to their starting values."""
-        self.pair_bn.reset_parameters()
         # PyTorch's default for a convolution of fan-in 2.
         nn.init.uniform_(self.pair_weight, -0.5**0.5, 0.5**0.5)
 

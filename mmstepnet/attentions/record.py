@@ -49,9 +49,17 @@ class Recorded(nn.Module):
             init_step (float, optional): See :class:`Attention`.
 
         Raises:
-            ValueError: No gate can start there.
+            ValueError: It is neither None nor a positive finite number.
         """
-        check_init_step(type(self).__name__, init_step)
+        number = isinstance(init_step, Real) and not isinstance(
+            init_step, bool)
+        # Its quotient by a gate of sigmoids must not leave float32.
+        if init_step is not None and not (
+                number and 1e-30 < init_step < 1e30):
+            raise ValueError(
+                f'{type(self).__name__}: init_step must be a positive number '
+                "(1.0 keeps a pretrained network's output) or None for the "
+                f"paper's form, got {init_step!r}")
         self.init_step = None if init_step is None else float(init_step)
         self.scale = warm_start_scale(init_step, *self.initial_logits)
 
@@ -87,7 +95,7 @@ class Recorded(nn.Module):
             raise ValueError(
                 f'the weights are those of {found}, the model has {own}, '
                 'which would compute something else; build it with the '
-                'arguments of the weights, or leave out this key')
+                f'arguments of the weights, or leave out the keys *.{KEY}')
         if found != own:
             warnings.warn(
                 f'{self.recorded_type} was built with init_step='
@@ -99,12 +107,8 @@ class Recorded(nn.Module):
     def _load_from_state_dict(self, state_dict, prefix, local_metadata,
                               strict, missing_keys, *args) -> None:
         key = prefix + KEY
-        try:
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys,
-                *args)
-        except ValueError as error:
-            raise ValueError(f'{key}: {error}') from error
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, *args)
         if key in missing_keys:
             missing_keys.remove(key)
         if (self.init_step is None and any(True for _ in self.parameters())
@@ -116,25 +120,6 @@ class Recorded(nn.Module):
                 'scratch: a pretrained network computes something else with '
                 'it. Let it start at a step of 1 by init_step=1.0',
                 stacklevel=2)
-
-
-def check_init_step(owner: str, init_step: float | None) -> None:
-    """Refuse an ``init_step`` that no gate can start at.
-
-    Args:
-        owner (str): Name of the class that takes the argument.
-        init_step (float, optional): Its value.
-
-    Raises:
-        ValueError: Neither None nor a positive finite number.
-    """
-    number = isinstance(init_step, Real) and not isinstance(init_step, bool)
-    # Its quotient by a gate of sigmoids must not leave float32.
-    if init_step is not None and not (number and 1e-30 < init_step < 1e30):
-        raise ValueError(
-            f'{owner}: init_step must be a positive number (1.0 keeps a '
-            f"pretrained network's output) or None for the paper's form, got "
-            f'{init_step!r}')
 
 
 def warm_start_scale(init_step: float | None, *logits: float) -> float:

@@ -46,10 +46,6 @@ class Excitation(Attention):
             hidden, channels)
         self.init_weights()
 
-    def init_weights(self) -> None:
-        self.fc1.reset_parameters()
-        self.fc2.reset_parameters()
-
     def excite(self, pooled: Tensor) -> Tensor:
         """Map pooled features (N, C) to logits (N, C)."""
         pooled = pooled.to(weight_dtype(self.fc1))

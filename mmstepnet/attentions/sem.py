@@ -54,9 +54,7 @@ class SEM(ChannelGate):
         self.init_weights()
 
     def init_weights(self) -> None:
-        self.switch.reset_parameters()
-        self.se.init_weights()
-        self.eca.init_weights()
+        super().init_weights()
         nn.init.zeros_(self.ie_weight)
         nn.init.constant_(self.ie_bias, -1.0 if self.init_step is None else 0)
 

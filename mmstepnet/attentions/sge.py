@@ -11,9 +11,7 @@ from torch import Tensor
 from mmstepnet.checks import check_positive
 
 from .base import ATTENTIONS, MapAttention
-from .pooling import full_precision, pool
-
-EPS = 1e-5
+from .pooling import EPS, full_precision, pool
 
 
 @ATTENTIONS.register

@@ -42,7 +42,7 @@ class SRM(ChannelGate):
         self.init_weights()
 
     def init_weights(self) -> None:
-        self.bn.reset_parameters()
+        super().init_weights()
         if self.init_step is None:
             nn.init.zeros_(self.style_weight)
         else:

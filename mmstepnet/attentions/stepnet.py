@@ -24,8 +24,8 @@ class Adaptor(Attention):
 
     with :math:`W_{IE} = 0` and :math:`b_{IE} = -1` at the start, hence
     :math:`\Delta t = \sigma(-1) = 0.2689` everywhere. Subclasses, of either
-    kind of attention, mix the states to z and implement ``init_mix()``, the
-    starting weights of that.
+    kind of attention, mix the states to z, and extend ``init_mix()`` where
+    weights of their own mix them.
 
     Args:
         channels (int): Channels C.
@@ -45,15 +45,13 @@ class Adaptor(Attention):
         self.ie_bias = nn.Parameter(torch.empty(channels))
 
     def init_weights(self) -> None:
+        super().init_weights()
         self.init_mix()
-        if not isinstance(self.bn, nn.Identity):
-            self.bn.reset_parameters()
         nn.init.zeros_(self.ie_weight)
         nn.init.constant_(self.ie_bias, -1.0)
 
     def init_mix(self) -> None:
-        """Bring the parameters of the mix to their starting values."""
-        raise NotImplementedError
+        """Bring weights that mix the states to their start; none here."""
 
     def gate(self, z: Tensor) -> Tensor:
         """Turn the mixed states z into the step, both (N, C).
@@ -213,14 +211,6 @@ class FoldedStepNet(ChannelGate):
             }[adaptor.inputs])
             self.pair_weight = nn.Parameter(pair * slope[:, None])
             self.ie_bias = nn.Parameter(offset.clone())
-
-    def init_weights(self) -> None:
-        """Keep the weights: a folded model is not initialised."""
-
-    def reset_parameters(self) -> None:
-        """Bring all to the start that StepNet's has."""
-        nn.init.zeros_(self.pair_weight)
-        nn.init.constant_(self.ie_bias, self.initial_logits[0])
 
     def forward(self, p: Tensor, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from what :attr:`pooled` names."""

@@ -1,25 +1,15 @@
 import pytest
 import torch
 
+from mmstepnet import attentions
+
 # name: arguments beside the channels
 ATTENTIONS = {
-    'SE': dict(type='SE'),
-    'CBAM': dict(type='CBAM'),
-    'ECA': dict(type='ECA'),
-    'SEM': dict(type='SEM'),
-    'SRM': dict(type='SRM'),
-    'FCA': dict(type='FCA'),
-    'SGE': dict(type='SGE'),
-    'StepNet': dict(type='StepNet'),
-    'StepNet-x': dict(type='StepNet', inputs='x'),
-    'StepNet-x_next': dict(type='StepNet', inputs='x_next'),
-    'StepNet-difference': dict(type='StepNet', inputs='difference'),
+    **{name: dict(type=name) for name in sorted(attentions.ATTENTIONS)
+       if name != 'Plain'},
+    **{f'StepNet-{inputs}': dict(type='StepNet', inputs=inputs)
+       for inputs in ('x', 'x_next', 'difference')},
     'StepNet-cited': dict(type='StepNet', iebn='cited'),
-    'OursSharedMLP': dict(type='OursSharedMLP'),
-    'OursDepthwiseConv': dict(type='OursDepthwiseConv'),
-    'OursNoNorm': dict(type='OursNoNorm'),
-    'OursNormFirst': dict(type='OursNormFirst'),
-    'OursMeanStd': dict(type='OursMeanStd'),
 }
 
 

@@ -157,6 +157,9 @@ def mean_std(w, x, x_next):
 
 
 @pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('dtype, layout, atol', [
+    (torch.float32, torch.channels_last, 1e-5),
+    (torch.float64, torch.contiguous_format, 1e-12)])
 @pytest.mark.parametrize('cfg, reference', [
     (dict(type='SE', reduction=4), se),
     (dict(type='ECA'), eca),
@@ -183,11 +186,13 @@ def mean_std(w, x, x_next):
     (dict(type='OursMeanStd'), adaptor(mean_std)),
 ], ids=lambda value: '-'.join(map(str, value.values()))
                          if isinstance(value, dict) else '')
-def test_step_is_the_formula(cfg, reference, training, maps):
+def test_step_is_the_formula(cfg, reference, dtype, layout, atol, training,
+                             maps):
     C = 48
-    attention = perturb(build_attention(cfg, C)).train(training)
+    attention = perturb(build_attention(cfg, C)).train(training).to(dtype)
     size = cfg.get('map_size')
-    x, f = maps(3, C, *((size, size) if size else (6, 9)))
+    x, f = (m.contiguous(memory_format=layout) for m in maps(
+        3, C, *((size, size) if size else (6, 9)), dtype=dtype))
     weights = {
         name: value.double().numpy()
         for name, value in attention.state_dict().items()
@@ -201,7 +206,7 @@ def test_step_is_the_formula(cfg, reference, training, maps):
     if expected.ndim == 2:
         expected = expected[..., None, None]
     assert step.shape == expected.shape
-    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(step, expected, rtol=0, atol=atol)
     # A test of constants would show nothing.
     assert expected.std(0).max() > 1e-3
 

@@ -1,6 +1,4 @@
-"""Quantised networks with steps, and ONNX of the oldest opset in use."""
-
-import io
+"""Quantised networks with steps."""
 
 import pytest
 import torch
@@ -44,17 +42,3 @@ def test_quantised(name):
     prepared = prepare_fx(model, get_default_qconfig_mapping('x86'), (x, ))
     prepared(x)
     near(convert_fx(prepared)(x), expected)
-
-
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', ['SGE', 'StepNet', 'SE'])
-def test_opset_11(name):
-    """What MMDeploy exports by; no record becomes a part of the graph."""
-    onnx = pytest.importorskip('onnx')
-    model, file = Block(name).eval(), io.BytesIO()
-    x = torch.randn(2, 32, 8, 8)
-    arguments = {} if torch.__version__ < (2, 5) else dict(dynamo=False)
-    torch.onnx.export(model, (x, ), file, opset_version=11, **arguments)
-    graph = onnx.load_from_string(file.getvalue()).graph
-    names = [i.name for i in (*graph.initializer, *graph.input)]
-    assert not any('_extra_state' in name for name in names)

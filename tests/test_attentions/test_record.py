@@ -7,13 +7,11 @@ import warnings
 import pytest
 import torch
 import torchvision
-from torch.optim.swa_utils import AveragedModel
 
 from mmstepnet import insert_steps
 from mmstepnet.attentions import (
     ATTENTIONS,
     IEBN,
-    FoldedStepNet,
     Plain,
     StepNet,
     build_attention,
@@ -56,7 +54,12 @@ def test_no_pair_of_settings_loads_and_computes_something_else():
         target = step(SETTINGS[j])
         try:
             said = load(target, source.state_dict())
-        except (ValueError, RuntimeError):
+        except ValueError as error:
+            for cfg in (SETTINGS[i], SETTINGS[j]):
+                assert all(repr(value) in str(error)
+                           for value in cfg.values())
+            continue
+        except RuntimeError:  # PyTorch's, of other weights
             continue
         loaded += 1
         assert 'takes over' in said
@@ -77,46 +80,27 @@ def of_release_3(state):
         if k.endswith(KEY) else v for k, v in state.items()}
 
 
-def averaged(state, count=3):
+def averaged(state):
     """As people write it; the sum of a record is not one."""
-    return {k: sum([v] * count) / count for k, v in state.items()}
+    return {k: sum([v] * 3) / 3 for k, v in state.items()}
 
 
-def averaged_bytes(state):
-    """Of version 0.3: bytes overflow."""
-    return averaged(of_release_3(state))
+def spoilt(state):
+    return {k: v + k.endswith(KEY) for k, v in state.items()}
 
 
 @pytest.mark.parametrize('cfg', SETTINGS, ids=str)
 @pytest.mark.parametrize('change, told', [
     (without_records, False), (of_release_3, True), (averaged, True),
-    (averaged_bytes, False)])
+    (spoilt, False)])
 def test_strictly_loads(cfg, change, told):
     source, target = perturb(step(cfg)), step(cfg)
     said = load(target, change(source.state_dict()))
-    assert ('is ignored' in said) == (change is averaged_bytes)
+    assert ('is ignored' in said) == (change is spoilt)
     torch.testing.assert_close(value(target), value(source))
     other = step(dict(cfg, init_step=0.5))
     said = load(other, change(source.state_dict()))
     assert (other.attention.init_step != 0.5) == ('takes over' in said) == told
-    if 'inputs' in cfg or 'iebn' in cfg:
-        other = step(dict(cfg, inputs='x' if cfg.get('inputs') != 'x' else (
-            'x_next'), iebn='appendix'))
-        if told:
-            with pytest.raises((ValueError, RuntimeError)):
-                load(other, change(source.state_dict()))
-
-
-@pytest.mark.parametrize('saved, built, message', [
-    (dict(type='SE'), dict(type='FCA'), "'SE'.*the model has.*'FCA'"),
-    (dict(type='StepNet', inputs='x'), dict(type='StepNet', inputs='x_next'),
-     "'x'.*the model has.*'x_next'"),
-    (dict(type='FCA', map_size=14), dict(type='FCA', map_size=7), '14'),
-])
-@pytest.mark.parametrize('strict', [True, False])
-def test_errors_name_both(saved, built, message, strict):
-    with pytest.raises(ValueError, match=f'attention._extra_state.*{message}'):
-        step(built).load_state_dict(step(saved).state_dict(), strict=strict)
 
 
 def test_a_subclass_is_what_it_extends():
@@ -140,17 +124,12 @@ def test_plain_weights_in_gates_that_start_as_the_paper_warn(name):
                    for text in found) == (init_step is None)
 
 
-def test_iebn_plain_and_the_folded_step():
+def test_iebn_and_plain():
     source, target = perturb(IEBN(16, init_step=1.0)).eval(), IEBN(16).eval()
     assert 'IEBN was built with init_step=None and takes over' in load(
         target, source.state_dict())
     x = torch.randn(2, 16, 3, 3)
     assert torch.equal(target(x), source(x))
-    source = FoldedStepNet(perturb(StepNet(16, init_step=1.0)))
-    target = FoldedStepNet(StepNet(16))
-    load(target, source.state_dict())
-    assert torch.equal(target(*torch.ones(2, 2, 16)),
-                       source(*torch.ones(2, 2, 16)))
     assert not Plain(16).state_dict()
 
 
@@ -163,12 +142,6 @@ def network(init_step=None):
 @pytest.fixture(scope='module')
 def source():
     return perturb(network(1.0))
-
-
-def by_file(source, path, model):
-    torch.save(source.state_dict(), path / 'a.pth')
-    model.load_state_dict(torch.load(path / 'a.pth', weights_only=True))
-    return model
 
 
 def on_meta(source, path, model):
@@ -193,13 +166,6 @@ def by_mmengine(source, path, model):
     return model
 
 
-def by_average(source, path, model):
-    average = AveragedModel(network(1.0), use_buffers=True)
-    average.update_parameters(source)
-    model.load_state_dict(average.module.state_dict())
-    return model
-
-
 def by_timm(source, path, model):
     utils = pytest.importorskip('timm.utils')
     average = utils.ModelEmaV3(network(1.0), decay=0.0)
@@ -208,28 +174,10 @@ def by_timm(source, path, model):
     return model
 
 
-def by_functional_call(source, path, model):
-    other = network(1.0)
-    return lambda x: torch.func.functional_call(
-        other, source.state_dict(), (x, ))
-
-
-def by_distributed_checkpoint(source, path, model):
-    checkpoint = pytest.importorskip('torch.distributed.checkpoint')
-    if not hasattr(checkpoint, 'save'):
-        pytest.skip('PyTorch 2.1 has no such functions')
-    checkpoint.save(source.state_dict(), checkpoint_id=path / 'a')
-    state = model.state_dict()
-    checkpoint.load(state, checkpoint_id=path / 'a')
-    model.load_state_dict(state)
-    return model
-
-
 @pytest.mark.filterwarnings('ignore:.*takes over')
 @pytest.mark.parametrize('pass_on', [
-    by_file, on_meta, by_safetensors, by_mmengine, by_average, by_timm,
-    by_functional_call, by_distributed_checkpoint])
-def test_loaders(pass_on, source, one_process, tmp_path):
+    on_meta, by_safetensors, by_mmengine, by_timm])
+def test_loaders(pass_on, source, tmp_path):
     """A network that was built at None takes over 1.0 from each."""
     model = pass_on(source, tmp_path, network())
     x = torch.randn(2, 3, 32, 32)

@@ -7,8 +7,8 @@ from mmstepnet import insert_steps
 from mmstepnet.attentions import (
     ATTENTIONS,
     IEBN,
-    FoldedStepNet,
-    StepNet,
+    Attention,
+    ZeroStart,
     build_attention,
     choose_step,
 )
@@ -47,41 +47,32 @@ ORDERS = pytest.mark.parametrize(
 @ORDERS
 @pytest.mark.parametrize('name, init_step', SETTINGS)
 def test_every_attention(name, init_step, reset):
+    """The same start, but for what is drawn."""
     def build():
-        torch.manual_seed(0)
         return build_attention(dict(type=name, init_step=init_step), 32, 7)
 
     fresh, model = build(), spoil(build())
     reset(model)
-    x, f = seeded(2, 4, 32, 7, 7)
-    for mode in (True, False):
-        out = choose_step(model.train(mode), x, f)
-        assert out.isfinite().all()
-        if init_step is not None:
-            assert (out == init_step).all()
-    # The same start, but for what is drawn: what is constant is equal.
-    torch.manual_seed(0)
-    alone(fresh)
-    for key, value in fresh.state_dict().items():
-        found = dict(model.state_dict())[key]
-        if value.unique().numel() == 1 and 'running' not in key and (
-                'tracked' not in key):
+    for key, value in fresh.named_parameters():
+        found = model.get_parameter(key)
+        if value.unique().numel() == 1:
             assert torch.equal(found, value), key
-        elif value.is_floating_point():
-            assert found.abs().max() < 10
-    if name == 'FCA':
-        assert torch.equal(model.basis, fresh.basis)
+        else:
+            assert found.std() > 0 and found.abs().max() < 1, key
+    for key, value in fresh.named_buffers():
+        assert torch.equal(model.get_buffer(key), value), key
+    for mode in (True, False):
+        out = choose_step(model.train(mode), *seeded(2, 4, 32, 7, 7))
+        assert out.isfinite().all()
+        assert init_step is None or (out == init_step).all()
 
 
 @ORDERS
-def test_norms_and_folded_steps(reset):
+def test_norms(reset):
     norm = spoil(IEBN(8, init_step=1.0))
     reset(norm)
     x = torch.randn(4, 8, 3, 3)
     torch.testing.assert_close(norm(x), torch.nn.BatchNorm2d(8)(x))
-    folded = spoil(FoldedStepNet(StepNet(8, init_step=0.5)))
-    reset(folded)
-    assert (folded(*torch.randn(2, 4, 8)) == 0.5).all()
 
 
 @pytest.mark.parametrize('name', ['StepNet', 'FCA', 'SE'])
@@ -108,21 +99,20 @@ def test_a_model_from_meta(name):
     torch.testing.assert_close(model.eval()(x), plain.eval()(x))
 
 
-def transformer(init_step=1.0):
-    """A class of a user's, as the documentation shows it."""
+@pytest.mark.parametrize('name', ['StepNet', 'FCA', 'SE'])
+def test_from_pretrained(name, tmp_path):
+    """A user's class: from a plain checkpoint, and from one of its own."""
     transformers = pytest.importorskip('transformers')
     if int(transformers.__version__.partition('.')[0]) < 5:
         pytest.skip('the loading of transformers 5')
-    from mmstepnet.attentions import Attention, ZeroStart
 
     class SteppedModel(transformers.ResNetModel):
-        attention = 'StepNet'
+        init_step = 1.0
 
         def __init__(self, config):
             super().__init__(config)
-            insert_steps(
-                self, self.attention, init_step=init_step,
-                **dict(map_size=8) if self.attention == 'FCA' else {})
+            insert_steps(self, name, init_step=self.init_step,
+                         **dict(map_size=8) if name == 'FCA' else {})
             self.post_init()
 
         def _init_weights(self, module):
@@ -141,32 +131,19 @@ def transformer(init_step=1.0):
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2],
         layer_type='basic', num_labels=3)
-    return (Stepped, SteppedModel, transformers.ResNetForImageClassification,
-            config)
-
-
-@pytest.mark.parametrize('name', ['StepNet', 'FCA', 'SE'])
-def test_from_pretrained(name, tmp_path):
-    """Of a plain checkpoint, and of one of its own."""
-    steps, inner, plain, config = transformer()
-    inner.attention = name
     x = torch.randn(2, 3, 32, 32)
-    source = plain(config).eval()
+    source = transformers.ResNetForImageClassification(config).eval()
     source.save_pretrained(tmp_path / 'plain')
-    model = steps.from_pretrained(tmp_path / 'plain').eval()
+    model = Stepped.from_pretrained(tmp_path / 'plain').eval()
     torch.testing.assert_close(model(x).logits, source(x).logits)
-    torch.manual_seed(1)
     with torch.no_grad():
         for key, value in model.state_dict().items():
             if value.is_floating_point() and 'step' in key:
                 value.add_(torch.rand_like(value))
     expected = model(x).logits
     model.save_pretrained(tmp_path / 'own')
-    torch.testing.assert_close(
-        steps.from_pretrained(tmp_path / 'own').eval()(x).logits, expected)
     # Built with another init_step: the file says which.
-    other, inner, *_ = transformer(init_step=None)
-    inner.attention = name
+    SteppedModel.init_step = None
     with pytest.warns(UserWarning, match='takes over init_step=1.0'):
-        found = other.from_pretrained(tmp_path / 'own').eval()
+        found = Stepped.from_pretrained(tmp_path / 'own').eval()
     torch.testing.assert_close(found(x).logits, expected)
