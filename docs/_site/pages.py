@@ -6,6 +6,8 @@ page, such as a program, becomes its text.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -27,6 +29,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 config, path.relative_to(ROOT).as_posix(),
                 abs_src_path=str(path)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Draw the report of the first page."""
+    subprocess.run(
+        [sys.executable, '-m', 'mmstepnet', 'report',
+         *map(str, sorted(ROOT.glob('docs/recordings/*.npz'))),
+         '--out', f'{config.site_dir}/report'], cwd=ROOT, check=True,
+        stdout=subprocess.DEVNULL)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig,
