@@ -205,5 +205,5 @@ def _page(recordings: dict[str, Trajectories], files: list[Path],
         accuracy = None if top1 is None else Accuracy(
             TOP1, top1, 'measured with the NSI', found.settings['split'])
         runs.append(Run(name, name, found, args.reading, accuracy))
-    page = save_report(runs, args.out, read_trainings(files, args.reading))
+    page = save_report(runs, args.out, read_trainings(files))
     print(page.resolve(), file=sys.stderr if args.json else None)

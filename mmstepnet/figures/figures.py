@@ -9,7 +9,7 @@ from pathlib import Path
 import altair as alt
 
 from mmstepnet.checks import check_choice
-from mmstepnet.stiffness import DEFAULT_READING, Training, Trajectories
+from mmstepnet.stiffness import DEFAULT_READING, Trainings, Trajectories
 
 from .attention_values import attention_figure
 from .degrees import OCCURRENCE, PROPORTION, degrees_figure
@@ -57,17 +57,16 @@ def save_stiffness_figures(trajectories: Trajectories,
                         for figure, chart in charts.items()})
 
 
-def save_report_figures(runs: Sequence[Run],
-                        out_dir: str | Path,
-                        trainings: Mapping[str, Training] | None = None,
+def save_report_figures(runs: Sequence[Run], out_dir: str | Path,
+                        trainings: Trainings | None = None,
                         format: str = 'png') -> list[Path]:
     """Draw a report's Figures 2, 3, 6, 7, 9 and 10, and one a training.
 
     Args:
         runs (Sequence[Run]): What is compared.
         out_dir (str | Path): Where the files go; made if missing.
-        trainings (Mapping[str, Training], optional): Names and checkpoints of
-            trainings. Defaults to none.
+        trainings (Mapping, optional): Checkpoints of trainings by name.
+            Defaults to none.
         format (str): 'png', 'svg' or 'pdf'. Defaults to 'png'.
 
     Returns:
@@ -84,8 +83,7 @@ def save_report_figures(runs: Sequence[Run],
         for name, chart in report_charts(runs, trainings).items()})
 
 
-def report_charts(runs: Sequence[Run],
-                  trainings: Mapping[str, Training] | None = None,
+def report_charts(runs: Sequence[Run], trainings: Trainings | None = None,
                   ) -> dict[str, alt.ConcatChart]:
     """The figures of :func:`save_report_figures`, by the files' stems."""
     charts = {'figure_2': degrees_figure(runs, OCCURRENCE),
@@ -100,7 +98,8 @@ def report_charts(runs: Sequence[Run],
     for i, (title, members) in enumerate(same_blocks(runs).items(), 1):
         charts[f'figure_10_set_{i:02}'] = overlay_figure(members, title)
     for i, (title, training) in enumerate((trainings or {}).items(), 1):
-        charts[f'training_{i:02}'] = training_figure(title, training)
+        chart = training_figure(title, training, runs[0].reading)
+        charts[f'training_{i:02}'] = chart
     return charts
 
 

@@ -9,7 +9,7 @@ import jinja2
 import numpy as np
 import vl_convert
 
-from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS, Training
+from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS, Trainings
 from mmstepnet.stiffness.trajectories import DRAWS
 from mmstepnet.version import __version__
 
@@ -24,13 +24,13 @@ MOST_POINTS = 10_000
 
 
 def save_report(runs: Sequence[Run], out_dir: str | Path,
-                trainings: Mapping[str, Training] | None = None) -> Path:
+                trainings: Trainings | None = None) -> Path:
     """Write the page and the PNG figures that compare runs.
 
     Args:
         runs (Sequence[Run]): What is compared, in one reading.
         out_dir (str | Path): Where the files go; made if missing.
-        trainings (Mapping[str, Training], optional): What
+        trainings (Mapping, optional): What
             :func:`~mmstepnet.stiffness.read_trainings` found, for a panel of
             its own. Defaults to none.
 

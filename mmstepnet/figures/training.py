@@ -3,25 +3,25 @@
 import altair as alt
 import numpy as np
 
-from mmstepnet.stiffness.training import Training
+from mmstepnet.stiffness import Trajectories
 
 from .style import block_names, chart, heat, number, panels, wrapped
 
-UNITS = {'epoch': 'epoch', 'iter': 'iteration', 'weights': 'weights'}
 
-
-def training_figure(name: str, training: Training) -> alt.ConcatChart:
+def training_figure(name: str, training: list[Trajectories],
+                    reading: str) -> alt.ConcatChart:
     """TNS with its interval, and below it a heat map of NSI."""
-    shown = training.checkpoints
-    steps = [str(c.step) for c in shown]
+    unit = training[0].checkpoint[0]
+    steps = [str(found.checkpoint[1]) for found in training]
     width = min(max(420, 16 * len(steps)), 1000)
-    x = alt.X('step:O', sort=None, title=UNITS[training.unit],
+    x = alt.X('step:O', sort=None, title=unit,
               scale=alt.Scale(type='band'), axis=alt.Axis(
                   labelOverlap=True, labelLimit=0, labelAngle=(
-                      -90 if training.unit == 'weights' else 0)))
-    title = f'TNS ({training.reading})'
-    over = chart(step=steps, tns=[c.tns for c in shown],
-                 low=[c.low for c in shown], high=[c.high for c in shown])
+                      -90 if unit == 'weights' else 0)))
+    title = f'TNS ({reading})'
+    low, high = zip(*(found.tns_interval(reading) for found in training))
+    over = chart(step=steps, tns=[found.tns(reading) for found in training],
+                 low=low, high=high)
     top = alt.layer(
         over.mark_area(opacity=0.2).encode(
             x, alt.Y('low:Q', title=title), alt.Y2('high:Q')),
@@ -30,8 +30,8 @@ def training_figure(name: str, training: Training) -> alt.ConcatChart:
                 'step:O', number('tns', 'TNS'), number('low', '95 %: from'),
                 number('high', 'to')]),
     ).properties(width=width, height=160, title=wrapped(name))
-    nsi = np.stack([c.nsi for c in shown], 1)
-    names = block_names(training.blocks)
+    nsi = np.stack([found.nsi(reading).mean(0) for found in training], 1)
+    names = block_names(training[0].blocks)
     below = chart(step=steps * len(names), nsi=nsi.ravel(),
                   block=np.repeat(names, len(steps))).mark_rect().encode(
         x, alt.Y('block:N', sort=None, title=None, axis=alt.Axis(

@@ -54,7 +54,7 @@ def trajectory_figure(runs: Sequence[Run]) -> alt.ConcatChart:
     for run in runs:
         blocks = run.trajectories.blocks
         at = np.arange(1, len(blocks) + 1)
-        mean, low, high = run.trajectories.band(run.reading)
+        low, high = np.quantile(run.nsi, (0.1, 0.9), axis=0)
         rows = spread_indices(len(run.nsi), SAMPLES)
         axes = (block_axis(blocks),
                 alt.Y('nsi:Q', title=f'NSI ({run.reading})'), color)
@@ -68,8 +68,8 @@ def trajectory_figure(runs: Sequence[Run]) -> alt.ConcatChart:
                   ).mark_line(strokeWidth=0.7, opacity=0.7).encode(
                 *axes, detail='sample:N',
                 tooltip=['sample:N', 'block:N', number('nsi', 'NSI')]),
-            chart(at=at, block=blocks, nsi=mean, what=names[:1] * len(at)
-                  ).mark_line(point=True).encode(
+            chart(at=at, block=blocks, nsi=run.nsi.mean(0),
+                  what=names[:1] * len(at)).mark_line(point=True).encode(
                 *axes, tooltip=['block:N', number('nsi', 'mean NSI')]),
         ).properties(title=wrapped(run.label), width=block_width(blocks),
                      height=220))

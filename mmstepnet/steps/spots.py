@@ -28,7 +28,6 @@ from .finding import (
     hooked,
     in_mode,
     tensors,
-    uncompiled,
     unwrap,
 )
 from .finding.operations import describe_operation
@@ -254,8 +253,8 @@ def _pass(model: nn.Module, example: object, samples: int | None,
     args, kwargs = call_of(example, samples, device)
     finder = SpotFinder(model, [t for t in tensors(args, kwargs)
                                 if not t.is_floating_point()])
-    with (hooked(finder.attach()), uncompiled, in_mode(model, False),
-          torch.no_grad(), torch.random.fork_rng([])):
+    with (hooked(finder.attach()), in_mode(model, False), torch.no_grad(),
+          torch.random.fork_rng([])):
         model(*args, **kwargs)
     return Pass(finder, Arrangement(finder), samples)
 

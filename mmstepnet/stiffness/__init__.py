@@ -28,12 +28,12 @@ from .total import (
     total_neural_stiffness,
     total_stiffness_proportion,
 )
-from .training import Training, find_recordings, read_trainings
+from .training import Trainings, find_recordings, read_trainings
 from .trajectories import Trajectories
 
 __all__ = [
     'DEFAULT_READING', 'FIELDS', 'MEANS', 'READINGS', 'READING_TEXTS',
-    'SCORES', 'FoundStep', 'GateStatistics', 'RankCorrelation', 'Training',
+    'SCORES', 'FoundStep', 'GateStatistics', 'RankCorrelation', 'Trainings',
     'Trajectories', 'TrajectoryRecorder', 'ablate_blocks', 'block_scores',
     'block_stiffness', 'correlate_ranks', 'degree_axes', 'find_recordings',
     'find_steps', 'measure_gates', 'measure_stiffness',

@@ -4,10 +4,9 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from itertools import chain, combinations
+from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -22,19 +21,17 @@ from mmstepnet.steps.removal import prepare_removal, without_blocks
 
 from .readings import READINGS
 from .recorder import TrajectoryRecorder
-from .total import block_stiffness
 
 LOGGER = logging.getLogger(__name__)
 
-SCORES = (*READINGS, 'share', 'f_norm', 'influence', 'last', 'random')
+SCORES = (*READINGS, 'f_norm', 'influence')
 """Scores of :func:`block_scores`."""
 
 
 def block_scores(model: nn.Module, batches: Iterable[Any],
                  score: str = 'adaptive', *,
-                 blocks: Selection | None = None,
-                 seed: int = 0) -> dict[str, float]:
-    r"""Score residual blocks; the one with the least would be removed first.
+                 blocks: Selection | None = None) -> dict[str, float]:
+    """Score residual blocks; the one with the least would be removed first.
 
     None of them knows what the network is asked for. What a block is worth
     there, :func:`ablate_blocks` tries, and no score can rank single blocks
@@ -43,17 +40,13 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
     - ``'adaptive'``, ``'unit'``, ``'returned'``: NSI in that reading, the
       mean over samples (Huang et al., https://arxiv.org/abs/2308.09939,
       Eq. 4).
-    - ``'share'``: the block's share of :math:`\iint \hat p`, see
-      :func:`block_stiffness`; all 0 where each stage has one block.
-    - ``'f_norm'``: :math:`\lVert f \rVert`, the mean over samples, as
+    - ``'f_norm'``: ‖f‖, the mean over samples, as
       filters are pruned by their norms (Li et al.,
       https://arxiv.org/abs/1608.08710; of blocks it is our reading).
     - ``'influence'``: block influence, 1 minus the mean cosine of what the
       block is given and what it returns (Men et al., ShortGPT,
       https://arxiv.org/abs/2403.03853): token by token in states (N, L, C),
       and, a reading of ours, sample by sample in others.
-    - ``'last'``: the last block has the least, a baseline without data.
-    - ``'random'``: a random order.
 
     A block with several steps, as a Transformer's, has the sum of theirs.
 
@@ -62,7 +55,6 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         batches (Iterable): As :func:`measure_stiffness` takes them.
         score (str): One of the above. Defaults to ``'adaptive'``.
         blocks (optional): See :class:`TrajectoryRecorder`. Defaults to None.
-        seed (int): Of ``'random'``. Defaults to 0.
 
     Returns:
         dict[str, float]: Score by the block's name, of all blocks that are
@@ -76,8 +68,8 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         >>> import torch
         >>> from torchvision.models import resnet18
         >>> from mmstepnet import block_scores
-        >>> block_scores(resnet18(), [torch.rand(2, 3, 64, 64)], 'last')
-        {'layer1.1': 3.0, 'layer2.1': 2.0, 'layer3.1': 1.0, 'layer4.1': 0.0}
+        >>> list(block_scores(resnet18(), [torch.rand(2, 3, 64, 64)]))
+        ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """
     check_choice('score', score, SCORES)
     batches = iter(batches)
@@ -85,33 +77,25 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         with TrajectoryRecorder(model, blocks) as recorder:
             for batch in batches:
                 run_batch(model, batch)
-                if score in ('influence', 'last', 'random'):
+                if score == 'influence':  # the blocks are known now
                     break
-        found = recorder.trajectories()
         of_step = [str(s.block) for s in recorder.steps if not s.left_out]
-        names = list(dict.fromkeys(of_step))
         if score == 'influence':
-            return _influence(model, chain([batch], batches), names)
-    if score in ('last', 'random'):
-        order = np.arange(len(names))[::-1]
-        if score == 'random':
-            order = np.random.default_rng(seed).permutation(len(names))
-        return dict(zip(names, map(float, order)))
-    if score == 'share':
-        values: Any = block_stiffness(found.nsi(), found.stages)
-        values = values / (values.sum() or 1)
-    else:
-        values = getattr(found, score).mean(0)
+            return _influence(model, chain([batch], batches), of_step)
+    values = getattr(recorder.trajectories(), score).mean(0)
     return {name: float(sum(value for value, block in zip(values, of_step)
-                            if block == name)) for name in names}
+                            if block == name)) for name in of_step}
 
 
 def _influence(model: nn.Module, batches: Iterable[Any],
                names: list[str]) -> dict[str, float]:
+    """1 minus the mean cosine of what each block is given and returns."""
     states: dict[str, Tensor] = {}
     cosines: dict[str, list[Tensor]] = defaultdict(list)
-    named = {m: name for m, name in name_modules(model).items()
-             if name in names}
+
+    # Of a wrapper and what is in it, which have one name, the latter.
+    modules = {name: m for m, name in name_modules(model).items()}
+    named = {modules[name]: name for name in names}
 
     def enter(block: nn.Module, args: tuple, kwargs: dict) -> None:
         # The block may overwrite it.
@@ -136,15 +120,14 @@ def _influence(model: nn.Module, batches: Iterable[Any],
         for batch in batches:
             run_batch(model, batch)
     return {name: 1 - float(torch.cat(cosines[name]).mean())
-            for name in names}
+            for name in dict.fromkeys(names)}
 
 
 def ablate_blocks(model: nn.Module,
                   evaluate: Callable[[nn.Module], float],
                   blocks: Selection | None = None, *,
-                  pairs: bool = False,
                   example: Tensor | tuple | dict | None = None,
-                  found: dict | None = None) -> dict:
+                  found: dict[str, float] | None = None) -> dict[str, float]:
     """What the model loses without each of its blocks.
 
     Args:
@@ -153,16 +136,14 @@ def ablate_blocks(model: nn.Module,
             accuracy; evaluation mode is its own affair.
         blocks (optional): See :func:`remove_blocks`. None is all blocks that
             can be removed. Defaults to None.
-        pairs (bool): Whether to try all pairs of blocks, too. Defaults to
-            False.
         example (optional): See :func:`remove_blocks`. Defaults to None.
         found (dict, optional): What was found before and is not tried again;
             results are put into it as they come, so that what was
             interrupted goes on. Defaults to none.
 
     Returns:
-        dict: evaluate(whole model) - evaluate(without the block) by the
-        block's name; for pairs, by both names as a tuple.
+        dict[str, float]: evaluate(whole model) - evaluate(without the block)
+        by the block's name.
 
     Raises:
         ValueError: One of ``blocks`` may not go, see :func:`remove_blocks`,
@@ -178,25 +159,20 @@ def ablate_blocks(model: nn.Module,
         >>> list(lost)
         ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """  # noqa: E501
+    def value(which: str) -> float:
+        found = evaluate(model)
+        if not math.isfinite(found):
+            raise ValueError(f'evaluate must give a finite number, and gives '
+                             f'{found} for the model {which}')
+        return found
+
     removed = prepare_removal(model, blocks, example)
     found = {} if found is None else found
-    tried = [*removed, *(combinations(removed, 2) if pairs else ())]
-    todo = [key for key in tried if key not in found]
-    whole = _evaluate(evaluate, model, 'the whole model') if todo else 0.0
-    for key in todo:
-        names = (key, ) if isinstance(key, str) else key
-        without = f'without {" and ".join(names)}'
-        with without_blocks(model, {name: removed[name] for name in names}):
-            found[key] = whole - _evaluate(
-                evaluate, model, f'the model {without}')
-        LOGGER.info('%s: %.4g less (%d of %d)', without, found[key],
-                    tried.index(key) + 1, len(tried))
+    todo = [name for name in removed if name not in found]
+    whole = value('as a whole') if todo else 0.0
+    for name in todo:
+        with without_blocks(model, {name: removed[name]}):
+            found[name] = whole - value(f'without {name}')
+        LOGGER.info('without %s: %.4g less (%d of %d)', name, found[name],
+                    len(found), len(removed))
     return found
-
-
-def _evaluate(evaluate: Callable, model: nn.Module, which: str) -> float:
-    value = evaluate(model)
-    if not math.isfinite(value):
-        raise ValueError(f'evaluate must give a finite number, and gives '
-                         f'{value} for {which}')
-    return value

@@ -26,7 +26,7 @@ def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
         NumPy array.
 
     Raises:
-        TypeError: A value is not numeric, or is complex.
+        TypeError: A value is not numeric.
         ValueError: A value is NaN or infinite.
     """
     given = [value for value in values.values() if isinstance(value, Tensor)]
@@ -35,8 +35,6 @@ def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
         if not isinstance(value, Tensor):
             value = torch.as_tensor(
                 np.array(value), device=given[0].device if given else None)
-        if value.is_complex():
-            raise TypeError(f'{name} must be real, got {value.dtype}')
         value = value.detach().double()
         if not value.isfinite().all():
             raise ValueError(
@@ -69,3 +67,22 @@ def check_shape(name: str, value: Tensor, shape: Iterable[Any]) -> None:
         wanted = ', '.join(map(str, shape))
         raise ValueError(f'{name} must have shape ({wanted}) without empty '
                          f'dimensions, got {tuple(value.shape)}')
+
+
+def check_trajectories(nsi: Tensor, stages: Tensor) -> None:
+    """Refuse what is no stiffness of N samples at L blocks.
+
+    Args:
+        nsi (Tensor): Their NSI, (N, L).
+        stages (Tensor): Stage of each block, (L,).
+
+    Raises:
+        ValueError: Shapes do not fit, there is no sample or no block, or a
+            value is negative.
+    """
+    check_shape('nsi', nsi, 'NL')
+    check_shape('stages', stages, nsi.shape[1:])
+    if nsi.amin() < 0:
+        where = first_index(nsi < 0)
+        raise ValueError(f'nsi is a ratio of norms and not negative, got '
+                         f'{nsi[where].item():g} at index {where}')

@@ -8,13 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import (
-    kendalltau,
-    pearsonr,
-    permutation_test,
-    rankdata,
-    spearmanr,
-)
+from scipy import stats
 
 FLOAT32_NOISE = 1e-6
 """Relative spread below which float32 values count as one constant."""
@@ -32,11 +26,9 @@ def row_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         three values, or one side is constant up to float32 rounding.
     """
     result = np.full(len(x), np.nan)
-    if x.shape[1] < 3:
-        return result
     defined = rows_vary(x) & rows_vary(y)
-    if defined.any():
-        result[defined] = pearsonr(
+    if x.shape[1] > 2 and defined.any():
+        result[defined] = stats.pearsonr(
             x[defined].astype(np.float64), y[defined].astype(np.float64),
             axis=1).statistic
     return result
@@ -82,12 +74,13 @@ def correlate_ranks(tns: Sequence[float], accuracy: Sequence[float],
             return (f'Kendall and Spearman are not defined: all {what} have '
                     f'{name} {values[0]:.4g}')
     # The p-values of SciPy are those of many runs without ties.
-    ranks, signs = rankdata(accuracy), _order_of_pairs(np.array(accuracy))
+    ranks = stats.rankdata(accuracy)
+    signs = _order_of_pairs(np.array(accuracy))
     return RankCorrelation(
-        kendalltau(tns, accuracy).statistic,
+        stats.kendalltau(tns, accuracy).statistic,
         _permuted(tns, lambda x: _order_of_pairs(x) @ signs),
-        spearmanr(tns, accuracy).statistic,
-        _permuted(rankdata(tns), lambda x: x @ ranks))
+        stats.spearmanr(tns, accuracy).statistic,
+        _permuted(stats.rankdata(tns), lambda x: x @ ranks))
 
 
 def _order_of_pairs(values: np.ndarray) -> np.ndarray:
@@ -101,10 +94,7 @@ def _permuted(values: Sequence[float], statistic: Callable) -> float:
 
     All orders of up to 7 runs are tried, of more a fixed sample.
     """
-    return permutation_test((values, ),
-                            lambda x, axis: statistic(x),
-                            permutation_type='pairings',
-                            vectorized=True,
-                            n_resamples=9999,
-                            batch=100,  # of n (n - 1) / 2 pairs each
-                            random_state=0).pvalue
+    return stats.permutation_test(
+        (values, ), lambda x, axis: statistic(x), vectorized=True,
+        permutation_type='pairings', n_resamples=9999, random_state=0,
+        batch=100).pvalue  # of n (n - 1) / 2 pairs each

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +17,11 @@ from mmstepnet.steps.finding import (
     Finder,
     hooked,
     in_mode,
-    uncompiled,
     unwrap,
 )
+from mmstepnet.steps.finding.tags import Tags
 
-from .measurement import StepMeasurement, hidden
+from .measurement import StepMeasurement
 
 Product = tuple[str, int]
 """A product with a gate: the module that multiplies, and which of its."""
@@ -87,10 +86,11 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
         for batch in batches:
             run_batch(model, batch)
             for name, step, _ in Arrangement(finder).named:
-                gate: Any = step.norms
-                if step.left_out in (None, FIRST) and gate and gate.product:
-                    products[name] = gate.product
-                    values[name].append(gate.values)
+                gate = step.norms and step.norms.gate
+                if gate is not None and step.left_out in (None, FIRST) and (
+                        product := finder.products.get(Tags.view(gate))):
+                    products[name] = product
+                    values[name].append(_of_channels(gate).double().cpu())
     if not products:
         raise ValueError(
             f'no step of {type(model).__name__} has an attention value, one '
@@ -98,14 +98,14 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
     gates = {name: torch.cat(parts) for name, parts in values.items()}
     means = {name: gate.mean(0) for name, gate in gates.items()}
     blocks = torch.stack([mean.mean() for mean in means.values()])
+    kinds: dict[str, dict] = {
+        'attention': {},
+        'channel mean': {products[name]: means[name] for name in means},
+        'one number': dict.fromkeys(products.values(), blocks.mean())}
     results = {}
-    for kind, constants in (
-            ('attention', {}),
-            ('channel mean', {products[name]: means[name] for name in means}),
-            ('one number', dict.fromkeys(products.values(), blocks.mean()))):
-        if evaluate is not None:
-            with _followed(_GateFinder(model, constants)):
-                results[kind] = float(evaluate(model))
+    for kind, constants in kinds.items() if evaluate else ():
+        with _followed(_GateFinder(model, constants)):
+            results[kind] = float(evaluate(model))
     return GateStatistics(
         dict(zip(means, blocks.tolist())),
         {name: float(gate.std(0, correction=0).mean())
@@ -117,8 +117,7 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
 @contextmanager
 def _followed(finder: Finder) -> Iterator[None]:
     """Follow passes in which each gate is multiplied for all to see."""
-    with (hooked(finder.attach()), uncompiled, fused(False),
-          torch.no_grad()):
+    with hooked(finder.attach()), fused(False), torch.no_grad():
         yield
 
 
@@ -134,8 +133,8 @@ class _GateFinder(Finder):
     def __init__(self, model: nn.Module,
                  constants: Mapping[Product, Tensor] | None = None):
         self.constants = constants or {}
-        super().__init__(model, norms=None if constants is not None else (
-            partial(_GateValues, self)))
+        super().__init__(
+            model, norms=StepMeasurement if constants is None else None)
 
     def forget(self) -> None:
         """Forget the last pass."""
@@ -149,31 +148,11 @@ class _GateFinder(Finder):
             name = self.stack[-1].name
             product = name, self.count[name]
             self.count[name] += 1
-            self.products[self.tags.view(factor.gate)] = product
+            self.products[Tags.view(factor.gate)] = product
             if product in self.constants:
                 gate = _of_channels(factor.gate)
                 gate.copy_(self.constants[product].to(gate))
         return factor
-
-
-class _GateValues(StepMeasurement):
-    """Keeps the attention value of a step, (N, C)."""
-
-    product: Product | None = None
-
-    def __init__(self, finder: _GateFinder, x: Tensor):
-        super().__init__(x)
-        self.finder = finder
-
-    def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
-                   dropped: bool) -> None:
-        """Keep the attention value, if its product was seen."""
-        super().see_branch(f, step, scale, dropped)
-        if step is not None:
-            self.product = self.finder.products.get(
-                self.finder.tags.view(step))
-            with hidden():
-                self.values = _of_channels(step).double().cpu()
 
 
 def _of_channels(gate: Tensor) -> Tensor:

@@ -21,8 +21,7 @@ DENSE_SIZE = 128
 """Up to this size :func:`stiffness_index` computes all eigenvalues."""
 
 
-def neural_stiffness_index(x: ArrayLike,
-                           x_next: ArrayLike,
+def neural_stiffness_index(x: ArrayLike, x_next: ArrayLike,
                            step: ArrayLike = 1.0) -> Array:
     r"""Neural stiffness index of one residual block, Eq. 4.
 
@@ -54,15 +53,7 @@ def neural_stiffness_index(x: ArrayLike,
     (x, x_next, step), give_back = to_float64(x=x, x_next=x_next, step=step)
     check_shape('x', x, 'N' + 'd' * max(x.dim() - 1, 0))
     check_shape('x_next', x_next, x.shape)
-    if (step == 0).any():
-        raise ValueError(
-            f'step is 0 at index {first_index(step == 0)}, by which Eq. 4 '
-            f'divides; compare states with step=1.0 instead')
-    moved = ((x_next - x) / step.expand(x.shape)).reshape(len(x), -1)
-    return give_back(
-        relative_change(
-            torch.linalg.vector_norm(moved, dim=1),
-            torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1)))
+    return give_back(_relative_norm((x_next - x) / step.expand(x.shape), x))
 
 
 def simplified_stiffness(u: ArrayLike, t: ArrayLike) -> Array:
@@ -76,8 +67,8 @@ def simplified_stiffness(u: ArrayLike, t: ArrayLike) -> Array:
         Tensor | ndarray: (u_{i+1} - u_i) / (t_{i+1} - t_i), (T - 1, d).
 
     Raises:
-        ValueError: Shapes do not fit, there is one observation only, times
-            do not increase, or values are not finite.
+        ValueError: Shapes do not fit, times do not increase, or values are
+            not finite.
     """
     (u, t), give_back = to_float64(u=u, t=t)
     return give_back(_finite_difference(u, t))
@@ -103,11 +94,7 @@ def stiffness_aware_index(u: ArrayLike, t: ArrayLike) -> Array:
             moves (its index would be infinite).
     """
     (u, t), give_back = to_float64(u=u, t=t)
-    difference = _finite_difference(u, t)
-    return give_back(
-        relative_change(
-            torch.linalg.vector_norm(difference, dim=1),
-            torch.linalg.vector_norm(u[:-1], dim=1)))
+    return give_back(_relative_norm(_finite_difference(u, t), u[:-1]))
 
 
 def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
@@ -139,7 +126,7 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         float: Stiffness index, in units of 1 / time.
 
     Raises:
-        ValueError: rhs changes the shape, or a value is not finite.
+        ValueError: A value is not finite, or rhs changes the size.
         scipy.sparse.linalg.ArpackNoConvergence: ARPACK has not converged;
             a larger ``maxiter`` or ``ncv``, or a looser ``tol``, helps.
 
@@ -159,9 +146,6 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         with _attention_by_formula():
             value, change = torch.func.jvp(
                 lambda v: rhs(v.clone()), (u, ), (tangent.view_as(u), ))[:2]
-        if value.shape != u.shape:
-            raise ValueError(f'rhs(u) has shape {tuple(value.shape)}; '
-                             f'expected that of u, {tuple(u.shape)}')
         if not (value + change).isfinite().all():
             raise ValueError('rhs(u) or its derivative holds NaN or infinity')
         return change.reshape(-1).cpu().numpy()
@@ -193,41 +177,32 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
     return largest
 
 
-def relative_change(change: Tensor, norm: Tensor) -> Tensor:
-    """Divide norms of changes by norms of states, sample by sample.
-
-    Args:
-        change (Tensor): Norms of changes, any shape.
-        norm (Tensor): Norms of states, as large.
-
-    Returns:
-        Tensor: Their ratio; 0 where both are 0.
+def _relative_norm(change: Tensor, state: Tensor) -> Tensor:
+    """Norm of each change over that of its state, (N, ...) -> (N,).
 
     Raises:
-        ValueError: A state of norm 0 changes.
+        ValueError: A ratio is not finite.
     """
-    bad = (norm == 0) & (change != 0)
+    changes, norms = (torch.linalg.vector_norm(
+        t.reshape(len(t), -1), dim=1) for t in (change, state))
+    index = torch.where(changes == 0, changes, changes / norms)
+    bad = ~index.isfinite()
     if bad.any():
         raise ValueError(
-            f'the state at index {first_index(bad)} has norm 0 and '
-            f'changes by {change[bad][0].item():g}, so that its index is '
-            f'infinite; leave it out')
-    return torch.where(norm == 0, change, change / norm)
+            f'the index is not finite at {first_index(bad)}: a state of norm '
+            f'0 changes, or a step is 0, by which Eq. 4 divides; leave it out')
+    return index
 
 
 def _finite_difference(u: Tensor, t: Tensor) -> Tensor:
     check_shape('u', u, 'Td')
     check_shape('t', t, u.shape[:1])
-    if len(t) < 2:
-        raise ValueError('u and t hold one observation; the finite '
-                         'difference needs two or more')
     interval = t.diff()
     if (interval <= 0).any():
-        where = first_index(interval <= 0)[0]
         raise ValueError(
-            f'times must increase, but t[{where}] = {t[where].item():g} and '
-            f't[{where + 1}] = {t[where + 1].item():g}; sort the '
-            f'observations and drop duplicates')
+            f'times must increase, but those at and after index '
+            f'{first_index(interval <= 0)[0]} do not; sort the observations '
+            f'and drop duplicates')
     return u.diff(dim=0) / interval[:, None]
 
 

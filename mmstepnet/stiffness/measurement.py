@@ -43,14 +43,11 @@ class StepMeasurement:
         self.axis = axis
         self.state: Any = self._samples_first(x)  # None from the end on
         self.dropped = False
+        self.gate: Tensor | None = None
         # Norms, once they are measured.
         self.x: Any = None
         self.f: Any = None
-        self.change: Any = None
-        self.step: Any = None
-        self.next_state: Any = None
         self.returned: dict[Run | None, Tensor] = {}
-        self.last: tuple[object, Any] = None, None
 
     def _samples_first(self, t: Tensor) -> Tensor:
         return t.movedim(self.axis, 0) if self.axis else t
@@ -66,7 +63,7 @@ class StepMeasurement:
             dropped (bool): Whether stochastic depth comes on top, so that
                 the sum has changed by something else.
         """
-        self.dropped = dropped
+        self.dropped, self.gate = dropped, step
         with hidden():
             if step is not None and step.dim() == f.dim():
                 step = self._samples_first(step)
@@ -83,30 +80,22 @@ class StepMeasurement:
                 self.state, self._samples_first(total))
             self.f, self.step = self.change, torch.ones_like(self.change)
 
-    def hand_on(self, run: Run | None, value: Tensor, key: object,
-                same: bool) -> None:
+    def hand_on(self, run: Run | None, value: Tensor, same: bool) -> None:
         """Measure what a run makes of the sum.
 
         Args:
             run (Run, optional): The run that returns it; None where it is the
                 state of the next step.
             value (Tensor): What it returns, as large as the state.
-            key (object): Equal where this value was measured before.
             same (bool): Whether it is the sum itself.
         """
         if same and not self.dropped:
             distance = self.change
-        elif key == self.last[0]:
-            distance = self.last[1]
         else:
             with hidden():
                 self.x, distance = norm_and_distance(
                     self.state, self._samples_first(value))
-            self.last = key, distance
-        if run is None:
-            self.next_state = distance
-        else:
-            self.returned[run] = distance
+        self.returned[run] = distance
 
     def settle(self) -> None:
         """Let the state go."""
@@ -114,7 +103,6 @@ class StepMeasurement:
             with hidden():
                 self.x = norm(self.state)
         self.state = None
-        self.last = None, None
 
     def norms(self, block: Run | None, samples: int) -> Tensor:
         """Norms of the step of a block, by whole samples.
@@ -128,9 +116,8 @@ class StepMeasurement:
             Tensor: ‖x_t‖, ‖f‖, ‖f ⊗ Δt‖ and ‖out − x_t‖ with what the block
             returns, and the mean attention value, (5, N), float64.
         """
-        returned = self.returned.get(block, self.next_state)
-        if returned is None:
-            returned = self.change
+        returned = self.returned.get(
+            block, self.returned.get(None, self.change))
         parts = torch.stack([
             self.x, self.f, self.change, returned, self.step
         ]).view(5, samples, -1)
@@ -138,6 +125,33 @@ class StepMeasurement:
             return parts[..., 0]
         return torch.cat([parts[:4].square().sum(2).sqrt(),
                           parts[4:].mean(2)])
+
+
+def compute_fields(names: Sequence[str],
+                   norms: Tensor) -> tuple[Tensor, dict[int, str]]:
+    """All fields of one forward pass.
+
+    Args:
+        names (Sequence[str]): Names of the L steps.
+        norms (Tensor): ‖x_t‖, ‖f‖, ‖f ⊗ Δt‖, ‖out − x_t‖ and the mean
+            attention value of each sample at each step, (5, N, L).
+
+    Returns:
+        tuple: Fields in the order of ``FIELDS``, (N, 6, L), float32; and, by
+        their places, the samples that cannot be measured, because a norm or an
+        index is not finite in float32, each with what is said of it.
+    """
+    x, f, change, returned, step = norms.cpu()
+    changes = torch.stack([f, change, returned], 1)
+    nsi = torch.where(changes == 0, changes, changes / x[:, None])
+    fields = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
+    without = {}
+    for sample, block in (~fields.isfinite().all(1)).nonzero().tolist():
+        without.setdefault(sample, (
+            f'has no finite index at block {names[block]}: its features are '
+            'NaN or infinite (half precision overflows above 65504), or a '
+            'state of norm 0 changes'))
+    return fields, without
 
 
 def input_sizes(inputs: Sequence,

@@ -15,9 +15,6 @@ ROW = 1024
 LONGEST_ROW = 1 << 14
 """Longer rows are summed in float64, for float32 would lose digits."""
 
-PIECE = 1 << 18
-"""Values of a difference that exist at a time; they fit into the cache."""
-
 
 def norm(x: Tensor) -> Tensor:
     """2-norm of each sample of ``x``, (N, ...) -> (N,)."""
@@ -36,13 +33,8 @@ def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         tuple[Tensor, Tensor]: Norms, both (N,).
     """
     x_rows, y_rows = _rows(x, y)
-    size = PIECE // x_rows.shape[1] or 1
-    if x.device.type != 'cpu':
-        size = len(x_rows)
-    pieces = [(_row_norms(a), _row_norms(a - b))
-              for a, b in zip(x_rows.split(size), y_rows.split(size))]
-    norms, distances = map(torch.cat, zip(*pieces))
-    return _of_samples(norms, len(x)), _of_samples(distances, len(x))
+    return (_of_samples(_row_norms(x_rows), len(x)),
+            _of_samples(_row_norms(x_rows - y_rows), len(x)))
 
 
 def branch_norms(f: Tensor,

@@ -1,7 +1,7 @@
 """Recording the feature trajectory of a residual model."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,13 +17,17 @@ from mmstepnet.steps.finding import (
     explain,
     in_mode,
     select,
-    uncompiled,
     unwrap,
 )
 from mmstepnet.torch_version import is_backward
 
-from .measurement import StepMeasurement, hidden, input_sizes
-from .readings import DEFAULT_READING, FIELDS, compute_fields
+from .measurement import (
+    StepMeasurement,
+    compute_fields,
+    hidden,
+    input_sizes,
+)
+from .readings import DEFAULT_READING, FIELDS
 from .trajectories import Trajectories
 
 LOGGER = logging.getLogger(__name__)
@@ -140,10 +144,8 @@ class TrajectoryRecorder:
         if self._handles:
             raise RuntimeError('the recorder has been started already')
         self._once = once
-        self._finder = Finder(
-            self.model, norms=self._measure, owners=self._finder.owners)
+        self._finder = Finder(self.model, norms=self._measure)
         self._handles = [
-            uncompiled.enter(),
             self.model.register_forward_pre_hook(
                 self._begin_pass, with_kwargs=True),
             *self._finder.attach(),
@@ -164,10 +166,9 @@ class TrajectoryRecorder:
         self._samples = 0
         self._parts: list[Tensor] = []
         self._found: list[FoundStep] | None = None
-        self._batch: int | None = None
-        self._tokens: int | None = None
+        self.excluded: list[str] = []
+        self._given: tuple[int | None, int | None] = None, None
         self._axis: int | None = None
-        self._finder.owners = None
 
     @property
     def record(self) -> dict[str, Tensor]:
@@ -181,8 +182,7 @@ class TrajectoryRecorder:
             RuntimeError: No forward pass was recorded.
         """
         self.steps  # noqa: B018, it refuses where nothing has run
-        if len(self._parts) > 1:
-            self._parts = [torch.cat(self._parts)]
+        self._parts = [torch.cat(self._parts)]
         return dict(zip(FIELDS, self._parts[0].unbind(1)))
 
     def trajectories(self, **settings: Any) -> Trajectories:
@@ -198,17 +198,10 @@ class TrajectoryRecorder:
             RuntimeError: No forward pass was recorded.
         """
         return Trajectories(
-            **{name: value.numpy() for name, value in self.record.items()},
-            stages=self.stages.numpy(),
-            blocks=self.blocks,
-            excluded=self.excluded,
-            settings={
-                'model': type(self.model).__name__,
-                'split': 'unknown',
-                'reading': DEFAULT_READING,
-                'dataset_size': len(self),
-                **settings
-            })
+            **self.record, stages=self.stages, blocks=self.blocks,
+            excluded=self.excluded, settings=dict(
+                model=type(self.model).__name__, split='unknown',
+                reading=DEFAULT_READING, dataset_size=len(self)) | settings)
 
     @property
     def nsi(self) -> Tensor:
@@ -227,13 +220,11 @@ class TrajectoryRecorder:
     def steps(self) -> list[FoundStep]:
         """All that was found in the first pass."""
         if self._found is None:
-            outside = ', '.join(
-                name or 'the model' for name in list(self._finder.outside)[:5])
+            outside = ', '.join(list(self._finder.outside)[:5]) or 'nothing'
             raise RuntimeError(
-                'no forward pass was recorded: run the model between start() '
-                'and stop(), by calling the object that the recorder was '
-                'given' + (f'. What ran by itself, or in another thread: '
-                           f'{outside}' if outside else ''))
+                'no forward pass was recorded: call the object that the '
+                'recorder was given between start() and stop(). What ran by '
+                f'itself, or in another thread: {outside}')
         return self._found
 
     @property
@@ -248,16 +239,10 @@ class TrajectoryRecorder:
         names = list(dict.fromkeys(stages))
         return torch.tensor([names.index(stage) for stage in stages])
 
-    @property
-    def excluded(self) -> list[str]:
-        """First blocks of stages."""
-        self.steps  # noqa: B018, it refuses where nothing has run
-        return self._excluded
-
-    def _begin_pass(self, model: nn.Module, inputs: tuple,
-                    named: dict) -> None:
+    def _begin_pass(self, model: nn.Module, args: tuple,
+                    kwargs: dict) -> None:
         if model is self.model and not is_backward():
-            self._batch, self._tokens = input_sizes(inputs, named)
+            self._given = input_sizes(args, kwargs)
 
     def _measure(self, x: Tensor) -> StepMeasurement:
         """Measure a step from now on, by the axis of its samples.
@@ -265,18 +250,20 @@ class TrajectoryRecorder:
         Tokens may stand before the samples, (L, N, C). If both axes could be
         that of the samples, those of other states decide, or nothing does.
         """
-        size = self._batch or 1
-        if size == 1 or x.dim() in (2, 4) or x.shape[1] != size:
-            axis: int | None = 0
-        elif x.shape[0] % size or x.shape[0] == self._tokens != size:
-            axis = self._axis = 1
-        else:
-            axis = self._axis
-        if axis == 0 and x.dim() not in (2, 4) and x.shape[0] == size:
-            self._axis = 0
+        samples, tokens = self._given
+        axis: int | None = 0
+        if samples and samples > 1 and x.dim() not in (2, 4):
+            if x.shape[1] == samples:
+                if x.shape[0] % samples or x.shape[0] == tokens != samples:
+                    self._axis = 1
+                axis = self._axis
+            elif x.shape[0] == samples:
+                self._axis = 0
+        if axis == 0 and tuple(x.shape) in self._finder.wrong_shapes:
+            axis = None
         return StepMeasurement(x, axis)
 
-    def _end_pass(self, model: nn.Module, inputs: tuple, out: object) -> None:
+    def _end_pass(self, model: nn.Module, args: tuple, out: object) -> None:
         if model is not self.model or is_backward():
             return
         found = Arrangement(self._finder, self._selection)
@@ -285,17 +272,20 @@ class TrajectoryRecorder:
         if found.repeated:
             self._meet_repeated(found)
         names = [name for name, *_ in found.recorded]
-        first = names if self._found is None else self.blocks
-        other = {*names} ^ {*first} | {
-            name for name, total, _ in found.recorded if total.norms is None}
+        other = {*names} ^ {*(names if self._found is None else self.blocks)}
         if other:
             raise RuntimeError(
                 'a forward pass took other steps than the first one, among '
-                f'them {", ".join(sorted(other)[:5])}. Name those that run '
-                'each time by blocks=; in training mode, blocks may be '
-                'skipped at random')
-        samples = self._batch or len(found.recorded[0][1].norms.x)
-        self._check_samples(found.recorded, samples)
+                f'them {", ".join(sorted(other)[:5])}; call eval(), or name '
+                'those that run each time by blocks=')
+        samples = self._given[0] or len(found.recorded[0][1].norms.x)
+        for name, total, _ in found.recorded:
+            if total.norms.axis is None or len(total.norms.x) % samples:
+                raise ValueError(
+                    f'{name} has a state {total.shape}, in which the axis of '
+                    f'{samples} samples is not clear: record batches of '
+                    'another size, such as 1, build modules with '
+                    'batch_first=True, or choose others by blocks=')
         with hidden():
             part, without = compute_fields(names, torch.stack([
                 total.norms.norms(block.run, samples)
@@ -307,41 +297,16 @@ class TrajectoryRecorder:
                     'no addition to a state was seen in %s: they look like '
                     'blocks of a stage, but are not recorded',
                     ', '.join(name for name, _ in found.without))
-            self._found, self._excluded = found.steps, found.excluded
-            self._finder.owners = {s.owner.name for _, s, _ in found.recorded}
+            self._found, self.excluded = found.steps, found.excluded
         self._parts.append(part)
         self._samples += len(part)
-
-    def _check_samples(self, recorded: Sequence[tuple],
-                       samples: int) -> None:
-        """Refuse states whose axis of samples is not clear."""
-        for name, total, _ in recorded:
-            state = f'{name} has a state {total.shape}'
-            tokens_first = self._finder.wrong_shapes.get(total.shape)
-            if total.norms.axis is None:
-                raise ValueError(
-                    f'{state}, whose first or second axis may be that of the '
-                    f'{samples} samples; record batches of another size, '
-                    'such as 1')
-            if tokens_first is not None and not total.norms.axis:
-                raise ValueError(
-                    f'{state}, which {tokens_first} takes with tokens before '
-                    'samples; build it with batch_first=True to measure '
-                    'samples')
-            if len(total.norms.x) % samples:
-                raise ValueError(
-                    f'{state}, which has no axis of the {samples} samples '
-                    'that the model was given; choose blocks that see '
-                    'samples by blocks=, or record the part of the model '
-                    'that is given these states')
 
     def _meet_repeated(self, found: Arrangement) -> None:
         """See a network that ran several times in one pass."""
         raise RuntimeError(
-            f'{found.recorded[0][0]} and all other steps ran several times '
-            'in one forward pass, each time on new inputs: a sample that '
-            'passes several times, or in parts, has no single trajectory; '
-            'record the part of the model that takes one input at a time')
+            'all steps ran several times in one forward pass, each time on '
+            'new inputs; a sample that passes several times, or in parts, has '
+            'no single trajectory: record the part that takes one input')
 
     def _leave_out(self, part: Tensor, without: dict[int, str]) -> Tensor:
         """Fields of a pass, without samples that cannot be measured."""
@@ -349,8 +314,7 @@ class TrajectoryRecorder:
             raise ValueError(f'sample {self._samples + row} {why}')
         return part
 
-    def _leave_pass(self, model: nn.Module, inputs: tuple,
-                    out: object) -> None:
+    def _leave_pass(self, model: nn.Module, args: tuple, out: object) -> None:
         # Not where another thread is refused while the model runs in this one.
         if model is self.model and self._finder.thread is None:
             self._finder.forget()

@@ -32,7 +32,13 @@ from torch import Tensor
 
 from mmstepnet.checks import check_choice
 
-from .checks import Array, ArrayLike, check_shape, first_index, to_float64
+from .checks import (
+    Array,
+    ArrayLike,
+    check_shape,
+    check_trajectories,
+    to_float64,
+)
 
 MEANS = ('stage', 'all')
 """What ``mu`` is the mean of."""
@@ -41,8 +47,7 @@ GRID_POINTS = 40
 """Thresholds on each axis of :func:`degree_axes`."""
 
 
-def total_neural_stiffness(nsi: ArrayLike,
-                           stages: ArrayLike,
+def total_neural_stiffness(nsi: ArrayLike, stages: ArrayLike,
                            mu: str = 'stage') -> Array:
     r"""Total neural stiffness of each sample, Definition 2, in closed form.
 
@@ -86,8 +91,7 @@ def total_neural_stiffness(nsi: ArrayLike,
     return give_back((width * height).sum(1))
 
 
-def total_stiffness_proportion(nsi: ArrayLike,
-                               stages: ArrayLike,
+def total_stiffness_proportion(nsi: ArrayLike, stages: ArrayLike,
                                mu: str = 'stage') -> Array:
     r"""Integral of the proportion of stiff blocks, in closed form.
 
@@ -106,8 +110,7 @@ def total_stiffness_proportion(nsi: ArrayLike,
     return give_back(area.mean(1))
 
 
-def block_stiffness(nsi: ArrayLike,
-                    stages: ArrayLike,
+def block_stiffness(nsi: ArrayLike, stages: ArrayLike,
                     mu: str = 'stage') -> Array:
     r"""Stiffness of each block over all thresholds.
 
@@ -126,11 +129,8 @@ def block_stiffness(nsi: ArrayLike,
     return give_back(area.mean(0))
 
 
-def stiffness_occurrence(nsi: ArrayLike,
-                         stages: ArrayLike,
-                         m1: ArrayLike,
-                         m2: ArrayLike,
-                         mu: str = 'stage') -> Array:
+def stiffness_occurrence(nsi: ArrayLike, stages: ArrayLike, m1: ArrayLike,
+                         m2: ArrayLike, mu: str = 'stage') -> Array:
     r"""Share of samples that are stiff to degree (M1, M2), Eq. 5, Fig. 2.
 
     Args:
@@ -144,8 +144,7 @@ def stiffness_occurrence(nsi: ArrayLike,
         Tensor | ndarray: δ(M), (A, B).
 
     Raises:
-        ValueError: As :func:`total_neural_stiffness`, or a threshold is
-            negative.
+        ValueError: As :func:`total_neural_stiffness`.
     """
     (nsi, stages, m1, m2), give_back = to_float64(
         nsi=nsi, stages=stages, m1=m1, m2=m2)
@@ -154,11 +153,8 @@ def stiffness_occurrence(nsi: ArrayLike,
     return give_back(_share_of_rows(*sides, m1, m2))
 
 
-def stiffness_proportion(nsi: ArrayLike,
-                         stages: ArrayLike,
-                         m1: ArrayLike,
-                         m2: ArrayLike,
-                         mu: str = 'stage') -> Array:
+def stiffness_proportion(nsi: ArrayLike, stages: ArrayLike, m1: ArrayLike,
+                         m2: ArrayLike, mu: str = 'stage') -> Array:
     r"""Mean share of blocks that are stiff to degree (M1, M2), Fig. 6.
 
     The share is that of the blocks of ``nsi``, hence without the first ones
@@ -170,7 +166,7 @@ def stiffness_proportion(nsi: ArrayLike,
     """
     (nsi, stages, m1, m2), give_back = to_float64(
         nsi=nsi, stages=stages, m1=m1, m2=m2)
-    mean, _, index = _stage_means(nsi, stages, mu)
+    mean, index = _stage_means(nsi, stages, mu)
     excess = _excess(nsi, mean[:, index], at_rest=float('inf'))
     return give_back(_share_of_rows(
         excess.reshape(-1, 1), nsi.reshape(-1, 1), m1, m2))
@@ -190,13 +186,9 @@ def degree_axes(trajectories: Sequence[tuple[ArrayLike, ArrayLike]],
     Returns:
         tuple[ndarray, ndarray]: M1 and M2, each (:data:`GRID_POINTS`,).
     """
-    ends = []
-    for nsi, stages in trajectories:
-        (nsi, stages), _ = to_float64(nsi=nsi, stages=stages)
-        ends.append([
-            np.percentile(sides.amax(1).cpu(), 99)
-            for sides in _stage_rectangles(nsi, stages, mu)
-        ])
+    ends = [[np.percentile(side.amax(1).cpu(), 99) for side in
+             _stage_rectangles(*to_float64(nsi=nsi, stages=stages)[0], mu)]
+            for nsi, stages in trajectories]
     widest, highest = np.max(ends, axis=0)
     centres = (np.arange(GRID_POINTS) + 0.5) / GRID_POINTS
     # Nothing spreads where each stage has one block: any axis will do.
@@ -204,23 +196,15 @@ def degree_axes(trajectories: Sequence[tuple[ArrayLike, ArrayLike]],
 
 
 def _stage_means(nsi: Tensor, stages: Tensor,
-                 mu: str) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Means (N, S), the blocks of each, and each block's place in S, (L,)."""
+                 mu: str) -> tuple[Tensor, Tensor]:
+    """Means, (N, S), and the place in S of each block's, (L,)."""
     check_choice('mu', mu, MEANS)
-    check_shape('nsi', nsi, 'NL')
-    check_shape('stages', stages, nsi.shape[1:])
-    if nsi.amin() < 0:
-        where = first_index(nsi < 0)
-        raise ValueError(f'nsi is a ratio of norms and not negative, got '
-                         f'{nsi[where].item():g} at index {where}')
-    if (stages != stages.round()).any():
-        raise ValueError(f'stages must be integers, got {stages.tolist()}')
+    check_trajectories(nsi, stages)
     if mu == 'all':
         stages = torch.zeros_like(stages)
     names, index = stages.unique(return_inverse=True)
     member = torch.nn.functional.one_hot(index, len(names)).to(nsi)
-    blocks = [column.nonzero()[:, 0] for column in member.unbind(1)]
-    return nsi @ member / member.sum(0), blocks, index
+    return nsi @ member / member.sum(0), index
 
 
 def _excess(value: Tensor, mean: Tensor, at_rest: float) -> Tensor:
@@ -232,18 +216,17 @@ def _block_areas(nsi: ArrayLike, stages: ArrayLike,
                  mu: str) -> tuple[Tensor, Callable]:
     """Area of every block's rectangle, (N, L)."""
     (nsi, stages), give_back = to_float64(nsi=nsi, stages=stages)
-    mean, _, index = _stage_means(nsi, stages, mu)
+    mean, index = _stage_means(nsi, stages, mu)
     excess = _excess(nsi, mean[:, index], 0.0).clamp(min=0)
     return excess * nsi, give_back
 
 
-def _stage_rectangles(nsi: Tensor,
-                      stages: Tensor,
-                      mu: str,
+def _stage_rectangles(nsi: Tensor, stages: Tensor, mu: str,
                       at_rest: float = 0.0) -> tuple[Tensor, Tensor]:
     """Sides of the largest rectangle of each mean, both (N, S)."""
-    mean, blocks, _ = _stage_means(nsi, stages, mu)
-    peak = torch.stack([nsi[:, columns].amax(1) for columns in blocks], 1)
+    mean, index = _stage_means(nsi, stages, mu)
+    peak = torch.zeros_like(mean).scatter_reduce(
+        1, index.expand_as(nsi), nsi, 'amax')
     # The mean of equal values may round to above them.
     return _excess(peak, mean, at_rest).clamp(min=0), peak
 
@@ -258,11 +241,8 @@ def _share_of_rows(width: Tensor, height: Tensor, m1: Tensor,
         m1 (Tensor): Thresholds of the first sides, (A,).
         m2 (Tensor): Thresholds of the second sides, (B,).
     """
-    for name, thresholds in (('m1', m1), ('m2', m2)):
-        check_shape(name, thresholds, 'A')
-        if thresholds.amin() < 0:
-            raise ValueError(f'{name} must not be negative, got '
-                             f'{thresholds.amin().item():g}')
+    check_shape('m1', m1, 'A')
+    check_shape('m2', m2, 'B')
     counts = []
     for threshold in m1:
         highest = torch.where(width >= threshold, height, -1.0).amax(1)

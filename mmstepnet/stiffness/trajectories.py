@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from html import escape
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,10 @@ from mmstepnet.checks import check_choice
 from mmstepnet.files import write_whole
 from mmstepnet.version import __version__
 
+from . import total
+from .checks import check_shape, check_trajectories, to_float64
 from .correlations import row_correlations, rows_vary
 from .readings import DEFAULT_READING, FIELDS, READINGS
-from .total import (
-    block_stiffness,
-    total_neural_stiffness,
-    total_stiffness_proportion,
-)
 
 SETTINGS = ('model', 'split', 'reading', 'dataset_size')
 """Settings that every recording has."""
@@ -73,14 +70,26 @@ class Trajectories:
     settings: Mapping[str, Any]
 
     def __post_init__(self):
-        for name in (*FIELDS, 'stages'):
-            value = np.array(
-                getattr(self, name), np.float32 if name in FIELDS else None)
-            value.flags.writeable = False
-            object.__setattr__(self, name, value)
+        if not self.settings.keys() >= {*SETTINGS}:
+            raise ValueError(f'settings must have {", ".join(SETTINGS)}')
+        check_choice('reading', self.settings['reading'], READINGS)
+        values: dict[str, Any] = {
+            name: np.array(getattr(self, name),
+                           np.float32 if name in FIELDS else None)
+            for name in (*FIELDS, 'stages')}
+        *tensors, stages = to_float64(**values)[0]
+        for name, t in zip(FIELDS, tensors):
+            check_shape(name, t, tensors[0].shape)
+            values[name].flags.writeable = False
+        for t in tensors[:len(READINGS)]:
+            check_trajectories(t, stages)
         for name in ('blocks', 'excluded'):
-            object.__setattr__(self, name, list(map(str, getattr(self, name))))
-        self._check()
+            values[name] = list(map(str, getattr(self, name)))
+        if len(values['blocks']) != len(stages):
+            raise ValueError(f'{len(stages)} blocks need as many names, got '
+                             f'{self.blocks}')
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -133,8 +142,8 @@ class Trajectories:
             reading (str): Reading of NSI. Defaults to ``'adaptive'``.
             mu (str): ``'stage'`` or ``'all'``. Defaults to ``'stage'``.
         """
-        return float(
-            total_neural_stiffness(self.nsi(reading), self.stages, mu).mean())
+        return float(total.total_neural_stiffness(
+            self.nsi(reading), self.stages, mu).mean())
 
     def tns_interval(self, reading: str = DEFAULT_READING,
                      mu: str = 'stage') -> tuple[float, float]:
@@ -149,24 +158,23 @@ class Trajectories:
         Returns:
             tuple[float, float]: Lower and upper end.
         """
-        each = total_neural_stiffness(self.nsi(reading), self.stages, mu)
+        each = total.total_neural_stiffness(
+            self.nsi(reading), self.stages, mu)
         generator = np.random.default_rng(0)
         means = [each[generator.integers(len(each), size=len(each))].mean()
                  for _ in range(DRAWS)]
         low, high = np.percentile(means, (2.5, 97.5))
         return float(low), float(high)
 
-    def proportion(self,
-                   reading: str = DEFAULT_READING,
+    def proportion(self, reading: str = DEFAULT_READING,
                    mu: str = 'stage') -> float:
         """Integral of the stiffness proportion, the mean over samples.
 
         See :func:`~mmstepnet.stiffness.total_stiffness_proportion`, and
         :meth:`tns` for the arguments.
         """
-        return float(
-            total_stiffness_proportion(
-                self.nsi(reading), self.stages, mu).mean())
+        return float(total.total_stiffness_proportion(
+            self.nsi(reading), self.stages, mu).mean())
 
     def stiffest_blocks(self, k: int = 5, reading: str = DEFAULT_READING
                         ) -> list[tuple[str, float, float]]:
@@ -181,29 +189,10 @@ class Trajectories:
             and mean NSI of each, the stiffest first.
         """
         nsi = self.nsi(reading)
-        stiffness = block_stiffness(nsi, self.stages)
+        stiffness = total.block_stiffness(nsi, self.stages)
         order = np.argsort(-stiffness, kind='stable')[:k]
         return [(self.blocks[i], float(stiffness[i]), float(nsi[:, i].mean()))
                 for i in order]
-
-    def table(self) -> dict[str, list]:
-        """One row a sample and block, by columns, as pandas takes it.
-
-        Example:
-            >>> import torch
-            >>> from torchvision.models import resnet18
-            >>> from mmstepnet import measure_stiffness
-            >>> found = measure_stiffness(resnet18(),
-            ...                           [torch.rand(2, 3, 64, 64)])
-            >>> table = found.table()     # pandas.DataFrame(table)
-            >>> table['sample'], table['block'][:2]
-            ([0, 0, 0, 0, 1, 1, 1, 1], ['layer1.1', 'layer2.1'])
-        """
-        return dict(
-            sample=np.repeat(np.arange(len(self)), len(self.blocks)).tolist(),
-            block=self.blocks * len(self),
-            stage=self.stages.tolist() * len(self),
-            **{name: getattr(self, name).ravel().tolist() for name in FIELDS})
 
     def block_correlations(self,
                            reading: str = DEFAULT_READING) -> np.ndarray:
@@ -222,42 +211,36 @@ class Trajectories:
             blocks, and for all blocks together, those of the N samples that
             have one. A name without any is left out.
         """
-        parts = {
-            name: self.stages == stage
-            for stage, name in self.stage_names.items()
-        }
-        parts['all stages'] = np.ones(len(self.stages), bool)
-        found = {}
-        for name, blocks in parts.items():
-            values = row_correlations(
-                self.nsi(reading)[:, blocks], self.step_mean[:, blocks])
-            if not np.isnan(values).all():
-                found[name] = values[~np.isnan(values)]
-        return found
+        parts = {name: self.stages == stage
+                 for stage, name in self.stage_names.items()}
+        parts['all stages'] = np.full(len(self.stages), True)
+        found = {name: row_correlations(
+            self.nsi(reading)[:, blocks], self.step_mean[:, blocks])
+            for name, blocks in parts.items()}
+        return {name: values[~np.isnan(values)]
+                for name, values in found.items()
+                if not np.isnan(values).all()}
 
     @cached_property
     def adaptive_blocks(self) -> list[int]:
         """Places of the blocks whose attention value varies."""
         return np.flatnonzero(rows_vary(self.step_mean.T)).tolist()
 
-    def band(self, reading: str = DEFAULT_READING) -> np.ndarray:
-        """NSI over samples: mean, 10 % and 90 % quantile, (3, L)."""
-        nsi = self.nsi(reading)
-        return np.vstack([nsi.mean(0), np.quantile(nsi, (0.1, 0.9), axis=0)])
-
-    def stage_nsi(self, reading: str = DEFAULT_READING) -> list[float]:
-        """Mean NSI of each stage, in the order of the blocks."""
-        nsi = self.nsi(reading)
-        return [
-            float(nsi[:, self.stages == stage].mean(dtype=np.float64))
-            for stage in dict.fromkeys(self.stages.tolist())
-        ]
-
     @cached_property
     def stage_names(self) -> dict[int, str]:
         """Name of each recorded stage, in the order of the blocks."""
         return {stage: f'stage {n}' for n, stage in enumerate(
             dict.fromkeys(self.stages.tolist()), 1)}
+
+    @property
+    def checkpoint(self) -> tuple[str, int | str]:
+        """What counts the checkpoints of its training, and which it is.
+
+        ``('epoch', 3)``, ``('iter', 300)`` or ``('weights', 'last.pth')``;
+        two times ``''`` where the settings have none of them.
+        """
+        return next(((unit, self.settings[unit]) for unit in (
+            'epoch', 'iter', 'weights') if unit in self.settings), ('', ''))
 
     @property
     def structure(self) -> tuple:
@@ -277,25 +260,19 @@ class Trajectories:
 
         It holds arrays by the names of the attributes, names as text, the
         settings as JSON with the version of this package as ``mmstepnet``:
-        paths in them as text, numbers of NumPy as numbers.
+        numbers and arrays of NumPy as numbers, what JSON does not know as
+        text.
 
         Args:
-            path (str | Path): File name, ending in ``.npz``. Its folder is
-                made.
-
-        Raises:
-            ValueError: The file name ends otherwise.
-            TypeError: The settings hold what JSON cannot.
+            path (str | Path): File name, ``*.npz``. Its folder is made.
         """
-        path = Path(path)
-        if path.suffix != '.npz':
-            raise ValueError(f'a recording is named *.npz, got {path}')
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ('blocks', 'excluded'):
             arrays[name] = np.array(arrays[name], np.str_)
         arrays['settings'] = np.array(
             json.dumps({**self.settings, 'mmstepnet': __version__},
-                       default=_plain))
+                       default=lambda v: v.tolist() if isinstance(
+                           v, np.generic | np.ndarray) else str(v)))
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
         write_whole(path, content.getvalue())
@@ -322,34 +299,3 @@ class Trajectories:
         except Exception as error:  # zip, zlib, NumPy and JSON have many
             raise ValueError(f'{path} is damaged or no recording of '
                              f'stiffness: {error}') from error
-
-    def _check(self) -> None:
-        missing = [name for name in SETTINGS if name not in self.settings]
-        if missing:
-            raise ValueError(f'settings lack {", ".join(missing)}')
-        check_choice('reading', self.settings['reading'], READINGS)
-        shape = self.adaptive.shape
-        if len(shape) != 2 or 0 in shape:
-            raise ValueError('fields must be (N, L) with a sample and a block '
-                             f'or more, got {shape}; is the data set empty?')
-        for name in FIELDS:
-            value = getattr(self, name)
-            if value.shape != shape or not np.isfinite(value).all() or (
-                    name != 'step_mean' and value.min() < 0):
-                raise ValueError(f'{name} must be {shape} finite numbers, of '
-                                 f'norms not below 0, got {value!r}')
-        if self.stages.shape != shape[1:] or self.stages.dtype.kind not in (
-                'iu') or len(self.blocks) != shape[1]:
-            raise ValueError(
-                f'stages and blocks must be {shape[1]} integers and names, '
-                f'got {self.stages!r} and {self.blocks}')
-
-
-def _plain(value: Any) -> Any:
-    """A setting that JSON does not know, as one that it does."""
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f'settings of a recording are text, numbers, lists and '
-                    f'dicts of them, got {value!r}')

@@ -87,6 +87,19 @@ def changed(run, **fields):
     return replace(run, trajectories=replace(run.trajectories, **fields))
 
 
+def checkpoints(run, **settings):
+    """A training of one run, whose NSI is measured again and again.
+
+    Args:
+        run (Run): The run.
+        **settings: A list of each, such as epochs.
+    """
+    (unit, values), = settings.items()
+    return [changed(run, adaptive=k * run.trajectories.adaptive, settings=dict(
+        run.trajectories.settings, **{unit: value})).trajectories
+        for k, value in enumerate(values)]
+
+
 def part_of(run, samples=slice(None), blocks=slice(None)):
     """The run with some samples and blocks alone."""
     whole = run.trajectories

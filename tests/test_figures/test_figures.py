@@ -35,9 +35,9 @@ from mmstepnet.stiffness import (
     stiffness_occurrence,
     stiffness_proportion,
 )
-from mmstepnet.stiffness.training import Checkpoint, Training
 from tests.test_figures.conftest import (
     changed,
+    checkpoints,
     drawn,
     flat_run,
     numbers,
@@ -166,17 +166,19 @@ def test_blocks_without_attention_have_no_points(runs):
     assert len(drawn(figure, 'rect mark')) == 4  # r of the others is NaN
 
 
-def test_training():
-    checkpoints = [Checkpoint(k, 0.5 + k, 0.4, 0.6 + k, np.arange(3.0) * k)
-                   for k in (1, 2, 11)]
-    figure = training_figure('a name', Training(
-        'epoch', 'adaptive', ['a.0', 'a.1', 'b'], checkpoints))
-    assert numbers(drawn(figure, 'point'), 'TNS').tolist() == [1.5, 2.5, 11.5]
+def test_training(run):
+    training = checkpoints(run, epoch=[1, 2, 11])
+    figure = training_figure('a name', training, 'adaptive')
+    np.testing.assert_allclose(
+        numbers(drawn(figure, 'point'), 'TNS'),
+        [k * run.tns for k in range(3)], rtol=1e-3, atol=1e-6)
     cells = drawn(figure, 'rect mark')
+    names = block_names(run.trajectories.blocks)
     assert [(mark['block'], mark['step']) for mark in cells[2:4]] == [
-        ('a.0', '11'), ('a.1', '1')]
-    assert numbers(cells, 'mean NSI').tolist() == [
-        0, 0, 0, 1, 2, 11, 2, 4, 22]
+        (names[0], '11'), (names[1], '1')]
+    np.testing.assert_allclose(
+        numbers(cells, 'mean NSI'),
+        np.outer(run.nsi.mean(0), range(3)).ravel(), rtol=1e-3, atol=1e-6)
 
 
 def test_block_scores(tmp_path):

@@ -14,8 +14,12 @@ import numpy as np
 import pytest
 
 from mmstepnet.figures import save_report
-from mmstepnet.stiffness.training import Checkpoint, Training
-from tests.test_figures.conftest import changed, flat_run, part_of
+from tests.test_figures.conftest import (
+    changed,
+    checkpoints,
+    flat_run,
+    part_of,
+)
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser',
@@ -159,10 +163,8 @@ def shown(runs):
 @pytest.fixture(scope='module')
 def opened(shown, tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
-    page = save_report(shown, out, {'a training ' * 9: Training(
-        'weights', 'adaptive', [f'layers.{i}.mlp_step' for i in range(90)], [
-            Checkpoint(f'epoch_{k}_of_many', 0.5, 0.4, 0.6,
-                       np.full(90, 0.1 * k)) for k in range(40)])})
+    page = save_report(shown, out, {'a training ' * 9: checkpoints(
+        shown[-2], weights=[f'epoch_{k}_of_many' for k in range(40)])})
     html = page.read_text('utf-8')
     page.write_text(
         html.replace('<head>', '<head>' + WATCH, 1).replace(

@@ -1,7 +1,7 @@
 """Sums of two tensors: which are steps, and from which state."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +32,6 @@ class Additions(Tracer):
     """
 
     norms: Callable[[Tensor], Any] | None
-    owners: Collection[str] | None
 
     def forget(self) -> None:
         """Forget the last pass."""
@@ -144,18 +143,11 @@ class Additions(Tracer):
         f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
         first, alpha = args[0] is x, kwargs.get('alpha', 1)
-        found.norms = self._norms_of(
-            owner, x if first or alpha == 1 else x * alpha)
+        found.norms = self.norms and self.norms(
+            x if first or alpha == 1 else x * alpha)
         if found.norms is not None and operation.name in ('add', 'sub'):
             found.norms.see_branch(f, gate, alpha if first else 1, dropped)
         return found
-
-    def _norms_of(self, owner: Run, x: Tensor) -> Any:
-        """What measures a sum of a module, if anything does."""
-        if self.norms is None or (
-                self.owners is not None and owner.name not in self.owners):
-            return None
-        return self.norms(x)
 
     def _factors(self, f: Tensor,
                  base: int) -> tuple[Tensor, Tensor | None, bool]:
@@ -234,12 +226,11 @@ class Additions(Tracer):
                 and self.tags.make(t).version == found.version)
 
     def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> None:
-        same, tag = self._is_sum(t, found), self.tags.make(t)
+        same = self._is_sum(t, found)
         if not same and found.activation is None:
-            found.activation = tag.made_by
+            found.activation = self.tags.make(t).made_by
         if found.norms is not None:
-            found.norms.hand_on(
-                run, t, (self.tags.view(t), tag.version), same)
+            found.norms.hand_on(run, t, same)
 
     def _settle(self, found: Sum) -> None:
         self._pending.remove(found)

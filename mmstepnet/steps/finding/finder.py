@@ -22,6 +22,7 @@ from ..branch import BranchStep
 from ..residual import ResidualStep
 from ..tail import only_looks
 from .additions import Additions
+from .modes import uncompiled
 from .sums import Run, Sum
 from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
@@ -39,8 +40,6 @@ class Finder(Additions):
             is kept until its block returns, and no longer.
         norms (Callable, optional): Makes of a state what measures its step.
             None measures nothing. Defaults to None.
-        owners (set[str], optional): Names of the modules whose sums are
-            measured, once they are known. None is all.
 
     Attributes:
         wrong_shapes (dict): Modules with ``batch_first=False``, by the shapes
@@ -50,11 +49,9 @@ class Finder(Additions):
     """
 
     def __init__(self, model: nn.Module, blocks: Collection[str] = (),
-                 norms: Callable[[Tensor], Any] | None = None,
-                 owners: Collection[str] | None = None):
+                 norms: Callable[[Tensor], Any] | None = None):
         super().__init__()
         self.model, self.blocks, self.norms = model, set(blocks), norms
-        self.owners = owners
         self.names = name_modules(model)
         self.learns = {m for m in self.names
                        if next(m.parameters(), None) is not None}
@@ -80,8 +77,12 @@ class Finder(Additions):
         self.thread: int | None = None
 
     def attach(self) -> list:
-        """Register all hooks; what is returned is to be removed."""
-        handles: list = [self]
+        """Register all hooks; what is returned is to be removed.
+
+        Compiled code, which would pass the hooks by, runs uncompiled until
+        then.
+        """
+        handles: list = [self, uncompiled.enter()]
         for module in self.names:
             if type(module) not in PASSIVE:
                 handles.append(module.register_forward_pre_hook(
@@ -222,9 +223,8 @@ class Finder(Additions):
         found = self._new_sum(run, self.tags.mark(x), x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
-        if not found.left_out:
-            found.norms = self._norms_of(run, x)
-        if found.norms is not None:
+        if self.norms is not None and not found.left_out:
+            found.norms = self.norms(x)
             found.norms.see_branch(f, step, 1, dropped=True)
         self._conclude(found, out)
         self._hand_on(found, None, out)

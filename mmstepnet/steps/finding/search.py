@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 
 from .finder import Finder
-from .modes import hooked, in_mode, uncompiled
+from .modes import hooked, in_mode
 from .stages import Arrangement, FoundStep
 from .wrappers import unwrap
 
@@ -51,8 +51,8 @@ def find_steps(model: nn.Module, *inputs: object,
         layer1.1: (1, 256, 56, 56), then relu, recorded
     """
     finder = Finder(unwrap(model))
-    with (hooked(finder.attach()), uncompiled,
-          in_mode(finder.model, False), torch.no_grad()):
+    with (hooked(finder.attach()), in_mode(finder.model, False),
+          torch.no_grad()):
         model(*inputs, **named)
     return Arrangement(finder).steps
 
