@@ -50,46 +50,6 @@ def test_an_activation_is_no_part_of_the_step(last, mode):
         (lambda x: last(x.clone())) if last else lambda x: x))
 
 
-class AddsToItsInput(Residual):
-    def forward(self, x):
-        x += self.branch(x)
-        return x
-
-
-class NamesItsState(Residual):
-    """Called by keyword; returns its state among other things."""
-
-    def forward(self, state, shift=None):
-        return super().forward(state) + shift, shift
-
-
-class CallsByName(nn.Sequential):
-    def forward(self, x):
-        for block in self:
-            x, _ = block(shift=torch.zeros(()), state=x)
-        return x
-
-
-class Other(Residual):
-    """The same block, of another class."""
-
-
-@pytest.mark.parametrize('change', [
-    lambda body: nn.Sequential(*(AddsToItsInput() for _ in body)),
-    lambda body: CallsByName(*(NamesItsState() for _ in body)),
-    lambda body: nn.Sequential(body[0], Other(), Other()),
-])
-def test_other_forms_of_the_same_network(change):
-    plain, model = blocks_in_a_row(), blocks_in_a_row()
-    model[1] = change(model[1])
-    model.load_state_dict(plain.state_dict())
-    records = [recorded(net).record for net in (plain, model)]
-    assert records[0]['adaptive'].min() > 0
-    for name, value in records[0].items():
-        torch.testing.assert_close(
-            records[1][name], value, rtol=1e-6, atol=0)
-
-
 class Detector(nn.Module):
     """A backbone, and a head with residual blocks of its own."""
 
@@ -109,9 +69,7 @@ class Detector(nn.Module):
     (None, ['backbone.layer1.1', 'backbone.layer1.2', 'backbone.layer2.1',
             'backbone.layer2.2']),
     *((blocks, ['backbone.layer2.1', 'backbone.layer2.2']) for blocks in (
-        'layer2', 'layer2.*', 'backbone.layer2', 'layer2.[12]',
-        ['backbone.layer2.1', 'layer2.2'])),
-    ('head', ['head.1']),
+        'layer2', 'layer2.[12]', ['backbone.layer2.1', 'layer2.2'])),
     (Residual, ['backbone.layer1.1', 'backbone.layer1.2', 'backbone.layer2.1',
                 'backbone.layer2.2', 'head.1']),
 ])
@@ -121,9 +79,6 @@ def test_selections(blocks, names):
     assert recorder.blocks == names
     assert len(recorder.stages.unique()) == len(
         {name.rpartition('.')[0] for name in names})
-    if blocks is None:
-        assert {s.left_out for s in recorder.steps if 'head' in s.name} == {
-            'outside of the backbone'}
 
 
 def test_large_maps_keep_their_digits():
@@ -224,23 +179,6 @@ def test_an_interrupted_pass_adds_nothing(fail_at, error, between):
     recorder.stop()
     assert no_hooks(model) and not modes()
     assert torch.equal(recorder.nsi, clean.nsi.repeat(2, 1))
-
-
-def test_errors_that_the_model_catches():
-    class Catching(Net):
-        def forward(self, x):
-            for broken in (self.blocks[0], nn.Conv2d(3, 3, 3)):
-                try:
-                    broken(x[:, :7])
-                except RuntimeError:
-                    pass
-            return super().forward(x)
-
-    model = Catching()
-    recorder = recorded(model, MAPS, MAPS)
-    model.__class__ = Net
-    assert torch.equal(
-        recorder.nsi, recorded(model, MAPS).nsi.repeat(2, 1))
 
 
 def test_starting_stopping_and_clearing():
@@ -346,13 +284,9 @@ class Tokens(nn.Module):
         return self.blocks(x if self.first else x.transpose(0, 1))
 
 
-@pytest.mark.parametrize('x', [
-    X, seeded(4, 16, 8).abs().round().long()[..., 0].clamp(max=8)],
-    ids=['features', 'integers'])
-def test_tokens_before_samples(x):
+def test_tokens_before_samples():
     """The readings of a batch are those of each sample alone."""
-    torch.manual_seed(0)
-    model = Tokens()
+    model, x = Tokens(), seeded(4, 16, 8).abs().long()[..., 0].clamp(max=8)
     alone = recorded(model, *x.split(1))
     together = recorded(model, x)
     model.first = True
@@ -369,7 +303,7 @@ def test_as_many_tokens_as_samples(first):
     """Another number of samples says which is which, before or alone."""
     model = Tokens(first)
     with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        with pytest.raises(ValueError, match='first or second axis may be'):
+        with pytest.raises(ValueError, match='axis of 4 samples is not clear'):
             model(X[:, :4])
         model(X[:3, :4])
         model(X[:, :4])
@@ -378,25 +312,21 @@ def test_as_many_tokens_as_samples(first):
 
 
 def test_bad_features():
-    model = ready(small_resnet())
-    images = IMAGES.clone()
-    images[1, 0, 0, 0] = np.nan
-    with TrajectoryRecorder(model) as recorder, torch.no_grad():
-        model(IMAGES[:1])
-        with pytest.raises(ValueError,
-                           match='sample 2 at block layer1.1 has NaN'):
-            model(images)
-    assert len(recorder) == 1
+    """A state of norm 0 that stays has index 0."""
     model = nn.Sequential(Residual(nn.ReLU()), Residual(nn.ReLU()))
+    for bias in (b.bias for b in model.modules() if hasattr(b, 'bias')):
+        nn.init.zeros_(bias)
     with TrajectoryRecorder(model, Residual) as recorder, torch.no_grad():
-        for block in model:
-            block.first.bias.zero_()
-            block.second.bias.zero_()
         model(torch.zeros(2, 8, 5, 5))
         assert (recorder.nsi == 0).all()
+        broken = MAPS.clone()
+        broken[1, 0, 0, 0] = np.nan
+        with pytest.raises(ValueError, match='sample 3 has no finite index'):
+            model(broken)
         model[1].second.bias.fill_(1)
-        with pytest.raises(ValueError, match='state of norm 0 that changes'):
+        with pytest.raises(ValueError, match='state of norm 0 changes'):
             model(torch.zeros(2, 8, 5, 5))
+    assert len(recorder) == 2
 
 
 def test_features_are_not_kept():
@@ -416,6 +346,7 @@ def test_features_are_not_kept():
 @pytest.mark.parametrize('reentrant', [False, True])
 @pytest.mark.parametrize('inside', [False, True])
 def test_a_checkpoint_counts_each_sample_once(reentrant, inside):
+    """Whoever observes, or no longer does, at the time of backward."""
     class Checkpointing(Net):
         def forward(self, x):
             for block in self.blocks:
@@ -428,7 +359,6 @@ def test_a_checkpoint_counts_each_sample_once(reentrant, inside):
     if inside:
         model.__class__, run = Checkpointing, model
     gradients = []
-    # Whoever observes, or no longer does, at the time of backward.
     for forward, backward in ((0, 0), (1, 1), (1, 0), (0, 1)):
         recorder, x = TrajectoryRecorder(model), MAPS.clone().requires_grad_()
         if forward:
@@ -476,8 +406,7 @@ def test_threads_do_not_disturb_other_models():
 
 @pytest.mark.skipif(
     not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6')
-@pytest.mark.parametrize('in_place', [True, False])
-def test_compiled_models_are_recorded_uncompiled(in_place):
+def test_compiled_models_are_recorded_uncompiled():
     """Until the last recorder stops, whichever that is."""
     def backend(graph, inputs):
         calls.append(graph)
@@ -485,11 +414,7 @@ def test_compiled_models_are_recorded_uncompiled(in_place):
 
     calls, model = [], perturb(Net()).eval()
     plain, second = recorded(model, MAPS), TrajectoryRecorder(Net())
-    compiled = model
-    if in_place:
-        model.compile(backend=backend)
-    else:
-        compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=backend)
     with torch.no_grad():
         compiled(MAPS)
         made = len(calls)

@@ -46,14 +46,13 @@ def sweep(nsi, stages, mu='stage'):
     return np.array(areas)
 
 
-def trajectories(seed, counts, n=20, ties=False):
+def trajectories(seed, counts, n=20):
     rng = np.random.default_rng(seed)
     stages = np.repeat(np.arange(len(counts)), counts)
-    nsi = rng.gamma(1.5, 0.3, (n, len(stages)))
-    return np.round(nsi, 1) if ties else nsi, stages
+    return rng.gamma(1.5, 0.3, (n, len(stages))), stages
 
 
-@pytest.mark.parametrize('counts', [(17, ), (5, 5, 5), (3, 4, 6, 3)])
+@pytest.mark.parametrize('counts', [(17, ), (3, 4, 6, 3)])
 @MEANS
 def test_closed_forms_equal_a_fine_grid(counts, mu):
     """Midpoint rule over the support, Eq. 5 evaluated literally."""
@@ -75,55 +74,22 @@ def test_closed_forms_equal_a_fine_grid(counts, mu):
             pytest.approx(np.mean(areas), rel=1e-3))
 
 
-@pytest.mark.parametrize('counts', [
-    (17, ), (5, 5, 5), (3, 4, 6, 3), (1, 1, 1), (1, 7)])
-@pytest.mark.parametrize('ties', [False, True])
-@MEANS
-def test_grids_equal_the_definition(counts, ties, mu):
-    nsi, stages = trajectories(2, counts, ties=ties)
-    nsi[3] = 0.0
-    nsi[4, stages == 0] = 0.0
-    rng = np.random.default_rng(3)
-    m1 = np.append(rng.uniform(0, 2, 13), 0)  # not sorted
-    m2 = np.append(rng.uniform(0, 1, 11), 0)
-    delta = stiffness_occurrence(nsi, stages, m1, m2, mu)
-    p_hat = stiffness_proportion(nsi, stages, m1, m2, mu)
-    assert delta.shape == p_hat.shape == (14, 12)
-    for i, a in enumerate(m1):
-        for j, b in enumerate(m2):
-            # Where ζ = μ (1 + M1), rounding of the mean decides.
-            few, many = (stiff(nsi, stages, a + d, b, mu)
-                         for d in (1e-9, -1e-9))
-            assert few.any(1).mean() <= delta[i, j] <= many.any(1).mean()
-            assert few.mean() - 1e-12 <= p_hat[i, j] <= many.mean() + 1e-12
-            if not ties:
-                hit = stiff(nsi, stages, a, b, mu)
-                assert delta[i, j] == pytest.approx(hit.any(1).mean())
-                assert p_hat[i, j] == pytest.approx(hit.mean())
-
-
 def test_known_values():
     # Wide and low (3 x 0.4) beside narrow and high (1 x 2): union 2.8.
     nsi, stages = [[0.0, 0.0, 0.0, 0.4, 0.0, 2.0]], [7, 7, 7, 7, 2, 2]
     np.testing.assert_allclose(
         total_neural_stiffness(nsi, stages), [2.8], rtol=1e-14)
-    np.testing.assert_allclose(
-        total_stiffness_proportion(nsi, stages), [3.2 / 6], rtol=1e-14)
     # One mean, 1.25: 2 / 1.25 - 1 = 0.6 wide, 2 high; the next 0.2 x 1.5.
-    for stages in ([0, 0, 0, 0], [3, 2, 1, 0]):
-        np.testing.assert_allclose(block_stiffness(
-            [[0.5, 1.0, 1.5, 2.0]], stages, 'all'), [0, 0, 0.3, 1.2],
-            rtol=1e-14)
-
-
-def test_one_block_a_stage_and_rest_give_zero():
+    np.testing.assert_allclose(block_stiffness(
+        [[0.5, 1.0, 1.5, 2.0]], [3, 2, 1, 0], 'all'), [0, 0, 0.3, 1.2],
+        rtol=1e-14)
+    # One block a stage equals its mean; a constant does, up to rounding.
     nsi, stages = trajectories(4, (1, 1, 1, 1))
     assert (total_neural_stiffness(nsi, stages) == 0).all()
-    assert (total_stiffness_proportion(nsi, stages) == 0).all()
     assert (total_neural_stiffness(nsi, stages, 'all') > 0).all()
-    assert (block_stiffness(np.zeros((2, 4)), stages) == 0).all()
-    constant = np.full((3, 6), 0.1)  # its mean rounds
+    constant = np.full((3, 6), 0.1)
     assert (total_neural_stiffness(constant, [0] * 6) < 1e-15).all()
+    assert stiffness_occurrence(constant, [0] * 6, [0], [0.1]) == 1
 
 
 @MEANS
@@ -132,7 +98,6 @@ def test_axes_end_where_one_sample_in_a_hundred_is_stiff(mu):
     axes = degree_axes(both, mu)
     sides = [[nsi / means(nsi, stages, mu) - 1, nsi] for nsi, stages in both]
     for axis, each in zip(axes, zip(*sides)):
-        assert axis.shape == (40, )
         np.testing.assert_allclose(np.diff(axis), 2 * axis[0])
         assert axis[-1] + axis[0] == pytest.approx(max(
             np.percentile(side.max(1), 99) for side in each))
@@ -168,7 +133,7 @@ def test_lemma_1_and_theorem_1(mu):
     elements=st.one_of(st.just(0.0), st.floats(1e-3, 1e3),
                        st.sampled_from([0.25, 0.5]))))
 def test_properties(data, nsi):
-    """Sweep, invariance to order, names and splits, scale, monotone grids."""
+    """Definition, sweep, scale, types, and invariance to order and splits."""
     length = nsi.shape[1]
     stages = np.array(data.draw(st.lists(
         st.integers(0, 3), min_size=length, max_size=length)))
@@ -176,14 +141,13 @@ def test_properties(data, nsi):
     rows = np.array(data.draw(st.permutations(range(len(nsi)))))
     renamed = np.array([5, 1, 9, 2])[stages]
     close = dict(rtol=1e-9, atol=1e-12 * nsi.max())
+    m1, m2 = np.array([1.3, 0, 0.25, 4]), np.array([0.25, 0, 0.7])
     for mu in ('stage', 'all'):
         tns = total_neural_stiffness(nsi, stages, mu)
         p_hat = total_stiffness_proportion(nsi, stages, mu)
         np.testing.assert_allclose(tns, sweep(nsi, stages, mu), **close)
         assert block_stiffness(nsi, stages, mu).mean() == pytest.approx(
             p_hat.mean())
-        # The union is at most the sum, which is L times the mean share.
-        assert (tns <= p_hat * length * (1 + 1e-12) + 1e-300).all()
         for function, value in ((total_neural_stiffness, tns),
                                 (total_stiffness_proportion, p_hat)):
             np.testing.assert_allclose(function(
@@ -194,25 +158,18 @@ def test_properties(data, nsi):
             np.testing.assert_allclose(np.concatenate(
                 [function(row[None], stages, mu) for row in nsi]), value,
                 **close)
-    m1, m2 = np.linspace(0, 4, 9), np.linspace(0, 2, 7)
-    for function in (stiffness_occurrence, stiffness_proportion):
-        grid = function(nsi, stages, m1, m2)
-        assert (grid >= 0).all() and (grid <= 1).all()
-        assert (np.diff(grid, axis=0) <= 0).all()
-        assert (np.diff(grid, axis=1) <= 0).all()
-        split = [function(row[None], stages, m1, m2) for row in nsi]
-        np.testing.assert_allclose(np.mean(split, 0), grid, atol=1e-12)
-
-
-def test_types():
-    nsi, stages = trajectories(5, (3, 4))
-    assert isinstance(total_neural_stiffness(nsi, stages), np.ndarray)
-    for dtype in (torch.float64, torch.float32, torch.float16):
-        rounded = torch.tensor(nsi, dtype=dtype)
-        tns = total_neural_stiffness(rounded, stages)
-        assert tns.dtype == torch.float64
-        # Only the rounding of the input is lost.
-        np.testing.assert_array_equal(
-            tns, total_neural_stiffness(rounded.double().numpy(), stages))
-    grid = stiffness_occurrence(nsi, torch.tensor(stages), [0.1], [0.1])
-    assert isinstance(grid, torch.Tensor) and grid.dtype == torch.float64
+            given = torch.tensor(nsi).to(torch.bfloat16)
+            np.testing.assert_array_equal(
+                function(given, stages, mu),
+                function(given.double().numpy(), stages, mu))
+        delta = stiffness_occurrence(nsi, stages, m1, m2, mu)
+        p_hat = stiffness_proportion(nsi, torch.tensor(stages), m1, m2, mu)
+        assert isinstance(delta, np.ndarray) and torch.is_tensor(p_hat)
+        for i, a in enumerate(m1):
+            for j, b in enumerate(m2):
+                # Where ζ = μ (1 + M1), rounding of the mean decides.
+                few, many = (stiff(nsi, stages, a + d, b, mu)
+                             for d in (1e-9, -1e-9))
+                assert few.any(1).mean() <= delta[i, j] <= many.any(1).mean()
+                assert few.mean() - 1e-12 <= p_hat[i, j] <= (
+                    many.mean() + 1e-12)
