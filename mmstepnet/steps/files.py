@@ -10,9 +10,9 @@ for each block that was removed, what stands in its place.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -83,7 +83,7 @@ def save_steps(model: nn.Module, path: str | Path,
     """
     names = check_module_names(modules_to_save)
     modules = modules_by_name(_base(model))
-    blocks, saved = steps_to_save(modules)
+    blocks, saved = _steps_to_save(modules)
     for name in names:
         saved[name] = _in_use(
             find_module(modules, name, 'modules_to_save names'))
@@ -96,42 +96,38 @@ def save_steps(model: nn.Module, path: str | Path,
     about = dict(format_version=FORMAT, blocks=blocks, modules_to_save=names)
     content = json.dumps(about | dict(digest=_digest(about, tensors)))
     path = Path(path)
-    if path.is_dir() or path.suffix != '.safetensors':
+    if path.suffix != '.safetensors':
         path = path / NAME
     write_whole(path, safetensors.torch.save(tensors, {METADATA: content}))
 
 
-def steps_to_save(modules: dict[str, nn.Module]
-                  ) -> tuple[dict[str, dict], dict[str, nn.Module]]:
-    """What a file says of the blocks of a model, and their attentions.
-
-    Args:
-        modules (dict[str, nn.Module]): Its modules by name.
-
-    Raises:
-        ValueError: There are no steps, or an attention could not be built
-            again.
-    """
+def _steps_to_save(modules: dict[str, nn.Module]
+                   ) -> tuple[dict[str, dict], dict[str, nn.Module]]:
+    """What a file says of the blocks of a model, and their attentions."""
     blocks: dict[str, dict] = {}
     saved: dict[str, nn.Module] = {}
     for name, block in modules.items():
         gates = _gates(block)
         if isinstance(block, RemovedBlock):
-            blocks[name] = dict(removed=[block.size, block.is_relu])
+            about: dict = dict(removed=[block.size, block.is_relu])
         elif gates:
-            blocks[name] = dict(
+            about = dict(
                 places=[step.place for step in map(_in_use, block.children())
                         if isinstance(step, BranchStep)],
                 steps={key: _record(f'{name}.{key}', gate)
                        for key, gate in gates.items()})
-            saved |= {f'{name}.{key}.attention': gate
-                      for key, gate in gates.items()}
+            saved |= _by_name(name, gates)
+        else:
+            continue
+        blocks[name] = dict(about, cls=_class_name(block))
     if not blocks:
         raise ValueError(f'{type(modules[""]).__name__} has no steps to '
                          f'save; call insert_steps first')
-    for name, about in blocks.items():
-        about['cls'] = _class_name(modules[name])
     return blocks, saved
+
+
+def _by_name(block: str, gates: dict[str, Any]) -> dict[str, nn.Module]:
+    return {f'{block}.{key}.attention': gate for key, gate in gates.items()}
 
 
 def load_steps(model: nn.Module, path: str | Path) -> list[str]:
@@ -223,16 +219,18 @@ def _load(model: nn.Module, about: dict,
         if found != blocks[name]['steps']:
             raise ValueError(f'{name} has other attentions here, {found}, '
                              f'than {blocks[name]["steps"]}')
-        targets |= {f'{name}.{key}.attention': gate
-                    for key, gate in gates.items()}
+        targets |= _by_name(name, gates)
     if new or removed:
         check_unsharded(model)
-    states = dict(_states(tensors, targets))
+    _check_tensors(tensors, targets)
     for block, places, put in new:
         put_in(block, places, put)
     exchange(model, removed)
-    for name, state in states.items():
-        targets[name].load_state_dict(state, strict=False)
+    for name, target in targets.items():
+        target.load_state_dict(
+            {key: _like(tensors[f'{name}.{key}'], own)
+             for key, own in target.state_dict().items()
+             if f'{name}.{key}' in tensors}, strict=False)
     return stepped
 
 
@@ -316,27 +314,22 @@ def _build(name: str, block: nn.Module, places: list, steps: dict,
                           for key in widths}
 
 
-def _states(tensors: dict[str, Tensor], targets: dict[str, nn.Module]
-            ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The state of each module, if tensors and modules fit one another."""
-    left = dict(tensors)
-    for name in sorted(targets, key=len, reverse=True):  # the innermost first
-        own = {key.removeprefix(f'{name}.'): left.pop(key)
-               for key in list(left) if key.startswith(f'{name}.')}
-        state = {key: t for key, t in targets[name].state_dict().items()
-                 if f'{name}.{key}' not in tensors or key in own}
-        wanted = {key: t for key, t in state.items()
-                  if not key.endswith(KEY)}
-        if own.keys() != wanted.keys() or any(
-                own[key].shape != t.shape
-                or own[key].is_floating_point() != t.is_floating_point()
-                for key, t in wanted.items()):
-            raise ValueError(f'{name} has other tensors, or of other shapes, '
-                             f'here than in the file')
-        if any(t.is_meta for t in wanted.values()):
-            raise ValueError(f'{name} is on the meta device and has no '
-                             f'weights; load those of the model first')
-        yield name, {key: _like(t, wanted[key]) for key, t in own.items()}
+def _check_tensors(tensors: dict[str, Tensor],
+                   targets: dict[str, nn.Module]) -> None:
+    """See that tensors are those of the modules, of the same shapes."""
+    wanted = {f'{name}.{key}': t for name, module in targets.items()
+              for key, t in module.state_dict().items()
+              if not key.endswith(KEY)}
+    odd = sorted(tensors.keys() ^ wanted.keys()) or [
+        key for key, t in tensors.items() if wanted[key].shape != t.shape
+        or wanted[key].is_floating_point() != t.is_floating_point()]
+    if odd:
+        raise ValueError(f'{odd[0]} is not in both, the file and the model, '
+                         f'or of two shapes')
+    bare = [key for key, t in wanted.items() if t.is_meta]
+    if bare:
+        raise ValueError(f'{bare[0]} is on the meta device and has no '
+                         f'memory; load the weights of the model first')
 
 
 def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
@@ -377,25 +370,20 @@ def _gates(block: nn.Module) -> dict[str, Any]:
 
 def _record(name: str, gate: Any) -> dict[str, Any]:
     """Type and arguments of an attention, of which it can be built again."""
-    if not isinstance(gate, Recorded) or gate.recorded_type not in ATTENTIONS:
-        raise ValueError(
-            f'{name} has a {type(gate).__name__}, which is not registered in '
-            f'mmstepnet.attentions.ATTENTIONS and could not be built again '
-            f'(save the steps before fold, which changes them)')
-    record = gate.record()
-    with torch.device('meta'):
-        channels: Any = gate.channels
-        fresh = build_attention(record, channels)
-    shapes, wanted = ({key: t.shape for key, t in m.state_dict().items()
-                       if not key.endswith(KEY)} for m in (gate, fresh))
-    if shapes != wanted:
-        odd = sorted(key for key, _ in shapes.items() ^ wanted.items())
-        raise ValueError(
-            f'{name} has other tensors than a {record["type"]} '
-            f'({", ".join(dict.fromkeys(odd))}); make pruning or '
-            f'parametrisation permanent, and save inside summon_full_params '
-            f'in FSDP1')
-    return record
+    if isinstance(gate, Recorded) and gate.recorded_type in ATTENTIONS:
+        record, channels = gate.record(), cast(Any, gate).channels
+        with torch.device('meta'):
+            fresh = build_attention(record, channels)
+        shapes, wanted = ({key: t.shape for key, t in m.state_dict().items()
+                           if not key.endswith(KEY)} for m in (gate, fresh))
+        if shapes == wanted:
+            return record
+    raise ValueError(
+        f'{name} has a {type(gate).__name__} that could not be built again '
+        f'from its type and arguments: register its class in '
+        f'mmstepnet.attentions.ATTENTIONS, save before fold, make pruning or '
+        f'parametrisation permanent, and in FSDP1 save inside '
+        f'summon_full_params')
 
 
 def _class_name(block: nn.Module | None) -> str:

@@ -3,32 +3,28 @@
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .examples import call_of, guess_inputs, on_meta
+from .examples import guess_inputs
 from .finding import (
     Arrangement,
-    Finder,
     Selection,
     hooked,
     in_mode,
     select,
-    uncompiled,
     unwrap,
 )
-from .finding.operations import describe_operation
 from .finding.selection import is_within
 from .finding.tags import is_real
 from .finding.wrappers import name_modules
 from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
-from .spots import steps_by_block
+from .spots import SpotFinder, identity, run_on, steps_by_block
 from .tail import fused
 
 
@@ -129,7 +125,7 @@ def prepare_removal(model: nn.Module, names: Selection | None,
                  if is_within(name, set().union(*chosen.values()))}
     removed, refused = {}, []
     for name in filter(meant.__contains__, blocks):
-        count, ways = blocks[name], paths[name]
+        count, ways = blocks[name], paths.get(name, set())
         if not count:
             refused.append(f'{name} projects its identity')
         elif not ways:
@@ -158,122 +154,89 @@ def _is_counted(modules: dict[str, nn.Module], name: str,
                if own and not is_within(n, removed))
 
 
-class _Paths(TorchDispatchMode):
+class _WayFinder(SpotFinder):
     """Follows the sums and ReLUs between a module's state and its output.
 
     Attributes:
-        ways (dict): For each run of a module the number of sums, the number
-            of elements of the tuple that it returns, 0 where it returns its
-            state alone, and whether a ReLU comes last; or None, where it
-            returns something else.
+        ways (dict): For the runs of each module the number of sums, the
+            number of elements of the tuple that it returns, 0 where it
+            returns its state alone, and whether a ReLU comes last; or None,
+            where it returns something else.
     """
 
-    def __init__(self):
-        super().__init__()
-        self.ways: dict[nn.Module, list[tuple | None]] = defaultdict(list)
-        self.made: dict[tuple, tuple[bool, list[tuple]]] = {}
-        self.kept: list[Tensor] = []  # so that no other gets its memory
+    def forget(self) -> None:
+        """Forget the last pass."""
+        super().forget()
+        self.ways: dict[str, set[tuple | None]] = defaultdict(set)
         self.given: dict[nn.Module, Any] = {}
 
-    def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
-        operation = describe_operation(func)
-        states = [x for x, _ in operation.operands(args)]
-        is_relu = operation.name == 'relu'
-        before = list(map(_memory, args[:1] if is_relu else states))
-        out = func(*args, **kwargs or {})
-        if before and is_real(out):
-            # What writes counts it as a version when this has returned.
-            made = _memory(out, operation.writes)
-            self.made[made] = is_relu, before
-            self.kept.append(out)
-        return out
-
-    def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Take down the state, the first argument."""
+    def _see_given(self, module: nn.Module, args: tuple,
+                   kwargs: dict) -> None:
+        super()._see_given(module, args, kwargs)
         x: Any = next(iter((*args, *kwargs.values())), None)
-        self.given[module] = (x, _memory(x)) if is_real(x) else (None, None)
+        self.given[module] = (x.shape, identity(x)) if is_real(x) else None
 
-    def leave(self, module: nn.Module, args: tuple, out: Any) -> None:
-        """See how a module comes from its state to what it returns."""
-        x, start = self.given.pop(module)
+    def _see_returned(self, module: nn.Module, args: tuple,
+                      out: Any) -> None:
+        super()._see_returned(module, args, out)
         size = len(out) if type(out) is tuple else 0
         first: Any = out[0] if size else out
-        count = None
-        if x is not None and is_real(first) and x.shape == first.shape and all(
+        state, way = self.given.pop(module), None
+        if state and is_real(first) and first.shape == state[0] and all(
                 t is None for t in (out[1:] if size else ())):
-            end = _memory(first)
-            is_relu, before = self.made.get(end, (False, []))
-            count = self._count(before[0] if is_relu else end, start, set())
-        self.ways[module].append(
-            None if count is None else (count, size, is_relu))
+            end = identity(first)[:4]
+            relu = [x[:4] for kind, x in self.origins.get(end, ())
+                    if kind == 'relu']
+            count = self._count((*relu, end)[0], state[1][:4])
+            way = None if count is None else (count, size, bool(relu))
+        self.ways[self.names[module]].add(way)
 
-    def _count(self, end: tuple, start: tuple, seen: set) -> int | None:
+    def _count(self, end: tuple, start: tuple) -> int | None:
         """Number of sums on the way back from a result to a state."""
-        if end == start:
-            return 0
-        is_relu, before = self.made.get(end, (True, []))
-        if end in seen or is_relu:
-            return None
-        seen.add(end)
-        counts = [self._count(state, start, seen) for state in before]
-        return next((n + 1 for n in counts if n is not None), None)
-
-
-def _memory(t: Tensor, writes: int = 0) -> tuple:
-    """Equal for views of one memory, as long as nobody writes to it."""
-    version = 0 if t.is_inference() else t._version + writes
-    return (t.untyped_storage()._cdata, t.storage_offset(), t.numel(),
-            version)
+        todo = [(end, 0)]
+        for memory, count in todo:  # which grows
+            if memory == start:
+                return count
+            todo += [(x[:4], count + 1)
+                     for kind, x in self.origins.get(memory, ())
+                     if kind == 'sum' and all(x[:4] != m for m, _ in todo)]
+        return None
 
 
 def _run(model: nn.Module, example: object
          ) -> tuple[dict[str, int], dict[str, set]]:
-    """Blocks with the number of their steps, and ways through all modules.
-
-    On the meta device or, where the model does not run there, with a copy.
-    """
+    """Blocks with the number of their steps, and ways through all modules."""
     error: Any = 'nothing can be guessed for a model of its class'
     for given in guess_inputs(model, outermost=True) if example is None else (
             example, ):
-        for device in 'meta', None:
-            try:
-                one = model if device else copy.deepcopy(model)
-                with on_meta(one) if device else nullcontext():
-                    return _passes(one, *call_of(given, 2, device))
-            except Exception as raised:
-                error = f'{type(raised).__name__}: {raised}'
-    raise ValueError(
-        f'{type(model).__name__} does not run on the example that its blocks '
-        f'are to be tried with ({error}); give example= that it takes')
+        try:
+            return run_on(given, model, _passes, 2)[0]
+        except ValueError as raised:
+            error = raised
+    raise ValueError(f'{type(model).__name__}: {error}; give example= that '
+                     f'it takes')
 
 
 def _passes(model: nn.Module, args: tuple, kwargs: dict
             ) -> tuple[dict[str, int], dict[str, set]]:
     """A pass in evaluation mode, and one with the blocks in training mode."""
-    finder, paths = Finder(model), _Paths()
-    handles = [handle for m in model.modules() for handle in (
-        m.register_forward_pre_hook(paths.enter, with_kwargs=True),
-        m.register_forward_hook(paths.leave))]
-    with (hooked(handles), uncompiled, in_mode(model, False), torch.no_grad(),
-          torch.random.fork_rng([]), fused(False)):
-        with hooked(finder.attach()), paths:
-            model(*args, **kwargs)
-        arrangement = Arrangement(finder)
+    if not next(model.parameters()).is_meta:
+        model = copy.deepcopy(model)  # statistics may change
+    finder = _WayFinder(model, ())
+    with (hooked(finder.attach()), in_mode(model, False),
+          torch.no_grad(), torch.random.fork_rng([]), fused(False)):
+        model(*args, **kwargs)
+        ways, arrangement = finder.ways, Arrangement(finder)
         counts = {name: len(sums)
                   for name, sums in steps_by_block(arrangement).items()}
-        counts |= {place[1].name: 0 for _, found, place in arrangement.named
-                   if place and not found.state}
+        counts |= {block.name: 0 for _, found, block in arrangement.named
+                   if block and not found.state}
         blocks = {name: count for name, count in counts.items() if not any(
             other.startswith(f'{name}.') for other in counts)}
         for name in blocks:
             arrangement.modules[name].train()
-        with paths:
-            model(*args, **kwargs)
-    ways = defaultdict(set)
-    for module, found in paths.ways.items():
-        ways[finder.names[module]].update(found)
-    return blocks, ways
+        model(*args, **kwargs)
+    return blocks, {name: ways[name] | finder.ways[name] for name in ways}
 
 
 class RemovedBlock(Generated):

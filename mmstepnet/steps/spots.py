@@ -6,7 +6,7 @@ spots for its state and one for its branch.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch import Tensor
 from .branch import Place, Spot
 from .examples import call_of, on_meta
 from .finding import (
+    ALONE,
     FIRST,
     OUTSIDE,
     Arrangement,
@@ -30,11 +31,10 @@ from .finding import (
     tensors,
     unwrap,
 )
-from .finding.operations import describe_operation
+from .finding.operations import Operation, describe_operation
 from .finding.selection import around
 from .finding.tags import is_real
 
-ALONE = 'no container'
 STEPPED = None, FIRST, ALONE, OUTSIDE
 """Whatever the recorder leaves them out for, these may take steps."""
 
@@ -94,7 +94,7 @@ class SpotFinder(Finder):
         """Forget the last pass."""
         super().forget()
         self.seen: dict[tuple, list[Event]] = defaultdict(list)
-        self.products: dict[tuple, tuple] = {}
+        self.origins: dict[tuple, list[tuple[str, tuple]]] = {}
         self.looked_up = self.time = 0
         self.surroundings: dict[Sum, Surroundings] = {}
         self.calls: Counter = Counter()
@@ -128,36 +128,47 @@ class SpotFinder(Finder):
         if is_real(t):
             self.tags.make(t)  # while it lives no other has its memory
             self.time += 1
-            self.seen[_identity(t)].append(Event(
+            self.seen[identity(t)].append(Event(
                 self.time, module, self.names[module], returned, key,
                 self.calls[module] - 1))
 
     def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
-        name = describe_operation(func).name
-        factors = [
-            (t, _identity(t)) for t, other in (args[:2], args[1::-1])
-            if is_real(t) and self.tags.get(t) is not None
-            and not (name == 'div' and t is not args[0])
-            and not (isinstance(other, Tensor)
-                     and self.tags.get(other) is not None)
-        ] if name in ('mul', 'div') else []
+        operation = describe_operation(func)
+        origins = list(self._origins(operation, args))
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        for t, key in factors:
-            if out.shape == t.shape:
-                self.products[_identity(out)] = key
-        if name == 'embedding' and tuple(args[1].shape) in self.texts:
+        if origins and is_real(out):
+            self.tags.make(out)
+            # What writes counts it as a version when this has returned.
+            self.origins[identity(out, operation.writes)[:4]] = origins
+        if operation.name == 'embedding' and (
+                tuple(args[1].shape) in self.texts):
             self.looked_up |= 1 << self.tags.mark(out)
         return out
 
+    def _origins(self, operation: Operation, args: tuple
+                 ) -> Iterator[tuple[str, tuple]]:
+        """Which sum, ReLU, or product with a number or weight it makes."""
+        if operation.name == 'relu':
+            yield 'relu', identity(args[0])
+        for x, _ in operation.operands(args):
+            yield 'sum', identity(x)
+        for t, other in (args[:2], args[1::-1]) if operation.scales else ():
+            if is_real(t) and self.tags.get(t) is not None and (
+                    operation.name == 'mul' or t is args[0]) and not (
+                    isinstance(other, Tensor) and (
+                        other.dim() > t.dim() or self.tags.get(other))):
+                yield 'product', identity(t)
+
     def _begin(self, operation: Any, owner: Run, x: Tensor, f: Tensor,
                *args: Any) -> Sum | None:
-        branch, key = [], _identity(f)
+        branch, key = [], identity(f)
         while operation.name in ('add', 'sub') and key is not None:
             branch.append(list(self.seen.get(key, ())))
-            key = self.products.get(key)
+            key = next((before for kind, before in self.origins.get(
+                key[:4], ()) if kind == 'product'), None)
         seen = Surroundings(
-            list(self.seen.get(_identity(x), ())), branch,
+            list(self.seen.get(identity(x), ())), branch,
             bool(self.tags.make(x).plain & self.looked_up))
         found = super()._begin(operation, owner, x, f, *args)
         if found is not None:
@@ -165,19 +176,14 @@ class SpotFinder(Finder):
         return found
 
 
-def _identity(t: Tensor) -> tuple:
-    """Equal for one tensor, as long as nobody writes to it."""
-    version = 0 if t.is_inference() else t._version
-    return (t.untyped_storage()._cdata, t.storage_offset(), t.shape,
-            t.stride(), version)
+def identity(t: Tensor, writes: int = 0) -> tuple:
+    """Equal for one tensor, as long as nobody writes to it.
 
-
-class Pass(NamedTuple):
-    """One pass of a model with a number of samples."""
-
-    finder: SpotFinder
-    arrangement: Arrangement
-    samples: int | None
+    The first four items are equal for all views of the same values.
+    """
+    version = 0 if t.is_inference() else t._version + writes
+    return (t.untyped_storage()._cdata, t.storage_offset(), t.numel(),
+            version, t.shape, t.stride())
 
 
 def find_places(model: nn.Module, example: object, layout: str | None = None
@@ -201,10 +207,10 @@ def find_places(model: nn.Module, example: object, layout: str | None = None
     Raises:
         ValueError: The model does not run on the example.
     """
-    passes = _run(unwrap(model), example)
-    finder = passes[0].finder
+    finders = run_on(example, unwrap(model), _follow, 2, 3)
+    finder, found = finders[0], [Arrangement(f) for f in finders]
     modules = {name: module for module, name in finder.names.items()}
-    tables = [_holders(p, modules) for p in passes]
+    tables = [_holders(arrangement, modules) for arrangement in found]
     places, refused = {}, []
     for name, sums in tables[0].items():
         try:
@@ -225,21 +231,35 @@ def find_places(model: nn.Module, example: object, layout: str | None = None
             f'step_{k}' for k in range(len(sums))]
         for step, pair in zip(names, zip(sums, others)):
             try:
-                place = _place(passes, name, step, pair, modules, layout)
+                place = _place(finders, name, step, pair, modules, layout)
                 places[name] = (*places.get(name, ()), place)
             except RefusedError as error:
                 refused.append(f'{name} {error}')
-    return places, refused, explain(finder, passes[0].arrangement.steps)
+    return places, refused, explain(finder, found[0].steps)
 
 
-def _run(model: nn.Module, example: object) -> list[Pass]:
-    """Two passes, in the first of these ways in which the model runs."""
+def run_on(example: object, model: nn.Module,
+           follow: Callable[[nn.Module, tuple, dict], Any],
+           *samples: int | None) -> list:
+    """Follow passes on the meta device or, where the model cannot, really.
+
+    Args:
+        example (object): What the model is called with.
+        model (nn.Module): The model.
+        follow (Callable): ``follow(model, args, kwargs)`` makes a pass.
+        *samples (int): The numbers of samples to call it with; where the
+            model takes no other number, as many times as it is.
+
+    Raises:
+        ValueError: The model does not run on the example.
+    """
     failed = ValueError()
-    for device, samples in (('meta', (2, 3)), (None, (2, 3)),
-                            (None, (None, None))):
+    for device, sizes in (('meta', samples), (None, samples),
+                          (None, [None] * len(samples))):
         try:
             with on_meta(model) if device else nullcontext():
-                return [_pass(model, example, n, device) for n in samples]
+                return [follow(model, *call_of(example, size, device))
+                        for size in sizes]
         except Exception as error:
             failed = error
     raise ValueError(
@@ -248,18 +268,16 @@ def _run(model: nn.Module, example: object) -> list[Pass]:
         f'example= that it takes') from failed
 
 
-def _pass(model: nn.Module, example: object, samples: int | None,
-          device: str | None) -> Pass:
-    args, kwargs = call_of(example, samples, device)
+def _follow(model: nn.Module, args: tuple, kwargs: dict) -> SpotFinder:
     finder = SpotFinder(model, [t for t in tensors(args, kwargs)
                                 if not t.is_floating_point()])
     with (hooked(finder.attach()), in_mode(model, False), torch.no_grad(),
           torch.random.fork_rng([])):
         model(*args, **kwargs)
-    return Pass(finder, Arrangement(finder), samples)
+    return finder
 
 
-def _holders(one: Pass, modules: dict[str, nn.Module]
+def _holders(arrangement: Arrangement, modules: dict[str, nn.Module]
              ) -> dict[str, list[Sum]]:
     """Steps by the names of the modules that are to hold them.
 
@@ -267,7 +285,7 @@ def _holders(one: Pass, modules: dict[str, nn.Module]
     step as a layer, the layers.
     """
     table: dict[str, list[Sum]] = defaultdict(list)
-    for name, sums in steps_by_block(one.arrangement).items():
+    for name, sums in steps_by_block(arrangement).items():
         for found in sums:
             holder = name
             while isinstance(modules[holder], nn.Sequential):
@@ -278,17 +296,17 @@ def _holders(one: Pass, modules: dict[str, nn.Module]
     return table
 
 
-def _place(passes: list[Pass], block: str, name: str,
+def _place(finders: list[SpotFinder], block: str, name: str,
            sums: tuple[Sum, ...], modules: dict[str, nn.Module],
            layout: str | None) -> Place:
-    finder, found = passes[0].finder, sums[0]
+    finder, found = finders[0], sums[0]
     seen = finder.surroundings.get(found)
-    if seen is None or len(found.ordinals) > 1:
+    if seen is None or found.branches > 1:
         raise RefusedError('adds several branches to one state')
     if hasattr(modules[block], name):
         raise RefusedError(f'has an attribute {name!r} already')
-    batch, channels = _axes(passes, sums, seen, modules[block], layout)
-    if seen.is_text or _is_masked(passes, block, sums, batch, channels):
+    batch, channels = _axes(finders, sums, seen, modules[block], layout)
+    if seen.is_text or _is_masked(finders, block, sums, batch, channels):
         raise RefusedError(
             'has tokens of a text or beside padding, over which a gate would '
             'pool: it can be measured, but takes no steps')
@@ -351,7 +369,7 @@ def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _is_masked(passes: list[Pass], block: str, sums: tuple[Sum, ...],
+def _is_masked(finders: list[SpotFinder], block: str, sums: tuple[Sum, ...],
                batch: int, channels: int) -> bool:
     """Whether a block is given a mask of each sample's tokens."""
     shapes = [s.shape for s in sums]
@@ -361,10 +379,10 @@ def _is_masked(passes: list[Pass], block: str, sums: tuple[Sum, ...],
     return any(
         len(a) > 1 and a[-1] == tokens and a != shapes[0]
         and a != b and len(a) == len(b)
-        for a, b in zip(*(p.finder.arguments[block] for p in passes)))
+        for a, b in zip(*(f.arguments[block] for f in finders)))
 
 
-def _axes(passes: list[Pass], sums: tuple[Sum, ...], seen: Surroundings,
+def _axes(finders: list[SpotFinder], sums: tuple[Sum, ...], seen: Surroundings,
           block: nn.Module, layout: str | None) -> tuple[int, int]:
     """Axes of the samples and of the channels of a state."""
     shape = sums[0].shape
@@ -372,8 +390,8 @@ def _axes(passes: list[Pass], sums: tuple[Sum, ...], seen: Surroundings,
         return layout.index('N'), layout.index('C')
     grows = [axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape))
              if m != n]
-    if len(grows) > 1 or not grows and (
-            len(shape) == 3 or passes[0].samples is not None):
+    given, other = (finder.arguments[''] for finder in finders)
+    if len(grows) > 1 or not grows and (len(shape) == 3 or given != other):
         raise RefusedError(
             f'has states {shape} whose axis of samples is not clear; give '
             f"layout=, such as 'NLC' or 'LNC'")
@@ -385,10 +403,10 @@ def _axes(passes: list[Pass], sums: tuple[Sum, ...], seen: Surroundings,
         if isinstance(module, CHANNELS_LAST) or (
                 type(module) is nn.LayerNorm):
             return batch, len(shape) - 1
-    given = [p.shape for event in seen.state
-             for p in event.module.parameters(recurse=False)]
+    near = [p.shape for event in seen.state
+            for p in event.module.parameters(recurse=False)]
     every = [p.shape for p in block.parameters()]
-    for shapes in ([s for s in given if len(s) == 1],
+    for shapes in ([s for s in near if len(s) == 1],
                    [s for s in every if len(s) == 1],
                    [s[:2] for s in every]):
         found = [axis for axis, size in enumerate(shape)
@@ -406,8 +424,8 @@ def steps_by_block(arrangement: Arrangement) -> dict[str, list[Sum]]:
     Where a step stands in no stage, its block is the module that adds, if
     there is another of its class: stages may have one block each.
     """
-    named = [(found, place[1].name if place else found.owner.name)
-             for _, found, place in arrangement.named
+    named = [(found, block.name if block else found.owner.name)
+             for _, found, block in arrangement.named
              if found.state and found.left_out in STEPPED]
     alone = Counter(type(m) for m in {
         found.owner.module for found, _ in named if found.left_out == ALONE})

@@ -296,7 +296,7 @@ class TrajectoryRecorder:
                 LOGGER.warning(
                     'no addition to a state was seen in %s: they look like '
                     'blocks of a stage, but are not recorded',
-                    ', '.join(name for name, _ in found.without))
+                    ', '.join(block.name for block in found.without))
             self._found, self.excluded = found.steps, found.excluded
         self._parts.append(part)
         self._samples += len(part)

@@ -10,13 +10,13 @@ from .finder import Finder
 from .modes import hooked, in_mode, uncompiled
 from .search import explain, find_steps
 from .selection import Selection, select
-from .stages import FIRST, OUTSIDE, Arrangement, FoundStep
+from .stages import ALONE, FIRST, OUTSIDE, Arrangement, FoundStep
 from .sums import Run, Sum
 from .tags import tensors
 from .wrappers import unwrap
 
 __all__ = [
-    'Arrangement', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
+    'ALONE', 'Arrangement', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
     'Selection', 'Sum', 'explain', 'find_steps', 'hooked', 'in_mode',
     'select', 'tensors', 'uncompiled', 'unwrap'
 ]

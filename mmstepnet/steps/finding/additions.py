@@ -1,100 +1,210 @@
-"""Sums of two tensors: which are steps, and from which state."""
+"""Operations that a mode sees: which states they carry on, which are steps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn as nn
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from .operations import Operation
+from mmstepnet.torch_version import is_backward
+
+from .operations import Operation, describe_operation
 from .sums import Run, Sum
-from .tags import Tag, is_real
-from .tracer import Tracer
+from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
+from .wrappers import weights
 
 NO_STATE = 'neither operand is a state that a module was given'
+"""Res2Net adds slices of its branch to one another."""
 UNRELATED = 'neither operand was computed from the other'
+"""A ViT adds positions."""
 NO_CONTRACTION = 'no contraction lies between the operands'
+"""GRN of ConvNeXt V2 adds a multiple of its state."""
 NO_WEIGHTS = 'the module that adds has no weights'
+"""A network of functions alone has no block."""
 PROJECTS = ('both operands were computed from the state, as where the '
             'identity is projected, or by hyper-connections')
+"""The first block of a ResNet's stage."""
 
 
-class Additions(Tracer):
-    """Takes down the sums that are residual steps, or might be taken for one.
+class Additions(TorchDispatchMode):
+    """Passes on which states a tensor was computed from, and knows steps.
 
     Attributes:
         sums (list[Sum]): Steps of the last pass, and what might be one.
         missed (Counter): Sums of two tensors that are none, by the module's
             name and the reason.
-        refused (str, optional): Why the last pass cannot be measured. The
-            model is not disturbed.
     """
 
+    # A mode that does not say so may not see them.
+    supports_higher_order_operators = True
+
+    names: dict[nn.Module, str]
     norms: Callable[[Tensor], Any] | None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled meanwhile: no need to tell Dynamo each time."""
+        return False
 
     def forget(self) -> None:
         """Forget the last pass."""
-        super().forget()
+        self.tags = Tags()
+        self.stack: list[Run] = []
         self.sums: list[Sum] = []
         self.missed: Counter = Counter()
-        self.refused: str | None = None
+        self._weights: set[int] = set()  # their memory
         self._pending: list[Sum] = []
-        self._state_before: dict[int, int] = {}  # by the sum's number
-        self._step_of: dict[int, Sum] = {}
+        self._step_of: dict[int, Sum] = {}  # by the sum's number
         self._sums_of_operand: dict[int, list[Sum]] = defaultdict(list)
 
-    def _see_operation(self, operation: Operation, args: tuple,
-              kwargs: dict) -> Sum | None:
+    def __torch_dispatch__(self, func: Any, types: tuple,
+                           args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and isinstance(
+                func, torch._ops.OpOverload):
+            with self:  # elsewhere autograd takes it apart before
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        operation = describe_operation(func)
+        if operation.views or is_backward():
+            return func(*args, **kwargs)
+        tags = self.tags.get_all((*args[:operation.last], *kwargs.values()))
+        found = factor = None
+        if tags:
+            if operation.pairs:
+                found = self._see_sum(operation, args, kwargs)
+            elif operation.name == 'mul':
+                factor = self._factor(operation, *args[:2])
+            if operation.writes:
+                self._save_states(args[0])
+        out = func(*args, **kwargs)
+        if not operation.blank and (tags or operation.random or not any(
+                is_real(t) and self._is_foreign(t) for t in tensors(
+                    *args[:operation.last], kwargs))):
+            self._pass_on(operation, tags, out)
+            if not operation.writes:
+                self._follow(operation, args, out)
+        if factor is not None:
+            self.tags.make(out).factor = factor
+        if found is not None:
+            self._conclude(found, out)
+        return out
+
+    def _pass_on(self, operation: Operation, tags: list[Tag],
+                 out: Any) -> None:
+        """Say of the result which states it was computed from."""
+        plain = mixed = 0
+        random = operation.random
+        for tag in tags:
+            if operation.carries:
+                plain |= tag.plain
+                mixed |= tag.mixed
+                random |= tag.random
+            if not (operation.pairs or operation.same or operation.scales):
+                tag.factor = None
+        if operation.mixes:
+            plain, mixed = 0, plain | mixed
+        for t in tensors(out):
+            if is_real(t):
+                self.tags.make(t).update(
+                    plain, mixed, random, operation.name, operation.writes)
+
+    def _follow(self, operation: Operation, args: tuple, out: Any) -> None:
+        """Say of a copy, or of a multiple, which state it is."""
+        if not (operation.same or operation.scales) or not is_real(args[0]):
+            return
+        if operation.scales:
+            other = args[1]
+            if isinstance(other, Tensor) and (
+                    other.numel() > 1 or self.tags.get(other)):
+                return
+            if operation.name == 'div':
+                self.tags.make(out).divided = args[0]
+        number = self.tags.number(args[0])
+        if number and is_real(out):
+            self.tags.mark(out, number)
+
+    def _factor(self, operation: Operation, a: Tensor,
+                b: Tensor) -> Factor | None:
+        """How a product is made, if one of its factors is a gate."""
+        if not (is_real(a) and is_real(b)):
+            return None
+        for f, gate in ((a, b), (b, a)):
+            axis, tag = gate_axis(gate, f), self.tags.get(gate)
+            if axis is None or tag is None:
+                continue
+            if axis == 0 and tag.random and not tag.known:
+                known = self.tags.get(f)
+                of = f if known is None or known.divided is None else (
+                    known.divided)
+                gate = None
+            elif axis and (gate.numel() < f.numel() or 0 in gate.stride()
+                           or self._comes_from(tag, f)):
+                of = f
+            else:
+                continue
+            if operation.writes and of is a:
+                of = of.clone()
+            return Factor(of, gate, tag.known)
+        return None
+
+    def _comes_from(self, tag: Tag, f: Tensor) -> bool:
+        """Whether a gate as large as f, a map of one place, is one of it."""
+        number = self.tags.number(f)
+        return bool(number and tag.mixed >> number & 1)
+
+    def _is_foreign(self, t: Tensor) -> bool:
+        """Whether something that no mode sees computed a tensor.
+
+        An extension that writes in a buffer does, or a detour by numpy.
+        """
+        if self.tags.get(t) is not None:
+            return False
+        if not self._weights:
+            self._weights = {
+                value.untyped_storage()._cdata for module in self.names
+                for value in weights(module) if is_real(value)}
+        return t.untyped_storage()._cdata not in self._weights
+
+    def _see_sum(self, operation: Operation, args: tuple,
+                 kwargs: dict) -> Sum | None:
         """Find out, before it is executed, whether an operation is a step."""
-        if not self.stack or self.stack[-1].reported_by_step:
+        pairs = list(operation.operands(args))
+        if not pairs or not self.stack or self.stack[-1].is_closed:
             return None
-        reason, owner = None, None
-        for x, f in operation.operands(args):
-            if reason is None:
-                owner = next((r for r in reversed(self.stack) if r.learns),
-                             None)
-                if owner is not None:
-                    owner.additions += 1
-            why = self._refuse(operation, x, f, owner)
-            if why is None and owner is not None:
+        owner = next((r for r in reversed(self.stack) if r.learns), None)
+        reasons = []
+        for x, f in pairs:
+            reason = self._refuse(x, f, owner)
+            if reason is None and owner is not None:
                 return self._begin(operation, owner, x, f, args, kwargs)
-            if reason in (None, NO_STATE):
-                reason = why or NO_STATE
-        if reason is None:
-            return None
-        self.missed[(owner or self.stack[-1]).name, reason] += 1
+            reasons.append(reason)
+        self.missed[(owner or self.stack[-1]).name, next(
+            (r for r in reasons if r != NO_STATE), NO_STATE)] += 1
         return owner and self._see_projection(owner, *args[:2])
 
-    def _refuse(self, operation: Operation, x: Tensor, f: Tensor,
-                owner: Run | None) -> str | None:
+    def _refuse(self, x: Tensor, f: Tensor, owner: Run | None) -> str | None:
         """Why the sum of two tensors is no step from the first.
 
-        The first rule that does not hold says so:
-
-        - The first operand is a state. Res2Net adds slices of its branch to
-          one another, which no module was given.
-        - The second was computed from it. A ViT adds positions.
-        - A contraction lies between. GRN of ConvNeXt V2 adds a multiple of
-          its state.
-        - The module that adds has weights, or only adds for its caller what
-          it was given. A pooling that adds its input is a layer.
+        The first rule that does not hold says so: x is a state; f was
+        computed from it; a contraction lies between; the module that adds, or
+        for which it is added, has weights.
         """
         tags = self.tags
         number, tag = self._state(x, owner), tags.get(f)
-        if not number or not any(
-                run.states >> number & 1 for run in self.stack) or (
-                number == tags.number(f) and not operation.multiplies):
+        if not number or number == tags.number(f):
             return NO_STATE
-        base = self._base(number, tag)
+        base = self._base(number, tag, owner)
         if tag is None or not tag.known >> base & 1:
             return UNRELATED
-        if not (tag.mixed >> base & 1 or operation.multiplies):
+        if not tag.mixed >> base & 1:
             return NO_CONTRACTION
-        if owner is None or not (self.stack[-1].learns or {
-                tags.view(x), tags.view(f)} <= set(self.stack[-1].views)):
-            return NO_WEIGHTS
-        return None
+        return NO_WEIGHTS if owner is None else None
 
     def _state(self, x: Tensor, owner: Run | None) -> int:
         """The state that an operand is, or is a slice of; 0 if it is none.
@@ -108,11 +218,14 @@ class Additions(Tracer):
                            if owner.given >> n & 1), 0)
         return number
 
-    def _base(self, number: int, tag: Tag | None) -> int:
-        """The state that a branch began from, where it joins a sum."""
+    def _base(self, number: int, tag: Tag | None, owner: Run | None) -> int:
+        """The state that a branch began from, where it joins a sum.
+
+        GPT-NeoX adds two branches to one state.
+        """
         while tag is not None and not tag.known >> number & 1 and (
-                number in self._state_before):
-            number = self._state_before[number]
+                step := self._step_of.get(number)) and step.owner is owner:
+            number = step.state
         return number
 
     def _begin(self, operation: Operation, owner: Run, x: Tensor, f: Tensor,
@@ -120,16 +233,10 @@ class Additions(Tracer):
         """Take down a step, and measure what is about to be overwritten."""
         tag = self.tags.make(f)
         number = self._state(x, owner)
-        base = self._base(number, tag)
-        if is_traceable_wrapper_subclass(x):
-            self.refused = self.refused or (
-                f'{owner.name} adds to a state that is a {type(x).__name__}, '
-                'whose parts cannot be measured sample by sample; record a '
-                'model whose features are plain tensors')
-            return None
+        base = self._base(number, tag, owner)
         if base != number:
             found = self._step_of[number]
-            found.ordinals.append(owner.additions - 1)
+            found.branches += 1
             found.of_branch |= tag.known
             return found
         self._take_over(x, number)
@@ -143,10 +250,11 @@ class Additions(Tracer):
         f, gate, dropped = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
         first, alpha = args[0] is x, kwargs.get('alpha', 1)
-        found.norms = self.norms and self.norms(
-            x if first or alpha == 1 else x * alpha)
-        if found.norms is not None and operation.name in ('add', 'sub'):
-            found.norms.see_branch(f, gate, alpha if first else 1, dropped)
+        if self.norms is not None:
+            found.norms = self.norms(x if first or alpha == 1 else x * alpha)
+            if operation.name in ('add', 'sub'):
+                found.norms.see_branch(
+                    f, gate, alpha if first else 1, dropped)
         return found
 
     def _factors(self, f: Tensor,
@@ -167,7 +275,7 @@ class Additions(Tracer):
     def _new_sum(self, owner: Run, state: int, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:
         of_state, of_branch = self.tags.make(x).known, self.tags.make(f).known
-        found = Sum(owner, [owner.additions - 1], tuple(x.shape), state,
+        found = Sum(owner, tuple(x.shape), state,
                     operands={state, self.tags.mark(f)},
                     of_state=of_state, of_branch=of_branch, part=part)
         if x.dim() < 2 or not x.numel():
@@ -186,17 +294,10 @@ class Additions(Tracer):
         found.version = self.tags.make(out).version
         if found not in found.owner.sums:
             found.owner.sums.append(found)
-        if not found.state:
-            return
-        self._state_before[found.number] = found.state
-        self._step_of[found.number] = found
-        for number in found.operands:
-            self._sums_of_operand[number].append(found)
-        bit = 1 << found.number
-        for run in reversed(self.stack):
-            run.states |= bit
-            if run.states >> found.state & 1:
-                break
+        if found.state:
+            self._step_of[found.number] = found
+            for number in found.operands:
+                self._sums_of_operand[number].append(found)
 
     def _take_over(self, x: Tensor, number: int) -> None:
         """A state that a sum became: that is what its step handed on."""
@@ -215,7 +316,7 @@ class Additions(Tracer):
         both = of_a.known & of_b.known & owner.given
         if not both & (of_a.mixed | of_b.mixed):
             return None
-        found = Sum(owner, [owner.additions - 1], tuple(a.shape),
+        found = Sum(owner, tuple(a.shape),
                     of_state=of_a.known & of_b.known,
                     of_branch=of_a.known | of_b.known, left_out=PROJECTS)
         self.sums.append(found)
@@ -239,11 +340,9 @@ class Additions(Tracer):
 
     def _save_states(self, written: Any) -> None:
         """Copy what is still needed and about to be overwritten."""
-        if not self._pending or not is_real(written):
-            return
-        memory = self.tags.view(written)[0]
-        for found in self._pending:
-            norms = found.norms
-            if norms is not None and norms.state is not None and (
-                    self.tags.view(norms.state)[0] == memory):
-                norms.state = norms.state.clone()
+        if is_real(written):
+            memory = self.tags.view(written)[0]
+            for norms in (found.norms for found in self._pending):
+                if norms is not None and norms.state is not None and (
+                        self.tags.view(norms.state)[0] == memory):
+                    norms.state = norms.state.clone()

@@ -1,8 +1,8 @@
 """Residual steps found by running: sums of a state and what became of it.
 
-A state is a tensor that a running module, or a child of it, was given. Hooks
-on all modules keep the states, and a dispatch mode, which sees every
-operation whatever wrote it, passes on which states a tensor was computed from.
+A state is a tensor that a module was given or returned. Hooks on all modules
+number the states, and a dispatch mode, which sees every operation whatever
+wrote it, passes on which states a tensor was computed from.
 The sum of a state and of something that was computed from it by a contraction
 is a residual step: the state is x_t, the other operand f(x_t), the sum x_{t+1}
 before any activation, and a state from then on. Nothing is replaced.
@@ -10,7 +10,7 @@ before any activation, and a state from then on. Nothing is replaced.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn as nn
@@ -27,17 +27,12 @@ from .sums import Run, Sum
 from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
 
-PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Their inputs are states only if another module is given them, too."""
-
 
 class Finder(Additions):
     """Finds the residual steps of one forward pass after the other.
 
     Args:
         model (nn.Module): The model.
-        blocks (set[str]): Names of the blocks, once they are known: a state
-            is kept until its block returns, and no longer.
         norms (Callable, optional): Makes of a state what measures its step.
             None measures nothing. Defaults to None.
 
@@ -48,15 +43,13 @@ class Finder(Additions):
             thread, by name.
     """
 
-    def __init__(self, model: nn.Module, blocks: Collection[str] = (),
+    def __init__(self, model: nn.Module,
                  norms: Callable[[Tensor], Any] | None = None):
         super().__init__()
-        self.model, self.blocks, self.norms = model, set(blocks), norms
+        self.model, self.norms = model, norms
         self.names = name_modules(model)
         self.learns = {m for m in self.names
                        if next(m.parameters(), None) is not None}
-        self.elementary = {m for m in self.names if _is_elementary(m)
-                           and m is not model}
         self.tokens_first = {m for m in self.names
                              if getattr(m, 'batch_first', True) is False}
         self.outside: Counter = Counter()
@@ -84,13 +77,11 @@ class Finder(Additions):
         """
         handles: list = [self, uncompiled.enter()]
         for module in self.names:
-            if type(module) not in PASSIVE:
-                handles.append(module.register_forward_pre_hook(
-                    self._enter, with_kwargs=True))
-            if module not in self.elementary:
+            handles += [
+                module.register_forward_pre_hook(
+                    self._enter, with_kwargs=True),
                 # Runs where the module raises, too.
-                handles.append(module.register_forward_hook(
-                    self._leave, always_call=True))
+                module.register_forward_hook(self._leave, always_call=True)]
             if isinstance(module, ResidualStep):
                 handles.append(module.observe(
                     self._observe_branch if isinstance(module, BranchStep)
@@ -129,23 +120,20 @@ class Finder(Additions):
             self.thread = threading.get_ident()
             self.__enter__()
         outer = self.stack[-1] if self.stack else None
-        states, given = [], 0
-        for t in tensors(*args, kwargs):
-            if is_real(t):
-                states.append(t)
-                given |= 1 << self._mark(t, outer)
-                if module in self.tokens_first:
-                    self.wrong_shapes[tuple(t.shape)] = self.names[module]
-            elif t.is_nested:
-                self.refused = self.refused or (
-                    f'{self.names[module]} ({type(module).__name__}) takes a '
-                    'nested tensor, which has no samples to measure. PyTorch '
-                    'makes one of a padding mask; call torch.backends.mha.'
-                    'set_fastpath_enabled(False) before you record')
+        run = Run(
+            self.names[module], module, outer, module in self.learns,
+            isinstance(module, (ResidualStep, nn.RNNBase))
+            and not isinstance(module, BranchStep)
+            or outer is not None and outer.is_closed)
+        for t in filter(is_real, tensors(*args, kwargs)):
+            run.given |= 1 << self._mark(t, outer)
+            run.known |= self.tags.make(t).known
+            run.shapes.add(tuple(t.shape))
+            if module in self.tokens_first:
+                self.wrong_shapes[tuple(t.shape)] = run.name
+        self.stack.append(run)
         if outer is not None:
-            outer.states |= given
-        if module not in self.elementary:
-            self._open(module, outer, states, given)
+            outer.inner.append(run)
 
     def _mark(self, t: Tensor, run: Run | None) -> int:
         """Make a state of what a run passes to a child, or returns."""
@@ -155,23 +143,6 @@ class Finder(Additions):
         if run is not None and self._is_foreign(t):
             self.tags.make(t).mixed |= run.known
         return self.tags.mark(t)
-
-    def _open(self, module: nn.Module, outer: Run | None,
-              states: list[Tensor], given: int) -> None:
-        """Begin the run of a module."""
-        known, learns = 0, module in self.learns
-        for t in states:
-            known |= self.tags.make(t).known
-        run = Run(
-            self.names[module], module, outer, learns,
-            isinstance(module, ResidualStep)
-            and not isinstance(module, BranchStep)
-            or outer is not None and outer.reported_by_step,
-            [] if learns else list(map(self.tags.view, states)),
-            known, given, given, {tuple(t.shape) for t in states})
-        self.stack.append(run)
-        if outer is not None:
-            outer.inner.append(run)
 
     @only_looks
     def _leave(self, module: nn.Module, args: tuple, out: object) -> None:
@@ -196,8 +167,7 @@ class Finder(Additions):
                 self.tags.make(t).plain >> found.number & 1 for t in outs)
         for found in self._pending[:]:
             if run.encloses(found.owner) and (
-                    not self._returns(run, found, outs)
-                    or run.name in self.blocks or not self.stack):
+                    not self._returns(run, found, outs) or not self.stack):
                 self._settle(found)
 
     def _returns(self, run: Run, found: Sum, outs: list[Tensor]) -> bool:
@@ -217,9 +187,6 @@ class Finder(Additions):
         if run is None:
             return
         part = self.names[module].rpartition('.')[2]
-        for old in self._sums_of_operand.get(self.tags.number(x), ()):
-            if old.owner is run and old.part is None:
-                old.left_out = 'a part of a step'
         found = self._new_sum(run, self.tags.mark(x), x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
@@ -236,9 +203,3 @@ class Finder(Additions):
         if step is not None and self._is_here(module):
             self.tags.make(scaled).factor = Factor(
                 f, step, self.tags.make(x).known)
-
-
-def _is_elementary(module: nn.Module) -> bool:
-    """Whether PyTorch's own code computes a module, which adds no states."""
-    return not module._modules and type(module).__module__.startswith(
-        'torch.nn.modules.')

@@ -7,19 +7,17 @@ neither knows is a foreign operator and taken for a contraction.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from .tags import is_real, tensors
+from .tags import is_real
 
 CONTRACTION = re.compile(
     r'conv(?!ert)|mm(_|$)|(^|_)mv|dot$|attention|pool|fft|lstm|gru(_|$)|rnn'
     r'|(^|mkldnn_)linear|cdist|^_trilinear|_encoder_layer')
 """Mixes channels or places: only what has passed one is a branch f(x)."""
-
-NORM = re.compile(r'(layer|batch|group|rms|instance)_norm')
 
 SAME = {'_to_copy', 'clone', 'constant_pad_nd', 'lift_fresh', 'to_padded',
         'pad'}
@@ -36,8 +34,6 @@ ADDITIONS = {
     'lerp': ((0, 1), ),
     'addcmul': ((0, 1), (0, 2)),
     'addcdiv': ((0, 1), ),
-    'addmm': ((0, 1), (0, 2)),
-    'baddbmm': ((0, 1), (0, 2)),
 }
 """Places of the state and of the branch among the arguments."""
 
@@ -51,17 +47,14 @@ class Operation:
             in place.
         views (bool): Whether it only looks at memory in another way.
         writes (bool): Whether it changes an argument.
-        composite (bool): Whether it consists of others, which it calls.
         mixes (bool): Whether it is a contraction.
         carries (bool): Whether its result is computed from the values that
             it is given, not from their shape alone.
         random (bool): Whether it draws numbers.
         blank (bool): Whether it makes memory that is still to be written.
-        norm (bool): Whether it is a norm.
         same (bool): Whether its result is the state that it was given.
+        scales (bool): Whether it is a product or a quotient.
         pairs (tuple): See :data:`ADDITIONS`.
-        follows (bool): Whether its result may be the state that it was
-            given, or a norm or multiple of it.
         last (int, optional): How many arguments, from the first, may be
             tensors or hold some. None where it does not say.
     """
@@ -69,45 +62,21 @@ class Operation:
     name: str
     views: bool = False
     writes: bool = False
-    composite: bool = False
     mixes: bool = False
     carries: bool = True
     random: bool = False
     blank: bool = False
-    norm: bool = False
     same: bool = False
+    scales: bool = False
     pairs: tuple = ()
-    follows: bool = False
     last: int | None = None
 
-    @cached_property
-    def hands_on_factors(self) -> bool:
-        """Whether a product is still one behind it."""
-        return bool(self.pairs) or self.same or self.name in ('mul', 'div')
-
-    def given(self, args: tuple, kwargs: dict) -> list[Tensor]:
-        """The tensors of numbers that it is given."""
-        return list(filter(is_real, tensors(
-            *args[:self.last], *kwargs.values())))
-
-    def operands(self, args: tuple) -> Iterator[tuple]:
+    def operands(self, args: tuple) -> Iterator[tuple[Tensor, Tensor]]:
         """What may be the state, and the branch that is added to it."""
         for i, j in self.pairs:
             if max(i, j) < len(args) and is_real(args[i]) and is_real(
-                    args[j]) and self._fits(args[i], args[j]):
+                    args[j]) and args[i].shape == args[j].shape:
                 yield args[i], args[j]
-
-    def _fits(self, x: Tensor, f: Tensor) -> bool:
-        """Whether shapes are those of a state and of a branch."""
-        if self.multiplies:  # f is one factor of the branch
-            return x.dim() == f.dim() and (
-                x.shape[:-1] == f.shape[:-1] or x.shape[-1] == f.shape[-1])
-        return x.shape == f.shape
-
-    @cached_property
-    def multiplies(self) -> bool:
-        """Whether what it adds is a matrix product."""
-        return self.name in ('addmm', 'baddbmm')
 
 
 @cache
@@ -119,26 +88,17 @@ def describe_operation(func: object) -> Operation:
     schema = func._schema
     aliases = [value.alias_info for value in schema.returns]
     foreign = func.namespace not in ('aten', 'prims', 'prim')
-    norm, same = bool(NORM.search(name)), name in SAME
     return Operation(
         name,
         views=name == '_unsafe_view' or bool(
             aliases) and not schema.is_mutable and all(aliases),
         writes=schema.is_mutable,
-        composite=_has_kernel(func, 'CompositeImplicitAutograd')
-        and not any(_has_kernel(func, key) for key in ('CPU', 'CUDA')),
         mixes=foreign or bool(CONTRACTION.search(name)),
         carries=not re.search(r'_like$|^new_', name),
         random=bool(RANDOM.search(name)),
         blank=bool(BLANK.search(name)),
-        norm=norm,
-        same=same,
-        follows=norm or same or name in ('mul', 'div'),
+        same=name in SAME,
+        scales=name in ('mul', 'div'),
         pairs=() if foreign else ADDITIONS.get(name, ()),
         last=max((i + 1 for i, argument in enumerate(schema.arguments)
                   if 'Tensor' in str(argument.type)), default=0))
-
-
-def _has_kernel(func: torch._ops.OpOverload, key: str) -> bool:
-    return func.namespace == 'aten' and (
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

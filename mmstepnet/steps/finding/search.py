@@ -21,8 +21,8 @@ def find_steps(model: nn.Module, *inputs: object,
     is an addition of a state to something that was computed from this state
     by a contraction: a convolution, a matrix product, attention, pooling, an
     FFT or an operator that PyTorch does not know. A state is a tensor that a
-    module was given. What wrote the addition, wrapped the block or patched
-    its ``forward`` does not matter, and no class is known by name.
+    module was given or returned. What wrote the addition, wrapped the block
+    or patched its ``forward`` does not matter, and no class is known by name.
 
     The model runs in evaluation mode and without gradients, and is left as it
     was. On the meta device, or under ``FakeTensorMode``, nothing is computed:
@@ -39,7 +39,6 @@ def find_steps(model: nn.Module, *inputs: object,
 
     Raises:
         TypeError: ``model`` is no module, or was made by ``torch.jit``.
-        ValueError: It takes nested tensors.
 
     Example:
         >>> import torch
@@ -70,9 +69,8 @@ def explain(finder: Finder, steps: list[FoundStep]) -> str:
     for title, items in seen.items():
         if items:
             lines += [title, *(f'  {item}' for item in items[:8])]
-        if len(items) > 8:
-            lines.append(f'  and {len(items) - 8} more')
-    if len(lines) == 1:
-        lines.append('It adds no two tensors where hooks and dispatch modes '
-                     'see it')
-    return '\n'.join(lines)
+            lines += [f'  and {len(items) - 8} more'] * (len(items) > 8)
+    return '\n'.join(lines if len(lines) > 1 else [
+        *lines, 'It adds no two plain tensors where hooks and dispatch modes '
+        'see it. PyTorch makes nested ones of a padding mask, unless '
+        'torch.backends.mha.set_fastpath_enabled(False) was called'])

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import torch.nn as nn
 
-from ..generated import Generated
+from ..generated import host_of
 from .finder import Finder
 from .selection import Selection, is_within, select
 from .sums import Run, Sum
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
+ALONE = 'no container'
 FIRST = 'first of its stage'
 OUTSIDE = 'outside of the backbone'
 NO_SUM = 'no addition to its state was seen'
@@ -46,9 +47,8 @@ STAGE_RULES = (
     StageRule('parts', chained=True, listed=True),
     # ResNet
     StageRule('class', chained=True, listed=True),
-    # SHViT: two wrappers are attributes of one module.
-    StageRule('class', chained=True, listed=False),
-    # NASNet: a cell begins with states of two others.
+    # SHViT: two wrappers are attributes of one module. NASNet: a cell begins
+    # with states of two others.
     StageRule('class', chained=False, listed=False),
     # A stage may be two blocks of different classes.
     StageRule(None, chained=True, listed=True),
@@ -63,9 +63,6 @@ class FoundStep:
     Attributes:
         name (str): What a recording calls it.
         owner (str): The module whose code adds.
-        ordinals (tuple[int, ...]): Which it is of the additions of two
-            tensors of one shape that the owner executes in one run, from 0.
-            Several where branches are added one after the other.
         block (str, optional): The block that it belongs to.
         stage (str, optional): The container that the block stands in.
         shape (tuple[int, ...]): Of the state x_t and of f(x_t).
@@ -77,7 +74,6 @@ class FoundStep:
 
     name: str
     owner: str
-    ordinals: tuple[int, ...]
     block: str | None
     stage: str | None
     shape: tuple[int, ...]
@@ -99,6 +95,7 @@ class Child:
 
     name: str
     run: Run
+    stage: 'Container'
     sums: list[Sum] = field(default_factory=list)
     returned: set[int] = field(default_factory=set)
 
@@ -108,7 +105,7 @@ class Container:
     """What may be a stage, in one run of what encloses it."""
 
     name: str
-    children: dict[object, Child]
+    children: dict[object, Child] = field(default_factory=dict)
     is_stage: dict[StageRule, bool] = field(default_factory=dict)
 
 
@@ -120,128 +117,126 @@ class Arrangement:
         selection (Selection, optional): Blocks, see :func:`select`.
 
     Attributes:
-        recorded (list[tuple]): What is recorded: name, sum and block.
-        without (list[tuple]): Names of blocks without any sum, each with its
-            stage: they may add in a way that is not seen.
+        named (list[tuple]): All sums: name, sum, and block if there is one.
+        recorded (list[tuple]): Likewise what is recorded.
+        without (list[Child]): Blocks without any sum: they may add in a way
+            that is not seen.
         excluded (list[str]): Names of the blocks left out as first ones.
         repeated (bool): Whether all steps ran again on other states than
             those that they had made: the whole network on other inputs.
-
-    Raises:
-        ValueError: The pass met what cannot be followed.
     """
 
     def __init__(self, finder: Finder, selection: Selection | None = None):
-        if finder.refused is not None:
-            raise ValueError(finder.refused)
         # Of a wrapper and what is in it, the latter.
         self.modules = {name: m for m, name in finder.names.items()}
         self.chosen = None if selection is None else select(
             self.modules, selection)
         self.scope = 'backbone.' if selection is None and isinstance(
             getattr(finder.model, 'backbone', None), nn.Module) else ''
-        self.containers: dict[object, Container] = {}
+        self._containers: dict[object, Container] = {}
         stepping = {s.owner for s in finder.sums if s.state}
         sums = [s for s in finder.sums if s.state
                 or s.returned and s.owner not in stepping]
         places = {s: list(self._place(s)) for s in sums}
         blocks = self._blocks(places)
         if self.chosen is not None:
-            blocks = self._choose(blocks, places)
+            self._choose(blocks, places)
         # Both are asked for each sum of each pass.
         self._firsts = {stage: self._first(stage)
-                        for stage in {b[0] for b in blocks.values() if b}}
+                        for stage in {b.stage for b in blocks.values() if b}}
         self._steps_of: dict[Child, list[Sum]] = defaultdict(list)
-        for found, place in blocks.items():
-            if place is not None and found.state:
-                self._steps_of[place[1]].append(found)
-        self._leave_out(sums, blocks, [s for s in finder.sums if not s.state])
-        self._build(sums, blocks)
+        for found, block in blocks.items():
+            if block is not None and found.state:
+                self._steps_of[block].append(found)
+        self._leave_out(blocks, [s for s in finder.sums if not s.state])
+        self._build(blocks)
 
-    def _choose(self, blocks: dict[Sum, tuple | None],
-                places: dict[Sum, list]) -> dict[Sum, tuple | None]:
-        """The chosen ones of the blocks, or what is chosen inside of them.
+    def _choose(self, blocks: dict[Sum, Child | None],
+                places: dict[Sum, list[Child]]) -> None:
+        """Keep the chosen ones of the blocks, or what is chosen inside.
 
         A module that no rule knows as a block is one where it is chosen.
         """
         chosen = self.chosen or {}
         named = set().union(*chosen.values())
         for found, block in blocks.items():
-            inside = next((p for p in places[found] if p[1].name in named
-                           and (block is None
-                                or is_within(p[1].name, {block[1].name}))),
-                          None)
+            inside = next((p for p in places[found] if p.name in named and (
+                block is None or is_within(p.name, {block.name}))), None)
             blocks[found] = inside or (
-                block if block and is_within(block[1].name, named) else None)
-        names = {block[1].name for block in blocks.values() if block}
+                block if block and is_within(block.name, named) else None)
+        names = {block.name for block in blocks.values() if block}
         for item, meant in chosen.items() if names else ():
             if not any(is_within(name, meant) for name in names):
                 raise ValueError(
                     f'blocks={item!r} chooses no block: there is no residual '
                     'step in what it matches, or in a part of it that is '
                     'chosen, too; find_steps shows where they are')
-        return blocks
 
-    def _place(self, found: Sum) -> Iterator[tuple[Container, Child]]:
-        """Containers around a sum and their children, from inside."""
+    def _place(self, found: Sum) -> Iterator[Child]:
+        """Modules around a sum, from inside, as children of what is around.
+
+        Lists, which do not run, stand between a run and the next outer one.
+        """
         run = found.owner
         while run.outer is not None:
-            name = run.name
+            name: str = run.name
+            key: object = run
             while name:
-                container = self._container(run.outer, name)
-                child = container.children.setdefault(
-                    run if name == run.name else name, Child(name, run))
+                parent = self._container(run.outer, name.rpartition('.')[0])
+                child = parent.children.setdefault(
+                    key, Child(name, run, parent))
                 child.sums.append(found)
                 child.returned |= run.returned
-                yield container, child
-                name = container.name
-                if not f'{name}.'.startswith(f'{run.outer.name}.'.lstrip(
-                        '.')) or name == run.outer.name:
+                yield child
+                name = key = parent.name
+                if name == run.outer.name or not is_within(
+                        name, {run.outer.name}):
                     break
             run = run.outer
 
     def _container(self, outer: Run, name: str) -> Container:
         """The container of a module, with all its children that ran."""
-        parent = name.rpartition('.')[0]
-        if (outer, parent) not in self.containers:
-            self.containers[outer, parent] = Container(parent, {
-                run: Child(run.name, run, returned=set(run.returned))
+        found = self._containers.get((outer, name))
+        if found is None:
+            found = self._containers[outer, name] = Container(name)
+            found.children.update({
+                run: Child(run.name, run, found, returned=set(run.returned))
                 for run in outer.inner
-                if run.name.rpartition('.')[0] == parent
-            })
-        return self.containers[outer, parent]
+                if run.name.rpartition('.')[0] == name})
+        return found
 
-    def _blocks(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
+    def _blocks(self, places: dict[Sum, list[Child]]
+                ) -> dict[Sum, Child | None]:
         """The block of each sum by its stage, the surest stages first."""
-        blocks: dict[Sum, tuple | None] = dict.fromkeys(places)
+        blocks: dict[Sum, Child | None] = dict.fromkeys(places)
         for rule in STAGE_RULES:
             for found, around in places.items():
                 # A block that projects does so by itself.
                 blocks[found] = blocks[found] or next(
                     (p for p in (around if found.state else around[:1])
-                     if self._is_stage(p[0], rule)), None)
-            kinds = {self._kind(b[1].name)
-                     for s, b in blocks.items() if b and s.state}
+                     if self._is_stage(p.stage, rule)), None)
+            kinds = {self._kind(block.name)
+                     for s, block in blocks.items() if block and s.state}
             for found, around in places.items():
                 if not (found.state and blocks[found]):
                     # In a stage of one block, like those in others.
                     blocks[found] = next(
-                        (p for p in around
-                         if self._kind(p[1].name) in kinds), None)
+                        (p for p in around if self._kind(p.name) in kinds),
+                        None)
         return blocks if any(blocks.values()) else self._alone(places)
 
-    def _alone(self, places: dict[Sum, list]) -> dict[Sum, tuple | None]:
-        """Blocks of one class, each alone in a list of its own."""
+    def _alone(self, places: dict[Sum, list[Child]]
+               ) -> dict[Sum, Child | None]:
+        """Blocks of one class, each alone in a list of its own (RTMDet)."""
         blocks = {
             s: next((p for p in around if isinstance(
-                self.modules[p[0].name], LISTS)), None) if s.state else None
-            for s, around in places.items()}
-        found = {p for p in blocks.values() if p}
-        lists = Counter(container for container, _ in found)
-        kinds = Counter(self._kind(child.name) for container, child in found
-                        if lists[container] == 1)
-        return {s: p if p and lists[p[0]] == 1
-                and kinds[self._kind(p[1].name)] > 1 else None
+                self.modules[p.stage.name], LISTS)), None)
+            if s.state else None for s, around in places.items()}
+        lists = Counter(p.stage for p in {*blocks.values()} if p)
+        kinds = Counter(self._kind(p.name) for p in {*blocks.values()}
+                        if p and lists[p.stage] == 1)
+        return {s: p if p and lists[p.stage] == 1
+                and kinds[self._kind(p.name)] > 1 else None
                 for s, p in blocks.items()}
 
     def _is_stage(self, container: Container, rule: StageRule) -> bool:
@@ -276,8 +271,7 @@ class Arrangement:
             self._parts(other) == self._parts(child))
 
     def _kind(self, name: str) -> type:
-        cls = type(self.modules.get(name))
-        return cls.host if issubclass(cls, Generated) else cls
+        return host_of(self.modules.get(name))
 
     def _parts(self, child: Child) -> list[str]:
         return [n for n, _ in self.modules[child.name].named_modules()]
@@ -304,23 +298,23 @@ class Arrangement:
         first = blocks[0] if blocks else holders[0].name
         return next((c for c in holders if c.name == first), None)
 
-    def _leave_out(self, sums: list[Sum], blocks: dict,
+    def _leave_out(self, blocks: dict[Sum, Child | None],
                    projecting: list[Sum]) -> None:
-        for found in sums:
-            place = blocks[found]
+        """Say why steps are not recorded, by the first rule that holds."""
+        for found, block in blocks.items():
             if found.left_out:
                 continue
-            if place is None:
-                found.left_out = 'no container' if self.chosen is None else (
+            if block is None:
+                found.left_out = ALONE if self.chosen is None else (
                     'not chosen by blocks=')
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = OUTSIDE
-            elif any(map(found.is_in_branch_of, self._steps_of[place[1]])) or (
+            elif any(map(found.is_in_branch_of, self._steps_of[block])) or (
                     any(found.is_in_branch_of(s) and is_within(
-                        s.owner.name, {place[1].name}) for s in projecting)
-                    and not self._is_returned_state(found, place[1])):
+                        s.owner.name, {block.name}) for s in projecting)
+                    and not self._is_returned_state(found, block)):
                 found.left_out = 'part of the branch of another step'
-            elif self._firsts[place[0]] is place[1]:
+            elif self._firsts[block.stage] is block:
                 found.left_out = FIRST
 
     def _is_returned_state(self, found: Sum, block: Child) -> bool:
@@ -334,44 +328,39 @@ class Arrangement:
                 numbers.add(later.number)
         return not numbers.isdisjoint(block.run.returned)
 
-    def _build(self, sums: list[Sum], blocks: dict) -> None:
+    def _build(self, blocks: dict[Sum, Child | None]) -> None:
         self.named, self.recorded, self.excluded = [], [], []
         runs: dict[str, list[Sum]] = defaultdict(list)
-        for found in sums:
-            place = blocks[found]
-            name, block = found.owner.name, None
-            if place is not None:
-                block = place[1]
-                name = self._name(found, block, [
-                    s for s in self._steps_of[block]
-                    if s.left_out in (None, FIRST)])
+        for found, block in blocks.items():
+            name = found.owner.name
+            if block is not None:
+                name = self._name(found, block)
                 if found.left_out == FIRST or (
-                        not found.state and self._firsts[place[0]] is block):
+                        not found.state
+                        and self._firsts[block.stage] is block):
                     self.excluded.append(block.name)
             if found.left_out in (None, FIRST):
                 runs[name].append(found)
                 if len(runs[name]) > 1:  # a block that runs several times
                     name = f'{name}#{len(runs[name])}'
-            self.named.append((name, found, place))
+            self.named.append((name, found, block))
             if not found.left_out:
                 self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
-        self.without = list(dict.fromkeys(self._blocks_without_sum(
-            [b for b in blocks.values() if b])))
+        self.without = self._blocks_without_sum(
+            [block for block in blocks.values() if block])
         self._later = [[s for s in r[1:] if not s.of_state >> r[0].number & 1]
                        for r in runs.values()]
         self.repeated = bool(runs) and all(self._later)
 
-    def _blocks_without_sum(self, blocks: list[tuple[Container, Child]]
-                            ) -> Iterator[tuple[str, str]]:
+    def _blocks_without_sum(self, blocks: list[Child]) -> list[Child]:
         """Children of stages that look like blocks and add to no state."""
-        kinds = {self._kind(child.name) for _, child in blocks} - {*LISTS}
-        stages = {container for container, _ in blocks}
-        for container in sorted(stages, key=lambda c: c.name):
-            for child in container.children.values():
-                if (not child.sums and child.run.keeps_shape
-                        and self._kind(child.name) in kinds):
-                    yield child.name, container.name
+        kinds = {self._kind(block.name) for block in blocks} - {*LISTS}
+        stages = sorted({b.stage for b in blocks}, key=lambda c: c.name)
+        return list({child.name: child for stage in stages
+                     for child in stage.children.values()
+                     if not child.sums and child.run.keeps_shape
+                     and self._kind(child.name) in kinds}.values())
 
     def take_first_pass(self) -> None:
         """Leave out what ran again, where the network is :attr:`repeated`."""
@@ -384,15 +373,18 @@ class Arrangement:
         """All that was found, in the order of the pass."""
         return [
             FoundStep(
-                name, s.owner.name, tuple(s.ordinals),
-                place and place[1].name, place and place[0].name, s.shape,
-                s.gate, s.activation, s.left_out)
-            for name, s, place in self.named
+                name, s.owner.name, block and block.name,
+                block and block.stage.name, s.shape, s.gate, s.activation,
+                s.left_out)
+            for name, s, block in self.named
         ] + [
-            FoundStep(name, name, (), name, stage, (), None, None, NO_SUM)
-            for name, stage in self.without]
+            FoundStep(block.name, block.name, block.name, block.stage.name,
+                      (), None, None, NO_SUM) for block in self.without]
 
-    def _name(self, found: Sum, block: Child, steps: list[Sum]) -> str:
+    def _name(self, found: Sum, block: Child) -> str:
+        """Name of a block, and of its step if it has several."""
+        steps = [s for s in self._steps_of[block]
+                 if s.left_out in (None, FIRST)]
         if len(steps) < 2 or found not in steps:
             return block.name
         if found.part is not None:

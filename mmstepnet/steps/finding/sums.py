@@ -15,36 +15,31 @@ class Run:
         module (nn.Module): The module.
         outer (Run, optional): The run that called it.
         learns (bool): Whether the module has weights.
-        reported_by_step (bool): Whether it is, or runs inside, a
-            :class:`~mmstepnet.ResidualStep`, which reports its step itself.
-        views (list): What it was given, if it has no weights: memory, offset
-            and size.
-        known (int): The states that it was computed from, as bits.
-        given (int): The states among it.
-        states (int): These and what its children were given.
+        is_closed (bool): Whether it is, or runs inside, a
+            :class:`~mmstepnet.ResidualStep`, which reports its step itself,
+            or an LSTM, which PyTorch takes apart (Sequencer).
+        known (int): The states that what it was given was computed from, as
+            bits.
+        given (int): The states that it was given.
         shapes (set[tuple]): Their shapes.
         keeps_shape (bool): Whether it returned a state of such a shape.
         returned (set[int]): States that it returned.
         sums (list[Sum]): What it added, by itself.
         inner (list[Run]): The runs that it called.
-        additions (int): How many pairs of tensors it added.
     """
 
     name: str
     module: nn.Module
     outer: 'Run | None'
     learns: bool
-    reported_by_step: bool
-    views: list[tuple]
-    known: int
-    given: int
-    states: int
+    is_closed: bool
+    known: int = 0
+    given: int = 0
     shapes: set[tuple] = field(default_factory=set)
     keeps_shape: bool = False
     returned: set[int] = field(default_factory=set)
     sums: list['Sum'] = field(default_factory=list)
     inner: list['Run'] = field(default_factory=list)
-    additions: int = 0
 
     def encloses(self, other: 'Run | None') -> bool:
         """Whether another run is this one, or inside of it."""
@@ -59,8 +54,6 @@ class Sum:
 
     Attributes:
         owner (Run): The run whose code added.
-        ordinals (list[int]): Which of the owner's additions it is; several
-            where branches are added one by one.
         shape (tuple): Of the state.
         state (int): Number of the state x_t; 0 where there is none.
         number (int): Number of the sum.
@@ -68,6 +61,7 @@ class Sum:
         of_state (int): States that x_t was computed from; both operands where
             none of them is the state.
         of_branch (int): States that f was computed from; any operand there.
+        branches (int): How many are added, one after the other.
         gate (tuple, optional): Shape of the attention value.
         activation (str, optional): What the block does with the sum.
         part (str, optional): Name of the ResidualStep that reported it.
@@ -79,13 +73,13 @@ class Sum:
     """
 
     owner: Run
-    ordinals: list[int]
     shape: tuple[int, ...]
     state: int = 0
     number: int = 0
     operands: set[int] = field(default_factory=set)
     of_state: int = 0
     of_branch: int = 0
+    branches: int = 1
     gate: tuple[int, ...] | None = None
     activation: str | None = None
     part: str | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass
@@ -157,10 +158,14 @@ class Tags:
 
 
 def is_real(t: object) -> bool:
-    """Whether it is a tensor of numbers that a state can have."""
+    """Whether it is a tensor of numbers that a state can have.
+
+    Nested ones have no samples, and parts of others cannot be measured.
+    """
     return (isinstance(t, Tensor)
             and (t.dtype.is_floating_point or t.dtype.is_complex)
-            and t.layout is torch.strided and not t.is_nested)
+            and t.layout is torch.strided and not t.is_nested
+            and not is_traceable_wrapper_subclass(t))
 
 
 def tensors(*values: object) -> list[Tensor]:
