@@ -66,7 +66,7 @@ class Place(NamedTuple):
             places = [size for axis, size in enumerate(f.shape)
                       if axis not in (self.batch, self.channels)]
             step = step.reshape(*step.shape[:2], *(
-                places if step[0, 0].numel() > 1 else [1] * len(places)))
+                places if step.shape[2:].numel() > 1 else [1] * len(places)))
         return step.movedim((0, 1), (self.batch, self.channels))
 
 

@@ -143,6 +143,12 @@ def insert_steps(model: nn.Module,
     names = [name for name in meant.modules if name in ready]
     for name in names:
         put_in(meant.modules[name], *ready[name])
+    if any(p.is_meta for _, gates in ready.values()
+           for gate in gates for p in gate.parameters()):
+        LOGGER.warning(
+            'The gates are on the meta device. to_empty() gives them their '
+            'start; who fills their memory in another way, as from_pretrained '
+            'of transformers does, calls reset_parameters() of each')
     return names
 
 

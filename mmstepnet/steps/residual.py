@@ -120,6 +120,16 @@ class ResidualStep(nn.Module):
         if hasattr(attention, 'init_weights'):
             attention.init_weights()
 
+    def _apply(self, fn: Callable, recurse: bool = True) -> 'ResidualStep':
+        """Bring a gate to its start where ``to_empty`` gives it memory."""
+        was_meta = any(p.is_meta for p in self.parameters())
+        super()._apply(fn, recurse)
+        if was_meta and not any(p.is_meta for p in self.parameters()):
+            for module in self.modules():
+                if hasattr(module, 'reset_parameters'):
+                    module.reset_parameters()
+        return self
+
     def __getstate__(self) -> dict:
         """Leave observers out of copies: an EMA model is not observed."""
         return {**self.__dict__, '_observers': OrderedDict()}
