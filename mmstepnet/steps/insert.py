@@ -1,7 +1,7 @@
 """Residual steps in a model that exists, of whatever library."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -90,8 +90,8 @@ def insert_steps(model: nn.Module,
         list[str]: Names of the blocks that got steps.
 
     Raises:
-        TypeError: ``blocks`` are neither names nor classes, or ``attention``
-            is a config.
+        KeyError: There is no such attention.
+        TypeError: ``blocks`` are neither names nor classes.
         ValueError: No block was found, one of ``blocks`` takes no step, a
             block has an attention already, or the attention looks at
             positions and the blocks have tokens. The model is left as it was.
@@ -109,10 +109,6 @@ def insert_steps(model: nn.Module,
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
-    if isinstance(attention, dict):
-        raise TypeError('attention must be a name or a class and its arguments'
-                        " stand beside it, as in insert_steps(model, 'SE', "
-                        f'reduction=8), got {attention!r}')
     if layout is not None and not {'N', 'C'} < set(layout):
         raise ValueError(f"layout must name the axes of a state, such as "
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
@@ -126,13 +122,12 @@ def insert_steps(model: nn.Module,
                          f'of mmstepnet, choose its attention=')
     cfg = dict(attention_args, type=attention, init_step=init_step)
     ready, projecting = _fused(meant, cfg, first_block)
+    known = *ready, *projecting
     without: list[str] = []
-    if example is not None or not (ready or projecting) or meant.has_others(
-            [*ready, *projecting]):
+    if example is not None or meant.has_others(known):
         found, without = _found(model, meant, example, layout)
         for name, places in found.items():
-            if not any(_nests(name, other) for other in (
-                    *ready, *projecting)):
+            if not any(_nests(name, other) for other in known):
                 block = meant.modules[name]
                 ready[name] = places, [
                     build(cfg, name, block, place.width, place.has_map)
@@ -175,17 +170,14 @@ class _Meant:
                       and not set(item) & set('*?[')}
         """Those that were named one by one."""
 
-    def has_others(self, known: list[str]) -> bool:
-        """Whether modules of one class stand in a list without known ones."""
-        for name, module in self.modules.items():
-            if isinstance(module, LISTS) and not any(
-                    _nests(name, other) for other in known):
-                kinds = [type(m) for m in module.children() if m._modules]
-                if len(kinds) > len(set(kinds)):
-                    return True
-        return any(not any(_nests(name, other) for name in names
-                           for other in known)
-                   for names in (self.chosen or {}).values())
+    def has_others(self, known: Collection[str]) -> bool:
+        """Whether blocks may stand beside those that are known."""
+        apart = {name: module for name, module in self.modules.items()
+                 if not any(_nests(name, other) for other in known)}
+        return not known or any(names <= apart.keys() for names in (
+            self.chosen or {}).values()) or any(
+            isinstance(module, LISTS) and len(module) > 1
+            for module in apart.values())
 
     def check(self, ready: Iterable[str], projecting: Iterable[str],
               without: Iterable[str]) -> None:

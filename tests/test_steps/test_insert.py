@@ -135,7 +135,7 @@ def test_map_sizes_by_stage():
     (ValueError, dict(blocks='layer2.0.conv1'), 'no block of .*conv1'),
     (ValueError, dict(blocks='layer2.0*'), 'layer2.0 projects its identity'),
     (ValueError, dict(layout='CHW'), 'layout must name the axes'),
-    (TypeError, dict(attention=dict(type='SE')), 'a name or a class'),
+    (KeyError, dict(attention='SD'), "'SD' is unknown; registered are"),
     (TypeError, dict(blocks=3), 'blocks must be names'),
 ])
 def test_refusals(error, options, message):
