@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -49,16 +50,6 @@ def test_whose(name):
         build.host_type, 'mmpretrain'))  # in MMDetection's scope
 
 
-@pytest.mark.parametrize('scope', ['mmengine', 'nonsense', None])
-def test_scopes_without_a_resnet(scope):
-    if scope:
-        init_default_scope(scope)
-    with pytest.raises(ValueError, match=f'default scope is {scope!r}'):
-        models.StepResNet(18)
-    with pytest.raises(ValueError, match="got host='mmnothing'"):
-        models.StepResNet(18, host='mmnothing')
-
-
 def test_cifars_is_the_same_under_every_host():
     hosts = [StepResNetCIFAR(20), StepResNetCIFAR(20, host='mmdet')]
     init_default_scope('mmdet')
@@ -76,25 +67,40 @@ def test_cifars_is_the_same_under_every_host():
             same_tensors(got, expected, exact=True)
 
 
-@pytest.mark.parametrize('kwargs', [
-    DCN, PLUGINS, dict(norm_cfg=dict(type='BN', eps=1e-3)),
-    dict(style='caffe', frozen_stages=1),
-    dict(base_channels=32, num_stages=3, strides=(1, 2, 1),
-         dilations=(1, 1, 2), out_indices=(2, ))], ids=str)
-def test_mmdetections_arguments(kwargs):
-    """Each network is the host's, and a warm start changes none of it."""
-    theirs = perturb(mmdet.ResNet(50, **copy.deepcopy(kwargs)))
-    x = torch.randn(2, 3, 64, 64)
-    theirs.train()
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('host, kind, kwargs', [
+    ('mmpretrain', 'ResNet', dict(depth=18, out_indices=ALL)),
+    ('mmpretrain', 'ResNet', dict(depth=50)),
+    ('mmpretrain', 'ResNeXt', dict(depth=50, groups=8, width_per_group=6)),
+    ('mmdet', 'ResNeXt', dict(depth=50, groups=8, base_width=6)),
+    ('mmdet', 'ResNet', dict(depth=50, **DCN)),
+    ('mmdet', 'ResNet', dict(depth=50, **PLUGINS)),
+    ('mmdet', 'ResNet', dict(depth=50, style='caffe', frozen_stages=1,
+                             norm_cfg=dict(type='BN', eps=1e-3))),
+    ('mmdet', 'ResNet', dict(
+        depth=50, base_channels=32, num_stages=3, strides=(1, 2, 1),
+        dilations=(1, 1, 2), out_indices=(2, ))),
+    # At an output stride of 8, as under DeepLabV3 and PSPNet.
+    *(('mmseg', 'ResNet', dict(
+        depth=depth, norm_cfg=dict(type='BN'), norm_eval=False,
+        strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4),
+        contract_dilation=depth == 50)) for depth in (18, 50)),
+], ids=str)
+def test_plain_is_the_hosts(host, kind, kwargs, training):
+    """To the bit; a warm start in some stages changes none of it."""
+    theirs = getattr(pytest.importorskip(f'{host}.models'), kind)
+    theirs = perturb(theirs(**copy.deepcopy(kwargs)))
+    theirs.train(training)
+    x = torch.randn(2, 3, 65, 48)
     expected = run(theirs, x)
     for attention in (None, dict(type='StepNet', init_step=1.0)):
-        ours = models.StepResNet(
-            50, attention=attention, host='mmdet', blocks=attention and [
+        ours = getattr(models, f'Step{kind}')(
+            attention=attention, host=host, blocks=attention and [
                 'layer2', 'layer3'], **copy.deepcopy(kwargs))
         missing = ours.load_state_dict(theirs.state_dict(), strict=False)
         assert not missing.unexpected_keys
         assert all('.step.attention.' in key for key in missing.missing_keys)
-        got = run(ours.train(), x)
+        got = run(ours.train(training), x)
         if attention is None:
             for a, b in zip(got, expected):
                 same_tensors(a, b, exact=True)
@@ -148,16 +154,26 @@ def test_step_backbone_converts_what_the_host_does():
         torch.testing.assert_close(twin(x)[0], wanted)
 
 
-def test_step_backbone_freezes_and_warns(recwarn):
-    frozen = dict(type='mmdet.ResNet', depth=50, frozen_stages=1)
-    warm = dict(type='StepNet')
+@pytest.mark.parametrize('build', [
+    lambda attention, frozen, **kwargs: StepBackbone(dict(
+        type='mmdet.ResNet', depth=50, frozen_stages=frozen), attention,
+        **kwargs),
+    lambda attention, frozen, **kwargs: models.StepResNet(
+        50, host='mmpretrain', attention=attention, frozen_stages=frozen,
+        **kwargs)], ids=['StepBackbone', 'StepResNet'])
+def test_gates_that_cannot_leave_their_start_are_named(build, recwarn):
+    """A frozen stage freezes its attentions too."""
+    warm = dict(type='StepNet', init_step=1.0)
     with pytest.warns(UserWarning, match='layer1.1, layer1.2 are frozen'):
-        model = StepBackbone(frozen, warm)
-    gate = model.layer1[1].step.attention
-    assert not gate.ie_bias.requires_grad
-    assert not model.train().layer1[1].step.attention.training
+        model = build(warm, 1)
+    assert model.train() is model
+    gates = [model.layer1[1].step.attention, model.layer3[1].step.attention]
+    assert [gate.ie_bias.requires_grad for gate in gates] == [False, True]
+    assert not gates[0].training
     recwarn.clear()
-    StepBackbone(frozen, warm, blocks=['layer2', 'layer3', 'layer4'])
+    build(warm, 1, blocks=['layer2', 'layer3', 'layer4'])
+    build(warm, 0)
+    build(dict(type='StepNet', init_step=None), 2)  # as trained, it acts
     assert not recwarn.list
 
 
@@ -174,29 +190,53 @@ def test_step_backbone_freezes_what_the_host_does(frozen):
     got = {name: p.requires_grad for name, p in ours.named_parameters()}
     assert got.items() >= wanted.items()
     for place, layer in enumerate(ours.layers):
-        for step in (layer.attn_step, layer.mlp_step):
-            learns = place >= frozen
-            assert normalises_by_batch(
-                step.attention, step.attention.bn) == learns
-            assert all(p.requires_grad == learns
-                       for p in step.attention.parameters())
-    # Who freezes by hand, to train the attentions alone, can.
-    ours = StepBackbone(dict(config, frozen_stages=-1))
-    for name, p in ours.named_parameters():
-        p.requires_grad_('attention.bn' in name)
-    assert ours.train().layers[0].attn_step.attention.bn.training
+        for gate in (layer.attn_step.attention, layer.mlp_step.attention):
+            assert normalises_by_batch(gate, gate.bn) == (place >= frozen)
 
 
-def test_step_backbone_refuses():
-    with pytest.raises(TypeError, match='attention must be a dict'):
-        StepBackbone(dict(type='mmdet.ResNet', depth=18), None)
-    with pytest.raises(ValueError, match='no block can take steps'):
-        StepBackbone(dict(type='mmpretrain.VGG', depth=11))
-    with pytest.raises(ValueError, match='preact=True has no norm'):
-        models.StepResNet(50, preact=True, host='mmdet', **DCN)
-    with pytest.raises(ValueError, match='there are steps already'):
-        StepBackbone(dict(
-            type='mmstepnet.StepResNet', depth=18, _scope_='mmdet'))
+def dropout(kind):
+    return lambda: getattr(models, kind)(
+        'deit-tiny', layer_cfgs=dict(attn_drop_rate=0.1))
+
+
+RESNET = partial(models.StepResNet, host='mmpretrain')
+REFUSED = {
+    'no host': (lambda: models.StepResNet(18), ValueError,
+                'default scope is None'),
+    'no such host': (lambda: models.StepResNet(18, host='mmnothing'),
+                     ValueError, "got host='mmnothing'"),
+    'preact': (lambda: RESNET(18, zero_init_residual=True, preact=True),
+               ValueError, 'zero_init_residual'),
+    'preact and DCN': (lambda: models.StepResNet(
+        50, preact=True, host='mmdet', **DCN), ValueError, 'preact=True has'),
+    'preact of ResNeXt': (lambda: models.StepResNeXt(
+        50, preact=True, host='mmdet'), ValueError, 'preact'),
+    'depth': (lambda: RESNET(20), KeyError, 'depth 20'),
+    "another host's": (lambda: RESNET(50, dcn=None), TypeError, 'dcn'),
+    'blocks': (lambda: RESNET(18, blocks='layer9'), ValueError, 'layer9'),
+    'a name': (lambda: RESNET(18, attention='SE'), TypeError, "got 'SE'"),
+    'None': (lambda: StepBackbone(dict(type='mmdet.ResNet', depth=18), None),
+             TypeError, 'attention must be a dict'),
+    'no block': (lambda: StepBackbone(dict(type='mmpretrain.VGG', depth=11)),
+                 ValueError, 'no block can take steps'),
+    'twice': (lambda: StepBackbone(dict(
+        type='mmstepnet.StepResNet', depth=18, _scope_='mmdet')), ValueError,
+        'there are steps already'),
+    'two sources': (lambda: StepBackbone(
+        dict(type='mmdet.ResNet', depth=18, init_cfg=dict(
+            type='Pretrained', checkpoint='x')), pretrained='x'), ValueError,
+        'both say where'),
+    **{kind: (dropout(kind), ValueError, 'attn_drop 0.1.*drop_rate')
+       for kind in ('StepVisionTransformer', 'PropagationVisionTransformer')},
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_refused(name):
+    """By the host, but where it would build something else."""
+    call, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        call()
 
 
 ALONE = """

@@ -64,14 +64,6 @@ def test_weights_are_loaded(weights, place):
     assert any('step' in name for name, _ in model.backbone.named_parameters())
 
 
-def test_two_sources(weights):
-    path = weights[1]
-    inner = dict(BACKBONE, type='mmseg.ResNetV1c', init_cfg=dict(
-        type='Pretrained', checkpoint=path))
-    with pytest.raises(ValueError, match='both say where'):
-        StepBackbone(inner, pretrained=path)
-
-
 @MODELS.register_module(force=True)
 class Joints(nn.Sequential):
     """Takes the joints of a person in each frame, as DSTFormer does."""

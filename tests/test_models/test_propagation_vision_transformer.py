@@ -97,11 +97,3 @@ def test_what_a_host_has_saved_is_taken_over(build_model, load):
     again.load_state_dict(taken)
     assert all(torch.equal(value, taken[name])
                for name, value in again.state_dict().items())
-
-
-def test_dropout_of_attention_weights_is_refused():
-    with pytest.raises(ValueError, match='attn_drop 0.1.*drop_rate'):
-        build('MetricAttention', layer_cfgs=dict(attn_drop_rate=0.1))
-    with pytest.raises(ValueError, match='attn_drop 0.1.*drop_rate'):
-        StepVisionTransformer(
-            **SETTINGS, layer_cfgs=dict(attn_drop_rate=0.1))
