@@ -73,48 +73,41 @@ def starts(model):
         yield choose_step(attention.train(), x, f).detach()
 
 
-BOTH = [('mmpretrain', 'StepBackbone'), ('mmdet', 'StepResNet')]
+BOTH = pytest.mark.parametrize('host, kind', [
+    ('mmpretrain', 'StepBackbone'), ('mmdet', 'StepResNet')])
 
 
-@pytest.mark.parametrize('host, kind', BOTH)
-def test_every_attention_starts_at_init_step(host, kind, tmp_path):
-    """After a Runner's init_weights, and after a plain checkpoint."""
-    names = sorted(set(ATTENTIONS) - {'Plain'})
+@BOTH
+def test_every_attention_starts_as_it_says(host, kind, tmp_path):
+    """After a Runner's init_weights, and after a plain checkpoint.
+
+    A host's Kaiming or Constant initialisation would move it.
+    """
+    settings = {name: config(name, init_step=1.0)
+                for name in sorted(set(ATTENTIONS) - {'Plain'})}
+    settings.update({f'paper {name}': config(name, init_step=None)
+                     for name in ('SRM', 'CBAM', 'SE', 'StepNet')})
     plain = perturb(MODELS.build(dict(
         backbone('StepResNet', None), host=host))).state_dict()
-    checkpoint = {f'backbones.{name}.{key}': value for name in names
-                  for key, value in plain.items()}
-    torch.save(checkpoint, tmp_path / 'plain.pth')
+    torch.save({f'backbones.{name}.{key}': value for name in settings
+                for key, value in plain.items()}, tmp_path / 'plain.pth')
     found = initialised(host, {
-        name: backbone(kind, config(name, init_step=1.0)) for name in names},
+        name: backbone(kind, cfg) for name, cfg in settings.items()},
         tmp_path, str(tmp_path / 'plain.pth'))
-    assert found.keys() == set(names)
-    for model in found.values():
-        assert torch.equal(model.conv1.weight, plain['conv1.weight'])
-        for step in starts(model):
-            assert torch.equal(step, torch.ones_like(step))
-
-
-@pytest.mark.parametrize('host, kind', BOTH)
-def test_the_papers_start_is_what_the_attention_says(host, kind, tmp_path):
-    """A host's Kaiming or Constant initialisation would move it."""
-    found = initialised(host, {
-        name: backbone(kind, config(name, init_step=None))
-        for name in ('SRM', 'CBAM', 'SE', 'StepNet')}, tmp_path)
-    wanted = torch.tensor(-1.).sigmoid()
-    for step in starts(found['StepNet']):
-        torch.testing.assert_close(step, wanted.expand_as(step))
-    for step in starts(found['SRM']):
-        assert torch.equal(step, torch.full_like(step, 0.5))
+    assert found.keys() == settings.keys()
+    wanted = {'paper StepNet': torch.tensor(-1.).sigmoid(), 'paper SRM': 0.5,
+              'paper SE': None, 'paper CBAM': None}
     for name, model in found.items():
-        for step in model.modules():
-            if isinstance(step, ResidualStep) and step.attention is not None:
-                # LOUD's weights have deviation 3.
-                assert all(p.std() < 1.2 for p in step.attention.parameters()
-                           if p.numel() > 8), name
+        assert torch.equal(model.conv1.weight, plain['conv1.weight'])
+        start = wanted.get(name, 1.0)
+        for step in starts(model):
+            assert start is None or (step - start).abs().max() < 1e-7
+        # LOUD's weights have deviation 3.
+        assert all(p.std() < 1.2 for key, p in model.named_parameters()
+                   if '.step.' in key and p.numel() > 8), name
 
 
-@pytest.mark.parametrize('host, kind', BOTH)
+@BOTH
 def test_attentions_of_a_checkpoint_stay(host, kind, tmp_path):
     """Of one that init_cfg names, beside another initialisation."""
     cfg = config('SRM', init_step=1.0)
