@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.attentions import Attention, build_attention
+from mmstepnet.torch_version import has_values
 
 from .branch import BranchStep, Place
 from .examples import guess_inputs
@@ -136,6 +137,11 @@ def insert_steps(model: nn.Module,
     if without:
         LOGGER.warning('Without steps: %s', '; '.join(without))
     names = [name for name in meant.modules if name in ready]
+    silent = [name for name in names if _has_zero_norm(meant.modules[name])]
+    if silent:
+        LOGGER.warning(
+            'A norm of %s starts at zero, so f is 0 there: no gate has a '
+            'gradient until the norm moves', ', '.join(silent))
     for name in names:
         put_in(meant.modules[name], *ready[name])
     if any(p.is_meta for _, gates in ready.values()
@@ -258,6 +264,13 @@ def _found(model: nn.Module, meant: _Meant, example: object,
     return found, without if ran else [
         'it was not run; give example=, what it is called with, such as '
         'torch.zeros(1, 3, 224, 224)']
+
+
+def _has_zero_norm(block: nn.Module) -> bool:
+    """Whether a norm starts at zero, as timm's ``zero_init_last`` has it."""
+    return any(weight.ndim == 1 and has_values(weight) and not weight.any()
+               for name, weight in block.named_parameters()
+               if name.endswith('weight'))
 
 
 def _nests(name: str, other: str) -> bool:

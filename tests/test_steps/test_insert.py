@@ -200,6 +200,14 @@ def test_observers_of_a_fused_step():
     assert len(seen) == 5 and max(seen) < 1e-5
 
 
+@pytest.mark.parametrize('zero', [False, True])
+def test_norms_that_start_at_zero_are_named(zero, caplog):
+    with caplog.at_level(logging.WARNING):
+        insert_steps(resnet18(zero_init_residual=zero), blocks='layer1')
+    assert ('A norm of layer1.0, layer1.1 starts at zero' in caplog.text
+            ) == zero
+
+
 def test_what_is_left_out_is_named(caplog):
     class Parallel(nn.Module):
         def __init__(self):
