@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck
 
 from mmstepnet.propagation import (
     AttentionBlock,
@@ -15,7 +14,6 @@ from mmstepnet.propagation import (
     ProjectedSources,
     Propagation,
     PseudoMetric,
-    neighbourhood,
 )
 from tests.utils import not_on_torch_21, perturb
 
@@ -60,15 +58,14 @@ def written_out(module, phi, x, sources):
     return torch.from_numpy(out)
 
 
-@pytest.mark.parametrize('heads', [1, 3])
-@pytest.mark.parametrize('kwargs', [{}, dict(eps=0.7)])
-@pytest.mark.parametrize('bias', [False, True])
-def test_written_out(heads, kwargs, bias):
+@pytest.mark.parametrize('heads, eps, bias', [
+    (1, 1.0, True), (3, 0.7, True), (3, 1.0, False)])
+@pytest.mark.parametrize('grad', [False, True])
+def test_written_out(heads, eps, bias, grad):
     x, sources = torch.randn(7, 12).double(), torch.randn(9, 12).double()
-    l2 = build(L2Attention, 12, heads, bias=bias, **kwargs)
+    l2 = build(L2Attention, 12, heads, bias=bias, eps=eps)
     metric = build(MetricAttention, 12, heads, bias=bias, hidden_dims=5,
-                   **kwargs)
-    assert l2.eps == metric.eps == kwargs.get('eps', 1)
+                   eps=eps)
 
     def by_layer(x):
         return linear(l2.pseudo_metric.metric, x)
@@ -79,12 +76,11 @@ def test_written_out(heads, kwargs, bias):
 
     for module, phi in ((l2, by_layer), (metric, by_perceptron)):
         for other in (x, sources):
-            expected = written_out(module, phi, x, other)
-            for grad in (False, True):
-                with torch.set_grad_enabled(grad):
-                    out = module(x, None if other is x else other)
-                torch.testing.assert_close(out, expected, rtol=1e-10,
-                                           atol=1e-10)
+            with torch.set_grad_enabled(grad):
+                out = module(x, None if other is x else other)
+            torch.testing.assert_close(
+                out, written_out(module, phi, x, other),
+                rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize('cls', MODULES)
@@ -121,81 +117,6 @@ def test_dot_product_is_torch_attention(is_causal):
         out = ours(x, mask=kept.unsqueeze(1), is_causal=is_causal,
                    dense=dense)
         torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize('cls', MODULES)
-@pytest.mark.parametrize('heads', [1, 2])
-def test_forms_agree(cls, heads):
-    module = build(cls, 8, heads)
-    x, sources = torch.randn(2, 6, 8).double(), torch.randn(2, 6, 8).double()
-    own = torch.rand(2, 6, 6) < 0.5
-    own[:, :, 0] = True
-    graph = neighbourhood(torch.randint(6, (6, 2)), 6)
-    for kwargs in ({}, dict(mask=own), dict(mask=own[:1]), dict(mask=own[0]),
-                   dict(mask=own[:, :1]), dict(is_causal=True),
-                   dict(mask=own[:, :1], is_causal=True), dict(mask=graph)):
-        results = []
-        for dense in (False, True):
-            module.zero_grad()
-            out = module(x, sources, dense=dense, **kwargs)
-            out.square().sum().backward()
-            grads = [p.grad.clone() for p in module.parameters()]
-            results.append([out.detach(), *grads])
-            with torch.no_grad():
-                results.append(
-                    [module(x, sources, dense=dense, **kwargs), *grads])
-        for other in results[1:]:
-            for got, expected in zip(other, results[0]):
-                torch.testing.assert_close(got, expected, rtol=1e-10,
-                                           atol=1e-10)
-
-
-@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
-@pytest.mark.parametrize('cls', MODULES)
-def test_trace(cls):
-    """Which checks the graph against a second one, made without gradients."""
-    module = build(cls, 8, 2)
-    x = torch.randn(3, 5, 8).double()
-    graph = torch.jit.trace(module, x)
-    other = torch.randn(3, 5, 8).double()
-    torch.testing.assert_close(graph(other), module(other))
-
-
-@pytest.mark.parametrize('cls', MODULES)
-@pytest.mark.parametrize('heads', [1, 2])
-def test_gradcheck(cls, heads):
-    module = build(cls, 4, heads)
-    names = [name for name, _ in module.named_parameters()]
-    kept = torch.tensor([True, True, False, True])
-
-    def function(x, sources, *parameters):
-        return torch.func.functional_call(
-            module, dict(zip(names, parameters)), (x, sources),
-            dict(mask=kept[None]))
-
-    inputs = [torch.randn(2, n, 4).double().requires_grad_() for n in (3, 4)]
-    assert gradcheck(function, [*inputs, *module.parameters()])
-
-
-@pytest.mark.parametrize('cls', MODULES)
-def test_autocast_training_step(cls):
-    module = build(cls, 32, 4, dtype=torch.float32, eps=8**0.5)
-    x = torch.randn(2, 20, 32)
-    kept = torch.arange(20) < torch.tensor([[[20]], [[11]]])
-    grads = []
-    for enabled in (True, False):
-        module.zero_grad()
-        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
-            out = module(x, mask=kept, is_causal=True)
-        assert out.dtype == (torch.bfloat16 if enabled else torch.float32)
-        out.float().square().sum().backward()
-        grads.append({n: p.grad for n, p in module.named_parameters()})
-    for name, exact in grads[1].items():
-        got = grads[0][name]
-        assert got.dtype == torch.float32
-        # A key's bias shifts a row's scores alike: no gradient but noise.
-        if name != 'pseudo_metric.key.bias':
-            assert (got - exact).norm() < 0.05 * exact.norm(), name
 
 
 @not_on_torch_21("breaks the graph at autocast's dtype")

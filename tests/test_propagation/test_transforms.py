@@ -46,14 +46,19 @@ def test_a_mask_for_each_sample(dense):
             each(a, b, v, mask & (torch.arange(4) != 2)[:, None, None])
 
 
-@not_on_torch_21('has another exporter')
-def test_exported_for_any_number_of_tokens():
+def exported(model, x):
+    dim = torch.export.Dim('tokens', min=2, max=4096)
+    return torch.export.export(
+        model, (x, ), dynamic_shapes=({1: dim}, )).module()
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('make', [torch.jit.trace, pytest.param(
+    exported, marks=not_on_torch_21('has another exporter'))])
+def test_graphs_for_any_number_of_tokens(make):
     model = MetricAttention(16, 2).eval()
     for tokens in (10, 40):
-        dim = torch.export.Dim('tokens', min=2, max=4096)
-        graph = torch.export.export(
-            model, (torch.randn(2, tokens, 16), ),
-            dynamic_shapes=({1: dim}, )).module()
+        graph = make(model, torch.randn(2, tokens, 16))
         for other in (5, 300):
             x = torch.randn(2, other, 16)
             torch.testing.assert_close(graph(x), model(x))
