@@ -1,6 +1,6 @@
 """Contents of checkpoints, good and evil."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -63,4 +63,6 @@ def mmengine_content():
             half=torch.ones(2, dtype=torch.bfloat16),
             parameter=torch.nn.Parameter(torch.arange(3.)),
             view=torch.arange(6).view(2, 3).t()),
+        # Of MultiStepLR, whose steps may come twice.
+        param_schedulers=[dict(milestones=Counter([2, 2, 5]))],
         message_hub=hub.state_dict())

@@ -1,13 +1,9 @@
 """Networks, images and loops that the hook has to bear."""
 
-
 import numpy as np
 import pytest
-import torch
 
-from mmstepnet.stiffness import (
-    Trajectories,
-)
+from mmstepnet.stiffness import Trajectories
 from tests.test_engine.stiffness_job import (
     digits_runner,
     log_text,
@@ -54,20 +50,6 @@ def test_a_loop_that_ends_early_ends_no_job(tmp_path):
     found = Trajectories.load(tmp_path / 'stiffness/stiffness_val.npz')
     assert len(found) == 10
     assert found.settings['left_out'] == [f'sample {k}' for k in range(10, 37)]
-
-
-def test_a_state_that_has_no_samples_ends_no_job(tmp_path):
-    """PyTorch makes nested tensors of padding masks by itself."""
-    runner = digits_runner(tmp_path)
-
-    def nest(block, inputs):
-        runner.model.backbone.relu(
-            torch.nested.nested_tensor(list(inputs[0])))
-
-    runner.model.backbone.layer3[1].register_forward_pre_hook(nest)
-    assert 'accuracy/top1' in runner.val()
-    assert 'takes a nested tensor' in log_text(tmp_path)
-    assert not list(tmp_path.rglob('*.npz'))
 
 
 def test_models_without_blocks(tmp_path):
