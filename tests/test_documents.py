@@ -1,6 +1,6 @@
 """README and docs: snippets run, links and commands lead somewhere.
 
-The config over MMSegmentation is trained by test_tools/test_segmentation.py;
+The config over MMSegmentation is trained by test_tools/test_hosts.py;
 those over projects that are not installed are left out.
 """
 

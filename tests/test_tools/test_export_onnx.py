@@ -16,45 +16,35 @@ DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
 
 
-def prepare(config, folder, *arguments):
-    """A model, and the tool's arguments for it."""
-    path = folder / 'model.pth'
-    return save_model(path, ROOT / config), (
-        ROOT / config, path, folder / 'model.onnx', '--size', 32, 32,
-        *arguments)
-
-
-def run(path, images):
-    import onnxruntime
-    session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider'])
-    return [torch.from_numpy(out)
-            for out in session.run(None, {'images': images.numpy()})]
-
-
 @pytest.mark.parametrize('config, part', [
     (CLASSIFIER, ''),
     pytest.param(DETECTOR, 'backbone', marks=pytest.mark.slow)])
 def test_file(config, part, tmp_path):
-    model, arguments = prepare(
-        config, tmp_path, *(['--part', part] if part else []))
-    done = run_tool('tools/export_onnx.py', *arguments)
+    import onnxruntime
+    path = tmp_path / 'model.onnx'
+    model = save_model(tmp_path / 'model.pth', ROOT / config)
+    done = run_tool('tools/export_onnx.py', ROOT / config,
+                    tmp_path / 'model.pth', path, '--size', 32, 32,
+                    *(['--part', part] if part else []))
     assert re.search(r'model.onnx: \S+ MiB, differs from PyTorch by',
                      done.stdout)
     images = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         wanted = (model.get_submodule(part)(images) if part else
                   [model(images, mode='tensor')])
-    found = run(tmp_path / 'model.onnx', images)
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), providers=['CPUExecutionProvider'])
+    found = session.run(None, {'images': images.numpy()})
     assert len(found) == len(wanted) == (4 if part else 1)
     for a, b in zip(found, wanted):
-        torch.testing.assert_close(a, b, rtol=1e-3,
+        torch.testing.assert_close(torch.from_numpy(a), b, rtol=1e-3,
                                    atol=1e-4 * float(b.abs().max()))
 
 
 @pytest.mark.slow
 def test_what_cannot_be_exported(tmp_path):
-    _, arguments = prepare(DETECTOR, tmp_path)
+    save_model(tmp_path / 'model.pth', ROOT / DETECTOR)
     with pytest.raises(SystemExit, match='--part names what else .*neck'):
-        call_tool(load_tool('export_onnx.py'), *arguments)
+        call_tool(load_tool('export_onnx.py'), ROOT / DETECTOR,
+                  tmp_path / 'model.pth', tmp_path / 'model.onnx')
     assert not (tmp_path / 'model.onnx').exists()

@@ -56,9 +56,7 @@ def test_publish(checkpoint, tmp_path):
 
 @pytest.mark.parametrize('weights, message', [
     ({}, 'holds no weights'),
-    (dict(fc=torch.tensor([1, float('nan')])), 'not finite: fc'),
-    (dict(fc=torch.tensor([1, float('inf')])), 'not finite: fc'),
-])
+    (dict(fc=torch.tensor([1, float('inf')])), 'not finite: fc')])
 def test_what_is_not_published(tmp_path, weights, message):
     torch.save(dict(state_dict=weights), tmp_path / 'x.pth')
     with pytest.raises(ValueError, match=message):

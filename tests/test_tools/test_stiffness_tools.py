@@ -76,20 +76,18 @@ def test_prints_its_record(measured):
             tns = total_neural_stiffness(
                 record.nsi(reading), record.stages, mu).mean()
             assert f'  {reading}, {mu}  {tns:.6g}\n' in text
-    nsi = record.adaptive.astype(float)
-    for stage in range(3):
-        mean = nsi[:, 2 * stage:2 * stage + 2].mean()
-        name = f'mean NSI (adaptive) of stage {stage + 1}'
-        assert f'{name}  {mean:.6g}' in text
+    mean = record.adaptive[:, 2:4].astype(float).mean()
+    assert f'mean NSI (adaptive) of stage 2  {mean:.6g}' in text
     assert 'backbone.layer1.0, backbone.layer2.0' in text
     assert {p.name for p in out.glob('*.png')} == {
         f'stiffness_val_epoch_7_figure_{n}.png' for n in (2, 3, 6, 9)}
 
 
 def test_max_samples_are_evenly_taken(measured, checkpoint, tmp_path):
-    call('stiffness', CONFIG, checkpoint, '--split', 'val',
-         '--out', tmp_path, '--max-samples', 5, '--device', 'cpu',
-         '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
+    for split, count in (('val', 5), ('train', 3)):
+        call('stiffness', CONFIG, checkpoint, '--split', split,
+             '--out', tmp_path, '--max-samples', count, '--device', 'cpu',
+             '--blocks', 'layer2.*', '--cfg-options', *IN_PROCESS)
     whole = Trajectories.load(measured[0] / 'stiffness_val_epoch_7.npz')
     part = Trajectories.load(tmp_path / 'stiffness_val_epoch_7.npz')
     assert part.blocks == [
@@ -98,34 +96,21 @@ def test_max_samples_are_evenly_taken(measured, checkpoint, tmp_path):
         part.unit, whole.unit[[0, 89, 179, 269, 359], 2:4],
         rtol=1e-4)
     assert part.settings['metrics'] == {}
+    part = Trajectories.load(tmp_path / 'stiffness_train_epoch_7.npz')
+    assert part.settings['split'] == 'train' and len(part) == 3
 
 
-def test_train_split(checkpoint, tmp_path):
-    call('stiffness', CONFIG, checkpoint, '--split', 'train',
-         '--out', tmp_path, '--max-samples', 3, '--device', 'cpu',
-         '--cfg-options', *IN_PROCESS)
-    record = Trajectories.load(tmp_path / 'stiffness_train_epoch_7.npz')
-    assert record.settings['split'] == 'train'
-    assert len(record) == 3
-
-
-@pytest.mark.parametrize('changes, options, error, message', [
-    ('test_dataloader = test_evaluator = test_cfg = None', (), ValueError,
+@pytest.mark.parametrize('changes, options, message', [
+    ('test_dataloader = test_evaluator = test_cfg = None', (),
      'no test_dataloader.*--split'),
-    ('model = dict(backbone=dict(attention=None))', (), ValueError,
+    ('model = dict(backbone=dict(attention=None))', (),
      'does not fit the model'),
-    ('', ('--blocks', 'layer9.*'), ValueError, 'layer9'),
-    ("model = dict(head=dict(in_channels=512), backbone=dict(type='VGG', "
-     'depth=11, _delete_=True))', (), RuntimeError,
-     'no sample .*: no residual step of ImageClassifier'),
+    ('', ('--blocks', 'layer9.*'), 'layer9'),
 ])
 def test_what_cannot_be_measured(checkpoint, tmp_path, changes, options,
-                                 error, message):
+                                 message):
     config = tmp_path / 'config.py'
     config.write_text(f"_base_ = ['{CONFIG}']\n{changes}\n")
-    if 'VGG' in changes:
-        checkpoint = tmp_path / 'vgg.pth'
-        save_model(checkpoint, config)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         call('stiffness', config, checkpoint, '--out', tmp_path, '--device',
              'cpu', '--max-samples', 2, *options)
