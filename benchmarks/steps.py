@@ -23,7 +23,7 @@ from mmstepnet import fold, steps
 from mmstepnet.checks import positive_int
 from mmstepnet.models import StepResNet
 
-from . import tails
+from . import tables, tails
 from .rounds import (
     Timed,
     add_arguments,
@@ -173,20 +173,6 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     return rows
 
 
-def print_table(title: str, rows: list[dict]) -> None:
-    base = rows[0]
-    print(f'\n{title}\n{"network":24}{"ratio":>8}{"quartiles":>16}'
-          f'{"first (s)":>11}{"images/s":>10}{"saved":>8}{"peak":>8}')
-    for row in rows:
-        memory = [f'{row[key] / base[key]:8.3f}' if key in row else ' ' * 8
-                  for key in ('saved_bytes', 'peak_bytes')]
-        spread = f'{row["low"]:.3f}-{row["high"]:.3f}'
-        rate = row.get('images_per_second')
-        print(f'{row["network"]:24}{row["ratio"]:8.3f}{spread:>16}'
-              f'{row["first"]:11.2f}',
-              ' ' * 10 if rate is None else f'{rate:10.1f}', *memory, sep='')
-
-
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -223,7 +209,10 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def save(args: argparse.Namespace, result: dict) -> None:
+def show(args: argparse.Namespace, result: dict, table: dict) -> None:
+    """Print a table, and keep it beside those before it."""
+    print(tables.tables(dict(result, tables=[table])))
+    result['tables'].append(table)
     with open(args.out, 'w') as file:
         json.dump(result, file, indent=1)
 
@@ -235,25 +224,18 @@ def main() -> None:
         machine(args), batch_size=args.batch_size, size=args.size, tables=[])
     if 'tails' in args.modes:
         for shape, memory_format, rows in tails.tables(args, FORMATS):
-            print_table(f'tail, {shape}, {memory_format}', rows)
-            result['tables'].append(dict(
+            show(args, result, dict(
                 mode='tail', shape=shape, memory_format=memory_format,
                 rows=rows))
-            save(args, result)
     for mode, memory_format, dtype, compiled in itertools.product(
             [mode for mode in args.modes if mode != 'tails'], args.formats,
             args.dtypes, args.compiled):
         load = os.getloadavg()[0]
         rows = benchmark(args, mode, memory_format, dtype, bool(compiled))
-        title = ', '.join([mode, memory_format, dtype,
-                           'compiled' if compiled else 'eager'])
-        print_table(f'{title} (load {load:.1f} before, '
-                    f'{os.getloadavg()[0]:.1f} after)', rows)
-        result['tables'].append(dict(
+        show(args, result, dict(
             mode=mode, memory_format=memory_format, dtype=dtype,
             compiled=bool(compiled), load=[load, os.getloadavg()[0]],
             rows=rows))
-        save(args, result)
 
 
 if __name__ == '__main__':

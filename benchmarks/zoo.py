@@ -2,7 +2,6 @@
 
     python -m benchmarks.zoo configs rows.jsonl mmdet mmpretrain --page docs/zoo.md
     python -m benchmarks.zoo families found.jsonl timm --page docs/families.md
-    python -m benchmarks.zoo inserted inserted.jsonl transformers
 
 ``configs`` exchanges the type of each backbone of a project's configs for
 ours and compares outputs in evaluation mode; where small images are enough
@@ -10,9 +9,7 @@ gradients, outputs and buffers after one step, which modules train and which
 parameters have a gradient; and every attribute that an argument of the
 constructor sets. All must be equal to the bit. It also compares outputs with
 StepNet at ``init_step=1``, which may round differently. ``families`` looks for
-steps on the meta device. ``inserted`` puts steps into small networks of
-transformers and the smallest of each module of timm, moves their gates and
-runs them.
+steps on the meta device.
 
 Each row is written to the file as it comes; a second call goes on where the
 first ended. ``--page`` writes the rows into a page in place of its tables.
@@ -494,13 +491,6 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple | dict]:
         299 if name == 'inception_v3' else 224] * 2), )
 
 
-def called(model: nn.Module, given: tuple | dict) -> Tensor:
-    """The first tensor that a model returns."""
-    out = model(**given) if isinstance(given, dict) else model(*given)
-    return tensors(out if isinstance(out, (Tensor, tuple, list))
-                   else list(out.values()))[0]
-
-
 def family_row(library: str, name: str) -> list:
     """Steps, stages, what is left out, and what ``insert_steps`` does."""
     kind = family(library, name)
@@ -540,64 +530,6 @@ def family_section(library: str, rows: dict[str, list]) -> str:
                   '`insert_steps`', 'models run', 'without steps'], lines)
 
 
-def smallest(library: str) -> list[str]:
-    """Of each module of timm the model with the fewest parameters."""
-    if library == 'transformers':
-        return names(library)
-    found = {}
-    for name in names(library):
-        if not name.startswith('test_'):
-            with torch.device('meta'):
-                model, _ = build(library, name)
-            size = sum(p.numel() for p in model.parameters()), name
-            kind = family(library, name)
-            found[kind] = min(found.get(kind, size), size)
-    return sorted(name for _, name in found.values())
-
-
-def inserted_row(library: str, name: str) -> list:
-    """Blocks, and how far outputs are from what they must be."""
-    def fresh() -> tuple[nn.Module, tuple | dict]:
-        torch.manual_seed(0)
-        model, given = build(library, name)
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.numel() and p.abs().max() < 1e-3:
-                    p.normal_(std=0.1)  # scales of branches hide a step
-        return model.eval(), given
-
-    model, given = fresh()
-    with torch.no_grad():
-        before = called(model, given)
-    try:
-        blocks = insert_steps(model, example=given)
-    except ValueError as error:
-        return [0, '', '', '', '', in_a_line(error)]
-    out = called(model, given)
-    out.square().sum().backward()
-    gates = [p for n, p in model.named_parameters() if '.attention.' in n]
-    reached = sum(p.grad is not None for p in gates) / len(gates)
-    with torch.no_grad():
-        for p in gates:
-            p.add_(0.3 * torch.randn_like(p))
-        moved, (other, _) = called(model, given), fresh()
-        insert_steps(other, example=given)
-        other.load_state_dict(model.state_dict())
-        loaded = called(other.eval(), given)
-        compiled = called(torch.compile(model, backend='aot_eager'), given)
-    torch.compiler.reset()
-    return [len(blocks), f'{reached:.0%}', *(
-        f'{relative(a, b):.1e}' for a, b in (
-            (out, before), (loaded, moved), (compiled, moved))), '']
-
-
-def inserted_section(library: str, rows: dict[str, list]) -> str:
-    """A row a network."""
-    return table(['network', 'blocks', 'gates with a gradient',
-                  'start differs', 'loaded differs', 'compiled differs',
-                  'refused'], [[name, *row] for name, row in rows.items()])
-
-
 def table(header: list, rows: list[list]) -> str:
     """A table in Markdown."""
     return ''.join(
@@ -622,8 +554,7 @@ def settings_of(host: str) -> list[str]:
 
 COMMANDS: dict[str, tuple[Callable, Callable, Callable]] = dict(
     configs=(settings_of, config_row, config_section),
-    families=(names, family_row, family_section),
-    inserted=(smallest, inserted_row, inserted_section))
+    families=(names, family_row, family_section))
 """What is gone through, its row, and the section that rows make."""
 
 

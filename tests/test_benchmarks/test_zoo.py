@@ -17,15 +17,6 @@ def test_rows_of_families():
     assert inserted == '5 blocks' and 'first of its stage' in left_out
 
 
-def test_a_network_that_takes_steps_and_one_that_does_not():
-    pytest.importorskip('transformers')
-    blocks, reached, *apart, refused = zoo.inserted_row('transformers', 'ViT')
-    assert blocks == 3 and reached == '100%' and not refused
-    assert all(float(difference) < 1e-5 for difference in apart)
-    assert zoo.inserted_row('transformers', 'Llama')[-1].startswith(
-        'ValueError')
-
-
 def test_a_second_call_goes_on_and_a_page_keeps_other_sections(
         tmp_path, monkeypatch, capsys):
     made = []
