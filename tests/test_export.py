@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from mmstepnet import MetricAttention, checks, export, remove_blocks
+from mmstepnet import MetricAttention, export, remove_blocks
 from mmstepnet.export import export_onnx
 from tests.test_steps.families import timm_families, torchvision_families
 from tests.test_steps.insertion import outputs, with_moved_steps
@@ -79,13 +79,6 @@ def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=f'differs from PyTorch by {by}'):
         export_onnx(model, tmp_path / 'model.onnx', (32, 32))
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, 'find_spec', lambda name: None)
-    with pytest.raises(ImportError, match='onnx and onnxruntime.*stepnet.onnx'
-                       ):
-        export_onnx(nn.Identity(), tmp_path / 'model.onnx')
 
 
 def test_a_pruned_network_without_steps(tmp_path):

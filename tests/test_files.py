@@ -64,10 +64,3 @@ def test_remove_unfinished(tmp_path):
         os.utime(tmp_path / name, (0, 0))
     remove_unfinished(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ['.hidden', 'epoch_1.pth']
-
-
-def test_another_job_starts_while_a_file_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        os, 'fsync', lambda descriptor: remove_unfinished(tmp_path))
-    write_whole(tmp_path / 'epoch_1.pth', b'weights')
-    assert (tmp_path / 'epoch_1.pth').read_bytes() == b'weights'

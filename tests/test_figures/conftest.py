@@ -1,7 +1,7 @@
 import html
+import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,50 +10,31 @@ import vl_convert
 
 from mmstepnet.figures.runs import Accuracy, Run
 from mmstepnet.models import StepResNetCIFAR
-from mmstepnet.stiffness import FIELDS, Trajectories, TrajectoryRecorder
+from mmstepnet.stiffness import FIELDS, TrajectoryRecorder
 from tests.utils import perturb, seeded
 
 ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
               'stepnet': dict(type='StepNet')}
 
 
-def write_record(path, attention, seed, samples=40, depth=20, **settings):
-    """Measure a randomly perturbed ResNet on random images."""
-    model = perturb(StepResNetCIFAR(depth, attention=attention), seed).eval()
-    images = seeded(samples, 3, 16, 16, seed=seed)
-    with torch.no_grad(), TrajectoryRecorder(model) as recorder:
-        model(images)
-    recorder.trajectories(
-        model=Path(path).parent.name, split='val', **settings).save(path)
-
-
 @pytest.fixture(scope='session')
-def work_dirs(tmp_path_factory):
-    """Work directories of three models, two seeds each, with records."""
-    root = tmp_path_factory.mktemp('work_dirs')
-    paths = []
-    for name, attention in ATTENTIONS.items():
-        for seed in (0, 1):
-            path = root / f'{name}_{seed}'
-            write_record(
-                path / 'stiffness' / 'stiffness_val_epoch_2.npz', attention,
-                seed, epoch=2, iter=20)
-            paths.append(path)
-    return paths
+def runs():
+    """Three models, two seeds each, randomly perturbed, on random images.
 
-
-@pytest.fixture(scope='session')
-def runs(work_dirs):
-    """Of each the accuracy after the second epoch; the first's is higher."""
+    Of each the accuracy after the second epoch; the first's is higher.
+    """
     found = []
-    for k, path in enumerate(work_dirs):
-        model = path.name[:-2]
-        accuracy = Accuracy('accuracy/top1', 90 + k - len(model) / 8,
-                            'validation at 2', 'val', 90 + k, 1)
-        recording = path / 'stiffness' / 'stiffness_val_epoch_2.npz'
-        found.append(Run(f'{model} ({k % 2 + 1})', model,
-                         Trajectories.load(recording), accuracy=accuracy,
-                         source=str(recording)))
+    for k, (name, seed) in enumerate(itertools.product(ATTENTIONS, (0, 1))):
+        model = perturb(StepResNetCIFAR(
+            20, attention=ATTENTIONS[name]), seed).eval()
+        with torch.no_grad(), TrajectoryRecorder(model) as recorder:
+            model(seeded(40, 3, 16, 16, seed=seed))
+        found.append(Run(
+            f'{name} ({seed + 1})', name, recorder.trajectories(
+                model=name, split='val', epoch=2, iter=20),
+            accuracy=Accuracy('accuracy/top1', 90 + k - len(name) / 8,
+                              'validation at 2', 'val', 90 + k, 1),
+            source=f'{name}_{seed}/stiffness_val_epoch_2.npz'))
     return found
 
 

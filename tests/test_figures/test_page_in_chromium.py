@@ -1,6 +1,7 @@
 """The report page in a real browser."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -172,13 +173,6 @@ def opened(shown, tmp_path_factory):
     return open_page(page, out)
 
 
-def test_no_error_and_no_request(opened):
-    outcome, console = opened
-    assert outcome['problems'] == []
-    assert console == []
-    assert outcome['requests'] == []
-
-
 def test_every_figure_is_drawn(opened, shown):
     panels = opened[0]['panels']
     assert list(panels) == [
@@ -186,10 +180,10 @@ def test_every_figure_is_drawn(opened, shown):
     assert [d['name'] for d in panels['figure-9']] == [
         run.label for run in shown if run.adapts]
     assert len(panels['figure-10']) == 6
-    for drawn in panels.values():
-        for figure in drawn:
-            assert figure['marks'] > 0, figure
-            assert figure['width'] > 900 and figure['height'] >= 300, figure
+    for figure in itertools.chain(*panels.values()):
+        assert figure['marks'] > 0, figure
+        assert figure['width'] > 900 and figure['height'] >= 300, figure
+        assert figure['away'] == 0, figure  # no link sends it to others
     for run in shown:
         assert set(run.trajectories.blocks) <= {
             f'backbone.{text}' if 'attention_step' in text else text
@@ -197,36 +191,23 @@ def test_every_figure_is_drawn(opened, shown):
 
 
 def test_no_text_is_cut_or_overprinted(opened):
-    for drawn in (*opened[0]['panels'].values(),
-                  [*opened[0]['phone'].values()]):
-        for figure in drawn:
-            assert figure['cut'] == [], figure
-            assert figure['overprinted'] == [], figure
+    """In a wide window and on a phone."""
+    for figure in itertools.chain(*opened[0]['panels'].values(),
+                                  opened[0]['phone'].values()):
+        assert figure['cut'] == [], figure
+        assert figure['overprinted'] == [], figure
 
 
-def test_page_fits_its_window(opened):
-    assert not opened[0]['overflow']
-    assert opened[0]['wide'] == []
-    assert all(figure['width'] <= 390
-               for figure in opened[0]['phone'].values())
-
-
-def test_all_is_printed(opened):
-    printed = opened[0]['printed']
+def test_the_page(opened, shown):
+    """No error, no request, as wide as its window, whole in print."""
+    page, console = opened
+    assert console == page['problems'] == page['requests'] == []
+    assert not page['overflow'] and page['wide'] == []
+    assert all(figure['width'] <= 390 for figure in page['phone'].values())
+    printed = page['printed']
     assert printed['closed'] == 0 and printed['after'] == 2
     assert len(printed['widths']) == 7
     assert all(600 < width <= 681 for width in printed['widths']), printed
-
-
-def test_focus_is_seen(opened):
-    assert opened[0]['outline'] == 'solid'
-
-
-def test_nothing_offers_to_send_a_figure_away(opened):
-    assert all(figure['away'] == 0
-               for drawn in opened[0]['panels'].values() for figure in drawn)
-
-
-def test_table_sorts_by_tns(opened, shown):
-    assert opened[0]['sorted'] == [
+    assert page['outline'] == 'solid'
+    assert page['sorted'] == [
         f'{tns:.4f}' for tns in sorted(run.tns for run in shown)]

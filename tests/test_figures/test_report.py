@@ -1,7 +1,6 @@
 """The page: what it says, and that it holds all it shows."""
 
 import json
-import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -80,13 +79,6 @@ def test_page_tells_what_it_shows(page, runs):
     assert 'The runs have' not in page.text
 
 
-def test_another_reading(runs):
-    page = Page([replace(run, reading='unit') for run in runs[2:]])
-    assert 'TNS (unit)' in page.text
-    assert any(cell.startswith(f'{runs[2].trajectories.tns("unit"):.4f}')
-               for cell in page.cells)
-
-
 def test_page_is_self_contained(page):
     assert page.loads == ['data:,']
     assert page.scripts.count(vl_convert.javascript_bundle()) == 1
@@ -116,24 +108,10 @@ def other_split(run):
      'No accuracy was found for b; Figure 7 leaves'),
     (flat_run, 'The runs have 2 different block structures'),
     (flat_run, 'TNS is 0 by definition for resnet18'),
+    (lambda run: replace(run, reading='unit'), 'TNS (unit)'),
 ])
 def test_notes(run, change, note):
     assert note in Page([run, change(run)]).text
-
-
-def test_one_block_a_stage(run):
-    flat = flat_run(run)
-    page = Page([run, flat])
-    assert ('0 by definition; with the mean of all blocks '
-            f'{flat.trajectories.tns(mu="all"):.4f}') in page.text
-    assert re.search(r'6\s*3 stages', page.text)
-    assert re.search(r'3\s*3 stages', page.text)
-
-
-def test_no_accuracy(run):
-    page = Page([replace(run, accuracy=None)])
-    assert 'there is no Figure 7' in page.text
-    assert 'not found' in page.cells
 
 
 def test_a_thousand_images_and_51_blocks(run):
