@@ -25,7 +25,7 @@ from .finding.wrappers import name_modules
 from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
 from .spots import SpotFinder, identity, run_on, steps_by_block
-from .tail import fused
+from .tail import fused, only_looks
 
 
 def remove_blocks(model: nn.Module, names: Selection,
@@ -128,9 +128,7 @@ def prepare_removal(model: nn.Module, names: Selection | None,
         count, ways = blocks[name], paths.get(name, set())
         if not count:
             refused.append(f'{name} projects its identity')
-        elif not ways:
-            refused.append(f'{name} has a forward that no pass calls')
-        elif len(ways) > 1 or None in ways or {n for n, *_ in ways} != {count}:
+        elif len(ways) != 1 or None in ways or {*ways}.pop()[0] != count:
             refused.append(f'{name} returns something else than the sum of '
                            f'its state and its branches, or a ReLU of it')
         elif _is_counted(modules, name, {name} if names is None else meant):
@@ -170,15 +168,15 @@ class _WayFinder(SpotFinder):
         self.ways: dict[str, set[tuple | None]] = defaultdict(set)
         self.given: dict[nn.Module, Any] = {}
 
-    def _see_given(self, module: nn.Module, args: tuple,
-                   kwargs: dict) -> None:
-        super()._see_given(module, args, kwargs)
+    @only_looks
+    def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        super()._enter(module, args, kwargs)
         x: Any = next(iter((*args, *kwargs.values())), None)
         self.given[module] = (x.shape, identity(x)) if is_real(x) else None
 
-    def _see_returned(self, module: nn.Module, args: tuple,
-                      out: Any) -> None:
-        super()._see_returned(module, args, out)
+    @only_looks
+    def _leave(self, module: nn.Module, args: tuple, out: Any) -> None:
+        super()._leave(module, args, out)
         size = len(out) if type(out) is tuple else 0
         first: Any = out[0] if size else out
         state, way = self.given.pop(module), None

@@ -34,6 +34,7 @@ from .finding import (
 from .finding.operations import Operation, describe_operation
 from .finding.selection import around
 from .finding.tags import is_real
+from .tail import only_looks
 
 STEPPED = None, FIRST, ALONE, OUTSIDE
 """Whatever the recorder leaves them out for, these may take steps."""
@@ -100,16 +101,9 @@ class SpotFinder(Finder):
         self.calls: Counter = Counter()
         self.arguments: dict[str, list] = {}
 
-    def attach(self) -> list:
-        """Register all hooks."""
-        return [*super().attach(), *(handle for module in self.names
-                                     for handle in (
-            module.register_forward_pre_hook(
-                self._see_given, with_kwargs=True),
-            module.register_forward_hook(self._see_returned)))]
-
-    def _see_given(self, module: nn.Module, args: tuple,
-                   kwargs: dict) -> None:
+    @only_looks
+    def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        super()._enter(module, args, kwargs)
         self.calls[module] += 1
         given = [*enumerate(args), *kwargs.items()]
         self.arguments.setdefault(self.names[module], [
@@ -117,8 +111,9 @@ class SpotFinder(Finder):
         for key, t in given:
             self._see(module, False, key, t)
 
-    def _see_returned(self, module: nn.Module, args: tuple,
-                      out: Any) -> None:
+    @only_looks
+    def _leave(self, module: nn.Module, args: tuple, out: Any) -> None:
+        super()._leave(module, args, out)
         outs = out if type(out) in (tuple, list) else [out]
         for key, t in enumerate(outs):
             self._see(module, True, key, t)

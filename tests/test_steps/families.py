@@ -50,10 +50,6 @@ def torchvision_families() -> dict[str, Family]:
     from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
     from torchvision.models.regnet import BlockParams, RegNet
     from torchvision.models.resnet import BasicBlock, Bottleneck
-    from torchvision.models.swin_transformer import (
-        PatchMergingV2,
-        SwinTransformerBlockV2,
-    )
     from torchvision.ops import FrozenBatchNorm2d
 
     def resnet(block=Bottleneck, layers=(2, 1, 2, 1), **kwargs):
@@ -86,8 +82,6 @@ def torchvision_families() -> dict[str, Family]:
             resnet(), 6, options=(('first_block', True), )),
         'ResNet, frozen norms': Family(
             resnet(BasicBlock, norm_layer=FrozenBatchNorm2d), 3),
-        'ResNeXt': Family(resnet(groups=4, width_per_group=8), 2),
-        'WideResNet': Family(resnet(width_per_group=96), 2),
         'RegNet': Family(
             lambda: RegNet(
                 BlockParams([2, 2], [16, 32], [8, 8], [1.0, 1.0], [2, 2], 0.25
@@ -95,12 +89,6 @@ def torchvision_families() -> dict[str, Family]:
         'ConvNeXt': Family(convnext, 3),
         'ViT': Family(vit, 2, lambda: images(32)),
         'Swin': Family(swin(), 3),
-        'Swin V2': Family(
-            swin(block=SwinTransformerBlockV2,
-                 downsample_layer=PatchMergingV2), 3),
-        'MobileNetV2': Family(
-            lambda: tv.MobileNetV2(
-                5, 0.25, [[1, 16, 1, 1], [4, 24, 3, 2]], dropout=0.0), 3),
         'MobileNetV3': Family(
             lambda: tv.mobilenet_v3_small(
                 num_classes=5, width_mult=0.25, dropout=0.0), 7),
@@ -111,9 +99,7 @@ def torchvision_families() -> dict[str, Family]:
 def timm_families() -> dict[str, Family]:
     """Families of timm."""
     import timm
-    from timm.models._efficientnet_blocks import EdgeResidual
     from timm.models.convnext import ConvNeXt
-    from timm.models.cspnet import BottleneckBlock, DarkBlock
     from timm.models.eva import Eva
     from timm.models.res2net import Bottle2neck
     from timm.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -143,14 +129,7 @@ def timm_families() -> dict[str, Family]:
     def create(name, **kwargs):
         return lambda: timm.create_model(name, num_classes=5, **kwargs)
 
-    def alone(cls, *args, **kwargs):
-        """Two blocks: their networks are large whatever one asks."""
-        return lambda: nn.Sequential(*(
-            cls(*args, **kwargs) for _ in range(2)))
-
     tokens = dict(inputs=lambda: images(32))
-    eight = dict(inputs=lambda: torch.rand(2, 8, 16, 16),
-                 options=(('example', torch.zeros(1, 8, 16, 16)), ))
     return {
         'ResNet, basic': Family(resnet(BasicBlock, drop_path_rate=0.2), 3),
         'ResNet, bottleneck': Family(
@@ -159,7 +138,6 @@ def timm_families() -> dict[str, Family]:
         'ResNet-D, anti-aliased, SE': Family(
             resnet(stem_type='deep', avg_down=True, block_args=dict(
                 attn_layer='se'), stem_width=32), 2, recorded=False),
-        'ResNeXt': Family(resnet(cardinality=4, base_width=8), 2),
         'Res2Net': Family(
             resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2),
         'RegNet': Family(
@@ -167,25 +145,15 @@ def timm_families() -> dict[str, Family]:
         'ConvNeXt': Family(
             lambda: ConvNeXt(depths=(2, 1, 1, 1), dims=(16, 24, 32, 40),
                              num_classes=5, drop_path_rate=0.5), 5),
-        'ConvNeXt, convolutional MLP': Family(
-            lambda: ConvNeXt(depths=(1, 1, 1, 1), dims=(16, 24, 32, 40),
-                             num_classes=5, conv_mlp=True), 4, recorded=False),
         'ViT': Family(vit(), 2, **tokens),
-        'DeiT III': Family(
-            vit(init_values=0.1, no_embed_class=True), 2, **tokens),
         'ViT, post-norm': Family(vit(block_fn=ResPostBlock), 2, **tokens),
-        'EVA': Family(eva(), 2, **tokens),
         'EVA-02': Family(
             eva(swiglu_mlp=True, use_rot_pos_emb=True, qkv_fused=False), 2,
             **tokens),
-        'EVA, post-norm': Family(eva(use_post_norm=True), 2, **tokens),
         'Swin': Family(swin(SwinTransformer), 3, lambda: images(56)),
         'Swin V2': Family(swin(SwinTransformerV2), 3, lambda: images(56)),
         'EfficientNet': Family(
             create('efficientnet_b0', drop_path_rate=0.2), 9),
-        'EfficientNetV2, blocks alone': Family(
-            alone(EdgeResidual, 8, 8, drop_path_rate=0.2), 2, **eight),
-        'MobileNetV2': Family(create('mobilenetv2_035'), 10),
         'MobileNetV3': Family(create('mobilenetv3_small_050'), 7),
         'HRNet': Family(create('hrnet_w18_small'), 18, recorded=False),
         'CaiT': Family(
@@ -199,10 +167,6 @@ def timm_families() -> dict[str, Family]:
         'MaxViT': Family(
             create('maxvit_pico_rw_256', img_size=256, depths=(1, 1, 1, 1)),
             8, lambda: images(256)),
-        'CSPDarkNet, blocks alone': Family(
-            alone(DarkBlock, 8, 8, drop_path=0.2), 2, **eight),
-        'CSPResNet, blocks alone': Family(
-            alone(BottleneckBlock, 8, 8, drop_path=0.2), 2, **eight),
     }
 
 
@@ -228,9 +192,9 @@ def openmmlab_families() -> dict[str, Family]:
              stages=(True, True), position=f'after_conv{k}')
         for k in (1, 2, 3)
     ]
-    dcn, dcn_v2 = (
-        dict(dcn=dict(type=kind, deform_groups=1, fallback_on_stride=False),
-             stage_with_dcn=(False, True)) for kind in ('DCN', 'DCNv2'))
+    dcn = dict(
+        dcn=dict(type='DCN', deform_groups=1, fallback_on_stride=False),
+        stage_with_dcn=(False, True))
     vit = dict(
         arch=dict(embed_dims=32, num_layers=2, num_heads=4,
                   feedforward_channels=64),
@@ -247,33 +211,18 @@ def openmmlab_families() -> dict[str, Family]:
             import_module(f'{package}.models.backbones'), cls)(
                 *args, **kwargs)
 
-    def blocks(name, *args, **kwargs):
-        """Two blocks alone: their networks are large whatever one asks."""
-        module, _, cls = name.rpartition('.')
-        return lambda: nn.Sequential(*(
-            getattr(import_module(module), cls)(*args, **kwargs)
-            for _ in range(2)))
-
     tokens = dict(inputs=lambda: images(32))
     windows = dict(inputs=lambda: images(56))
-    eight = dict(inputs=lambda: torch.rand(2, 8, 16, 16),
-                 options=(('example', torch.zeros(1, 8, 16, 16)), ))
     families = {
         'mmpretrain ResNet-50, checkpointed': Family(
             of('mmpretrain.ResNet', 50, with_cp=True, **small), 7,
             options=(('first_block', True), )),
         'mmpretrain SEResNet-50': Family(
             of('mmpretrain.SEResNet', 50, **small), 5, recorded=False),
-        'mmpretrain RegNet': Family(
-            of('mmpretrain.RegNet', 'regnetx_400mf'), 18),
-        'mmpretrain HRNet': Family(of('mmpretrain.HRNet', extra=branches), 12),
         'mmpretrain ResNet-CIFAR': Family(
             of('mmpretrain.ResNet_CIFAR', 18, **small), 3, **tokens),
         'mmpretrain ConvNeXt': Family(
             of('mmpretrain.ConvNeXt', drop_path_rate=0.5, **convnext), 3),
-        'mmpretrain ConvNeXt V2': Family(
-            of('mmpretrain.ConvNeXt', use_grn=True, linear_pw_conv=False,
-               layer_scale_init_value=0.0, **convnext), 3),
         'mmpretrain ViT': Family(
             of('mmpretrain.VisionTransformer', **vit), 2, **tokens),
         'mmpretrain ViT, SwiGLU, layer scale': Family(
@@ -290,60 +239,30 @@ def openmmlab_families() -> dict[str, Family]:
             of('mmpretrain.MobileNetV3', 'small_075'), 6),
         'mmpretrain EfficientNet': Family(
             of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9),
-        'mmpretrain EfficientNet, edge': Family(
-            blocks('mmpretrain.models.backbones.efficientnet.EdgeResidual', 8,
-                   8, 16, drop_path_rate=0.2), 2, **eight),
-        'mmpretrain CSPDarkNet': Family(
-            blocks('mmpretrain.models.backbones.cspnet.DarknetBottleneck', 8,
-                   8, drop_path_rate=0.2), 2, **eight),
         'mmdet ResNet-50, frozen, norms in eval mode': Family(
             of('mmdet.ResNet', 50, frozen_stages=1, **small), 3,
             options=(('blocks', 'layer2'), )),
         'mmdet ResNet-50, DCN': Family(
             of('mmdet.ResNet', 50, **dcn, **small), 5),
-        'mmdet ResNet-50, DCNv2': Family(
-            of('mmdet.ResNet', 50, **dcn_v2, **small), 5),
         'mmdet HRNet': Family(of('mmdet.HRNet', branches), 12),
-        'mmdet EfficientNet': Family(of('mmdet.EfficientNet', 'b0'), 9),
-        'mmdet CSPDarknet': Family(
-            of('mmdet.CSPDarknet', deepen_factor=0.33, widen_factor=0.125),
-            7),
         'mmdet CSPNeXt': Family(
             of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5),
-        'mmdet Darknet': Family(
-            blocks('mmdet.models.backbones.darknet.ResBlock', 8), 2, **eight),
+        'mmdet MobileNetV2': Family(of('mmdet.MobileNetV2', 0.25), 11),
+        'mmdet Swin': Family(
+            of('mmdet.SwinTransformer', **openmmlab_swin), 3, **windows),
         'mmseg ResNet-50, plugins, dilated': Family(
             of('mmseg.ResNet', 50, plugins=plugins, contract_dilation=True,
                **{**small, 'strides': (1, 1), 'dilations': (1, 2)}), 5),
-        'mmseg ViT': Family(
-            of('mmseg.VisionTransformer', 32, 8, embed_dims=32, num_layers=2,
-               num_heads=4, drop_path_rate=0.5), 2, **tokens),
-        'mmseg MobileNetV3': Family(of('mmseg.MobileNetV3'), 6),
     }
-    for scope in ('mmpretrain', 'mmdet', 'mmseg'):
-        width = 'width_per_group' if scope == 'mmpretrain' else 'base_width'
-        variants = {
-            'ResNet-18': ('ResNet', dict(depth=18)),
-            'ResNetV1d-50': ('ResNetV1d', {}),
-            'ResNeXt-50': ('ResNeXt', {'groups': 4, width: 16}),
-            'ResNeSt-50': ('ResNeSt', {}),
-        }
-        if scope != 'mmseg':
-            variants['Res2Net-50'] = 'Res2Net', {}
-        if scope != 'mmdet':
-            variants['ResNetV1c-50'] = 'ResNetV1c', {}
-        for name, (cls, options) in variants.items():
-            families[f'{scope} {name}'] = Family(
-                of(f'{scope}.{cls}', **{'depth': 50, **options, **small}),
-                3 if name == 'ResNet-18' else 5)
-        families[f'{scope} MobileNetV2'] = Family(
-            of(f'{scope}.MobileNetV2', 0.25), 11)
-        if scope != 'mmpretrain':
-            families[f'{scope} ResNet-50, plugins'] = Family(
-                of(f'{scope}.ResNet', 50, plugins=plugins, **small), 5)
-            families[f'{scope} Swin'] = Family(
-                of(f'{scope}.SwinTransformer', **openmmlab_swin), 3,
-                **windows)
+    for name, cls, options in (
+            ('mmpretrain ResNet-18', 'ResNet', dict(depth=18)),
+            ('mmpretrain Res2Net-50', 'Res2Net', {}),
+            ('mmdet ResNetV1d-50', 'ResNetV1d', {}),
+            ('mmdet ResNeSt-50', 'ResNeSt', {}),
+            ('mmseg ResNeXt-50', 'ResNeXt', dict(groups=4, base_width=16))):
+        families[name] = Family(
+            of(f'{name.split()[0]}.{cls}', **dict(depth=50) | options,
+               **small), 3 if 'depth' in options else 5)
     return families
 
 
@@ -372,10 +291,7 @@ def transformers_families() -> dict[str, Family]:
         'ResNet, basic': Family(
             of('ResNet', layer_type='basic', **maps), 2, pixels(64)),
         'ResNet, bottleneck': Family(
-            of('ResNet', **maps), 1, pixels(64)),
-        'RegNet X': Family(
-            of('RegNet', layer_type='x', groups_width=8, **maps), 1,
-            pixels(64)),
+            of('ResNet', **maps), 2, pixels(64)),
         'RegNet Y': Family(
             of('RegNet', groups_width=8, **maps), 1, pixels(64)),
         'ConvNeXt': Family(
@@ -383,14 +299,8 @@ def transformers_families() -> dict[str, Family]:
                drop_path_rate=0.5), 5, pixels(64)),
         'ViT': Family(
             of('ViT', intermediate_size=64, **tokens), 2, pixels(32)),
-        'DeiT': Family(
-            of('DeiT', intermediate_size=64, **tokens), 2, pixels(32)),
         'DINOv2': Family(
             of('Dinov2', drop_path_rate=0.5, **tokens), 2, pixels(32)),
-        'DINOv2, SwiGLU': Family(
-            of('Dinov2', use_swiglu_ffn=True, **tokens), 2, pixels(32)),
-        'DINOv2 with registers': Family(
-            of('Dinov2WithRegisters', **tokens), 2, pixels(32)),
         'SegFormer': Family(
             of('Segformer', depths=[2, 1], hidden_sizes=[8, 16],
                num_encoder_blocks=2, sr_ratios=[4, 2], strides=[4, 2],

@@ -1,10 +1,7 @@
 """What the tests of :func:`insert_steps` ask of a model of any library."""
 
 import copy
-import os
 import pickle
-import sys
-from pathlib import Path
 
 import torch
 import torch._dynamo.testing
@@ -13,7 +10,6 @@ from torch import Tensor
 
 from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.programs import run_tool
 
 COMPILED = set()
 """Classes that this process has compiled."""
@@ -149,6 +145,9 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     assert difference(outputs(twin, inputs), before) == 0
     assert set(twin.state_dict()) == keys
     assert {name: type(m) for name, m in twin.named_modules()} == parts
+    assert not any('BranchStep' in str(hook) for m in twin.modules() for hook
+                   in (*m._forward_hooks.values(),
+                       *m._forward_pre_hooks.values()))
     return row
 
 
@@ -210,27 +209,3 @@ def count_graphs(module: nn.Module, args: tuple, kwargs: dict) -> int:
     counter = torch._dynamo.testing.CompileCounterWithBackend('aot_eager')
     torch.compile(module, backend=counter)(*args, **kwargs)
     return counter.frame_count
-
-
-FRESH = """
-import sys, torch
-for model, inputs, wanted in torch.load(sys.argv[1], weights_only=False):
-    torch.manual_seed(1)
-    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    while not isinstance(out, torch.Tensor):
-        out = list(out.values() if isinstance(out, dict) else out)[0]
-    # Small maps are fused in the tests alone, which rounds in its own way.
-    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
-    print(type(model).__name__)
-"""
-
-
-def check_fresh_process(path: Path, models: list) -> None:
-    """Load pickled models in a process that has imported torch alone."""
-    saved = []
-    for model, inputs in models:
-        with_moved_steps(model).eval()
-        saved.append((model, inputs, outputs(model, inputs)[0].detach()))
-    torch.save(saved, path)
-    done = run_tool('-c', FRESH, path, PYTHONPATH=os.pathsep.join(sys.path))
-    assert done.stdout.split() == [type(m).__name__ for m, _ in models]

@@ -101,15 +101,3 @@ def test_refusals_change_no_norm(model, given, words):
     assert norms and not any(m._forward_pre_hooks for m in norms)
     assert all(torch.equal(t, before[k])
                for k, t in model.state_dict().items())
-
-
-def test_an_error_in_a_later_gate_changes_no_norm(model):
-    before = copy.deepcopy(model.state_dict())
-
-    def spoil(step, inputs):
-        inputs[0].mul_(torch.nan)
-    model.layer4[1].step.register_forward_pre_hook(spoil)
-    with pytest.raises(ValueError, match='NaN or infinite'):
-        mmstepnet.calibrate(model, batches())
-    assert all(torch.equal(t, before[k])
-               for k, t in model.state_dict().items())

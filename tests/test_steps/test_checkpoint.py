@@ -12,17 +12,9 @@ from mmstepnet import TrajectoryRecorder, steps
 from mmstepnet.attentions import CBAM, SE, SRM, Plain, StepNet
 from tests.test_steps.cases import Block, randomise
 
-
-def nested(function, *args):
-    def inner(*args):
-        return checkpoint(function, *args, use_reentrant=False)
-    return checkpoint(inner, *args, use_reentrant=False)
-
-
 WAYS = {
     'reentrant': functools.partial(checkpoint, use_reentrant=True),
     'non-reentrant': functools.partial(checkpoint, use_reentrant=False),
-    'nested': nested,
 }
 
 
@@ -80,22 +72,3 @@ def test_a_hook_that_comes_before_the_backward_is_no_silent_fault():
     blocks[0].norm2.register_forward_hook(lambda *args: None)
     with pytest.raises(CheckpointError):
         out.sum().backward()
-
-
-@pytest.mark.parametrize('training', [False, True])
-def test_second_order(training, calls):
-    """Of saved tensors that may be looked at once."""
-    blocks, x = stage(StepNet)
-    x.requires_grad_()
-    blocks.train(training)
-    found = []
-    for way in (lambda f, x: f(x), WAYS['non-reentrant']):
-        for fused in (True, False):
-            with steps.fused(fused):
-                grad, = torch.autograd.grad(
-                    way(blocks, x).square().sum(), x, create_graph=True)
-                found.append(torch.autograd.grad(
-                    grad.square().sum(), [x, *blocks.parameters()]))
-    assert calls
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0])

@@ -1,8 +1,6 @@
 """Steps in folders of ``save_pretrained`` and in models that PEFT wraps."""
 
 import copy
-import os
-import sys
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ import torch
 import mmstepnet
 from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.files import load_kept
-from tests.programs import run_tool
 from tests.test_steps.cases import randomise
 
 transformers = pytest.importorskip('transformers', reason='transformers')
@@ -69,28 +66,6 @@ def test_weights_alone_do_not_say_where_steps_stand(tmp_path):
     mmstepnet.insert_steps(again, example=IMAGES)
     again.load_state_dict(model.state_dict())
     assert torch.equal(states(again.eval()), states(model))
-
-
-KEPT = """
-import sys, torch
-from mmstepnet.cli.models import load_model
-model = load_model(f'hf:{sys.argv[1]}').model.eval()
-pixels, wanted = torch.load(sys.argv[2])
-assert torch.equal(model(pixel_values=pixels)[0], wanted)
-print(sum('step.attention' in name for name, _ in model.named_parameters()))
-"""
-
-
-def test_the_command_measures_what_the_folder_holds(tmp_path):
-    """It measured the network without its steps, in silence."""
-    model, _ = stepped()
-    model.save_pretrained(tmp_path)
-    mmstepnet.save_steps(model, tmp_path)
-    torch.save((IMAGES['pixel_values'], states(model).detach()),
-               tmp_path / 'wanted.pth')
-    done = run_tool('-c', KEPT, tmp_path, tmp_path / 'wanted.pth',
-                    PYTHONPATH=os.pathsep.join(sys.path))
-    assert done.stdout.split()[-1] == '20'
 
 
 def with_lora(model, **options):

@@ -1,18 +1,16 @@
 """Training the steps alone, against the network that is frozen by hand."""
 
 import copy
-import multiprocessing
 import pickle
 
 import pytest
 import torch
 import torch.nn as nn
-from torch.optim.swa_utils import update_bn
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
 import mmstepnet
-from mmstepnet.steps import ResidualStep, fused
+from mmstepnet.steps import ResidualStep
 from tests.test_steps.cases import randomise
 from tests.utils import Adds
 
@@ -111,38 +109,6 @@ def test_whatever_keeps_numbers_keeps_them(keeps):
     assert changed(model[0], before)
 
 
-def test_the_fused_step_is_taken(model, calls):
-    mmstepnet.mark_only_steps_as_trainable(model)
-    model.train()(torch.rand(2, 3, 64, 64))
-    assert len(calls) == 5
-
-
-def outputs(pickled, x):
-    model = pickle.loads(pickled).train()
-    with fused(False):  # which path small maps take differs by process
-        out = model(x)
-    return out.detach().numpy(), model.bn1.training, type(model.bn1).__name__
-
-
-def test_another_process_keeps_statistics(model):
-    mmstepnet.mark_only_steps_as_trainable(model)
-    x = torch.rand(2, 3, 64, 64)
-    with multiprocessing.get_context('spawn').Pool(1) as pool:
-        found, *about = pool.apply(outputs, (pickle.dumps(model), x))
-    with fused(False):
-        expected = copy.deepcopy(model).train()(x).detach()
-    torch.testing.assert_close(torch.from_numpy(found), expected)
-    assert about == [False, 'BatchNorm2d']
-
-
-def test_statistics_set_anew_are_kept_too(model):
-    """``update_bn`` first forgets those of all BNs."""
-    mmstepnet.mark_only_steps_as_trainable(model)
-    before = copy.deepcopy(model.state_dict())
-    update_bn([torch.rand(4, 3, 64, 64)], model)
-    assert all('.attention.bn.' in name for name in changed(model, before))
-
-
 def test_undone(model):
     classes = [type(m) for m in model.modules()]
     before = sum(p.numel() for p in model.parameters())
@@ -154,21 +120,6 @@ def test_undone(model):
     mmstepnet.mark_only_steps_as_trainable(model)
     mmstepnet.remove_steps(model)
     assert type(model.bn1) is nn.BatchNorm2d and model.train().bn1.training
-
-
-def test_converted_to_syncbn_before(model):
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    mmstepnet.mark_only_steps_as_trainable(model)
-    assert not model.train().bn1.training
-    assert isinstance(model.bn1, nn.SyncBatchNorm)
-
-
-def test_modules_in_wrappers_have_the_names_of_files(model):
-    model.layer4 = nn.DataParallel(model.layer4)
-    mmstepnet.mark_only_steps_as_trainable(model, ['layer4.1.conv1'])
-    trained = [weight for name, weight in model.named_parameters()
-               if weight.requires_grad and name.endswith('conv1.weight')]
-    assert trained == [model.layer4.module[1].conv1.weight]
 
 
 @pytest.mark.parametrize('has_steps, names, type_, words', [

@@ -3,90 +3,58 @@
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torchvision.models.video import r3d_18
 
 from mmstepnet import insert_steps
 from tests.utils import Adds
 
 
-def check(model, clips, names):
-    model.eval()
-    with torch.no_grad():
-        expected = model(clips)
-        assert insert_steps(model) == names
-        torch.testing.assert_close(model(clips), expected)
+class Network(nn.Module):
+    """A stem, two blocks, and what stands between and behind."""
+
+    def __init__(self, stem, layer, before=lambda x: x, after=lambda x, _: x):
+        super().__init__()
+        self.stem, self.before, self.after = stem, before, after
+        self.blocks = nn.Sequential(*(Adds(layer(8, 8, 1)) for _ in range(2)))
+        self.init_weights = None  # as a backbone of MMEngine has
+
+    def forward(self, x):
+        return self.after(self.blocks(self.before(self.stem(x))), x)
 
 
-def test_clips():
+def clips():
     """A stem of three dimensions takes frames behind its channels."""
     model = r3d_18()
-    model.layer3 = model.layer4 = nn.Identity()
-    model.fc = nn.Identity()
-    check(model, torch.rand(2, 3, 6, 32, 32),
-          ['layer1.0', 'layer1.1', 'layer2.1'])
+    model.layer2 = model.layer3 = model.layer4 = model.fc = nn.Identity()
+    return model
 
 
-class Shifted(nn.Module):
-    """Mixes the frames of a clip, as TSM does."""
-
-    init_cfg = None  # as a backbone of MMEngine has
-    num_segments = 4
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 1)
-        self.blocks = nn.Sequential(
-            *(Adds(nn.Conv2d(8, 8, 1)) for _ in range(2)))
-
-    def forward(self, frames):
-        x = self.stem(frames)
-        clips = x.view(-1, self.num_segments, *x.shape[1:])
-        return self.blocks(clips.roll(1, 1).flatten(0, 1))
+def shifted():
+    """Mixes the frames of a clip, which are samples, as TSM does."""
+    model = Network(nn.Conv2d(3, 8, 1), nn.Conv2d, lambda x: x.view(
+        -1, 4, *x.shape[1:]).roll(1, 1).flatten(0, 1))
+    model.num_segments = 4
+    return model
 
 
-class Sequences(nn.Module):
-    """Begins with a convolution of one dimension."""
-
-    init_cfg = None
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv1d(6, 8, 3)
-        self.blocks = nn.Sequential(
-            *(Adds(nn.Conv1d(8, 8, 1)) for _ in range(2)))
-
-    def forward(self, x):
-        return self.blocks(self.stem(x))
-
-
-def test_sequences():
-    """As those of joints that a temporal convolution lifts."""
-    check(Sequences(), torch.rand(2, 6, 30), ['blocks.0', 'blocks.1'])
-
-
-def test_frames_of_a_clip_are_samples():
-    check(Shifted(), torch.rand(8, 3, 6, 6), ['blocks.0', 'blocks.1'])
-
-
-class Halved(nn.Module):
+def halved():
     """Joins maps of different strides, as YOLOv7's largest networks do."""
-
-    init_weights = None  # as MMAction2's oldest backbones have
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 64, stride=64)
-        self.blocks = nn.Sequential(
-            *(Adds(nn.Conv2d(8, 8, 1)) for _ in range(2)))
-
-    def forward(self, x):
-        fine = self.blocks(self.stem(x))
-        return fine + nn.functional.avg_pool2d(x[:, :1], 64, ceil_mode=True)
+    return Network(
+        nn.Conv2d(3, 8, 64, stride=64), nn.Conv2d,
+        after=lambda y, x: y + F.avg_pool2d(x[:, :1], 64, ceil_mode=True))
 
 
-def test_large_strides():
-    check(Halved(), torch.rand(2, 3, 128, 128),
-          ['blocks.0', 'blocks.1'])
+@pytest.mark.parametrize('build, size, names', [
+    (clips, (2, 3, 6, 32, 32), ['layer1.0', 'layer1.1']),
+    (lambda: Network(nn.Conv1d(6, 8, 3), nn.Conv1d), (2, 6, 30), None),
+    (shifted, (8, 3, 6, 6), None), (halved, (2, 3, 128, 128), None)])
+def test_guessed(build, size, names):
+    model, x = build().eval(), torch.rand(size)
+    with torch.no_grad():
+        expected = model(x)
+        assert insert_steps(model) == (names or ['blocks.0', 'blocks.1'])
+        torch.testing.assert_close(model(x), expected)
 
 
 @pytest.mark.parametrize('name', ['VideoMAE', 'Timesformer', 'Vivit'])

@@ -10,7 +10,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from mmstepnet import steps
 
-from .insertion import perturb, steps_of, with_moved_steps
+from .insertion import with_moved_steps
 
 peft = pytest.importorskip('peft')
 X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -71,31 +71,3 @@ def test_an_adapter_that_was_read_again_computes_the_same(
     changed = {key for key in after if '.attention.' in key
                and not torch.equal(after[key], before[key])}
     assert bool(changed) == bool(modules_to_save)
-
-
-def test_adapters_that_are_off_leave_the_network_as_it_was():
-    model = stepped(vit)
-    wanted = copy.deepcopy(model).eval()(X)
-    model = train(peft.get_peft_model(model, peft.LoraConfig(
-        target_modules=NETWORKS['vit'][1], modules_to_save=['step'])))
-    with model.disable_adapter():
-        torch.testing.assert_close(model(X), wanted)
-
-
-def test_gates_that_it_saves_are_those_that_learn():
-    plain = stepped(resnet).eval()
-    model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(
-        target_modules=['fc'], modules_to_save=['step.attention']))
-    gates = [p for n, p in model.named_parameters()
-             if 'modules_to_save' in n and p.requires_grad]
-    assert len(gates) == 5 * len(steps_of(plain))
-    # A gate in a wrapper takes the reference path.
-    torch.testing.assert_close(model(X), plain(X), rtol=1e-5, atol=1e-6)
-    before = plain(X)
-    model(X).square().sum().backward()
-    assert all(p.grad is not None for p in gates)
-    for step, twin in zip(steps_of(plain).values(), steps_of(model).values()):
-        gate = perturb(twin.attention.modules_to_save['default'])
-        step.attention.load_state_dict(gate.state_dict())
-    assert (plain(X) - before).abs().max() > 1e-4
-    torch.testing.assert_close(model(X), plain(X), rtol=1e-5, atol=1e-6)

@@ -23,13 +23,8 @@ NETWORKS = {
 }
 """What every mode is tried with; Transformers and ConvNeXt are found."""
 
-QUICK = ('torchvision ResNet, basic', 'torchvision ResNet, frozen norms',
-         'timm ViT', 'timm EfficientNet', 'timm ResNet-D, anti-aliased, SE',
-         'timm Res2Net', 'mmpretrain mmpretrain Res2Net-50',
-         'mmpretrain mmdet ResNet-50, DCN',
-         'mmpretrain mmpretrain SEResNet-50',
+QUICK = ('torchvision ResNet, basic', 'timm ViT', 'transformers DINOv2',
          'mmpretrain mmpretrain ResNet-50, checkpointed',
-         'transformers DINOv2', 'transformers BERT',
          'mmpretrain mmpretrain Swin, checkpointed')
 """What every run of the tests tries; the others are slow."""
 

@@ -60,9 +60,6 @@ def test_observer_sees_the_step_before_and_after_the_activation(attention):
 
 def test_copies_are_not_observed():
     step = ResidualStep()
-    step.observe(lambda *args: pytest.fail('a copy was observed'))
-    x, c = states()
-    copy.deepcopy(step)(x, c)
-    step = ResidualStep()
     step.observe(print)
-    assert not pickle.loads(pickle.dumps(step))._observers
+    for twin in copy.deepcopy(step), pickle.loads(pickle.dumps(step)):
+        assert not twin._observers

@@ -104,7 +104,6 @@ def test_axis_of_samples(size, layout):
 
 
 WORDS = torch.arange(20).view(2, 10) % 10
-LABELS = torch.tensor([1, 2])
 
 
 def masked(b, x, mask):
@@ -140,16 +139,13 @@ def test_a_mask_of_padding():
     assert len(insert_steps(Padded(), example=(x, bias))) == 3
 
 
-@pytest.mark.parametrize('given', [
-    (torch.randn(2, 10, 8), LABELS),
-    (torch.randn(2, 5, 8), LABELS),
-])
-def test_integers_beside_pictures_do_no_harm(given):
+def test_integers_beside_pictures_do_no_harm():
     """Labels condition the blocks of a generative network."""
     def conditioned(b, x, condition):
         return x + b.fn(b.norm(x) * condition)
 
     model = Embedded(conditioned, conditions=True)
+    given = torch.randn(2, 10, 8), torch.tensor([1, 2])
     assert len(insert_steps(model, example=given)) == 3
 
 

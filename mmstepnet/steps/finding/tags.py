@@ -48,9 +48,6 @@ class Tag:
         made_by (str): The operation that wrote it last.
     """
 
-    __slots__ = ('weak', 'plain', 'mixed', 'views', 'random', 'version',
-                 'factor', 'divided', 'made_by')
-
     _free = torch.UntypedStorage._free_weak_ref
 
     def __init__(self, storage: torch.UntypedStorage):
