@@ -20,6 +20,7 @@ MMENGINE = 'init_cfg', 'init_weights'
 """What backbones of MMEngine's projects have, of which MMAction2's oldest are
 plain modules."""
 
+SIZES = 'img_size', 'image_size'
 FRAMES = 'num_frames', 'temporal_size', 't_size'
 SEGMENTS = ('num_segments', )
 """What networks of videos call the frames of a clip, as one sample or as
@@ -47,12 +48,17 @@ def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
             or type(model).__module__.startswith(IMAGE_MODELS)):
         first = next((m for m in model.modules() if isinstance(
             m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
-        sizes, frames = _sizes(model, config), _attribute(
-            model, config, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0)
-        if isinstance(first, nn.Conv1d):
-            sizes = [(256, )]
+        owners = config, *model.modules()
+        about = getattr(model, 'pretrained_cfg', None) or {}  # of timm
+        size = _attribute(owners, SIZES, (about.get('input_size') or ())[1:])
+        # Where it names none, the usual one, and one for large strides.
+        sizes = [(256, )] if isinstance(first, nn.Conv1d) else [
+            (224, 224), (256, 256)] if not size else [
+            (size, size) if isinstance(size, int) else tuple(size)]
+        frames = _attribute(
+            owners, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0)
         # Networks of frames may mix those of a clip, which lie side by side.
-        samples = _attribute(model, None, SEGMENTS, 1)
+        samples = _attribute(owners[1:], SEGMENTS, 1)
         # A stem may take space into channels before.
         for channels, size in product(dict.fromkeys(
                 (getattr(first, 'in_channels', 3), 3)), sizes):
@@ -63,24 +69,9 @@ def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
             yield dict(pixel_values=images) if named else images
 
 
-def _sizes(model: nn.Module, config: object) -> list[tuple[int, ...]]:
-    """Heights and widths of images that a model may take, likeliest first.
-
-    Where it names none, the usual one, and one for strides of 64 and more.
-    """
-    about = getattr(model, 'pretrained_cfg', None) or {}  # of timm
-    size = _attribute(model, config, ('img_size', 'image_size'),
-                      (about.get('input_size') or ())[1:])
-    if not size:
-        return [(224, 224), (256, 256)]
-    return [(size, size) if isinstance(size, int) else tuple(size)]
-
-
-def _attribute(model: nn.Module, config: object, names: tuple[str, ...],
-               default: object) -> Any:
+def _attribute(owners: tuple, names: tuple[str, ...], default: object) -> Any:
     """What a model, its config or one of its modules says under a name."""
-    found = (getattr(owner, name, None)
-             for owner in (config, *model.modules()) for name in names)
+    found = (getattr(owner, name, None) for owner in owners for name in names)
     return next((value for value in found if value), default)
 
 

@@ -114,19 +114,13 @@ def insert_steps(model: nn.Module,
         raise ValueError(f"layout must name the axes of a state, such as "
                          f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
     check_unsharded(model)
-    meant = _Meant(model, blocks)
-    stepped = [name for name, block in meant.modules.items() if any(
-        step.attention is not None for step in steps_of(block))]
-    if stepped:
-        raise ValueError(f'there are steps already in {", ".join(stepped)}; '
-                         f'call remove_steps(model) first, or, in a backbone '
-                         f'of mmstepnet, choose its attention=')
+    meant = _Meant(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     ready, projecting = _fused(meant, cfg, first_block)
     known = *ready, *projecting
     without: list[str] = []
     if example is not None or meant.has_others(known):
-        found, without = _found(model, meant, example, layout)
+        found, without = _found(meant, example, layout)
         for name, places in found.items():
             if not any(_nests(name, other) for other in known):
                 block = meant.modules[name]
@@ -160,14 +154,14 @@ Ready = dict[str, tuple[tuple[Place, ...] | None, list[Attention]]]
 class _Meant:
     """The modules of a model among which blocks are looked for."""
 
-    def __init__(self, model: nn.Module, blocks: Selection | None):
-        modules = modules_by_name(model)
-        self.kind = type(unwrap(model)).__name__
+    def __init__(self, modules: dict[str, nn.Module],
+                 blocks: Selection | None):
+        self.all, self.kind = modules, type(modules['']).__name__
         self.chosen = None if blocks is None else select(modules, blocks)
         names = {''} if self.chosen is None else set().union(
             *self.chosen.values())
         self.scope = 'backbone.' if self.chosen is None and isinstance(
-            getattr(unwrap(model), 'backbone', None), nn.Module) else ''
+            getattr(modules[''], 'backbone', None), nn.Module) else ''
         self.modules = {
             name: module for name, module in modules.items()
             if is_within(name, names) and name.startswith(self.scope)}
@@ -175,6 +169,13 @@ class _Meant:
                       for name in found if isinstance(item, str)
                       and not set(item) & set('*?[')}
         """Those that were named one by one."""
+        stepped = [name for name, block in self.modules.items() if any(
+            step.attention is not None for step in steps_of(block))]
+        if stepped:
+            raise ValueError(
+                f'there are steps already in {", ".join(stepped)}; call '
+                f'remove_steps(model) first, or, in a backbone of mmstepnet, '
+                f'choose its attention=')
 
     def has_others(self, known: Collection[str]) -> bool:
         """Whether blocks may stand beside those that are known."""
@@ -230,14 +231,13 @@ def put_in(block: Any, places: Iterable[Place] | None,
         BranchStep(attention, place).train(block.training).attach(block)
 
 
-def _found(model: nn.Module, meant: _Meant, example: object,
-           layout: str | None
+def _found(meant: _Meant, example: object, layout: str | None
            ) -> tuple[dict[str, tuple[Place, ...]], list[str]]:
     """Places in a model, or in the outermost parts that run by themselves."""
     found: dict[str, tuple[Place, ...]] = {}
     without: list[str] = []
     ran: list[str] = []
-    for name, part in modules_by_name(model).items():
+    for name, part in meant.all.items():
         prefix = name and f'{name}.'
         if example is None and not prefix.startswith(meant.scope) or (
                 example is not None and name) or prefix.startswith(

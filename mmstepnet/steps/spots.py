@@ -29,7 +29,6 @@ from .finding import (
     hooked,
     in_mode,
     tensors,
-    unwrap,
 )
 from .finding.operations import Operation, describe_operation
 from .finding.selection import around
@@ -202,7 +201,7 @@ def find_places(model: nn.Module, example: object, layout: str | None = None
     Raises:
         ValueError: The model does not run on the example.
     """
-    finders = run_on(example, unwrap(model), _follow, 2, 3)
+    finders = run_on(example, model, _follow, 2, 3)
     finder, found = finders[0], [Arrangement(f) for f in finders]
     modules = {name: module for module, name in finder.names.items()}
     tables = [_holders(arrangement, modules) for arrangement in found]
