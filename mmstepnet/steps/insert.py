@@ -128,22 +128,10 @@ def insert_steps(model: nn.Module,
                     build(cfg, name, block, place.width, place.has_map)
                     for place in places]
     meant.check(ready, projecting, without)
-    if without:
-        LOGGER.warning('Without steps: %s', '; '.join(without))
     names = [name for name in meant.modules if name in ready]
-    silent = [name for name in names if _has_zero_norm(meant.modules[name])]
-    if silent:
-        LOGGER.warning(
-            'A norm of %s starts at zero, so f is 0 there: no gate has a '
-            'gradient until the norm moves', ', '.join(silent))
+    _warn({name: meant.modules[name] for name in names}, ready, without)
     for name in names:
         put_in(meant.modules[name], *ready[name])
-    if any(p.is_meta for _, gates in ready.values()
-           for gate in gates for p in gate.parameters()):
-        LOGGER.warning(
-            'The gates are on the meta device. to_empty() gives them their '
-            'start; who fills their memory in another way, as from_pretrained '
-            'of transformers does, calls reset_parameters() of each')
     return names
 
 
@@ -264,6 +252,24 @@ def _found(meant: _Meant, example: object, layout: str | None
     return found, without if ran else [
         'it was not run; give example=, what it is called with, such as '
         'torch.zeros(1, 3, 224, 224)']
+
+
+def _warn(blocks: dict[str, nn.Module], ready: Ready,
+          without: list[str]) -> None:
+    """Name what is left out, and what keeps gates from learning."""
+    if without:
+        LOGGER.warning('Without steps: %s', '; '.join(without))
+    silent = [name for name, m in blocks.items() if _has_zero_norm(m)]
+    if silent:
+        LOGGER.warning(
+            'A norm of %s starts at zero, so f is 0 there: no gate has a '
+            'gradient until the norm moves', ', '.join(silent))
+    if any(p.is_meta for _, gates in ready.values()
+           for gate in gates for p in gate.parameters()):
+        LOGGER.warning(
+            'The gates are on the meta device. to_empty() gives them their '
+            'start; who fills their memory in another way, as from_pretrained '
+            'of transformers does, calls reset_parameters() of each')
 
 
 def _has_zero_norm(block: nn.Module) -> bool:
