@@ -232,6 +232,12 @@ class Trajectories:
         return {stage: f'stage {n}' for n, stage in enumerate(
             dict.fromkeys(self.stages.tolist()), 1)}
 
+    def stage_nsi(self, reading: str = DEFAULT_READING) -> list[float]:
+        """Mean NSI of each stage, in the order of the blocks."""
+        nsi = self.nsi(reading)
+        return [float(nsi[:, self.stages == stage].mean(dtype=np.float64))
+                for stage in self.stage_names]
+
     @property
     def checkpoint(self) -> tuple[str, int | str]:
         """What counts the checkpoints of its training, and which it is.

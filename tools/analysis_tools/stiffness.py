@@ -143,9 +143,9 @@ def show(measured: Trajectories) -> None:
                 if mu == 'stage' and measured.single_block_stages else ''))
     reading = measured.settings['reading']
     print(f'∬p̂ ({reading}, stage)  {measured.proportion(reading):.6g}')
-    for stage, name in measured.stage_names.items():
-        nsi = measured.nsi(reading)[:, measured.stages == stage]
-        print(f'mean NSI ({reading}) of {name}  {nsi.mean(dtype=float):.6g}')
+    for stage, value in zip(measured.stage_names.values(),
+                            measured.stage_nsi(reading)):
+        print(f'mean NSI ({reading}) of {stage}  {value:.6g}')
     for key, value in measured.settings['metrics'].items():
         print(f'{key}  {value:.6g}')
     print(f'{len(measured.blocks)} residual steps; left out as the first of '
