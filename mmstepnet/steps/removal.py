@@ -183,7 +183,7 @@ class _WayFinder(SpotFinder):
         if state and is_real(first) and first.shape == state[0] and all(
                 t is None for t in (out[1:] if size else ())):
             end = identity(first)[:4]
-            relu = [x[:4] for kind, x in self.origins.get(end, ())
+            relu = [x[:4] for kind, x, _ in self.origins.get(end, ())
                     if kind == 'relu']
             count = self._count((*relu, end)[0], state[1][:4])
             way = None if count is None else (count, size, bool(relu))
@@ -196,7 +196,7 @@ class _WayFinder(SpotFinder):
             if memory == start:
                 return count
             todo += [(x[:4], count + 1)
-                     for kind, x in self.origins.get(memory, ())
+                     for kind, x, _ in self.origins.get(memory, ())
                      if kind == 'sum' and all(x[:4] != m for m, _ in todo)]
         return None
 

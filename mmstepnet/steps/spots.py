@@ -94,7 +94,8 @@ class SpotFinder(Finder):
         """Forget the last pass."""
         super().forget()
         self.seen: dict[tuple, list[Event]] = defaultdict(list)
-        self.origins: dict[tuple, list[tuple[str, tuple]]] = {}
+        # By memory: kind of operation, identities of operand and result.
+        self.origins: dict[tuple, list[tuple[str, tuple, tuple]]] = {}
         self.looked_up = self.time = 0
         self.surroundings: dict[Sum, Surroundings] = {}
         self.calls: Counter = Counter()
@@ -134,7 +135,8 @@ class SpotFinder(Finder):
         if origins and is_real(out):
             self.tags.make(out)
             # What writes counts it as a version when this has returned.
-            self.origins[identity(out, operation.writes)[:4]] = origins
+            made = identity(out, operation.writes)
+            self.origins[made[:4]] = [(*origin, made) for origin in origins]
         if operation.name == 'embedding' and (
                 tuple(args[1].shape) in self.texts):
             self.looked_up |= 1 << self.tags.mark(out)
@@ -150,8 +152,7 @@ class SpotFinder(Finder):
         for t, other in (args[:2], args[1::-1]) if operation.scales else ():
             if is_real(t) and self.tags.get(t) is not None and (
                     operation.name == 'mul' or t is args[0]) and not (
-                    isinstance(other, Tensor) and (
-                        other.dim() > t.dim() or self.tags.get(other))):
+                    isinstance(other, Tensor) and self.tags.get(other)):
                 yield 'product', identity(t)
 
     def _begin(self, operation: Any, owner: Run, x: Tensor, f: Tensor,
@@ -159,8 +160,8 @@ class SpotFinder(Finder):
         branch, key = [], identity(f)
         while operation.name in ('add', 'sub') and key is not None:
             branch.append(list(self.seen.get(key, ())))
-            key = next((before for kind, before in self.origins.get(
-                key[:4], ()) if kind == 'product'), None)
+            key = next((before for kind, before, made in self.origins.get(
+                key[:4], ()) if kind == 'product' and made == key), None)
         seen = Surroundings(
             list(self.seen.get(identity(x), ())), branch,
             bool(self.tags.make(x).plain & self.looked_up))

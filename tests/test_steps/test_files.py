@@ -326,6 +326,8 @@ OTHERS = {
               'other attentions here'),
     'more': (lambda: stepped('resnet', first_block=True), ValueError,
              'steps in layer2.0; call remove_steps'),
+    'classes': (lambda: resnet18(num_classes=5), ValueError,
+                'fc.bias is not in both|fc.weight is not in both'),
     'meta': (lambda: resnet18().to('meta'), ValueError, 'the meta device'),
     'wider': (wider, ValueError, '0.0 is built otherwise'),
     'renamed': (renamed_layer, ValueError, 'has no attribute `?f'),
@@ -338,7 +340,8 @@ def test_a_file_of_another_model_is_refused(name, tmp_path):
     model, path = build(), tmp_path / 'steps.safetensors'
     if name != 'plain':
         mmstepnet.save_steps(stepped(
-            'chain' if name in ('wider', 'renamed') else 'resnet'), path)
+            'chain' if name in ('wider', 'renamed') else 'resnet'), path,
+            ['fc'] if name == 'classes' else [])
     before = list(model.modules())
     with pytest.raises(type_, match=words):
         mmstepnet.load_steps(model, path)

@@ -103,6 +103,18 @@ def test_axis_of_samples(size, layout):
     assert model[0].step.place.batch == (layout == 'LNC')
 
 
+def test_a_branch_that_was_permuted():
+    """As EdgeNeXt's: its layers see channels last, and the block adds first.
+    """
+    def code(b, x):
+        f = b.gamma * b.fn(b.norm(x.permute(0, 2, 3, 1)))
+        return x + b.drop(f.permute(0, 3, 1, 2))
+
+    model = nn.Sequential(*(Block(code) for _ in range(3)))
+    insert_steps(model, example=torch.randn(2, 8, 5, 5))
+    assert model[0].step.place[3:] == (4, 0, 1, 8)
+
+
 WORDS = torch.arange(20).view(2, 10) % 10
 
 

@@ -310,6 +310,19 @@ def nested(shortcut):
                inner=wrapper())
 
 
+def two_streams():
+    """Pixels that are also projected into patches, as in TNT."""
+    def code(m, x):
+        pixels, patches = x
+        pixels = pixels + m.attn(pixels)
+        pixels = pixels + m.mlp(pixels)
+        patches = patches + m.proj(pixels)
+        return pixels, patches + m.patches(patches)
+
+    return Net(code, **{name: nn.Linear(8, 8) for name in (
+        'attn', 'mlp', 'proj', 'patches')})
+
+
 def in_lists():
     """States in a list, with something else beside them."""
     def code(m, states):
@@ -393,6 +406,11 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
         [('stages.0.position', None, ALONE), *(
             (f'stages.0.blocks.{k}.{s}_step', 'stages.0.blocks',
              None if k else FIRST) for k in (0, 1) for s in ('attn', 'mlp'))]),
+    'streams that are also projected, as in TNT': (
+        lambda: Net(lambda m, x: m.blocks((x, m.embed(x)))[1],
+                    embed=nn.Linear(8, 8), blocks=row(two_streams)),
+        [(f'blocks.{k}.step{s}', 'blocks', None if k else FIRST)
+         for k in range(3) for s in (1, 2, 3)]),
     'states in lists and tuples': (
         lambda: Net(lambda m, x: m.blocks([(x, torch.ones(()))])[-1][0],
                     blocks=row(in_lists)),
@@ -406,8 +424,8 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
                     a=nn.Linear(8, 8), b=nn.Linear(8, 8)),
         [('', None, ALONE)] * 2),
     'an LSTM, which PyTorch takes apart, as in Sequencer': (
-        lambda: row(lambda: Net(lambda m, x: x + m.rnn(x)[0],
-                                rnn=nn.LSTM(8, 8, batch_first=True))),
+        lambda: row(lambda: Net(lambda m, x: x + m.rnn(x)[0], rnn=nn.LSTM(
+            8, 8, batch_first=True))).to('meta'),  # as CPUs do not
         [(str(k), '', None if k else FIRST) for k in range(3)]),
     'a block whose addition is not seen': (
         without_sum,
@@ -419,7 +437,9 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
 @pytest.mark.parametrize('key', STAGES)
 def test_blocks_and_stages(key):
     build, expected = STAGES[key]
-    found = [(s.name, s.stage, s.left_out) for s in find_steps(build(), X)]
+    model = build()
+    found = [(s.name, s.stage, s.left_out) for s in find_steps(
+        model, X.to(next(model.parameters()).device))]
     assert [s for s in found if s[2] != PROJECTS] == expected
     assert 'LSTM' not in key or len(found) == 3
 

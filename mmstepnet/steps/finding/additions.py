@@ -1,6 +1,6 @@
 """Operations that a mode sees: which states they carry on, which are steps."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +58,6 @@ class Additions(TorchDispatchMode):
         self._weights: set[int] = set()  # their memory
         self._pending: list[Sum] = []
         self._step_of: dict[int, Sum] = {}  # by the sum's number
-        self._sums_of_operand: dict[int, list[Sum]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: tuple,
                            args: tuple = (),
@@ -241,10 +240,6 @@ class Additions(TorchDispatchMode):
             return found
         self._take_over(x, number)
         found = self._new_sum(owner, number, x, f)
-        for old in self._sums_of_operand[number]:
-            if tag.known >> old.number & 1 and not old.left_out and (
-                    old.owner is owner or not old.returned):
-                old.left_out = 'an operand of it goes on as a later state'
         if found.left_out:
             return None
         f, gate, dropped = self._factors(f, base)
@@ -275,9 +270,8 @@ class Additions(TorchDispatchMode):
     def _new_sum(self, owner: Run, state: int, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:
         of_state, of_branch = self.tags.make(x).known, self.tags.make(f).known
-        found = Sum(owner, tuple(x.shape), state,
-                    operands={state, self.tags.mark(f)},
-                    of_state=of_state, of_branch=of_branch, part=part)
+        found = Sum(owner, tuple(x.shape), state, of_state=of_state,
+                    of_branch=of_branch, part=part)
         if x.dim() < 2 or not x.numel():
             found.left_out = (f'a state {tuple(x.shape)}: samples, (N, ...), '
                               'one or more, were expected')
@@ -296,8 +290,6 @@ class Additions(TorchDispatchMode):
             found.owner.sums.append(found)
         if found.state:
             self._step_of[found.number] = found
-            for number in found.operands:
-                self._sums_of_operand[number].append(found)
 
     def _take_over(self, x: Tensor, number: int) -> None:
         """A state that a sum became: that is what its step handed on."""

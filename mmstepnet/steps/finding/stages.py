@@ -309,12 +309,24 @@ class Arrangement:
                     'not chosen by blocks=')
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = OUTSIDE
-            elif any(map(found.is_in_branch_of, self._steps_of[block])) or any(
-                    found.is_in_branch_of(s) and is_within(
-                        s.owner.name, {block.name}) for s in projecting):
+            elif any(map(found.is_in_branch_of, self._steps_of[block])) or (
+                    any(found.is_in_branch_of(s) and is_within(
+                        s.owner.name, {block.name}) for s in projecting)
+                    and not self._is_returned_state(found, block)):
                 found.left_out = 'part of the branch of another step'
             elif self._firsts[block.stage] is block:
                 found.left_out = FIRST
+
+    def _is_returned_state(self, found: Sum, block: Child) -> bool:
+        """Whether a block returns what became of a sum as a state.
+
+        TNT's blocks do so with their pixels, which they also project.
+        """
+        numbers = {found.number}
+        for later in self._steps_of[block]:
+            if later.state in numbers:
+                numbers.add(later.number)
+        return not numbers.isdisjoint(block.run.returned)
 
     def _build(self, blocks: dict[Sum, Child | None]) -> None:
         self.named, self.recorded, self.excluded = [], [], []

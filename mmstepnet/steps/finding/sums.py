@@ -57,7 +57,6 @@ class Sum:
         shape (tuple): Of the state.
         state (int): Number of the state x_t; 0 where there is none.
         number (int): Number of the sum.
-        operands (set[int]): Numbers of both operands.
         of_state (int): States that x_t was computed from; both operands where
             none of them is the state.
         of_branch (int): States that f was computed from; any operand there.
@@ -76,7 +75,6 @@ class Sum:
     shape: tuple[int, ...]
     state: int = 0
     number: int = 0
-    operands: set[int] = field(default_factory=set)
     of_state: int = 0
     of_branch: int = 0
     branches: int = 1
