@@ -75,6 +75,15 @@ def test_a_block_that_computes_something_else_is_not_taken_over():
     torch.testing.assert_close(model(IMAGES), before)
 
 
+def test_an_activation_that_is_exchanged():
+    plain, model = (perturb(resnet18(num_classes=3)).eval() for _ in range(2))
+    insert_steps(model, 'Plain')
+    for one in model, plain:
+        one.load_state_dict(plain.state_dict(), strict=False)
+        one.layer1[0].relu = nn.SiLU()
+    torch.testing.assert_close(model(IMAGES), plain(IMAGES))
+
+
 @pytest.mark.parametrize('attention', ['CBAM', 'SGE', 'FCA',
                                        'OursDepthwiseConv'])
 def test_tokens_have_no_positions(attention):

@@ -118,10 +118,6 @@ def test_steps_in_wrappers():
             block.step = checkpoint_wrapper(block.step)
     torch.testing.assert_close(model(X), plain(X))
     torch.testing.assert_close(fold(model)(X), plain(X))
-    model.layer1[0].relu = nn.Identity()
-    plain.layer1[0].relu = nn.Identity()
-    torch.testing.assert_close(model(X), plain(X))
-    model.layer1[0].relu = nn.ReLU()
     assert len(remove_steps(model)) == 3
     torch.testing.assert_close(model(X), before)
 
