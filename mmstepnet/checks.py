@@ -39,7 +39,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 
 def check_config(name: str, value: Any, example: str) -> None:
-    """Refuse what is no config of something to be built.
+    """Refuse a value that is not a config.
 
     Args:
         name (str): What the message calls it.
@@ -63,7 +63,7 @@ def positive_int(text: str) -> int:
 
 
 def check_installed(owner: str, *names: str, install: str) -> None:
-    """Refuse to go on without packages that only a part of us needs.
+    """Refuse to continue without packages that only one part needs.
 
     Args:
         owner (str): The part, for the message.

@@ -1,4 +1,4 @@
-"""Names by which a text, such as a config, chooses a class."""
+"""Names by which configs choose a class."""
 
 from pkgutil import resolve_name
 from typing import Any

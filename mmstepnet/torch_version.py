@@ -46,7 +46,7 @@ _MODES = getattr(torch._C, '_TorchDispatchModeKey', None)  # torch >= 2.2
 
 
 def is_backward() -> bool:
-    """Whether autograd runs: what it calls runs for a checkpoint again."""
+    """Whether autograd runs; a forward pass in it repeats a checkpoint's."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -72,12 +72,12 @@ def onnx_arguments(axes: Sequence[str | None]) -> dict:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether it has any, which a fake one and one of meta have not."""
+    """Whether a tensor has values; fake ones and those on meta have none."""
     return not (isinstance(tensor, FakeTensor) or tensor.is_meta)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """Switch autocast off, which meta tensors have none of."""
+    """Switch autocast off; the meta device has none."""
     if device_type == 'meta':
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

@@ -44,8 +44,8 @@ class Attention(Recorded):
     """Whether the constructor takes ``map_size``, the side of the maps."""
 
     needs_positions = False
-    """Whether it looks at where a value stands in the map, which a set of
-    tokens does not have."""
+    """Whether the place of a value in the map matters to it. Tokens have no
+    such place."""
 
     def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__()
@@ -120,10 +120,10 @@ def is_frozen(attention: nn.Module) -> bool:
 def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
     """Whether a BN in an attention takes the statistics of the batch.
 
-    In training it does, and updates its running ones, unless the attention is
-    frozen: who freezes an attention wants it to stay the function that it is.
-    Without a momentum the norm averages all batches, as in PyTorch's
-    ``update_bn``, which has forgotten the statistics before.
+    In training it does, and updates its running ones. A frozen attention does
+    not, because it stays the function that it is. Without a momentum the norm
+    averages all batches, frozen or not: PyTorch's ``update_bn`` sets it so,
+    after a reset of the statistics.
 
     Args:
         attention (nn.Module): The attention.
@@ -136,7 +136,7 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
 
 
 def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
-    """Call a BN of an attention, which every attention does by this.
+    """Normalise by a BN of an attention; every attention calls its BN so.
 
     A frozen attention uses the running statistics and leaves them, see
     :func:`normalises_by_batch`. A channel whose batch statistics are not
@@ -192,12 +192,12 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor,
     """Choose the step by an attention of either kind.
 
     Args:
-        attention (nn.Module): A channel gate, which says what it needs as
-            ``pooled``, in a wrapper, too; or what is called as
-            ``attention(x, f)``.
+        attention (nn.Module): A channel gate, also in a wrapper, which names
+            its statistics as ``pooled``; or a map attention, which is called
+            as ``attention(x, f)``.
         x (Tensor): State x_t, (N, C, H, W).
         f (Tensor): Residual f(x_t), (N, C, H, W).
-        known (Mapping): Statistics that need not be computed of x and f.
+        known (Mapping): Statistics that are computed already, by name.
 
     Returns:
         Tensor: Step, broadcastable to f, in its dtype.

@@ -76,13 +76,13 @@ class FCA(Excitation, MapAttention):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Bring all to its start: transformers makes buffers of any memory."""
+        """Bring all to its start; transformers leaves buffers unset, too."""
         super().reset_parameters()
         self.basis.copy_(dct_basis(
             self.channels, self.map_size, self.basis.dtype))
 
     def _apply(self, *args, **kwargs) -> nn.Module:
-        """Round the basis to a new dtype once: not what was rounded before."""
+        """Compute the basis anew in a new dtype, which rounds it once."""
         super()._apply(*args, **kwargs)
         self.basis = dct_basis(self.channels, self.map_size, self.basis.dtype
                                ).to(self.basis.device)

@@ -81,8 +81,8 @@ class IEBN(Recorded, nn.BatchNorm2d):
     def __getattr__(self, name: str) -> Any:
         """Refuse PyTorch's conversion to SyncBN, which would drop the gate.
 
-        It replaces every subclass of BN, and calls nothing of theirs; it asks
-        for the setting of a quantisation, which is rarely there.
+        The conversion replaces every subclass of BN and calls no method of
+        it. But it reads ``qconfig``, which is rarely set.
         """
         if name == 'qconfig' and sys._getframe(
                 1).f_code.co_name == 'convert_sync_batchnorm':

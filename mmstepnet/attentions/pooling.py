@@ -17,7 +17,7 @@ EPS = 1e-5
 def leaf(function: Callable) -> Callable:
     """Make a function one node of graphs that torch.fx traces.
 
-    It looks at what a trace does not know.
+    Such a function reads dtypes or sizes, which a trace does not know.
     """
     @wraps(function)
     def call(*args, **kwargs):
@@ -31,10 +31,10 @@ def leaf(function: Callable) -> Callable:
 
 
 def weight_dtype(layer: nn.Module) -> torch.dtype:
-    """Dtype that a layer wants its input in; a quantised one wants float32.
+    """Dtype of a layer's input; a quantised layer takes float32.
 
-    A trace by torch.fx keeps it as a constant, not the weight, which what is
-    made of the trace may no longer have.
+    A trace by torch.fx keeps the dtype as a constant. It must not keep the
+    weight, because a network that is made of the trace may have none.
     """
     weight = layer._parameters.get('weight')
     if weight is None:  # FSDP's view of it, or a quantised layer's method

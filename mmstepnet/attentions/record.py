@@ -16,23 +16,24 @@ KEY = '_extra_state'
 """PyTorch's name of the record, behind the module's in a state dict."""
 
 SIZE = 256
-"""Characters that a record is filled up to with blanks: loaders that compare
-shapes see the same one for other arguments."""
+"""Length to which blanks fill a record. Its shape then does not depend on the
+arguments: some loaders compare shapes."""
 
 
 class Recorded(nn.Module):
     """Gate whose state dict records its type and arguments.
 
-    JSON, a character a number in int64, which averages of checkpoints treat as
-    they treat a BN's count of batches. A state dict without it loads, too.
+    The record is JSON in int64, one number a character. Averages of
+    checkpoints treat it as they treat a BN's count of batches. A state dict
+    without a record loads, too.
     """
 
     init_step: float | None
     scale: float
 
     initial_logits = (0.0, )
-    """What the sigmoids whose product the gate is see at the start, where
-    ``init_step`` is set."""
+    """Inputs of the gate's sigmoids at the start, if ``init_step`` is set. The
+    gate is the product of these sigmoids."""
 
     recorded: tuple[str, ...] = ()
     """Further arguments of the constructor: attributes of these names."""

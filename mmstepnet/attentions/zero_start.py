@@ -1,7 +1,6 @@
-"""Layers that start at zero, by whoever's call of ``reset_parameters``.
+"""Layers that start at zero, whoever calls their ``reset_parameters``.
 
-Loops over all modules call those of an attention's children, too, before its
-own or after.
+Loops over all modules call it before the attention's own, or after it.
 """
 
 import torch.nn as nn
@@ -11,7 +10,8 @@ from torch import Tensor
 class ZeroStart:
     """Layer of an attention whose weights start at zero.
 
-    Not of an attention alone: transformers initialises each module by itself.
+    transformers initialises each module by itself, so the layer knows its
+    start.
     """
 
     weight: Tensor

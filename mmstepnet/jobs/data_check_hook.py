@@ -93,7 +93,7 @@ def wrong_heads(dataset: Dataset, model: nn.Module) -> str | None:
 
 
 def missing_pictures(dataset: Dataset, model: nn.Module) -> str | None:
-    """Say which picture is not there, if the first and the last are not."""
+    """Name the first picture, if neither it nor the last one is there."""
     if getattr(dataset, 'backend_args', None):
         return None
     paths = [dataset.get_data_info(i).get('img_path')

@@ -80,9 +80,9 @@ def informed_rows(mask: Tensor, receivers: int) -> Tensor:
 def _refuse_unless(good: Tensor, message: str) -> None:
     """Raise a ValueError, on a CPU, for a mask that is not good.
 
-    A compiled or exported graph cannot branch on values, and on a GPU that
-    would wait for it at each call: there the device says it, when it gets
-    there. Under vmap all samples are looked at.
+    A compiled or exported graph cannot branch on values, and a GPU would be
+    waited for at each call. There the device raises the error when it runs.
+    Under vmap all samples are checked.
     """
     while not is_compiling() and functorch.is_batchedtensor(good):
         good = functorch.get_unwrapped(good).all()

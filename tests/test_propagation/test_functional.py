@@ -1,8 +1,10 @@
+"""Propagation against its formula, in every form."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmstepnet.propagation import metric_propagation, sdpa
+from mmstepnet.propagation import metric_propagation
 from tests.test_propagation.references import (
     EPS,
     FORMS,
@@ -65,30 +67,8 @@ def test_every_form_is_the_formula(form, shape, dtype, monkeypatch):
         assert error(out, expected) < tolerance, name
 
 
-@pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize('name', masks())
-def test_kernels_that_take_no_mask(form, name, monkeypatch):
-    """PyTorch 2.1 on a CPU: masks of sources must not reach the kernel."""
-    kwargs = masks()[name]
-    inputs = points(2, 3)
-    expected = by_numpy(form, *inputs, **kwargs)
-    monkeypatch.setattr(sdpa, 'CPU_TAKES_MASK', False)
-    kernel, seen = sdpa.F.scaled_dot_product_attention, []
-
-    def watch(*args, attn_mask, **kwargs):
-        seen.append(attn_mask)
-        return kernel(*args, attn_mask=attn_mask, **kwargs)
-
-    monkeypatch.setattr(sdpa.F, 'scaled_dot_product_attention', watch)
-    assert error(FORMS[form](*inputs, **kwargs), expected) < 1e-10
-    assert [mask is None for mask in seen] == (
-        [] if name == 'edges' else ['boolean' not in name])
-
-
 def test_memory_does_not_grow_with_the_square():
     """No tensor of the N x M form's size is made in either form."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     n = 1024
     largest = 0
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mmstepnet.propagation import (
-    pseudo_metric_propagation,
-)
+from mmstepnet.propagation import pseudo_metric_propagation
 from mmstepnet.propagation.functional import squared_distance
 
 from .references import FORMS, points
@@ -55,18 +53,16 @@ def test_what_nobody_sees_may_be_anything(way, dense, value, of, causal):
 @both
 @ways
 def test_tensors_without_values(way, dense):
-    given = points(2, n=6, m=5, e=4, dtype=torch.float32)
     mask = torch.ones(2, 1, 5, dtype=torch.bool)
     for kwargs in (dict(), dict(mask=mask), dict(mask=mask, is_causal=True)):
-        meta = {k: v.to('meta') if k == 'mask' else v
-                for k, v in kwargs.items()}
-        out = way(*(t.to('meta') for t in given), dense=dense, **meta)
-        assert out.is_meta and out.shape == (2, 6, 4)
         with FakeTensorMode() as mode:
-            fake = {k: mode.from_tensor(v) if k == 'mask' else v
-                    for k, v in kwargs.items()}
-            out = way(*map(mode.from_tensor, given), dense=dense, **fake)
-        assert out.shape == (2, 6, 4) and out.device.type == 'cpu'
+            a, b, v, seen = map(mode.from_tensor, (
+                *points(2, n=6, m=5, e=4, dtype=torch.float32), mask))
+            for device in ('cpu', 'meta'):
+                given = {**kwargs, 'mask': seen.to(device)} if kwargs else {}
+                out = way(*(t.to(device) for t in (a, b, v)), dense=dense,
+                          **given)
+                assert out.shape == (2, 6, 4) and out.device.type == device
 
 
 @pytest.mark.parametrize('form', FORMS)

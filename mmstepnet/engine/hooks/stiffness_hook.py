@@ -232,7 +232,7 @@ class StiffnessHook(Hook):
         self._metric = None
 
     def _warn(self, runner: Runner, why: str | None) -> None:
-        """Say once of each kind why something is not measured."""
+        """Log each kind of reason once."""
         kind = why and why.partition(':')[0]
         if kind and kind not in self._said:
             self._said.add(kind)

@@ -66,11 +66,11 @@ class SteppedBackbone(Generated):
             __class__=property(lambda self: host))
 
     def init_weights(self) -> None:
-        """Initialise as the host does, and the attentions as they are to be.
+        """Initialise as the host does; bring the attentions to their start.
 
-        A host's initialisation would move them from their start (Kaiming's
-        of convolutions, say), and what it loads may hold them. So they are
-        brought to their start when loading begins, else at the end.
+        A host's initialisation would move them from there, as Kaiming's does
+        with convolutions. A checkpoint that it loads may hold them. So each
+        is brought to its start when loading begins, or at the end.
         """
         initialise = getattr(super(), 'init_weights', lambda: None)
         waiting = [] if getattr(self, 'is_init', False) else [
@@ -150,7 +150,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
         blocks (Sequence[str] | str, optional): See :func:`insert_steps`.
         first_block (bool, optional): See :func:`insert_steps`.
         example (Sequence[int], optional): Shape of what the backbone is
-            called with, such as (1, 27, 17, 3). None makes up images, clips
+            called with, such as (1, 27, 17, 3). None guesses images, clips
             or sequences.
         layout (str, optional): See :func:`insert_steps`.
         pretrained (str, optional): File or address of the backbone's
