@@ -24,31 +24,42 @@ def build_parser() -> argparse.ArgumentParser:
 
     stiffness = commands.add_parser(
         'stiffness', help='measure networks on pictures')
-    add = stiffness.add_argument
-    add('models', nargs='+', metavar='MODEL', help=KINDS)
-    add('--images', type=Path, help='folder of pictures; a FUNCTION may '
-        'return its batches instead')
-    add('--labels', action='store_true', help='also measure the accuracy: '
-        'the folders in --images are the classes of the model')
-    add('--weights', type=Path, nargs='+', default=[], help='files of '
-        'weights, one a model, or several of one model, as of its epochs')
-    add('--pretrained', action='store_true', help='fetch the weights')
-    add('--steps', help='file of save_steps, or hf://USER/REPO')
-    add('--samples', type=positive_int, help='pictures at most, evenly drawn')
-    add('--batch-size', type=positive_int, default=16, help='pictures at once')
-    add('--device', help='cuda where there is one')
-    add('--blocks', nargs='+', help='patterns of names of blocks; else all')
+    stiffness.add_argument('models', nargs='+', metavar='MODEL', help=KINDS)
+    stiffness.add_argument('--images', type=Path, help='folder of pictures; a '
+                           'FUNCTION may return its batches instead')
+    stiffness.add_argument('--blocks', nargs='+',
+                           help='patterns of names of blocks; else all')
+    gates = commands.add_parser(
+        'gates', help='whether an attention adapts to its pictures, or only '
+        'scales')
+    gates.add_argument('models', nargs=1, metavar='MODEL', help=KINDS)
+    gates.add_argument('images', nargs='?', type=Path, metavar='FOLDER',
+                       help='of pictures, unless a FUNCTION returns batches')
+    for command in (stiffness, gates):
+        add = command.add_argument
+        add('--labels', action='store_true', help='also measure the accuracy: '
+            'the folders of the pictures are the classes of the model')
+        add('--weights', type=Path, nargs='+', default=[], help='files of '
+            'weights, one a model, or several of one model, as of its epochs')
+        add('--pretrained', action='store_true', help='fetch the weights')
+        add('--steps', help='file of save_steps, or hf://USER/REPO')
+        add('--samples', type=positive_int, help='pictures at most, evenly '
+            'drawn')
+        add('--batch-size', type=positive_int, default=16,
+            help='pictures at once')
+        add('--device', help='cuda where there is one')
     report = commands.add_parser(
         'report', help='make the page anew, of recordings alone')
     report.add_argument(
         'recordings', nargs='+', type=Path, help='.npz files, or work '
         'directories of StiffnessHook: their last recording, and all over '
         'the training')
+    for command in (stiffness, gates, report):
+        command.add_argument('--json', action='store_true',
+                             help='print an object a network, a line each')
     for command in (stiffness, report):
         command.add_argument('--reading', choices=READINGS, default='adaptive',
                              help='reading of NSI that is printed and drawn')
-        command.add_argument('--json', action='store_true',
-                             help='print an object a network, a line each')
         command.add_argument('--out', type=Path, default=Path('stiffness'),
                              help='folder of what is written')
 

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from torch import Tensor
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from tqdm import tqdm
 
-from mmstepnet.steps.examples import call_of
+from mmstepnet.steps.examples import call_of, run_batch
 from mmstepnet.steps.files import load_steps
-from mmstepnet.stiffness import Trajectories, find_steps, measure_stiffness
+from mmstepnet.stiffness import (
+    Trajectories,
+    find_steps,
+    measure_gates,
+    measure_stiffness,
+)
 from mmstepnet.stiffness.training import (
     distinct_names,
     find_recordings,
@@ -39,22 +45,57 @@ FETCHED = 'timm:', 'torchvision:', 'mm:'
 def run_stiffness(args: argparse.Namespace) -> None:
     """Measure, print, and write recordings and page."""
     recordings = {}
+    for label, named, settings in _networks(args):
+        recordings[label] = found = _measure(named, label, args, settings)
+        found.save(args.out / f'{label}.npz')
+        _print(label, found, args)
+    _page(recordings, [args.out / f'{name}.npz' for name in recordings], args)
+
+
+def run_gates(args: argparse.Namespace) -> None:
+    """Measure the attention values, and what constants do in their place."""
+    for label, named, _ in _networks(args):
+        found = measure_gates(
+            named.model.eval().get_submodule(named.part),
+            (batch for batch, *_ in _samples(named, label, args)),
+            partial(_accuracy, named, label, args) if args.labels else None)
+        if args.json:
+            print(json.dumps(dict(network=label, **found._asdict())))
+            continue
+        wide = max(map(len, found.mean))
+        print(f'{label}: {found.over_blocks:.4f} is the deviation over blocks')
+        print(' ' * wide, '  mean of Δt  over images  over channels')
+        for name, *row in zip(found.mean, *(
+                values.values() for values in found[:3])):
+            print(f'{name:{wide}}', *(f'{value:12.4f}' for value in row))
+        for kind, value in found.results.items():
+            print(f'{TOP1} with {kind}: {value:.2f}')
+
+
+def _accuracy(named: NamedModel, label: str, args: argparse.Namespace,
+              model: nn.Module) -> float:
+    hits = [_hits(run_batch(model, batch), *classes, label)
+            for batch, *classes in _samples(named, label, args)]
+    return 100 * torch.cat(hits).double().mean().item()
+
+
+def _networks(args: argparse.Namespace
+              ) -> Iterator[tuple[str, NamedModel, dict[str, str]]]:
+    """Each network with its weights on its device, by what it is called."""
+    device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     for label, (name, weights) in _jobs(args.models, args.weights).items():
         named = load_model(name, args.pretrained)
+        settings = dict(model=_short(name))
         if weights is not None:
             _load_weights(named, weights)
+            settings['weights'] = label.removeprefix(f'{_short(name)}.')
         if args.steps is not None:
             load_steps(named.model, args.steps)
         if not (weights or args.pretrained) and name.startswith(FETCHED):
             print(f'{label}: its weights are random; give --weights, or '
                   f'--pretrained', file=sys.stderr)
-        recordings[label] = found = _measure(
-            named, label, args, model=_short(name), **(
-                {'weights': label.removeprefix(f'{_short(name)}.')}
-                if weights else {}))
-        found.save(args.out / f'{label}.npz')
-        _print(label, found, args)
-    _page(recordings, [args.out / f'{name}.npz' for name in recordings], args)
+        named.model.to(device)
+        yield label, named, settings
 
 
 def run_report(args: argparse.Namespace) -> None:
@@ -115,23 +156,14 @@ def _load_weights(named: NamedModel, path: Path) -> None:
 
 
 def _measure(named: NamedModel, label: str, args: argparse.Namespace,
-             **settings: str) -> Trajectories:
-    device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    named.model.to(device)
+             settings: dict[str, str]) -> Trajectories:
     hits: list[Tensor] = []
 
     def forward(model: nn.Module, sample: tuple) -> None:
-        batch, labels, classes = sample
-        inputs, by_name = call_of(batch, device=device)
-        out = model(*inputs, **by_name)
-        if not args.labels:
-            return
-        scores = getattr(out, 'logits', out)
-        if scores.shape != (len(labels), classes):
-            raise ValueError(
-                f'{label} gives scores of shape {tuple(scores.shape)}, but '
-                f'--labels has {classes} folders, one a class')
-        hits.append(scores.argmax(1).cpu() == torch.tensor(labels))
+        batch, *classes = sample
+        out = run_batch(model, batch)
+        if args.labels:
+            hits.append(_hits(out, *classes, label))
 
     found = measure_stiffness(
         named.model.get_submodule(named.part), _samples(named, label, args),
@@ -142,20 +174,34 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
     return replace(found, settings={**found.settings, 'metrics': metrics})
 
 
+def _hits(out: Any, labels: Sequence[int], classes: int,
+          label: str) -> Tensor:
+    """Of which pictures the likeliest class is right."""
+    scores = getattr(out, 'logits', out)
+    if scores.shape != (len(labels), classes):
+        raise ValueError(
+            f'{label} gives scores of shape {tuple(scores.shape)}, but '
+            f'--labels has {classes} folders, one a class')
+    return scores.argmax(1).cpu() == torch.tensor(labels)
+
+
 def _samples(named: NamedModel, label: str,
              args: argparse.Namespace) -> Iterator[tuple[Any, Sequence, int]]:
     """Batches, their labels, and the number of classes, with a bar."""
+    device = next(named.model.parameters()).device
     if args.images is None and named.batches is not None:
         for batch in tqdm(named.batches, label):
-            yield batch, [], 0
+            inputs, by_name = call_of(batch, device=device)
+            yield inputs or by_name, [], 0
         return
     if args.images is None or named.prepare is None:
-        raise ValueError(f'{label} needs --images and a transform of them, or '
+        raise ValueError(f'{label} needs pictures and a transform of them, or '
                          f'a FUNCTION that returns a model and its batches')
     pictures, classes = _pictures(args)
     for start in tqdm(range(0, len(pictures), args.batch_size), label):
         paths, labels = zip(*pictures[start:start + args.batch_size])
-        yield torch.stack(list(map(named.picture, paths))), labels, classes
+        batch = torch.stack(list(map(named.picture, paths))).to(device)
+        yield batch, labels, classes
 
 
 def _pictures(args: argparse.Namespace

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.steps.files import load_kept, read_weights
+from mmstepnet.steps.files import read_weights
 
 from .arguments import KINDS
 
@@ -102,11 +102,13 @@ def _torchvision(name: str, pretrained: bool) -> NamedModel:
 
 def _transformers(name: str, pretrained: bool) -> NamedModel:
     from transformers import AutoConfig, AutoImageProcessor, AutoModel
+
+    from mmstepnet.integrations.transformers import load_folder
     model = (AutoModel.from_pretrained(name)
              if pretrained or Path(name).is_dir() else
              AutoModel.from_config(AutoConfig.from_pretrained(name)))
     if Path(name).is_dir():
-        load_kept(model, name)
+        load_folder(model, name)
     if model.main_input_name != 'pixel_values':
         raise ValueError(f'hf:{name} takes no pictures; give FILE.py:FUNCTION '
                          f'that returns the model and its batches')

@@ -51,16 +51,14 @@ class StepsCallback(Options, lightning.Callback):
 
     def setup(self, trainer, pl_module, stage) -> None:
         """Write the steps wherever a checkpoint is written."""
-        strategy = trainer.strategy
-        if self.save and not isinstance(strategy.checkpoint_io, _StepsBeside):
-            strategy.checkpoint_io = _StepsBeside(
-                strategy.checkpoint_io, pl_module, self.network)
+        self.checkpoints = trainer.strategy.checkpoint_io
+        if self.save:
+            trainer.strategy.checkpoint_io = _StepsBeside(
+                self.checkpoints, pl_module, self.network)
 
     def teardown(self, trainer, pl_module, stage) -> None:
         """Write checkpoints as before."""
-        if isinstance(trainer.strategy.checkpoint_io, _StepsBeside):
-            trainer.strategy.checkpoint_io = (
-                trainer.strategy.checkpoint_io.inner)
+        trainer.strategy.checkpoint_io = self.checkpoints
 
     def on_train_start(self, trainer, pl_module) -> None:
         """Calibrate gates that have seen no data."""

@@ -1,8 +1,5 @@
 """torchmetrics: total neural stiffness as a metric over processes."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from mmstepnet.checks import check_installed
@@ -10,10 +7,10 @@ from mmstepnet.stiffness import total_neural_stiffness
 
 check_installed(__name__, 'torchmetrics', install='torchmetrics')
 
-from torchmetrics import Metric  # noqa: E402
+from torchmetrics import MeanMetric  # noqa: E402
 
 
-class TotalNeuralStiffness(Metric):
+class TotalNeuralStiffness(MeanMetric):
     """TNS of a data set, the mean over all samples of all processes.
 
     Example:
@@ -27,18 +24,6 @@ class TotalNeuralStiffness(Metric):
         tensor(1.5000)
     """
 
-    total: Tensor
-    samples: Tensor
-    is_differentiable = False
-    higher_is_better = None
-    full_state_update = False
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.add_state('total', torch.tensor(0., dtype=torch.float64),
-                       dist_reduce_fx='sum')
-        self.add_state('samples', torch.tensor(0), dist_reduce_fx='sum')
-
     def update(self, nsi: Tensor, stages: Tensor) -> None:
         """Add samples.
 
@@ -47,17 +32,4 @@ class TotalNeuralStiffness(Metric):
                 :attr:`TrajectoryRecorder.nsi` gives it.
             stages (Tensor): Stage of each block, (L,).
         """
-        tns = total_neural_stiffness(nsi, stages)
-        self.total += torch.as_tensor(tns, dtype=self.total.dtype).sum()
-        self.samples += len(nsi)
-
-    def compute(self) -> Tensor:
-        """The mean.
-
-        Raises:
-            ValueError: There were no samples.
-        """
-        if not self.samples:
-            raise ValueError('TotalNeuralStiffness saw no samples; call '
-                             'update(nsi, stages) before compute()')
-        return (self.total / self.samples).float()
+        super().update(total_neural_stiffness(nsi, stages))

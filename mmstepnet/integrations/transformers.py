@@ -1,18 +1,22 @@
-"""transformers' Trainer: calibrate new gates, log stiffness, save the steps.
+"""transformers' Trainer and folders: calibrate, log stiffness, save, load.
 
-transformers writes the steps into its checkpoints and does not read them
-again: :func:`mmstepnet.load_steps` does, from the file beside them.
+transformers writes steps and metrics into its folders, and ``from_pretrained``
+does not read them again: :func:`load_folder` does.
 """
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from mmstepnet.checks import check_installed
+from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.calibration import calibrate
+from mmstepnet.steps.files import NAME, WHOLE, load_steps
 
 from .trainers import Options, randomness_kept, save_beside, stiffness_of
 
@@ -27,10 +31,10 @@ class StepsCallback(Options, TrainerCallback):
     Before the first epoch, gates' BNs that have no statistics yet get them
     from training batches (:func:`mmstepnet.calibrate`). At each evaluation it
     adds ``eval_tns`` and ``eval_nsi`` to the metrics and to the state's log,
-    with the prefix that the evaluation has.
-    With each checkpoint it writes ``steps.safetensors`` into its folder; give
-    ``save=False`` in a hyperparameter search, which does not tell it the
-    folder of a trial.
+    with the prefix that the evaluation has. From the training on, whatever
+    saves the model, such as a checkpoint or ``trainer.save_model``, also
+    writes ``steps.safetensors`` into its folder, which :func:`load_folder`
+    reads. A model that FSDP2 shards gets it with each checkpoint alone.
 
     Args:
         calibration_batches (int): Training batches for the gates' statistics;
@@ -44,7 +48,9 @@ class StepsCallback(Options, TrainerCallback):
 
     def on_train_begin(self, args, state, control, *, model, train_dataloader,
                        **kwargs) -> None:
-        """Calibrate gates that have seen no data."""
+        """Calibrate gates that have seen no data; have the steps saved."""
+        if self.save and _saves_itself(model):
+            model.save_pretrained = MethodType(save_pretrained, model)
         if self.calibration_batches:
             with randomness_kept(train_dataloader):
                 calibrate(model, _batches(
@@ -69,9 +75,58 @@ class StepsCallback(Options, TrainerCallback):
 
     def on_save(self, args, state, control, *, model, **kwargs) -> None:
         """Write the steps into the checkpoint's folder."""
-        if self.save:
+        if self.save and not _saves_itself(model):
             save_beside(model, Path(args.output_dir) /
                         f'checkpoint-{state.global_step}')
+
+
+def save_pretrained(model: Any, save_directory: str | Path, *args: Any,
+                    **kwargs: Any) -> None:
+    """Save a model as its class does, and its steps beside it."""
+    type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    save_beside(model, Path(save_directory))
+
+
+def _saves_itself(model: Any) -> bool:
+    """Whether one process saves all of a model, without the others' help."""
+    return hasattr(model, 'save_pretrained') and not any(
+        hasattr(p, 'full_tensor') for p in model.parameters())
+
+
+def load_folder(model: Any, folder: str | Path) -> list[str]:
+    """Put on a model what its folder holds beside the weights of its class.
+
+    Steps, names of removed blocks and metrics of metric-attention, all of
+    which ``from_pretrained`` leaves out.
+
+    Args:
+        model (PreTrainedModel): What ``from_pretrained`` made of the folder.
+        folder (str | Path): The folder.
+
+    Returns:
+        list[str]: Names of the blocks with steps.
+
+    Raises:
+        ValueError: The weights have steps or metrics, and nothing says what
+            they are.
+    """
+    keys = [key for path in Path(folder).glob('model*.safetensors')
+            for key in safe_open(path, 'pt').keys()]
+    if hasattr(model.config, 'metric_attention'):
+        from .transformers_attention import load_metrics
+        load_metrics(model, folder)
+    elif metrics := [key for key in keys if '.metric.hidden.' in key]:
+        raise ValueError(
+            f'{folder} has metrics ({metrics[0]}), and its config does not '
+            f'say of which attention; build the model as it was, call '
+            f'add_metrics and load_state_dict')
+    if (Path(folder) / NAME).is_file():
+        return load_steps(model, folder)
+    steps = [key for key in keys if 'step.attention.' in key]
+    if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
+        raise ValueError(f'{folder} has steps ({steps[0]}) and no {NAME} that '
+                         f'says what they are; {WHOLE}')
+    return []
 
 
 def _batches(loader: Any, count: int,

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mmstepnet.checks import check_installed
 from mmstepnet.propagation import Metric, metric_propagation
+from mmstepnet.steps.examples import guess_inputs, run_batch
 from mmstepnet.steps.files import read_weights
 from mmstepnet.steps.finding import in_mode
 
@@ -74,8 +75,7 @@ _heads: dict[nn.Module, int] | None = None
 """Modules that call an attention of ours, and the width of their heads."""
 
 
-def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
-                hidden_dims: int | None = None,
+def add_metrics(model: Any, *, hidden_dims: int | None = None,
                 example: dict[str, Tensor] | None = None) -> list[str]:
     """Give each attention of a model the metric that ``'metric'`` needs.
 
@@ -83,14 +83,13 @@ def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
     optimizer is built. The model is run once, and what calls an attention of
     ours in that pass gets a metric: several architectures take any
     ``attn_implementation`` and compute their own. Call it with ``'l2'``, too,
-    for which nothing is added.
+    for which nothing is added. ``save_pretrained`` writes the metrics, and
+    what they are into the config, as ``metric_attention``;
+    :func:`~mmstepnet.integrations.transformers.load_folder` reads both.
 
     Args:
-        model (nn.Module): A model of transformers, built with
+        model (PreTrainedModel): A model of transformers, built with
             ``attn_implementation='metric'`` or ``'l2'``.
-        weights (str | Path, optional): Folder of ``save_pretrained``, or
-            file, to load the metrics from: ``from_pretrained`` leaves them
-            out. Defaults to None: they start anew.
         hidden_dims (int, optional): See :class:`mmstepnet.propagation.Metric`.
             Defaults to None, the width of a head.
         example (dict, optional): What the model is called with. None is its
@@ -100,51 +99,67 @@ def add_metrics(model: nn.Module, weights: str | Path | None = None, *,
         list[str]: Names of the attentions.
 
     Raises:
-        ValueError: No attention is called, one asks for what needs the scores
-            themselves, or the weights lack metrics.
-        RuntimeError: The weights' metrics have other sizes.
-        OSError: There are no such weights.
+        ValueError: No attention is called, or one asks for what needs the
+            scores themselves.
     """
     global _heads
     _heads = {}
     try:
         with in_mode(model, False), torch.no_grad():
-            model(**(_example(model) if example is None else example))
+            run_batch(model, next(guess_inputs(model, True))
+                      if example is None else example)
         heads = {name: (module, _heads[module]) for name, module
                  in model.named_modules() if module in _heads}
     finally:
         _heads = None
-    kind = getattr(model.config, '_attn_implementation', None)
+    kind = model.config._attn_implementation
     if not heads:
         raise ValueError(
             f'{type(model).__name__} with attn_implementation={kind!r} calls '
-            "no attention of ours and would compute what it did before: 'l2' "
-            "or 'metric' must be given where it is built, and its "
-            'architecture must call what is registered')
+            "no attention of ours: give 'l2' or 'metric' where it is built, "
+            'and take an architecture that calls what is registered')
     if kind == 'metric':
         for module, width in heads.values():
             module.metric = Metric(width, hidden_dims=hidden_dims).to(
                 next(module.parameters()))
-    if weights is not None:
-        path, saved = Path(weights), {}
-        for file in sorted(path.glob('model*.safetensors')) or [path]:
-            saved |= read_weights(file)
-        missing = [key for key in model.load_state_dict({
-            key: value for key, value in saved.items() if '.metric.' in key},
-            strict=False).missing_keys if '.metric.' in key]
-        if missing:
-            raise ValueError(f'{weights} has no {", ".join(missing)}')
+    model.config.metric_attention = dict(
+        kind=kind, hidden_dims=hidden_dims, eps=_registered_eps(kind))
     return list(heads)
 
 
-def _example(model: Any) -> dict[str, Tensor]:
-    """What a model is called with."""
-    if model.main_input_name != 'pixel_values':
-        return model.dummy_inputs
-    size, like = model.config.image_size, next(model.parameters())
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    return dict(pixel_values=like.new_zeros(
-        1, getattr(model.config, 'num_channels', 3), *sides))
+def load_metrics(model: Any, folder: str | Path) -> None:
+    """Make a model attend as its config says, by the metrics of a folder.
+
+    Raises:
+        ValueError: The attention is known with another time scale, or the
+            folder lacks metrics.
+    """
+    about = model.config.metric_attention
+    kind, eps = about['kind'], about['eps']
+    if kind not in AttentionInterface():
+        register_attentions(eps)
+    if _registered_eps(kind) != eps:
+        raise ValueError(f'{folder} was saved with eps={eps}, and here '
+                         f'register_attentions(eps={_registered_eps(kind)}) '
+                         f'was called; a process has one')
+    model.set_attn_implementation(kind)
+    add_metrics(model, hidden_dims=about['hidden_dims'])
+    saved = {key: t for path in Path(folder).glob('model*.safetensors')
+             for key, t in read_weights(path).items()}
+    # The folder may be of the model with a head, or without.
+    prefix = f'{model.base_model_prefix}.'
+    for key, t in model.state_dict().items():
+        if '.metric.' in key:
+            found = [saved[name] for name in (
+                key, prefix + key, key.removeprefix(prefix)) if name in saved]
+            if not found:
+                raise ValueError(f'{folder} has no {key}')
+            t.copy_(found[0])
+
+
+def _registered_eps(kind: str) -> float | None:
+    """Time scale that an attention was registered with."""
+    return AttentionInterface()[kind].keywords['eps']
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
@@ -167,7 +182,8 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
     elif has_metric:
         if not hasattr(module, 'metric'):
             raise ValueError(f'{type(module).__name__} has no metric; call '
-                             f'add_metrics(model) when it is built')
+                             f'add_metrics(model) when it is built, or '
+                             f'load_folder(model, folder)')
         query, key = module.metric.embed(query), module.metric.embed(key)
     divisor: Any = eps
     if eps is None:

@@ -166,31 +166,6 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
         raise ValueError(f'{path}: {error}') from error
 
 
-def load_kept(model: nn.Module, folder: str | Path) -> list[str]:
-    """Put on a model what its folder holds beside the weights of its class.
-
-    Args:
-        model (nn.Module): What ``from_pretrained`` made of the folder.
-        folder (str | Path): The folder.
-
-    Returns:
-        list[str]: Names of the blocks with steps.
-
-    Raises:
-        ValueError: The weights have steps, and nothing says what they are.
-    """
-    if (Path(folder) / NAME).is_file():
-        return load_steps(model, folder)
-    for path in Path(folder).glob('*.safetensors'):
-        with safe_open(path, 'pt') as file:
-            steps = [k for k in file.keys() if 'step.attention.' in k]
-        if steps and not any(map(_gates, model.modules())):
-            raise ValueError(
-                f'{path} has steps ({steps[0]}) and no {NAME} beside it says '
-                f'what they are; {WHOLE}')
-    return []
-
-
 def _load(model: nn.Module, about: dict,
           tensors: dict[str, Tensor]) -> list[str]:
     """Check what a file says, and then change the model."""

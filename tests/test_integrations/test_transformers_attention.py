@@ -1,11 +1,14 @@
 """Metric-attention in models of transformers, equal to a written softmax."""
 
 import copy
+import os
+import sys
 from functools import partial
 
 import pytest
 import torch
 
+from tests.programs import run_tool
 from tests.utils import perturb
 
 hf = pytest.importorskip('transformers', reason='needs transformers')
@@ -121,24 +124,51 @@ def test_it_trains():
                if '.metric.' in name)
 
 
-def test_metrics_of_a_saved_model(tmp_path):
-    from mmstepnet.integrations.transformers_attention import add_metrics
-    model = build('Bert', 'metric', 1.0)
+LOADED = """
+import sys, torch, transformers
+from mmstepnet.integrations.transformers import load_folder
+folder, kind = sys.argv[1:]
+model = getattr(transformers, kind).from_pretrained(folder).eval()
+load_folder(model, folder)
+words, wanted = torch.load(f'{folder}/wanted.pth')
+with torch.no_grad():
+    assert torch.equal(getattr(
+        model, 'bert', model)(input_ids=words)[0], wanted)
+"""
+
+
+@pytest.mark.parametrize('attention, eps', [('metric', None), ('l2', 2.0)])
+def test_a_folder_in_a_new_process(tmp_path, attention, eps):
+    """A model comes back as it was, with a head or without."""
+    from mmstepnet.integrations.transformers import load_folder
+    model = build('Bert', attention, eps)
     model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(
-        tmp_path, attn_implementation='metric').eval()
-    names = add_metrics(again, tmp_path)
-    assert torch.equal(outputs(again, input_ids=WORDS),
-                       outputs(model, input_ids=WORDS))
-    with pytest.raises(RuntimeError, match='size mismatch.*metric'):
-        add_metrics(again, tmp_path, hidden_dims=3)
-    for name in names:
-        del model.get_submodule(name).metric
+    torch.save((WORDS, outputs(model, input_ids=WORDS)),
+               tmp_path / 'wanted.pth')
+    for kind in ('BertModel', 'BertForSequenceClassification'):
+        run_tool('-c', LOADED, tmp_path, kind,
+                 PYTHONPATH=os.pathsep.join(sys.path))
+    again = type(model).from_pretrained(tmp_path)
+    build('Bert', attention, 1.0)  # registers another time scale
+    with pytest.raises(ValueError, match=f'saved with eps={eps}, and here'):
+        load_folder(again, tmp_path)
+
+
+def test_folders_that_do_not_say_what_their_metrics_are(tmp_path):
+    from mmstepnet.integrations.transformers import load_folder
+    model = build('Bert', 'metric', 1.0)
+    about = model.config.metric_attention
+    del model.config.metric_attention
+    model.save_pretrained(tmp_path / 'old')
+    again = type(model).from_pretrained(tmp_path / 'old')
+    with pytest.raises(ValueError, match='config does not say of which'):
+        load_folder(again, tmp_path / 'old')
+    model.config.metric_attention = about
+    for module in model.modules():
+        vars(module)['_modules'].pop('metric', None)
     model.save_pretrained(tmp_path / 'plain')
     with pytest.raises(ValueError, match='has no encoder.layer.0.*metric'):
-        add_metrics(model, tmp_path / 'plain')
-    with pytest.raises(OSError):
-        add_metrics(model, tmp_path / 'nothing')
+        load_folder(model, tmp_path / 'plain')
 
 
 def test_refusals():

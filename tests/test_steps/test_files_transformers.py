@@ -7,12 +7,13 @@ import torch
 
 import mmstepnet
 from mmstepnet.steps import ResidualStep
-from mmstepnet.steps.files import load_kept
 from tests.test_steps.cases import randomise
 
 transformers = pytest.importorskip('transformers', reason='transformers')
 if int(transformers.__version__.split('.')[0]) < 5:
     pytest.skip('needs transformers 5', allow_module_level=True)
+
+from mmstepnet.integrations.transformers import load_folder  # noqa: E402
 
 IMAGES = dict(pixel_values=torch.rand(
     2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
@@ -50,7 +51,7 @@ def test_folder_of_save_pretrained(saved, loaded, tmp_path):
     mmstepnet.save_steps(model, tmp_path)
     again = getattr(transformers, loaded).from_pretrained(tmp_path).eval()
     assert not torch.allclose(states(again), states(model), rtol=1e-2)
-    assert [name.removeprefix('vit.') for name in load_kept(
+    assert [name.removeprefix('vit.') for name in load_folder(
         again, tmp_path)] == [name.removeprefix('vit.') for name in names]
     assert torch.equal(states(again), states(model))
 
@@ -60,7 +61,7 @@ def test_weights_alone_do_not_say_where_steps_stand(tmp_path):
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     with pytest.raises(ValueError, match='insert_steps, with the arguments'):
-        load_kept(again, tmp_path)
+        load_folder(again, tmp_path)
     mmstepnet.insert_steps(again, example=IMAGES)
     again = type(model).from_pretrained(tmp_path)
     mmstepnet.insert_steps(again, example=IMAGES)
