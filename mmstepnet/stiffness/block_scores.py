@@ -109,9 +109,8 @@ def _influence(model: nn.Module, batches: Iterable[Any],
             x, y = x.flatten(1), y.flatten(1)
         cosine = F.cosine_similarity(x, y, -1).float().flatten().cpu()
         if not cosine.isfinite().all():
-            raise ValueError(
-                f'{name} is given or returns NaN or infinite features; a '
-                f'diverged model or an overflow has no block influence')
+            raise ValueError(f'{name} is given or returns NaN or infinite '
+                             f'features, which have no block influence')
         cosines[name].append(cosine)
 
     with hooked([handle for block in named for handle in (
@@ -162,8 +161,8 @@ def ablate_blocks(model: nn.Module,
     def value(which: str) -> float:
         found = evaluate(model)
         if not math.isfinite(found):
-            raise ValueError(f'evaluate must give a finite number, and gives '
-                             f'{found} for the model {which}')
+            raise ValueError(f'evaluate gives {found} for the model {which}; '
+                             f'expected a finite number')
         return found
 
     removed = prepare_removal(model, blocks, example)

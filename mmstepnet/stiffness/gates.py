@@ -92,9 +92,8 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
                     products[name] = product
                     values[name].append(_of_channels(gate).double().cpu())
     if not products:
-        raise ValueError(
-            f'no step of {type(model).__name__} has an attention value, one '
-            'number an image and channel')
+        raise ValueError(f'no step of {type(model).__name__} has an attention '
+                         f'value, one number an image and channel')
     gates = {name: torch.cat(parts) for name, parts in values.items()}
     means = {name: gate.mean(0) for name, gate in gates.items()}
     blocks = torch.stack([mean.mean() for mean in means.values()])
@@ -103,9 +102,10 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
         'channel mean': {products[name]: means[name] for name in means},
         'one number': dict.fromkeys(products.values(), blocks.mean())}
     results = {}
-    for kind, constants in kinds.items() if evaluate else ():
-        with _followed(_GateFinder(model, constants)):
-            results[kind] = float(evaluate(model))
+    for kind, constants in kinds.items():
+        if evaluate is not None:
+            with _followed(_GateFinder(model, constants)):
+                results[kind] = float(evaluate(model))
     return GateStatistics(
         dict(zip(means, blocks.tolist())),
         {name: float(gate.std(0, correction=0).mean())

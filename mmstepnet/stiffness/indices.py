@@ -200,9 +200,8 @@ def _finite_difference(u: Tensor, t: Tensor) -> Tensor:
     interval = t.diff()
     if (interval <= 0).any():
         raise ValueError(
-            f'times must increase, but those at and after index '
-            f'{first_index(interval <= 0)[0]} do not; sort the observations '
-            f'and drop duplicates')
+            f'times must increase, but do not at '
+            f'{first_index(interval <= 0)}; sort them and drop duplicates')
     return u.diff(dim=0) / interval[:, None]
 
 

@@ -197,9 +197,10 @@ class TrajectoryRecorder:
         Raises:
             RuntimeError: No forward pass was recorded.
         """
+        arrays: dict[str, Any] = {**self.record, 'stages': self.stages}
         return Trajectories(
-            **self.record, stages=self.stages, blocks=self.blocks,
-            excluded=self.excluded, settings=dict(
+            **arrays, blocks=self.blocks, excluded=self.excluded,
+            settings=dict(
                 model=type(self.model).__name__, split='unknown',
                 reading=DEFAULT_READING, dataset_size=len(self)) | settings)
 
@@ -294,8 +295,7 @@ class TrajectoryRecorder:
         if self._found is None:
             if found.without:
                 LOGGER.warning(
-                    'no addition to a state was seen in %s: they look like '
-                    'blocks of a stage, but are not recorded',
+                    'no addition to a state was seen in %s, blocks of a stage',
                     ', '.join(block.name for block in found.without))
             self._found, self.excluded = found.steps, found.excluded
         self._parts.append(part)

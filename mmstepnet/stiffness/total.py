@@ -186,9 +186,10 @@ def degree_axes(trajectories: Sequence[tuple[ArrayLike, ArrayLike]],
     Returns:
         tuple[ndarray, ndarray]: M1 and M2, each (:data:`GRID_POINTS`,).
     """
-    ends = [[np.percentile(side.amax(1).cpu(), 99) for side in
-             _stage_rectangles(*to_float64(nsi=nsi, stages=stages)[0], mu)]
-            for nsi, stages in trajectories]
+    checked = (to_float64(nsi=n, stages=s)[0] for n, s in trajectories)
+    ends = [[np.percentile(side.amax(1).cpu(), 99)
+             for side in _stage_rectangles(nsi, stages, mu)]
+            for nsi, stages in checked]
     widest, highest = np.max(ends, axis=0)
     centres = (np.arange(GRID_POINTS) + 0.5) / GRID_POINTS
     # Nothing spreads where each stage has one block: any axis will do.

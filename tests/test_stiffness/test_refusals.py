@@ -135,7 +135,7 @@ def record(model, x):
      r'not finite at \(0,\): a state of norm 0'),
     (lambda: neural_stiffness_index(ONE, ONE, 0.0), ValueError, 'step is 0'),
     (lambda: stiffness_aware_index([[1.], [2.]], [0., 0.]), ValueError,
-     'must increase, but those at and after index 0 do not; sort'),
+     r'must increase, but do not at \(0,\); sort'),
     (lambda: stiffness_aware_index([[1.], [2.]], [0., 1., 2.]), ValueError,
      r't must have shape \(2\)'),
     (lambda: stiffness_index(lambda v: (v - 2).log(), [1., 1.]), ValueError,
