@@ -74,7 +74,7 @@ def run_gates(args: argparse.Namespace) -> None:
 
 def _accuracy(named: NamedModel, label: str, args: argparse.Namespace,
               model: nn.Module) -> float:
-    hits = [_hits(run_batch(model, batch), *classes, label)
+    hits = [_hits(run_batch(model, batch), label, *classes)
             for batch, *classes in _samples(named, label, args)]
     return 100 * torch.cat(hits).double().mean().item()
 
@@ -163,7 +163,7 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
         batch, *classes = sample
         out = run_batch(model, batch)
         if args.labels:
-            hits.append(_hits(out, *classes, label))
+            hits.append(_hits(out, label, *classes))
 
     found = measure_stiffness(
         named.model.get_submodule(named.part), _samples(named, label, args),
@@ -174,8 +174,8 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
     return replace(found, settings={**found.settings, 'metrics': metrics})
 
 
-def _hits(out: Any, labels: Sequence[int], classes: int,
-          label: str) -> Tensor:
+def _hits(out: Any, label: str, labels: Sequence[int],
+          classes: int) -> Tensor:
     """Of which pictures the likeliest class is right."""
     scores = getattr(out, 'logits', out)
     if scores.shape != (len(labels), classes):
@@ -191,7 +191,7 @@ def _samples(named: NamedModel, label: str,
     device = next(named.model.parameters()).device
     if args.images is None and named.batches is not None:
         for batch in tqdm(named.batches, label):
-            inputs, by_name = call_of(batch, device=device)
+            inputs, by_name = call_of(batch, device=str(device))
             yield inputs or by_name, [], 0
         return
     if args.images is None or named.prepare is None:
