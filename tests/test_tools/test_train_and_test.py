@@ -74,12 +74,6 @@ def test_the_flexible_runner_is_tested_too(trained, metrics, tmp_path):
              tmp_path, options=[*flexible, 'model.backbone.depth=56'])
 
 
-def test_a_checkpoint_of_another_model_is_refused(trained):
-    with pytest.raises(ValueError, match='does not fit the model of this con'):
-        call('test.py', 'configs/digits/resnet20_plain_digits.py',
-             trained / 'epoch_2.pth', '--work-dir', trained / 'foreign')
-
-
 def test_configs_of_classes_without_a_default_scope(tmp_path):
     """As MMPretrain's and MMDetection's own configs of the new style are."""
     config = tmp_path / 'new_style.py'

@@ -23,18 +23,14 @@ from projects.metric_attention.models.translation_metrics import (
 ENGLISH = (
     'A man in an orange hat starring at something.',
     'A Boston Terrier is running on lush green grass, in front of a fence.',
-    'Two young, White males are outside near many bushes.',
     'A\u2028dog.',  # as some of the original's sentences
     'Several men in hard hats are operating a giant pulley system.',
-    'A girl in karate uniform breaking a stick with a front kick.',
 )
 GERMAN = (
     'Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.',
     'Ein Boston Terrier läuft über saftig-grünes Gras vor einem weißen Zaun.',
-    'Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.',
     'Ein Hund.',
     'Mehrere Männer mit Schutzhelmen bedienen ein Antriebsradsystem.',
-    'Ein Mädchen in einem Karateanzug bricht ein Brett mit einem Tritt.',
 )
 VOCAB = 300
 
@@ -61,7 +57,7 @@ def load(root, **kwargs):
 
 def test_samples_hold_the_text(root):
     dataset = load(root)
-    assert len(dataset) == 6
+    assert len(dataset) == 4
     tokenizer = Tokenizer.from_str(dataset.metainfo['tokenizer'])
     for sample, english, german in zip(dataset, ENGLISH, GERMAN):
         assert sample['reference'] == german
@@ -75,7 +71,7 @@ def test_samples_hold_the_text(root):
     assert [sample['reference'] for sample in other] == list(ENGLISH[:2])
     assert other.metainfo['tokenizer'] == dataset.metainfo['tokenizer']
     by_length = load(root, sort=True)
-    lengths = [by_length.get_length(i) for i in range(6)]
+    lengths = [by_length.get_length(i) for i in range(4)]
     assert lengths == sorted(lengths) == [
         len(s['source']) + len(s['target']) for s in by_length]
 
