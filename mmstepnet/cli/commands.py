@@ -74,8 +74,8 @@ def run_gates(args: argparse.Namespace) -> None:
 
 def _accuracy(named: NamedModel, label: str, args: argparse.Namespace,
               model: nn.Module) -> float:
-    hits = [_hits(run_batch(model, batch), label, *classes)
-            for batch, *classes in _samples(named, label, args)]
+    hits = [_hits(run_batch(model, batch), label, labels, classes)
+            for batch, labels, classes in _samples(named, label, args)]
     return 100 * torch.cat(hits).double().mean().item()
 
 

@@ -1,5 +1,6 @@
 """torchmetrics: total neural stiffness as a metric over processes."""
 
+import torch
 from torch import Tensor
 
 from mmstepnet.checks import check_installed
@@ -32,4 +33,4 @@ class TotalNeuralStiffness(MeanMetric):
                 :attr:`TrajectoryRecorder.nsi` gives it.
             stages (Tensor): Stage of each block, (L,).
         """
-        super().update(total_neural_stiffness(nsi, stages))
+        super().update(torch.as_tensor(total_neural_stiffness(nsi, stages)))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn as nn
 
 import mmstepnet
 from mmstepnet.stiffness import measure_gates
@@ -110,8 +109,3 @@ def test_whether_our_attention_adapts(attention):
         wanted = float(model(images).sum())
     assert found.results['attention'] == pytest.approx(wanted, rel=1e-4)
     assert found.results['one number'] != pytest.approx(wanted, rel=1e-4)
-
-
-def test_without_an_attention():
-    with pytest.raises(ValueError, match='Sequential has an attention value'):
-        measure_gates(nn.Sequential(nn.Linear(8, 8)), [torch.rand(2, 8)])

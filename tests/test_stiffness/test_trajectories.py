@@ -183,7 +183,7 @@ def test_recordings_of_trainings(tmp_path):
     os.utime(tmp_path / 'stiffness' / 'stiffness_val_epoch_10.npz', (9e9, 9e9))
     found = find_recordings(tmp_path)
     assert len(found) == 11 and found[-1].stem == 'stiffness_val_epoch_10'
-    (name, training), = read_trainings(found).items()
+    (name, training), = read_trainings(found[::-1]).items()
     assert name == 'net, val'
     assert [t.checkpoint for t in training] == [
         ('epoch', k) for k in range(1, 11)]
