@@ -9,7 +9,7 @@ from mmstepnet.attentions import FoldedStepNet, OursNoNorm, StepNet
 
 from .modules import check_unsharded
 from .residual import ResidualStep
-from .tail.reading import is_as_made
+from .tail.dispatch import is_as_made
 
 
 def fold(model: nn.Module) -> nn.Module:

@@ -102,18 +102,21 @@ def away_from_kink(step, norm, x, c, grad, margin):
     return grad * (total.abs() > margin * total.abs().mean()).to(grad)
 
 
-def run(fused, step, norm, x, c, grad, dtype=None):
+def run(fused, step, norm, x, c, grad, dtype=None, observer=None,
+        wrap=lambda step: step):
     """Outputs, all gradients and all buffers of one pass."""
     step, norm = copy.deepcopy((step, norm))
+    if observer is not None:
+        step.observe(lambda *told: observer(told))
     modules = nn.ModuleDict({'step': step})
     if norm is not None:
         modules['norm'] = norm
     if dtype is not None:
         modules.to(dtype)
         x, c, grad = (t.to(dtype) for t in (x, c, grad))
-    x, c = (t.clone().requires_grad_() for t in (x, c))
+    x, c = (t.detach().requires_grad_() for t in (x, c))
     with steps.fused(fused):
-        out = step(x, c, norm)
+        out = wrap(step)(x, c, norm)
     out.backward(grad)
     return {
         'out': out.detach(), 'x': x.grad, 'c': c.grad,

@@ -5,9 +5,7 @@ TF32. A test fails where the fused path is not taken.
 """
 
 import copy
-import socket
-from contextlib import contextmanager
-from unittest import mock
+from functools import partial
 
 import pytest
 import torch
@@ -17,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mmstepnet import insert_steps, steps
 from mmstepnet.attentions import FoldedStepNet, StepNet
-from mmstepnet.steps import ResidualStep
-from mmstepnet.steps.tail.function import Tail
-from tests.test_steps.cases import FORMATS
+from tests.test_steps import cases
+from tests.test_steps.cases import FORMATS, build, errors, run
 from tests.utils import perturb
 
 torchvision = pytest.importorskip('torchvision')
@@ -35,89 +32,36 @@ given; nor is twice that of the reference path."""
 
 
 @pytest.fixture(autouse=True)
-def exact_values():
-    torch.manual_seed(0)
-    owners = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [owner.allow_tf32 for owner in owners]
-    for owner in owners:
-        owner.allow_tf32 = False
+def fused_and_exact(monkeypatch, calls):
+    for owner in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(owner, 'allow_tf32', False)
     yield
-    for owner, allowed in zip(owners, before):
-        owner.allow_tf32 = allowed
+    assert calls
 
 
-@contextmanager
-def fused(expected=None):
-    """Switch the fused path on, and see that so many tails take it."""
-    taken, apply = [], Tail.apply
-    with steps.fused(True), mock.patch.object(
-            Tail, 'apply', lambda *args: taken.append(1) or apply(*args)):
-        yield
-    assert taken and expected in (None, len(taken))
-
-
-def tail(channels, attention=None):
+def tail(channels):
     """A step and the norm before it, with random parameters."""
-    return perturb(nn.ModuleDict(dict(
-        step=ResidualStep(attention or StepNet(channels), nn.ReLU()),
-        norm=nn.BatchNorm2d(channels)))).to(DEVICE)
+    return [m.to(DEVICE) for m in build(StepNet, channels)]
 
 
-def maps(shape, dtype=torch.float32, memory_format=FORMATS[0]):
-    """State, branch and gradient; images and channels differ in means."""
-    return [(torch.randn(shape, device=DEVICE)
-             + torch.randn(*shape[:2], 1, 1, device=DEVICE)).to(
-                 dtype).contiguous(memory_format=memory_format)
-            for _ in range(3)]
+def maps(*args, **kwargs):
+    return [t.to(DEVICE) for t in cases.inputs(*args, **kwargs)]
 
 
-def take(modules, inputs):
-    """Output and gradients of one pass."""
-    x, c, grad = (t.detach() for t in inputs)
-    wanted = dict(x=x.requires_grad_(), c=c.requires_grad_(), **{
-        name: p for name, p in modules.named_parameters() if p.requires_grad})
-    out = modules['step'](x, c, modules['norm'])
-    grads = torch.autograd.grad(out, list(wanted.values()), grad)
-    return dict(out=out.detach(), **dict(zip(wanted, grads)))
-
-
-def taken(modules, inputs, dtype):
-    """Output, gradients and statistics of one pass of a copy."""
-    modules = copy.deepcopy(modules).to(
-        dtype if dtype == torch.float64 else None)
-    found = take(modules, [t.to(dtype) for t in inputs])
-    return found | {name: b for name, b in modules.named_buffers()
-                    if b.is_floating_point()}
-
-
-def errors(modules, inputs, dtype):
-    """Relative errors of the fused path, and of the reference path."""
-    total = copy.deepcopy(modules).double()
-    total['step'].activation = nn.Identity()
-    with torch.no_grad(), steps.fused(False):
-        total = total['step'](*(t.double() for t in inputs[:2]),
-                              total['norm'])
-    # No gradient where rounding decides on which side of 0 we are.
-    inputs[2] *= (total.abs() > 0.1 * total.abs().mean()).to(inputs[2])
-    with fused(1):
-        found = taken(modules, inputs, dtype)
-    inputs = [t.clone() for t in inputs]  # cuDNN's BN wants them aligned
-    with steps.fused(False):
-        reference = taken(modules, inputs, dtype)
-        exact = taken(modules, inputs, torch.float64)
-    return [{name: error(got[name], t) for name, t in exact.items()}
-            for got in (found, reference)]
-
-
-def error(found, exact):
-    found, exact = found.double(), exact.double()
-    return float((found - exact).norm() / exact.norm())
-
-
-def check(modules, inputs, dtype=torch.float32):
-    found, reference = errors(modules, inputs, dtype)
+def check(modules, args, dtype=torch.float32, absolute=None, **how):
+    """At most twice the reference path's error, or what is no defect."""
+    args[2].copy_(cases.away_from_kink(*modules, *args, 0.1))
+    found = run(True, *modules, *args, **how)
+    args = [t.clone() for t in args]  # cuDNN's BN wants them aligned
+    exact = run(False, *modules, *args, torch.float64)
+    reference = run(False, *modules, *args)
+    wanted = {k: v for k, v in exact.items() if v is not None}
+    found, reference = (errors({k: values[k] for k in wanted}, wanted)
+                        for values in (found, reference))
     limit = max(LIMITS[dtype], 2 * max(reference.values()))
-    assert max(found.values()) <= limit, (found, reference)
+    for name, value in found.items():
+        assert value <= (limit if absolute is None else
+                         2 * (reference[name] + absolute)), name
 
 
 @pytest.mark.parametrize('dtype', LIMITS)
@@ -127,99 +71,108 @@ def test_tails(dtype, memory_format, shape):
     check(tail(shape[1]), maps(shape, dtype, memory_format), dtype)
 
 
-def frozen_norm(modules):
-    norm = torchvision.ops.FrozenBatchNorm2d(256).to(DEVICE)
-    norm.load_state_dict(modules['norm'].state_dict(), strict=False)
-    modules['norm'] = norm
+def frozen_norm(step, norm):
+    frozen = torchvision.ops.FrozenBatchNorm2d(256).to(DEVICE)
+    frozen.load_state_dict(norm.state_dict(), strict=False)
+    return step, frozen
 
 
-def folded(modules):
-    modules['step'].attention = FoldedStepNet(
-        modules.eval()['step'].attention)
+def folded(step, norm):
+    step.attention = FoldedStepNet(step.eval().attention)
+    return step, norm
 
 
 @pytest.mark.parametrize('change', [
-    frozen_norm, folded, nn.Module.eval,
-    lambda modules: modules['step'].attention.requires_grad_(False)])
+    frozen_norm, folded, lambda *pair: [m.eval() for m in pair],
+    lambda step, norm: (step.requires_grad_(False), norm)])
 def test_other_tails(change):
-    modules = tail(256)
-    change(modules)
-    check(modules, maps(SHAPES[0]))
+    check(change(*tail(256)), maps(SHAPES[0], torch.float32))
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('memory_format', FORMATS)
 def test_unaligned_maps(dtype, memory_format):
-    inputs = [t.new_empty(t.numel() + 1)[1:].as_strided(
+    args = [t.new_empty(t.numel() + 1)[1:].as_strided(
         t.size(), t.stride(), 1).copy_(t)
         for t in maps(SHAPES[1], dtype, memory_format)]
-    check(tail(512), inputs, dtype)
+    check(tail(512), args, dtype)
 
 
 @pytest.mark.parametrize('mean', [10, 100, 1000])
 @pytest.mark.parametrize('memory_format', FORMATS)
 def test_large_means(mean, memory_format):
-    """At most twice the reference's error; below 1e-7 rounding decides."""
-    inputs = maps((32, 64, 56, 56), memory_format=memory_format)
-    inputs[1] += mean * torch.empty_like(
-        inputs[1][:1, :, :1, :1]).uniform_(0.8, 1.2)
-    found, reference = errors(tail(64), inputs, torch.float32)
-    for name, value in found.items():
-        assert value <= 2 * (reference[name] + 1e-7), name
+    """Below 1e-7 rounding decides."""
+    args = maps((32, 64, 56, 56), torch.float32, memory_format)
+    args[1] += mean * torch.empty_like(
+        args[1][:1, :, :1, :1]).uniform_(0.8, 1.2)
+    check(tail(64), args, absolute=1e-7)
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('memory_format', FORMATS)
+def test_compiled(dtype, memory_format, training):
+    """By Inductor, which writes kernels of its own; and eager."""
+    torch._dynamo.reset()
+    modules = [m.train(training) for m in tail(64)]
+    for wrap in (torch.compile, lambda step: step):
+        check(modules, maps((16, 64, 28, 28), dtype, memory_format), dtype,
+              wrap=wrap)
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)
 def test_more_than_2_31_elements(memory_format):
     """The last of nine images is what the reference makes of it alone."""
     shape = (9, 64, 2048, 2048) if CUDA else (9, 4, 64, 64)
-    modules = tail(shape[1]).eval()
-    inputs = maps(shape, torch.bfloat16, memory_format)
-    with steps.fused(False):
-        exact = taken(modules, [t[-1:] for t in inputs], torch.float64)
-    with fused(1):
-        found = take(modules, inputs)
-    for name in ('out', 'x', 'c'):
-        assert error(found[name][-1:], exact[name]) <= 2e-2
+    modules = [m.eval() for m in tail(shape[1])]
+    args = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).contiguous(
+        memory_format=memory_format) for _ in range(3)]
+    exact = run(False, *modules, *(t[-1:] for t in args), torch.float64)
+    found = run(True, *modules, *args)
+    assert max(errors(*({k: values[k][-1:] for k in ('out', 'x', 'c')}
+                        for values in (found, exact))).values()) <= 2e-2
 
 
 @pytest.mark.parametrize('which', [0, 1])
 def test_nan_stays_where_it_is(which):
-    modules, inputs = tail(16), maps((4, 16, 9, 7))
-    inputs[which][1, 2, 3, 4] = torch.nan
-    with fused(1):
-        found = taken(modules, inputs, torch.float32)
-    with steps.fused(False):
-        reference = taken(modules, inputs, torch.float32)
+    modules, args = tail(16), maps((4, 16, 9, 7), torch.float32)
+    args[which][1, 2, 3, 4] = torch.nan
+    found = run(True, *modules, *args)
+    reference = run(False, *modules, *args)
     assert reference['out'].isnan().any()
     for name, wanted in reference.items():
         assert torch.equal(found[name].isnan(), wanted.isnan()), name
 
 
 def test_another_stream_and_a_captured_graph():
-    modules = tail(64)
-    first, second = (maps((8, 64, 28, 28)) for _ in range(2))
+    first, second = (maps((8, 64, 28, 28), torch.float32) for _ in range(2))
     late, stream = [torch.zeros_like(t) for t in first], torch.cuda.Stream()
-    with fused():
-        wanted = take(modules, second)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(100_000_000)  # maps are written late
-            for t, value in zip(late, second):
-                t.copy_(value)
-            found = take(modules, late)
-            take(modules, first)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = take(modules, first)
+    step, norm = tail(64)
+    wanted_of = [*step.parameters(), *norm.parameters()]
+
+    def take(x, c, grad):
+        x, c = x.detach().requires_grad_(), c.detach().requires_grad_()
+        out = step(x, c, norm)
+        return [out.detach(), *torch.autograd.grad(
+            out, (x, c, *wanted_of), grad)]
+    wanted = take(*second)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # maps are written late
+        for t, value in zip(late, second):
+            t.copy_(value)
+        found = take(*late)
+        take(*first)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = take(*first)
     for t, value in zip(first, second):
         t.copy_(value)
     graph.replay()
     torch.cuda.synchronize()
-    for name, t in wanted.items():
-        assert torch.equal(found[name], t), name
-        if name in ('out', 'x', 'c'):
-            assert torch.equal(captured[name], t), name
+    assert all(map(torch.equal, found, wanted))
+    assert all(map(torch.equal, captured[:3], wanted[:3]))
 
 
 def resnet(memory_format=FORMATS[0]):
@@ -248,10 +201,10 @@ def check_network(model, x, wrap=lambda model: model, autocast=None):
     with steps.fused(False):
         reference = gradients(model, x, autocast)
         exact = gradients(copy.deepcopy(model).double(), x.double())
-    model = wrap(model)
-    with fused():
-        found = gradients(model, x, autocast)
-    assert error(found, exact) <= 2 * error(reference, exact) + 3e-2
+    found = gradients(wrap(model), x, autocast)
+    found, reference = (float((got - exact).norm() / exact.norm())
+                        for got in (found, reference))
+    assert found <= 2 * reference + 3e-2
 
 
 @pytest.mark.parametrize('autocast', [None, torch.bfloat16, torch.float16])
@@ -260,38 +213,29 @@ def test_gradients_of_a_network(autocast, memory_format):
     check_network(*resnet(memory_format), autocast=autocast)
 
 
-@pytest.mark.parametrize('reentrant', [False, True])
-def test_checkpoints_of_activations(reentrant):
-    class Kept(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return checkpoint(self.inner, x, use_reentrant=reentrant)
-
-    def wrap(model):
-        for name in ('layer1', 'layer2', 'layer3', 'layer4'):
-            setattr(model, name, Kept(getattr(model, name)))
-        return model
-    check_network(*resnet(), wrap)
+def checkpointed(model, reentrant):
+    for name in ('layer1', 'layer2', 'layer3', 'layer4'):
+        layer = getattr(model, name)
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=reentrant)
+    return model
 
 
-@pytest.mark.parametrize('kind', ['DDP', 'FSDP2'])
-def test_wrapped_for_several_processes(kind):
-    with socket.socket() as server:
-        server.bind(('127.0.0.1', 0))
-        port = server.getsockname()[1]
-    dist.init_process_group(
-        'nccl' if CUDA else 'gloo', rank=0, world_size=1,
-        init_method=f'tcp://127.0.0.1:{port}')
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+    return fully_shard(
+        model, mesh=dist.device_mesh.init_device_mesh(DEVICE, (1, )))
+
+
+@pytest.mark.parametrize('wrap', [
+    partial(checkpointed, reentrant=False),
+    partial(checkpointed, reentrant=True),
+    nn.parallel.DistributedDataParallel, sharded])
+def test_wrapped(wrap, tmp_path):
+    dist.init_process_group('nccl' if CUDA else 'gloo', rank=0, world_size=1,
+                            init_method=f'file://{tmp_path}/store')
     try:
-        if kind == 'DDP':
-            check_network(*resnet(), nn.parallel.DistributedDataParallel)
-        else:
-            from torch.distributed.fsdp import fully_shard
-            check_network(*resnet(), lambda model: fully_shard(
-                model, mesh=dist.device_mesh.init_device_mesh(DEVICE, (1, ))))
+        check_network(*resnet(), wrap)
     finally:
         dist.destroy_process_group()
 
@@ -305,7 +249,7 @@ def test_a_step_that_overflows_changes_nothing():
     for _ in range(2):
         before = nn.utils.parameters_to_vector(model.parameters()).clone()
         optimizer.zero_grad()
-        with fused(), torch.autocast(DEVICE, half):
+        with torch.autocast(DEVICE, half):
             loss = model(x).float().square().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -320,14 +264,12 @@ def test_the_same_twice_and_no_wait_for_the_device(monkeypatch):
     model, x = resnet()
     torch.use_deterministic_algorithms(True)
     try:
-        with fused():
-            first, second = (gradients(model, x) for _ in range(2))
+        first, second = (gradients(model, x) for _ in range(2))
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(first, second)
-    with fused():
-        torch.cuda.set_sync_debug_mode('error')
-        try:
-            model(x).square().mean().backward()
-        finally:
-            torch.cuda.set_sync_debug_mode('default')
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        model(x).square().mean().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode('default')

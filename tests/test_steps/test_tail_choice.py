@@ -10,32 +10,22 @@ import torch.nn as nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as every
-from torch.nn.utils import parametrize, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmstepnet import steps
-from mmstepnet.attentions import CBAM, IEBN, ChannelGate, Plain, StepNet
+from mmstepnet.attentions import CBAM, IEBN, SE, Plain, StepNet
 from mmstepnet.steps import ResidualStep
-from tests.test_steps.cases import (
-    GATES,
-    NORMS,
-    build,
-    build_modes,
-    inputs,
-    run,
-    worst,
-)
+from tests.test_steps.cases import build, inputs, run, worst
 
 
-class Case:
+class Case(nn.Module):
     """A step that is fused as it stands."""
 
     def __init__(self, calls):
-        torch.manual_seed(0)
-        self.calls = calls
+        super().__init__()
+        self.calls, self.args = calls, inputs((3, 4, 3, 3), torch.float32)
         self.step, self.norm = build(StepNet, 4)
         self.step.activation = nn.ReLU()  # PyTorch has no hooks in place
-        self.args = inputs((3, 4, 3, 3), torch.float32)
         self.before = self.take()
         assert calls
 
@@ -43,23 +33,18 @@ class Case:
     def gate(self):
         return self.step.attention
 
-    def part(self, name):
-        return self.norm if name == 'norm' else self.step.get_submodule(name)
-
     def take(self, fused=True):
         self.calls.clear()
         return run(fused, self.step, self.norm, *self.args)
 
-    def expect_reference(self, changed=None):
-        """Its result, and whether that is another one than before."""
+    def expect_reference(self):
+        """Its result."""
         expected = self.take(False)
         found = self.take()
         assert not self.calls
         for key, value in expected.items():
             assert torch.equal(found[key], value), key
-        if changed is not None:
-            assert torch.allclose(found['out'], self.before['out'],
-                                  atol=1e-4) != changed
+        return found
 
     def expect_fused(self):
         assert torch.equal(self.take()['out'], self.before['out'])
@@ -85,29 +70,10 @@ def test_switch(case, monkeypatch):
     assert len(case.calls) == 1
 
 
-class Foreign(nn.Module):
-
-    def forward(self, x, f):
-        return torch.sigmoid(f)
-
-
-class Spread(ChannelGate):
-    pooled = ('x_std', )
-
-    def forward(self, x_std):
-        return torch.sigmoid(x_std)
-
-
 class Times(StepNet):
 
     def forward(self, *means):
         return super().forward(*means) * 0.5
-
-
-class Half(nn.Module):
-
-    def forward(self, weight):
-        return weight * 0.5
 
 
 class Logged(torch.Tensor):
@@ -123,7 +89,7 @@ def norm_without(**changes):
 
 def as_subclass(owner, name):
     def change(case):
-        module = case.part(owner)
+        module = case.get_submodule(owner)
         tensors = (module._parameters if name in module._parameters
                    else module._buffers)
         tensors[name] = tensors[name].detach().as_subclass(Logged)
@@ -136,31 +102,25 @@ def transpose_pair(case):
 
 
 OTHERS = {
-    **{f'norm {type(norm).__name__}': dict(norm=norm) for norm in (
+    **{f'norm {i}': {'norm': norm} for i, norm in enumerate((
         nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), IEBN(4),
-        nn.SyncBatchNorm(4).eval())},
-    'no affine': dict(norm=nn.BatchNorm2d(4, affine=False)),
-    'no bias': dict(norm=norm_without(bias=None)),
-    'no momentum': dict(norm=norm_without(momentum=None)),
-    'no count': dict(norm=norm_without(num_batches_tracked=None)),
-    'no statistics': dict(norm=norm_without(
-        running_mean=None, running_var=None)),
-    **{f'attention {type(gate).__name__}': dict(attention=gate) for gate in (
-        CBAM(4), Foreign(), Plain(4), Spread(4), Times(4), None)},
-    **{f'inputs {name}': dict(attention=StepNet(4, inputs=name))
-       for name in ('x', 'x_next', 'difference')},
-    **{f'bn {type(bn).__name__}': dict(bn=bn) for bn in (
+        nn.SyncBatchNorm(4).eval(), nn.BatchNorm2d(4, affine=False),
+        norm_without(bias=None), norm_without(momentum=None),
+        norm_without(num_batches_tracked=None),
+        norm_without(running_mean=None, running_var=None)))},
+    **{f'attention {i}': {'step.attention': gate} for i, gate in enumerate((
+        CBAM(4), SE(4), Plain(4), Times(4), None, *(
+            StepNet(4, inputs=name)
+            for name in ('x', 'x_next', 'difference'))))},
+    **{f'bn {type(bn).__name__}': {'step.attention.bn': bn} for bn in (
         nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4))},
-    'ReLU6': dict(activation=nn.ReLU6()),
-    'drop path': dict(drop_path=nn.Dropout2d(0.0)),
+    'ReLU6': {'step.activation': nn.ReLU6()},
+    'drop path': {'step.drop_path': nn.Dropout2d(0.0)},
     **{f'{owner}.{name} of a subclass': as_subclass(owner, name)
        for owner, name in (
-           ('attention', 'ie_weight'), ('attention.bn', 'weight'),
-           ('attention.bn', 'running_mean'), ('norm', 'bias'),
+           ('step.attention', 'ie_weight'), ('step.attention.bn', 'weight'),
+           ('step.attention.bn', 'running_mean'), ('norm', 'bias'),
            ('norm', 'running_var'), ('norm', 'num_batches_tracked'))},
-    'parametrized': lambda case: parametrize.register_parametrization(
-        case.gate, 'ie_weight', Half()),
-    'pruned': lambda case: prune.l1_unstructured(case.norm, 'weight', 0.5),
     'not dense': transpose_pair,
 }
 
@@ -171,9 +131,9 @@ def test_other_parts(other, case):
     if callable(change):
         change(case)
     for name, part in change.items() if isinstance(change, dict) else ():
-        owner = dict(norm=case, bn=case.gate).get(name, case.step)
-        setattr(owner, name, copy.deepcopy(part))
-    if 'pruned' in other or 'subclass' in other:  # which do not copy
+        owner, _, name = name.rpartition('.')
+        setattr(case.get_submodule(owner), name, copy.deepcopy(part))
+    if 'subclass' in other:  # which does not copy
         case.calls.clear()
         case.step(*case.args[:2], case.norm).sum().backward()
         assert not case.calls
@@ -183,7 +143,7 @@ def test_other_parts(other, case):
 
 def test_other_maps(case):
     x, c, _ = case.args
-    case.step.eval(), case.norm.eval()
+    case.eval()
     case.calls.clear()
     for maps in ((x.double(), c), (x[:1], c), (x[:0], c[:0]),
                  (x.as_subclass(Logged), c), (x, c.as_subclass(Logged))):
@@ -205,7 +165,7 @@ def test_errors_are_those_of_the_reference_path(norm, training, case):
 
 
 def test_transforms(case):
-    case.step.eval(), case.norm.eval()
+    case.eval()
     x, c, _ = case.args
 
     def take(x):
@@ -226,7 +186,8 @@ def test_transforms(case):
     assert len(case.calls) == 2
 
 
-PARTS = 'norm', 'attention', 'attention.bn', 'activation', 'drop_path'
+PARTS = ('norm', 'step.attention', 'step.attention.bn', 'step.activation',
+         'step.drop_path')
 
 
 def halved(forward):
@@ -240,7 +201,7 @@ def halved(forward):
 @pytest.mark.parametrize('part', PARTS)
 def test_a_forward_that_somebody_set(part, case, monkeypatch):
     """On an object, or on a class."""
-    module = case.part(part)
+    module = case.get_submodule(part)
     module.forward = halved(module.forward)
     # A copy calls the first one's forward: only the results are compared.
     expected = case.take(False)['out']
@@ -248,124 +209,64 @@ def test_a_forward_that_somebody_set(part, case, monkeypatch):
     del module.forward
     with monkeypatch.context() as patch:
         patch.setattr(type(module), 'forward', halved(type(module).forward))
-        case.expect_reference(changed=True)
+        found = case.expect_reference()
+        assert not torch.allclose(found['out'], case.before['out'], atol=1e-4)
     case.expect_fused()
 
 
-@pytest.mark.parametrize('part', [*PARTS, 'every module'])
 @pytest.mark.parametrize('kind', [
     'forward_hook', 'forward_pre_hook', 'full_backward_hook',
     'full_backward_pre_hook'])
+@pytest.mark.parametrize('part', [*PARTS, None])
 def test_hooks(part, kind, case):
-    """They are called as often as without the fused step.
+    """On a part or on every module: called as often as in the reference.
 
     In training a gate does not call its BN itself, see ``normalise``.
     """
-    case.step.eval(), case.norm.eval()
+    case.eval()
     case.before, seen = case.take(), []
-    handle = (getattr(every, f'register_module_{kind}')
-              if part == 'every module' else
-              getattr(case.part(part), f'register_{kind}'))(
-                  lambda *args: seen.append(type(args[0])))
+    register = (getattr(every, f'register_module_{kind}') if part is None else
+                getattr(case.get_submodule(part), f'register_{kind}'))
+    handle = register(lambda *args: seen.append(type(args[0])))
     try:
-        case.expect_reference(changed=False)
+        found = case.expect_reference()
+        torch.testing.assert_close(found['out'], case.before['out'])
     finally:
         handle.remove()
-    kind = nn.BatchNorm1d if part == 'every module' else type(case.part(part))
-    assert seen.count(kind) == 2
+    assert seen.count(type(case.get_submodule(part or 'norm'))) == 2
     case.expect_fused()
 
 
 def test_buffers_and_values_are_read_at_every_step(case):
     """Nothing that somebody changes between steps is kept."""
     gate, norm = case.gate, case.norm
-    for change in (lambda: setattr(gate, 'scale', 0.5),
-                   lambda: setattr(gate.bn, 'eps', 0.1),
-                   lambda: setattr(gate.bn, 'momentum', 0.7),
-                   lambda: setattr(norm, 'eps', 0.1),
-                   lambda: setattr(norm, 'weight', nn.Parameter(
-                       torch.rand(4))),
-                   lambda: gate.bn.train(False), lambda: norm.train(False),
-                   lambda: setattr(norm, 'running_var', torch.rand(4))):
-        change()
+    for owner, name, value in (
+            (gate, 'scale', 0.5), (gate.bn, 'eps', 0.1),
+            (gate.bn, 'momentum', 0.7), (norm, 'eps', 0.1),
+            (norm, 'weight', nn.Parameter(torch.rand(4))),
+            (gate.bn, 'training', False), (norm, 'training', False),
+            (norm, 'running_var', torch.rand(4))):
+        setattr(owner, name, value)
         found = case.take()
         assert case.calls
         error, name = worst(found, case.take(False))
         assert error < 1e-5, name
 
 
-def test_accelerate(calls):
-    """Its hooks set forward; the gate's gradients once were exactly 0."""
-    hooks = pytest.importorskip('accelerate.hooks')
-    step, norm = build(StepNet, 4)
-    x, c, grad = inputs((3, 4, 3, 3), torch.float32)
-    wanted = run(True, step, norm, x, c, grad)
-    assert len(calls) == 1
-    model = nn.ModuleDict({'step': step, 'norm': norm})
-    hooks.attach_align_device_hook(model, execution_device='cpu')
-    step(x, c, norm).backward(grad)
-    assert len(calls) == 1
-    for name, parameter in step.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, wanted[f'step.{name}'], rtol=1e-4, atol=1e-5)
-
-
-def with_views(module):
-    """Put views of one flat parameter in place of parameters, as FSDP."""
-    named = [(m, name, p) for m in module.modules()
-             for name, p in list(m._parameters.items())]
-    flat = nn.Parameter(torch.cat([p.detach().flatten() for *_, p in named]))
-    parts = flat.split([p.numel() for *_, p in named])
-    for (owner, name, p), part in zip(named, parts):
-        del owner._parameters[name]
-        setattr(owner, name, part.view(p.shape))
-    return flat
-
-
-@pytest.mark.parametrize('whose', ['gate', 'norm'])
-def test_views_of_fsdp_get_their_gradients(whose, calls):
-    step, norm = build_modes('batch', 'batch')
-    x, c, grad = inputs((3, 6, 5, 4))
-    wanted = run(False, step, norm, x, c, grad)
-    module, prefix = dict(gate=(step.attention, 'step.attention.'),
-                          norm=(norm, 'norm.'))[whose]
-    names = [prefix + name for name, _ in module.named_parameters()]
-    flat = with_views(module)
-    step(x, c, norm).backward(grad)
-    torch.testing.assert_close(
-        flat.grad, torch.cat([wanted[name].flatten() for name in names]))
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize('norm', NORMS)
-@pytest.mark.parametrize('gate', GATES)
-def test_observers_are_told_what_the_reference_path_tells(norm, gate, calls):
-    """Of a step that stays fused, and gives what it gives unobserved."""
-    step, norm = build_modes(norm, gate)
-    x, c, grad = inputs((3, 6, 5, 4))
-    unobserved = run(True, step, norm, x, c, grad)
-    twin, seen = copy.deepcopy((step, norm)), []
-    step.observe(lambda *args: seen.append(args[1:]))
-    out = step(x, c, norm)
-    assert torch.equal(out, unobserved['out']) and len(calls) == 2
-    for key, value in step.named_buffers():
-        assert torch.equal(value, unobserved[f'step.{key}'])
-    twin[0].observe(lambda *args: seen.append(args[1:]))
-    with steps.fused(False):
-        twin[0](x, c, twin[1])
-    for found, wanted in zip(*seen):
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    assert seen[0][0] is x and seen[0][3] is out
-
-
-def test_a_mode_does_not_change_the_path(case):
-    """Which a checkpoint takes again without the mode."""
+def test_a_mode_or_an_observer_does_not_change_the_path(case):
+    """Which a checkpoint takes again without either."""
     class Silent(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
     for mode in (nullcontext(), Silent(), torch.device('cpu')):
         with mode:
             case.expect_fused()
+    handle, seen = case.step.observe(lambda *args: seen.append(args)), []
+    out = case.step(*case.args[:2], case.norm)
+    handle.remove()
+    (_, x, *_, told), = seen
+    assert x is case.args[0] and told is out
+    assert torch.equal(out, case.before['out'])
 
 
 def test_functions_in_place_of_modules(calls):

@@ -1,6 +1,7 @@
 """Graphs, derivatives of both orders and memory of the fused step."""
 
 import gc
+import itertools
 
 import pytest
 import torch
@@ -20,8 +21,6 @@ from tests.test_steps.cases import (
     build_modes,
     inputs,
     randomise,
-    run,
-    worst,
 )
 
 
@@ -29,7 +28,6 @@ from tests.test_steps.cases import (
 @pytest.mark.parametrize('gate', GATES)
 @pytest.mark.parametrize('relu', [True, False])
 def test_derivatives_of_both_orders(norm, gate, relu, calls):
-    torch.manual_seed(0)
     step, norm = build_modes(norm, gate, 2, relu)
     modules = nn.ModuleList([step, norm] if norm is not None else [step])
     names = [name for name, _ in modules.named_parameters()]
@@ -95,44 +93,35 @@ def test_a_step_is_freed_after_the_backward(calls):
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)
-def test_whatever_is_wanted(memory_format, calls):
-    """Graphs that are kept, some gradients, a state that needs none."""
-    torch.manual_seed(0)
-    step, norm = build_modes('batch', 'batch')
+@pytest.mark.parametrize('needs_x, needs_c, frozen', [
+    *itertools.product([True, False], [True, False], [False]),
+    (True, True, True), (False, True, True)])
+def test_whatever_is_wanted(needs_x, needs_c, frozen, memory_format, calls):
+    """Some gradients, twice; what the step was given is left alone.
+
+    Frozen norms and gates are what detectors have.
+    """
+    mode = 'running' if frozen else 'batch'
+    step, norm = build_modes(mode, mode)
     x, c, grad = inputs((3, 6, 3, 3), memory_format=memory_format)
-    for needs_x, needs_c in ((True, True), (False, True), (True, False),
-                             (False, False)):
-        results = []
-        for fused in (True, False):
-            a = x.clone().requires_grad_(needs_x)
-            b = c.clone().requires_grad_(needs_c)
-            with steps.fused(fused):
-                out = step(a, b, norm)
-            wanted = [t for t in (a, b) if t.requires_grad]
-            wanted += [norm.weight, step.attention.pair_weight]
-            first = torch.autograd.grad(out, wanted[-1:], grad,
-                                        retain_graph=True)
-            again = [torch.autograd.grad(out, wanted, grad, retain_graph=True)
-                     for _ in range(2)]
-            for u, v in zip(*again):
-                assert torch.equal(u, v)
-            torch.testing.assert_close(first[0], again[0][-1])
-            results.append(again[0])
-        for u, v in zip(*results):
-            torch.testing.assert_close(u, v, rtol=1e-10, atol=1e-12)
-    assert len(calls) == 4
-
-
-@pytest.mark.parametrize('relu', [True, False])
-def test_what_it_is_given_is_left_alone(relu, calls):
-    modules = build_modes('batch', 'batch', relu=relu)
-    x, c, grad = inputs((3, 6, 3, 3))
     kept = [t.clone() for t in (x, c, grad)]
-    modules[0](x.requires_grad_(), c.requires_grad_(),
-               modules[1]).backward(grad)
-    for tensor, before in zip((x, c, grad), kept):
-        assert torch.equal(tensor, before)
-    assert calls
+    x.requires_grad_(needs_x), c.requires_grad_(needs_c)
+    wanted = [t for t in (x, c) if t.requires_grad]
+    if frozen:
+        step.requires_grad_(False), norm.requires_grad_(False)
+    else:
+        wanted += [norm.weight, step.attention.pair_weight]
+    results = []
+    for fused in (True, False):
+        with steps.fused(fused):
+            out = step(x, c, norm)
+        first, again = (torch.autograd.grad(
+            out, wanted, grad, retain_graph=True) for _ in range(2))
+        assert all(map(torch.equal, first, again))
+        results.append(first)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+    assert all(map(torch.equal, (x, c, grad), kept))
+    assert len(calls) == 1
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 2),
@@ -153,16 +142,15 @@ def test_steps_of_many_sizes_before_one_backward(calls):
 
 def test_gradients_of_many_directions_at_once(calls):
     """As Jacobians are computed."""
-    modules = build_modes('batch', 'batch', 2)
+    step, norm = build_modes('batch', 'batch', 2)
     x, c, _ = inputs((3, 2, 2, 2))
-    c.requires_grad_()
-    basis = torch.eye(c.numel(), dtype=c.dtype).view(-1, *c.shape)
+    basis = torch.eye(c.requires_grad_().numel(), dtype=c.dtype)
     found = []
     for fused in (True, False):
         with steps.fused(fused):
-            out = modules[0](x, c, modules[1])
-        found.append(torch.autograd.grad(out, c, basis,
-                                         is_grads_batched=True)[0])
+            out = step(x, c, norm)
+        found += torch.autograd.grad(out, c, basis.view(-1, *c.shape),
+                                     is_grads_batched=True)
     torch.testing.assert_close(*found)
     assert len(calls) == 1
 
@@ -192,21 +180,3 @@ def test_memory_for_the_backward(memory_format, calls):
     assert not calls
     assert plain <= saved(StepNet) <= plain + 3 * vectors
     assert len(calls) == 3
-
-
-def test_compiled_autograd(calls):
-    """Its tracer reads the backward of a forward that ran eagerly."""
-    compiled_autograd = pytest.importorskip('torch._dynamo.compiled_autograd')
-    if not hasattr(compiled_autograd, '_enable'):
-        pytest.skip('this PyTorch names its switch otherwise')
-    torch.manual_seed(0)
-    step, norm = build(StepNet, 6)
-    x, c, grad = inputs((3, 6, 5, 4), torch.float32)
-    expected = run(True, step, norm, x, c, grad)
-    torch.compiler.reset()
-    with compiled_autograd._enable(
-            lambda graph: torch.compile(graph, backend='eager')):
-        got = run(True, step, norm, x, c, grad)
-    error, name = worst(got, expected)
-    assert error < 1e-6, name
-    assert len(calls) == 2

@@ -7,19 +7,22 @@ derivatives for weight and bias are such sums; and N contiguous images of C
 channels are one image of N C channels as well, see :func:`_views`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmstepnet.precision import accumulation_dtype
 
-from . import formulas
-from .formulas import ATEN, Parameters, Saved, TailSpec, constants
+from .function import TailSpec
+
+ATEN = torch.ops.aten
 
 
-def forward(spec: TailSpec, x: Tensor, c: Tensor,
-            learned: Parameters) -> tuple[Tensor, Saved]:
+def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
+            ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Take the tail; running statistics are updated.
 
     Args:
@@ -27,35 +30,58 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor,
         x (Tensor): State, (N, C, H, W).
         c (Tensor): Output of the branch's convolution, likewise, in the same
             memory format.
-        learned (Parameters): Its parameters.
+        learned (Sequence): Its parameters, as :class:`.function.Tail` has
+            them.
 
     Returns:
         tuple: The result, and what :func:`backward` needs.
     """
-    wide = accumulation_dtype(c.dtype)
-    learned, out = Parameters(*(t.to(wide) for t in learned)), None
-    if not spec.norm.batch:
-        mean, var = spec.norm.mean.to(wide), spec.norm.var.to(wide)
-        centred = c.mean((2, 3), dtype=wide) - mean
-    elif c.is_contiguous():
+    norm, gate, k, relu = spec
+    wide, out = accumulation_dtype(c.dtype), None
+    weight, bias, pair_weight, gate_weight, gate_bias, ie_weight, ie_bias = (
+        t.to(wide) for t in learned)
+    if norm.batch and c.is_contiguous():
         out, mean, var, centred = _moments(c, wide)
     else:
-        given = None, None
-        if c.dtype != wide:  # without them moments are rounded to c's dtype
-            given = constants(c.shape[1], wide, c.device)
-        mean, var = torch.batch_norm_update_stats(c, *given, 0.)
+        if norm.batch:  # without constants rounded to c's dtype
+            given = (None, None) if c.dtype == wide else constants(
+                c.shape[1], wide, c.device)
+            mean, var = torch.batch_norm_update_stats(c, *given, 0.)
+        else:
+            mean, var = norm.mean.to(wide), norm.var.to(wide)
         centred = c.mean((2, 3), dtype=wide) - mean
-    scale, shift, saved = formulas.forward(
-        spec, learned, x.mean((2, 3), dtype=wide), mean, var, centred,
-        c.numel() // c.shape[1])
-    shift = torch.addcmul(shift, mean, scale, value=-1)
+    norm.update(mean, var, c.numel() // c.shape[1])
+    rstd = (var + norm.eps).rsqrt()
+    a = weight * rstd
+    x_mean = x.mean((2, 3), dtype=wide)
+    pair = torch.stack(
+        (x_mean, x_mean + torch.addcmul(bias, centred, a)), 2)
+    z = (pair * pair_weight).sum(2)
+    running: Any = (t if t is None else t.to(wide, copy=gate.batch)
+                    for t in (gate.mean, gate.var))
+    mean_z, var_z = running
+    y, z_mean, z_rstd = torch.native_batch_norm(
+        z, gate_weight, gate_bias, mean_z, var_z, gate.batch, gate.momentum,
+        gate.eps)
+    if not gate.batch:
+        z_mean, z_rstd = mean_z, var_z
+    elif gate.count is not None:
+        gate.count.add_(1)
+        finite = var_z < torch.inf  # as in attentions.base.normalise
+        for running, now in ((gate.mean, mean_z), (gate.var, var_z)):
+            running.copy_(torch.where(finite, now, running))
+    sigmoid = torch.sigmoid(torch.addcmul(ie_bias, y, ie_weight))
+    step = sigmoid * k
+    scale = step * a
+    shift = torch.addcmul(step * bias, mean, scale, value=-1)
     out = _affine(c, scale, shift, out).add_(x)
-    return (out.relu_() if spec.relu else out), saved
+    return out.relu_() if relu else out, (
+        mean, rstd, a, centred, pair, z, z_mean, z_rstd, sigmoid, step, scale)
 
 
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Parameters, saved: Iterable[Tensor],
-             ) -> tuple[Tensor, Tensor, Parameters]:
+             learned: Sequence[Tensor], saved: Sequence[Tensor],
+             ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """The derivatives of :func:`forward`.
 
     Args:
@@ -63,27 +89,56 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
         grad (Tensor): Gradient of the result, (N, C, H, W).
         out (Tensor, optional): The result; None where it was not rectified.
         c (Tensor): Output of the branch's convolution.
-        learned (Parameters): Its parameters.
-        saved (Iterable): What the forward returned.
+        learned (Sequence): Its parameters.
+        saved (Sequence): What the forward returned.
 
     Returns:
         tuple: dx, dc and the gradients of the parameters.
     """
-    saved = Saved(*saved)
-    mean, scale = saved.mean, saved.scale
+    (mean, rstd, a, centred, pair, z, z_mean, z_rstd, sigmoid, step,
+     scale) = saved
+    _, bias, pair_weight, gate_weight, gate_bias, ie_weight, _ = (
+        t.to(scale.dtype) for t in learned)
+    images, pixels = len(c), c.shape[2] * c.shape[3]
     masked = grad if out is None else ATEN.threshold_backward(grad, out, 0)
-    slope, offset, x_offset, d_learned = formulas.backward(
-        spec, Parameters(*(t.to(scale.dtype) for t in learned)), saved,
-        *_sums(masked, c, mean), c.shape[2] * c.shape[3])
-    d_c = _affine(masked, scale, offset)
-    if slope is not None and c.dtype == scale.dtype:  # without cancelling
-        d_c.addcmul_(c - mean[:, None, None], slope[:, None, None])
-    elif slope is not None:
-        slope = slope.expand_as(scale)
-        d_c.add_(_affine(c, slope, -mean * slope))
-    x_offset = x_offset.to(c.dtype)[..., None, None]
-    d_x = masked + x_offset if out is None else masked.add_(x_offset)
-    return d_x, d_c, d_learned
+    total, product = _sums(masked, c, mean)
+    d_step = torch.addcmul(total * bias, product, a)
+    d_logits = ATEN.sigmoid_backward(d_step * spec.k, sigmoid)
+    # It takes z's mean and 1/deviation, or where they are running ones its
+    # mean and variance, as its mode asks for.
+    d_z, by_z, d_ie_bias = ATEN.native_batch_norm_backward(
+        d_logits, z, gate_weight * ie_weight, z_mean, z_rstd, z_mean, z_rstd,
+        spec.gate.batch, spec.gate.eps, (True, True, True))
+    d_f = d_z * pair_weight[:, 1]
+    d_bias = torch.addcmul(d_f, total, step).sum(0)
+    d_weight = torch.addcmul(d_f * centred, product, step).sum(0) * rstd
+    per_pixel = a / pixels
+    if spec.norm.batch:  # of μ, which σ² does not depend on
+        d_f.sub_(d_bias, alpha=1 / images)
+    d_c = _affine(masked, scale, d_f * per_pixel)
+    if spec.norm.batch:  # of σ², times 2 / (N S)
+        slope = d_weight * rstd * per_pixel / -images
+        if c.dtype == slope.dtype:  # without cancelling
+            d_c.addcmul_(c - mean[:, None, None], slope[:, None, None])
+        else:
+            slope = slope.expand_as(scale)
+            d_c.add_(_affine(c, slope, -mean * slope))
+    x_offset = (d_z * (pair_weight.sum(1) / pixels)).to(c.dtype)
+    d_x = (masked + x_offset[..., None, None] if out is None else
+           masked.add_(x_offset[..., None, None]))
+    return d_x, d_c, (
+        d_weight, d_bias, (pair * d_z[..., None]).sum(0), by_z * ie_weight,
+        d_ie_bias * ie_weight,
+        torch.addcmul(d_ie_bias * gate_bias, by_z, gate_weight), d_ie_bias)
+
+
+@cache
+def constants(size: int, dtype: torch.dtype,
+              device: torch.device) -> tuple[Tensor, Tensor]:
+    """Zeros and ones; to make them anew takes longer than small maps do."""
+    with torch.inference_mode(False):
+        return (torch.zeros(size, dtype=dtype, device=device),
+                torch.ones(size, dtype=dtype, device=device))
 
 
 def _views(maps: Tensor) -> tuple[Tensor, ...]:
@@ -127,14 +182,13 @@ def _affine(maps: Tensor, scale: Tensor, shift: Tensor,
 
 def _sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of g and of g (c - centre), (N, C) each."""
-    views, shape = _views(c), c.shape[:2]
-    if len(views) < len(c):
-        centre = centre.expand(shape).reshape(-1)
-    _, one = constants(len(centre), centre.dtype, c.device)
+    views = _views(c)
+    _, one = constants(views[0].shape[1], centre.dtype, c.device)
+    centres = centre.expand(c.shape[:2]).reshape(len(views), -1)
     found = [ATEN.native_batch_norm_backward(
-        g, view, None, centre, one, None, None, False, 0.,
-        (False, True, True))[:0:-1] for g, view in zip(_views(grad), views)]
-    total, product = found[0] if len(found) == 1 else map(
-        torch.cat, zip(*found))
-    return (total.view(shape).to(one.dtype),
-            product.view(shape).to(one.dtype))
+        g, view, None, about, one, None, None, False, 0.,
+        (False, True, True))[:0:-1]
+        for g, view, about in zip(_views(grad), views, centres)]
+    total, product = (torch.cat(parts).view(c.shape[:2]).to(one.dtype)
+                      for parts in zip(*found))
+    return total, product

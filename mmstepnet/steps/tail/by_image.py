@@ -13,46 +13,37 @@ mean and variance of c there,
     \mathrm{GAP}(f) = (M - \mu) a + \beta, \quad
     f \otimes \Delta t = (c - \mu)\,\Delta t\,a + \Delta t\,\beta
 
-with a and β as in :mod:`.formulas`.
+with a and β as in :mod:`.function`.
 """
 
 from typing import Any
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.attentions import choose_step
 from mmstepnet.attentions.pooling import EPS
 from mmstepnet.precision import accumulation_dtype
-from mmstepnet.torch_version import is_exporting
 
-from .formulas import update
-from .reading import are_all_hooked, read_norm
+from .function import Norm
 
 
-def scale_by_image(attention: Any, x: Tensor, c: Tensor,
-                   norm: nn.Module | None) -> Tensor | None:
+def scale_by_image(attention: Any, x: Tensor, c: Tensor, how: Norm,
+                   weight: Tensor, bias: Tensor) -> Tensor:
     """Scale f = norm(c), which is never formed, by the step Δt.
 
     Args:
-        attention (nn.Module): What chooses the step.
+        attention (nn.Module): The channel gate that chooses the step.
         x (Tensor): State x_t, (N, C, H, W).
         c (Tensor): Output of the branch's convolution, likewise.
-        norm (nn.Module, optional): The norm behind it, in any mode.
+        how (Norm): What the norm behind it does, in any mode.
+        weight (Tensor): Its γ, (C,).
+        bias (Tensor): Its β, (C,).
 
     Returns:
-        Tensor: f ⊗ Δt; None where the attention is no channel gate or the
-        norm no BN, and for exporters, who know BN and pooling by name.
+        Tensor: f ⊗ Δt.
     """
-    count = c.numel() // c.shape[1]
-    read = None if is_exporting() or are_all_hooked() or c.ndim != 4 else (
-        read_norm(norm, nn.BatchNorm2d, c.shape[1], count))
-    if read is None or not isinstance(
-            getattr(attention, 'pooled', None), tuple):
-        return None
-    wide, (how, weight, bias) = accumulation_dtype(c.dtype), read
-    var: Any = None if how.var is None else how.var.to(wide)
+    wide = accumulation_dtype(c.dtype)
     weight, bias = weight.to(wide), bias.to(wide)
     maps, centre = c.to(wide), torch.zeros_like(bias)
     # Sums are about a value near μ, as a thousand deviations cost digits. No
@@ -65,7 +56,10 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor,
     if how.batch:
         var, centre = torch.var_mean(mean, 0, correction=0)
         var = variance.mean(0) + var
-        update(how, near + centre.detach(), var.detach(), count)
+        how.update(near + centre.detach(), var.detach(),
+                   c.numel() // len(near))
+    else:
+        var = how.var.to(wide)
     a = weight * (var + how.eps).rsqrt()
     step = choose_step(attention, x, maps, {
         'f_mean': (mean - centre) * a + bias,

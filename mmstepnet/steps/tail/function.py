@@ -1,8 +1,39 @@
-"""The tail of a residual block as one differentiable function."""
+r"""The tail of a residual block as one differentiable function, by hand.
 
-from collections.abc import Sequence
+With c the output of the branch's convolution and x the state, for each image
+n and channel, the passes give the means X of x and M of c, and v, the mean of
+(c - M)^2 over the pixels. Then, with N images and S pixels,
+
+.. math::
+    \mu &= \mathrm{mean}_n M, \quad
+    \sigma^2 = \mathrm{mean}_n (v + (M - \mu)^2), \quad
+    r = (\sigma^2 + \epsilon)^{-1/2}, \quad a = \gamma r \\
+    F &= (M - \mu) a + \beta \quad (= \mathrm{GAP}(f)), \qquad
+    z = w_0 X + w_1 (X + F) \\
+    \hat z &= (z - m) \rho, \quad y = \hat z\, \gamma' + \beta', \quad
+    \Delta t = k\, \sigma(W_{IE}\, y + b_{IE}) \\
+    x_{t+1} &= \mathrm{relu}(x + (c - \mu)\,\mathrm{scale} +
+    \mathrm{shift}), \quad \mathrm{scale} = \Delta t\, a, \quad
+    \mathrm{shift} = \Delta t\, \beta
+
+where m and ρ are mean and 1/deviation of z over the images. Each of both
+norms may take its running statistics in place of the batch's. One that is
+missing is one that changes nothing: of running statistics 0 and 1 and ε = 0.
+Backward, with g the gradient where the result is positive, the
+passes give G = Σ g and P = Σ g (c - μ) over the pixels, hence Σ g f = P a +
+G β, from which all other derivatives follow. They end in
+
+.. math::
+    \mathrm{d}x = g + \mathrm{d}X / S, \qquad
+    \mathrm{d}c = g\,\mathrm{scale} + (c - \mu)\,\mathrm{slope} +
+    \mathrm{offset}
+
+StepNet: ICCV 2023, §2.5 and Appendix F.
+"""
+
+from collections import namedtuple
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,49 +43,80 @@ from torch.autograd import Function
 from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import is_batched
 
-from .formulas import Parameters, TailSpec
+
+class Norm(NamedTuple):
+    """How a BN normalises."""
+
+    batch: bool
+    """By the statistics of the batch; else by its running ones."""
+    eps: float
+    mean: Any = None
+    """Running mean, a tensor (C,); None where it is not taken or updated."""
+    var: Any = None
+    count: Tensor | None = None
+    """Of batches seen; None where no running statistics are updated."""
+    momentum: float = 0.
+
+    @property
+    def used(self) -> tuple[Tensor | None, Tensor | None]:
+        """Mean and variance that are given; None for those of the batch."""
+        return (None, None) if self.batch else (self.mean, self.var)
+
+    def update(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Move the running statistics towards those of so many values."""
+        if self.count is not None:
+            kind, part = self.mean.dtype, self.momentum / (count - 1)
+            self.mean.lerp_(mean.to(kind), self.momentum)
+            self.var.lerp_(var.to(kind), self.momentum).add_(var, alpha=part)
+            self.count.add_(1)
+
+
+TailSpec = namedtuple('TailSpec', 'norm gate k relu')
+"""What a tail does, beside the tensors that may have gradients: the
+:class:`Norm` of the block and of the gate, k, and whether it is rectified."""
 
 
 class Tail(Function):
     r"""``relu(x + gate(x, f) * f)`` with ``f = norm(c)``, StepNet's gate.
 
     f is never formed. Saved are x, c and the result, which their neighbours
-    keep anyway, and vectors.
+    keep anyway, and vectors. What is learned comes as γ, β, w (C, 2), γ', β',
+    W_IE and b_IE, the others (C,).
     """
 
     @staticmethod
     def forward(ctx: Any, passes: ModuleType, spec: TailSpec, x: Tensor,
                 c: Tensor, *learned: Tensor) -> Tensor:
         """Take the tail, see :func:`.aten.forward`."""
-        out, saved = passes.forward(spec, *same_format(c, x),
-                                    Parameters(*learned))
+        out, saved = passes.forward(spec, *same_format(c, x), learned)
         ctx.spec, ctx.passes = spec, passes
-        ctx.save_for_backward(x, c, out if spec.relu else None,
-                              *spec.running, *learned, *saved)
+        # Running statistics are saved so that autograd notices a change.
+        ctx.save_for_backward(*spec.norm.used, *spec.gate.used, x, c, *learned,
+                              out if spec.relu else None, *saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Pass the gradient on, see :func:`.aten.backward`."""
-        x, c, out, *rest = ctx.saved_tensors
-        running, learned, saved = rest[:4], rest[4:11], rest[11:]
+        _, _, _, _, *kept = ctx.saved_tensors  # once, for a checkpoint
+        inputs, out, saved = kept[:9], kept[9], kept[10:]
         needed = ctx.needs_input_grad[2:]
         # Derivatives of second order, and several gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
             # Views, for c may come from x, whose derivative is wanted here.
             with torch.enable_grad():
-                inputs = [t.view_as(t) for t in (x, c, *learned)]
-                *_, again = evaluate(ctx.spec, running, *inputs)
+                inputs = [t.view_as(t) for t in inputs]
+                *_, again = evaluate(ctx.spec, *inputs)
             found = iter(torch.autograd.grad(
                 again, [t for t, n in zip(inputs, needed) if n], grad,
                 create_graph=torch.is_grad_enabled(), allow_unused=True))
             return None, None, *(next(found) if n else None for n in needed)
+        _, c, *learned = inputs
         d_x, d_c, d_learned = ctx.passes.backward(
-            ctx.spec, *same_format(c, grad, out), Parameters(*learned), saved)
+            ctx.spec, *same_format(c, grad, out), learned, saved)
         return None, None, *(
-            None if not n else d if d.dtype == t.dtype else d.to(t.dtype)
-            for d, t, n in zip((d_x, d_c, *d_learned), (x, c, *learned),
-                               needed))
+            d.to(t.dtype) if n else None
+            for d, t, n in zip((d_x, d_c, *d_learned), inputs, needed))
 
 
 def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
@@ -67,14 +129,12 @@ def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
                  for t in (*others, c))
 
 
-def evaluate(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
-             c: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def evaluate(spec: TailSpec, x: Tensor, c: Tensor,
+             *learned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tail by operations whose gradients have gradients.
 
     Args:
-        spec (TailSpec): What it does.
-        running (Sequence): Mean and variance of the block's norm and of the
-            gate's, None for those of the batch. None are updated.
+        spec (TailSpec): What it does. No running statistics are updated.
         x (Tensor): State, (N, C, H, W).
         c (Tensor): Output of the branch's convolution.
         *learned (Tensor): Parameters.
@@ -84,16 +144,17 @@ def evaluate(spec: TailSpec, running: Sequence[Tensor | None], x: Tensor,
         and the result.
     """
     wide = accumulation_dtype(c.dtype)
-    own = Parameters(*(t.to(wide) for t in learned))
-    mean, var, mean_z, var_z = (t if t is None else t.to(wide)
-                                for t in running)
-    f = F.batch_norm(c.to(wide), mean, var, own.weight, own.bias,
-                     spec.norm.batch, 0., spec.norm.eps)
+    weight, bias, pair, gate_weight, gate_bias, ie_weight, ie_bias = (
+        t.to(wide) for t in learned)
+
+    def normalise(values, norm, weight, bias):
+        mean, var = (t if t is None else t.to(wide) for t in norm.used)
+        return F.batch_norm(values, mean, var, weight, bias, norm.batch, 0.,
+                            norm.eps)
+    f = normalise(c.to(wide), spec.norm, weight, bias)
     x_mean = x.mean((2, 3), dtype=wide)
-    pair = torch.stack((x_mean, x_mean + f.mean((2, 3))), 2)
-    y = F.batch_norm((pair * own.pair).sum(2), mean_z, var_z, own.gate_weight,
-                     own.gate_bias, spec.gate.batch, 0., spec.gate.eps)
-    step = spec.k * torch.sigmoid(y * own.ie_weight + own.ie_bias)
-    step = step[..., None, None]
+    states = torch.stack((x_mean, x_mean + f.mean((2, 3))), 2)
+    y = normalise((states * pair).sum(2), spec.gate, gate_weight, gate_bias)
+    step = spec.k * torch.sigmoid(y * ie_weight + ie_bias)[..., None, None]
     out = x + f * step
     return f, step, (out.relu() if spec.relu else out).to(c.dtype)

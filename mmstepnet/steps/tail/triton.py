@@ -3,20 +3,18 @@
 Same functions as :mod:`.aten`; the kernels are in :mod:`.triton_kernels`.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict, namedtuple
+from collections.abc import Sequence
 from functools import lru_cache
-from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
 from . import triton_kernels as kernels
-from .formulas import Norm, Parameters, TailSpec
-from .function import evaluate
+from .function import TailSpec
 
 PROGRAMS = 2048
 """Programs that keep a large GPU busy; they split maps to get there. This and
@@ -27,15 +25,14 @@ KEEPS = triton.__version__.rsplit('.', 1)[0] in ('3.6', '3.7', '3.9')
 themselves. To let Triton find them takes longer than all else."""
 
 
-class Geometry(NamedTuple):
-    """How the kernels of a tail are launched: tiles, grids and warps."""
+Geometry = namedtuple('Geometry', 'tile span splits maps vectors channels')
+"""How the kernels of a tail are launched. ``tile`` are LAST, VEC, STAGES, BC
+and BP of those over maps, ``span`` the tiles of each of ``splits``, ``maps``
+their grid and warps; ``vectors`` and ``channels`` are BN and BC and grid and
+warps of the others."""
 
-    tile: tuple[bool, int, int, int, int]
-    span: int
-    splits: int
-    maps: tuple[tuple[int, int, int], int]
-    vectors: tuple[int, int]
-    channels: tuple[tuple[int, int, int], int]
+KEPT: dict = defaultdict(dict)
+"""Compiled kernels, by what they were compiled for."""
 
 
 @lru_cache(1024)
@@ -58,85 +55,70 @@ def geometry(n: int, c: int, pixels: int, last: bool) -> Geometry:
                     (images, columns), ((triton.cdiv(c, columns), 1, 1), 4))
 
 
-class Launcher:
-    """Launches a kernel.
+def launch(kernel: Any, kept: dict, plan: tuple[tuple[int, int, int], int],
+           *args: Any) -> None:
+    """Launch a kernel, as compiled before where ``kept`` has it.
 
     Args:
-        kernel (JITFunction): It specialises on the alignment of maps and of
-            its own buffers alone.
+        kernel (JITFunction): One of :mod:`.triton_kernels`.
+        kept (dict): What was compiled for arguments of this kind.
+        plan (tuple): Grid, and warps of a program.
+        *args: What the kernel is given.
     """
-
-    def __init__(self, kernel: Any):
-        # Sizes, numbers and all other pointers.
-        names = [name for name, p in signature(kernel.fn).parameters.items()
-                 if p.annotation is not tl.constexpr and name not in (
-                     'x_ptr', 'c_ptr', 'out_ptr', 'grad_ptr', 'd_x_ptr',
-                     'd_c_ptr', 'partial_ptr', 'kept_ptr')]
-        self.kernel: Any = triton.jit(do_not_specialize=names)(kernel.fn)
-
-    def __call__(self, kept: dict, grid: tuple[int, int, int], warps: int,
-                 *args: Any) -> None:
-        """Launch it, as compiled before where ``kept`` has it."""
-        compiled = kept.get(self)
-        if compiled is None:
-            compiled = self.kernel[grid](*args, num_warps=warps)
-            if KEEPS and compiled is not None:
-                kept[self] = compiled
-        else:
-            active: Any = driver.active
-            stream = active.get_current_stream(args[0].get_device())
-            compiled.run(*grid, stream, compiled.function,
-                         compiled.packed_metadata, None, None, None, *args)
-
-
-LAUNCH = {name[:-len('_kernel')]: Launcher(kernel)
-          for name, kernel in vars(kernels).items()
-          if name.endswith('_kernel')}
+    grid, warps = plan
+    compiled = kept.get(kernel.fn)
+    if compiled is None:
+        compiled = kernel[grid](*args, num_warps=warps)
+        if KEEPS and compiled is not None:
+            kept[kernel.fn] = compiled
+    else:
+        active: Any = driver.active
+        stream = active.get_current_stream(args[0].get_device())
+        compiled.run(*grid, stream, compiled.function,
+                     compiled.packed_metadata, None, None, None, *args)
 
 
 def forward(spec: TailSpec, x: Tensor, c: Tensor,
-            learned: Parameters) -> tuple[Tensor, tuple[Tensor]]:
+            learned: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.aten.forward`."""
     norm, gate, k, relu = spec
-    running_buffers = *norm[2:5], *gate[2:5]
     sizes, plan, kept = _prepare(spec, x, c, learned)
     out, partial = torch.empty_like(c), _rows(c, 3 * plan.splits * sizes[0])
     saved = _rows(c, 4 * sizes[0] + 6)
     with torch.cuda.device_of(c):
-        LAUNCH['pool'](kept, *plan.maps, x, c, norm.mean, partial, saved,
-                       *sizes, plan.span, norm.batch, *plan.tile)
-        LAUNCH['vectors'](
-            kept, *plan.channels, partial, saved, *learned, *running_buffers,
-            *sizes, plan.splits, norm.eps, norm.momentum, gate.eps,
-            gate.momentum, k, norm.batch, gate.batch, *plan.vectors)
-        LAUNCH['write'](kept, *plan.maps, x, c, out, saved, *sizes, plan.span,
-                        relu, *plan.tile)
-    for moved in (norm, gate):
-        if moved.count is not None:
-            torch.autograd.graph.increment_version(
-                (moved.mean, moved.var, moved.count))
+        launch(kernels.pool_kernel, kept, plan.maps, x, c, norm.mean, partial,
+               saved, *sizes, plan.span, norm.batch, *plan.tile)
+        launch(kernels.vectors_kernel, kept, plan.channels, partial, saved,
+               *learned, *norm[2:5], *gate[2:5], *sizes, plan.splits, norm.eps,
+               norm.momentum, gate.eps, gate.momentum, k, norm.batch,
+               gate.batch, *plan.vectors)
+        launch(kernels.write_kernel, kept, plan.maps, x, c, out, saved,
+               *sizes, plan.span, relu, *plan.tile)
+    torch.autograd.graph.increment_version([
+        t for moved in (norm, gate) if moved.count is not None
+        for t in moved[2:5]])
     return out, (saved, )
 
 
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Parameters, saved: Iterable[Tensor],
-             ) -> tuple[Tensor, Tensor, Parameters]:
+             learned: Sequence[Tensor], saved: Sequence[Tensor],
+             ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """See :func:`.aten.backward`."""
     norm, gate, k, relu = spec
     sizes, plan, kept = _prepare(spec, grad, c, learned)
     d_x, d_c = torch.empty_like(c), torch.empty_like(c)
     partial = _rows(c, 2 * plan.splits * sizes[0] + 2)
-    d_learned = Parameters(*map(torch.empty_like, learned))
+    d_learned = [torch.empty_like(t) for t in learned]
     out = grad if out is None else out
     with torch.cuda.device_of(c):
-        LAUNCH['reduce'](kept, *plan.maps, grad, out, c, *saved, partial,
-                         *sizes, plan.span, relu, *plan.tile)
-        LAUNCH['vectors_gradients'](
-            kept, *plan.channels, partial, *saved, *learned[2:6], *d_learned,
-            *sizes, plan.splits, k, norm.batch, gate.batch, *plan.vectors)
-        LAUNCH['write_gradients'](
-            kept, *plan.maps, grad, out, c, d_x, d_c, *saved, partial,
-            *sizes, plan.span, plan.splits, norm.batch, relu, *plan.tile)
+        launch(kernels.reduce_kernel, kept, plan.maps, grad, out, c, *saved,
+               partial, *sizes, plan.span, relu, *plan.tile)
+        launch(kernels.vectors_gradients_kernel, kept, plan.channels, partial,
+               *saved, *learned[2:6], *d_learned, *sizes, plan.splits, k,
+               norm.batch, gate.batch, *plan.vectors)
+        launch(kernels.write_gradients_kernel, kept, plan.maps, grad, out, c,
+               d_x, d_c, *saved, partial, *sizes, plan.span, norm.batch, relu,
+               *plan.tile)
     return d_x, d_c, d_learned
 
 
@@ -144,7 +126,7 @@ def _rows(c: Tensor, rows: int) -> Tensor:
     return c.new_empty((rows, c.shape[1]), dtype=torch.float32)
 
 
-def _prepare(spec: TailSpec, x: Tensor, c: Tensor, learned: Parameters,
+def _prepare(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
              ) -> tuple[tuple[int, int, int], Geometry, dict]:
     """Sizes, geometry, and what was compiled for such arguments.
 
@@ -157,35 +139,6 @@ def _prepare(spec: TailSpec, x: Tensor, c: Tensor, learned: Parameters,
         return sizes, plan, {}
     dtypes = [t if t is None else t.dtype for t in (
         c, *learned, *spec.norm[2:5], *spec.gate[2:5])]
-    return sizes, plan, _kept(c.get_device(), plan.tile, plan.vectors,
-                              spec.norm.batch, spec.gate.batch, spec.relu,
-                              *dtypes)
-
-
-@lru_cache(1024)
-def _kept(*key: Any) -> dict:
-    """Kernels compiled for arguments of a kind."""
-    return {}
-
-
-def try_on(device: torch.device) -> None:
-    """Run all six kernels on small maps and compare with PyTorch.
-
-    Raises:
-        AssertionError: They differ.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        x, c, grad = (torch.arange(90., device=device).add(k).sin().view(
-            2, 5, 3, 3).requires_grad_() for k in range(3))
-        learned = [torch.arange(10., device=device).add(k).cos().view(
-            5, 2)[:, :2 if k == 2 else 1].squeeze(1).clone().requires_grad_()
-            for k in range(7)]
-        spec = TailSpec(Norm(True, 1e-5), Norm(True, 1e-5), 1.5, True)
-        *_, wanted = evaluate(spec, [None] * 4, x, c, *learned)
-        gradients = torch.autograd.grad(wanted, [x, c, *learned], grad)
-    with torch.no_grad():
-        learned = Parameters(*learned)
-        out, saved = forward(spec, x, c, learned)
-        d_x, d_c, d_learned = backward(spec, grad, out, c, learned, saved)
-    torch.testing.assert_close((out, d_x, d_c, *d_learned),
-                               (wanted, *gradients), rtol=1e-3, atol=1e-3)
+    return sizes, plan, KEPT[(
+        c.get_device(), plan.tile, plan.vectors, spec.norm.batch,
+        spec.gate.batch, spec.relu, *dtypes)]
