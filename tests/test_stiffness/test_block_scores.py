@@ -84,6 +84,13 @@ def test_influence_in_half_precision(model):
                 1 - cosine.mean(), rel=1e-5)
 
 
+def test_influence_of_blocks_that_overwrite_their_input(model):
+    wanted = block_scores(model, [X], 'influence')
+    for block in model[1]:
+        block.forward = lambda x, f=block.f: x.add_(f(x))
+    assert block_scores(model, [X], 'influence') == pytest.approx(wanted)
+
+
 def test_a_block_of_two_steps_has_their_sum():
     timm = pytest.importorskip('timm')
     vit = timm.models.vision_transformer.VisionTransformer(
