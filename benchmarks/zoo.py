@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from inspect import signature
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -548,8 +548,7 @@ def written(page: str, sections: dict[str, str]) -> str:
 
 def settings_of(host: str) -> list[str]:
     """All settings of a project's configs."""
-    return sorted({s for found in config_settings(host).values()
-                   for s in found})
+    return sorted(set(chain(*config_settings(host).values())))
 
 
 COMMANDS: dict[str, tuple[Callable, Callable, Callable]] = dict(
@@ -574,7 +573,7 @@ def main() -> None:
     rows = {(library, name): row for library, name, row in map(
         json.loads, args.rows.read_text('utf-8').splitlines())}
     listed, make, section = COMMANDS[args.command]
-    sections = {}
+    sections, installed = {}, metadata.packages_distributions()
     for library in args.libraries:
         for name in listed(library):
             if (library, name) not in rows:
@@ -583,7 +582,7 @@ def main() -> None:
                 with args.rows.open('a', encoding='utf-8') as file:
                     print(json.dumps([library, name, row]), file=file)
         sections[library] = (
-            f'Version {metadata.version(distribution(library))}.\n\n'
+            f'Version {metadata.version(installed[library][0])}.\n\n'
             + section(library, {n: r for (lib, n), r in rows.items()
                                 if lib == library}))
     if args.page:
@@ -591,11 +590,6 @@ def main() -> None:
             written(args.page.read_text('utf-8'), sections), 'utf-8')
     else:
         print('\n'.join(sections.values()))
-
-
-def distribution(module: str) -> str:
-    """Name of the package that a module was installed from."""
-    return metadata.packages_distributions()[module][0]
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ COMPOSE = 'dataset_converters/compose_digits.py'
     ('test.py', [CONFIG, 'x.pth', '--out', 'x.txt']),
     ('analysis_tools/stiffness.py', [CONFIG, 'x.pth', '--max-samples', 0]),
     *((COMPOSE, [f'--{option}={value}']) for option, value in (
-        ('train', 0), ('val', 1.5), ('seed', -1), ('size', '128'),
+        ('train', 0), ('val', 1.5), ('size', '128'),
         ('size', '32x128')))])
 def test_wrong_arguments(name, command, capsys, tmp_path, monkeypatch):
     """The usage and the value."""

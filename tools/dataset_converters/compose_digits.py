@@ -40,16 +40,9 @@ def parse_args() -> argparse.Namespace:
         '--size', type=height_and_width, default='128x128', metavar='HxW',
         help='height and width of the pictures in px')
     parser.add_argument(
-        '--seed', type=natural, default=0,
+        '--seed', type=int, default=0,
         help='equal seeds and settings give equal data')
     return parser.parse_args()
-
-
-def natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f'expected a whole number from 0 on, got {text!r}')
-    return int(text)
 
 
 def height_and_width(text: str) -> tuple[int, int]:
@@ -85,10 +78,6 @@ def read_settings(folder: Path) -> dict | None:
     return settings
 
 
-def annotation_file(folder: Path, split: str) -> Path:
-    return folder / 'annotations' / f'instances_{split}.json'
-
-
 def write_split(folder: Path, split: str, count: int, size: tuple[int, int],
                 seed: int) -> None:
     """Write a split's pictures and annotations."""
@@ -113,7 +102,7 @@ def write_split(folder: Path, split: str, count: int, size: tuple[int, int],
                 area=width * height, iscrowd=0))
     categories = [dict(id=label + 1, name=name)
                   for label, name in enumerate(DIGIT_CLASSES)]
-    path = annotation_file(folder, split)
+    path = folder / 'annotations' / f'instances_{split}.json'
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(dict(
         info=dict(description="scikit-learn's handwritten digits on textured "
