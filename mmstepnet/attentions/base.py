@@ -62,8 +62,9 @@ class Attention(Recorded):
     def init_weights(self) -> None:
         """Bring every parameter to its starting value: here, all layers."""
         for layer in self.children():
-            if hasattr(layer, 'reset_parameters'):  # nn.Identity has none
-                layer.reset_parameters()
+            reset: Any = getattr(layer, 'reset_parameters', None)
+            if reset is not None:  # nn.Identity has none
+                reset()
 
     def reset_parameters(self) -> None:
         """Bring every parameter and buffer to its start, PyTorch's name.

@@ -126,8 +126,9 @@ class ResidualStep(nn.Module):
         super()._apply(fn, recurse)
         if was_meta and not any(p.is_meta for p in self.parameters()):
             for module in self.modules():
-                if hasattr(module, 'reset_parameters'):
-                    module.reset_parameters()
+                reset: Any = getattr(module, 'reset_parameters', None)
+                if reset is not None:
+                    reset()
         return self
 
     def __getstate__(self) -> dict:
