@@ -213,6 +213,9 @@ def test_traced_and_exported(calls, by_image):
         warnings.simplefilter('error', torch.jit.TracerWarning)
         traced = torch.jit.trace(net, args, check_trace=False)
     exported = torch.export.export(net, args)
+    if torch.__version__ >= (2, 7):
+        by_dynamo = torch.export.export(net, args, strict=True)
+        assert 'var_mean' not in str(by_dynamo.graph)
     assert not calls and not by_image
     for other in (traced, exported.module()):
         torch.testing.assert_close(other(*args), expected)
