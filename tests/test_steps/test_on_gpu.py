@@ -32,10 +32,14 @@ given; nor is twice that of the reference path."""
 
 
 @pytest.fixture(autouse=True)
-def fused_and_exact(monkeypatch, calls):
-    for owner in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        monkeypatch.setattr(owner, 'allow_tf32', False)
+def fused_and_exact(calls):
+    owners = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [owner.allow_tf32 for owner in owners]
+    for owner in owners:
+        owner.allow_tf32 = False
     yield
+    for owner, allowed in zip(owners, before):
+        owner.allow_tf32 = allowed
     assert calls
 
 
