@@ -52,15 +52,17 @@ class AbsentGPU:
         return 0
 
 
-FOUND = defaultdict(set)
-"""Machine code by the kernel's name."""
+class Compiled:
+    """A kernel that is compiled where it should be launched."""
 
+    found = defaultdict(set)
 
-def compile_only(kernel, kept, plan, *args):
-    """Compile a kernel where :func:`.triton.launch` would launch it."""
-    grid, warps = plan
-    compiled = kernel.warmup(*args, grid=grid, num_warps=warps)
-    FOUND[kernel.fn.__name__].add(compiled.asm['cubin'])
+    def __init__(self, launcher):
+        self.kernel = launcher.kernel
+
+    def __call__(self, kept, grid, warps, *args):
+        compiled = self.kernel.warmup(*args, grid=grid, num_warps=warps)
+        self.found[self.kernel.fn.__name__].add(compiled.asm['cubin'])
 
 
 def resources(cubin):
@@ -80,21 +82,22 @@ def main():
     parser.add_argument('--all', action='store_true',
                         help="at ResNet-50's sizes, too")
     cases = SMALL + tuple(REAL if parser.parse_args().all else ())
-    passes.launch = compile_only
+    for name, launcher in passes.LAUNCH.items():
+        passes.LAUNCH[name] = Compiled(launcher)
     for target in TARGETS:
         driver.set_active(AbsentGPU(target))
         # The formats differ in their indices alone, as on every GPU.
         for (dtype, shape), memory_format in itertools.product(
                 *((cases, FORMATS) if target == 90 else
                   (cases[:1], FORMATS[-1:]))):
-            FOUND.clear()
+            Compiled.found.clear()
             for norm, gate, relu in FEW:
                 spec, x, c, learned = tail_arguments(
                     shape, dtype, memory_format, 'meta', norm, gate, relu)
                 out, saved = passes.forward(spec, x, c, learned)
                 passes.backward(spec, c, out if relu else None, c, learned,
                                 saved)
-            for name, cubins in FOUND.items():
+            for name, cubins in Compiled.found.items():
                 used = [resources(cubin) for cubin in cubins]
                 print(f'sm_{target}', name, str(dtype)[6:],
                       str(memory_format)[6:], 'x'.join(map(str, shape)),

@@ -3,13 +3,14 @@
 Same functions as :mod:`.aten`; the kernels are in :mod:`.triton_kernels`.
 """
 
-from collections import defaultdict, namedtuple
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
@@ -25,14 +26,15 @@ KEEPS = triton.__version__.rsplit('.', 1)[0] in ('3.6', '3.7', '3.9')
 themselves. To let Triton find them takes longer than all else."""
 
 
-Geometry = namedtuple('Geometry', 'tile span splits maps vectors channels')
-"""How the kernels of a tail are launched. ``tile`` are LAST, VEC, STAGES, BC
-and BP of those over maps, ``span`` the tiles of each of ``splits``, ``maps``
-their grid and warps; ``vectors`` and ``channels`` are BN and BC and grid and
-warps of the others."""
+class Geometry(NamedTuple):
+    """How the kernels of a tail are launched: tiles, grids and warps."""
 
-KEPT: dict = defaultdict(dict)
-"""Compiled kernels, by what they were compiled for."""
+    tile: tuple[bool, int, int, int, int]
+    span: int
+    splits: int
+    maps: tuple[tuple[int, int, int], int]
+    vectors: tuple[int, int]
+    channels: tuple[tuple[int, int, int], int]
 
 
 @lru_cache(1024)
@@ -55,48 +57,63 @@ def geometry(n: int, c: int, pixels: int, last: bool) -> Geometry:
                     (images, columns), ((triton.cdiv(c, columns), 1, 1), 4))
 
 
-def launch(kernel: Any, kept: dict, plan: tuple[tuple[int, int, int], int],
-           *args: Any) -> None:
-    """Launch a kernel, as compiled before where ``kept`` has it.
+class Launcher:
+    """Launches a kernel.
 
     Args:
-        kernel (JITFunction): One of :mod:`.triton_kernels`.
-        kept (dict): What was compiled for arguments of this kind.
-        plan (tuple): Grid, and warps of a program.
-        *args: What the kernel is given.
+        kernel (JITFunction): It specialises on the alignment of maps and of
+            its own buffers alone.
     """
-    grid, warps = plan
-    compiled = kept.get(kernel.fn)
-    if compiled is None:
-        compiled = kernel[grid](*args, num_warps=warps)
-        if KEEPS and compiled is not None:
-            kept[kernel.fn] = compiled
-    else:
-        active: Any = driver.active
-        stream = active.get_current_stream(args[0].get_device())
-        compiled.run(*grid, stream, compiled.function,
-                     compiled.packed_metadata, None, None, None, *args)
+
+    def __init__(self, kernel: Any):
+        # Sizes, numbers and all other pointers.
+        names = [name for name, p in signature(kernel.fn).parameters.items()
+                 if p.annotation is not tl.constexpr and name not in (
+                     'x_ptr', 'c_ptr', 'out_ptr', 'grad_ptr', 'd_x_ptr',
+                     'd_c_ptr', 'partial_ptr', 'kept_ptr')]
+        self.kernel: Any = triton.jit(do_not_specialize=names)(kernel.fn)
+
+    def __call__(self, kept: dict, grid: tuple[int, int, int], warps: int,
+                 *args: Any) -> None:
+        """Launch it, as compiled before where ``kept`` has it."""
+        compiled = kept.get(self)
+        if compiled is None:
+            compiled = self.kernel[grid](*args, num_warps=warps)
+            if KEEPS and compiled is not None:
+                kept[self] = compiled
+        else:
+            active: Any = driver.active
+            stream = active.get_current_stream(args[0].get_device())
+            compiled.run(*grid, stream, compiled.function,
+                         compiled.packed_metadata, None, None, None, *args)
+
+
+LAUNCH = {name[:-len('_kernel')]: Launcher(kernel)
+          for name, kernel in vars(kernels).items()
+          if name.endswith('_kernel')}
 
 
 def forward(spec: TailSpec, x: Tensor, c: Tensor,
             learned: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.aten.forward`."""
     norm, gate, k, relu = spec
+    running_buffers = *norm[2:5], *gate[2:5]
     sizes, plan, kept = _prepare(spec, x, c, learned)
     out, partial = torch.empty_like(c), _rows(c, 3 * plan.splits * sizes[0])
     saved = _rows(c, 4 * sizes[0] + 6)
     with torch.cuda.device_of(c):
-        launch(kernels.pool_kernel, kept, plan.maps, x, c, norm.mean, partial,
-               saved, *sizes, plan.span, norm.batch, *plan.tile)
-        launch(kernels.vectors_kernel, kept, plan.channels, partial, saved,
-               *learned, *norm[2:5], *gate[2:5], *sizes, plan.splits, norm.eps,
-               norm.momentum, gate.eps, gate.momentum, k, norm.batch,
-               gate.batch, *plan.vectors)
-        launch(kernels.write_kernel, kept, plan.maps, x, c, out, saved,
-               *sizes, plan.span, relu, *plan.tile)
-    torch.autograd.graph.increment_version([
-        t for moved in (norm, gate) if moved.count is not None
-        for t in moved[2:5]])
+        LAUNCH['pool'](kept, *plan.maps, x, c, norm.mean, partial, saved,
+                       *sizes, plan.span, norm.batch, *plan.tile)
+        LAUNCH['vectors'](
+            kept, *plan.channels, partial, saved, *learned, *running_buffers,
+            *sizes, plan.splits, norm.eps, norm.momentum, gate.eps,
+            gate.momentum, k, norm.batch, gate.batch, *plan.vectors)
+        LAUNCH['write'](kept, *plan.maps, x, c, out, saved, *sizes, plan.span,
+                        relu, *plan.tile)
+    for moved in (norm, gate):
+        if moved.count is not None:
+            torch.autograd.graph.increment_version(
+                (moved.mean, moved.var, moved.count))
     return out, (saved, )
 
 
@@ -111,14 +128,14 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     d_learned = [torch.empty_like(t) for t in learned]
     out = grad if out is None else out
     with torch.cuda.device_of(c):
-        launch(kernels.reduce_kernel, kept, plan.maps, grad, out, c, *saved,
-               partial, *sizes, plan.span, relu, *plan.tile)
-        launch(kernels.vectors_gradients_kernel, kept, plan.channels, partial,
-               *saved, *learned[2:6], *d_learned, *sizes, plan.splits, k,
-               norm.batch, gate.batch, *plan.vectors)
-        launch(kernels.write_gradients_kernel, kept, plan.maps, grad, out, c,
-               d_x, d_c, *saved, partial, *sizes, plan.span, norm.batch, relu,
-               *plan.tile)
+        LAUNCH['reduce'](kept, *plan.maps, grad, out, c, *saved, partial,
+                         *sizes, plan.span, relu, *plan.tile)
+        LAUNCH['vectors_gradients'](
+            kept, *plan.channels, partial, *saved, *learned[2:6], *d_learned,
+            *sizes, plan.splits, k, norm.batch, gate.batch, *plan.vectors)
+        LAUNCH['write_gradients'](
+            kept, *plan.maps, grad, out, c, d_x, d_c, *saved, partial,
+            *sizes, plan.span, plan.splits, norm.batch, relu, *plan.tile)
     return d_x, d_c, d_learned
 
 
@@ -139,6 +156,12 @@ def _prepare(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
         return sizes, plan, {}
     dtypes = [t if t is None else t.dtype for t in (
         c, *learned, *spec.norm[2:5], *spec.gate[2:5])]
-    return sizes, plan, KEPT[(
-        c.get_device(), plan.tile, plan.vectors, spec.norm.batch,
-        spec.gate.batch, spec.relu, *dtypes)]
+    return sizes, plan, _kept(c.get_device(), plan.tile, plan.vectors,
+                              spec.norm.batch, spec.gate.batch, spec.relu,
+                              *dtypes)
+
+
+@lru_cache(1024)
+def _kept(*key: Any) -> dict:
+    """Kernels compiled for arguments of a kind."""
+    return {}

@@ -24,25 +24,8 @@ there are between κ and the mean, which is no further away than a deviation or
 two. Sums are formed in each place of a tile; over these, once at the end.
 """
 
-from inspect import signature
-
 import triton
 import triton.language as tl
-from triton.language import constexpr
-
-MAPS = {f'{name}_ptr' for name in (
-    'x', 'c', 'out', 'grad', 'd_x', 'd_c', 'partial', 'kept')}
-"""Maps and buffers, whose alignment decides how wide a kernel may load."""
-
-
-def kernel(function):
-    """Compile a function, which specialises on :data:`MAPS` alone.
-
-    Not on sizes, numbers and other pointers.
-    """
-    others = [name for name, p in signature(function).parameters.items()
-              if p.annotation is not constexpr and name not in MAPS]
-    return triton.jit(do_not_specialize=others)(function)
 
 
 @triton.jit
@@ -51,26 +34,32 @@ def _load(ptr, offsets, mask):
 
 
 @triton.jit
-def _block(N, C, S, LAST: constexpr, VEC: constexpr, BC: constexpr):
-    """What a program works on.
-
-    C and S, one of which the compiler now knows VEC to divide, and N C; its
-    image, its first channel, all its channels and which of these exist.
-    """
-    if LAST:
-        C = C // VEC * VEC
-    else:
-        S = S // VEC * VEC
-    block, blocks = tl.program_id(0), tl.cdiv(C, BC)
-    first, image = block % blocks * BC, (block // blocks).to(tl.int64)
-    c = first + tl.arange(0, BC)
-    return C, S, N.to(tl.int64) * C, image, first, c, c < C
+def _store(ptr, offsets, value, mask):
+    tl.store(ptr + offsets, value.to(ptr.dtype.element_ty), mask)
 
 
 @triton.jit
-def _tile(image, first, exists, tile, C, S, LAST: constexpr,
-          BC: constexpr, BP: constexpr):
+def _sizes(C, S, LAST: tl.constexpr, VEC: tl.constexpr):
+    """The sizes, one of which the compiler now knows VEC to divide."""
+    if LAST:
+        return C // VEC * VEC, S
+    return C, S // VEC * VEC
+
+
+@triton.jit
+def _block(block, C, BC: tl.constexpr):
+    """A block's image, channels and which of these exist."""
+    blocks = tl.cdiv(C, BC)
+    c = block % blocks * BC + tl.arange(0, BC)
+    return (block // blocks).to(tl.int64), c, c < C
+
+
+@triton.jit
+def _tile(block, tile, C, S, LAST: tl.constexpr, BC: tl.constexpr,
+          BP: tl.constexpr):
     """A tile's place, those of its elements, (BC, BP), and which exist."""
+    image, _, exists = _block(block, C, BC)
+    first = block % tl.cdiv(C, BC) * BC
     c, p = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None, :]
     mask = exists[:, None] & (tile * BP + p < S)
     if LAST:
@@ -79,11 +68,8 @@ def _tile(image, first, exists, tile, C, S, LAST: constexpr,
 
 
 @triton.jit
-def _kappa(c_ptr, mean_ptr, N, C, S, c, exists, BATCH: constexpr,
-           LAST: constexpr):
-    """The median of three values far from each other, or the running mean."""
-    if not BATCH:
-        return _load(mean_ptr, c, exists)
+def _kappa(c_ptr, N, C, S, c, exists, LAST: tl.constexpr):
+    """The median of three values that lie far from each other."""
     c = c if LAST else c.to(tl.int64) * S
     by_pixel, image = C if LAST else 1, C.to(tl.int64) * S
     a = _load(c_ptr, c, exists)
@@ -93,163 +79,196 @@ def _kappa(c_ptr, mean_ptr, N, C, S, c, exists, BATCH: constexpr,
 
 
 @triton.jit
-def _kept(kept_ptr, NC, C, image, c, exists):
-    """κ, μ - κ, the scale and the shift of a program's channels, (BC, 1)."""
-    rows_ptr = kept_ptr + 4 * NC
-    step = _load(kept_ptr + 3 * NC, image * C + c, exists)
-    scale = _load(rows_ptr + 3 * C, c, exists) * step
-    shift = _load(rows_ptr + 4 * C, c, exists) * step
-    kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
-    return kappa[:, None], rest[:, None], scale[:, None], shift[:, None]
-
-
-@triton.jit
 def _add_three(a, b, c, d, e, f):
     return a + d, b + e, c + f
 
 
-@kernel
+@triton.jit
 def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
-                BATCH: constexpr, LAST: constexpr, VEC: constexpr,
-                STAGES: constexpr, BC: constexpr, BP: constexpr):
+                BATCH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
+                STAGES: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """Σ x, Σ (c - κ) and Σ (c - κ)², of each split of ``span`` tiles."""
-    C, S, NC, image, first, c, exists = _block(N, C, S, LAST, VEC, BC)
-    split = tl.program_id(1)
-    kappa = _kappa(c_ptr, mean_ptr, N, C, S, c, exists, BATCH, LAST)
+    C, S = _sizes(C, S, LAST, VEC)
+    block, split = tl.program_id(0), tl.program_id(1)
+    NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
+    image, c, exists = _block(block, C, BC)
+    if BATCH:
+        kappa = _kappa(c_ptr, N, C, S, c, exists, LAST)
+    else:
+        kappa = _load(mean_ptr, c, exists)
     if (image == 0) & (split == 0):
         tl.store(kept_ptr + 4 * NC + c, kappa, exists)
     total = tl.zeros([BC, BP], tl.float32)
     mean, square = total, total
-    for tile in tl.range(split * span, (split + 1) * span, num_stages=STAGES):
-        begin, at, mask = _tile(image, first, exists, tile, C, S, LAST, BC, BP)
+    first = split * span
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         total += _load(x_ptr + begin, at, mask)
         away = _load(c_ptr + begin, at, mask) - kappa[:, None]
         away = tl.where(mask, away, 0.0)
         mean += away
         square += away * away
     total, mean, square = tl.reduce((total, mean, square), 1, _add_three)
-    at, part = split * NC + image * C + c, tl.num_programs(1) * NC
+    at = split * NC + image * C + c
     tl.store(partial_ptr + at, total, exists)
-    tl.store(partial_ptr + part + at, mean, exists)
-    tl.store(partial_ptr + 2 * part + at, square, exists)
-
-
-@kernel
-def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
-                 RELU: constexpr, LAST: constexpr, VEC: constexpr,
-                 STAGES: constexpr, BC: constexpr, BP: constexpr):
-    """relu(x + f Δt) with f = (c - μ) a + β."""
-    C, S, NC, image, first, c, exists = _block(N, C, S, LAST, VEC, BC)
-    kappa, rest, scale, shift = _kept(kept_ptr, NC, C, image, c, exists)
-    start = tl.program_id(1) * span
-    for tile in tl.range(start, start + span, num_stages=STAGES):
-        begin, at, mask = _tile(image, first, exists, tile, C, S, LAST, BC, BP)
-        centred = _load(c_ptr + begin, at, mask) - kappa - rest
-        out = _load(x_ptr + begin, at, mask) + shift + centred * scale
-        if RELU:
-            # Not a maximum, which may lose a NaN.
-            out = tl.where(out < 0, 0.0, out)
-        tl.store(out_ptr + begin + at, out, mask)
+    tl.store(partial_ptr + splits * NC + at, mean, exists)
+    tl.store(partial_ptr + 2 * splits * NC + at, square, exists)
 
 
 @triton.jit
-def _masked(grad_ptr, out_ptr, at, mask, RELU: constexpr):
+def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
+                 RELU: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
+                 STAGES: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+    """relu(x + f Δt) with f = (c - μ) a + β."""
+    C, S = _sizes(C, S, LAST, VEC)
+    block, first = tl.program_id(0), tl.program_id(1) * span
+    image, c, exists = _block(block, C, BC)
+    row, NC = image * C + c, N.to(tl.int64) * C
+    rows_ptr = kept_ptr + 4 * NC
+    step = _load(kept_ptr + 3 * NC, row, exists)
+    scale = _load(rows_ptr + 3 * C, c, exists) * step
+    shift = _load(rows_ptr + 4 * C, c, exists) * step
+    kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
+        centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
+        centred -= rest[:, None]
+        out = (_load(x_ptr + begin, at, mask) + shift[:, None]
+               + centred * scale[:, None])
+        if RELU:
+            # Not a maximum, which may lose a NaN.
+            out = tl.where(out < 0, 0.0, out)
+        _store(out_ptr + begin, at, out, mask)
+
+
+@triton.jit
+def _masked(grad_ptr, out_ptr, at, mask, RELU: tl.constexpr):
     grad = _load(grad_ptr, at, mask)
     if RELU:
         grad = tl.where(_load(out_ptr, at, mask) <= 0, 0.0, grad)
     return grad
 
 
-@kernel
+@triton.jit
 def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
-                  span, RELU: constexpr, LAST: constexpr, VEC: constexpr,
-                  STAGES: constexpr, BC: constexpr, BP: constexpr):
+                  span, RELU: tl.constexpr, LAST: tl.constexpr,
+                  VEC: tl.constexpr, STAGES: tl.constexpr,
+                  BC: tl.constexpr, BP: tl.constexpr):
     """G = Σ g and P = Σ g (c - μ), of each split of ``span`` tiles."""
-    C, S, NC, image, first, c, exists = _block(N, C, S, LAST, VEC, BC)
-    split = tl.program_id(1)
-    kappa, rest, _, _ = _kept(kept_ptr, NC, C, image, c, exists)
+    C, S = _sizes(C, S, LAST, VEC)
+    block, split = tl.program_id(0), tl.program_id(1)
+    NC, splits = N.to(tl.int64) * C, tl.num_programs(1)
+    image, c, exists = _block(block, C, BC)
+    rows_ptr, first = kept_ptr + 4 * NC, split * span
+    kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
     total = tl.zeros([BC, BP], tl.float32)
     product = total
-    for tile in tl.range(split * span, (split + 1) * span, num_stages=STAGES):
-        begin, at, mask = _tile(image, first, exists, tile, C, S, LAST, BC, BP)
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
+        centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
+        centred -= rest[:, None]
         total += grad
-        product += grad * (_load(c_ptr + begin, at, mask) - kappa - rest)
-    at, part = split * NC + image * C + c, tl.num_programs(1) * NC
+        product += grad * centred
+    at = split * NC + image * C + c
     tl.store(partial_ptr + at, tl.sum(total, 1), exists)
-    tl.store(partial_ptr + part + at, tl.sum(product, 1), exists)
+    tl.store(partial_ptr + splits * NC + at, tl.sum(product, 1), exists)
 
 
-@kernel
+@triton.jit
 def write_gradients_kernel(
         grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, partial_ptr,
-        N, C, S, span, BATCH: constexpr, RELU: constexpr, LAST: constexpr,
-        VEC: constexpr, STAGES: constexpr, BC: constexpr, BP: constexpr):
+        N, C, S, span, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
+        LAST: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
+        BC: tl.constexpr, BP: tl.constexpr):
     """Write dx = g + x_offset and dc = g scale + (c - μ) slope + offset."""
-    C, S, NC, image, first, c, exists = _block(N, C, S, LAST, VEC, BC)
-    kappa, rest, scale, _ = _kept(kept_ptr, NC, C, image, c, exists)
-    row, part = image * C + c, tl.num_programs(1) * NC
+    C, S = _sizes(C, S, LAST, VEC)
+    block, first = tl.program_id(0), tl.program_id(1) * span
+    image, c, exists = _block(block, C, BC)
+    row, NC = image * C + c, N.to(tl.int64) * C
+    rows_ptr = kept_ptr + 4 * NC
+    step = _load(kept_ptr + 3 * NC, row, exists)
+    scale = step * _load(rows_ptr + 3 * C, c, exists)
     offset = _load(partial_ptr, row, exists)
-    x_offset = _load(partial_ptr + part, row, exists)
+    x_offset = _load(partial_ptr + splits * NC, row, exists)
     if BATCH:
-        slope = _load(partial_ptr + 2 * part, c, exists)
-        offset += _load(partial_ptr + 2 * part + C, c, exists)
-    start = tl.program_id(1) * span
-    for tile in tl.range(start, start + span, num_stages=STAGES):
-        begin, at, mask = _tile(image, first, exists, tile, C, S, LAST, BC, BP)
+        slope_ptr = partial_ptr + 2 * splits * NC
+        slope = _load(slope_ptr, c, exists)
+        offset += _load(slope_ptr + C, c, exists)
+        kappa = _load(rows_ptr, c, exists)
+        rest = _load(rows_ptr + C, c, exists)
+    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
+                         num_stages=STAGES):
+        begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
-        d_c = grad * scale + offset[:, None]
+        d_c = grad * scale[:, None] + offset[:, None]
         if BATCH:
-            centred = _load(c_ptr + begin, at, mask) - kappa - rest
+            centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
+            centred -= rest[:, None]
             d_c += centred * slope[:, None]
-        tl.store(d_c_ptr + begin + at, d_c, mask)
-        tl.store(d_x_ptr + begin + at, grad + x_offset[:, None], mask)
+        _store(d_c_ptr + begin, at, d_c, mask)
+        _store(d_x_ptr + begin, at, grad + x_offset[:, None], mask)
 
 
 @triton.jit
-def _images(first, N, C, c, BN: constexpr):
+def _images(first, N, C, c, BN: tl.constexpr):
     """Places of a chunk of images in (N, C), and which of them exist."""
-    n = first + tl.arange(0, BN)[:, None]
-    return n.to(tl.int64) * C + c[None, :], (n < N) & (c < C)[None, :]
+    n = first + tl.arange(0, BN)
+    return (n.to(tl.int64)[:, None] * C + c[None, :],
+            (n < N)[:, None] & (c < C)[None, :],
+            tl.minimum(N - first, BN).to(tl.float32))
 
 
 @triton.jit
-def _normalise(mean, square, count, eps, mean_ptr, var_ptr, count_ptr,
-               momentum, c, exists, BATCH: constexpr):
+def _join(mean, square, seen, values, mask, here):
+    """Moments of images seen and of a chunk together (Chan et al., 1979)."""
+    new = tl.sum(values, 0) / here
+    deviation = tl.where(mask, values - new[None, :], 0.0)
+    delta = new - mean
+    share = here / (seen + here)
+    return (mean + delta * share,
+            square + tl.sum(deviation * deviation, 0)
+            + delta * delta * seen * share)
+
+
+@triton.jit
+def _statistics(mean, square, count, eps, mean_ptr, var_ptr, count_ptr,
+                momentum, c, exists, BATCH: tl.constexpr):
     """Mean and 1/deviation that a BN takes; it updates its running ones."""
     var = square / count
     if not BATCH:
         mean, var = _load(mean_ptr, c, exists), _load(var_ptr, c, exists)
     elif count_ptr is not None:
         old, moved = _load(mean_ptr, c, exists), square / (count - 1)
-        tl.store(mean_ptr + c, old + momentum * (mean - old), exists)
+        _store(mean_ptr, c, old + momentum * (mean - old), exists)
         old = _load(var_ptr, c, exists)
-        tl.store(var_ptr + c, old + momentum * (moved - old), exists)
+        _store(var_ptr, c, old + momentum * (moved - old), exists)
         if tl.program_id(0) == 0:
             tl.store(count_ptr, tl.load(count_ptr) + 1)
     return mean, tl.rsqrt(var + eps)
 
 
-@kernel
+@triton.jit
 def vectors_kernel(
         partial_ptr, kept_ptr, weight_ptr, bias_ptr, pair_ptr,
         gate_weight_ptr, gate_bias_ptr, ie_weight_ptr, ie_bias_ptr,
         norm_mean_ptr, norm_var_ptr, norm_count_ptr, gate_mean_ptr,
         gate_var_ptr, gate_count_ptr, N, C, S, splits, norm_eps, norm_momentum,
-        gate_eps, gate_momentum, k, NORM: constexpr, GATE: constexpr,
-        BN: constexpr, BC: constexpr):
-    """What lies between the forward's passes over the maps.
-
-    NORM, GATE: whether they normalise by the batch's statistics.
-    """
+        gate_eps, gate_momentum, k, NORM: tl.constexpr, GATE: tl.constexpr,
+        BN: tl.constexpr, BC: tl.constexpr):
+    """Between the forward's passes. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    exists, NC = c < C, N.to(tl.int64) * C
+    exists = c < C
+    NC = N.to(tl.int64) * C
     f_ptr, z_ptr = kept_ptr + NC, kept_ptr + 2 * NC
-    rows_ptr = kept_ptr + 4 * NC
-    x_mean = tl.zeros([BC], tl.float32)
-    mean, square = x_mean, x_mean
+    step_ptr, rows_ptr = kept_ptr + 3 * NC, kept_ptr + 4 * NC
+    mean = tl.zeros([BC], tl.float32)
+    square = mean
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, BN)
+        at, mask, _ = _images(first, N, C, c, BN)
         x = tl.zeros([BN, BC], tl.float32)
         away, squares = x, x
         for split in range(splits):
@@ -259,40 +278,42 @@ def vectors_kernel(
             squares += _load(partial_ptr + 2 * splits * NC, part, mask)
         tl.store(kept_ptr + at, x / S, mask)
         tl.store(f_ptr + at, away / S, mask)
-        x_mean += tl.sum(x, 0)
         mean += tl.sum(away, 0)
         square += tl.sum(squares, 0)
-    images, count = N.to(tl.float32), N.to(tl.float32) * S
-    x_mean /= count
-    mean /= count
-    square -= mean * mean * count
+    count = N.to(tl.float32) * S
+    if NORM:
+        mean /= count
+        square -= mean * mean * count
+    else:
+        mean = tl.zeros([BC], tl.float32)  # κ is it
     square = tl.where(square < 0, 0.0, square)  # keeps a NaN
-    _mu, rstd = _normalise(_load(rows_ptr, c, exists) + mean, square, count,
-                           norm_eps, norm_mean_ptr, norm_var_ptr,
-                           norm_count_ptr, norm_momentum, c, exists, NORM)
-    rest = mean if NORM else tl.zeros([BC], tl.float32)  # then κ is μ
+    _mu, rstd = _statistics(_load(rows_ptr, c, exists) + mean, square, count,
+                            norm_eps, norm_mean_ptr, norm_var_ptr,
+                            norm_count_ptr, norm_momentum, c, exists, NORM)
     bias = _load(bias_ptr, c, exists)
     a = _load(weight_ptr, c, exists) * rstd
-    tl.store(rows_ptr + C + c, rest, exists)
+    tl.store(rows_ptr + C + c, mean, exists)
     tl.store(rows_ptr + 2 * C + c, rstd, exists)
     tl.store(rows_ptr + 3 * C + c, a, exists)
     tl.store(rows_ptr + 4 * C + c, bias, exists)
     tl.debug_barrier()  # the stores above are read again
 
-    w0, w1 = _load(pair_ptr, 2 * c, exists), _load(pair_ptr, 2 * c + 1, exists)
-    z_mean = w0 * x_mean + w1 * (x_mean + (mean - rest) * a + bias)
-    square = tl.zeros([BC], tl.float32)
+    w0 = _load(pair_ptr, 2 * c, exists)[None, :]
+    w1 = _load(pair_ptr, 2 * c + 1, exists)[None, :]
+    z_mean = tl.zeros([BC], tl.float32)
+    square = z_mean
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, BN)
-        x, centred = _load(kept_ptr, at, mask), _load(f_ptr, at, mask) - rest
-        z = w0 * x + w1 * (x + centred * a + bias)
+        at, mask, here = _images(first, N, C, c, BN)
+        x = _load(kept_ptr, at, mask)
+        centred = _load(f_ptr, at, mask) - mean[None, :]
+        f = centred * a[None, :] + bias[None, :]
+        z = tl.where(mask, w0 * x + w1 * (x + f), 0.0)
         tl.store(f_ptr + at, centred, mask)
         tl.store(z_ptr + at, z, mask)
-        away = tl.where(mask, z - z_mean, 0.0)
-        square += tl.sum(away * away, 0)
-    z_mean, z_rstd = _normalise(z_mean, square, images, gate_eps,
-                                gate_mean_ptr, gate_var_ptr, gate_count_ptr,
-                                gate_momentum, c, exists, GATE)
+        z_mean, square = _join(z_mean, square, first * 1.0, z, mask, here)
+    z_mean, z_rstd = _statistics(z_mean, square, N.to(tl.float32), gate_eps,
+                                 gate_mean_ptr, gate_var_ptr, gate_count_ptr,
+                                 gate_momentum, c, exists, GATE)
     tl.store(rows_ptr + 5 * C + c, z_rstd, exists)
     tl.debug_barrier()
 
@@ -301,38 +322,42 @@ def vectors_kernel(
     offset = ie_weight * _load(gate_bias_ptr, c, exists)
     offset += _load(ie_bias_ptr, c, exists)
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, BN)
-        z = (_load(z_ptr, at, mask) - z_mean) * z_rstd
+        at, mask, _ = _images(first, N, C, c, BN)
+        z = (_load(z_ptr, at, mask) - z_mean[None, :]) * z_rstd[None, :]
         tl.store(z_ptr + at, z, mask)
-        tl.store(z_ptr + NC + at, k * tl.sigmoid(z * slope + offset), mask)
+        step = k * tl.sigmoid(z * slope[None, :] + offset[None, :])
+        tl.store(step_ptr + at, step, mask)
 
 
-@kernel
+@triton.jit
 def vectors_gradients_kernel(
         partial_ptr, kept_ptr, pair_ptr, gate_weight_ptr, gate_bias_ptr,
         ie_weight_ptr, d_weight_ptr, d_bias_ptr, d_pair_ptr,
-        d_gate_weight_ptr, d_gate_bias_ptr, d_ie_weight_ptr, d_ie_bias_ptr,
-        N, C, S, splits, k, NORM: constexpr, GATE: constexpr, BN: constexpr,
-        BC: constexpr):
-    """What lies between the backward's passes over the maps."""
+        d_gate_weight_ptr, d_gate_bias_ptr, d_ie_weight_ptr, d_ie_bias_ptr, N,
+        C, S, splits, k, NORM: tl.constexpr, GATE: tl.constexpr,
+        BN: tl.constexpr, BC: tl.constexpr):
+    """Between the backward's passes. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    exists, NC = c < C, N.to(tl.int64) * C
+    exists = c < C
+    NC = N.to(tl.int64) * C
     f_ptr, z_ptr = kept_ptr + NC, kept_ptr + 2 * NC
-    rows_ptr, other_ptr = kept_ptr + 4 * NC, partial_ptr + splits * NC
+    step_ptr, rows_ptr = kept_ptr + 3 * NC, kept_ptr + 4 * NC
+    other_ptr = partial_ptr + splits * NC
     rstd = _load(rows_ptr + 2 * C, c, exists)
     a = _load(rows_ptr + 3 * C, c, exists)
     bias = _load(rows_ptr + 4 * C, c, exists)
     d_a = tl.zeros([BC], tl.float32)
     d_bias, d_ie_bias, by_z = d_a, d_a, d_a
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, BN)
+        at, mask, _ = _images(first, N, C, c, BN)
         total = tl.zeros([BN, BC], tl.float32)
         product = total
         for split in range(splits):
             total += _load(partial_ptr, split * NC + at, mask)
             product += _load(other_ptr, split * NC + at, mask)
-        step = _load(z_ptr + NC, at, mask)
-        d_logits = (product * a + total * bias) * step * (1 - step / k)
+        step = _load(step_ptr, at, mask)
+        d_step = product * a[None, :] + total * bias[None, :]
+        d_logits = d_step * step * (1 - step / k)
         tl.store(partial_ptr + at, d_logits, mask)
         d_a += tl.sum(product * step, 0)
         d_bias += tl.sum(total * step, 0)
@@ -343,36 +368,38 @@ def vectors_gradients_kernel(
     gate_weight = _load(gate_weight_ptr, c, exists)
     ie_weight = _load(ie_weight_ptr, c, exists)
     slope = gate_weight * ie_weight * _load(rows_ptr + 5 * C, c, exists)
-    w0, w1 = _load(pair_ptr, 2 * c, exists), _load(pair_ptr, 2 * c + 1, exists)
+    w0 = _load(pair_ptr, 2 * c, exists)
+    w1 = _load(pair_ptr, 2 * c + 1, exists)
     d_w0 = tl.zeros([BC], tl.float32)
     d_w1 = d_w0
     for first in range(0, N, BN):
-        at, mask = _images(first, N, C, c, BN)
+        at, mask, _ = _images(first, N, C, c, BN)
         x, centred = _load(kept_ptr, at, mask), _load(f_ptr, at, mask)
         d_z = _load(partial_ptr, at, mask)
         if GATE:
-            d_z -= (d_ie_bias + _load(z_ptr, at, mask) * by_z) / N
-        d_z = tl.where(mask, d_z * slope, 0.0)
-        d_f = d_z * w1
+            z = _load(z_ptr, at, mask)
+            d_z -= (d_ie_bias[None, :] + z * by_z[None, :]) / N
+        d_z = tl.where(mask, d_z * slope[None, :], 0.0)
+        d_f = d_z * w1[None, :]
         d_w0 += tl.sum(d_z * x, 0)
-        d_w1 += tl.sum(d_z * (x + centred * a + bias), 0)
+        d_w1 += tl.sum(d_z * (x + centred * a[None, :] + bias[None, :]), 0)
         d_a += tl.sum(d_f * centred, 0)
         d_bias += tl.sum(d_f, 0)
-        tl.store(partial_ptr + at, d_f * a / S, mask)
-        tl.store(other_ptr + at, d_z * (w0 + w1) / S, mask)
+        tl.store(partial_ptr + at, d_f * a[None, :] / S, mask)
+        tl.store(other_ptr + at, d_z * (w0 + w1)[None, :] / S, mask)
     d_weight = d_a * rstd
     if NORM:
-        count = N.to(tl.float32) * S
+        values = N.to(tl.float32) * S
         slope_ptr = other_ptr + splits * NC
-        tl.store(slope_ptr + c, -d_weight * a * rstd / count, exists)
-        tl.store(slope_ptr + C + c, -d_bias * a / count, exists)
-    tl.store(d_weight_ptr + c, d_weight, exists)
-    tl.store(d_bias_ptr + c, d_bias, exists)
-    tl.store(d_pair_ptr + 2 * c, d_w0, exists)
-    tl.store(d_pair_ptr + 2 * c + 1, d_w1, exists)
-    tl.store(d_gate_weight_ptr + c, by_z * ie_weight, exists)
-    tl.store(d_gate_bias_ptr + c, d_ie_bias * ie_weight, exists)
-    d_ie_weight = by_z * gate_weight
-    d_ie_weight += d_ie_bias * _load(gate_bias_ptr, c, exists)
-    tl.store(d_ie_weight_ptr + c, d_ie_weight, exists)
-    tl.store(d_ie_bias_ptr + c, d_ie_bias, exists)
+        tl.store(slope_ptr + c, -d_weight * a * rstd / values, exists)
+        tl.store(slope_ptr + C + c, -d_bias * a / values, exists)
+    _store(d_weight_ptr, c, d_weight, exists)
+    _store(d_bias_ptr, c, d_bias, exists)
+    _store(d_pair_ptr, 2 * c, d_w0, exists)
+    _store(d_pair_ptr, 2 * c + 1, d_w1, exists)
+    _store(d_gate_weight_ptr, c, by_z * ie_weight, exists)
+    _store(d_gate_bias_ptr, c, d_ie_bias * ie_weight, exists)
+    gate_bias = _load(gate_bias_ptr, c, exists)
+    _store(d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias,
+           exists)
+    _store(d_ie_bias_ptr, c, d_ie_bias, exists)
