@@ -112,6 +112,9 @@ def row(names, images, dtype=torch.bfloat16, training=True, how='compiled',
 
 
 def main():
+    argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     both = ['plain', 'StepNet']
     row([*both, 'StepNet reference'], 256)
     for images in (32, 8):

@@ -201,10 +201,12 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
     """Whether a block with a constant step computes what its tail says.
 
     A copy of random weights is run as it is, with half of what its branch
-    returns, and as a :class:`FusedBlock`.
+    returns, and as a :class:`FusedBlock`: in float32 on the CPU, whatever
+    the caller's default type, device and autocast are.
     """
     try:
-        with torch.random.fork_rng([]):
+        with (torch.random.fork_rng([]), torch.device('cpu'),
+              torch.autocast('cpu', enabled=False)):
             torch.manual_seed(0)
             probe: Any = copy.deepcopy(block).to_empty(device='cpu').float()
             probe.train(False)
@@ -213,10 +215,10 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
                     t.uniform_(0.1, 1) if t.dim() < 2 else t.normal_(std=0.1)
                 else:
                     t.zero_()
-            x = torch.randn(2, next(
-                p.shape[1] * getattr(m, 'groups', 1)
-                for m in probe.modules() for p in m.parameters(False)
-                if p.dim() == 4), 8, 8)
+            channels = next(p.shape[1] * getattr(m, 'groups', 1)
+                            for m in probe.modules()
+                            for p in m.parameters(False) if p.dim() == 4)
+            x = torch.randn(2, channels, 8, 8, dtype=torch.float32)
             end: Any = tail.end(probe)
             handle = end.register_forward_hook(_halve)
             wanted = probe(x.clone())

@@ -275,7 +275,7 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out'
 @pytest.mark.parametrize('args, message', [
     (['blocks', 'resnet18'], "'resnet18' names no model; give"),
     (['blocks', 'keras:resnet'], 'names no model'),
-    (['blocks', 'mm:nowhere.py'], 'nowhere.py'),
+    (['blocks', 'nowhere.py:net'], 'nowhere.py'),
     (['blocks', '{}/no.py:net'], 'no.py'),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
     (['report', 'no.npz'], 'no.npz'),

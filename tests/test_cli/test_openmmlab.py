@@ -77,3 +77,9 @@ def test_what_is_no_classifier_is_measured_in_its_backbone(given, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith('layer1.1')
     assert lines[-1] == '8 residual steps, 4 of them recorded'
+
+
+def test_a_config_that_is_not_there_is_one_line(capsys):
+    pytest.importorskip('mmpretrain')
+    assert main(['blocks', 'mm:nowhere.py']) == 2
+    assert 'nowhere.py' in capsys.readouterr().err.splitlines()[-1]

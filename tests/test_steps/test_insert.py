@@ -9,6 +9,7 @@ from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import insert_steps, remove_steps, step_parameters
+from mmstepnet.steps import fused_blocks
 from mmstepnet.steps.fused_blocks import FusedBlock
 
 from .insertion import perturb, steps_of
@@ -43,6 +44,17 @@ def test_which_blocks_get_steps(options, wanted):
     assert remove_steps(model) == wanted
     assert torch.equal(model(IMAGES), before)
     assert type(model.layer1[0]) is BasicBlock
+
+
+@pytest.mark.parametrize('surroundings', [
+    lambda: torch.device('meta'),
+    lambda: torch.autocast('cpu', torch.bfloat16)])
+def test_surroundings_do_not_decide_which_step_stands(surroundings,
+                                                      monkeypatch):
+    monkeypatch.setattr(fused_blocks, 'TRIED', {})
+    with surroundings():
+        insert_steps(model := resnet18())
+    assert isinstance(model.layer2[1], FusedBlock)
 
 
 def test_a_backbone_is_looked_at_alone():
