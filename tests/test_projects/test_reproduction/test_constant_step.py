@@ -12,6 +12,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet import measure_stiffness
 from projects.reproduction.constant_step import ROWS, table, verdict
+from projects.reproduction.moving_gates import adaptive
 from tests.documents import ROOT
 
 CONFIG = ('projects/reproduction/configs/small/'
@@ -81,3 +82,11 @@ def test_rows_of_the_plan(tmp_path):
     save(tmp_path, dict(plain=(30.0, )), commit='b')
     with pytest.raises(ValueError, match='2 programs'):
         table(tmp_path)
+
+
+@pytest.mark.parametrize('drops, word', [
+    ([0.5, 2.0], 'adaptive'), ([0.4, -0.4], 'a scale'),
+    ([0.5, 0.4], 'undecided'), ([-0.6, 0.1], 'undecided')])
+def test_whether_gates_adapt(drops, word):
+    """By what replacing them takes from the accuracy, in points."""
+    assert adaptive(drops) == word
