@@ -212,6 +212,11 @@ class FoldedStepNet(ChannelGate):
             self.pair_weight = nn.Parameter(pair * slope[:, None])
             self.ie_bias = nn.Parameter(offset.clone())
 
+    def reset_parameters(self) -> None:
+        """Bring all to the start that StepNet's has."""
+        nn.init.zeros_(self.pair_weight)
+        nn.init.constant_(self.ie_bias, self.initial_logits[0])
+
     def forward(self, p: Tensor, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from what :attr:`pooled` names."""
         first, second = self.pair_weight.unbind(1)

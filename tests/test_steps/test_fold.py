@@ -106,6 +106,17 @@ def test_other_adaptors_stay():
                                    rtol=1e-4, atol=1e-4)
 
 
+def test_a_folded_gate_starts_from_any_memory():
+    """As StepNet does, whose start is one number for all images."""
+    gate, pooled = StepNet(3), torch.rand(2, 5, 3)
+    folded = FoldedStepNet(gate.eval())
+    for p in folded.parameters():
+        nn.init.constant_(p, torch.nan)
+    folded.reset_parameters()
+    with torch.no_grad():
+        assert torch.equal(folded(*pooled), gate(*pooled))
+
+
 def test_refuses_models_without_steps():
     with pytest.raises(TypeError, match='with residual steps.*got Conv2d'):
         mmstepnet.fold(nn.Conv2d(3, 3, 1))
