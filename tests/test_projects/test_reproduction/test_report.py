@@ -81,8 +81,9 @@ def test_seeds_are_paired_and_planned_ones_alone_count():
 def test_every_row_is_of_its_config_and_seed():
     """And no configs' rows are without a table."""
     names = {c.name for cells in TABLES.values() for c in cells}
-    folders = [f for f in RESULTS.iterdir() if f.is_dir()
-               and f.name not in ('warm_start', 'constant_step')]
+    experiments = 'warm_start', 'constant_step', 'moving_gates'
+    folders = [f for f in RESULTS.iterdir()
+               if f.is_dir() and f.name not in experiments]
     assert len(folders) > 70
     for folder in folders:
         assert folder.name in names
