@@ -5,14 +5,13 @@ import torch.nn as nn
 import torchvision
 
 from mmstepnet.attentions import choose_step
-from mmstepnet.stiffness import (
-    READINGS,
-    TrajectoryRecorder,
-    neural_stiffness_index,
-)
-from tests.utils import perturb, seeded
+from mmstepnet.steps.finding import hooked
+from mmstepnet.stiffness import TrajectoryRecorder, neural_stiffness_index
+from tests.utils import Adds, perturb, seeded
 
 IMAGES = seeded(3, 3, 32, 32, seed=5)
+MAPS = seeded(2, 8, 5, 5)
+ONE = torch.ones(())
 
 
 def ready(model):
@@ -21,85 +20,25 @@ def ready(model):
     return model
 
 
-def relu(x):
-    return x.clamp(min=0)
-
-
-def branch_of(block):
-    """f of a post-activation block, by its parts."""
-    count = 3 if hasattr(block, 'conv3') else 2
-    norm = 'bn' if hasattr(block, 'bn1') else 'norm'
-
-    def branch(x):
-        for k in range(1, count + 1):
-            x = getattr(block, f'{norm}{k}')(getattr(block, f'conv{k}')(x))
-            x = relu(x) if k < count else x
-        return x
-
-    return branch
-
-
-def post_activation(branch=branch_of, gate=None):
-    """Steps (x, f, Δt, x_next, out) of a post-activation block."""
-
-    def steps(block, x):
-        f = branch(block)(x)
-        step = torch.ones(()) if gate is None else gate(block, x, f)
-        x_next = x + f * step
-        return [(x, f, step, x_next, relu(x_next))]
-
-    return steps
-
-
-def plain_step(x, f):
-    return x, f, torch.ones(()), x + f, x + f
-
-
-def our_step(block, x, f):
-    attention = block.step.attention
-    return (torch.ones(()) if attention is None
-            else choose_step(attention, x, f))
-
-
 def size(x):
     return x.detach().double().flatten(1).norm(dim=1)
 
 
-def keep_features(model, names, steps, images):
-    """All features at once, then every reading in float64, {name: (N, L)}."""
-    kept = {}
-    modules = dict(model.named_modules())
-    handles = [
-        modules[name].register_forward_pre_hook(
-            lambda m, args, name=name: kept.update(
-                {name: [a.clone() if torch.is_tensor(a) else a
-                        for a in args]})) for name in names
-    ]
-    with torch.no_grad():
-        model(images)
-        for handle in handles:
-            handle.remove()
-        readings = {key: [] for key in (*READINGS, 'x_norm', 'f_norm',
-                                        'step_mean')}
-        for name in names:
-            for x, f, step, x_next, out in steps(modules[name], *kept[name]):
-                n = size(x)
-                readings['adaptive'].append(
-                    neural_stiffness_index(x, x + f * step, step)
-                    if (step != 0).all() else size(f) / n)
-                readings['unit'].append(size(x_next - x) / n)
-                readings['returned'].append(size(out - x) / n)
-                readings['x_norm'].append(n)
-                readings['f_norm'].append(size(f))
-                readings['step_mean'].append(
-                    step.double().expand_as(x).flatten(1).mean(1))
-    return {key: torch.stack(v, 1) for key, v in readings.items()}
+def readings(x, f, step, out):
+    """Every reading of one step by its formula, in float64."""
+    x, f, step, out = (t.double() for t in (x, f, step, out))
+    return dict(
+        adaptive=neural_stiffness_index(x, x + f * step, step),
+        unit=size(f * step) / size(x), returned=size(out - x) / size(x),
+        x_norm=size(x), f_norm=size(f),
+        step_mean=step.expand_as(x).flatten(1).mean(1))
 
 
 def recorded(model, *batches, blocks=None):
     """The recorder of passes without gradients."""
+    torch.manual_seed(0)
     with TrajectoryRecorder(model, blocks) as recorder, torch.no_grad():
-        for batch in batches or (IMAGES, ):
+        for batch in batches:
             model(batch)
     return recorder
 
@@ -112,14 +51,69 @@ def block_of(step):
 
 
 def assert_recorded(recorder, model, steps, *batches, rtol=1e-5):
-    """Every reading is that of an evaluation that keeps all features."""
-    blocks = list(dict.fromkeys(map(block_of, recorder.blocks)))
-    parts = [keep_features(model, blocks, steps, images)
-             for images in batches or (IMAGES, )]
+    """Every reading is that of an evaluation that keeps all features.
+
+    Args:
+        steps (Callable): ``steps(block, *inputs)`` gives (x, f, Δt) of each
+            step of a block. What a step returns is the next one's x, or what
+            the block returns.
+    """
+    names, rows, parts = list(map(block_of, recorder.blocks)), [], []
+
+    def keep(block, args):
+        block.given = [a.clone() if torch.is_tensor(a) else a for a in args]
+
+    def measure(block, args, out):
+        found = steps(block, *block.given)
+        x, f, step = found[-1]
+        ends = [x for x, *_ in found[1:]] + [
+            out if out.shape == x.shape else x + f * step]
+        rows.extend(readings(*s, end) for s, end in zip(found, ends))
+
+    torch.manual_seed(0)
+    with torch.no_grad(), hooked([
+            handle for name in dict.fromkeys(names)
+            for block in [model.get_submodule(name)] for handle in (
+                block.register_forward_pre_hook(keep),
+                block.register_forward_hook(measure))]):
+        for batch in batches:
+            rows.clear()
+            model(batch)
+            parts.append({name: torch.stack([
+                row[name] for row in rows], 1) for name in rows[0]})
     for name, value in recorder.record.items():
         expected = torch.cat([part[name] for part in parts])
-        assert value.dtype == torch.float32 and expected.min() > 0
+        assert value.dtype == torch.float32 and expected.mean() > 0
         torch.testing.assert_close(value.double(), expected, rtol=rtol, atol=0)
+
+
+def branch_of(block, x):
+    """f of a post-activation block of the hosts, by its parts."""
+    count = 3 if hasattr(block, 'conv3') else 2
+    norm = 'bn' if hasattr(block, 'bn1') else 'norm'
+    for k in range(1, count + 1):
+        x = getattr(block, f'{norm}{k}')(getattr(block, f'conv{k}')(x))
+        x = x.relu() if k < count else x
+    return x
+
+
+def post_activation(gate=lambda block, x, f: ONE):
+    """The step of a post-activation block."""
+    def steps(block, x):
+        f = branch_of(block, x)
+        return [(x, f, gate(block, x, f))]
+
+    return steps
+
+
+def residual_step(block, x):
+    """The step of a :class:`Residual`."""
+    return [(x, block.f(x), ONE)]
+
+
+def our_step(block, x, f):
+    attention = block.step.attention
+    return ONE if attention is None else choose_step(attention, x, f)
 
 
 def small_resnet():
@@ -134,34 +128,20 @@ def no_hooks(model):
         or getattr(m, '_observers', None) for m in model.modules())
 
 
-class Residual(nn.Module):
-    """A block of a class of its own, with or without activation behind it."""
+class Residual(Adds):
+    """A block of maps that adds in place, with an activation or without."""
 
     def __init__(self, last=None):
-        super().__init__()
-        self.first = nn.Conv2d(8, 8, 3, padding=1)
-        self.middle = nn.ReLU(inplace=True)
-        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        super().__init__(nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True),
+            nn.Conv2d(8, 8, 3, padding=1)))
         self.last = last
 
-    def branch(self, x):
-        return self.second(relu(self.first(x)))
-
     def forward(self, x):
-        f = self.second(self.middle(self.first(x)))
+        f = self.f(x)
         f += x
         return f if self.last is None else self.last(f)
 
 
-def residual_step(last):
-    """The step of such a block, with ``last`` behind it."""
-    def steps(block, x):
-        f = block.branch(x)
-        return [(x, f, torch.ones(()), x + f, last(x + f))]
-
-    return steps
-
-
-def blocks_in_a_row(block=Residual):
-    return ready(nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.Sequential(*[block() for _ in range(3)])))
+def row(make, count=3):
+    return nn.Sequential(*(make() for _ in range(count)))

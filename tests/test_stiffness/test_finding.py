@@ -6,48 +6,21 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.ops import stochastic_depth
 
 from mmstepnet import find_steps
 from mmstepnet.steps.finding import FIRST
 from mmstepnet.steps.finding.additions import PROJECTS
-from tests.test_stiffness.reference import recorded, size
+from tests.test_stiffness.reference import (
+    MAPS,
+    ONE,
+    assert_recorded,
+    recorded,
+    row,
+)
 from tests.utils import Adds, perturb, seeded
 
 X = seeded(2, 6, 8, seed=3)
-MAPS = seeded(2, 8, 5, 5, seed=4)
-
-
-class Block(nn.Module):
-    """A block by its code: ``code(block, x)`` with layers a, b, c, norm."""
-
-    def __init__(self, code, maps=False):
-        super().__init__()
-        for name in 'abc':
-            layer = nn.Conv2d(8, 8, 1) if maps else nn.Linear(8, 8)
-            setattr(self, name, layer)
-        self.norm = nn.BatchNorm2d(8) if maps else nn.LayerNorm(8)
-        self.scale = nn.Parameter(torch.rand(1, 8, 1, 1) + 0.5)
-        self.code = code
-
-    def forward(self, x):
-        return self.code(self, x)
-
-
-def build(code, maps=False, count=3):
-    return perturb(nn.Sequential(
-        *[Block(code, maps) for _ in range(count)])).eval()
-
-
-def assert_ratio(recorder, model, x, branch, reading='adaptive'):
-    """NSI of the one step of each block, by its formula in float64."""
-    assert recorder.blocks == ['1', '2']
-    with torch.no_grad():
-        for k, block in enumerate(model):
-            if k:
-                torch.testing.assert_close(
-                    recorder.record[reading][:, k - 1].double(),
-                    size(branch(block, x)) / size(x), rtol=1e-5, atol=0)
-            x = block(x)
 
 
 class Foreign(nn.Linear):
@@ -67,33 +40,51 @@ class InBuffer(Foreign):
         return out
 
 
-class Add(nn.Module):
-    def forward(self, x, f):
-        return x + f
+class Learnt(nn.Module):
+    """Positions, foreign to the state."""
 
-
-class Positions(nn.Module):
-    """Positions by the shape alone, or learnt: foreign to the state."""
-
-    def __init__(self, learnt):
+    def __init__(self):
         super().__init__()
-        self.table = nn.Parameter(torch.rand(X.shape)) if learnt else None
+        self.table = nn.Parameter(torch.rand(X.shape))
 
     def forward(self, x):
-        if self.table is not None:
-            return self.table[:, :x.shape[1]]
+        return self.table[:, :x.shape[1]]
+
+
+class Fixed(nn.Module):
+    """Positions by the shape alone."""
+
+    def forward(self, x):
         out = torch.zeros(x.shape)
         out[..., ::2] = torch.arange(6.)[:, None].sin()
         return out
 
 
-def with_layer(code, make, **layers):
-    """Code of a block one of whose layers is another one."""
-    def own(block, x):
-        if not isinstance(getattr(block, 'own', None), nn.Module):
-            block.own = perturb(make())
-        return code(block, x)
-    return own
+class Add(nn.Module):
+    def forward(self, x, f):
+        return x + f
+
+
+class Block(nn.Module):
+    """A block by its code, ``code(block, x)``, and its layers."""
+
+    def __init__(self, code, maps=False):
+        super().__init__()
+        for name in 'abc':
+            layer = nn.Conv2d(8, 8, 1) if maps else nn.Linear(8, 8)
+            setattr(self, name, layer)
+        self.norm = nn.BatchNorm2d(8) if maps else nn.LayerNorm(8)
+        self.scale = nn.Parameter(torch.rand(1, 8, 1, 1) + 0.5)
+        self.foreign, self.in_buffer = Foreign(8, 8), InBuffer(8, 8)
+        self.learnt, self.fixed, self.add = Learnt(), Fixed(), Add()
+        self.code = code
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def build(code, maps=False, count=3):
+    return perturb(row(lambda: Block(code, maps), count)).eval()
 
 
 def heun(block, x):
@@ -110,11 +101,48 @@ def backwards(block, x):
     return block.b(torch.from_numpy(x.numpy()[..., ::-1].copy()))
 
 
+def dual_path(block, x):
+    """The branch of a slice; the other slice goes on as it is."""
+    return block.b(torch.relu(block.a(x)))[..., :5]
+
+
+def post_norm(block, x):
+    """What follows the norm is given to nobody as it is."""
+    x = block.norm(x + block.a(x))
+    return x + block.b(x * 1.5 + 1)
+
+
+def post_norm_steps(block, x):
+    f = block.a(x)
+    y = block.norm(x + f)
+    return [(x, f, ONE), (y, block.b(y * 1.5 + 1), ONE)]
+
+
+def gate(block, f):
+    return torch.sigmoid(block.c(f.mean((2, 3), keepdim=True)))
+
+
+def branch(block, x):
+    return block.norm(block.a(x))
+
+
+def gated_steps(block, x):
+    f = branch(block, x)
+    return [(x, f, gate(block, f))]
+
+
 def a(block, x):
     return block.a(x)
 
 
-STEPS = {  # code of a block, and the branch that it adds
+GATED = {
+    'gate': lambda b, x: x + branch(b, x) * gate(b, branch(b, x)),
+    'in place': lambda b, x: x + branch(b, x).mul_(gate(b, branch(b, x))),
+    'expanded': lambda b, x: x + branch(b, x) * gate(
+        b, branch(b, x)).expand_as(x),
+    'from the left': lambda b, x: gate(b, branch(b, x)) * branch(b, x) + x,
+}
+TOKENS = {  # code of a block, and the branch that it adds, or its steps
     'parallel': (lambda b, x: x + b.a(x) + b.b(x),
                  lambda b, x: b.a(x) + b.b(x)),
     'parallel, state last': (lambda b, x: b.a(x) + b.b(x) + x,
@@ -124,7 +152,12 @@ STEPS = {  # code of a block, and the branch that it adds
     # A stage of a Runge-Kutta method is no step.
     'Heun': (heun, lambda b, x: heun(b, x) - x),
     'slices of one memory': (lambda b, x: x + res2net(b, x), res2net),
-    'of a caller': (lambda b, x: Add()(x, b.a(x)), a),
+    'a slice of the state': (
+        lambda b, x: torch.cat([
+            x[..., :5] + dual_path(b, x), x[..., 5:]], 2),
+        lambda b, x: [(x[..., :5], dual_path(b, x), ONE)]),
+    'post-norm': (post_norm, post_norm_steps),
+    'of a caller': (lambda b, x: b.add(x, b.a(x)), a),
     **{f'copy {k}': (lambda b, x, same=same: same(x) + b.a(x), a)
        for k, same in enumerate((
            lambda x: x.clone(), lambda x: x.double().float(),
@@ -132,7 +165,7 @@ STEPS = {  # code of a block, and the branch that it adds
            lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)))},
     'alpha': (lambda b, x: x.add(b.a(x), alpha=0.5),
               lambda b, x: 0.5 * b.a(x)),
-    'sub': (lambda b, x: x - b.a(x), a),
+    'sub': (lambda b, x: x - b.a(x), lambda b, x: -b.a(x)),
     'lerp': (lambda b, x: x.lerp(b.a(x), 0.25),
              lambda b, x: (b.a(x) - x) / 4),
     'addcmul': (lambda b, x: x.addcmul(b.a(x), b.b(x)),
@@ -140,20 +173,49 @@ STEPS = {  # code of a block, and the branch that it adds
     'in place': (lambda b, x: b.a(x).add_(x), a),
     'overwritten': (lambda b, x: x.clone().add_(b.a(x)).relu_(), a),
     'by NumPy': (lambda b, x: x + backwards(b, x), backwards),
-    **{cls.__name__: (
-        with_layer(lambda b, x: x + b.norm(b.own(b.b(x))),
-                   lambda cls=cls: cls(8, 8)),
-        lambda b, x: b.norm(b.own(b.b(x)))) for cls in (Foreign, InBuffer)},
+    'foreign': (lambda b, x: x + b.norm(b.foreign(b.b(x))),
+                lambda b, x: b.norm(b.foreign(b.b(x)))),
+    'foreign, in a buffer': (
+        lambda b, x: x + b.norm(b.in_buffer(b.b(x))),
+        lambda b, x: b.norm(b.in_buffer(b.b(x)))),
+}
+CASES = {
+    **{key: (*case, X) for key, case in TOKENS.items()},
+    # A factor computed from the state is Δt, one number a channel ...
+    **{f'gated, {key}': (code, gated_steps, MAPS)
+       for key, code in GATED.items()},
+    # ... and others belong to the branch: a layer scale, what looks like
+    # stochastic depth, and gates of another shape.
+    **{f'factor {k}': (
+        lambda b, x, f=f: x + f(b, x), f, MAPS) for k, f in enumerate((
+            lambda b, x: branch(b, x) * b.scale,
+            lambda b, x: b.a(x) * b.scale[:, :1],
+            lambda b, x: b.a(x) * torch.sigmoid(b.c(x).mean(1, keepdim=True)),
+            lambda b, x: b.a(x) * torch.sigmoid(b.c(x))))},
+    # Stochastic depth is no part of the step.
+    **{f'dropped {k}': (
+        lambda b, x, drop=drop: x + drop(b.a(x)), a, MAPS.repeat(6, 1, 1, 1))
+       for k, drop in enumerate((
+           lambda f: stochastic_depth(f, 0.5, 'row'),
+           lambda f: f.div(0.5) * (  # as in mmcv
+               0.5 + torch.rand(len(f), 1, 1, 1)).floor()))},
 }
 
 
-@pytest.mark.parametrize('key', STEPS)
-def test_steps(key):
-    code, branch = STEPS[key]
-    model = build(code)
-    recorder = recorded(model, X)
-    assert_ratio(recorder, model, X, branch)
-    assert_ratio(recorder, model, X, lambda b, x: code(b, x) - x, 'returned')
+@pytest.mark.parametrize('batch', [1, None])
+@pytest.mark.parametrize('key', CASES)
+def test_readings_are_those_of_the_formula(key, batch):
+    code, branch, x = CASES[key]
+
+    def steps(block, x):
+        found = branch(block, x)
+        return found if isinstance(found, list) else [(x, found, ONE)]
+
+    model, x = build(code, maps=x.dim() == 4), x[:batch]
+    recorder = recorded(model, x)
+    assert recorder.blocks == (['1', '2'] if key != 'post-norm' else [
+        f'{k}.{step}' for k in (1, 2) for step in ('attn_step', 'mlp_step')])
+    assert_recorded(recorder, model, steps, x)
 
 
 def reuse(block, x):
@@ -175,9 +237,8 @@ def reuse(block, x):
     lambda b, x: b.a(x) + b.b(x),
     lambda b, x: x + b.a.weight.sum(),
     reuse,
-    *(with_layer(lambda b, x: b.norm(b.b(x + b.own(x))),
-                 lambda learnt=learnt: Positions(learnt))
-      for learnt in (True, False)),
+    lambda b, x: b.norm(b.b(x + b.learnt(x))),
+    lambda b, x: b.norm(b.b(x + b.fixed(x))),
 ])
 def test_no_steps(code):
     """A branch was computed from the state and has passed a contraction."""
@@ -187,70 +248,20 @@ def test_no_steps(code):
     assert [s.name for s in steps if not s.left_out] == ['1', '2']
 
 
-def test_a_norm_of_a_state_is_one():
-    """Post-norm, where what follows the norm is given to nobody as it is."""
-    def code(block, x):
-        x = block.norm(x + block.a(x))
-        return x + block.b(x * 1.5 + 1)
-
-    model = build(code)
-    recorder = recorded(model, X)
-    assert recorder.blocks == [
-        f'{k}.{s}' for k in (1, 2) for s in ('attn_step', 'mlp_step')]
-    with torch.no_grad():
-        x = model[0](X)
-        y = model[1].norm(x + model[1].a(x))
-    torch.testing.assert_close(
-        recorder.record['returned'][:, 0].double(), size(y - x) / size(x),
-        rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize('batch', [1, 2])
-def test_a_slice_of_what_the_block_was_given_is_a_state(batch):
-    """As dual path networks add to it; the other slice goes on as it is."""
-    def branch(b, x):
-        return b.b(torch.relu(b.a(x)))[..., :5]
-
-    model, x = build(lambda b, x: torch.cat(
-        [x[..., :5] + branch(b, x), x[..., 5:]], 2)), X[:batch]
-    recorder = recorded(model, x)
-    assert recorder.blocks == ['1', '2']
-    assert recorder.steps[1].shape == (batch, 6, 5)
-    with torch.no_grad():
-        x = model[0](x)
-        expected = size(branch(model[1], x)) / size(x[..., :5])
-    torch.testing.assert_close(
-        recorder.nsi[:, 0].double(), expected, rtol=1e-5, atol=0)
-
-
 def test_what_find_steps_tells():
     model = build(lambda b, x: x + b.a(x) * torch.sigmoid(
         b.c(x).mean((2, 3), keepdim=True)), maps=True)
     model.insert(0, nn.Conv2d(3, 8, 3))
-    images = torch.randn(2, 3, 9, 7)
-    model.train()
-    state = {k: v.clone() for k, v in model.state_dict().items()}
-    first, second, third = find_steps(model, images)
-    assert all(torch.equal(v, state[k])
-               for k, v in model.state_dict().items())
-    assert all(m.training for m in model.modules())
+    first, second, third = find_steps(model, torch.randn(2, 3, 9, 7))
     assert first.left_out == FIRST and first.name == '1'
     assert second.name == second.block == second.owner == '2'
-    assert second.stage == ''
-    assert second.gate == (2, 8, 1, 1) and third.left_out is None
-    assert str(second) == ('2: (2, 8, 7, 5), gate (2, 8, 1, 1), recorded')
-    assert not any(m._forward_hooks or m._forward_pre_hooks
-                   for m in model.modules())
+    assert second.stage == '' and third.left_out is None
+    assert str(second) == '2: (2, 8, 7, 5), gate (2, 8, 1, 1), recorded'
     # On the meta device it is the same, and nothing is computed.
     wanted = find_steps(build(heun), X)
     assert find_steps(build(heun).to('meta'), X.to('meta')) == wanted
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert find_steps(build(heun), torch.empty(2, 6, 8)) == wanted
-
-
-def wrapper(width=8):
-    """As in SHViT and MSRA's EfficientViT."""
-    return Adds(nn.Linear(width, width))
 
 
 class Net(nn.Module):
@@ -263,15 +274,24 @@ class Net(nn.Module):
         self.code = code
 
     def forward(self, x, **kwargs):
-        if self.code is None:
-            for child in self.children():
-                x = child(x)
-            return x
-        return self.code(self, x, **kwargs)
+        if self.code is not None:
+            return self.code(self, x, **kwargs)
+        for child in self.children():
+            x = child(x)
+        return x
 
 
 class Other(Net):
     """Of another class."""
+
+
+def linear(*names):
+    return {name: nn.Linear(8, 8) for name in names}
+
+
+def wrapper(width=8):
+    """As in SHViT and MSRA's EfficientViT."""
+    return Adds(nn.Linear(width, width))
 
 
 def pair():
@@ -284,24 +304,22 @@ def cpubone():
     return nn.Sequential(nn.Sequential(wrapper(), mlp), wrapper())
 
 
-def partial(width, blocks):
+def partial(width):
     """A stage that passes half of its channels by, as in CSPNet."""
     return Net(lambda m, x: m.final(m.blocks(m.main(x)) * m.short(x)),
                main=nn.Linear(8, width), short=nn.Linear(8, width),
                final=nn.Linear(width, 8),
-               blocks=nn.Sequential(*(wrapper(width) for _ in range(blocks))))
+               blocks=nn.Sequential(wrapper(width)))
 
 
-def csp(*depths):
-    return nn.Sequential(*(
-        nn.Sequential(nn.Linear(8, 8), partial(width, n))
-        for width, n in zip((4, 5, 6), depths)))
+def rtmdet():
+    return nn.Sequential(*(nn.Sequential(
+        nn.Linear(8, 8), partial(width)) for width in (4, 5, 6)))
 
 
 def both():
     """Two layers that are added, as in RepVGG."""
-    return Net(lambda m, x: m.a(x) + m.b(x),
-               a=nn.Linear(8, 8), b=nn.Linear(8, 8))
+    return Net(lambda m, x: m.a(x) + m.b(x), **linear('a', 'b'))
 
 
 def nested(shortcut):
@@ -319,8 +337,7 @@ def two_streams():
         patches = patches + m.proj(pixels)
         return pixels, patches + m.patches(patches)
 
-    return Net(code, **{name: nn.Linear(8, 8) for name in (
-        'attn', 'mlp', 'proj', 'patches')})
+    return Net(code, **linear('attn', 'mlp', 'proj', 'patches'))
 
 
 def in_lists():
@@ -329,15 +346,13 @@ def in_lists():
         x, other = states[-1]
         return [*states, (x + m.a(x), other)]
 
-    return Net(code, a=nn.Linear(8, 8))
+    return Net(code, **linear('a'))
 
 
 def queries():
     """A decoder's layer as in DETR: its queries get positions each time."""
-    def code(m, states, positions):
-        return states + m.a(states + positions) * torch.sigmoid(m.b(states))
-
-    return Net(code, a=nn.Linear(8, 8), b=nn.Linear(8, 8))
+    return Net(lambda m, x, positions: x + m.a(x + positions) * torch.sigmoid(
+        m.b(x)), **linear('a', 'b'))
 
 
 def decoder(m, x):
@@ -347,6 +362,11 @@ def decoder(m, x):
     return states
 
 
+def recurrent():
+    return Net(lambda m, x: x + m.rnn(x)[0],
+               rnn=nn.LSTM(8, 8, batch_first=True))
+
+
 def without_sum():
     """A block that adds by a sum over a stack."""
     model = build(lambda b, x: x + b.a(x), count=6)
@@ -354,47 +374,34 @@ def without_sum():
     return model
 
 
-def row(make, n=3):
-    return nn.Sequential(*(make() for _ in range(n)))
+def stage(name, count, *steps):
+    """Steps of a stage by their names in a block; the first is left out."""
+    return [(f'{name}.{k}{step}'.lstrip('.'), name, None if k else FIRST)
+            for k in range(count) for step in steps or ['']]
 
 
 ALONE, BRANCH = 'no container', 'part of the branch of another step'
+PAIR = '.attn_step', '.mlp_step'
 STAGES = {  # a network, and (name, stage, why it is left out) of its steps
     'a list rather than a block of wrappers': (
-        lambda: Net(blocks=row(pair, 2)),
-        [(f'blocks.{k}.{s}_step', 'blocks', None if k else FIRST)
-         for k in (0, 1) for s in ('attn', 'mlp')]),
+        lambda: Net(blocks=row(pair, 2)), stage('blocks', 2, *PAIR)),
     'a block that is a list, as in CPUBone': (
         lambda: nn.Sequential(nn.Linear(8, 8), row(cpubone, 2)),
-        [(f'1.{k}.{s}', '1', None if k else FIRST)
-         for k in (0, 1) for s in ('0.0', '0.1', '1')]),
+        stage('1', 2, '.0.0', '.0.1', '.1')),
     'one block beside a longer stage': (
         lambda: nn.Sequential(row(pair, 2), nn.Linear(8, 8), row(pair, 1)),
-        [*((f'0.{k}.{s}_step', '0', None if k else FIRST)
-           for k in (0, 1) for s in ('attn', 'mlp')),
+        [*stage('0', 2, *PAIR),
          ('2.0.attn_step', '2', None), ('2.0.mlp_step', '2', None)]),
     'wrappers in no list': (
         pair, [('conv', '', FIRST), ('ffn', '', None)]),
     'blocks that stand alone, as in RTMDet': (
-        lambda: csp(1, 1, 1),
+        rtmdet,
         [(f'{k}.1.blocks.0', f'{k}.1.blocks', None) for k in range(3)]),
-    'one that stands alone, as in YOLOv5': (
-        lambda: csp(1, 2),
-        [('0.1.blocks.0', '0.1.blocks', None),
-         ('1.1.blocks.0', '1.1.blocks', FIRST),
-         ('1.1.blocks.1', '1.1.blocks', None)]),
-    'a single block': (
-        lambda: partial(4, 1), [('blocks.0', None, ALONE)]),
-    'a block that runs again': (
-        lambda: Net(lambda m, x: m.blocks[0](m.blocks[0](m.blocks[0](x))),
-                    blocks=row(wrapper, 1)),
-        [('blocks.0', 'blocks', FIRST), ('blocks.0#2', 'blocks', None),
-         ('blocks.0#3', 'blocks', None)]),
     'branches that add, as in RepGhostNet': (
         lambda: nn.Sequential(
             nn.Sequential(Adds(both())), nn.Linear(8, 8),
             nn.Sequential(Adds(both()), Adds(both()))),
-        [('0.0', '0', None), ('2.0', '2', FIRST), ('2.1', '2', None)]),
+        [('0.0', '0', None), *stage('2', 2)]),
     'steps in branches, as in MViTv2': (
         lambda: nn.Sequential(nested(nn.Identity()), nested(nn.Linear(8, 8)),
                               nested(nn.Identity())),
@@ -403,34 +410,32 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
     'lists of other parts, as in FastViT': (
         lambda: Net(stem=nn.Sequential(both()), stages=nn.Sequential(Other(
             position=wrapper(), blocks=row(pair, 2)))),
-        [('stages.0.position', None, ALONE), *(
-            (f'stages.0.blocks.{k}.{s}_step', 'stages.0.blocks',
-             None if k else FIRST) for k in (0, 1) for s in ('attn', 'mlp'))]),
+        [('stages.0.position', None, ALONE),
+         *stage('stages.0.blocks', 2, *PAIR)]),
     'streams that are also projected, as in TNT': (
         lambda: Net(lambda m, x: m.blocks((x, m.embed(x)))[1],
-                    embed=nn.Linear(8, 8), blocks=row(two_streams)),
-        [(f'blocks.{k}.step{s}', 'blocks', None if k else FIRST)
-         for k in range(3) for s in (1, 2, 3)]),
+                    **linear('embed'), blocks=row(two_streams)),
+        stage('blocks', 3, '.step1', '.step2', '.step3')),
     'states in lists and tuples': (
         lambda: Net(lambda m, x: m.blocks([(x, torch.ones(()))])[-1][0],
-                    blocks=row(in_lists)),
-        [(f'blocks.{k}', 'blocks', None if k else FIRST) for k in range(3)]),
+                    blocks=row(in_lists)), stage('blocks', 3)),
     'queries with positions, as in DETR': (
-        lambda: Net(decoder, layers=nn.ModuleList(
-            [queries() for _ in range(3)])),
-        [(f'layers.{k}', 'layers', None if k else FIRST) for k in range(3)]),
+        lambda: Net(decoder, layers=row(queries)), stage('layers', 3)),
     'layers in one module': (
         lambda: Net(lambda m, x: m.a(x) + x + F.gelu(m.b(m.a(x) + x)),
-                    a=nn.Linear(8, 8), b=nn.Linear(8, 8)),
-        [('', None, ALONE)] * 2),
-    'an LSTM, which PyTorch takes apart, as in Sequencer': (
-        lambda: row(lambda: Net(lambda m, x: x + m.rnn(x)[0], rnn=nn.LSTM(
-            8, 8, batch_first=True))).to('meta'),  # as CPUs do not
-        [(str(k), '', None if k else FIRST) for k in range(3)]),
+                    **linear('a', 'b')), [('', None, ALONE)] * 2),
+    # On the meta device, as PyTorch takes it apart there alone.
+    'an LSTM, as in Sequencer': (
+        lambda: row(recurrent).to('meta'), stage('', 3)),
     'a block whose addition is not seen': (
         without_sum,
-        [(str(k), '', None if k else FIRST) for k in (0, 1, 2, 4, 5)]
+        [s for s in stage('', 6) if s[0] != '3']
         + [('3', '', 'no addition to its state was seen')]),
+    'a block alone that projects is the first one': (
+        lambda: nn.Sequential(nn.Unflatten(2, (2, 4)), nn.Conv2d(6, 3, 1),
+                              ResNet(BasicBlock, [1, 2, 1, 1])),
+        [('2.layer1.0', '2.layer1', None),
+         ('2.layer2.1', '2.layer2', None)]),
 }
 
 
@@ -441,12 +446,3 @@ def test_blocks_and_stages(key):
     found = [(s.name, s.stage, s.left_out) for s in find_steps(
         model, X.to(next(model.parameters()).device))]
     assert [s for s in found if s[2] != PROJECTS] == expected
-    assert 'LSTM' not in key or len(found) == 3
-
-
-def test_a_block_alone_that_projects_is_the_first_one():
-    model = ResNet(BasicBlock, [1, 2, 1, 1])
-    assert [(s.name, s.left_out) for s in find_steps(
-        model, torch.rand(1, 3, 32, 32)) if s.block] == [
-        ('layer1.0', None), ('layer2.0', PROJECTS), ('layer2.1', None),
-        ('layer3.0', PROJECTS), ('layer4.0', PROJECTS)]

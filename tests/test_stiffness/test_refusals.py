@@ -1,12 +1,12 @@
 """What this room refuses, and a word of what it says."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-import torchvision
+from torchvision.models import vgg11
 
 from mmstepnet import ablate_blocks, block_scores, find_steps
 from mmstepnet.stiffness import (
@@ -19,8 +19,8 @@ from mmstepnet.stiffness import (
     stiffness_proportion,
     total_neural_stiffness,
 )
-from tests.test_stiffness.reference import no_hooks, recorded
-from tests.test_stiffness.test_recorder import MAPS, Net, Windows
+from tests.test_stiffness.reference import MAPS, no_hooks, recorded, row
+from tests.test_stiffness.test_recorder import Net, Windows
 from tests.test_stiffness.test_trajectories import SETTINGS, arrays
 from tests.utils import Adds, seeded
 
@@ -32,41 +32,43 @@ def given(**change):
     return Trajectories(**{**arrays(), **change})
 
 
-def net(add=torch.add):
-    class Block(Adds):
-        def forward(self, x):
-            return add(x, self.f(x))
-
-    return nn.Sequential(*[Block(nn.Linear(8, 8)) for _ in range(3)])
+class ByForeach(Adds):
+    def forward(self, x):
+        return torch._foreach_add([x], [self.f(x)])[0]
 
 
-class Mixes(nn.Module):
+class Mixes(Adds):
     """Hyper-connections: several streams, mixed by a matrix."""
 
-    def __init__(self):
-        super().__init__()
-        self.mix, self.layer = nn.Linear(2, 2), nn.Linear(8, 8)
+    def __init__(self, f):
+        super().__init__(f)
+        self.mix = nn.Linear(2, 2)
 
     def forward(self, x):  # (N, L, C, streams)
-        f = self.layer(x.mean(-1)).unsqueeze(-1)
-        return self.mix(x) + f.expand_as(x)
+        return self.mix(x) + self.f(x.mean(-1)).unsqueeze(-1).expand_as(x)
 
 
-class Elsewhere(Net):
+def net(kind=Adds):
+    return row(lambda: kind(nn.Linear(8, 8)))
+
+
+class InThread(nn.Module):
+    """Runs a model in another thread."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.blocks = model
+
     def forward(self, x):
-        thread = threading.Thread(target=super().forward, args=(x, ))
-        thread.start()
-        thread.join()
-        return x
+        with ThreadPoolExecutor() as pool:
+            return pool.submit(self.blocks, x).result()
 
 
-class Direct(Net):
-    """``block.forward(x)`` passes hooks by."""
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block.forward(x)
-        return x
+def in_two_threads():
+    model = net()
+    model.append(InThread(None))
+    model[3].blocks = model
+    return model
 
 
 class Twice(Net):
@@ -126,103 +128,77 @@ def record(model, x):
             assert len(recorder) == 0 and no_hooks(model)
 
 
-@pytest.mark.parametrize('call, error, word', [
+VALUES = [  # a call that raises a ValueError, and what it says
     # Arguments of the mathematics, checked in one place.
-    (lambda: neural_stiffness_index(ONE, TWO), ValueError, r'x_next.*\(1, 2'),
-    (lambda: neural_stiffness_index([[1., np.nan]], ONE), ValueError,
+    (lambda: neural_stiffness_index(ONE, TWO), r'x_next.*\(1, 2'),
+    (lambda: neural_stiffness_index([[1., np.nan]], ONE),
      r'x holds NaN.*\(0, 1\)'),
-    (lambda: neural_stiffness_index([[0., 0.]], ONE), ValueError,
+    (lambda: neural_stiffness_index([[0., 0.]], ONE),
      r'not finite at \(0,\): a state of norm 0'),
-    (lambda: neural_stiffness_index(ONE, ONE, 0.0), ValueError, 'step is 0'),
-    (lambda: stiffness_aware_index([[1.], [2.]], [0., 0.]), ValueError,
+    (lambda: stiffness_aware_index([[1.], [2.]], [0., 0.]),
      r'must increase, but do not at \(0,\); sort'),
-    (lambda: stiffness_aware_index([[1.], [2.]], [0., 1., 2.]), ValueError,
+    (lambda: stiffness_aware_index([[1.], [2.]], [0., 1., 2.]),
      r't must have shape \(2\)'),
-    (lambda: stiffness_index(lambda v: (v - 2).log(), [1., 1.]), ValueError,
+    (lambda: stiffness_index(lambda v: (v - 2).log(), [1., 1.]),
      r'rhs\(u\).*holds NaN'),
-    *((lambda a=a: total_neural_stiffness(*a), ValueError, word)
-      for a, word in (
+    *((lambda a=a: total_neural_stiffness(*a), word) for a, word in (
         ((np.empty((0, 3)), [0, 0, 0]), r'nsi must have shape \(N, L\)'),
-        ((np.ones(3), [0, 0, 0]), r'nsi must have shape \(N, L\)'),
         ((np.ones((2, 3)), [0, 0]), r'stages must have shape \(3\)'),
         (([[1.0, -0.5]], [0, 0]), r'not negative, got -0.5 at .*\(0, 1\)'),
         (([[1.0]], [0], 'mine'), "mu must be one of stage, all, got 'mine'"))),
-    (lambda: stiffness_proportion([[1.]], [0], [1.], [[0.]]), ValueError,
+    (lambda: stiffness_proportion([[1.]], [0], [1.], [[0.]]),
      r'm2 must have shape \(B\)'),
     # Recordings.
-    (lambda: given(x_norm=np.ones((4, 2))), ValueError,
-     r'x_norm must have shape \(4, 3\)'),
-    (lambda: given(unit=np.full((4, 3), np.nan)), ValueError,
-     'unit holds NaN'),
-    (lambda: given(blocks=['a']), ValueError, '3 blocks need as many names'),
-    (lambda: given(settings=dict(model='net')), ValueError, 'model, split'),
-    (lambda: given(settings=dict(SETTINGS, reading='mine')), ValueError,
-     "adaptive, unit.* got 'mine'"),
+    *((lambda change=change: given(**change), word) for change, word in (
+        (dict(x_norm=np.ones((4, 2))), r'x_norm must have shape \(4, 3\)'),
+        (dict(blocks=['a']), '3 blocks need as many names'),
+        (dict(settings=dict(model='net')), 'model, split'),
+        (dict(settings=dict(SETTINGS, reading='mine')),
+         "adaptive, unit.* got 'mine'"))),
     # Passes.
-    (lambda: record(torchvision.models.vgg11(), torch.rand(1, 3, 32, 32)),
-     ValueError, 'no residual step of VGG.*adds no'),
-    (lambda: record(encoder(), X), ValueError, 'batch_first=True'),
-    (lambda: record(encoder(Masked, batch_first=True), X), ValueError,
-     'set_fastpath_enabled'),
-    (lambda: record(net(), X[0, 0]), ValueError, r'a state \(8,\): samples'),
-    (lambda: record(net(lambda x, f: torch._foreach_add([x], [f])[0]), X),
-     ValueError, 'adds no two plain tensors where hooks and disp'),
-    (lambda: record(nn.Sequential(*[Mixes() for _ in range(3)]),
-                    torch.stack([X, X], -1)), ValueError,
-     'both operands were computed from the state.*hyper-connections'),
-    (lambda: record(Elsewhere(), MAPS), ValueError,
-     'in another thread:.*blocks.0'),
-    (lambda: record(Direct(), MAPS), ValueError,
-     'Found, but left out:.*no container'),
+    *((lambda model=model, x=x: record(model(), x), word)
+      for model, x, word in (
+        (vgg11, torch.rand(1, 3, 32, 32), 'no residual step of VGG.*adds no'),
+        (encoder, X, 'batch_first=True'),
+        (lambda: encoder(Masked, batch_first=True), X, 'set_fastpath_enabled'),
+        (net, X[0, 0], r'a state \(8,\): samples'),
+        (lambda: net()[:1], X, 'Found, but left out:.*no container'),
+        (lambda: net(ByForeach), X,
+         'adds no two plain tensors where hooks and disp'),
+        (lambda: net(Mixes), torch.stack([X, X], -1),
+         'both operands were computed from the state.*hyper-connections'),
+        (lambda: InThread(net()), X, 'in another thread:.*blocks.0'),
+        (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'))),
+    # Models, blocks and scores.
+    *((lambda blocks=blocks: recorded(Net(), MAPS, blocks=blocks), word)
+      for blocks, word in (
+        ('layer9.*', r"'layer9.\*' matches no module. Names look like blocks"),
+        ('blocks.0', 'blocks.0: first of its stage'),
+        ('blocks.1.f.0', 'not chosen by blocks='),
+        (['blocks.1', nn.Conv2d], "Conv2d.* chooses no block"))),
+    *((lambda score=score: block_scores(Net(), [MAPS * np.nan], score), word)
+      for score, word in (('nsi', 'score must be'),
+                          ('adaptive', 'blocks.1.*NaN or infinite'),
+                          ('influence', 'blocks.1.*NaN or infinite'))),
+    (lambda: ablate_blocks(Net(), lambda model: np.nan, example=MAPS),
+     'gives nan for the model as a whole'),
+    (lambda: measure_gates(nn.Linear(8, 8), [X]),
+     'no step of Linear has an attention value'),
+]
+
+
+@pytest.mark.parametrize('call, error, word', [
+    *((call, ValueError, word) for call, word in VALUES),
     (lambda: record(Twice(), MAPS), RuntimeError, 'ran several times in one'),
-    (lambda: record(Regions(), MAPS), ValueError,
-     'window.1 .* axis of 2 samples is not clear'),
+    (lambda: record(in_two_threads(), X), RuntimeError, 'two threads'),
     (lambda: after([0, 1, 3]), RuntimeError, 'among them blocks.2;'),
     (lambda: after([0, 1, 2, 2, 3]), RuntimeError, 'among them blocks.2#2'),
     (by_itself, RuntimeError, 'ran by itself.*: blocks.0'),
-    # Models, blocks and scores.
     (lambda: TrajectoryRecorder(None), TypeError, 'got NoneType; eval'),
     (lambda: find_steps(nn.Sequential(torch.jit.script(Simple())), X),
      TypeError, '0 was made by torch.jit'),
-    (lambda: TrajectoryRecorder(Net(), 'layer9.*'), ValueError,
-     r"'layer9.\*' matches no module. Names look like blocks"),
     (lambda: TrajectoryRecorder(Net(), []), TypeError, 'got '),
-    (lambda: recorded(Net(), MAPS, blocks='blocks.0'), ValueError,
-     'blocks.0: first of its stage'),
-    (lambda: recorded(Net(), MAPS, blocks='blocks.1.first'), ValueError,
-     'not chosen by blocks='),
-    (lambda: recorded(Net(), MAPS, blocks=['blocks.1', nn.Conv2d]),
-     ValueError, "Conv2d.* chooses no block"),
-    (lambda: block_scores(Net(), [MAPS], 'nsi'), ValueError, 'score must be'),
-    *((lambda score=score: block_scores(Net(), [MAPS * np.nan], score),
-       ValueError, 'blocks.1.*NaN or infinite')
-      for score in ('adaptive', 'influence')),
-    (lambda: ablate_blocks(Net(), lambda model: np.nan, example=MAPS),
-     ValueError, 'gives nan for the model as a whole'),
-    (lambda: measure_gates(nn.Linear(8, 8), [X]), ValueError,
-     'no step of Linear has an attention value'),
 ])
 def test_refusals(call, error, word):
     with pytest.raises(error, match=f'(?s){word}'):
         call()
-
-
-def test_the_same_model_in_two_threads():
-    model, errors = net(), []
-
-    def call():
-        try:
-            model(X)
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    class Calls(nn.Module):
-        def forward(self, x):
-            thread = threading.Thread(target=call)
-            thread.start()
-            thread.join()
-            return x
-
-    model.append(Calls())
-    recorded(model, X)
-    assert 'two threads' in errors[0]

@@ -16,8 +16,6 @@ from mmstepnet.stiffness import (
     total_stiffness_proportion,
 )
 
-MEANS = pytest.mark.parametrize('mu', ['stage', 'all'])
-
 
 def means(nsi, stages, mu='stage'):
     """μ of each sample and block, by Definition 2 or Eq. 15."""
@@ -28,50 +26,34 @@ def means(nsi, stages, mu='stage'):
     return mean
 
 
-def stiff(nsi, stages, m1, m2, mu='stage'):
-    """Eq. 5's condition for one degree (M1, M2); (N, L)."""
-    return nsi >= np.maximum(means(nsi, stages, mu) * (1 + m1), m2)
+def stiff(nsi, mean, m1, m2):
+    """Eq. 5's condition for one degree (M1, M2), or many."""
+    return nsi >= np.maximum(mean * (1 + m1), m2)
 
 
-def sweep(nsi, stages, mu='stage'):
-    """TNS as the integral over M1 of the largest ζ that reaches it, (N,)."""
-    areas = []
+def integrals(nsi, stages, mu):
+    """TNS (N,) and each block's area of degrees (N, L), by Eq. 5.
+
+    The condition changes at the values of ζ/μ - 1 and of ζ alone, so that a
+    sum over the cells between them is exact.
+    """
+    totals, areas = [], []
     for row, mean in zip(nsi, means(nsi, stages, mu)):
-        moving = mean > 0
-        a = row[moving] / mean[moving] - 1
-        edges = np.unique(np.concatenate([[0], a[a > 0]]))
-        areas.append(sum(
-            (right - left) * row[moving][a >= right].max()
-            for left, right in zip(edges[:-1], edges[1:])))
-    return np.array(areas)
+        edges = [np.unique(np.append(side.clip(0), 0)) for side in (
+            row[mean > 0] / mean[mean > 0] - 1, row)]
+        m1, m2 = ((edge[1:] + edge[:-1]) / 2 for edge in edges)
+        hits = stiff(*(t[:, None, None] for t in (row, mean)),
+                     m1[:, None], m2)
+        cells = np.outer(*map(np.diff, edges))
+        totals.append((hits.any(0) * cells).sum())
+        areas.append((hits * cells).sum((1, 2)))
+    return np.array(totals), np.array(areas)
 
 
 def trajectories(seed, counts, n=20):
     rng = np.random.default_rng(seed)
     stages = np.repeat(np.arange(len(counts)), counts)
     return rng.gamma(1.5, 0.3, (n, len(stages))), stages
-
-
-@pytest.mark.parametrize('counts', [(17, ), (3, 4, 6, 3)])
-@MEANS
-def test_closed_forms_equal_a_fine_grid(counts, mu):
-    """Midpoint rule over the support, Eq. 5 evaluated literally."""
-    nsi, stages = trajectories(1, counts, n=3)
-    nsi[0, stages == 0] = 0.0  # zeros in one stage
-    cells = 1000
-    for row in np.split(nsi, 3):
-        mean = means(row, stages, mu)
-        ends = [max((row / mean.clip(1e-300)).max() - 1, 0), row.max()]
-        m1, m2 = ((np.arange(cells) + 0.5) * end / cells for end in ends)
-        hits = [(z >= m * (1 + m1))[:, None] & (z >= m2) & (m > 0)
-                for z, m in zip(row[0], mean[0])]
-        areas = [hit.mean() * np.prod(ends) for hit in hits]
-        np.testing.assert_allclose(
-            block_stiffness(row, stages, mu), areas, rtol=5e-3, atol=1e-3)
-        assert total_neural_stiffness(row, stages, mu)[0] == pytest.approx(
-            np.any(hits, axis=0).mean() * np.prod(ends), rel=1e-3)
-        assert total_stiffness_proportion(row, stages, mu)[0] == (
-            pytest.approx(np.mean(areas), rel=1e-3))
 
 
 def test_known_values():
@@ -92,12 +74,11 @@ def test_known_values():
     assert stiffness_occurrence(constant, [0] * 6, [0], [0.1]) == 1
 
 
-@MEANS
+@pytest.mark.parametrize('mu', ['stage', 'all'])
 def test_axes_end_where_one_sample_in_a_hundred_is_stiff(mu):
     both = [trajectories(seed, (3, 4), n=500) for seed in (0, 1)]
-    axes = degree_axes(both, mu)
     sides = [[nsi / means(nsi, stages, mu) - 1, nsi] for nsi, stages in both]
-    for axis, each in zip(axes, zip(*sides)):
+    for axis, each in zip(degree_axes(both, mu), zip(*sides)):
         np.testing.assert_allclose(np.diff(axis), 2 * axis[0])
         assert axis[-1] + axis[0] == pytest.approx(max(
             np.percentile(side.max(1), 99) for side in each))
@@ -105,35 +86,13 @@ def test_axes_end_where_one_sample_in_a_hundred_is_stiff(mu):
     assert flat[0][-1] == pytest.approx(1 - 1 / 80)
 
 
-@MEANS
-def test_lemma_1_and_theorem_1(mu):
-    """δ(M) = 0 for M_1 > L - 1 or M_2 > max NSI; TNS <= (L - 1) max NSI.
-
-    The largest of L values is at most L times their mean; heavy tails come
-    near to it, a single value that is not 0 reaches it.
-    """
-    stages, blocks = np.repeat([0, 1, 2], [3, 5, 9]), dict(stage=9, all=17)[mu]
-    nsi = np.exp(3 * np.random.default_rng(0).standard_normal((200, 17)))
-    nsi[0] = 0
-    nsi[0, -1] = 7.0
-    top = nsi.max()
-    for m1, m2 in (([blocks - 1 + 1e-9, 1e9], [1e-9, 1e-3]),
-                   ([0.0, 1e-3], [top * (1 + 1e-9), 1e9])):
-        assert not stiffness_occurrence(nsi, stages, m1, m2, mu).any()
-    within = stiffness_occurrence(nsi, stages, [blocks - 1 - 1e-9], [7.0], mu)
-    assert within[0, 0] * len(nsi) == pytest.approx(1)
-    tns = total_neural_stiffness(nsi, stages, mu)
-    assert (tns <= (blocks - 1) * nsi.max(1) * (1 + 1e-12)).all()
-    assert tns[0] == pytest.approx((blocks - 1) * 7)
-
-
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), nsi=hnp.arrays(
-    np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8),
+    np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=17),
     elements=st.one_of(st.just(0.0), st.floats(1e-3, 1e3),
                        st.sampled_from([0.25, 0.5]))))
-def test_properties(data, nsi):
-    """Definition, sweep, scale, types, and invariance to order and splits."""
+def test_definition_and_invariances(data, nsi):
+    """Eq. 5 literally; scale, types, order of samples and blocks, splits."""
     length = nsi.shape[1]
     stages = np.array(data.draw(st.lists(
         st.integers(0, 3), min_size=length, max_size=length)))
@@ -143,13 +102,22 @@ def test_properties(data, nsi):
     close = dict(rtol=1e-9, atol=1e-12 * nsi.max())
     m1, m2 = np.array([1.3, 0, 0.25, 4]), np.array([0.25, 0, 0.7])
     for mu in ('stage', 'all'):
-        tns = total_neural_stiffness(nsi, stages, mu)
-        p_hat = total_stiffness_proportion(nsi, stages, mu)
-        np.testing.assert_allclose(tns, sweep(nsi, stages, mu), **close)
-        assert block_stiffness(nsi, stages, mu).mean() == pytest.approx(
-            p_hat.mean())
-        for function, value in ((total_neural_stiffness, tns),
-                                (total_stiffness_proportion, p_hat)):
+        totals, areas = integrals(nsi, stages, mu)
+        # Theorem 1: TNS <= (L - 1) max ζ. Lemma 1: δ(M) = 0 for M1 > L - 1
+        # or M2 > max ζ.
+        most, top = dict(stage=np.bincount(stages).max(), all=length)[
+            mu] - 1 + 1e-9, nsi.max() * (1 + 1e-9)
+        assert (total_neural_stiffness(nsi, stages, mu) <= (
+            most * nsi.max(1))).all()
+        for outside in (([most], [1e-9, 1e-3]), ([0, 1e-3], [top + 1e-9])):
+            assert not stiffness_occurrence(nsi, stages, *outside, mu).any()
+        np.testing.assert_allclose(
+            block_stiffness(nsi, stages, mu), areas.mean(0), **close)
+        for function, value in (
+                (total_neural_stiffness, totals),
+                (total_stiffness_proportion, areas.mean(1))):
+            np.testing.assert_allclose(
+                function(nsi, stages, mu), value, **close)
             np.testing.assert_allclose(function(
                 nsi[rows][:, order], renamed[order], mu), value[rows], **close)
             # M2 scales with ζ, M1 does not.
@@ -165,11 +133,11 @@ def test_properties(data, nsi):
         delta = stiffness_occurrence(nsi, stages, m1, m2, mu)
         p_hat = stiffness_proportion(nsi, torch.tensor(stages), m1, m2, mu)
         assert isinstance(delta, np.ndarray) and torch.is_tensor(p_hat)
+        mean = means(nsi, stages, mu)
         for i, a in enumerate(m1):
             for j, b in enumerate(m2):
                 # Where ζ = μ (1 + M1), rounding of the mean decides.
-                few, many = (stiff(nsi, stages, a + d, b, mu)
-                             for d in (1e-9, -1e-9))
+                few, many = (stiff(nsi, mean, a + d, b) for d in (1e-9, -1e-9))
                 assert few.any(1).mean() <= delta[i, j] <= many.any(1).mean()
                 assert few.mean() - 1e-12 <= p_hat[i, j] <= (
                     many.mean() + 1e-12)
