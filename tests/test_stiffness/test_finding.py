@@ -1,4 +1,4 @@
-"""The rules by which steps are found, each on networks written for it."""
+"""The rules by which steps and gates are found, on networks for each."""
 
 import pytest
 import torch
@@ -8,15 +8,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.ops import stochastic_depth
 
-from mmstepnet import find_steps
+from mmstepnet import find_steps, insert_steps
 from mmstepnet.steps.finding import FIRST
 from mmstepnet.steps.finding.additions import PROJECTS
+from mmstepnet.stiffness import measure_gates
 from tests.test_stiffness.reference import (
+    IMAGES,
     MAPS,
     ONE,
     assert_recorded,
+    ready,
     recorded,
     row,
+    small_resnet,
 )
 from tests.utils import Adds, perturb, seeded
 
@@ -142,16 +146,25 @@ GATED = {
         b, branch(b, x)).expand_as(x),
     'from the left': lambda b, x: gate(b, branch(b, x)) * branch(b, x) + x,
 }
-TOKENS = {  # code of a block, and the branch that it adds, or its steps
+ADDED = {  # a branch, which the block adds to its state
+    'parallel, summed before': lambda b, x: b.a(x) + b.b(x),
+    'slices of one memory': res2net,
+    'by NumPy': backwards,
+    'foreign': lambda b, x: b.norm(b.foreign(b.b(x))),
+    'foreign, in a buffer': lambda b, x: b.norm(b.in_buffer(b.b(x))),
+}
+FACTORS = (  # of no attention, so that they belong to the branch
+    lambda b, x: branch(b, x) * b.scale,  # a layer scale
+    lambda b, x: b.a(x) * b.scale[:, :1],  # like stochastic depth
+    lambda b, x: b.a(x) * torch.sigmoid(b.c(x).mean(1, keepdim=True)),
+    lambda b, x: b.a(x) * torch.sigmoid(b.c(x)))
+CODES = {  # code of a block, and the branch that it adds, or its steps
     'parallel': (lambda b, x: x + b.a(x) + b.b(x),
                  lambda b, x: b.a(x) + b.b(x)),
     'parallel, state last': (lambda b, x: b.a(x) + b.b(x) + x,
                              lambda b, x: b.a(x) + b.b(x)),
-    'parallel, summed before': (lambda b, x: x + (b.a(x) + b.b(x)),
-                                lambda b, x: b.a(x) + b.b(x)),
     # A stage of a Runge-Kutta method is no step.
     'Heun': (heun, lambda b, x: heun(b, x) - x),
-    'slices of one memory': (lambda b, x: x + res2net(b, x), res2net),
     'a slice of the state': (
         lambda b, x: torch.cat([
             x[..., :5] + dual_path(b, x), x[..., 5:]], 2),
@@ -165,33 +178,21 @@ TOKENS = {  # code of a block, and the branch that it adds, or its steps
            lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)))},
     'alpha': (lambda b, x: x.add(b.a(x), alpha=0.5),
               lambda b, x: 0.5 * b.a(x)),
-    'sub': (lambda b, x: x - b.a(x), lambda b, x: -b.a(x)),
+    'sub': (lambda b, x: x - b.a(x), a),
     'lerp': (lambda b, x: x.lerp(b.a(x), 0.25),
              lambda b, x: (b.a(x) - x) / 4),
     'addcmul': (lambda b, x: x.addcmul(b.a(x), b.b(x)),
                 lambda b, x: b.a(x) * b.b(x)),
     'in place': (lambda b, x: b.a(x).add_(x), a),
     'overwritten': (lambda b, x: x.clone().add_(b.a(x)).relu_(), a),
-    'by NumPy': (lambda b, x: x + backwards(b, x), backwards),
-    'foreign': (lambda b, x: x + b.norm(b.foreign(b.b(x))),
-                lambda b, x: b.norm(b.foreign(b.b(x)))),
-    'foreign, in a buffer': (
-        lambda b, x: x + b.norm(b.in_buffer(b.b(x))),
-        lambda b, x: b.norm(b.in_buffer(b.b(x)))),
 }
 CASES = {
-    **{key: (*case, X) for key, case in TOKENS.items()},
-    # A factor computed from the state is Δt, one number a channel ...
+    **{key: (*case, X) for key, case in CODES.items()},
+    **{f'{key} {x.dim()}': (lambda b, x, f=f: x + f(b, x), f, x)
+       for x, branches in ((X, ADDED), (MAPS, dict(enumerate(FACTORS))))
+       for key, f in branches.items()},
     **{f'gated, {key}': (code, gated_steps, MAPS)
        for key, code in GATED.items()},
-    # ... and others belong to the branch: a layer scale, what looks like
-    # stochastic depth, and gates of another shape.
-    **{f'factor {k}': (
-        lambda b, x, f=f: x + f(b, x), f, MAPS) for k, f in enumerate((
-            lambda b, x: branch(b, x) * b.scale,
-            lambda b, x: b.a(x) * b.scale[:, :1],
-            lambda b, x: b.a(x) * torch.sigmoid(b.c(x).mean(1, keepdim=True)),
-            lambda b, x: b.a(x) * torch.sigmoid(b.c(x))))},
     # Stochastic depth is no part of the step.
     **{f'dropped {k}': (
         lambda b, x, drop=drop: x + drop(b.a(x)), a, MAPS.repeat(6, 1, 1, 1))
@@ -216,6 +217,56 @@ def test_readings_are_those_of_the_formula(key, batch):
     assert recorder.blocks == (['1', '2'] if key != 'post-norm' else [
         f'{k}.{step}' for k in (1, 2) for step in ('attn_step', 'mlp_step')])
     assert_recorded(recorder, model, steps, x)
+
+
+@pytest.mark.parametrize('key', GATED)
+def test_whether_a_gate_adapts(key):
+    model, seen = build(GATED[key], maps=True), {}
+    with torch.no_grad():
+        x = MAPS
+        for k, block in enumerate(model):
+            seen[str(k)] = gate(block, branch(block, x))[..., 0, 0].double()
+            x = block(x)
+    found = measure_gates(model.train(), MAPS.split(1), lambda m: m.eval()(
+        MAPS).sum())
+    one = torch.stack([gates.mean() for gates in seen.values()])
+    for name, gates in seen.items():
+        assert found.mean[name] == pytest.approx(float(gates.mean()))
+        assert found.over_images[name] == pytest.approx(
+            float(gates.std(0, correction=0).mean()), rel=1e-4)
+        assert found.over_channels[name] == pytest.approx(
+            float(gates.mean(0).std(correction=0)), rel=1e-4)
+    assert found.over_blocks == pytest.approx(
+        float(one.std(correction=0)), rel=1e-4)
+    for kind, constants in (
+            ('attention', None),
+            ('channel mean', [g.mean(0) for g in seen.values()]),
+            ('one number', [one.mean()] * 3)):
+        x = MAPS
+        for k, block in enumerate(model.requires_grad_(False)):
+            x = x + branch(block, x) * constants[k].float().view(
+                -1, 1, 1) if constants else block(x)
+        assert found.results[kind] == pytest.approx(
+            float(x.sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize('attention', ['StepNet', 'SE'])
+def test_whether_our_attention_adapts(attention):
+    """A gate at its start is a constant; one that was moved is none."""
+    model = ready(small_resnet())
+    insert_steps(model, attention)
+    for moved in (False, True):
+        if moved:
+            ready(model)
+        with torch.no_grad():
+            wanted = float(model(IMAGES).sum())
+        found = measure_gates(model, [IMAGES], lambda m: m(IMAGES).sum())
+        deviations = [found.over_blocks, *found.over_images.values()]
+        assert found.results['attention'] == pytest.approx(wanted, rel=1e-4)
+        assert moved == (found.results['one number'] != pytest.approx(
+            wanted, rel=1e-4))
+        assert all(d > 0 for d in deviations) if moved else not any(deviations)
+        assert moved or {*found.mean.values()} == {1.0}
 
 
 def reuse(block, x):
