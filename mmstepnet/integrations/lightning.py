@@ -6,18 +6,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch.nn as nn
+from lightning.fabric.plugins import CheckpointIO
 
-from mmstepnet.checks import check_installed
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
 
 from .trainers import Options, randomness_kept, save_beside, stiffness_of
-
-check_installed(__name__, 'lightning', install='lightning')
-
-import lightning  # noqa: E402
-from lightning.fabric.plugins import CheckpointIO  # noqa: E402
 
 
 class StepsCallback(Options, lightning.Callback):

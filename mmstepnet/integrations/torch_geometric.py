@@ -1,15 +1,11 @@
 """Propagation by a pseudo-metric over the edges of PyTorch Geometric."""
 
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.typing import OptTensor
+from torch_geometric.utils import softmax
 
-from mmstepnet.checks import check_installed
 from mmstepnet.propagation.propagation import PropagationModule
-
-check_installed(__name__, 'torch_geometric', install='torch_geometric')
-
-from torch_geometric.nn import MessagePassing  # noqa: E402
-from torch_geometric.typing import OptTensor  # noqa: E402
-from torch_geometric.utils import softmax  # noqa: E402
 
 
 class PropagationConv(MessagePassing):

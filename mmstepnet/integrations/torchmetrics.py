@@ -2,13 +2,9 @@
 
 import torch
 from torch import Tensor
+from torchmetrics import MeanMetric
 
-from mmstepnet.checks import check_installed
 from mmstepnet.stiffness import total_neural_stiffness
-
-check_installed(__name__, 'torchmetrics', install='torchmetrics')
-
-from torchmetrics import MeanMetric  # noqa: E402
 
 
 class TotalNeuralStiffness(MeanMetric):

@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,14 @@ from mmstepnet.stiffness import measure_stiffness
 LOGGER = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class Options:
     """Arguments of a ``StepsCallback``, which says what they mean."""
 
-    def __init__(self, *, calibration_batches: int = 50,
-                 measured_batches: int = 8, save: bool = True,
-                 forward: Callable[[nn.Module, Any], Any] | None = None):
-        self.calibration_batches = calibration_batches
-        self.measured_batches = measured_batches
-        self.save = save
-        self.forward = forward
+    calibration_batches: int = 50
+    measured_batches: int = 8
+    save: bool = True
+    forward: Callable[[nn.Module, Any], Any] | None = None
 
 
 @contextmanager
@@ -57,13 +56,13 @@ def _generators(part: Any, seen: set[int]) -> Iterator[torch.Generator]:
     """Generators of loaders, their samplers and what these are made of."""
     if isinstance(part, torch.Generator):
         yield part
-    if isinstance(part, (DataLoader, Sampler)):
-        part = vars(part)
-    if isinstance(part, dict):
-        part = list(part.values())
-    if isinstance(part, (list, tuple)) and id(part) not in seen:
+    elif id(part) not in seen:
         seen.add(id(part))
-        for inner in part:
+        if isinstance(part, (DataLoader, Sampler)):
+            part = vars(part)
+        if isinstance(part, dict):
+            part = list(part.values())
+        for inner in part if isinstance(part, (list, tuple)) else ():
             yield from _generators(inner, seen)
 
 
@@ -99,10 +98,8 @@ def stiffness_of(model: nn.Module, batches: Iterable[Any],
     sums = torch.zeros(3, dtype=torch.float64)  # which not all devices have
     try:
         found = measure_stiffness(model, batches, forward=forward)
-        sums += torch.tensor([
-            len(found), len(found) * found.tns(),
-            len(found) * float(found.nsi().mean())
-        ], dtype=torch.float64)
+        sums = len(found) * sums.new_tensor(
+            [1, found.tns(), found.nsi().mean()])
     except Exception as error:
         LOGGER.warning('the stiffness was not measured (%s: %s)',
                        type(error).__name__, error)

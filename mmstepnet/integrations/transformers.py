@@ -12,17 +12,14 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers import TrainerCallback
 
-from mmstepnet.checks import check_installed
 from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.calibration import calibrate
+from mmstepnet.steps.examples import call_of
 from mmstepnet.steps.files import NAME, WHOLE, load_steps
 
 from .trainers import Options, randomness_kept, save_beside, stiffness_of
-
-check_installed(__name__, 'transformers', install='transformers')
-
-from transformers import TrainerCallback  # noqa: E402
 
 
 class StepsCallback(Options, TrainerCallback):
@@ -107,22 +104,16 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
         list[str]: Names of the blocks with steps.
 
     Raises:
-        ValueError: The weights have steps or metrics, and nothing says what
-            they are.
+        ValueError: The weights have steps, and nothing says what they are.
     """
-    keys = [key for path in Path(folder).glob('model*.safetensors')
-            for key in safe_open(path, 'pt').keys()]
     if hasattr(model.config, 'metric_attention'):
         from .transformers_attention import load_metrics
         load_metrics(model, folder)
-    elif metrics := [key for key in keys if '.metric.hidden.' in key]:
-        raise ValueError(
-            f'{folder} has metrics ({metrics[0]}), and its config does not '
-            f'say of which attention; build the model as it was, call '
-            f'add_metrics and load_state_dict')
     if (Path(folder) / NAME).is_file():
         return load_steps(model, folder)
-    steps = [key for key in keys if 'step.attention.' in key]
+    steps = [key for path in Path(folder).glob('model*.safetensors')
+             for key in safe_open(path, 'pt').keys()
+             if 'step.attention.' in key]
     if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise ValueError(f'{folder} has steps ({steps[0]}) and no {NAME} that '
                          f'says what they are; {WHOLE}')
@@ -137,5 +128,4 @@ def _batches(loader: Any, count: int,
     gradients' accumulation there.
     """
     for batch in islice(getattr(loader, 'base_dataloader', loader), count):
-        yield {key: value.to(device) if isinstance(value, torch.Tensor)
-               else value for key, value in batch.items()}
+        yield call_of(batch, device=str(device))[1]

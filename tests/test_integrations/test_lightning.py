@@ -2,37 +2,46 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from mmstepnet import (
-    calibrate,
-    insert_steps,
-    load_steps,
-    measure_stiffness,
-)
+from mmstepnet import calibrate, insert_steps, load_steps, measure_stiffness
 from tests.utils import perturb
 
 lightning = pytest.importorskip('lightning', reason='needs lightning')
-ResNet = pytest.importorskip('torchvision.models.resnet').ResNet
+
+from lightning.pytorch.callbacks import (  # noqa: E402
+    LambdaCallback,
+    ModelCheckpoint,
+    WeightAveraging,
+)
+from torchvision.models.resnet import BasicBlock, ResNet  # noqa: E402
+
+from mmstepnet.integrations.lightning import StepsCallback  # noqa: E402
 
 
 def network():
-    from torchvision.models.resnet import BasicBlock
     torch.manual_seed(0)
-    return perturb(ResNet(BasicBlock, [3, 1, 1, 1], num_classes=3))
+    return perturb(ResNet(BasicBlock, [3, 1, 1, 1], num_classes=12))
+
+
+def stepped():
+    model = network()
+    insert_steps(model)
+    return model
 
 
 class Module(lightning.LightningModule):
+    """Remembers the order of its samples."""
 
     def __init__(self, network):
         super().__init__()
-        self.network = network
+        self.network, self.seen = network, []
 
     def training_step(self, batch, index):
+        self.seen += batch[1].tolist()
         return F.cross_entropy(self.network(batch[0]), batch[1])
 
     def validation_step(self, batch, index):
@@ -42,136 +51,109 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def loader(shuffle=False):
-    generator = torch.Generator().manual_seed(1)
-    images = torch.rand(12, 3, 32, 32, generator=generator)
-    return DataLoader(TensorDataset(images, torch.arange(12) % 3), 4,
-                      shuffle=shuffle)
+class Halving(Module):
+    """Has a hook of its own for batches."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] / 2, batch[1]
+
+
+def loader():
+    """It and its sampler have generators of their own."""
+    images = torch.rand(
+        12, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(images, torch.arange(12))
+    return DataLoader(
+        data, 4, generator=torch.Generator().manual_seed(4),
+        sampler=RandomSampler(
+            data, generator=torch.Generator().manual_seed(3)))
 
 
 def fit(model, tmp_path, *callbacks, epochs=1, ckpt_path=None, kind=Module,
         **options):
+    """The trainer after a training, and the module in it."""
     torch.manual_seed(5)
     trainer = lightning.Trainer(
         max_epochs=epochs, accelerator='cpu', logger=False, **options,
         default_root_dir=tmp_path, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[
-            *callbacks, lightning.pytorch.callbacks.ModelCheckpoint(
-                tmp_path, save_top_k=-1)])
-    trainer.fit(kind(model), loader(shuffle=True), loader(),
-                ckpt_path=ckpt_path)
-    return trainer
+            *callbacks, ModelCheckpoint(tmp_path, save_top_k=-1)])
+    module = kind(model)
+    trainer.fit(module, loader(), loader(), ckpt_path=ckpt_path)
+    return trainer, module
 
 
-def made(**options):
-    from mmstepnet.integrations.lightning import StepsCallback
-    return StepsCallback(**options)
-
-
-def test_logs_calibrates_and_saves(tmp_path):
-    model = network()
-    insert_steps(model)
-    gates = copy.deepcopy(model)
-    seen = calibrate(gates, [b[0] for b in loader()])
-    callback = made()
-    start = callback.on_train_start
-    kept = {}
-
-    def on_train_start(trainer, module):
-        start(trainer, module)
-        kept.update(copy.deepcopy(model.state_dict()))
-
-    callback.on_train_start = on_train_start
-    trainer = fit(model, tmp_path, callback)
-    assert seen == 3
+@pytest.mark.parametrize('kind, precision, prepare', [
+    (Module, '32-true', lambda x: x),
+    (Halving, 'bf16-true', lambda x: x.bfloat16() / 2)])
+def test_it_calibrates_and_logs(tmp_path, kind, precision, prepare):
+    """By batches as a step gets them."""
+    model, kept = stepped(), {}
+    gates = copy.deepcopy(model).to(prepare(torch.ones(1)).dtype)
+    batches = [prepare(batch[0]) for batch in loader()]
+    assert calibrate(gates, batches) == 3
+    trainer, _ = fit(
+        model, tmp_path, StepsCallback(), LambdaCallback(
+            on_train_start=lambda trainer, module: kept.update(
+                copy.deepcopy(model.state_dict()))),
+        kind=kind, precision=precision)
     for key, value in gates.state_dict().items():
         torch.testing.assert_close(kept[key], value, msg=key)
-    measured = measure_stiffness(model, [b[0] for b in loader()])
-    logged = trainer.callback_metrics
-    assert float(logged['tns']) == pytest.approx(measured.tns(), rel=1e-5)
-    assert float(logged['nsi']) == pytest.approx(
-        float(np.mean(measured.nsi())), rel=1e-5)
-    saved, = tmp_path.glob('*.steps.safetensors')
-    assert (tmp_path / f'{saved.name.split(".")[0]}.ckpt').is_file()
-    again = network()
-    assert load_steps(again, saved) == ['layer1.0', 'layer1.1', 'layer1.2']
-    for key, value in again.state_dict().items():
-        if '.step.' in key:
-            assert torch.equal(value, model.state_dict()[key]), key
-
-
-def test_batches_are_those_of_a_step(tmp_path):
-    """In the trainer's precision, and behind the module's own hook."""
-
-    class Halving(Module):
-
-        def on_before_batch_transfer(self, batch, dataloader_idx):
-            return batch[0] / 2, batch[1]
-
-    model = network()
-    insert_steps(model)
-    trainer = fit(model, tmp_path, made(), kind=Halving,
-                  precision='bf16-true')
-    measured = measure_stiffness(model, [
-        b[0].bfloat16() / 2 for b in loader()])
-    assert float(trainer.callback_metrics['tns']) == pytest.approx(
-        measured.tns(), rel=1e-5)
+    measured, logged = measure_stiffness(model, batches), {
+        key: float(value) for key, value in trainer.callback_metrics.items()}
+    assert logged == pytest.approx(
+        dict(tns=measured.tns(), nsi=measured.nsi().mean()), rel=1e-5)
 
 
 def test_a_killed_run_goes_on(tmp_path):
     """Statistics are not set anew: their counts are of one that ran through.
 
-    Lightning does not restore the order of the samples.
+    Its batches are those of a training without the callback. Lightning does
+    not restore the order of the samples.
     """
 
-    class KilledError(Exception):
-        pass
+    def kill(trainer, module):
+        if trainer.current_epoch == 1:
+            raise KeyError('killed')
 
-    class Kill(lightning.Callback):
-
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 1:
-                raise KilledError
-
-    def build():
-        model = network()
-        insert_steps(model)
-        return model
-
-    whole, parts = build(), build()
-    fit(whole, tmp_path / 'whole', made(measured_batches=0), epochs=2)
-    with pytest.raises(KilledError):
-        fit(parts, tmp_path / 'parts', made(), Kill(), epochs=2)
+    model, parts = stepped(), stepped()
+    _, plain = fit(stepped(), tmp_path / 'plain', epochs=2)
+    _, whole = fit(model, tmp_path / 'whole', StepsCallback(), epochs=2)
+    assert whole.seen == plain.seen and len(plain.seen) == 24
+    with pytest.raises(KeyError, match='killed'):
+        fit(parts, tmp_path / 'parts', StepsCallback(), LambdaCallback(
+            on_train_epoch_start=kill), epochs=2)
     first, = (tmp_path / 'parts').glob('*.ckpt')
-    parts = build()
-    torch.manual_seed(5)
-    trainer = fit(parts, tmp_path / 'parts', made(), epochs=2, ckpt_path=first)
+    parts = stepped()
+    trainer, _ = fit(parts, tmp_path / 'parts', StepsCallback(), epochs=2,
+                     ckpt_path=first)
     assert trainer.global_step == 6
-    for key, value in whole.state_dict().items():
+    for key, value in model.state_dict().items():
         if 'num_batches_tracked' in key:
             assert torch.equal(value, parts.state_dict()[key]), key
 
 
-def test_what_cannot_be_measured_ends_no_training(tmp_path, caplog):
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 3))
-    trainer = fit(model, tmp_path, made(save=False))
-    assert trainer.global_step == 3
-    assert 'the stiffness was not measured' in caplog.text
-    assert 'tns' not in trainer.callback_metrics
-    fit(model, tmp_path, made(measured_batches=0))
-    assert 'the steps were not written' in caplog.text
+def test_what_cannot_be_measured_or_written_ends_no_training(
+        tmp_path, caplog, monkeypatch):
+    """Steps of a remote folder would go into a local one of that name."""
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 12))
+    trainer, _ = fit(model, tmp_path, StepsCallback())
+    assert trainer.global_step == 3 and not trainer.callback_metrics
+    for text in ('stiffness was not measured', 'steps were not written'):
+        assert text in caplog.text
+    assert fit(stepped(), 'memory://steps', StepsCallback()
+               )[0].global_step == 3
+    assert not list(tmp_path.rglob('*.safetensors'))
 
 
 def test_steps_are_those_of_each_checkpoint(tmp_path):
     """Averaged weights included, of several ModelCheckpoints."""
-    kinds = lightning.pytorch.callbacks
-    model = network()
-    insert_steps(model)
-    average = kinds.WeightAveraging(
+    average = WeightAveraging(
         avg_fn=lambda averaged, current, count: averaged)  # the first weights
-    fit(model, tmp_path, made(measured_batches=0), average,
-        kinds.ModelCheckpoint(tmp_path / 'last', save_last=True,
-                              save_top_k=1, every_n_train_steps=1))
+    fit(stepped(), tmp_path, StepsCallback(measured_batches=0), average,
+        ModelCheckpoint(tmp_path / 'last', save_last=True, save_top_k=1,
+                        every_n_train_steps=1))
     found = sorted(tmp_path.rglob('*.ckpt'))
     assert len(found) > 2
     assert sorted(tmp_path.rglob('*.steps.safetensors')) == [
@@ -187,40 +169,3 @@ def test_steps_are_those_of_each_checkpoint(tmp_path):
                 assert torch.equal(value, state[f'network.{key}']), key
         bias = 'network.layer1.1.step.attention.ie_bias'
         assert not torch.equal(state[bias], live[bias])
-
-
-def test_a_remote_folder_gets_checkpoints_alone(tmp_path, monkeypatch):
-    """Steps would go into a local folder of that name."""
-    monkeypatch.chdir(tmp_path)
-    model = network()
-    insert_steps(model)
-    assert fit(model, 'memory://steps', made()).global_step == 3
-    assert not list(tmp_path.rglob('*.safetensors'))
-
-
-def test_batches_keep_their_order(tmp_path):
-    """Of loaders and samplers with generators of their own."""
-
-    class Seen(Module):
-
-        def training_step(self, batch, index):
-            orders[-1] += batch[1].tolist()
-            return super().training_step(batch, index)
-
-    orders = []
-    images = TensorDataset(torch.rand(12, 3, 32, 32), torch.arange(12))
-    for callbacks in ([], [made(save=False)]):
-        model = network()
-        model.fc = torch.nn.Linear(512, 12)
-        insert_steps(model)
-        orders.append([])
-        loaders = [DataLoader(
-            images, 4, sampler=RandomSampler(
-                images, generator=torch.Generator().manual_seed(3)),
-            generator=torch.Generator().manual_seed(4)) for _ in range(2)]
-        lightning.Trainer(
-            max_epochs=2, accelerator='cpu', logger=False,
-            enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, callbacks=callbacks,
-            default_root_dir=tmp_path).fit(Seen(model), *loaders)
-    assert orders[0] == orders[1]

@@ -1,6 +1,5 @@
 """Metric-attention in models of transformers, equal to a written softmax."""
 
-import copy
 import os
 import sys
 from functools import partial
@@ -14,6 +13,8 @@ from tests.utils import perturb
 hf = pytest.importorskip('transformers', reason='needs transformers')
 if int(hf.__version__.split('.')[0]) < 5:
     pytest.skip('needs transformers 5', allow_module_level=True)
+
+from mmstepnet.integrations import transformers_attention as ours  # noqa: E402
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
              intermediate_size=64)
@@ -38,10 +39,7 @@ def written(module, query, key, value, mask, eps, embed, **kwargs):
     query, key = embed(module, query).double(), embed(module, key).double()
     key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1)
                   for t in (key, value.double()))
-    scores = torch.empty(*query.shape[:3], key.shape[2], dtype=torch.double)
-    for i in range(query.shape[2]):
-        for j in range(key.shape[2]):
-            scores[..., i, j] = -((query[:, :, i] - key[:, :, j])**2).sum(-1)
+    scores = -(query.unsqueeze(3) - key.unsqueeze(2)).square().sum(-1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -1e30)
     weights = (scores / (eps or 1 / kwargs['scaling'])).softmax(-1)
@@ -62,8 +60,7 @@ def every_mask(*args, **kwargs):
 
 
 def build(kind, attention, eps, **options):
-    from mmstepnet.integrations import transformers_attention as ours
-    ours.register_attentions(eps)
+    ours.register_attentions()
     for name, embed in (('l2', lambda module, x: x), ('metric', perceptron)):
         hf.AttentionInterface.register(f'written {name}', partial(
             written, eps=eps, embed=embed))
@@ -74,7 +71,7 @@ def build(kind, attention, eps, **options):
     torch.manual_seed(0)
     model = getattr(hf, f'{kind}Model')(config).eval()
     if attention != 'sdpa':
-        assert len(ours.add_metrics(model)) == 2
+        assert len(ours.add_metrics(model, eps=eps)) == 2
         model.set_attn_implementation(attention)
     perturb(model)
     return model
@@ -117,13 +114,6 @@ def test_caches(cache, mask):
                                wanted[seen > 0], rtol=1e-4, atol=1e-4)
 
 
-def test_it_trains():
-    model = build('Bert', 'metric', 1.0, attention_probs_dropout_prob=0.0)
-    model.train()(input_ids=WORDS)[0].square().sum().backward()
-    assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters()
-               if '.metric.' in name)
-
-
 LOADED = """
 import sys, torch, transformers
 from mmstepnet.integrations.transformers import load_folder
@@ -140,7 +130,6 @@ with torch.no_grad():
 @pytest.mark.parametrize('attention, eps', [('metric', None), ('l2', 2.0)])
 def test_a_folder_in_a_new_process(tmp_path, attention, eps):
     """A model comes back as it was, with a head or without."""
-    from mmstepnet.integrations.transformers import load_folder
     model = build('Bert', attention, eps)
     model.save_pretrained(tmp_path)
     torch.save((WORDS, outputs(model, input_ids=WORDS)),
@@ -148,83 +137,49 @@ def test_a_folder_in_a_new_process(tmp_path, attention, eps):
     for kind in ('BertModel', 'BertForSequenceClassification'):
         run_tool('-c', LOADED, tmp_path, kind,
                  PYTHONPATH=os.pathsep.join(sys.path))
-    again = type(model).from_pretrained(tmp_path)
-    build('Bert', attention, 1.0)  # registers another time scale
-    with pytest.raises(ValueError, match=f'saved with eps={eps}, and here'):
-        load_folder(again, tmp_path)
-
-
-def test_folders_that_do_not_say_what_their_metrics_are(tmp_path):
-    from mmstepnet.integrations.transformers import load_folder
-    model = build('Bert', 'metric', 1.0)
-    about = model.config.metric_attention
-    del model.config.metric_attention
-    model.save_pretrained(tmp_path / 'old')
-    again = type(model).from_pretrained(tmp_path / 'old')
-    with pytest.raises(ValueError, match='config does not say of which'):
-        load_folder(again, tmp_path / 'old')
-    model.config.metric_attention = about
-    for module in model.modules():
-        vars(module)['_modules'].pop('metric', None)
-    model.save_pretrained(tmp_path / 'plain')
-    with pytest.raises(ValueError, match='has no encoder.layer.0.*metric'):
-        load_folder(model, tmp_path / 'plain')
-
-
-def test_refusals():
-    model = build('Bert', 'metric', 1.0)
-    with pytest.raises(ValueError, match='no dropout of 0.1; set it to 0'):
-        model.train()(input_ids=WORDS)
-    model.eval()
-    for layer in model.encoder.layer:
-        del layer.attention.self.metric
-    with pytest.raises(ValueError, match='call add_metrics'):
-        model(input_ids=WORDS)
-    again = copy.deepcopy(model)
-    bias = torch.zeros(2, 1, 12, 12)
-    again.set_attn_implementation('l2')
-    with pytest.raises(ValueError, match='a bias of the scores'):
-        again(input_ids=WORDS, attention_mask=bias)
-    with pytest.raises(ValueError, match='has no position_bias; build'):
-        again(input_ids=WORDS, position_bias=bias)
 
 
 @pytest.mark.parametrize('attention', ['l2', 'metric'])
-@pytest.mark.parametrize('kind, options', [
-    ('DebertaV2', {}), ('MPNet', {}), ('RoFormer', {}),
-    ('RemBert', dict(input_embedding_size=32, output_embedding_size=32)),
-    ('Bloom', dict(n_layer=2, n_head=4))])
-def test_attention_of_its_own_is_refused(kind, options, attention):
-    """Which takes any attn_implementation, and no notice of it."""
-    from mmstepnet.integrations import transformers_attention as ours
+@pytest.mark.parametrize('kind, options, word', [
+    # These take any attn_implementation, and compute their own.
+    *((kind, options, f'{kind}Model.*calls no attention')
+      for kind, options in (
+        ('DebertaV2', {}), ('MPNet', {}), ('RoFormer', {}),
+        ('RemBert', dict(input_embedding_size=32, output_embedding_size=32)),
+        ('Bloom', dict(n_layer=2, n_head=4)))),
+    # These need the scores.
+    ('T5Encoder', dict(d_model=32, d_kv=8, num_layers=1, num_heads=4,
+                       dropout_rate=0.), 'has no position_bias'),
+    ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'has no softcap')])
+def test_models_that_are_refused(kind, options, word, attention):
     ours.register_attentions()
-    model = getattr(hf, f'{kind}Model')(getattr(hf, f'{kind}Config')(
-        **{**SMALL, 'vocab_size': 50, **options},
-        attn_implementation=attention))
-    with pytest.raises(ValueError, match=f'{kind}Model.*calls no attention'):
+    config = getattr(hf, kind.removesuffix('Encoder') + 'Config')
+    model = getattr(hf, f'{kind}Model')(config(
+        **{**(SMALL if kind != 'T5Encoder' else {}), 'vocab_size': 50,
+           **options}, attn_implementation=attention))
+    with pytest.raises(ValueError, match=word):
         ours.add_metrics(model)
     assert ours._heads is None
     assert not any('.metric.' in name for name in model.state_dict())
 
 
-@pytest.mark.parametrize('kind, options, asked', [
-    ('T5Encoder', dict(d_model=32, d_kv=8, num_layers=1, num_heads=4,
-                       dropout_rate=0.), 'position_bias'),
-    ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'softcap')])
-def test_what_needs_the_scores_is_refused(kind, options, asked):
-    from mmstepnet.integrations import transformers_attention as ours
-    ours.register_attentions()
-    config = getattr(hf, kind.removesuffix('Encoder') + 'Config')(
-        **({} if kind == 'T5Encoder' else SMALL), vocab_size=50, **options,
-        attn_implementation='metric')
-    model = getattr(hf, f'{kind}Model')(config)
-    with pytest.raises(ValueError, match=f'has no {asked}'):
-        ours.add_metrics(model)
+@pytest.mark.parametrize('change, inputs, word', [
+    (lambda model: model.train(), {}, 'no dropout; build'),
+    (lambda model: [vars(layer.attention.self).pop('metric_eps')
+                    for layer in model.encoder.layer], {}, 'call add_metrics'),
+    (lambda model: None, dict(attention_mask=torch.zeros(2, 1, 12, 12)),
+     'a bias of the scores'),
+    (lambda model: None, dict(position_bias=torch.zeros(2, 1, 12, 12)),
+     'has no position_bias; build')])
+def test_calls_that_are_refused(change, inputs, word):
+    model = build('Bert', 'metric', 1.0)
+    change(model)
+    with pytest.raises(ValueError, match=word):
+        model(input_ids=WORDS, **inputs)
 
 
-def test_heads_that_are_not_called_get_no_metric():
+def test_what_is_called_trains_and_heads_that_are_not_get_no_metric():
     """SigLIP's pooling head attends by itself."""
-    from mmstepnet.integrations import transformers_attention as ours
     ours.register_attentions()
     model = hf.SiglipVisionModel(hf.SiglipVisionConfig(
         **SMALL, image_size=32, patch_size=8, attn_implementation='metric'))
