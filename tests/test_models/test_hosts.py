@@ -7,14 +7,19 @@ from functools import partial
 
 import pytest
 import torch
-from mmengine.registry import MODELS, init_default_scope
+import torch.nn as nn
+from mmengine.config import ConfigDict
+from mmengine.registry import init_default_scope
 
 from mmstepnet import models
+from mmstepnet.attentions import StepNet
 from mmstepnet.attentions.base import normalises_by_batch
 from mmstepnet.models import StepBackbone, StepResNetCIFAR
 from mmstepnet.models.backbones.host import find_host
+from mmstepnet.registry import MODELS
+from mmstepnet.steps.modules import steps_of
 from tests.programs import run_tool
-from tests.utils import TORCH_21, perturb, run, same_tensors
+from tests.utils import Adds, perturb, run, same_tensors
 
 mmdet = pytest.importorskip('mmdet.models')
 ALL = (0, 1, 2, 3)
@@ -146,11 +151,8 @@ def test_step_backbone_converts_what_the_host_does():
     host.eval(), model.eval()
     x = torch.rand(2, 3, 32, 32)
     wanted = host(x)[0]
-    twins = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    if not TORCH_21:
-        twins += [torch.compile(model, backend='eager'),
-                  torch.export.export(model, (x, )).module()]
-    for twin in twins:
+    for twin in model, copy.deepcopy(model), pickle.loads(
+            pickle.dumps(model)):
         torch.testing.assert_close(twin(x)[0], wanted)
 
 
@@ -178,20 +180,64 @@ def test_gates_that_cannot_leave_their_start_are_named(build, recwarn):
 
 
 @pytest.mark.parametrize('frozen', [-1, 0, 2])
-def test_step_backbone_freezes_what_the_host_does(frozen):
+@pytest.mark.parametrize('build', [
+    lambda config: StepBackbone(dict(config, type='VisionTransformer')),
+    lambda config: models.StepVisionTransformer(**config)],
+    ids=['StepBackbone', 'StepVisionTransformer'])
+def test_freezes_what_the_host_does(build, frozen):
     """MMPretrain's ViT freezes its embeddings only where it is told to."""
-    config = dict(type='mmpretrain.VisionTransformer', arch='deit-tiny',
-                  img_size=32, patch_size=16, frozen_stages=frozen)
-    theirs = MODELS.build(dict(config))
+    init_default_scope('mmpretrain')
+    config = dict(
+        arch='deit-tiny', img_size=32, patch_size=16, frozen_stages=frozen)
+    theirs = MODELS.build(dict(config, type='VisionTransformer'))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of frozen starts
-        ours = StepBackbone(dict(config)).train()
-    wanted = {name: p.requires_grad for name, p in theirs.named_parameters()}
-    got = {name: p.requires_grad for name, p in ours.named_parameters()}
-    assert got.items() >= wanted.items()
+        ours = build(config).train()
+    got = dict(ours.named_parameters())
+    for name, p in theirs.named_parameters():
+        assert name not in got or got[name].requires_grad == p.requires_grad
     for place, layer in enumerate(ours.layers):
-        for gate in (layer.attn_step.attention, layer.mlp_step.attention):
+        gates = [m for m in layer.modules() if isinstance(m, StepNet)]
+        assert gates
+        for gate in gates:
             assert normalises_by_batch(gate, gate.bn) == (place >= frozen)
+            assert gate.ie_bias.requires_grad == (place >= frozen)
+
+
+@MODELS.register_module(force=True)
+class Joints(nn.Sequential):
+    """Takes the joints of a person in each frame, as DSTFormer does."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(0, 1), nn.Linear(3, 8), nn.Sequential(
+            *(Adds(nn.Linear(8, 8)) for _ in range(2))))
+
+
+def test_a_backbone_of_other_inputs():
+    """Whose inputs cannot be made up: the config says what it takes."""
+    model = StepBackbone(dict(type='mmstepnet.Joints'), example=(2, 4, 17, 3),
+                         layout='NLC')
+    assert all(map(steps_of, model[2]))
+    assert model(torch.rand(3, 4, 17, 3)).shape == (12, 17, 8)
+
+
+def test_pretrained_of_a_segmentor(tmp_path):
+    """Its own argument, as UPerNet's configs have it, is handed down."""
+    pytest.importorskip('mmseg', reason='needs requirements/tests-*.txt')
+    init_default_scope('mmseg')
+    backbone = dict(type='ResNetV1c', depth=18, norm_cfg=dict(type='BN'))
+    plain, path = perturb(MODELS.build(backbone)), str(tmp_path / 'plain.pth')
+    torch.save(dict(state_dict=plain.state_dict()), path)
+    model = MODELS.build(ConfigDict(
+        type='EncoderDecoder', pretrained=path, backbone=dict(
+            type='mmstepnet.StepBackbone', backbone=backbone),
+        decode_head=dict(
+            type='FCNHead', in_channels=512, channels=8, num_classes=2)))
+    model.init_weights()
+    found = model.backbone.state_dict()
+    assert len(found) > len(plain.state_dict())
+    for key, value in plain.state_dict().items():
+        assert torch.equal(found[key], value)
 
 
 def dropout(kind):
@@ -211,21 +257,11 @@ REFUSED = {
         50, preact=True, host='mmdet', **DCN), ValueError, 'preact=True has'),
     'preact of ResNeXt': (lambda: models.StepResNeXt(
         50, preact=True, host='mmdet'), ValueError, 'preact'),
-    'depth': (lambda: RESNET(20), KeyError, 'depth 20'),
-    "another host's": (lambda: RESNET(50, dcn=None), TypeError, 'dcn'),
-    'blocks': (lambda: RESNET(18, blocks='layer9'), ValueError, 'layer9'),
     'a name': (lambda: RESNET(18, attention='SE'), TypeError, "got 'SE'"),
     'None': (lambda: StepBackbone(dict(type='mmdet.ResNet', depth=18), None),
              TypeError, 'attention must be a dict'),
-    'no block': (lambda: StepBackbone(dict(type='mmpretrain.VGG', depth=11)),
-                 ValueError, 'no block can take steps'),
-    'twice': (lambda: StepBackbone(dict(
-        type='mmstepnet.StepResNet', depth=18, _scope_='mmdet')), ValueError,
-        'there are steps already'),
-    'two sources': (lambda: StepBackbone(
-        dict(type='mmdet.ResNet', depth=18, init_cfg=dict(
-            type='Pretrained', checkpoint='x')), pretrained='x'), ValueError,
-        'both say where'),
+    'no example': (lambda: StepBackbone(dict(type='mmstepnet.Joints')),
+                   ValueError, 'give example='),
     **{kind: (dropout(kind), ValueError, 'attn_drop 0.1.*drop_rate')
        for kind in ('StepVisionTransformer', 'PropagationVisionTransformer')},
 }

@@ -1,14 +1,59 @@
+"""StepResNet in any setting, and what does not depend on its host."""
+
 from functools import partial
 
 import pytest
 import torch
 import torch.nn as nn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mmstepnet import models
 from mmstepnet.models import StepResNetCIFAR
-from tests.utils import perturb
+from tests.utils import perturb, run
 
 StepResNet = partial(models.StepResNet, host='mmpretrain')
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=25,
+          suppress_health_check=list(HealthCheck))
+@given(
+    depth=st.sampled_from([18, 50]), preact=st.booleans(),
+    attention=st.sampled_from([None, 'StepNet', 'SE', 'CBAM', 'FCA', 'SGE']),
+    first_block=st.sampled_from([None, True, False]),
+    frozen=st.integers(-1, 3),
+    out_indices=st.lists(st.integers(0, 3), min_size=1, unique=True).map(
+        sorted),
+    norm_eval=st.booleans(), drop_path_rate=st.sampled_from([0., 0.2]),
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    batch=st.integers(2, 3))
+def test_any_setting_and_image(attention, frozen, out_indices, size, batch,
+                               first_block, **kwargs):
+    """Each trains, and checkpointing of activations changes nothing."""
+    pair = [StepResNet(
+        attention=attention and dict(type=attention), frozen_stages=frozen,
+        first_block=first_block, out_indices=out_indices, with_cp=with_cp,
+        stem_channels=8, base_channels=4, **kwargs)
+        for with_cp in (False, True)]
+    pair[1].load_state_dict(perturb(pair[0]).state_dict())
+    x, results = torch.randn(batch, 3, *size), []
+    for model in pair:
+        torch.manual_seed(0)
+        results.append(run(model.train(), x))
+    carried = first_block or first_block is None and attention != 'StepNet'
+    for _, block in pair[0].residual_blocks():
+        assert (block.step.attention is not None) == bool(attention and (
+            carried or block.downsample is None))
+    for got, expected in zip(*results):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+    outs, grads, _ = results[0]
+    for index, out in zip(out_indices, outs.values(), strict=True):
+        stride = 2**(index + 2)
+        assert out.shape[0] == batch
+        assert out.shape[2:] == tuple(-(-side // stride) for side in size)
+        assert out.isfinite().all()
+    assert all(grad is None or grad.isfinite().all()
+               for grad in grads.values())
 
 
 @pytest.mark.parametrize('depth', [18, 34, 50, 101, 152])
@@ -37,22 +82,6 @@ def test_parameter_counts_of_the_paper(preact, attention):
     count = sum(p.numel() for p in model.parameters())
     for classes, expected in zip((10, 100), paper[attention]):
         assert round((count + 256 * classes + classes) / 1e6, 2) == expected
-
-
-def test_which_blocks_carry_the_attention():
-    def carriers(**kwargs):
-        model = StepResNet(18, **kwargs)
-        return [name for name, block in model.residual_blocks()
-                if block.step.attention is not None]
-
-    every = [f'layer{s}.{i}' for s in (1, 2, 3, 4) for i in (0, 1)]
-    assert carriers(attention=None) == []
-    assert carriers(attention=dict(type='SE')) == every
-    assert carriers() == [n for n in every if n not in (
-        'layer2.0', 'layer3.0', 'layer4.0')]
-    assert carriers(
-        blocks=['layer1.1', 'layer4'], first_block=True) == every[1:2] + (
-            every[-2:])
 
 
 def test_preactivation_against_a_written_out_network():

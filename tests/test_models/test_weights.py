@@ -5,11 +5,13 @@ import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
 from mmstepnet.attentions import ATTENTIONS, choose_step
 from mmstepnet.steps import ResidualStep
+from tests.checkpoints import save_model
+from tests.documents import ROOT
 from tests.utils import perturb
 
 pytest.importorskip('mmdet')
@@ -137,3 +139,23 @@ def test_a_host_that_initialises_by_itself():
     model.init_weights()
     for step in starts(model):
         assert torch.equal(step, torch.ones_like(step))
+
+
+@pytest.mark.parametrize('attention', ['se', 'eca', 'sge', 'stepnet'])
+def test_backbones_come_from_imagenet_whole(tmp_path, attention):
+    """Every weight, the attention's included, is the classifier's."""
+    name = f'resnet50_{attention}_imagenet'
+    path = str(tmp_path / 'epoch_120.pth')
+    classifier = save_model(path, ROOT / f'configs/imagenet/{name}.py')
+    cfg = Config.fromfile(ROOT / 'projects/reproduction/configs/coco' / (
+        f'faster_rcnn_r50_{attention}-imagenet_coco.py'))
+    init_cfg = cfg.model.backbone.init_cfg
+    assert init_cfg.checkpoint == f'work_dirs/{name}/epoch_120.pth'
+    init_cfg.checkpoint = path
+    init_default_scope(cfg.default_scope)
+    backbone = MODELS.build(cfg.model.backbone)
+    backbone.init_weights()
+    expected = classifier.backbone.state_dict()
+    got = backbone.state_dict()
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[key], expected[key]) for key in got)

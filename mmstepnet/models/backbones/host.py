@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -38,12 +37,10 @@ def find_host(name: str, host: str | None = None) -> type:
     scope = host or (current.scope_name if current else None)
     if scope in VERSIONS:
         check_hosts(scope)
-    found = None
-    if isinstance(scope, str) and find_spec(scope) is not None:
-        try:
-            found = MODELS.get(f'{scope}.{name}')
-        except RuntimeError:  # what mmengine raises where there is none
-            pass
+    try:
+        found = MODELS.get(f'{scope}.{name}')
+    except RuntimeError:  # what mmengine raises where there is none
+        found = None
     if found is None:
         raise ValueError(
             f"whose {name}? The hosts' defaults differ, so name one, as in "
@@ -115,13 +112,12 @@ class SteppedBackbone(Generated):
 
 def _freeze_as_the_block(block: nn.Module) -> None:
     """Freeze the attentions of a block whose other parameters are frozen."""
-    attentions = [step.attention for step in steps_of(block)
-                  if step.attention is not None]
-    ours = {p for attention in attentions for p in attention.parameters()}
-    theirs = [p for p in block.parameters() if p not in ours]
+    ours, theirs = [], []
+    for name, p in block.named_parameters():
+        (ours if 'step.attention.' in name else theirs).append(p)
     if theirs and not any(p.requires_grad for p in theirs):
-        for attention in attentions:
-            attention.requires_grad_(False)
+        for p in ours:
+            p.requires_grad_(False)
 
 
 @MODELS.register_module()
@@ -153,18 +149,17 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
             called with, such as (1, 27, 17, 3). None guesses images, clips
             or sequences.
         layout (str, optional): See :func:`insert_steps`.
-        pretrained (str, optional): File or address of the backbone's
-            weights, in the place of an ``init_cfg`` in ``backbone``. Models
-            with ``pretrained``, as MMSegmentation's, hand it down. Defaults
-            to None.
+        pretrained (str, optional): The ``pretrained`` of ``backbone``.
+            Models that have this argument, as MMSegmentation's, hand it to
+            their backbone. Defaults to None.
 
     Returns:
         nn.Module: The backbone.
 
     Raises:
         KeyError: The backbone or the attention is not registered.
-        ValueError: No block can take steps, one of ``blocks`` does not
-            exist, or ``backbone`` has an ``init_cfg`` beside ``pretrained``.
+        ValueError: No block can take steps, or one of ``blocks`` does not
+            exist.
 
     Example:
         >>> from mmstepnet.models import StepBackbone
@@ -175,12 +170,7 @@ def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
         StepNet(channels=2048, init_step=1.0)
     """
     if pretrained is not None:
-        if backbone.get('init_cfg') is not None:
-            raise ValueError(
-                f'StepBackbone: pretrained={pretrained!r} and the init_cfg of '
-                'backbone= both say where weights come from; leave one out')
-        backbone = dict(backbone, init_cfg=dict(
-            type='Pretrained', checkpoint=pretrained))
+        backbone = dict(backbone, pretrained=pretrained)
     model = MODELS.build(backbone)
     if not isinstance(model, SteppedBackbone):
         model.__class__ = generated_class(SteppedBackbone, type(model))

@@ -32,8 +32,7 @@ class PreActBlock(FusedBlock):
         first, *others = self.convs
         x = first(x)
         for k, conv in enumerate(others, 2):
-            x = conv(self.relu(getattr(self, getattr(
-                self, f'norm{k}_name'))(x)))
+            x = conv(self.relu(getattr(self, f'norm{k}')(x)))
         return x
 
     def _forward(self, x: Tensor) -> Tensor:

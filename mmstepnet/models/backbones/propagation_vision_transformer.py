@@ -1,27 +1,18 @@
 """Vision Transformer whose similarity is chosen by config."""
 
-from mmengine.model import BaseModule
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
-from mmstepnet.checks import check_choice
-from mmstepnet.propagation import (
-    DotProductAttention,
-    L2Attention,
-    MetricAttention,
-)
+from mmstepnet import propagation as blocks
 from mmstepnet.registry import MODELS
 
-from .host_attention import check_no_dropout, take_over
+from .host_attention import HostAttention
 
 METRIC_ATTENTION = dict(type='MetricAttention')
-BLOCKS = {block.__name__: block
-          for block in (DotProductAttention, L2Attention, MetricAttention)}
-"""Attention blocks by the names that configs give."""
 
 
-class PropagationSelfAttention(BaseModule):
+class PropagationSelfAttention(HostAttention):
     """An attention block in the place of the host's self-attention.
 
     Args:
@@ -30,35 +21,26 @@ class PropagationSelfAttention(BaseModule):
         propagation (dict): Config of the attention block.
 
     Raises:
-        ValueError: The type of attention is unknown, or the host drops
-            attention weights, which never are in memory here.
+        AttributeError: The type of attention is unknown.
+        ValueError: The host drops attention weights, which never are in
+            memory here.
     """
 
     def __init__(self, host: MultiheadAttention, propagation: dict):
-        super().__init__()
-        check_no_dropout(host)
+        super().__init__(host)
         settings = dict(propagation)
         name = settings.pop('type').removeprefix('mmstepnet.')
-        check_choice('type of the propagation', name, BLOCKS)
-        self.propagation = BLOCKS[name](
+        self.propagation = getattr(blocks, name)(
             host.embed_dims, host.num_heads, bias=host.qkv.bias is not None,
             **settings)
         # It has a bias whatever qkv_bias says, and is there for one head too.
         self.propagation.proj = host.proj
-        self.proj_drop = host.proj_drop
         self.out_drop = host.out_drop
-        self.gamma1 = host.gamma1
 
     def forward(self, x: Tensor) -> Tensor:
         """Inform tokens by each other, (N, L, C) -> (N, L, C)."""
         x = self.proj_drop(self.propagation(x))
         return self.out_drop(self.gamma1(x))
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        take_over(state_dict, prefix, {
-            name.rpartition('.')[2]: name for name, _ in self.named_modules()
-            if name.startswith('propagation.')})
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 @MODELS.register_module()
@@ -91,8 +73,8 @@ class PropagationVisionTransformer(VisionTransformer):
         **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
 
     Raises:
-        ValueError: The type of the propagation is unknown, or
-            ``layer_cfgs`` asks for dropout of attention weights.
+        AttributeError: The type of the propagation is unknown.
+        ValueError: ``layer_cfgs`` asks for dropout of attention weights.
 
     Example:
         >>> import torch

@@ -58,10 +58,8 @@ class StepResNetCIFAR(StepResNet):
         try:
             return super()._find_host(host)
         except ValueError:
-            found = [name for name in HOSTS if find_spec(name) is not None]
-            if host is not None or not found:
-                raise
-            return find_host(cls.host_type, found[0])
+            return find_host(
+                cls.host_type, host or next(filter(find_spec, HOSTS), None))
 
     def __init__(self, depth: int, **kwargs):
         four = depth in self.host.arch_settings

@@ -14,10 +14,10 @@ from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep
 
 from .host import STEPNET, warn_of_frozen_starts
-from .host_attention import check_no_dropout, take_over
+from .host_attention import HostAttention
 
 
-class ValueProjection(BaseModule):
+class ValueProjection(HostAttention):
     """What is left of self-attention without its attention values.
 
     The value and the output projection, token by token; query and key are
@@ -32,21 +32,14 @@ class ValueProjection(BaseModule):
     """
 
     def __init__(self, host: MultiheadAttention):
-        super().__init__()
-        check_no_dropout(host)
+        super().__init__(host)
         self.value = nn.Linear(
             host.input_dims, host.embed_dims, bias=host.qkv.bias is not None)
         self.proj = host.proj
-        self.proj_drop = host.proj_drop
-        self.gamma1 = host.gamma1
 
     def forward(self, x: Tensor) -> Tensor:
         """Project tokens, (N, L, C) -> (N, L, C)."""
         return self.gamma1(self.proj_drop(self.proj(self.value(x))))
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        take_over(state_dict, prefix, dict(value='value', proj='proj'))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class StepTransformerEncoderLayer(TransformerEncoderLayer):

@@ -1,0 +1,160 @@
+"""The vision transformers against formulas and MMPretrain's own."""
+
+import math
+
+import mmpretrain.models
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from mmengine.runner.checkpoint import load_state_dict as mmengine_load
+from scipy.special import erf
+
+from mmstepnet.models import (
+    PropagationVisionTransformer,
+    StepVisionTransformer,
+)
+from tests.utils import perturb, run, same_tensors, seeded
+
+ARCH = dict(
+    embed_dims=24, num_layers=3, num_heads=4, feedforward_channels=40)
+SETTINGS = dict(arch=ARCH, img_size=32, patch_size=8)
+SPLIT = ('query', 'key', 'value')
+
+
+def host(**kwargs):
+    model = perturb(mmpretrain.models.VisionTransformer(
+        **{**SETTINGS, **kwargs}))
+    model.eval()  # returns nothing
+    return model
+
+
+def stepped(**kwargs):
+    return StepVisionTransformer(**{**SETTINGS, **kwargs})
+
+
+def propagating(similarity, eps=1.0, **kwargs):
+    return PropagationVisionTransformer(
+        propagation=dict(type=similarity, eps=eps), **{**SETTINGS, **kwargs})
+
+
+def layer_norm(x, weight, bias):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * weight + bias
+
+
+def gelu(x):
+    return x * (1 + erf(x / np.sqrt(2))) / 2
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_layer_is_the_formula(training):
+    layer = perturb(stepped()).layers[1].train(training)
+    w = {k: v.double().numpy() for k, v in layer.state_dict().items()}
+    tokens = seeded(3, 17, 24, seed=1) + 1
+
+    x = tokens.double().numpy()
+    normed = layer_norm(x, w['ln1.weight'], w['ln1.bias'])
+    value = normed @ w['attn.value.weight'].T + w['attn.value.bias']
+    f = value @ w['attn.proj.weight'].T + w['attn.proj.bias']
+    gate = {k.removeprefix('step.attention.'): v for k, v in w.items()}
+    z = (gate['pair_weight'][:, 0] * x.mean(1) +
+         gate['pair_weight'][:, 1] * (x + f).mean(1))
+    mean, var = gate['bn.running_mean'], gate['bn.running_var']
+    if training:
+        mean, var = z.mean(0), z.var(0)
+    z = (z - mean) / np.sqrt(var + 1e-5) * gate['bn.weight'] + gate['bn.bias']
+    step = 1 / (1 + np.exp(-(gate['ie_weight'] * z + gate['ie_bias'])))
+    x = x + f * step[:, None]
+    hidden = gelu(
+        layer_norm(x, w['ln2.weight'], w['ln2.bias'])
+        @ w['ffn.layers.0.0.weight'].T + w['ffn.layers.0.0.bias'])
+    x = x + hidden @ w['ffn.layers.1.weight'].T + w['ffn.layers.1.bias']
+
+    np.testing.assert_allclose(
+        layer(tokens).detach().numpy(), x, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(out_type='raw'), dict(out_type='featmap'),
+    dict(out_type='avg_featmap', with_cls_token=False), dict(qkv_bias=False),
+    dict(layer_scale_init_value=0.1),
+    dict(layer_cfgs=dict(ffn_type='swiglu_fused'))])
+def test_all_but_the_attention_is_the_hosts(kwargs):
+    """Without a branch both are the host's transformer."""
+    theirs, model = host(**kwargs), perturb(stepped(**kwargs), seed=5).eval()
+    model.load_state_dict(theirs.state_dict(), strict=False)
+    with torch.no_grad():
+        for network in (theirs, model):
+            for layer in network.layers:
+                layer.attn.proj.weight.zero_()
+                layer.attn.proj.bias.zero_()
+    for size in (32, 48):  # the host resizes what stands for places
+        images = seeded(2, 3, size, size)
+        torch.testing.assert_close(model(images)[0], theirs(images)[0])
+
+
+def from_host(state):
+    """The host's weights under our names."""
+    ours = {}
+    for key, value in state.items():
+        layer, found, rest = key.partition('.attn.')
+        if not found or rest.startswith('gamma1'):
+            ours[key] = value
+        elif rest.startswith('qkv.'):
+            name = rest.removeprefix('qkv.')
+            for part, third in zip(SPLIT, value.chunk(3)):
+                part = part if part == 'value' else f'pseudo_metric.{part}'
+                ours[f'{layer}.attn.propagation.{part}.{name}'] = third
+        else:
+            ours[f'{layer}.attn.propagation.{rest}'] = value
+    return ours
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(qkv_bias=False), dict(arch={**ARCH, 'num_heads': 1}),
+    dict(with_cls_token=False, out_type='avg_featmap',
+         layer_scale_init_value=0.1)])
+def test_dot_product_is_the_host(kwargs):
+    theirs = host(**kwargs)
+    heads = kwargs.get('arch', ARCH)['num_heads']
+    model = propagating(
+        'DotProductAttention', math.sqrt(24 / heads), **kwargs).eval()
+    model.load_state_dict(theirs.state_dict())
+    out, grads, inputs = run(model, seeded(2, 3, 32, 32))
+    host_out, host_grads, host_inputs = run(theirs, seeded(2, 3, 32, 32))
+    same_tensors(out, host_out)
+    same_tensors(inputs, host_inputs)
+    # The gradient of a key's bias is zero but for rounding.
+    found, expected = ({
+        k: g for k, g in each.items()
+        if g is not None and not k.endswith('key.bias')
+    } for each in (grads, from_host({
+        k: g for k, g in host_grads.items() if g is not None})))
+    same_tensors(found, expected)
+
+
+@pytest.mark.parametrize('load', [nn.Module.load_state_dict, mmengine_load])
+@pytest.mark.parametrize('build', [
+    lambda: propagating('MetricAttention'), lambda: propagating('L2Attention'),
+    stepped])
+def test_what_a_host_has_saved_is_taken_over(build, load):
+    theirs, model = host(), build()
+    state = theirs.state_dict()
+    load(model, state, strict=False)
+    assert list(state) == list(theirs.state_dict())
+    taken = model.state_dict()
+    for layer, our in zip(theirs.layers, model.layers):
+        attn = getattr(our.attn, 'propagation', our.attn)
+        for kind in ('weight', 'bias'):
+            value = getattr(layer.attn.qkv, kind)[2 * 24:]
+            assert torch.equal(getattr(attn.value, kind), value)
+            assert torch.equal(getattr(attn.proj, kind),
+                               getattr(layer.attn.proj, kind))
+    for name, value in state.items():
+        assert '.attn.' in name or torch.equal(taken[name], value)
+    # Its own are read as they were written.
+    again = build()
+    again.load_state_dict(taken)
+    assert all(torch.equal(value, taken[name])
+               for name, value in again.state_dict().items())
