@@ -15,38 +15,28 @@ model = dict(
 
 data_root = 'data/digits_detection/'
 # No flip, which makes other characters.
-train_pipeline = [
+pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True),
     dict(type='Resize', scale=(128, 128), keep_ratio=True),
     dict(type='PackDetInputs'),
 ]
-test_pipeline = [
-    *train_pipeline[:-1],
-    dict(
-        type='PackDetInputs',
-        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
-                   'scale_factor')),
-]
+digits = dict(
+    metainfo=dict(classes=tuple('0123456789')), data_root=data_root,
+    pipeline=pipeline)
 train_dataloader = dict(
     batch_size=8,
     num_workers=1,
     dataset=dict(
-        type='CocoDataset',
-        metainfo=dict(classes=tuple('0123456789')),
-        data_root=data_root,
+        **digits,
         ann_file='annotations/instances_train.json',
-        data_prefix=dict(img='train/'),
-        pipeline=train_pipeline))
+        data_prefix=dict(img='train/')))
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
-        type='CocoDataset',
-        metainfo=dict(classes=tuple('0123456789')),
-        data_root=data_root,
+        **digits,
         ann_file='annotations/instances_val.json',
-        data_prefix=dict(img='val/'),
-        pipeline=test_pipeline))
+        data_prefix=dict(img='val/')))
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json')
 test_evaluator = val_evaluator

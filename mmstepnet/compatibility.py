@@ -37,8 +37,9 @@ def check_hosts(*names: str) -> None:
             installed over each other; the message names the fix.
     """
     installed = {
-        stack: [name for name in names if _is_installed(name)]
-        for stack, names in STACKS.items()
+        stack: [package for package in packages
+                if any(metadata.distributions(name=package))]
+        for stack, packages in STACKS.items()
     }
     if all(installed.values()):
         raise ImportError(
@@ -60,11 +61,3 @@ def check_hosts(*names: str) -> None:
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, but {version} '
                 f'is installed; {FIX}')
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -67,18 +67,16 @@ def export_onnx(model: nn.Module,
     """
     check_installed('an ONNX export', *NEEDED, install="'mmstepnet[onnx]'")
     has_steps = any(isinstance(m, ResidualStep) for m in model.modules())
-    models = copy.deepcopy(model), fold(model) if has_steps else (
-        copy.deepcopy(model))
-    for copied in models:
-        copied.train(False)  # eval() of some hosts returns nothing
+    plain = _Flat(copy.deepcopy(model))
+    folded = _Flat(fold(model) if has_steps else copy.deepcopy(model))
     more = 32 if dynamic_size else 0
     trials = [torch.rand(2, channels, *size),
               torch.rand(3, channels, *(side + more for side in size))]
     axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
     try:
         with torch.no_grad():
-            wanted = [tensors(models[0](images)) for images in trials]
-            content = _export(models[1], trials[0], len(wanted[0]), axes)
+            wanted = [plain(images) for images in trials]
+            content = _export(folded, trials[0], len(wanted[0]), axes)
         found = _run(content, trials)
     except Exception as error:
         raise RuntimeError(
@@ -102,11 +100,12 @@ def export_onnx(model: nn.Module,
 
 
 class _Flat(nn.Module):
-    """A model that returns all its tensors in one tuple."""
+    """A model in eval mode that returns all its tensors in one tuple."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
+        self.train(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensors(self.model(images)))
@@ -118,7 +117,7 @@ def _export(model: nn.Module, images: Tensor, outputs: int,
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'model.onnx'
         torch.onnx.export(
-            _Flat(model).eval(), (images, ), str(path), input_names=['images'],
+            model, (images, ), str(path), input_names=['images'],
             output_names=names, **onnx_arguments(axes))
         return path.read_bytes()
 

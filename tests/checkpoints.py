@@ -29,13 +29,18 @@ def restored_mmengine(monkeypatch):
     monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
 
 
-def save_model(path, config, **meta):
-    """Write a checkpoint of a config's model with random weights."""
+def load_config(config):
+    """A config, whose model has its data preprocessor as in a runner."""
     cfg = Config.fromfile(config)
     init_default_scope(cfg.default_scope)
     if 'data_preprocessor' in cfg:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = perturb(MODELS.build(cfg.model)).eval()
+    return cfg
+
+
+def save_model(path, config, **meta):
+    """Write a checkpoint of a config's model with random weights."""
+    model = perturb(MODELS.build(load_config(config).model)).eval()
     torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
     return model
 

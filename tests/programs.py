@@ -17,12 +17,8 @@ IN_PROCESS = [
 
 
 def load_tool(name):
-    """A tool, or a program of a project, as a module."""
-    if name.startswith(('benchmarks.', 'projects.')):
-        return importlib.import_module(name)
+    """A tool as a module."""
     path = ROOT / 'tools' / name
-    if str(path.parent) not in sys.path:  # tools import their neighbours
-        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -6,13 +6,16 @@ import runpy
 import sys
 
 import pytest
-import torch
 
 from tests.documents import ROOT
 from tests.programs import run_tool
-from tests.utils import perturb
 
 pytest.importorskip('torchvision')
+
+
+def needs(*libraries):
+    for library in libraries:
+        pytest.importorskip(library, reason=f'needs {library}')
 
 
 @pytest.fixture
@@ -36,8 +39,7 @@ def test_captured_training_step(run_example, capsys):
 
 def test_steps_in_timm(run_example, capsys):
     """It learns to read digits, of which one in ten is right by chance."""
-    for library in ('timm', 'sklearn'):
-        pytest.importorskip(library)
+    needs('timm', 'sklearn')
     run_example('steps_in_timm.py', '--epochs', 1)
     first, *epochs = capsys.readouterr().out.splitlines()
     assert first == (
@@ -54,8 +56,7 @@ def printed_by(notebook):
 
 def execute(name, folder, first=''):
     """Run a notebook in a copy of the checkout; ``first`` ends its imports."""
-    for library in ('nbclient', 'ipykernel'):
-        pytest.importorskip(library)
+    needs('nbclient', 'ipykernel')
     import nbformat
     from nbclient import NotebookClient
     for part in ('configs', 'weights', 'mmstepnet', 'projects'):
@@ -70,15 +71,20 @@ def execute(name, folder, first=''):
 
 def test_notebook(tmp_path):
     """It says of the networks what their card says."""
-    for library in ('mmpretrain', 'safetensors'):
-        pytest.importorskip(library)
+    pytest.importorskip('mmpretrain')
+    from safetensors.torch import load_file
     printed = printed_by(execute('stiffness_from_a_checkpoint.ipynb',
                                  tmp_path))
     card = (ROOT / 'weights' / 'README.md').read_text('utf-8')
-    for name in ('plain', 'SE', 'StepNet'):
-        accuracy, tns = re.search(
-            rf'_{name.lower()}_digits\.py\) \| (\S+) \| (\S+) \|',
+    files = sorted((ROOT / 'weights').glob('*.safetensors'))
+    assert len(files) == 3
+    for name, path in zip(('plain', 'SE', 'StepNet'), files):
+        accuracy, tns, parameters = re.search(
+            rf'_{name.lower()}_digits\.py\) \| (\S+) \| (\S+) \| (\S+) \|',
             card).groups()
+        assert int(parameters.replace(',', '')) == sum(
+            value.numel() for key, value in load_file(path).items()
+            if key.endswith(('weight', 'bias')))
         right, measured = re.search(
             rf'^{name} +(\d+) of 360 right, TNS (\S+),', printed,
             re.MULTILINE).groups()
@@ -90,8 +96,7 @@ def test_notebook(tmp_path):
 
 def test_notebook_of_stiff_systems(tmp_path):
     """It runs; what it printed with all its steps is the page's table."""
-    for library in ('rich', 'yaml'):
-        pytest.importorskip(library)
+    needs('rich', 'yaml')
     name = 'stiff_systems.ipynb'
     execute(name, tmp_path, '\nintegrators.STEPS = (40, 80)'
             '\nintegrators.TOLERANCES = (1e-3, )')
@@ -105,8 +110,7 @@ def test_notebook_of_stiff_systems(tmp_path):
 
 def test_tns_in_lightning(run_example, tmp_path, capsys):
     """What it prints is what the callback logs."""
-    for library in ('lightning', 'sklearn'):
-        pytest.importorskip(library, reason=f'needs {library}')
+    needs('lightning', 'sklearn')
     run_example('tns_in_lightning.py', '--epochs', 1, '--out', tmp_path)
     printed = capsys.readouterr().out
     assert ('StepNet in layer1.0, layer1.1, layer1.2, layer2.1, layer2.2\n'
@@ -123,8 +127,7 @@ def test_tns_in_lightning(run_example, tmp_path, capsys):
 
 
 def test_steps_in_hf_trainer(run_example, tmp_path, capsys):
-    for library in ('transformers', 'accelerate', 'sklearn'):
-        pytest.importorskip(library, reason=f'needs {library}')
+    needs('transformers', 'accelerate', 'sklearn')
     run_example('steps_in_hf_trainer.py', '--epochs', 1, '--out', tmp_path)
     printed = capsys.readouterr().out
     accuracy, again = re.findall(r'accuracy (\S+) %', printed)
@@ -142,25 +145,6 @@ def test_steps_in_torchvision_detector(run_example, capsys):
             'layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1'))
     losses = [float(re.search(r'loss (\S+),', line)[1]) for line in epochs]
     assert len(losses) == 2 and losses[1] < losses[0]
-
-
-def test_rtmdet_is_the_hosts_with_steps():
-    """With the host's weights it gives the host's maps."""
-    pytest.importorskip('mmdet')
-    from mmengine.config import Config
-    from mmengine.registry import MODELS, init_default_scope
-    cfg = Config.fromfile(ROOT / 'examples/rtmdet_tiny_stepnet_coco.py')
-    init_default_scope('mmdet')
-    host = perturb(MODELS.build(cfg.model.backbone.backbone))
-    model = MODELS.build(cfg.model.backbone)
-    for network in (host, model):
-        network.eval()  # the host's returns None
-    missing, unknown = model.load_state_dict(host.state_dict(), strict=False)
-    assert unknown == []
-    assert missing and all('.step.attention.' in key for key in missing)
-    images = torch.rand(2, 3, 96, 128)
-    with torch.no_grad():
-        torch.testing.assert_close(model(images), host(images))
 
 
 @pytest.mark.slow

@@ -22,22 +22,38 @@ FAMILIES = {
 }
 
 
-def stepped(key):
+def network(key):
+    """One with steps, or a pruned one, which need not have any."""
+    models = pytest.importorskip('timm' if key == 'timm' else
+                                 'torchvision.models')
+    if key == 'pruned':
+        model = models.resnet18(num_classes=3).eval()
+        assert remove_blocks(
+            model, ['layer1.1'], example=torch.rand(2, 3, 64, 64))
+        return model, {}
     families, name, options = FAMILIES[key]
-    pytest.importorskip('timm' if key == 'timm' else 'torchvision')
     family = families()[name]
     model = with_moved_steps(family.build(), **dict(family.options))
     return model.eval(), options
 
 
+def computed(path, **inputs):
+    """What onnxruntime makes of a file's inputs."""
+    import onnxruntime
+    session = onnxruntime.InferenceSession(
+        path.read_bytes(), providers=['CPUExecutionProvider'])
+    assert [given.name for given in session.get_inputs()] == list(inputs)
+    return [torch.from_numpy(found) for found in session.run(
+        None, {name: value.numpy() for name, value in inputs.items()})]
+
+
 @pytest.mark.parametrize('key', [
-    'torchvision', *(pytest.param(key, marks=pytest.mark.slow)
-                     for key in ('timm', 'tokens'))])
+    'torchvision', 'pruned', *(pytest.param(key, marks=pytest.mark.slow)
+                               for key in ('timm', 'tokens'))])
 def test_file_computes_what_the_model_does(key, tmp_path):
     """Of sizes that it was not written with, too."""
     import onnx
-    import onnxruntime
-    model, options = stepped(key)
+    model, options = network(key)
     size = (32, 32) if key == 'tokens' else (48, 40)
     path = tmp_path / 'new' / 'model.onnx'
     model.train()
@@ -45,23 +61,20 @@ def test_file_computes_what_the_model_does(key, tmp_path):
     assert model.training
     model.eval()
     onnx.checker.check_model(str(path))
-    session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider'])
-    given, = session.get_inputs()
-    assert given.name == 'images' and given.shape[:2] == ['batch', 3]
     images = torch.rand(5, 3, *size) if options else torch.rand(1, 3, 80, 64)
-    found, = session.run(['output_0'], {'images': images.numpy()})
+    found, = computed(path, images=images)
     with torch.no_grad():
         wanted, = outputs(model, images)
-    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4,
+    torch.testing.assert_close(found, wanted, rtol=1e-4,
                                atol=1e-4 * float(wanted.abs().max()))
     # Adaptors and norms were folded.
     types = {node.op_type for node in onnx.load(path).graph.node}
-    assert 'BatchNormalization' not in types and 'Sigmoid' in types
+    assert 'BatchNormalization' not in types
+    assert ('Sigmoid' in types) == (key != 'pruned')
 
 
 def test_one_image_size_is_named(tmp_path):
-    model, _ = stepped('tokens')
+    model, _ = network('tokens')
     with pytest.raises(RuntimeError, match='height, width.*dynamic_size'):
         export_onnx(model, tmp_path / 'model.onnx', (32, 32))
     assert not list(tmp_path.iterdir())
@@ -71,7 +84,7 @@ def test_one_image_size_is_named(tmp_path):
     ((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')])
 def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     """Also a NaN in the images of another size alone."""
-    model, _ = stepped('torchvision')
+    model, _ = network('torchvision')
     run = export._run
     monkeypatch.setattr(export, '_run', lambda *args: [
         [out * factor for out in outs]
@@ -81,26 +94,8 @@ def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pruned_network_without_steps(tmp_path):
-    """What prunes a network need not put steps into it."""
-    import onnxruntime
-    models = pytest.importorskip('torchvision.models')
-    model = models.resnet18(num_classes=3).eval()
-    images = torch.rand(2, 3, 64, 64)
-    assert remove_blocks(model, ['layer1.1'], example=images)
-    path = tmp_path / 'model.onnx'
-    assert export_onnx(model, path, (64, 64)) < 1e-4
-    session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider'])
-    found, = session.run(None, {'images': images.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), model(images),
-                               rtol=1e-4, atol=1e-4)
-
-
 def test_causal_attention_over_padded_tokens(tmp_path):
     """The check of the mask stands in the file, too."""
-    import onnxruntime
-
     class Causal(nn.Module):
         def __init__(self):
             super().__init__()
@@ -115,8 +110,5 @@ def test_causal_attention_over_padded_tokens(tmp_path):
     path = tmp_path / 'model.onnx'
     torch.onnx.export(model, (x, keep), str(path), dynamo=True, verbose=False,
                       external_data=False, input_names=['x', 'keep'])
-    session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider'])
-    found, = session.run(None, {'x': x.numpy(), 'keep': keep.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), model(x, keep),
-                               rtol=1e-4, atol=1e-5)
+    found, = computed(path, x=x, keep=keep)
+    torch.testing.assert_close(found, model(x, keep), rtol=1e-4, atol=1e-5)

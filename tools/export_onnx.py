@@ -13,17 +13,11 @@ from pathlib import Path
 
 import torch.nn as nn
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 from mmstepnet.checks import positive_int
 from mmstepnet.export import export_onnx
-from mmstepnet.jobs.checkpoint import (
-    load_weights,
-    patch_reading,
-    read_checkpoint,
-)
-from mmstepnet.jobs.job import add_config_options, load_config
+from mmstepnet.jobs.job import add_config_options, load_model
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,14 +53,7 @@ class Raw(nn.Module):
 
 def main() -> None:
     args = parse_args()
-    patch_reading(args.trust_checkpoint)
-    cfg = load_config(args)
-    checkpoint = read_checkpoint(args.checkpoint, 'cpu',
-                                 args.trust_checkpoint)
-    if cfg.get('default_scope'):  # None in configs that name classes
-        init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model)
-    load_weights(model, checkpoint, args.checkpoint)
+    _, _, model = load_model(args)
     part = model.get_submodule(args.part) if args.part else Raw(model)
     try:
         difference = export_onnx(

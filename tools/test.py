@@ -10,7 +10,7 @@ from mmengine.dist import is_main_process
 from mmengine.registry import MODELS, RUNNERS
 from mmengine.runner import CheckpointLoader
 
-from mmstepnet.jobs.checkpoint import load_weights, patch_reading
+from mmstepnet.jobs.checkpoint import load_weights
 from mmstepnet.jobs.job import (
     add_job_options,
     find_host,
@@ -68,7 +68,6 @@ def draw_predictions(cfg: Config, folder: str) -> None:
 
 def main() -> None:
     args = parse_args()
-    patch_reading(args.trust_checkpoint)
     cfg = load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out and args.out.endswith('.pkl'):

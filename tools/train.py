@@ -7,7 +7,6 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import find_latest_checkpoint
 
-from mmstepnet.jobs.checkpoint import patch_reading
 from mmstepnet.jobs.job import add_job_options, load_config, process_group
 
 
@@ -52,7 +51,6 @@ def apply(args: argparse.Namespace, cfg: Config) -> None:
 
 def main() -> None:
     args = parse_args()
-    patch_reading(args.trust_checkpoint)
     cfg = load_config(args)
     apply(args, cfg)
     with process_group(cfg):

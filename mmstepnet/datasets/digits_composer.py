@@ -47,13 +47,17 @@ def compose(
     Raises:
         ValueError: The largest digit does not fit into ``size``.
     """
-    check_canvas(size)
+    if min(size) < SIZES[1]:
+        raise ValueError(f'a canvas needs at least {SIZES[1]}x{SIZES[1]} px '
+                         f'to hold the largest digit, got '
+                         f'{size[0]}x{size[1]}')
     rng = np.random.default_rng(seed)
     picture = texture(rng, size).astype(np.float32)
     # Which digit a pixel shows, -1 for the canvas.
     owner = np.full(size, -1)
     chosen, ink_sizes = [], []
-    for _ in range(_draw_count(rng)):
+    empty = rng.random() < EMPTY_SHARE
+    for _ in range(0 if empty else rng.integers(1, MOST_DIGITS + 1)):
         pick = rng.integers(len(digits))
         opacity = _scale(rng, digits[pick])
         place = _find_place(rng, owner, opacity > 0, ink_sizes)
@@ -69,18 +73,6 @@ def compose(
     return (np.rint(picture).astype(np.uint8),
             np.array(boxes, dtype=np.int64).reshape(-1, 4),
             labels[np.array(chosen, dtype=np.int64)])
-
-
-def check_canvas(size: tuple[int, int]) -> None:
-    """Refuse a canvas, (H, W) in px, that cannot hold the largest digit.
-
-    Raises:
-        ValueError: A side is too short.
-    """
-    if min(size) < SIZES[1]:
-        raise ValueError(f'a canvas needs at least {SIZES[1]}x{SIZES[1]} px '
-                         f'to hold the largest digit, got '
-                         f'{size[0]}x{size[1]}')
 
 
 def texture(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -100,12 +92,6 @@ def texture(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
         canvas += cv2.resize(
             layer, (width, height), interpolation=cv2.INTER_CUBIC)
     return np.rint(canvas.clip(0, 255)).astype(np.uint8)
-
-
-def _draw_count(rng: np.random.Generator) -> int:
-    if rng.random() < EMPTY_SHARE:
-        return 0
-    return rng.integers(1, MOST_DIGITS, endpoint=True)
 
 
 def _scale(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """STL-10, from the binary files of its authors."""
 
+from functools import partial
+
 import mmengine.dist as dist
 import torchvision.datasets
 from mmpretrain.datasets import BaseDataset
@@ -48,17 +50,14 @@ class STL10(BaseDataset):
 
     def load_data_list(self) -> list[dict]:
         """Load images and labels."""
+        read = partial(torchvision.datasets.STL10, self.data_root, self.split)
         if self.download:
             if dist.is_main_process():
-                self._read(download=True)
+                read(download=True)
             dist.barrier()
-        binary = self._read(download=False)
+        binary = read()
         images = binary.data.transpose(0, 2, 3, 1)
         return [
             dict(img=image, gt_label=int(label))
             for image, label in zip(images, binary.labels)
         ]
-
-    def _read(self, download: bool) -> torchvision.datasets.STL10:
-        return torchvision.datasets.STL10(
-            self.data_root, self.split, download=download)

@@ -121,7 +121,7 @@ def read_checkpoint(path: str, map_location: Any = 'cpu',
 
     Raises:
         UnsafeCheckpointError: It is more than data.
-        ValueError: It is cut off, or is not a checkpoint at all.
+        ValueError: It is cut off, or is no file of PyTorch at all.
     """
     path = osp.expanduser(path)
     try:
@@ -137,10 +137,6 @@ def read_checkpoint(path: str, map_location: Any = 'cpu',
         raise ValueError(
             f'{path!r} is not a whole PyTorch checkpoint ({error}); take an '
             'earlier one') from error
-    if not isinstance(content, dict) or not isinstance(
-            content.get('state_dict', {}), dict):
-        raise ValueError(f'{path!r} holds a {type(content).__name__}, not '
-                         'a checkpoint with a state_dict of weights')
     if 'state_dict' not in content:
         content = dict(state_dict=content)
     content.setdefault('meta', {})

@@ -41,72 +41,50 @@ class DataCheckHook(Hook):
 
     def _check(self, runner: Runner, loader: DataLoader, split: str) -> None:
         for dataset in _parts(loader.dataset):
-            for check in (wrong_categories, wrong_order, wrong_heads,
-                          missing_pictures):
-                problem = check(dataset, unwrap(runner.model))
-                if problem is not None:
-                    source = getattr(dataset, 'ann_file', '') or getattr(
-                        dataset, 'data_root', '')
-                    raise ValueError(f'the {split} data set {source} '
-                                     f'{problem}')
+            for problem in problems(dataset, unwrap(runner.model)):
+                source = getattr(dataset, 'ann_file', '') or getattr(
+                    dataset, 'data_root', '')
+                raise ValueError(f'the {split} data set {source} {problem}')
 
 
-def wrong_categories(dataset: Dataset, model: nn.Module) -> str | None:
-    """Say which classes a file in COCO format lacks."""
-    names = _classes(dataset)
-    if len(getattr(dataset, 'cat_ids', names)) == len(names):
-        return None
-    content = load(dataset.ann_file, backend_args=dataset.backend_args)
-    there = [category['name'] for category in content['categories']]
-    return (f'lacks the classes {_listed(set(names) - set(there))}; its '
-            f'"categories" are {_listed(there)}. Correct them, or '
-            'metainfo.classes of the data set')
+def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
+    """Say what of a data set is not the model's.
 
-
-def wrong_order(dataset: Dataset, model: nn.Module) -> str | None:
-    """Say where classes are in another order than MMPretrain's folders."""
+    The classes that a file in COCO format lacks, classes in another order
+    than MMPretrain's folders, a head of another number of classes, and
+    pictures of which neither the first nor the last is there.
+    """
+    names = list(dataset.metainfo.get('classes') or ())
+    if len(getattr(dataset, 'cat_ids', names)) != len(names):
+        content = load(dataset.ann_file, backend_args=dataset.backend_args)
+        there = [category['name'] for category in content['categories']]
+        yield (f'lacks the classes {_listed(set(names) - set(there))}; its '
+               f'"categories" are {_listed(there)}. Correct them, or '
+               'metainfo.classes of the data set')
     folders = list(getattr(dataset, 'folder_to_idx', ()))
-    names = _classes(dataset)
-    if names == folders or {*names} != {*folders}:
-        return None
-    return (f'has the folders {_listed(folders)}, and its classes are in '
-            f'another order, {_listed(names)}: write them in that of the '
-            'folders')
-
-
-def wrong_heads(dataset: Dataset, model: nn.Module) -> str | None:
-    """Say which head has another number of classes."""
-    names = dataset.metainfo.get('thing_classes') or _classes(dataset)
-    if not names or hasattr(model, 'language_model'):
-        return None
+    if names != folders and {*names} == {*folders}:
+        yield (f'has the folders {_listed(folders)}, and its classes are in '
+               f'another order, {_listed(names)}: write them in that of the '
+               'folders')
+    things = dataset.metainfo.get('thing_classes') or names
     for name, head in model.named_modules():
         found = getattr(head, 'num_classes', None)
         # A classifier may be tested on a part of its classes.
-        if (CLASS_HEAD.fullmatch(name) and isinstance(found, int)
-                and (found < len(names) or found > len(names)
+        if (things and CLASS_HEAD.fullmatch(name) and isinstance(found, int)
+                and (found < len(things) or found > len(things)
                      and name != 'head')
-                and not getattr(head, 'class_agnostic', False)):
-            return (f'has the {len(names)} classes {_listed(names)}, and '
-                    f'model.{name} has num_classes={found}; set that, or '
-                    'metainfo.classes of the data set')
-    return None
-
-
-def missing_pictures(dataset: Dataset, model: nn.Module) -> str | None:
-    """Name the first picture, if neither it nor the last one is there."""
-    if getattr(dataset, 'backend_args', None):
-        return None
+                and not getattr(head, 'class_agnostic', False)
+                and not hasattr(model, 'language_model')):
+            yield (f'has the {len(things)} classes {_listed(things)}, and '
+                   f'model.{name} has num_classes={found}; set that, or '
+                   'metainfo.classes of the data set')
     paths = [dataset.get_data_info(i).get('img_path')
              for i in (0, len(dataset) - 1)]
-    if any(not isinstance(path, str) or '://' in path or osp.exists(path)
-           for path in paths):
-        return None
-    return (f'names the picture {paths[0]!r}, which is not there; set '
-            'data_root or data_prefix of the data set')
-
-
-def _classes(dataset: Dataset) -> list[str]:
-    return list(dataset.metainfo.get('classes') or ())
+    if not getattr(dataset, 'backend_args', None) and all(
+            isinstance(path, str) and '://' not in path
+            and not osp.exists(path) for path in paths):
+        yield (f'names the picture {paths[0]!r}, which is not there; set '
+               'data_root or data_prefix of the data set')
 
 
 def _listed(names: Iterable[str]) -> str:

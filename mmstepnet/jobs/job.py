@@ -10,10 +10,13 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 from mmengine.config import Config, DictAction
 from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import CheckpointLoader
 
-from .checkpoint import TRUST_FLAG
+from .checkpoint import TRUST_FLAG, load_weights, patch_reading
 
 
 def add_config_options(parser: ArgumentParser) -> None:
@@ -44,7 +47,8 @@ def add_job_options(parser: ArgumentParser) -> None:
 def load_config(args: Namespace) -> Config:
     """Read the config, apply the command line, add :class:`DataCheckHook`.
 
-    Data loaders of an MMPretrain config get that host's defaults, which its
+    From then on checkpoints are read as data, see :func:`patch_reading`. Data
+    loaders of an MMPretrain config get that host's defaults, which its
     own tools set and its configs rely on.
 
     Raises:
@@ -52,6 +56,7 @@ def load_config(args: Namespace) -> Config:
     """
     if not osp.isfile(args.config):
         raise SystemExit(f'there is no config file {args.config!r}')
+    patch_reading(args.trust_checkpoint)
     os.environ.setdefault('LOCAL_RANK', args.local_rank)
     # Of MMSegmentation onedl-mmengine knows upstream's name alone.
     MODULE2PACKAGE['mmseg'] = 'mmseg'
@@ -72,6 +77,19 @@ def load_config(args: Namespace) -> Config:
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or osp.join(
         'work_dirs', name)
     return cfg
+
+
+def load_model(args: Namespace) -> tuple[Config, dict, nn.Module]:
+    """The config, the checkpoint, and the model of both, on the CPU."""
+    cfg = load_config(args)
+    checkpoint = CheckpointLoader.load_checkpoint(args.checkpoint, 'cpu')
+    if cfg.get('default_scope'):  # None in configs that name classes
+        init_default_scope(cfg.default_scope)
+    if cfg.get('data_preprocessor'):
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = MODELS.build(cfg.model)
+    load_weights(model, checkpoint, args.checkpoint)
+    return cfg, checkpoint, model
 
 
 def find_host(cfg: Config) -> str | None:

@@ -1,24 +1,24 @@
 """Data sets whose classes or pictures are not the model's."""
 
 import json
-from itertools import count
-from pathlib import Path
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.dataset import ConcatDataset, RepeatDataset
-from mmengine.registry import init_default_scope
-from mmengine.runner import Runner
+from mmengine.registry import DATASETS, init_default_scope
+from mmengine.runner import EpochBasedTrainLoop
 from mmpretrain.datasets import CustomDataset
 
 from mmstepnet.jobs.data_check_hook import DataCheckHook
+from tests.checkpoints import restored_mmengine  # noqa: F401, a fixture
 from tests.documents import ROOT
-from tests.programs import call_tool, load_tool
+from tests.programs import IN_PROCESS, call_tool, load_tool
 
+pytest.importorskip('mmdet')
 CONFIG = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
-NUMBERS = count()
 
 
 @pytest.fixture(scope='module')
@@ -29,114 +29,94 @@ def digits(tmp_path_factory):
     return root
 
 
-def job(digits, tmp_path, split='train', spoil=None, options=()):
-    """A job of one iteration; a split's categories are spoilt."""
-    init_default_scope('mmdet')
-    cfg = Config.fromfile(CONFIG)
-    paths = {}
-    for name in ('train', 'val'):
-        path = digits / 'annotations' / f'instances_{name}.json'
-        content = json.loads(path.read_text())
-        if name == split and spoil:
-            spoil(content['categories'])
-        paths[name] = str(tmp_path / path.name)
-        Path(paths[name]).write_text(json.dumps(content))
-        loader = cfg[f'{name}_dataloader']
-        loader.update(num_workers=0, persistent_workers=False, batch_size=2)
-        loader.dataset.update(data_root=str(digits), ann_file=paths[name])
-    cfg.val_evaluator.ann_file = paths['val']
-    cfg.work_dir = str(tmp_path / 'work')
-    cfg.train_cfg = dict(by_epoch=False, max_iters=1, val_interval=9)
-    cfg.default_hooks.checkpoint = None
-    cfg.custom_hooks = [dict(type='mmstepnet.DataCheckHook')]
-    cfg.log_level = 'ERROR'
-    cfg.experiment_name = f'detection_data{next(NUMBERS)}'
-    cfg.merge_from_dict(dict(options))
-    return Runner.from_cfg(cfg)
+def spoilt(digits, path, spoil):
+    """A file of annotations with other categories."""
+    content = json.loads(
+        (digits / 'annotations/instances_val.json').read_text())
+    spoil(content['categories'])
+    path.write_text(json.dumps(content))
+    return str(path)
 
 
-def rename(categories):
-    for category in categories:
-        if category['name'] in ('3', 'three'):
-            category['name'] = ' 3'
+@pytest.mark.usefixtures('restored_mmengine')
+def test_refused_before_the_first_iteration(digits, tmp_path, monkeypatch):
+    """Not after the first epoch, when the validation begins."""
+    monkeypatch.setattr(EpochBasedTrainLoop, 'run_iter', None)
+    lacking = spoilt(digits, tmp_path / 'val.json', lambda c: c.pop())
+    roots = [f'{loop}_dataloader.dataset.data_root={digits}'
+             for loop in ('train', 'val', 'test')]
+    with pytest.raises(ValueError, match="val data .* lacks the classes '9'"):
+        call_tool(load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
+                  '--cfg-options', *IN_PROCESS, *roots,
+                  f'val_dataloader.dataset.ann_file={lacking}',
+                  f'val_evaluator.ann_file={lacking}')
 
 
-@pytest.mark.parametrize('split, spoil, options, message', [
-    ('train', rename, {}, "train data set .* lacks the classes '3'; its .*' "
-     "3'"),
-    ('val', lambda categories: categories.pop(), {},
-     "val data set .* lacks the classes '9'"),
-    (None, None, {'model.roi_head.bbox_head.num_classes': 80},
-     "has the 10 classes '0', .*model.roi_head.bbox_head has "
-     'num_classes=80'),
-    (None, None, {'train_dataloader.dataset.data_prefix.img': 'annotations'},
-     'train data set .* names the picture .*annotations/.*not there'),
-])
-def test_bad_data_are_refused_before_the_first_iteration(
-        digits, tmp_path, split, spoil, options, message):
-    runner = job(digits, tmp_path, split, spoil, options)
-    with pytest.raises(ValueError, match=message):
-        runner.train()
-    assert runner.iter == 0
+def network(name, classes):
+    """With as many classes as are given in one of its heads."""
+    model = nn.ModuleDict()
+    part = model
+    for key in name.split('.'):
+        part[key] = nn.ModuleDict()
+        part = part[key]
+    part.num_classes = classes
+    return model
 
 
-def test_good_data_train(digits, tmp_path):
-    runner = job(digits, tmp_path)
-    runner.train()
-    assert runner.iter == 1
-
-
-class Classifier(nn.Module):
-    """With as many classes as are given."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.head = nn.Module()
-        self.head.num_classes = classes
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """Two pictures, in folders that MMPretrain numbers by the alphabet."""
-    for name in ('apple', 'pear'):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / '1.jpg').touch()
-
-    def make(*names):
-        return CustomDataset(str(tmp_path), metainfo=dict(
-            classes=names) if names else None)
-    return make
-
-
-def look(dataset, classes, before='train'):
+def look(dataset, model, before='train'):
     loader = SimpleNamespace(dataset=dataset)
-    runner = SimpleNamespace(
+    getattr(DataCheckHook(), f'before_{before}')(SimpleNamespace(
         train_dataloader=loader, val_loop=None, test_dataloader=loader,
-        model=Classifier(classes))
-    getattr(DataCheckHook(), f'before_{before}')(runner)
+        model=model))
+
+
+def coco(digits, folder, spoil=lambda categories: None, prefix='val/'):
+    init_default_scope('mmdet')
+    cfg = Config.fromfile(CONFIG).val_dataloader.dataset
+    cfg.update(data_root=str(digits), data_prefix=dict(img=prefix),
+               ann_file=spoilt(digits, folder / 'val.json', spoil))
+    return DATASETS.build(cfg)
+
+
+def folders(digits, folder, *names):
+    """Two, which MMPretrain numbers in this order."""
+    for name in ('apple', 'pear'):
+        (folder / name).mkdir()
+        (folder / name / '1.jpg').touch()
+    return CustomDataset(
+        str(folder), metainfo=dict(classes=names) if names else None)
 
 
 @pytest.mark.parametrize('wrap', [
     lambda data: data, lambda data: RepeatDataset(data, 2),
     lambda data: ConcatDataset([data, data])])
 @pytest.mark.parametrize('before', ['train', 'test'])
-@pytest.mark.parametrize('names, classes, message', [
-    (('apple', 'pear'), 2, None), (('Malus', 'Pyrus'), 2, None),
-    ((), 2, None), (('apple', 'pear'), 1000, None),
-    (('pear', 'apple'), 2, "the folders 'apple', 'pear', and its classes"),
-    (('apple', 'pear'), 1, "has the 2 classes 'apple', 'pear', and "
-     'model.head has num_classes=1'),
+@pytest.mark.parametrize('build, arguments, head, classes, message', [
+    (coco, (), 'roi_head.bbox_head', 10, None),
+    (coco, (lambda categories: categories[3].update(name=' 3'), ),
+     'roi_head.bbox_head', 10, "lacks the classes '3'; its .*' 3'"),
+    (coco, (), 'roi_head.bbox_head', 80, "has the 10 classes '0', .*model."
+     'roi_head.bbox_head has num_classes=80'),
+    (coco, (lambda categories: None, 'annotations'), 'roi_head.bbox_head', 10,
+     'names the picture .*annotations/.*not there'),
+    (folders, ('apple', 'pear'), 'head', 2, None),
+    (folders, ('Malus', 'Pyrus'), 'head', 2, None),
+    (folders, (), 'head', 2, None),
+    # A classifier may be tested on a part of its classes.
+    (folders, ('apple', 'pear'), 'head', 1000, None),
+    (folders, ('pear', 'apple'), 'head', 2,
+     "the folders 'apple', 'pear', and its classes"),
+    (folders, ('apple', 'pear'), 'head', 1, "has the 2 classes 'apple', "
+     "'pear', and model.head has num_classes=1"),
 ])
-def test_classification(folders, wrap, before, names, classes, message):
-    """Below wrappers of data sets as well; a test may have fewer classes."""
-    dataset = wrap(folders(*names))
-    if message is None:
-        look(dataset, classes, before)
-    else:
-        with pytest.raises(ValueError, match=f'the {before} data .*{message}'):
-            look(dataset, classes, before)
+def test_what_is_refused(digits, tmp_path, wrap, before, build, arguments,
+                         head, classes, message):
+    dataset = wrap(build(digits, tmp_path, *arguments))
+    with nullcontext() if message is None else pytest.raises(
+            ValueError, match=f'the {before} data .*{message}'):
+        look(dataset, network(head, classes), before)
 
 
 def test_data_sets_of_other_kinds_pass():
-    look([1, 2, 3], 2)
-    look(SimpleNamespace(metainfo={}), 2)
+    look([1, 2, 3], nn.Module())
+    look(SimpleNamespace(metainfo={}), nn.Module())

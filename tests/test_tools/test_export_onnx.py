@@ -8,9 +8,7 @@ import torch
 from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import call_tool, load_tool, run_tool
-
-for name in ('onnx', 'onnxruntime', 'onnxscript'):
-    pytest.importorskip(name, reason=f'needs {name}')
+from tests.test_export import computed
 
 DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
@@ -20,7 +18,6 @@ CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
     (CLASSIFIER, ''),
     pytest.param(DETECTOR, 'backbone', marks=pytest.mark.slow)])
 def test_file(config, part, tmp_path):
-    import onnxruntime
     path = tmp_path / 'model.onnx'
     model = save_model(tmp_path / 'model.pth', ROOT / config)
     done = run_tool('tools/export_onnx.py', ROOT / config,
@@ -32,12 +29,10 @@ def test_file(config, part, tmp_path):
     with torch.no_grad():
         wanted = (model.get_submodule(part)(images) if part else
                   [model(images, mode='tensor')])
-    session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider'])
-    found = session.run(None, {'images': images.numpy()})
+    found = computed(path, images=images)
     assert len(found) == len(wanted) == (4 if part else 1)
     for a, b in zip(found, wanted):
-        torch.testing.assert_close(torch.from_numpy(a), b, rtol=1e-3,
+        torch.testing.assert_close(a, b, rtol=1e-3,
                                    atol=1e-4 * float(b.abs().max()))
 
 

@@ -1,10 +1,15 @@
 """Training over 1 and 2 gloo processes, and with one that dies."""
 
+import os
 import re
+import signal
 import time
 
 import pytest
 import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
 from tests.documents import ROOT
 from tests.programs import call_tool, load_tool, run_program
@@ -14,6 +19,18 @@ ITERATIONS = 20
 IMAGES = 37  # over 2 processes a remainder
 
 
+@HOOKS.register_module(force=True)
+class DyingRankHook(Hook):
+    """Kill one process in the middle of an iteration."""
+
+    def __init__(self, rank, iteration):
+        self.rank, self.iteration = rank, iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if get_rank() == self.rank and runner.iter == self.iteration:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def write_config(folder, ranks, hooks=()):
     """20 iterations without augmentation, BN in eval mode."""
     path = folder / f'job{ranks}.py'
@@ -21,7 +38,7 @@ def write_config(folder, ranks, hooks=()):
     loader = dict(num_workers=0, persistent_workers=False)
     path.write_text(f'''
 _base_ = [{str(base)!r}]
-custom_imports = dict(imports=['tests.test_tools.rank_hooks'])
+custom_imports = dict(imports=['tests.test_tools.test_ranks'])
 custom_hooks = [dict(type='mmstepnet.StiffnessHook', figures=False)]
 custom_hooks += {list(hooks)!r}
 model = dict(backbone=dict(norm_eval=True))

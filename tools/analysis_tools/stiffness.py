@@ -1,10 +1,9 @@
 """Measure the stiffness of a trained model, with any config of a host.
 
 Tests the model with StiffnessHook, writes stiffness_SPLIT_CHECKPOINT.npz and
-its figures, and prints TNS in every reading and with both means, the integral
-of the stiffness proportion and the mean NSI of each stage. Where the whole
-split is measured and the config has an evaluator for it, the model is
-evaluated in the same pass and the metrics are kept in the record.
+its figures, and prints TNS and the stiffest blocks. Where the whole split is
+measured and the config has an evaluator for it, the model is evaluated in the
+same pass and the metrics are kept in the record.
 """
 
 import argparse
@@ -12,10 +11,11 @@ import os.path as osp
 from dataclasses import replace
 from pathlib import Path
 
+import torch.nn as nn
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import ProgressBar
 from torch.utils.data import DataLoader, Subset
@@ -24,13 +24,8 @@ from mmstepnet.checks import positive_int
 from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.figures import save_stiffness_figures
 from mmstepnet.figures.trajectories import spread_indices
-from mmstepnet.jobs.checkpoint import (
-    load_weights,
-    patch_reading,
-    read_checkpoint,
-)
-from mmstepnet.jobs.job import add_config_options, load_config
-from mmstepnet.stiffness import MEANS, READINGS, Trajectories
+from mmstepnet.jobs.job import add_config_options, load_model
+from mmstepnet.stiffness import Trajectories
 
 SPLITS = ('train', 'val', 'test')
 
@@ -108,21 +103,18 @@ def build_dataloader(cfg: Config, split: str,
              sampler=dict(type='DefaultSampler', shuffle=False)), seed=0)
 
 
-def build_runner(cfg: Config, out_dir: Path, split: str,
+def build_runner(cfg: Config, model: nn.Module, out_dir: Path, split: str,
                  max_samples: int | None) -> Runner:
     """A runner that tests the model on the split, without log files.
 
     A part of the split is not evaluated.
     """
-    if cfg.get('default_scope'):  # None in configs that name classes
-        init_default_scope(cfg.default_scope)
     dataloader = build_dataloader(cfg, split, max_samples)
     part = isinstance(dataloader.dataset, Subset)
     evaluator = None if part else cfg.get(f'{split}_evaluator')
     return Runner(
-        cfg.model.copy(),  # gets the data preprocessor
+        model,
         str(out_dir),
-        data_preprocessor=cfg.get('data_preprocessor'),
         test_dataloader=dataloader,
         test_evaluator=evaluator or Evaluator([]),
         test_cfg=dict(),
@@ -133,34 +125,11 @@ def build_runner(cfg: Config, out_dir: Path, split: str,
         cfg=cfg)
 
 
-def show(measured: Trajectories) -> None:
-    """Print the numbers of a recording."""
-    print('\nTNS, by the reading of NSI and the blocks of the mean')
-    for mu in MEANS:
-        for reading in READINGS:
-            print(f'  {reading}, {mu}  {measured.tns(reading, mu):.6g}' + (
-                ' by definition: one block a stage is recorded'
-                if mu == 'stage' and measured.single_block_stages else ''))
-    reading = measured.settings['reading']
-    print(f'∬p̂ ({reading}, stage)  {measured.proportion(reading):.6g}')
-    for stage, value in zip(measured.stage_names.values(),
-                            measured.stage_nsi(reading)):
-        print(f'mean NSI ({reading}) of {stage}  {value:.6g}')
-    for key, value in measured.settings['metrics'].items():
-        print(f'{key}  {value:.6g}')
-    print(f'{len(measured.blocks)} residual steps; left out as the first of '
-          f'their stages: {", ".join(measured.excluded)}')
-
-
 def main() -> None:
     args = parse_args()
-    patch_reading(args.trust_checkpoint)
-    cfg = load_config(args)
-    checkpoint = read_checkpoint(args.checkpoint, 'cpu',
-                                 args.trust_checkpoint)
+    cfg, checkpoint, model = load_model(args)
     out_dir = Path(args.out or osp.join(cfg.work_dir, 'stiffness'))
-    runner = build_runner(cfg, out_dir, args.split, args.max_samples)
-    load_weights(runner.model, checkpoint, args.checkpoint)
+    runner = build_runner(cfg, model, out_dir, args.split, args.max_samples)
     runner.model.to(args.device or get_device())
     hook = KeepStiffnessHook(blocks=args.blocks)
     runner.register_hook(hook)
@@ -176,8 +145,10 @@ def main() -> None:
     path = out_dir / f'{name}.npz'
     measured.save(path)
     save_stiffness_figures(measured, out_dir, name)
-    show(measured)
-    print(f'{len(measured)} samples, record and figures: {path}')
+    print(f'\n{measured}')
+    for key, value in measured.settings['metrics'].items():
+        print(f'{key}: {value:.6g}')
+    print(f'record and figures: {path}')
 
 
 if __name__ == '__main__':
