@@ -16,29 +16,31 @@ FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version',
          'version'}
 """Modules that every layer may import."""
 
+CORE = {'attentions', 'steps', 'stiffness', 'propagation'}
 BELOW = {
     'attentions': FLOOR,
     'steps': FLOOR | {'attentions'},
     'stiffness': FLOOR | {'attentions', 'steps'},
     'propagation': FLOOR,
+    'integrations': FLOOR | CORE,
+    **{f'{name}.py': FLOOR | CORE for name in ('__init__', *FLOOR)},
 }
-"""The core's packages, and what each may import beside itself."""
+"""Rooms and modules, and what each may import beside itself."""
 
+LIBRARIES = {'torch', 'numpy', 'scipy'}
 INTEGRATED = {'lightning', 'torch_geometric', 'torchmetrics',
               'transformers'}
 """Libraries that ``integrations/`` stands on, a file each."""
 
-LIBRARIES = {'torch', 'numpy', 'scipy'}
-FURTHER = {f'mmstepnet/steps/tail/{name}.py': {'triton'}
-           for name in ('triton', 'triton_kernels')}
-FURTHER['mmstepnet/steps/files.py'] = {
-    'safetensors', 'huggingface_hub', 'transformers'}
+FURTHER = {'triton.py': {'triton'}, 'triton_kernels.py': {'triton'},
+           'files.py': {'safetensors', 'huggingface_hub', 'transformers'}}
+"""More of them in ``steps/``."""
 
 
-def imported(path, tree=None):
+def imported(path):
     """Full names that a file imports, in functions too."""
     package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(tree or ast.parse(path.read_text('utf-8'))):
+    for node in ast.walk(ast.parse(path.read_text('utf-8'))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,36 +57,25 @@ def files(*folders):
             for path in sorted((ROOT / folder).rglob('*.py'))]
 
 
-def check(paths, ours, libraries):
-    """Every import is of these layers, of these libraries or Python's."""
+@pytest.mark.parametrize('room', BELOW)
+def test_a_room_imports_what_is_below_it(room):
+    """And of libraries its own, and Python's."""
+    where = ROOT / 'mmstepnet' / room
+    paths = [where] if where.is_file() else files(where)
     assert paths
     for path in paths:
+        libraries = LIBRARIES | sys.stdlib_module_names
+        if room == 'steps':
+            libraries |= FURTHER.get(path.name, set())
+        elif room == 'integrations':
+            own = {path.stem.removesuffix('_attention')} & INTEGRATED
+            libraries |= own | {'safetensors'}  # of files of steps
         for name in imported(path):
             top, *rest = name.split('.')
             if top == 'mmstepnet':
-                assert rest[0] in ours, (path, name)
+                assert rest[0] in BELOW[room] | {room}, (path, name)
             else:
-                assert top in libraries | sys.stdlib_module_names, (path,
-                                                                    name)
-
-
-@pytest.mark.parametrize('package', BELOW)
-def test_the_core_imports_nothing_above_it(package):
-    for path in files(f'mmstepnet/{package}'):
-        check([path], BELOW[package] | {package}, LIBRARIES | FURTHER.get(
-            path.relative_to(ROOT).as_posix(), set()))
-
-
-def test_the_package_itself_imports_the_core_alone():
-    check([ROOT / 'mmstepnet' / f'{name}.py' for name in ('__init__', *FLOOR)],
-          FLOOR | set(BELOW), LIBRARIES)
-
-
-def test_an_integration_imports_its_library_alone():
-    for path in files('mmstepnet/integrations'):
-        own = {path.stem.removesuffix('_attention')} & INTEGRATED
-        check([path], {*BELOW, *FLOOR, 'integrations'},
-              LIBRARIES | own | {'safetensors'})  # of files of steps
+                assert top in libraries, (path, name)
 
 
 @pytest.mark.parametrize('folders, exempt, names', [

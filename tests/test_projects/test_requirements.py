@@ -1,26 +1,16 @@
-"""What the projects need, and what goes without it."""
+"""What the projects need."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.programs import run_tool
 from tests.test_imports import ROOT, files, imported
 
 DISTRIBUTIONS = dict(sklearn='scikit-learn', yaml='pyyaml')
 HOSTS = {'mmengine', 'mmpretrain', 'torch', 'torchvision'}
 OURS = {'mmstepnet', 'projects', 'tools'}
 LIBRARY = {'numpy', 'safetensors', 'scipy'}
-WITHOUT_TEXT = '''import sys
-sys.modules.update(dict.fromkeys(('tokenizers', 'sacrebleu')))
-from mmengine.config import Config
-from mmstepnet.registry import DATASETS
-for name in ('moon', 'mnist', 'human_seg'):
-    cfg = Config.fromfile(
-        f'projects/metric_attention/configs/{name}/ipn_metric_{name}.py')
-    DATASETS.get(cfg.train_dataloader.dataset.type).__name__
-'''
 
 
 @pytest.mark.parametrize('project', ['metric_attention', 'reproduction'])
@@ -35,7 +25,3 @@ def test_requirements_name_what_is_imported(project):
         'README.md' if project == 'metric_attention' else
         '../../docs/papers_tables.md')).read_text()
     assert f'pip install -r {path.as_posix()}' in page
-
-
-def test_translation_alone_needs_its_libraries():
-    run_tool('-c', WITHOUT_TEXT)

@@ -91,17 +91,10 @@ def test_refusals(root):
         load(root, split='val')
 
 
-class Lengths:
+class Lengths(list):
     """A data set of nothing but lengths."""
 
-    def __init__(self, lengths):
-        self.lengths = lengths
-
-    def __len__(self):
-        return len(self.lengths)
-
-    def get_length(self, index):
-        return self.lengths[index]
+    get_length = list.__getitem__
 
 
 def batches(epoch, seed=0, **kwargs):

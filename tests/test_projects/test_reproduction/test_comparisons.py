@@ -26,12 +26,6 @@ def tail(t, df):
     return quad(density, t, np.inf)[0]
 
 
-def test_t_test_is_the_area_of_the_tails():
-    d = np.array(UNSURE)
-    t = abs(d.mean()) / (d.std(ddof=1) / len(d)**0.5)
-    assert compare('', d).p == pytest.approx(2 * tail(t, len(d) - 1))
-
-
 @pytest.mark.parametrize('values', [UNSURE, SMALL, SURE_AND_SMALL])
 def test_equivalence_is_an_interval_within_the_margin(values):
     """Two one-sided tests at 5 % are a 90 % interval inside of it."""

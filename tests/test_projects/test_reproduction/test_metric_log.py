@@ -19,27 +19,16 @@ def write_log(work_dir, values, start='20260101_000000'):
         visualizer.add_scalars(scalars, step=step, file_path=f'{start}.json')
 
 
-def test_resumed_run_counts_later_start(tmp_path):
+def test_a_resumed_run_and_its_test(tmp_path):
+    """The later start counts, a test has no step; a kill cut a line off."""
     write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 7.0}}, '20260102_000000')
-    write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 9.0}}, '20260101_000000')
-    assert logged_metric(tmp_path, 'm') == {1: 1.0, 2: 7.0}
-
-
-def test_a_test_has_no_step(tmp_path):
-    start = tmp_path / '20260103_000000'
-    start.mkdir()
-    (start / f'{start.name}.json').write_text(
-        json.dumps({'accuracy/top1': 80.5}))
-    write_log(tmp_path, {3: {'accuracy/top1': 81.0}})
-    assert logged_metric(tmp_path, 'accuracy/top1') == {3: 81.0, 'test': 80.5}
-    assert logged_metric(tmp_path, 'coco/bbox_mAP') == {}
-
-
-def test_line_of_killed_run_is_left_out(tmp_path):
-    write_log(tmp_path, {1: {'m': 1.0}})
+    write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 9.0}})
     for path in tmp_path.rglob('*.json'):
         path.write_text(path.read_text() + '{"m": 2.')
-    assert logged_metric(tmp_path, 'm') == {1: 1.0}
+    (tmp_path / '20260102_000000' / '20260102_000000.json').write_text(
+        json.dumps({'m': 8.5}))
+    assert logged_metric(tmp_path, 'm') == {1: 1.0, 2: 7.0, 'test': 8.5}
+    assert logged_metric(tmp_path, 'coco/bbox_mAP') == {}
 
 
 @pytest.mark.parametrize('value', ['NaN', 'Infinity', '"high"'])

@@ -112,10 +112,3 @@ def test_few_blocks_have_most_of_the_stiffness():
     assert ', '.join(shares).replace('%', ' %') in TEXT
     assert min(row['stiffness']['few_stiff']['adaptive']
                for rows in ROWS.values() for row in rows) > 0.84
-
-
-def test_hours_of_the_confirmatory_runs():
-    seconds = sum(row['seconds'] for name in ('plain', 'se', 'stepnet')
-                  for row in read_rows(f'resnet20_{name}_cifar10-10k')
-                  if row['seed'] > 2)
-    assert f'took {seconds / 3600:.1f} core hours' in TEXT
