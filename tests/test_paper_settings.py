@@ -30,23 +30,20 @@ def load(path):
     return Config.fromfile(path)
 
 
-def check_sgd(cfg, lr):
+def check_schedule(cfg, lr, epochs, milestones):
+    """SGD whose rate falls tenfold at milestones; what comes before them."""
     assert {
         name: value for name, value in cfg.optim_wrapper.optimizer.items()
         if name != '_scope_'
     } == dict(type='SGD', lr=lr, momentum=0.9, weight_decay=1e-4)
     assert not cfg.optim_wrapper.get('paramwise_cfg')
-
-
-def check_steps(cfg, epochs, milestones):
     schedulers = cfg.param_scheduler
-    schedulers = [schedulers] if isinstance(schedulers, dict) else schedulers
-    assert schedulers[-1].type == 'MultiStepLR'
-    assert schedulers[-1].by_epoch
-    assert schedulers[-1].milestones == milestones
-    assert schedulers[-1].gamma == 0.1
+    *before, steps = [schedulers] if isinstance(
+        schedulers, dict) else schedulers
+    assert (steps.type, steps.by_epoch, steps.milestones, steps.gamma) == (
+        'MultiStepLR', True, milestones, 0.1)
     assert cfg.train_cfg.max_epochs == epochs
-    return schedulers[:-1]
+    return before
 
 
 def transforms(cfg):
@@ -61,8 +58,7 @@ def test_table_6_cifar(path):
     """Batch 128 (STL-10: 16, a reading), 164 epochs, steps at 81 and 122."""
     cfg = load(path)
     stl10 = path.stem.endswith('stl10')
-    check_sgd(cfg, 0.1)
-    assert not check_steps(cfg, 164, [81, 122])
+    assert not check_schedule(cfg, 0.1, 164, [81, 122])
     assert cfg.train_dataloader.batch_size == (16 if stl10 else 128)
     assert cfg.model.backbone.depth == 164
     assert cfg.data_preprocessor.mean == pytest.approx(
@@ -70,8 +66,8 @@ def test_table_6_cifar(path):
     assert cfg.data_preprocessor.std == pytest.approx(
         [255 * value for value in (0.2023, 0.1994, 0.2010)])
     found = transforms(cfg)
-    assert found['RandomCrop'].crop_size == (96 if stl10 else 32)
-    assert found['RandomCrop'].padding == (12 if stl10 else 4)
+    assert (found['RandomCrop'].crop_size, found['RandomCrop'].padding) == (
+        (96, 12) if stl10 else (32, 4))
     assert found['RandomFlip'].prob == 0.5
     assert set(found) <= {
         'LoadImageFromFile', 'RandomCrop', 'RandomFlip', 'PackInputs'}
@@ -82,8 +78,7 @@ def test_table_6_cifar(path):
 def test_table_6_imagenet(path):
     """Batch 256, 120 epochs, steps at 30, 60 and 90, crops of 224."""
     cfg = load(path)
-    check_sgd(cfg, 0.1)
-    assert not check_steps(cfg, 120, [30, 60, 90])
+    assert not check_schedule(cfg, 0.1, 120, [30, 60, 90])
     assert cfg.auto_scale_lr.base_batch_size == 256
     found = transforms(cfg)
     assert found['RandomResizedCrop'].scale == 224
@@ -111,8 +106,7 @@ def test_the_trained_network_s_stiffness_is_measured(path):
 def test_the_schedule_of_coco(path):
     """MMDetection's 1x schedule, to which the paper's text leads."""
     cfg = load(path)
-    check_sgd(cfg, 0.02)
-    warm_up, = check_steps(cfg, 12, [8, 11])
+    warm_up, = check_schedule(cfg, 0.02, 12, [8, 11])
     assert (warm_up.type, warm_up.by_epoch, warm_up.end) == (
         'LinearLR', False, 500)
     assert cfg.auto_scale_lr.base_batch_size == 16

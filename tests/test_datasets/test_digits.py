@@ -9,7 +9,6 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 from sklearn.datasets import load_digits
 
 from mmstepnet.datasets import DigitsClassification, load_digit_split
@@ -149,15 +148,7 @@ def test_what_is_written_is_coco_and_is_what_a_runner_reads(
     assert len(coco.imgs) == count < len(coco.anns)
     assert [c['name'] for c in coco.loadCats(coco.getCatIds())
             ] == list('0123456789')
-    # What is annotated, handed in as detections, is found completely.
-    found = coco.loadRes([
-        dict(image_id=a['image_id'], category_id=a['category_id'],
-             bbox=a['bbox'], score=1.0) for a in coco.anns.values()])
-    evaluation = COCOeval(coco, found, 'bbox')
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    assert evaluation.stats[0] == pytest.approx(1)
+    assert 0 not in coco.anns  # which its evaluation takes for "no match"
 
     cfg = Config.fromfile(ROOT / 'configs' / '_base_' / 'datasets' / (
         'digits_detection.py'))[f'{split}_dataloader']

@@ -50,6 +50,14 @@ def save(path, content, zipped=True):
     return str(path)
 
 
+@pytest.fixture
+def evil(tmp_path):
+    """A file that writes another one when it is read as a program."""
+    written = tmp_path / 'written'
+    return written, save(tmp_path / 'evil.pth', dict(
+        state_dict={}, meta=Payload(os.system, f'touch {written}')))
+
+
 @pytest.mark.parametrize('zipped', [True, False])
 def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     content = mmengine_content()
@@ -108,11 +116,9 @@ def test_runs_nothing(tmp_path, reader, payload, name, zipped):
     ['export_onnx.py', CONFIG, 'EVIL', 'x.onnx'],
     ['publish_model.py', 'EVIL', 'x'],
 ])
-def test_tools_run_nothing(tmp_path, command):
-    written = tmp_path / 'written'
-    evil = save(tmp_path / 'evil.pth', dict(
-        state_dict={}, meta=Payload(os.system, f'touch {written}')))
-    tool, *arguments = (str(part).replace('EVIL', evil) for part in command)
+def test_tools_run_nothing(evil, tmp_path, command):
+    written, path = evil
+    tool, *arguments = (str(part).replace('EVIL', path) for part in command)
     if tool in ('train.py', 'test.py'):
         arguments += ['--work-dir', tmp_path]
     with pytest.raises(UnsafeCheckpointError, match='--trust-checkpoint'):
@@ -120,11 +126,9 @@ def test_tools_run_nothing(tmp_path, command):
     assert not written.exists()
 
 
-def test_trusted_files_run(tmp_path):
+def test_trusted_files_run(evil):
     """So what is refused elsewhere would run."""
-    written = tmp_path / 'written'
-    path = save(tmp_path / 'evil.pth', dict(
-        meta=Payload(os.system, f'touch {written}')))
+    written, path = evil
     patch_reading(trusted=True)
     CheckpointLoader.load_checkpoint(path)
     assert written.exists()
