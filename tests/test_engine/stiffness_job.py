@@ -15,8 +15,9 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm
 
-from mmstepnet.stiffness import TrajectoryRecorder
+from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
 from tests.documents import ROOT
+from tests.test_stiffness.reference import no_hooks as no_hooks_in
 from tests.utils import perturb
 
 VAL_IMAGES = 37
@@ -34,29 +35,20 @@ def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
         options (dict, optional): Dotted config keys and their values.
     """
     cfg = Config.fromfile(ROOT / 'configs/digits/resnet20_stepnet_digits.py')
-    loader = dict(num_workers=0, persistent_workers=False)
+    for split, size, batch in (('train', 24, 8), ('val', images, 5),
+                               ('test', images, 5)):
+        cfg[f'{split}_dataloader'].update(
+            batch_size=batch, num_workers=0, persistent_workers=False)
+        cfg[f'{split}_dataloader'].dataset.indices = size
     cfg.merge_from_dict({
         'work_dir': str(work_dir),
-        'train_dataloader': dict(batch_size=8, **loader),
-        'train_dataloader.dataset.indices': 24,
-        'val_dataloader': dict(batch_size=5, **loader),
-        'val_dataloader.dataset.indices': images,
-        'test_dataloader': dict(batch_size=5, **loader),
-        'test_dataloader.dataset.indices': images,
-        'log_level': 'INFO',
         # Runners of one second would share log and message hub.
         'experiment_name': f'digits_{next(numbers)}',
         'visualizer.vis_backends': [dict(type='LocalVisBackend')],
-        **(options or {})
-    })
-    cfg.custom_hooks = [
-        dict(
-            type='mmstepnet.StiffnessHook', **{
-                'figures': False,
-                **(hook or {})
-            }),
-        *cfg.get('custom_hooks', [])
-    ]
+        'train_cfg': dict(max_epochs=1, val_interval=1),
+        'param_scheduler': [], 'custom_hooks': [], **(options or {})})
+    cfg.custom_hooks.insert(0, dict(
+        type='mmstepnet.StiffnessHook', **{'figures': False, **(hook or {})}))
     runner = Runner.from_cfg(cfg)
     with torch.no_grad():
         perturb(runner.model)
@@ -67,11 +59,13 @@ def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
 
 
 def no_hooks(model):
-    return not any(
-        m._forward_hooks or m._forward_pre_hooks
-        or getattr(m, '_observers', None) for m in model.modules()) and not {
-            'val_step', 'test_step', 'train_step'
-        } & set(model.__dict__)
+    return no_hooks_in(model) and not {
+        'val_step', 'test_step', 'train_step'} & set(model.__dict__)
+
+
+def recording(work_dir, name='val'):
+    """What the hook has written."""
+    return Trajectories.load(work_dir / f'stiffness/stiffness_{name}.npz')
 
 
 def offline(runner, loader):
@@ -85,18 +79,8 @@ def offline(runner, loader):
 
 
 def scalars(runner):
-    return {
-        k: v.current()
-        for k, v in runner.message_hub.log_scalars.items() if 'stiffness' in k
-    }
-
-
-def backend_lines(work_dir):
-    paths = list(work_dir.glob('*/vis_data/scalars.json'))
-    return [
-        json.loads(line) for path in paths
-        for line in path.read_text().splitlines()
-    ]
+    return {key: value.current() for key, value in
+            runner.message_hub.log_scalars.items() if 'stiffness' in key}
 
 
 def log_text(work_dir):
@@ -109,11 +93,8 @@ def main():
         runner = digits_runner(
             Path(sys.argv[1], str(samples)), hook=dict(max_samples=samples))
         runner.val()
-        hub = runner.message_hub.log_scalars
         print(json.dumps({
-            k: float(v.current())
-            for k, v in hub.items() if 'stiffness' in k
-        }))
+            key: float(value) for key, value in scalars(runner).items()}))
     torch.distributed.destroy_process_group()
 
 

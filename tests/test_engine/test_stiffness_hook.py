@@ -1,15 +1,19 @@
+"""What StiffnessHook measures, logs, saves and shows, and what it bears."""
+
 import json
 import re
 
 import numpy as np
 import pytest
+from matplotlib.pyplot import imread
 from mmengine.model import BaseTTAModel
+from mmengine.registry import VISBACKENDS
+from mmengine.visualization import BaseVisBackend
 
 from mmstepnet.stiffness import (
     FIELDS,
     MEANS,
     READINGS,
-    Trajectories,
     total_neural_stiffness,
     total_stiffness_proportion,
 )
@@ -17,37 +21,64 @@ from tests.programs import run_ranks
 from tests.test_engine.stiffness_job import (
     SAMPLES,
     VAL_IMAGES,
-    backend_lines,
     digits_runner,
     log_text,
     no_hooks,
     offline,
+    recording,
     scalars,
 )
 
 
+@VISBACKENDS.register_module(force=True)
+class Remembered(BaseVisBackend):
+    """Keeps images and scalars; may have lost its network."""
+
+    def __init__(self, save_dir='', error=None):
+        super().__init__(save_dir)
+        self.error, self.images, self.scalars = error, {}, {}
+
+    @property
+    def experiment(self):
+        return self
+
+    def add_image(self, name, image, step=0, **kwargs):
+        self.images[name] = image, step
+
+    def add_scalars(self, scalars, *args, **kwargs):
+        if self.error:
+            raise ConnectionError(self.error)
+        self.scalars.update(scalars)
+
+    def add_nothing(self, *args, **kwargs):
+        pass
+
+    _init_env = add_config = add_graph = add_scalar = add_nothing
+
+
 @pytest.mark.parametrize('split', ['val', 'test'])
 def test_classification(tmp_path, split):
-    runner = digits_runner(tmp_path, hook=dict(figures=True))
+    runner = digits_runner(tmp_path, hook=dict(figures=True), options={
+        'visualizer.vis_backends': [
+            dict(type='LocalVisBackend'), dict(type='Remembered')]})
     metrics = getattr(runner, split)()
     assert no_hooks(runner.model)
-    path, = (tmp_path / 'stiffness').glob('*.npz')
-    assert path.name == f'stiffness_{split}.npz'
-    record = Trajectories.load(path)
+    record = recording(tmp_path, split)
     recorder = offline(runner, runner.val_dataloader)
     for name, value in recorder.record.items():
         assert len(value) == VAL_IMAGES
         np.testing.assert_allclose(
             getattr(record, name), value, rtol=1e-6)
     assert record.stages.tolist() == recorder.stages.tolist()
-    assert record.blocks == recorder.blocks
-    assert record.excluded == recorder.excluded
+    assert (record.blocks, record.excluded) == (
+        recorder.blocks, recorder.excluded)
     assert record.blocks[0] == 'backbone.layer1.1'
-    settings = record.settings
-    assert settings['model'] == 'resnet20_stepnet_digits'
-    assert (settings['split'], settings['reading'],
-            settings['dataset_size']) == (split, 'adaptive', VAL_IMAGES)
-    assert settings['metrics'] == pytest.approx(metrics)
+    settings = dict(record.settings)
+    assert settings.pop('metrics') == pytest.approx(metrics)
+    del settings['mmstepnet']
+    assert settings == dict(
+        model='resnet20_stepnet_digits', split=split, reading='adaptive',
+        dataset_size=VAL_IMAGES)
 
     nsi = recorder.nsi.double()
     expected = {
@@ -66,23 +97,29 @@ def test_classification(tmp_path, split):
     }
     assert len(set(expected.values())) == len(expected) - 1
     assert expected['stiffness/tns'] == expected['stiffness/tns_adaptive']
-    assert min(expected.values()) > 0
+    backend = runner.visualizer.get_backend('Remembered')
     for name, value in expected.items():
-        assert scalars(runner)[f'{split}/{name}'] == pytest.approx(
-            value, rel=1e-6)
+        assert value > 0
+        assert scalars(runner)[f'{split}/{name}'] == backend.scalars[
+            name] == pytest.approx(value, rel=1e-6)
         # In the epoch's log line, with the metrics.
         assert re.search(
             fr'Epoch\({split}\).*accuracy/top1.*{name}: {value:.4f}|'
             fr'Epoch\({split}\).*{name}: {value:.4f}.*accuracy/top1',
             log_text(tmp_path))
-    lines = backend_lines(tmp_path)
-    shown = {k: v for line in lines for k, v in line.items()}
-    for name, value in expected.items():
-        assert shown[name] == pytest.approx(value, rel=1e-6)
     for block, value in zip(recorder.blocks, nsi.mean(0).tolist()):
-        assert shown[f'stiffness/nsi/{block}'] == pytest.approx(
+        assert backend.scalars[f'stiffness/nsi/{block}'] == pytest.approx(
             value, rel=1e-6)
-    assert list((tmp_path / 'stiffness').glob('*.png'))
+    # Backends get the figures; the local one would have copied them.
+    files = sorted(tmp_path.rglob('*.png'))
+    assert files == sorted((tmp_path / 'stiffness').glob('*.png'))
+    assert sorted(backend.images) == [
+        f'stiffness/{split}_figure_{number}' for number in (2, 3, 6, 9)]
+    for file, name in zip(files, sorted(backend.images), strict=True):
+        image, step = backend.images[name]
+        assert image.dtype == np.uint8 and step == 0
+        np.testing.assert_array_equal(
+            image, np.rint(imread(file)[..., :3] * 255))
 
 
 def test_ranks_equal_one_process(tmp_path):
@@ -96,10 +133,8 @@ def test_ranks_equal_one_process(tmp_path):
         runner = digits_runner(
             tmp_path / 'one' / str(samples), hook=dict(max_samples=samples))
         runner.val()
-        one, many = (
-            Trajectories.load(tmp_path / which / str(samples) /
-                        'stiffness/stiffness_val.npz')
-            for which in ('one', 'ranks'))
+        one, many = (recording(tmp_path / which / str(samples))
+                     for which in ('one', 'ranks'))
         assert one.adaptive.shape == (size, 6)
         for name in FIELDS:
             np.testing.assert_allclose(
@@ -109,19 +144,9 @@ def test_ranks_equal_one_process(tmp_path):
         assert many.structure == one.structure
         assert many.excluded == one.excluded
         for output in outputs:  # on every rank
-            printed = [
-                json.loads(line) for line in output.splitlines()
-                if line.startswith('{"val/')
-            ]
+            printed = [json.loads(line) for line in output.splitlines()
+                       if line.startswith('{"val/')]
             assert printed[run] == pytest.approx(scalars(runner), rel=1e-6)
-
-
-def test_tests_only(tmp_path):
-    runner = digits_runner(tmp_path, hook=dict(interval=None))
-    runner.val()
-    assert not scalars(runner) and not list(tmp_path.rglob('*.npz'))
-    runner.test()
-    assert [p.name for p in tmp_path.rglob('*.npz')] == ['stiffness_test.npz']
 
 
 class Augmented(BaseTTAModel):
@@ -142,11 +167,73 @@ def test_of_samples_that_pass_twice_the_first_is_taken(tmp_path):
     for runner in runners:
         runner.test()
         assert no_hooks(runner.model)
-    once, twice = (Trajectories.load(
-        tmp_path / name / 'stiffness/stiffness_test.npz')
-        for name in ('once', 'twice'))
+    once, twice = (
+        recording(tmp_path / name, 'test') for name in ('once', 'twice'))
     np.testing.assert_array_equal(twice.adaptive, once.adaptive)
     assert twice.blocks == once.blocks and len(twice) == VAL_IMAGES
     said = 'measures the first pass of each sample'
-    assert log_text(tmp_path / 'twice').count(said) == 1
-    assert said not in log_text(tmp_path / 'once')
+    assert [log_text(tmp_path / name).count(said) for name in (
+        'once', 'twice')] == [0, 1]
+
+
+@pytest.mark.parametrize('value', [float('nan'), 1e30])
+def test_images_without_a_finite_index(tmp_path, value):
+    """They are left out and named, as those that a loop does not reach."""
+    runner, plain = digits_runner(tmp_path), digits_runner(tmp_path / 'plain')
+    plain.val()
+    predict, state = runner.model.predict, plain.model.state_dict()
+    calls = []
+
+    def once(inputs, *args, **kwargs):
+        if not calls:
+            runner.model.load_state_dict(state)
+            inputs = inputs.clone()
+            inputs[2] = value
+        calls.append(1)
+        return predict(inputs, *args, **kwargs)
+
+    runner.model.predict = once
+    runner.val_loop.dataloader.batch_sampler.sampler = range(30)
+    assert 'accuracy/top1' in runner.val()
+    assert len(calls) == 6 and no_hooks(runner.model)
+    found, wanted = recording(tmp_path), recording(tmp_path / 'plain')
+    np.testing.assert_allclose(
+        found.adaptive, np.delete(wanted.adaptive[:30], 2, 0), rtol=1e-6)
+    assert found.settings['left_out'] == [
+        f'sample {k}' for k in (2, *range(30, VAL_IMAGES))]
+    assert '8 of 37 samples could not be measured' in log_text(tmp_path)
+
+
+def test_networks_without_and_with_too_few_blocks_are_told(tmp_path):
+    runner = digits_runner(tmp_path / 'vgg', images=3, options={
+        'model.backbone': dict(type='VGG', depth=11, _delete_=True),
+        'model.head.in_channels': 512})
+    assert runner.val().keys() == {'accuracy/top1'}
+    assert 'no residual step of' in log_text(tmp_path / 'vgg')
+    assert no_hooks(runner.model)
+    runner = digits_runner(
+        tmp_path / 'few', images=3,
+        hook=dict(blocks=['layer1.[01]', 'layer2.[01]']))
+    runner.val()
+    assert scalars(runner)['val/stiffness/tns'] == 0
+    assert 'TNS is 0 by definition' in log_text(tmp_path / 'few')
+
+
+@pytest.mark.parametrize('where', [
+    'data_preprocessor', 'backbone', 'head'])
+def test_after_an_exception_the_next_validation_is_right(tmp_path, where):
+    runner = digits_runner(tmp_path)
+
+    def fail(*args):
+        raise ArithmeticError(where)
+
+    handle = getattr(runner.model, where).register_forward_pre_hook(fail)
+    with pytest.raises(ArithmeticError, match=where):
+        runner.val()
+    handle.remove()
+    assert not (tmp_path / 'stiffness').exists()
+    runner.val()
+    assert no_hooks(runner.model)
+    recorder = offline(runner, runner.val_dataloader)
+    np.testing.assert_allclose(
+        recording(tmp_path).adaptive, recorder.nsi, rtol=1e-6)
