@@ -9,14 +9,13 @@ channels are one image of N C channels as well, see :func:`_views`.
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmstepnet.precision import accumulation_dtype
 
-from .function import TailSpec
+from .function import Norm, TailSpec
 
 ATEN = torch.ops.aten
 
@@ -37,19 +36,10 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
         tuple: The result, and what :func:`backward` needs.
     """
     norm, gate, k, relu = spec
-    wide, out = accumulation_dtype(c.dtype), None
+    wide = accumulation_dtype(c.dtype)
     weight, bias, pair_weight, gate_weight, gate_bias, ie_weight, ie_bias = (
         t.to(wide) for t in learned)
-    if norm.batch and c.is_contiguous():
-        out, mean, var, centred = _moments(c, wide)
-    else:
-        if norm.batch:  # without constants rounded to c's dtype
-            given = (None, None) if c.dtype == wide else constants(
-                c.shape[1], wide, c.device)
-            mean, var = torch.batch_norm_update_stats(c, *given, 0.)
-        else:
-            mean, var = norm.mean.to(wide), norm.var.to(wide)
-        centred = c.mean((2, 3), dtype=wide) - mean
+    mean, var, centred = _moments(norm, c, wide)
     norm.update(mean, var, c.numel() // c.shape[1])
     rstd = (var + norm.eps).rsqrt()
     a = weight * rstd
@@ -57,26 +47,24 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
     pair = torch.stack(
         (x_mean, x_mean + torch.addcmul(bias, centred, a)), 2)
     z = (pair * pair_weight).sum(2)
-    running: Any = (t if t is None else t.to(wide, copy=gate.batch)
-                    for t in (gate.mean, gate.var))
-    mean_z, var_z = running
-    y, z_mean, z_rstd = torch.native_batch_norm(
-        z, gate_weight, gate_bias, mean_z, var_z, gate.batch, gate.momentum,
+    running = [t if t is None else t.to(wide, copy=gate.batch)
+               for t in (gate.mean, gate.var)]
+    y, *of_batch = torch.native_batch_norm(
+        z, gate_weight, gate_bias, *running, gate.batch, gate.momentum,
         gate.eps)
-    if not gate.batch:
-        z_mean, z_rstd = mean_z, var_z
-    elif gate.count is not None:
+    if gate.count is not None:
         gate.count.add_(1)
-        finite = var_z < torch.inf  # as in attentions.base.normalise
-        for running, now in ((gate.mean, mean_z), (gate.var, var_z)):
-            running.copy_(torch.where(finite, now, running))
+        finite = running[1] < torch.inf  # as in attentions.base.normalise
+        for kept, now in zip((gate.mean, gate.var), running):
+            kept.copy_(torch.where(finite, now, kept))
     sigmoid = torch.sigmoid(torch.addcmul(ie_bias, y, ie_weight))
     step = sigmoid * k
     scale = step * a
     shift = torch.addcmul(step * bias, mean, scale, value=-1)
-    out = _affine(c, scale, shift, out).add_(x)
+    out = _affine(c, scale, shift).add_(x)
     return out.relu_() if relu else out, (
-        mean, rstd, a, centred, pair, z, z_mean, z_rstd, sigmoid, step, scale)
+        mean, rstd, a, centred, pair, z, sigmoid, step, scale, *running,
+        *of_batch)
 
 
 def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
@@ -95,8 +83,7 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     Returns:
         tuple: dx, dc and the gradients of the parameters.
     """
-    (mean, rstd, a, centred, pair, z, z_mean, z_rstd, sigmoid, step,
-     scale) = saved
+    mean, rstd, a, centred, pair, z, sigmoid, step, scale, *of_z = saved
     _, bias, pair_weight, gate_weight, gate_bias, ie_weight, _ = (
         t.to(scale.dtype) for t in learned)
     images, pixels = len(c), c.shape[2] * c.shape[3]
@@ -104,11 +91,9 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     total, product = _sums(masked, c, mean)
     d_step = torch.addcmul(total * bias, product, a)
     d_logits = ATEN.sigmoid_backward(d_step * spec.k, sigmoid)
-    # It takes z's mean and 1/deviation, or where they are running ones its
-    # mean and variance, as its mode asks for.
     d_z, by_z, d_ie_bias = ATEN.native_batch_norm_backward(
-        d_logits, z, gate_weight * ie_weight, z_mean, z_rstd, z_mean, z_rstd,
-        spec.gate.batch, spec.gate.eps, (True, True, True))
+        d_logits, z, gate_weight * ie_weight, *of_z, spec.gate.batch,
+        spec.gate.eps, (True, True, True))
     d_f = d_z * pair_weight[:, 1]
     d_bias = torch.addcmul(d_f, total, step).sum(0)
     d_weight = torch.addcmul(d_f * centred, product, step).sum(0) * rstd
@@ -116,16 +101,14 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     if spec.norm.batch:  # of μ, which σ² does not depend on
         d_f.sub_(d_bias, alpha=1 / images)
     d_c = _affine(masked, scale, d_f * per_pixel)
-    if spec.norm.batch:  # of σ², times 2 / (N S)
-        slope = d_weight * rstd * per_pixel / -images
-        if c.dtype == slope.dtype:  # without cancelling
-            d_c.addcmul_(c - mean[:, None, None], slope[:, None, None])
-        else:
-            slope = slope.expand_as(scale)
-            d_c.add_(_affine(c, slope, -mean * slope))
+    slope = d_weight * rstd * per_pixel / -images  # of σ², times 2 / (N S)
+    if spec.norm.batch and c.dtype == slope.dtype:  # without cancelling
+        d_c.addcmul_(c - mean[:, None, None], slope[:, None, None])
+    elif spec.norm.batch:
+        d_c.add_(_affine(c, slope, -mean * slope))
     x_offset = (d_z * (pair_weight.sum(1) / pixels)).to(c.dtype)
-    d_x = (masked + x_offset[..., None, None] if out is None else
-           masked.add_(x_offset[..., None, None]))
+    d_x = torch.add(masked, x_offset[..., None, None],
+                    out=None if out is None else masked)
     return d_x, d_c, (
         d_weight, d_bias, (pair * d_z[..., None]).sum(0), by_z * ie_weight,
         d_ie_bias * ie_weight,
@@ -133,47 +116,57 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
 
 
 @cache
+@torch.inference_mode(False)
 def constants(size: int, dtype: torch.dtype,
               device: torch.device) -> tuple[Tensor, Tensor]:
     """Zeros and ones; to make them anew takes longer than small maps do."""
-    with torch.inference_mode(False):
-        return (torch.zeros(size, dtype=dtype, device=device),
-                torch.ones(size, dtype=dtype, device=device))
+    zero = torch.zeros(size, dtype=accumulation_dtype(dtype), device=device)
+    return zero, torch.ones_like(zero)
 
 
-def _views(maps: Tensor) -> tuple[Tensor, ...]:
-    """Images of many channels: one of N C, or in channels_last N of C."""
-    if maps.is_contiguous():
-        return maps.view(1, -1, *maps.shape[2:]),
-    return maps.split(1)
+def _views(maps: Tensor, *vectors: Tensor) -> tuple[Sequence[Tensor], ...]:
+    """Images of many channels: one of N C, or in channels_last N of C.
+
+    And behind them vectors, (N, C) or (C,), of which each has its part.
+    """
+    views = ((maps.view(1, -1, *maps.shape[2:]), ) if maps.is_contiguous()
+             else maps.split(1))
+    return views, *(v.expand(maps.shape[:2]).reshape(len(views), -1).unbind()
+                    for v in vectors)
 
 
-def _moments(c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
-    """Memory for a map, μ, σ² and M - μ of a contiguous c.
+def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
+    """μ and σ² as a norm takes them, and M - μ.
 
     Of a mean of a thousand deviations μ keeps few digits, of the deviations
     from it all: what is left of their mean corrects it.
     """
-    centre = c.mean((0, 2, 3), dtype=wide).to(c.dtype)
-    out = c - centre[:, None, None]
-    centred = out.mean((2, 3), dtype=wide)
-    rest = centred.mean(0)
-    square = torch.linalg.vector_norm(out, dim=(2, 3), dtype=wide).square()
-    var = square.sum(0) / (c.numel() // len(rest)) - rest.square()
-    return out, centre + rest, var, centred - rest
+    if norm.batch and c.is_contiguous():
+        centre = c.mean((0, 2, 3), dtype=wide).to(c.dtype)
+        apart = c - centre[:, None, None]
+        centred = apart.mean((2, 3), dtype=wide)
+        rest = centred.mean(0)
+        length = torch.linalg.vector_norm(apart, dim=(2, 3), dtype=wide)
+        var = length.square().sum(0) / c[:, 0].numel() - rest.square()
+        return centre + rest, var, centred - rest
+    if norm.batch:
+        running = c.new_zeros((2, c.shape[1]), dtype=wide)  # written to
+        mean, var = torch.batch_norm_update_stats(c, *running, 0.)
+    else:
+        mean, var = norm.mean.to(wide), norm.var.to(wide)
+    return mean, var, c.mean((2, 3), dtype=wide) - mean
 
 
-def _affine(maps: Tensor, scale: Tensor, shift: Tensor,
-            out: Tensor | None = None) -> Tensor:
-    """``maps * scale + shift``, vectors (N, C), in one pass."""
+def _affine(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """``maps * scale + shift``, vectors (N, C) or (C,), in one pass."""
     if maps.dtype == scale.dtype and not maps.is_contiguous():
         return torch.addcmul(shift[..., None, None], maps,
                              scale[..., None, None])
-    views, out = _views(maps), torch.empty_like(maps) if out is None else out
-    zero, one = constants(views[0].shape[1], scale.dtype, scale.device)
+    out = torch.empty_like(maps)
     nothing = scale.new_empty(0)  # a view would be written to, too
-    vectors = (v.reshape(len(views), -1).unbind() for v in (scale, shift))
-    for view, result, weight, bias in zip(views, _views(out), *vectors):
+    for view, weight, bias, result in zip(
+            *_views(maps, scale, shift), *_views(out)):
+        zero, one = constants(len(bias), bias.dtype, bias.device)
         torch.native_batch_norm(
             view, weight, bias, zero, one, False, 0., 0.,
             out=(result, nothing, nothing))
@@ -182,13 +175,12 @@ def _affine(maps: Tensor, scale: Tensor, shift: Tensor,
 
 def _sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of g and of g (c - centre), (N, C) each."""
-    views = _views(c)
-    _, one = constants(views[0].shape[1], centre.dtype, c.device)
-    centres = centre.expand(c.shape[:2]).reshape(len(views), -1)
+    views, centres = _views(c, centre)
+    _, one = constants(len(centres[0]), centre.dtype, c.device)
     found = [ATEN.native_batch_norm_backward(
         g, view, None, about, one, None, None, False, 0.,
         (False, True, True))[:0:-1]
-        for g, view, about in zip(_views(grad), views, centres)]
-    total, product = (torch.cat(parts).view(c.shape[:2]).to(one.dtype)
+        for g, view, about in zip(*_views(grad), views, centres)]
+    total, product = (torch.cat(parts).view(c.shape[:2]).to(centre.dtype)
                       for parts in zip(*found))
     return total, product

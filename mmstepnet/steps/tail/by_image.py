@@ -44,8 +44,7 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor, how: Norm,
         Tensor: f ⊗ Δt.
     """
     wide = accumulation_dtype(c.dtype)
-    weight, bias = weight.to(wide), bias.to(wide)
-    maps, centre = c.to(wide), torch.zeros_like(bias)
+    weight, bias, maps = (t.to(wide) for t in (weight, bias, c))
     # Sums are about a value near μ, as a thousand deviations cost digits. No
     # running mean: the backward, which forms the difference again, would read
     # what the forward has moved.
@@ -53,14 +52,13 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor, how: Norm,
             how.mean.to(wide))
     maps = maps - near[:, None, None]
     variance, mean = torch.var_mean(maps, (2, 3), correction=0)
+    var, centre = how.var, torch.zeros_like(bias)
     if how.batch:
         var, centre = torch.var_mean(mean, 0, correction=0)
         var = variance.mean(0) + var
         how.update(near + centre.detach(), var.detach(),
                    c.numel() // len(near))
-    else:
-        var = how.var.to(wide)
-    a = weight * (var + how.eps).rsqrt()
+    a = weight * (var.to(wide) + how.eps).rsqrt()
     step = choose_step(attention, x, maps, {
         'f_mean': (mean - centre) * a + bias,
         'f_std': (variance * a.square() + EPS).sqrt()})[..., 0, 0]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,6 @@ from torch.nn.modules import module as every
 
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.attentions.base import normalises_by_batch
-from mmstepnet.precision import accumulation_dtype
 from mmstepnet.torch_version import is_compiling, is_exporting, is_transformed
 
 from . import aten
@@ -34,12 +34,17 @@ FORWARDS = {kind: kind.forward for kinds in (
 FROZEN = 'torchvision.ops.misc', 'FrozenBatchNorm2d'
 """Torchvision's BN of buffers, as its detectors use it."""
 
+HOOKS = (
+    every._global_forward_hooks, every._global_forward_pre_hooks,
+    every._global_backward_hooks, every._global_backward_pre_hooks)
+"""Those that somebody registers for all modules."""
+
 FEWEST_VALUES = 2**16
 """Of a map on a CPU: over smaller ones the reference path is as fast or
 faster, for what it takes is the time of its calls."""
 
 
-class fused:
+class fused(ExitStack):
     """Switch the fused residual step on or off.
 
     It is on by default, on CPUs and on NVIDIA GPUs. Works like
@@ -52,21 +57,16 @@ class fused:
     Example:
         >>> from mmstepnet import steps
         >>> with steps.fused(False):
-        ...     steps.is_fused()
+        ...     steps.fused.mode
         False
     """
 
     mode: bool = True
 
     def __init__(self, mode: bool):
-        self.previous = fused.mode
+        super().__init__()
+        self.callback(setattr, fused, 'mode', fused.mode)
         fused.mode = bool(mode)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exc) -> None:
-        fused.mode = self.previous
 
 
 def fused_step(step: Any, x: Tensor, branch: Tensor,
@@ -82,25 +82,22 @@ def fused_step(step: Any, x: Tensor, branch: Tensor,
     Returns:
         Tensor: State x_{t+1}, or None where the reference path is right.
     """
-    if not fused.mode or is_transformed() or are_all_hooked():
+    if not fused.mode or is_transformed() or any(HOOKS):
         return None
     if is_compiling():
         # Exporters know BN and pooling by their names.
         known = not (is_exporting() or step._observers) and isinstance(
             getattr(step.attention, 'pooled', None), tuple)
-        read = read_norm(norm, nn.BatchNorm2d, branch.shape[1],
-                         branch[:, 0].numel()) if known else None
-        if read is None:
+        if not known or (read := read_norm(norm, branch)) is None:
             return None
         residual = scale_by_image(step.attention, x, branch, *read)
         return step.activation(x + step.drop_path(residual))
-    tail = read_tail(step, x, branch, norm)
-    if tail is None:
+    if (tail := read_tail(step, x, branch, norm)) is None:
         return None
     out = Tail.apply(*tail)
     if step._observers:
         with torch.no_grad():
-            f, dt, _ = evaluate(*tail[1:])
+            _, (f, dt) = evaluate(*tail[1:])
         step.report(x, f, dt, out)
     return out
 
@@ -119,62 +116,57 @@ def read_tail(step: Any, x: Tensor, branch: Tensor,
     parts = gate, relu, _ = step.attention, step.activation, step.drop_path
     if not (all(type(part) in kinds and is_as_made(part)
                 for part, kinds in zip(parts, PARTS))
-            and type(x) in PLAIN and type(branch) in PLAIN
-            and branch.is_floating_point() and x.dtype == branch.dtype
-            and x.device == branch.device and x.shape == branch.shape
-            and branch.ndim == 4 and branch.numel() > 0):
+            and {type(x), type(branch)} <= PLAIN and branch.ndim == 4
+            and (x.shape, x.dtype, x.device) == (
+                branch.shape, branch.dtype, branch.device)
+            and branch.numel() and (passes := passes_for(branch))):
         return None
-    passes, channels = passes_for(branch), x.shape[1]
-    zero, one = aten.constants(channels, accumulation_dtype(x.dtype), x.device)
+    zero, one = aten.constants(x.shape[1], x.dtype, x.device)
     first = second = Norm(False, 0., zero, one), one, zero
-    if norm is not None and not (
-            type(norm) is nn.Identity and is_as_made(norm)):
-        first = read_norm(norm, nn.BatchNorm2d, channels,
-                          x.numel() // channels)
-    pair, weight = gate.pair_weight, one
+    if not (norm is None or type(norm) is nn.Identity and is_as_made(norm)):
+        first = read_norm(norm, branch)
+    weight = getattr(gate, 'ie_weight', one)  # a folded gate has none
     if type(gate) is StepNet:
-        weight = gate.ie_weight
-        second = read_norm(gate.bn, nn.BatchNorm1d, channels, len(x), gate)
-    if (passes is None or first is None or second is None
-            or not are_plain((pair, weight, gate.ie_bias))
-            or pair.shape != (channels, 2)):
+        second = read_norm(gate.bn, branch, gate)
+    if (first is None or second is None
+            or not are_plain((gate.pair_weight, weight, gate.ie_bias))
+            or gate.pair_weight.shape != (x.shape[1], 2)):
         return None
     spec = TailSpec(first[0], second[0], gate.scale, type(relu) is nn.ReLU)
-    return (passes, spec, x, branch, *first[1:], pair, *second[1:], weight,
-            gate.ie_bias)
+    return (passes, spec, x, branch, *first[1:], gate.pair_weight,
+            *second[1:], weight, gate.ie_bias)
 
 
-def read_norm(norm: Any, kind: type, channels: int, values: int,
+def read_norm(norm: Any, maps: Tensor,
               gate: Any = None) -> tuple[Norm, Tensor, Tensor] | None:
     """What a BN does, its weight and its bias; None where it is not known.
 
     Nor where the reference path raises an error.
 
     Args:
-        norm (nn.Module): The norm.
-        kind (type): Kind of BN that it has to be, or torchvision's frozen one.
-        channels (int): Channels that it is given.
-        values (int): Values of each.
-        gate (nn.Module, optional): The attention that it is in, which decides
-            whether it takes the batch's statistics. None asks its mode.
+        norm (nn.Module): The norm of maps, torchvision's frozen one included,
+            or the norm in a gate.
+        maps (Tensor): Output of the branch's last convolution, (N, C, H, W).
+        gate (nn.Module, optional): The attention that it is in. It is given
+            one value of each channel and image, and the attention decides
+            whether it takes the batch's statistics.
     """
     frozen = (type(norm).__module__, type(norm).__name__) == FROZEN
+    kind, values = ((nn.BatchNorm1d, len(maps)) if gate else
+                    (nn.BatchNorm2d, maps.numel() // maps.shape[1]))
     if not (frozen or isinstance(norm, kind)) or not is_as_made(norm):
         return None
-    kept = [norm.running_mean, norm.running_var]
-    batch = (normalises_by_batch(gate, norm) if gate is not None else
-             not frozen and (norm.training or kept[0] is None))
+    batch = (normalises_by_batch(gate, norm) if gate else
+             not frozen and (norm.training or norm.running_mean is None))
     moved = batch and norm.training and norm.track_running_stats
+    kept = [] if batch and not moved else [norm.running_mean, norm.running_var]
     if moved:
-        kept.append(norm.num_batches_tracked)
-    elif batch:
-        kept.clear()
-    momentum = norm.momentum if moved else 0.
-    if (momentum is None or batch and values < 2
-            or not are_plain((norm.weight, norm.bias, *kept))
-            or norm.weight.shape[0] != channels):
+        kept += norm.num_batches_tracked, norm.momentum
+    how = Norm(batch, norm.eps, *kept)
+    if (how.momentum is None or batch and values < 2
+            or not are_plain((norm.weight, norm.bias, *kept[:3]))
+            or norm.weight.shape[0] != maps.shape[1]):
         return None
-    how = Norm(batch, norm.eps, *kept, momentum=momentum)
     return how, norm.weight, norm.bias
 
 
@@ -194,18 +186,9 @@ def is_as_made(module: nn.Module) -> bool:
     hooks = (*module._forward_hooks.values(),
              *module._forward_pre_hooks.values())
     return ((known is None or cls.forward is FORWARDS[known])
-            and not any(name in module.__dict__
-                        for name in ('forward', 'gate', 'pooled'))
+            and 'forward' not in vars(module)
             and not (module._backward_hooks or module._backward_pre_hooks)
             and all(getattr(hook, 'only_looks', False) for hook in hooks))
-
-
-def are_all_hooked() -> bool:
-    """Whether somebody hooks all modules."""
-    return bool(
-        every._global_forward_hooks or every._global_forward_pre_hooks
-        or every._global_backward_hooks
-        or every._global_backward_pre_hooks)
 
 
 def only_looks(hook: Callable) -> Callable:
@@ -222,8 +205,7 @@ def passes_for(maps: Tensor) -> ModuleType | None:
     """Module with the passes over such maps; None where none works."""
     if maps.is_cuda and maps.dtype != torch.float64 and not torch.version.hip:
         return _triton(maps.device)
-    large = maps.numel() >= FEWEST_VALUES
-    return aten if maps.device.type == 'cpu' and large else None
+    return aten if maps.is_cpu and maps.numel() >= FEWEST_VALUES else None
 
 
 @cache
@@ -234,9 +216,8 @@ def _triton(device: torch.device) -> ModuleType | None:
         check(passes, device)
     except Exception as error:  # no Triton 3, driver, compiler or headers
         warnings.warn(
-            'the residual step takes the reference path on '
-            f'{device}, because its Triton kernels failed: {error}',
-            stacklevel=2)
+            f'the residual step takes the reference path on {device}, '
+            f'because its Triton kernels failed: {error}', stacklevel=2)
         return None
     return passes
 
@@ -249,12 +230,12 @@ def check(passes: ModuleType, device: torch.device) -> None:
     """
     spec = TailSpec(Norm(True, 1e-5), Norm(True, 1e-5), 1.5, True)
     random, results = torch.Generator().manual_seed(0), []
+    shapes = *[(2, 5, 3, 3)] * 3, (5, ), (5, ), (5, 2), *[(5, )] * 4
     tensors = [torch.randn(shape, generator=random, device='cpu')
-               for shape in (*[(2, 5, 3, 3)] * 3, *[(5, )] * 2, (5, 2),
-                             *[(5, )] * 4)]
+               for shape in shapes]
     for own, place in ((passes, device), (aten, 'cpu')):
         x, c, grad, *learned = (t.to(place) for t in tensors)
         out, saved = own.forward(spec, x, c, learned)
-        d_x, d_c, d_learned = own.backward(spec, grad, out, c, learned, saved)
-        results.append([t.cpu() for t in (out, d_x, d_c, *d_learned)])
+        *maps, found = own.backward(spec, grad, out, c, learned, saved)
+        results.append([t.cpu() for t in (out, *maps, *found)])
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)

@@ -32,6 +32,7 @@ StepNet: ICCV 2023, §2.5 and Appendix F.
 """
 
 from collections import namedtuple
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -98,39 +99,30 @@ class Tail(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Pass the gradient on, see :func:`.aten.backward`."""
-        _, _, _, _, *kept = ctx.saved_tensors  # once, for a checkpoint
+        kept = ctx.saved_tensors[4:]  # once, for a checkpoint
         inputs, out, saved = kept[:9], kept[9], kept[10:]
-        needed = ctx.needs_input_grad[2:]
         # Derivatives of second order, and several gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
-            # Views, for c may come from x, whose derivative is wanted here.
-            with torch.enable_grad():
-                inputs = [t.view_as(t) for t in inputs]
-                *_, again = evaluate(ctx.spec, *inputs)
-            found = iter(torch.autograd.grad(
-                again, [t for t, n in zip(inputs, needed) if n], grad,
-                create_graph=torch.is_grad_enabled(), allow_unused=True))
-            return None, None, *(next(found) if n else None for n in needed)
+            _, derivatives, _ = torch.func.vjp(
+                partial(evaluate, ctx.spec), *inputs, has_aux=True)
+            return None, None, *derivatives(grad)
         _, c, *learned = inputs
         d_x, d_c, d_learned = ctx.passes.backward(
             ctx.spec, *same_format(c, grad, out), learned, saved)
-        return None, None, *(
-            d.to(t.dtype) if n else None
-            for d, t, n in zip((d_x, d_c, *d_learned), inputs, needed))
+        return None, None, d_x, d_c, *d_learned
 
 
 def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Maps, and the branch's c behind them, in one dense format: c's."""
-    last = (not c.is_contiguous()
-            and c.is_contiguous(memory_format=torch.channels_last))
-    memory_format = torch.channels_last if last else torch.contiguous_format
-    return tuple(t if t is None else
-                 t.contiguous(memory_format=memory_format)
+    dense = next((f for f in (torch.contiguous_format, torch.channels_last)
+                  if c.is_contiguous(memory_format=f)),
+                 torch.contiguous_format)
+    return tuple(t if t is None else t.contiguous(memory_format=dense)
                  for t in (*others, c))
 
 
 def evaluate(spec: TailSpec, x: Tensor, c: Tensor,
-             *learned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+             *learned: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The tail by operations whose gradients have gradients.
 
     Args:
@@ -140,8 +132,8 @@ def evaluate(spec: TailSpec, x: Tensor, c: Tensor,
         *learned (Tensor): Parameters.
 
     Returns:
-        tuple: f, (N, C, H, W), and Δt, (N, C, 1, 1), in float32 or better,
-        and the result.
+        tuple: The result; and f, (N, C, H, W), and Δt, (N, C, 1, 1), both in
+        float32 or better.
     """
     wide = accumulation_dtype(c.dtype)
     weight, bias, pair, gate_weight, gate_bias, ie_weight, ie_bias = (
@@ -157,4 +149,4 @@ def evaluate(spec: TailSpec, x: Tensor, c: Tensor,
     y = normalise((states * pair).sum(2), spec.gate, gate_weight, gate_bias)
     step = spec.k * torch.sigmoid(y * ie_weight + ie_bias)[..., None, None]
     out = x + f * step
-    return f, step, (out.relu() if spec.relu else out).to(c.dtype)
+    return (out.relu() if spec.relu else out).to(c.dtype), (f, step)
