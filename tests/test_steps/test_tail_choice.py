@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, IEBN, SE, Plain, StepNet
-from mmstepnet.steps import ResidualStep
 from tests.test_steps.cases import build, inputs, run, worst
 
 
@@ -26,12 +25,9 @@ class Case(nn.Module):
         self.calls, self.args = calls, inputs((3, 4, 3, 3), torch.float32)
         self.step, self.norm = build(StepNet, 4)
         self.step.activation = nn.ReLU()  # PyTorch has no hooks in place
+        self.gate = self.step.attention
         self.before = self.take()
         assert calls
-
-    @property
-    def gate(self):
-        return self.step.attention
 
     def take(self, fused=True):
         self.calls.clear()
@@ -87,58 +83,46 @@ def norm_without(**changes):
     return norm
 
 
-def as_subclass(owner, name):
-    def change(case):
-        module = case.get_submodule(owner)
-        tensors = (module._parameters if name in module._parameters
-                   else module._buffers)
-        tensors[name] = tensors[name].detach().as_subclass(Logged)
-    return change
-
-
-def transpose_pair(case):
-    weight = case.gate.pair_weight
-    weight.data = weight.data.t().contiguous().t()
-
-
-OTHERS = {
-    **{f'norm {i}': {'norm': norm} for i, norm in enumerate((
+OTHERS = [
+    *[('norm', norm) for norm in (
         nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), IEBN(4),
         nn.SyncBatchNorm(4).eval(), nn.BatchNorm2d(4, affine=False),
         norm_without(bias=None), norm_without(momentum=None),
         norm_without(num_batches_tracked=None),
-        norm_without(running_mean=None, running_var=None)))},
-    **{f'attention {i}': {'step.attention': gate} for i, gate in enumerate((
+        norm_without(running_mean=None, running_var=None))],
+    *[('step.attention', gate) for gate in (
         CBAM(4), SE(4), Plain(4), Times(4), None, *(
             StepNet(4, inputs=name)
-            for name in ('x', 'x_next', 'difference'))))},
-    **{f'bn {type(bn).__name__}': {'step.attention.bn': bn} for bn in (
-        nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4))},
-    'ReLU6': {'step.activation': nn.ReLU6()},
-    'drop path': {'step.drop_path': nn.Dropout2d(0.0)},
-    **{f'{owner}.{name} of a subclass': as_subclass(owner, name)
-       for owner, name in (
-           ('step.attention', 'ie_weight'), ('step.attention.bn', 'weight'),
-           ('step.attention.bn', 'running_mean'), ('norm', 'bias'),
-           ('norm', 'running_var'), ('norm', 'num_batches_tracked'))},
-    'not dense': transpose_pair,
-}
+            for name in ('x', 'x_next', 'difference')))],
+    *[('step.attention.bn', bn) for bn in (
+        nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4))],
+    ('step.activation', nn.ReLU6()), ('step.activation', torch.tanh),
+    ('step.drop_path', nn.Dropout2d(0.0)),
+    ('step.drop_path', lambda residual: residual * 0),
+    *[(name, lambda t: t.as_subclass(Logged)) for name in (
+        'step.attention.ie_weight', 'step.attention.bn.weight',
+        'step.attention.bn.running_mean', 'norm.bias', 'norm.running_var',
+        'norm.num_batches_tracked')],
+    ('step.attention.pair_weight', lambda t: t.t().contiguous().t()),
+]
+"""Places of parts and what else may stand there; of tensors, what of them."""
 
 
-@pytest.mark.parametrize('other', OTHERS)
-def test_other_parts(other, case):
-    change = OTHERS[other]
-    if callable(change):
-        change(case)
-    for name, part in change.items() if isinstance(change, dict) else ():
-        owner, _, name = name.rpartition('.')
-        setattr(case.get_submodule(owner), name, copy.deepcopy(part))
-    if 'subclass' in other:  # which does not copy
-        case.calls.clear()
-        case.step(*case.args[:2], case.norm).sum().backward()
-        assert not case.calls
+@pytest.mark.parametrize('place, other', OTHERS)
+def test_other_parts(place, other, case):
+    name = place.rpartition('.')[2]
+    owner = case.get_submodule(place.rpartition('.')[0])
+    tensors = owner._parameters if name in owner._parameters else (
+        owner._buffers)
+    if name in tensors:
+        tensors[name] = other(tensors[name].detach())
     else:
-        case.expect_reference()
+        owner._modules.pop(name)
+        setattr(owner, name, copy.deepcopy(other))
+    case.calls.clear()
+    x, c, _ = case.args
+    case.step(x, c, case.norm)
+    assert not case.calls
 
 
 def test_other_maps(case):
@@ -267,10 +251,3 @@ def test_a_mode_or_an_observer_does_not_change_the_path(case):
     (_, x, *_, told), = seen
     assert x is case.args[0] and told is out
     assert torch.equal(out, case.before['out'])
-
-
-def test_functions_in_place_of_modules(calls):
-    step, (x, c, _) = ResidualStep(StepNet(4), torch.tanh, lambda r: r * 0), (
-        inputs((3, 4, 3, 3), torch.float32))
-    torch.testing.assert_close(step(x, c, nn.BatchNorm2d(4)), x.tanh())
-    assert not calls

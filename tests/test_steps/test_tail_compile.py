@@ -107,33 +107,20 @@ def test_precision(name, dtype, mean, as_compiled):
     None, nn.Identity(), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4),
     nn.SyncBatchNorm(4).eval(), nn.BatchNorm2d(4, affine=False),
     nn.BatchNorm2d(4, momentum=None)], ids=lambda n: type(n).__name__)
-def test_other_norms_take_the_reference_path(norm, as_compiled):
-    step, _ = build(StepNet, 4)
-    args = inputs((3, 4, 5, 6), torch.float32)
-    check(run(True, step, norm, *args), run(False, step, norm, *args), 1e-9)
-    assert not as_compiled
-
-
-def test_other_attentions_and_hooks_take_the_reference_path(as_compiled):
+def test_others_take_the_reference_path(norm, as_compiled):
+    """Other norms, other attentions, and what is hooked or observed."""
     x, c, _ = inputs((3, 4, 5, 6), torch.float32)
-    step, norm = build(CBAM, 4)
+    (step, known), seen = build(StepNet, 4), []
     step(x, c, norm)
-    step, norm = build(StepNet, 4)
-    seen = []
-    handle = norm.register_forward_hook(lambda *args: seen.append(1))
-    step(x, c, norm)
-    handle.remove()
-    step.observe(lambda *args: seen.append(1))
-    step(x, c, norm)
+    build(CBAM, 4)[0](x, c, known)
+    for place in (known.register_forward_hook, step.observe):
+        handle = place(lambda *args: seen.append(1))
+        step(x, c, known)
+        handle.remove()
     assert len(seen) == 2 and not as_compiled
-
-
-def test_a_norm_of_other_channels_is_pytorchs_error(as_compiled):
-    step, _ = build(StepNet, 4)
-    x, c, _ = inputs((3, 4, 5, 6), torch.float32)
-    for norm in (nn.BatchNorm2d(1), nn.BatchNorm2d(3)):
+    for other in (nn.BatchNorm2d(1), nn.BatchNorm2d(3)):
         with pytest.raises(RuntimeError, match='expected|should'):
-            step(x, c, norm)
+            step(x, c, other)
 
 
 class Net(nn.Sequential):

@@ -9,7 +9,6 @@ which needs no GPU.
 import os
 import subprocess
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -159,19 +158,16 @@ def test_whole_step(passes, training):
 
     Who saved running statistics learns that they have changed.
     """
-    step, norm = build(StepNet, 6)
-    step.to(DEVICE).train(training)
-    norm.to(DEVICE).train(training)
-    x, c, grad = (t.to(DEVICE) for t in inputs((3, 6, 3, 5), torch.float32))
-    grad = away_from_kink(step, norm, x, c, grad, 1e-3)
-    error, name = worst(
-        run(True, step, norm, x, c, grad),
-        run(False, step, norm, x, c, grad, torch.float64))
+    step, norm = (m.to(DEVICE).train(training) for m in build(StepNet, 6))
+    args = [t.to(DEVICE) for t in inputs((3, 6, 3, 5), torch.float32)]
+    args[2] = away_from_kink(step, norm, *args, 1e-3)
+    error, name = worst(run(True, step, norm, *args),
+                        run(False, step, norm, *args, torch.float64))
     assert error < 1e-4, name
     moved = [*norm.buffers(), *step.attention.bn.buffers()]
     before = [t._version for t in moved]
     with steps.fused(True):
-        step(x, c, norm)
+        step(*args[:2], norm)
     assert all((t._version > v) == training for t, v in zip(moved, before))
 
 
@@ -196,8 +192,7 @@ def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
                                (torch.float32, '6.4', None)):
         monkeypatch.setattr(torch.version, 'hip', hip)
         assert dispatch.passes_for(SimpleNamespace(
-            is_cuda=True, device=torch.device('cuda'), dtype=dtype,
-            numel=lambda: 2**20)) == wanted
+            is_cuda=True, is_cpu=False, device='cuda', dtype=dtype)) == wanted
 
 
 @compiles
@@ -206,10 +201,8 @@ def test_kernels_that_do_not_build_warn_once():
     """And the reference path is taken."""
     dispatch._triton.cache_clear()
     with pytest.warns(UserWarning, match='takes the reference path') as seen:
-        assert dispatch._triton(torch.device('cuda:0')) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert dispatch._triton(torch.device('cuda:0')) is None
+        for _ in range(2):
+            assert dispatch._triton(torch.device('cuda:0')) is None
     assert len(seen) == 1
     dispatch._triton.cache_clear()
 
