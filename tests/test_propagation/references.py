@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-9,
 N = 33
 
 
-def by_numpy(form, a, b, v, mask=None, is_causal=False):
+def by_numpy(form, a, b, v, mask=None, is_causal=False, eps=EPS):
     """Written out in float64, a row's sources one by one."""
     a, b, v = (t.detach().double().numpy() for t in (a, b, v))
     lead, n, m = a.shape[:-2], a.shape[-2], b.shape[-2]
@@ -46,7 +46,7 @@ def by_numpy(form, a, b, v, mask=None, is_causal=False):
             if not row.any():
                 continue  # of padding on the left
         if form == 'metric':
-            score = -((b[where][row] - a[where][i])**2).sum(-1) / EPS
+            score = -((b[where][row] - a[where][i])**2).sum(-1) / eps
         else:
             score = b[where][row] @ a[where][i] / math.sqrt(a.shape[-1])
         weight = np.exp(score - score.max())

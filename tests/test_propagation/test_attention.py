@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from mmstepnet.propagation import (
     Propagation,
     PseudoMetric,
 )
+from tests.test_propagation.references import by_numpy
 from tests.utils import not_on_torch_21, perturb
 
 
@@ -36,51 +36,29 @@ def build(cls, *args, dtype=torch.float64, **kwargs):
     return perturb(cls(*args, **kwargs)).to(dtype)
 
 
-def linear(layer, x):
-    out = x @ layer.weight.detach().numpy().T
-    return out if layer.bias is None else out + layer.bias.detach().numpy()
-
-
-def written_out(module, phi, x, sources):
-    """Algorithm 1 in numpy, one head after the other."""
-    x, sources = x.numpy(), sources.numpy()
-    a, b, values = phi(x), phi(sources), linear(module.value, sources)
-    heads = []
-    for h in range(module.num_heads):
-        own = slice(h * module.head_dims, (h + 1) * module.head_dims)
-        apart = a[:, None, own] - b[None, :, own]
-        score = -(apart**2).sum(-1) / module.eps
-        weight = np.exp(score - score.max(1, keepdims=True))
-        heads.append(weight / weight.sum(1, keepdims=True) @ values[:, own])
-    out = np.concatenate(heads, -1)
-    if module.num_heads > 1:
-        out = linear(module.proj, out)
-    return torch.from_numpy(out)
-
-
 @pytest.mark.parametrize('heads, eps, bias', [
     (1, 1.0, True), (3, 0.7, True), (3, 1.0, False)])
 @pytest.mark.parametrize('grad', [False, True])
 def test_written_out(heads, eps, bias, grad):
+    """Linear maps around Algorithm 1, one head after the other."""
     x, sources = torch.randn(7, 12).double(), torch.randn(9, 12).double()
     l2 = build(L2Attention, 12, heads, bias=bias, eps=eps)
     metric = build(MetricAttention, 12, heads, bias=bias, hidden_dims=5,
                    eps=eps)
-
-    def by_layer(x):
-        return linear(l2.pseudo_metric.metric, x)
-
-    def by_perceptron(x):
-        own = metric.pseudo_metric
-        return x + linear(own.metric, np.tanh(linear(own.hidden, x)))
-
-    for module, phi in ((l2, by_layer), (metric, by_perceptron)):
+    own = metric.pseudo_metric
+    for module, phi in (
+            (l2, l2.pseudo_metric.metric),
+            (metric, lambda x: x + own.metric(own.hidden(x).tanh()))):
         for other in (x, sources):
             with torch.set_grad_enabled(grad):
                 out = module(x, None if other is x else other)
-            torch.testing.assert_close(
-                out, written_out(module, phi, x, other),
-                rtol=1e-10, atol=1e-10)
+            expected = torch.cat([
+                by_numpy('metric', *parts, eps=eps)
+                for parts in zip(*(t.chunk(heads, -1) for t in (
+                    phi(x), phi(other), module.value(other))))], -1)
+            if heads > 1:
+                expected = module.proj(expected)
+            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize('cls', MODULES)

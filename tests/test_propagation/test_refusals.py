@@ -60,8 +60,6 @@ REFUSED = {
                      'no neighbour'),
     'causal leaves nothing': (lambda: take(
         LEFT.expand(4, 4), is_causal=True), ValueError, 'no source'),
-    'causal, nobody': (lambda: take(HOLE[2:3], is_causal=True), ValueError,
-                       'no source'),
     'sparse and causal': (lambda: take(torch.eye(4).bool().to_sparse(),
                                        is_causal=True), ValueError,
                           'without is_causal'),
@@ -74,8 +72,6 @@ REFUSED = {
                      ValueError, 'edge_index is edges.T'),
     'edges, dtype': (lambda: neighbourhood(torch.zeros(2, 2), 4),
                      ValueError, 'float32'),
-    'edges, no such node': (lambda: neighbourhood(
-        torch.tensor([[0, 4]]), 4), RuntimeError, 'size is inconsistent'),
     'heads': (lambda: DotProductAttention(12, 5), ValueError, '5 heads'),
     'width': (lambda: Propagation(0), ValueError, 'embed_dims'),
     'hidden': (lambda: Metric(8, hidden_dims=0), ValueError, 'hidden_dims'),
