@@ -27,13 +27,13 @@ def mlp(w, z, prefix=''):
 def bn(w, z, training, name='bn'):
     axes = (0, *range(2, z.ndim))
     mean, var, gamma, beta = (
-        w[f'{name}.{key}']
-        for key in ('running_mean', 'running_var', 'weight', 'bias'))
+        w.get(f'{name}.{key}', default) for key, default in (
+            ('running_mean', 0), ('running_var', 0), ('weight', 1),
+            ('bias', 0)))
     if training:
         mean, var = z.mean(axes), z.var(axes)
-    by_channel = (-1, *[1] * (z.ndim - 2))
-    mean, var, gamma, beta = (
-        v.reshape(by_channel) for v in (mean, var, gamma, beta))
+    mean, var, gamma, beta = (np.reshape(v, (-1, *[1] * (z.ndim - 2)))
+                              for v in (mean, var, gamma, beta))
     return (z - mean) / np.sqrt(var + 1e-5) * gamma + beta
 
 
@@ -123,12 +123,8 @@ def both(w, x, x_next):
 def cited(w, x, f, training):
     """A sigmoid over IEBN, on maps of one place."""
     z = both(w, x, x + f)
-    mean, var = w['bn.running_mean'], w['bn.running_var']
-    if training:
-        mean, var = z.mean(0), z.var(0)
     gate = sigmoid(w['ie_weight'] * z + w['ie_bias'])
-    return sigmoid(w['weight'] * gate * (z - mean) / np.sqrt(var + 1e-5)
-                   + w['bias'])
+    return sigmoid(w['weight'] * gate * bn(w, z, training) + w['bias'])
 
 
 def norm_first(w, x, f, training):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from mmstepnet.attentions import build_attention, choose_step
+from mmstepnet.attentions import ATTENTIONS, build_attention, choose_step
 from mmstepnet.steps import ResidualStep, fused
-from tests.test_attentions.conftest import ATTENTIONS
+from tests.test_attentions.conftest import ATTENTIONS as CFGS
 from tests.utils import not_on_torch_21, perturb
 
 BOUNDED = settings(
@@ -96,7 +96,10 @@ def test_what_is_not_finite_stays_visible(cfg, data):
 
 
 def test_gradients(cfg, maps):
+    """Those of differences; every parameter learns."""
     C = 4
+    if 'reduction' in ATTENTIONS.find(cfg['type']).recorded:
+        cfg = dict(cfg, reduction=1)  # a single hidden unit can be dead
     attention = perturb(build_attention(cfg, C, map_size=7)).double().train()
     x, f = maps(3, C, 3, 5, dtype=torch.float64)
     names, parameters = zip(*attention.named_parameters())
@@ -108,6 +111,8 @@ def test_gradients(cfg, maps):
         return functional_call(Chooser(attention), values, (x, f))
 
     assert gradcheck(step, inputs)
+    found = torch.autograd.grad(step(*inputs).square().sum(), inputs[2:])
+    assert all(gradient.any() for gradient in found)
 
 
 @pytest.mark.parametrize('scale', [1e-4, 2e3])
@@ -197,7 +202,7 @@ def test_sge_takes_the_largest_divisor(channels, groups):
                         'OursNormFirst', 'OursMeanStd'])
 def trained(request):
     """An attention with a BN, in training mode."""
-    return perturb(build_attention(ATTENTIONS[request.param], 8)).train()
+    return perturb(build_attention(CFGS[request.param], 8)).train()
 
 
 @pytest.mark.parametrize('compiled', [False, True])

@@ -166,17 +166,8 @@ def by_mmengine(source, path, model):
     return model
 
 
-def by_timm(source, path, model):
-    utils = pytest.importorskip('timm.utils')
-    average = utils.ModelEmaV3(network(1.0), decay=0.0)
-    average.update(source)
-    model.load_state_dict(average.module.state_dict())
-    return model
-
-
 @pytest.mark.filterwarnings('ignore:.*takes over')
-@pytest.mark.parametrize('pass_on', [
-    on_meta, by_safetensors, by_mmengine, by_timm])
+@pytest.mark.parametrize('pass_on', [on_meta, by_safetensors, by_mmengine])
 def test_loaders(pass_on, source, tmp_path):
     """A network that was built at None takes over 1.0 from each."""
     model = pass_on(source, tmp_path, network())
