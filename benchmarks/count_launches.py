@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
 from benchmarks.compile_kernels import AbsentGPU
-from benchmarks.rounds import check_arguments, measure
+from benchmarks.rounds import measure
 from benchmarks.tails import Tail
 from mmstepnet.checks import positive_int
 from mmstepnet.steps.tail import dispatch
@@ -88,7 +88,6 @@ def main():
     parser.add_argument('--rounds', type=positive_int, default=15)
     parser.set_defaults(device='cpu', clock='cpu', warmup=1)
     args = parser.parse_args()
-    check_arguments(parser, args)
     driver.set_active(AbsentH100())
     torch.set_num_threads(1)
     with mock.patch.object(dispatch, 'passes_for', lambda maps: passes):

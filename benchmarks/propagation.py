@@ -13,7 +13,7 @@ given as a share of one N x N matrix a head.
 
 import argparse
 import json
-import os
+import multiprocessing
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -29,15 +29,7 @@ from mmstepnet.propagation import (
     metric_propagation,
 )
 
-from .rounds import (
-    Timed,
-    add_arguments,
-    check_arguments,
-    in_fresh_process,
-    machine,
-    measure,
-    set_threads,
-)
+from .rounds import Timed, add_arguments, machine, measure, parse
 
 BASELINE = 'PyTorch dot product'
 DTYPES = dict(
@@ -132,7 +124,8 @@ def resident(key: str) -> int:
 
 def extra_bytes(name: str, args: argparse.Namespace, *setting: str) -> int:
     """Memory of one step, for a fresh process."""
-    set_threads(args)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     # Libraries allocate their own buffers once.
     Contestant(name, args, *setting, WARM_UP_TOKENS).step()
     return Contestant(name, args, *setting, args.tokens).extra_bytes()
@@ -149,7 +142,9 @@ def benchmark(args: argparse.Namespace, mode: str,
                 DTYPES[args.dtype].itemsize)
     rows = []
     for name in names:
-        extra = in_fresh_process(extra_bytes, name, args, mode, setting)
+        # A new process, which is no fork of this.
+        with multiprocessing.get_context('spawn').Pool(1) as pool:
+            extra = pool.apply(extra_bytes, (name, args, mode, setting))
         rows.append(dict(
             times[name], contestant=name, extra_bytes=extra,
             share_of_matrices=extra / matrices))
@@ -185,25 +180,18 @@ def parse_args() -> argparse.Namespace:
                         choices=list(CONTESTANTS), help='beside the baseline')
     parser.add_argument('--out', default='propagation_benchmark.json',
                         help='JSON file')
-    args = parser.parse_args()
-    check_arguments(parser, args)
-    return args
+    return parse(parser)
 
 
 def main() -> None:
     args = parse_args()
-    set_threads(args)
     result = {**vars(args), **machine(args), 'tables': []}
     for setting in args.settings:
         for mode in args.modes:
-            load = os.getloadavg()[0]
             rows = benchmark(args, mode, setting)
-            loads = [load, os.getloadavg()[0]]
-            print_table(
-                f'{mode}, {setting} (load {loads[0]:.1f} before, '
-                f'{loads[1]:.1f} after)', rows)
+            print_table(f'{mode}, {setting}', rows)
             result['tables'].append(
-                dict(mode=mode, setting=setting, load=loads, rows=rows))
+                dict(mode=mode, setting=setting, rows=rows))
             with open(args.out, 'w') as file:
                 json.dump(result, file, indent=1)
 

@@ -1,14 +1,10 @@
 """Steps timed in rounds, which all contestants of a benchmark share."""
 
 import argparse
-import multiprocessing
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 import torch
 
@@ -30,16 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int,
                         'that others load too; take --threads 1 with it')
 
 
-def check_arguments(parser: argparse.ArgumentParser,
-                    args: argparse.Namespace) -> None:
-    """Refuse what cannot be measured."""
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line, and set the number of threads."""
+    args = parser.parse_args()
     if args.clock == 'cpu' and args.device == 'cuda':
         parser.error('--clock cpu does not see what runs on a GPU; use wall')
-
-
-def set_threads(args: argparse.Namespace) -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    return args
 
 
 def machine(args: argparse.Namespace) -> dict:
@@ -110,10 +104,3 @@ def measure(contestants: dict[str, Timed],
         result[name] = dict(
             ratio=ratio, low=low, high=high, first=first[name], seconds=own)
     return result
-
-
-def in_fresh_process(function: Callable, *args: object) -> Any:
-    """What a function returns in a new process, which is no fork of this."""
-    fresh = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(1, fresh) as pool:
-        return pool.submit(function, *args).result()

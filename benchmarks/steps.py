@@ -9,8 +9,6 @@ with the quartiles.
 import argparse
 import itertools
 import json
-import os
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -24,14 +22,7 @@ from mmstepnet.checks import positive_int
 from mmstepnet.models import StepResNet
 
 from . import tables, tails
-from .rounds import (
-    Timed,
-    add_arguments,
-    check_arguments,
-    machine,
-    measure,
-    set_threads,
-)
+from .rounds import Timed, add_arguments, machine, measure, parse
 
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 FORMATS = dict(
@@ -144,14 +135,6 @@ class Contestant(Timed):
         return sum(t.untyped_storage().nbytes() for pointer, t in kept.items()
                    if pointer not in parameters)
 
-    def peak_bytes(self) -> int:
-        """Peak memory of a step on CUDA, above what stood there before."""
-        self.optimizer.zero_grad()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        self.step()
-        return torch.cuda.max_memory_allocated() - before
-
 
 def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     """One table: rows of every network in one setting."""
@@ -162,14 +145,9 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     times = measure(contestants, args)
     rows = []
     for name, contestant in contestants.items():
-        row = dict(
-            times[name], network=name, images_per_second=args.batch_size /
-            statistics.median(times[name]['seconds']))
+        rows.append(dict(times[name], network=name))
         if contestant.train:
-            row['saved_bytes'] = contestant.saved_bytes()
-            if args.device == 'cuda':
-                row['peak_bytes'] = contestant.peak_bytes()
-        rows.append(row)
+            rows[-1]['saved_bytes'] = contestant.saved_bytes()
     return rows
 
 
@@ -195,13 +173,8 @@ def parse_args() -> argparse.Namespace:
                         choices=list({**NETWORKS, **INFERENCE}),
                         help='beside the baseline; all by default')
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
-    args = parser.parse_args()
-    check_arguments(parser, args)
+    args = parse(parser)
     if 1 in args.compiled:
-        if torch.__version__ < (2, 6):
-            parser.error('--compiled 1 needs PyTorch 2.6 or later, this is '
-                         f'{torch.__version__}: earlier ones run a network '
-                         'uncompiled and do not say so')
         # Networks share their code and have graphs of their own.
         torch._dynamo.config.recompile_limit = 10_000
         torch._dynamo.config.accumulated_recompile_limit = 10_000
@@ -219,7 +192,6 @@ def show(args: argparse.Namespace, result: dict, table: dict) -> None:
 
 def main() -> None:
     args = parse_args()
-    set_threads(args)
     result = dict(
         machine(args), batch_size=args.batch_size, size=args.size, tables=[])
     if 'tails' in args.modes:
@@ -230,12 +202,10 @@ def main() -> None:
     for mode, memory_format, dtype, compiled in itertools.product(
             [mode for mode in args.modes if mode != 'tails'], args.formats,
             args.dtypes, args.compiled):
-        load = os.getloadavg()[0]
         rows = benchmark(args, mode, memory_format, dtype, bool(compiled))
         show(args, result, dict(
             mode=mode, memory_format=memory_format, dtype=dtype,
-            compiled=bool(compiled), load=[load, os.getloadavg()[0]],
-            rows=rows))
+            compiled=bool(compiled), rows=rows))
 
 
 if __name__ == '__main__':

@@ -55,8 +55,14 @@ def _table(title: str, networks: tuple[str, ...], columns: dict) -> str:
             share = first[i]['saved_bytes'] / first[0]['saved_bytes']
             cells.append(f'{share:.3f}')
         rows.append([network, *cells])
-    return '\n'.join(f'| {" | ".join(row)} |' for row in (
-        header, ['---'] * len(header), *rows)) + '\n'
+    return markdown(header, rows)
+
+
+def markdown(header: list, rows: list[list]) -> str:
+    """A table in Markdown."""
+    return ''.join(
+        '| ' + ' | '.join(str(c).replace('|', r'\|') for c in row) + ' |\n'
+        for row in (header, ['---'] * len(header), *rows))
 
 
 def written(page: Path) -> str:

@@ -38,6 +38,9 @@ from torch import Tensor
 
 from mmstepnet import find_steps, insert_steps, remove_steps
 from mmstepnet.steps import fused
+from tests.utils import perturb
+
+from .tables import markdown
 
 EXCHANGED = {
     'ResNet': 'StepResNet', 'ResNeXt': 'StepResNeXt',
@@ -193,7 +196,7 @@ def compare(setting: dict) -> str:
                 theirs = MODELS.build(copy.deepcopy(setting))
         except Exception as error:
             return f'{HOST} cannot be built: {in_a_line(error)}'
-        draw(theirs)
+        perturb(theirs)  # so that no norm is at its start
         weights = copy.deepcopy(theirs.state_dict())  # some change with size
         theirs.eval()
         images, expected, error = run(theirs, setting)
@@ -337,23 +340,6 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).float().norm() / b.float().norm().clamp(min=1e-9))
 
 
-def draw(model: nn.Module) -> None:
-    """Fill all weights and statistics, so that no norm is at its start."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            if not value.is_floating_point():
-                continue
-            noise = torch.randn(value.shape, generator=generator)
-            fan = value[0].numel() if value.dim() else 1
-            if fan > 1:
-                value.copy_(noise * (2 / fan)**0.5)
-            elif name.endswith(('weight', 'var')):
-                value.copy_((0.2 * noise).abs() + 0.6)
-            else:
-                value.copy_(0.2 * noise)
-
-
 def config_settings(host: str) -> dict[str, list[str]]:
     """Settings of the backbones of each config that a project brings."""
     bring(host)
@@ -396,9 +382,9 @@ def config_section(host: str, rows: dict[str, str]) -> str:
     lines = [[f'`{first}`', *(counts[k] for k in KINDS)]
              for first, counts in sorted(types.items(),
                                          key=lambda t: -t[1].total())]
-    text = table(['type', *KINDS], lines)
+    text = markdown(['type', *KINDS], lines)
     if rest:
-        text += '\nNot equal:\n\n' + table(
+        text += '\nNot equal:\n\n' + markdown(
             ['type', 'configs', 'why'], [
                 [f'`{first}`', n, why]
                 for (first, why), n in sorted(rest.items())])
@@ -526,15 +512,9 @@ def family_section(library: str, rows: dict[str, list]) -> str:
         lines.append([f'`{kind}`', f'`{first}`', *cells, len(group),
                       'all' if len(without) == len(group)
                       else ', '.join(without)])
-    return table(['module', 'first model', 'recorded', 'stages', 'left out',
-                  '`insert_steps`', 'models run', 'without steps'], lines)
-
-
-def table(header: list, rows: list[list]) -> str:
-    """A table in Markdown."""
-    return ''.join(
-        '| ' + ' | '.join(str(c).replace('|', r'\|') for c in row) + ' |\n'
-        for row in (header, ['---'] * len(header), *rows))
+    return markdown([
+        'module', 'first model', 'recorded', 'stages', 'left out',
+        '`insert_steps`', 'models run', 'without steps'], lines)
 
 
 def written(page: str, sections: dict[str, str]) -> str:

@@ -43,16 +43,14 @@ def test_contestants_compute_what_they_say(args, mode, setting):
 def test_result_file(args):
     # A program, for it measures memory in fresh processes of its own.
     shown = run_tool('-m', 'benchmarks.propagation', *sys.argv[1:]).stdout
-    result = json.loads(Path(args.out).read_text())
-    (table, ) = result['tables']
+    table, = json.loads(Path(args.out).read_text())['tables']
     assert (table['mode'], table['setting']) == ('train', 'causal')
     rows = {row['contestant']: row for row in table['rows']}
     assert list(rows) == [propagation.BASELINE, 'metric', 'metric N x N']
     assert rows[propagation.BASELINE]['ratio'] == 1
-    assert all(len(row['seconds']) == 2 for row in rows.values())
     matrices = 2 * 1024**2 * 4
-    for row in rows.values():
+    for name, row in rows.items():
+        assert name in shown and len(row['seconds']) == 2
         assert row['share_of_matrices'] == row['extra_bytes'] / matrices
     assert rows['metric N x N']['extra_bytes'] > matrices
     assert rows['metric']['extra_bytes'] < matrices / 2
-    assert 'metric N x N' in shown
