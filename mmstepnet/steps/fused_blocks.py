@@ -39,15 +39,6 @@ class Tail(NamedTuple):
     activation: str
 
 
-def _torchvision_basic(block: Any, x: Tensor) -> Tensor:
-    return block.conv2(block.relu(block.bn1(block.conv1(x))))
-
-
-def _torchvision_bottleneck(block: Any, x: Tensor) -> Tensor:
-    x = block.relu(block.bn1(block.conv1(x)))
-    return block.conv3(block.relu(block.bn2(block.conv2(x))))
-
-
 def _timm_basic(block: Any, x: Tensor) -> Tensor:
     x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
     x = block.conv2(x)
@@ -61,16 +52,21 @@ def _timm_bottleneck(block: Any, x: Tensor) -> Tensor:
     return x if block.se is None else block.bn3(x)
 
 
-def _openmmlab_basic(block: Any, x: Tensor) -> Tensor:
-    return block.conv2(block.relu(block.norm1(block.conv1(x))))
+def _basic(block: Any, x: Tensor) -> Tensor:
+    return block.conv2(block.relu(_norm(block, 1)(block.conv1(x))))
 
 
-def _openmmlab_bottleneck(block: Any, x: Tensor) -> Tensor:
+def _bottleneck(block: Any, x: Tensor) -> Tensor:
     plugins = _plugins(block)
-    x = _apply(plugins[0], block.relu(block.norm1(block.conv1(x))))
-    x = _apply(plugins[1], block.relu(block.norm2(block.conv2(x))))
+    x = _apply(plugins[0], block.relu(_norm(block, 1)(block.conv1(x))))
+    x = _apply(plugins[1], block.relu(_norm(block, 2)(block.conv2(x))))
     x = block.conv3(x)
-    return _apply(plugins[2][:-1], block.norm3(x)) if plugins[2] else x
+    return _apply(plugins[2][:-1], _norm(block, 3)(x)) if plugins[2] else x
+
+
+def _norm(block: Any, k: int) -> Any:
+    """The norm behind a convolution, by OpenMMLab's or torchvision's name."""
+    return getattr(block, f'norm{k}' if hasattr(block, 'norm1') else f'bn{k}')
 
 
 def _plugins(block: Any) -> list[list[nn.Module]]:
@@ -85,24 +81,22 @@ def _apply(modules: list[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
+MODULES = 'torchvision.models.resnet', *(
+    f'{host}.models.backbones.resnet'
+    for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose'))
+
 TAILS = {
-    'torchvision.models.resnet.BasicBlock': Tail(
-        _torchvision_basic, lambda block: block.bn2, 'relu'),
-    'torchvision.models.resnet.Bottleneck': Tail(
-        _torchvision_bottleneck, lambda block: block.bn3, 'relu'),
+    **{f'{module}.BasicBlock': Tail(
+        _basic, lambda block: _norm(block, 2), 'relu') for module in MODULES},
+    **{f'{module}.Bottleneck': Tail(
+        _bottleneck, lambda block: (_plugins(block)[2] or [
+            _norm(block, 3)])[-1], 'relu') for module in MODULES},
     'timm.models.resnet.BasicBlock': Tail(
         _timm_basic, lambda block: block.bn2 if block.se is None
         else block.se, 'act2'),
     'timm.models.resnet.Bottleneck': Tail(
         _timm_bottleneck, lambda block: block.bn3 if block.se is None
         else block.se, 'act3'),
-    **{f'{host}.models.backbones.resnet.BasicBlock': Tail(
-        _openmmlab_basic, lambda block: block.norm2, 'relu')
-        for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose')},
-    **{f'{host}.models.backbones.resnet.Bottleneck': Tail(
-        _openmmlab_bottleneck, lambda block: (
-            _plugins(block)[2] or [block.norm3])[-1], 'relu')
-        for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose')},
 }
 """Tails of blocks by the names of their classes. No library is imported."""
 

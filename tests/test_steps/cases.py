@@ -44,11 +44,12 @@ def randomise(*modules):
                 buffer.uniform_(0.5, 2)
 
 
-def build(attention, channels, relu=True, norm=True, **norm_args):
+def build(attention, channels, relu=True):
+    """A step and the norm before it."""
     step = ResidualStep(
         attention(channels), nn.ReLU(inplace=True) if relu else None)
-    norm = nn.BatchNorm2d(channels, **norm_args) if norm else None
-    randomise(*[m for m in (step, norm) if m is not None])
+    norm = nn.BatchNorm2d(channels)
+    randomise(step, norm)
     return step, norm
 
 
@@ -59,23 +60,20 @@ def build_modes(norm, gate, channels=6, relu=True):
         step.attention.bn = nn.BatchNorm1d(channels,
                                            track_running_stats=False)
     step.train(gate == 'batch')
-    made = None
     if norm == 'frozen':
-        ops = pytest.importorskip('torchvision.ops')
-        made = ops.FrozenBatchNorm2d(channels)
+        made = pytest.importorskip('torchvision').ops.FrozenBatchNorm2d(
+            channels)
     elif norm == 'identity':
         made = nn.Identity()
-    elif norm != 'none':
+    else:
         made = nn.BatchNorm2d(
             channels, track_running_stats=norm != 'untracked')
         made.train(norm == 'batch')
-    for module in (step, made):
-        if module is not None:
-            randomise(module)
-            module.double()
+    modules = nn.ModuleList([step, made]).double()
+    randomise(*modules)
     if gate == 'folded':
         step.attention = FoldedStepNet(step.attention)
-    return step, made
+    return step, None if norm == 'none' else made
 
 
 def inputs(shape, dtype=torch.float64, memory_format=FORMATS[0], mean=1.0):
@@ -92,11 +90,9 @@ def inputs(shape, dtype=torch.float64, memory_format=FORMATS[0], mean=1.0):
 
 def away_from_kink(step, norm, x, c, grad, margin):
     """Drop the gradient where rounding decides on which side of 0 we are."""
-    step, norm = copy.deepcopy((step, norm))
+    step, norm = (module and copy.deepcopy(module).double()
+                  for module in (step, norm))
     step.activation = nn.Identity()
-    for module in (step, norm):
-        if module is not None:
-            module.double()
     with steps.fused(False), torch.no_grad():
         total = step(x.double(), c.double(), norm)
     return grad * (total.abs() > margin * total.abs().mean()).to(grad)
