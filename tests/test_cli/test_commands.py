@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torchvision.models import ResNet18_Weights, resnet18
 
 import mmstepnet
@@ -17,12 +18,8 @@ from mmstepnet.cli.arguments import READINGS
 from mmstepnet.cli.commands import _jobs
 from mmstepnet.cli.models import load_model
 from mmstepnet.steps import ResidualStep
+from mmstepnet.stiffness import FIELDS, Trajectories, measure_gates
 from mmstepnet.stiffness import READINGS as ALL_READINGS
-from mmstepnet.stiffness import (
-    Trajectories,
-    TrajectoryRecorder,
-    measure_gates,
-)
 from tests.test_steps.cases import randomise
 
 NETS = """
@@ -64,6 +61,21 @@ def batches():
 def nothing():
     return 3
 """
+CONFIG = """
+default_scope = 'mmpretrain'
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='ResNet', depth=18),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=4, in_channels=512),
+    data_preprocessor=dict(mean=[120, 110, 100], std=[60, 50, 40],
+                           to_rgb=True))
+test_dataloader = dict(batch_size=2, dataset=dict(type='ImageNet', pipeline=[
+    dict(type='LoadImageFromFile'),
+    dict(type='ResizeEdge', scale=40, edge='short'),
+    dict(type='CenterCrop', crop_size=32),
+    dict(type='PackInputs')]))
+"""
 
 
 @pytest.fixture
@@ -77,7 +89,7 @@ def nets(tmp_path):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Nine pictures in three folders of classes, one of them turned."""
+    """Nine pictures in three folders of classes."""
     folder = tmp_path / 'pictures'
     generator = np.random.default_rng(0)
     for k in range(9):
@@ -87,56 +99,121 @@ def pictures(tmp_path):
     return folder
 
 
-@pytest.fixture
-def weights(tmp_path):
-    torch.manual_seed(0)
-    path = tmp_path / 'weights.safetensors'
-    safetensors.torch.save_file(resnet18().state_dict(), path)
-    return path
-
-
 def call(*args):
     return main([str(arg) for arg in args])
 
 
-def measure(*args):
-    return call('stiffness', 'torchvision:resnet18', '--device', 'cpu', *args)
+def paths_of(folder):
+    return sorted(folder.rglob('*.png'))
 
 
-def by_hand(pictures, weights, change=None):
-    model = resnet18().eval()
-    model.load_state_dict(safetensors.torch.load_file(weights))
-    if change is not None:
-        change(model)
-    prepare = ResNet18_Weights.DEFAULT.transforms()
-    images = [prepare(Image.open(path).convert('RGB'))
-              for path in sorted(pictures.rglob('*.png'))]
-    with TrajectoryRecorder(model) as recorder, torch.inference_mode():
-        model(torch.stack(images))
-    return recorder.trajectories()
+def opened(folder):
+    return [Image.open(path) for path in paths_of(folder)]
 
 
-def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
-                                           capsys):
+def with_steps(model, path, attention='StepNet'):
+    """Put steps that have moved into a model, and write them."""
+    mmstepnet.insert_steps(model, attention)
+    randomise(*(m.attention for m in model.modules()
+                if isinstance(m, ResidualStep)))
+    mmstepnet.save_steps(model, path)
+
+
+def of_torchvision(folder, pictures, prefix='', steps=False):
+    """Weights of a wrapper, or steps of a file."""
+    model, prepare = resnet18(), ResNet18_Weights.DEFAULT.transforms()
+    torch.save(dict(epoch=3, state_dict={
+        prefix + key: t for key, t in model.state_dict().items()}),
+        folder / 'net.ckpt')
+    args = ['torchvision:resnet18', '--weights', folder / 'net.ckpt']
+    if steps:
+        with_steps(model, folder)
+        args += ['--steps', folder]
+    return args, model, [torch.stack(list(map(prepare, opened(pictures))))]
+
+
+def of_a_function(folder, pictures):
+    name = f'{folder}/some_nets.py:batches'
+    named = load_model(name)
+    return [name], named.model, named.batches
+
+
+def of_transformers(folder, pictures):
+    hf = pytest.importorskip('transformers', reason='transformers')
+    if int(hf.__version__.split('.')[0]) < 5:
+        pytest.skip('needs transformers 5')
+    model = hf.ViTModel(hf.ViTConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=64, image_size=32, patch_size=8))
+    processor = hf.ViTImageProcessor(size=dict(height=32, width=32))
+    with_steps(model, folder / 'vit', 'SE')
+    model.save_pretrained(folder / 'vit')
+    processor.save_pretrained(folder / 'vit')
+    return [f'hf:{folder}/vit'], model, [
+        dict(processor(opened(pictures), return_tensors='pt'))]
+
+
+def of_openmmlab(folder, pictures):
+    mmpretrain = pytest.importorskip('mmpretrain')
+    from mmengine.dataset import Compose
+    from mmengine.logging import HistoryBuffer
+    from mmengine.registry import init_default_scope
+    init_default_scope('mmpretrain')
+    (folder / 'net.py').write_text(CONFIG)
+    model = mmpretrain.get_model(f'{folder}/net.py')
+    log = dict(log_scalars={'loss': HistoryBuffer([1.0], [1])})
+    torch.save(dict(state_dict=model.state_dict(), meta={}, message_hub=log),
+               folder / 'net.pth')
+    pipeline = Compose(model._config.test_dataloader.dataset.pipeline)
+    batch = model.data_preprocessor(dict(inputs=[
+        pipeline(dict(img_path=str(path)))['inputs']
+        for path in paths_of(pictures)]))
+    return [f'mm:{folder}/net.py', '--weights', folder / 'net.pth'], model, [
+        batch['inputs']]
+
+
+@pytest.mark.parametrize('make, options', [
+    (of_torchvision, dict(prefix='module.')),
+    (of_torchvision, dict(prefix='module._orig_mod.')),
+    (of_torchvision, dict(steps=True)), (of_a_function, {}),
+    (of_transformers, {}), (of_openmmlab, {})])
+def test_stiffness_is_that_of_the_library(
+        make, options, nets, pictures, tmp_path):
+    for path in paths_of(pictures)[2:]:
+        path.unlink()
+    torch.manual_seed(0)
+    args, model, batches = make(tmp_path, pictures, **options)
+    wanted = mmstepnet.measure_stiffness(model, batches)
+    images = [] if make is of_a_function else ['--images', pictures]
+    assert call('stiffness', *args, *images, '--device', 'cpu', '--out',
+                tmp_path / 'out') == 0
+    path, = (tmp_path / 'out').glob('*.npz')
+    found = Trajectories.load(path)
+    assert found.blocks == wanted.blocks and len(found.blocks) > 3
+    for name in FIELDS:
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(wanted, name), rtol=1e-3)
+
+
+def test_what_is_printed(nets, pictures, tmp_path, capsys):
     pytest.importorskip('altair', reason='needs the figures')
     out = tmp_path / 'out'
-    assert measure('--images', pictures, '--weights', weights,
-                   '--batch-size', 2, '--out', out, '--json') == 0
-    recording = out / 'torchvision.resnet18.weights.npz'
-    found = Trajectories.load(recording)
-    wanted = by_hand(pictures, weights)
-    np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-4)
-    assert found.blocks == wanted.blocks
+    given = '--images', pictures, '--device', 'cpu', '--out', out
+    assert call('stiffness', f'{nets}:net', *given, '--batch-size', 2,
+                '--json') == 0
+    recording = out / 'some_nets.py.net.npz'
+    wanted = Trajectories.load(recording)
     printed, shown = capsys.readouterr()
     row = json.loads(printed)
-    assert row['network'] == 'torchvision.resnet18.weights'
-    assert row['tns']['unit'] == pytest.approx(wanted.tns('unit'), rel=1e-4)
+    assert row['network'] == 'some_nets.py.net'
+    assert row['tns']['unit'] == pytest.approx(wanted.tns('unit'))
     assert row['tns_all_blocks']['adaptive'] == pytest.approx(
-        wanted.tns(mu='all'), rel=1e-4)
+        wanted.tns(mu='all'))
     assert row['nsi'] == pytest.approx(dict(zip(
-        wanted.blocks, wanted.adaptive.mean(0).tolist())), rel=1e-4)
+        wanted.blocks, wanted.adaptive.mean(0).tolist())))
     assert '5/5' in shown and 'random' not in shown  # batches of two
-    assert measure('--images', pictures, '--samples', 1, '--out', out) == 0
+    assert call('stiffness', 'torchvision:resnet18', *given, '--samples',
+                1) == 0
     assert 'its weights are random; give --weights' in capsys.readouterr().err
     page = out / 'stiffness_report.html'
     page.unlink()
@@ -148,54 +225,11 @@ def test_stiffness_is_that_of_the_recorder(pictures, weights, tmp_path,
     assert f'{wanted.tns(mu="all"):.4g} with the mean of all' in printed
 
 
-@pytest.mark.parametrize('prefix', ['module.', 'module._orig_mod.'])
-def test_weights_of_a_wrapper(pictures, weights, tmp_path, prefix):
-    wrapped = {f'{prefix}{name}': value for name, value in
-               safetensors.torch.load_file(weights).items()}
-    path = tmp_path / 'wrapped.ckpt'
-    torch.save(dict(state_dict=wrapped, epoch=3), path)
-    assert measure('--images', pictures, '--samples', 9, '--weights', path,
-                   '--out', tmp_path) == 0
-    found = Trajectories.load(tmp_path / 'torchvision.resnet18.wrapped.npz')
-    np.testing.assert_allclose(
-        found.adaptive, by_hand(pictures, weights).adaptive, rtol=1e-4)
-
-
-def test_steps_of_a_file(pictures, weights, tmp_path):
-    def change(model):
-        mmstepnet.insert_steps(model)
-        randomise(*(m.attention for m in model.modules()
-                    if isinstance(m, ResidualStep)))
-        mmstepnet.save_steps(model, tmp_path)
-    wanted = by_hand(pictures, weights, change)
-    assert measure('--images', pictures, '--weights', weights, '--steps',
-                   tmp_path, '--out', tmp_path / 'out') == 0
-    found = Trajectories.load(
-        tmp_path / 'out' / 'torchvision.resnet18.weights.npz')
-    np.testing.assert_allclose(found.step_mean, wanted.step_mean, rtol=1e-4)
-    assert not np.allclose(found.step_mean, 1)
-
-
-def test_batches_of_a_function(nets, tmp_path, capsys):
-    assert call('stiffness', f'{nets}:batches', '--device', 'cpu', '--out',
-                tmp_path) == 0
-    found = Trajectories.load(tmp_path / 'some_nets.py.batches.npz')
-    model, batches = sys.modules['some_nets'].batches()
-    model.eval()
-    with TrajectoryRecorder(model) as recorder, torch.inference_mode():
-        model(*batches[0])
-        model(**batches[1])
-    np.testing.assert_allclose(
-        found.adaptive, recorder.trajectories().adaptive, rtol=1e-4)
-    assert call('blocks', f'{nets}:batches') == 0
-    assert '4 of them recorded' in capsys.readouterr().out
-
-
 def test_labels(nets, pictures, tmp_path, capsys):
     """Accuracy by the sorted folders, against the model called by hand."""
     model = load_model(f'{nets}:net').model.eval()
     right = 0
-    for path in pictures.rglob('*.png'):
+    for path in paths_of(pictures):
         pixels = np.asarray(Image.open(path)).transpose(2, 0, 1) / 255
         with torch.no_grad():
             scores = model(torch.tensor(pixels, dtype=torch.float32)[None])
@@ -218,8 +252,7 @@ def test_gates(nets, pictures, capsys, json_too):
     assert call('gates', f'{nets}:gated', pictures, *given,
                 *['--json'] * json_too) == 0
     printed = capsys.readouterr().out
-    named = load_model(f'{nets}:gated')
-    paths = sorted(pictures.rglob('*.png'))
+    named, paths = load_model(f'{nets}:gated'), paths_of(pictures)
     images = torch.stack([named.prepare(path) for path in paths])
     labels = torch.tensor(['abc'.index(p.parent.name) for p in paths])
     wanted = measure_gates(
@@ -252,52 +285,61 @@ def test_a_turned_picture_is_measured_upright(nets, tmp_path):
         pixels.transpose(2, 0, 1) / np.float32(255))
 
 
-@pytest.mark.parametrize('dtype', [np.uint16, np.float32])
-def test_pictures_that_would_be_cut_off(nets, tmp_path, dtype, capsys):
-    (tmp_path / 'deep').mkdir()
-    Image.fromarray(np.ones((32, 32), dtype)).save(tmp_path / 'deep/a.tif')
-    assert call('stiffness', f'{nets}:net', '--images', tmp_path / 'deep',
-                '--out', tmp_path) == 2
-    assert 'a.tif cannot be read: its values have 16 bits or are float' in (
-        capsys.readouterr().err)
+def no_classifier(folder):
+    pytest.importorskip('mmpretrain')
+    (folder / 'moco.py').write_text(CONFIG + """
+model.update(type='MoCo', queue_len=4, head=dict(
+    type='ContrastiveHead', loss=dict(type='CrossEntropyLoss')))
+model['data_preprocessor']['type'] = 'SelfSupDataPreprocessor'
+""")
+    return f'mm:{folder}/moco.py'
 
 
-def test_blocks(capsys):
-    assert call('blocks', 'torchvision:resnet18', '--size', 64) == 0
+@pytest.mark.parametrize('model', [
+    lambda folder: 'torchvision:resnet18',
+    lambda folder: f'{folder}/some_nets.py:batches', no_classifier])
+def test_blocks(model, nets, tmp_path, capsys):
+    """Of what is no classifier, those of the backbone."""
+    assert call('blocks', model(tmp_path), '--size', 64) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == '8 residual steps, 4 of them recorded'
     assert lines[1].split()[0] == 'layer1.1' and 'recorded' in lines[1]
 
 
-RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out'
+RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 
 
 @pytest.mark.parametrize('args, message', [
     (['blocks', 'resnet18'], "'resnet18' names no model; give"),
     (['blocks', 'keras:resnet'], 'names no model'),
-    (['blocks', 'nowhere.py:net'], 'nowhere.py'),
     (['blocks', '{}/no.py:net'], 'no.py'),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
+    *([(['blocks', 'mm:nowhere.py'], 'nowhere.py')]
+      if find_spec('mmengine') else []),
     (['report', 'no.npz'], 'no.npz'),
-    ([*RESNET, '--images', '{}/no'], 'there is no picture in'),
-    ([*RESNET, '--images', '{}/broken'], 'x.png cannot be read'),
-    (RESNET, 'needs pictures and a transform'),
+    ([*RESNET, '{}/no'], 'there is no picture in'),
+    ([*RESNET, '{}/broken'], 'x.png cannot be read'),
+    *(([*RESNET, f'{{}}/{dtype}'], 'a.tif cannot be read: its values have 16 '
+       'bits or are float') for dtype in ('uint16', 'float32')),
+    (RESNET[:-1], 'needs pictures and a transform'),
     (['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
      'needs pictures and a transform'),
-    ([*RESNET, '--labels', '--images', '{}/flat'], 'class folder'),
-    ([*RESNET, '--images', '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
-    ([*RESNET, '--images', '{}/pictures', '--weights', '{}/a.safetensors'],
+    ([*RESNET, '{}/flat', '--labels'], 'class folder'),
+    ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
+    ([*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
      'Missing key(s)'),
-    ([*RESNET[:2], *RESNET[1:], '--images', '{}'],
+    ([*RESNET[:2], *RESNET[1:], '{}'],
      'two models would be called torchvision.resnet18'),
 ])
 def test_what_is_wrong_is_one_line(args, message, pictures, nets, tmp_path,
                                    capsys):
-    for name in ('broken', 'flat'):
+    for name in ('broken', 'flat', 'uint16', 'float32'):
         (tmp_path / name).mkdir()
+        if name.endswith(('16', '32')):
+            Image.fromarray(np.ones((32, 32), name)).save(
+                tmp_path / name / 'a.tif')
     (tmp_path / 'broken' / 'x.png').write_bytes(b'no picture')
-    safetensors.torch.save_file(dict(a=torch.ones(1)),
-                                tmp_path / 'a.safetensors')
+    save_file(dict(a=torch.ones(1)), tmp_path / 'a.safetensors')
     assert call(*(arg.format(tmp_path) for arg in args)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert message in last and last.startswith('mmstepnet: ')
@@ -330,32 +372,10 @@ def test_help_needs_no_pytorch():
     assert READINGS == tuple(ALL_READINGS)
 
 
-def test_a_network_of_transformers(pictures, tmp_path, capsys):
-    transformers = pytest.importorskip('transformers', reason='transformers')
-    if int(transformers.__version__.split('.')[0]) < 5:
-        pytest.skip('needs transformers 5')
-    torch.manual_seed(0)
-    model = transformers.ViTModel(transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
-        intermediate_size=64, image_size=32, patch_size=8)).eval()
-    processor = transformers.ViTImageProcessor(
-        size=dict(height=32, width=32))
-    mmstepnet.insert_steps(model, 'SE')
-    randomise(*(m.attention for m in model.modules()
-                if isinstance(m, ResidualStep)))
-    for saved in (model, processor):
-        saved.save_pretrained(tmp_path / 'vit')
-    mmstepnet.save_steps(model, tmp_path / 'vit')
-    assert call('stiffness', f'hf:{tmp_path}/vit', '--images', pictures,
-                '--device', 'cpu', '--out', tmp_path) == 0
-    images = [Image.open(path) for path in sorted(pictures.rglob('*.png'))]
-    with TrajectoryRecorder(model) as recorder, torch.inference_mode():
-        model(**processor(images, return_tensors='pt'))
-    np.testing.assert_allclose(
-        Trajectories.load(tmp_path / 'vit.npz').adaptive,
-        recorder.trajectories().adaptive, rtol=1e-3)
-    transformers.GPT2Model(transformers.GPT2Config(
-        n_embd=32, n_layer=3, n_head=2)).save_pretrained(tmp_path / 'gpt')
-    assert call('blocks', f'hf:{tmp_path}/gpt') == 2
-    assert 'takes no pictures; give FILE.py:FUNCTION' in (
-        capsys.readouterr().err)
+def test_versions_are_those_of_the_modules(capsys):
+    assert main(['env']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f'mmstepnet {mmstepnet.__version__}, ')
+    assert f'torch {torch.__version__}'.split('+')[0] in '\n'.join(lines)
+    assert f'numpy {np.__version__}' in lines
+    assert not any('not installed' in line for line in lines)
