@@ -65,12 +65,9 @@ def test_maps_show_the_definition(runs, measure, share, total):
     np.testing.assert_allclose(
         numbers(cells, 'high'), ends[:, 1] * 2 * m2[0], rtol=1e-3)
     assert total.format(runs[1]) in texts(degrees_figure(runs[1:3], measure))
-
-
-def test_what_is_not_stiff_is_said(run):
-    flat = flat_run(run)
+    flat = flat_run(runs[2])
     assert flat.trajectories.single_block_stages and flat.tns == 0
-    assert texts(degrees_figure([flat, run], OCCURRENCE)).count(
+    assert texts(degrees_figure([flat, runs[2]], OCCURRENCE)).count(
         'no sample is stiff') == 1
 
 
@@ -81,7 +78,7 @@ def test_figure_3(run):
     np.testing.assert_allclose(
         numbers(means, 'NSI (adaptive)'), run.nsi.mean(0), rtol=1e-4)
     assert [mark['block'] for mark in means] == blocks
-    spans = [mark for mark in drawn(figure, 'rect mark')]
+    spans = drawn(figure, 'rect mark')
     assert numbers(spans, 'recorded block').tolist() == [0.5, 2.5, 4.5]
     assert numbers(spans, 'end').tolist() == [2.5, 4.5, 6.5]
     # A line is told by its first point.
@@ -143,15 +140,12 @@ def test_figure_9(run):
     few = attention_figure(run, 10, blocks=None)
     assert len(drawn(few, 'point')) == 30
     assert sum('  r = ' in text for text in texts(few)) == 6
-
-
-def test_blocks_without_attention_have_no_points(runs):
-    # As StepNet's in a stage whose blocks are all projected: step 1.
-    step = runs[4].trajectories.step_mean.copy()
+    # Blocks without attention, as in a stage that is all projected.
+    step = recorded.step_mean.copy()
     step[:, :2] = 1
-    figure = attention_figure(changed(runs[4], step_mean=step), 9)
+    figure = attention_figure(changed(run, step_mean=step), 9)
     assert {mark['block'].split()[0] for mark in drawn(figure, 'point')} == (
-        set(runs[4].trajectories.blocks[2:5]))
+        set(recorded.blocks[2:5]))
     assert len(drawn(figure, 'rect mark')) == 4  # r of the others is NaN
 
 
