@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         add('--weights', type=Path, nargs='+', default=[], help='files of '
             'weights, one a model, or several of one model, as of its epochs')
         add('--pretrained', action='store_true', help='fetch the weights')
-        add('--steps', help='file of save_steps, or hf://USER/REPO')
+        add('--steps', help='file of save_steps')
         add('--samples', type=positive_int, help='pictures at most, evenly '
             'drawn')
         add('--batch-size', type=positive_int, default=16,

@@ -10,7 +10,7 @@ for each block that was removed, what stands in its place.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,7 +90,7 @@ def save_steps(model: nn.Module, path: str | Path,
     tensors = {
         f'{name}.{key}': _whole(t).detach().cpu().contiguous().clone()
         for name, module in saved.items()
-        for key, t in module.state_dict().items() if not key.endswith(KEY)}
+        for key, t in _tensors(module).items()}
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
     about = dict(format_version=FORMAT, blocks=blocks, modules_to_save=names)
@@ -114,12 +114,11 @@ def _steps_to_save(modules: dict[str, nn.Module]
             about = dict(
                 places=[step.place for step in map(_in_use, block.children())
                         if isinstance(step, BranchStep)],
-                steps={key: _record(f'{name}.{key}', gate)
-                       for key, gate in gates.items()})
+                steps={key: _record(gate) for key, gate in gates.items()})
             saved |= _by_name(name, gates)
         else:
             continue
-        blocks[name] = dict(about, cls=_class_name(block))
+        blocks[name] = dict(about, cls=host_of(block).__qualname__)
     if not blocks:
         raise ValueError(f'{type(modules[""]).__name__} has no steps to '
                          f'save; call insert_steps first')
@@ -141,9 +140,7 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
     Args:
         model (nn.Module): The model without steps, or with the same. In DDP
             or FSDP2 it needs to have them.
-        path (str | Path): The file of :func:`save_steps`, or its folder;
-            ``hf://USER/REPO`` is the ``steps.safetensors`` of a repository,
-            by huggingface_hub.
+        path (str | Path): The file of :func:`save_steps`, or its folder.
 
     Returns:
         list[str]: Names of the blocks with steps.
@@ -154,12 +151,7 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
             is left as it was.
         RuntimeError: The model is in DDP or FSDP and lacks the steps.
     """
-    if str(path).startswith('hf://'):
-        from huggingface_hub import hf_hub_download
-        path = hf_hub_download(str(path).removeprefix('hf://'), NAME)
     path = Path(path) / NAME if Path(path).is_dir() else Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f'there is no file {path}')
     try:
         return _load(_base(model), *_read(path))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -170,30 +162,35 @@ def _load(model: nn.Module, about: dict,
           tensors: dict[str, Tensor]) -> list[str]:
     """Check what a file says, and then change the model."""
     modules = modules_by_name(model)
-    about, tensors = _rename(about, tensors, modules)
-    blocks = about['blocks']
+    rename = _rename(about['blocks'], modules)
+    blocks, tensors = rename(about['blocks']), rename(tensors)
+    named = rename(dict.fromkeys(about['modules_to_save']))
+    if len(named) < len(about['modules_to_save']):
+        LOGGER.warning('Of %s only %s is loaded: the model has no other.',
+                       about['modules_to_save'], list(named))
     others = [name for name, block in modules.items()
               if name not in blocks and _gates(block)]
     if others:
         raise ValueError(f'it knows nothing of the steps in {others[0]}; call '
                          f'remove_steps(model) first')
-    removed = {name: stand_in(modules[name], *saved['removed'])
-               for name, saved in blocks.items() if 'removed' in saved
-               and not isinstance(modules[name], RemovedBlock)}
     targets = {name: _in_use(find_module(modules, name, 'it holds'))
-               for name in about['modules_to_save']}
-    stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
+               for name in named}
+    removed: dict[str, RemovedBlock] = {}
     new = []
-    for name in stepped:
+    for name, saved in blocks.items():
         block = modules[name]
+        if 'removed' in saved:
+            if not isinstance(block, RemovedBlock):
+                removed[name] = stand_in(block, *saved['removed'])
+            continue
         gates = _gates(block)
         if not gates:
-            places, gates = _build(name, block, **blocks[name])
+            places, gates = _build(name, block, **saved)
             new.append((block, places, list(gates.values())))
-        found = {key: _record(key, gate) for key, gate in gates.items()}
-        if found != blocks[name]['steps']:
+        found = {key: _record(gate) for key, gate in gates.items()}
+        if found != saved['steps']:
             raise ValueError(f'{name} has other attentions here, {found}, '
-                             f'than {blocks[name]["steps"]}')
+                             f'than {saved["steps"]}')
         targets |= _by_name(name, gates)
     if new or removed:
         check_unsharded(model)
@@ -204,9 +201,8 @@ def _load(model: nn.Module, about: dict,
     for name, target in targets.items():
         target.load_state_dict(
             {key: _like(tensors[f'{name}.{key}'], own)
-             for key, own in target.state_dict().items()
-             if f'{name}.{key}' in tensors}, strict=False)
-    return stepped
+             for key, own in _tensors(target).items()}, strict=False)
+    return [name for name in modules if 'steps' in blocks.get(name, ())]
 
 
 def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
@@ -221,9 +217,8 @@ def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
                          f'{WHOLE}') from error
     if version != FORMAT:
         raise ValueError(
-            f'it has format {version} and format {FORMAT} is read; load it '
-            f'with the mmstepnet that wrote it, and save the state dict of '
-            f'the model, which insert_steps and load_state_dict read')
+            f'it has format {version} and format {FORMAT} is read; load it by '
+            f'the mmstepnet that wrote it, and save the whole model: {WHOLE}')
     if digest != _digest(about, tensors):
         raise ValueError('it was changed after save_steps had written it')
     return about, tensors
@@ -238,37 +233,30 @@ def _digest(about: dict, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _rename(about: dict, tensors: dict[str, Tensor],
-            modules: dict[str, nn.Module]) -> tuple[dict, dict[str, Tensor]]:
-    """Name blocks as a model does, which has, or is, a part of the other."""
-    blocks = about['blocks']
+def _rename(blocks: dict[str, dict], modules: dict[str, nn.Module]
+            ) -> Callable[[dict], dict]:
+    """How what a file names is named in a model.
+
+    The one has, or is, a part of the other.
+    """
     first = next(iter(blocks))
-    pairs = [('', '')] if first in modules else [
+    pairs = {
         *(('', name.removesuffix(first)) for name in modules
-          if name.endswith(f'.{first}')),
+          if f'.{name}'.endswith(f'.{first}')),
         *((first.removesuffix(name), '') for name in modules
-          if first.endswith(f'.{name}'))]
+          if f'.{first}'.endswith(f'.{name}'))}
     fitting = [(old, new) for old, new in pairs if all(
-        name.startswith(old) and _class_name(modules.get(
-            new + name.removeprefix(old))) == saved['cls']
+        name.startswith(old) and host_of(modules.get(
+            new + name.removeprefix(old))).__qualname__ == saved['cls']
         for name, saved in blocks.items())]
     if len(fitting) != 1:
         raise ValueError(
-            f'the model has its blocks, from {first} '
-            f'({blocks[first]["cls"]}) on, {len(fitting)} times, and must '
-            f'have them once')
+            f'the model has its blocks, from {first} ({blocks[first]["cls"]}) '
+            f'on, {len(fitting)} times, and must have them once')
     (old, new), = fitting
-
-    def rename(table: dict) -> dict:
-        return {new + name.removeprefix(old): value
-                for name, value in table.items() if name.startswith(old)}
-
-    names = rename(dict.fromkeys(about['modules_to_save']))
-    if len(names) < len(about['modules_to_save']):
-        LOGGER.warning('Of %s only %s is loaded: the model has no other.',
-                       about['modules_to_save'], list(names))
-    return (dict(blocks=rename(blocks), modules_to_save=names),
-            rename(tensors))
+    return lambda table: {
+        new + name.removeprefix(old): value
+        for name, value in table.items() if name.startswith(old)}
 
 
 def _build(name: str, block: nn.Module, places: list, steps: dict,
@@ -276,35 +264,39 @@ def _build(name: str, block: nn.Module, places: list, steps: dict,
     """Places and attentions of a block that has none."""
     made = [Place(step, Spot(*state), Spot(*branch), *axes)
             for step, state, branch, *axes in places]
-    sizes = {size for p in block.parameters() for size in p.shape}
     for place in made:
         block.get_submodule(place.state.module)
         block.get_submodule(place.branch.module)
-    if not {place.width for place in made} <= sizes or not (
-            made or isinstance(block, FusedBlock) or is_fusable(block)):
+    sizes = {size for p in block.parameters() for size in p.shape}
+    if not (made or isinstance(block, FusedBlock) or is_fusable(block)) or (
+            any(place.width not in sizes for place in made)):
         raise ValueError(f'{name} is built otherwise than what was saved')
     widths = {place.name: (place.width, place.has_map) for place in made} or (
         dict(step=(state_width(block), True)))
-    return made or None, {key: build(steps[key], name, block, *widths[key])
-                          for key in widths}
+    return made or None, {key: build(steps[key], name, block, *about)
+                          for key, about in widths.items()}
 
 
 def _check_tensors(tensors: dict[str, Tensor],
                    targets: dict[str, nn.Module]) -> None:
     """See that tensors are those of the modules, of the same shapes."""
     wanted = {f'{name}.{key}': t for name, module in targets.items()
-              for key, t in module.state_dict().items()
-              if not key.endswith(KEY)}
+              for key, t in _tensors(module).items()}
     odd = sorted(tensors.keys() ^ wanted.keys()) or [
         key for key, t in tensors.items() if wanted[key].shape != t.shape
         or wanted[key].is_floating_point() != t.is_floating_point()]
     if odd:
         raise ValueError(f'{odd[0]} is not in both, the file and the model, '
                          f'or of two shapes')
-    bare = [key for key, t in wanted.items() if t.is_meta]
-    if bare:
-        raise ValueError(f'{bare[0]} is on the meta device and has no '
-                         f'memory; load the weights of the model first')
+    if any(t.is_meta for t in wanted.values()):
+        raise ValueError('the model is on the meta device and has no '
+                         'memory; load its weights first')
+
+
+def _tensors(module: nn.Module) -> dict[str, Any]:
+    """State dict of a module, without the records of gates."""
+    return {key: t for key, t in module.state_dict().items()
+            if not key.endswith(KEY)}
 
 
 def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
@@ -343,26 +335,20 @@ def _gates(block: nn.Module) -> dict[str, Any]:
             if isinstance(step, ResidualStep) and step.attention is not None}
 
 
-def _record(name: str, gate: Any) -> dict[str, Any]:
+def _record(gate: Any) -> dict[str, Any]:
     """Type and arguments of an attention, of which it can be built again."""
     if isinstance(gate, Recorded) and gate.recorded_type in ATTENTIONS:
         record, channels = gate.record(), cast(Any, gate).channels
         with torch.device('meta'):
             fresh = build_attention(record, channels)
-        shapes, wanted = ({key: t.shape for key, t in m.state_dict().items()
-                           if not key.endswith(KEY)} for m in (gate, fresh))
+        shapes, wanted = ({key: t.shape for key, t in _tensors(m).items()}
+                          for m in (gate, fresh))
         if shapes == wanted:
             return record
     raise ValueError(
-        f'{name} has a {type(gate).__name__} that could not be built again '
-        f'from its type and arguments: register its class in '
-        f'mmstepnet.attentions.ATTENTIONS, save before fold, make pruning or '
-        f'parametrisation permanent, and in FSDP1 save inside '
-        f'summon_full_params')
-
-
-def _class_name(block: nn.Module | None) -> str:
-    return host_of(block).__qualname__
+        f'a {type(gate).__name__} could not be built again from its type and '
+        f'arguments: register its class in ATTENTIONS, save before fold, make '
+        f'pruning permanent, and in FSDP1 save inside summon_full_params')
 
 
 def _whole(t: Any) -> Tensor:

@@ -52,4 +52,8 @@ class KeepsStatistics(Generated):
 
 def host_of(module: nn.Module | None) -> type:
     """The class that a module had before it was made another one's."""
-    return module.host if isinstance(module, Generated) else type(module)
+    if isinstance(module, Generated):
+        return module.host
+    # FSDP2 makes FSDPBlock of a Block, with a class of its own before it.
+    return next(cls for cls in type(module).__mro__
+                if not cls.__name__.startswith('FSDP'))

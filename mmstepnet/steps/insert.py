@@ -1,7 +1,7 @@
 """Residual steps in a model that exists, of whatever library."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from .branch import BranchStep, Place
 from .examples import guess_inputs
 from .finding import Selection, select, unwrap
 from .finding.selection import around, is_named, is_within
-from .finding.stages import LISTS
 from .freezing import follow_training
 from .fused_blocks import (
     FusedBlock,
@@ -117,12 +116,12 @@ def insert_steps(model: nn.Module,
     meant = _Meant(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     ready, projecting = _fused(meant, cfg, first_block)
-    known = *ready, *projecting
+    known = {*ready, *projecting}
     without: list[str] = []
-    if example is not None or meant.has_others(known):
+    if example is not None or meant.without(known):
         found, without = _found(meant, example, layout)
         for name, places in found.items():
-            if not any(_nests(name, other) for other in known):
+            if not is_within(name, known):
                 block = meant.modules[name]
                 ready[name] = places, [
                     build(cfg, name, block, place.width, place.has_map)
@@ -145,16 +144,16 @@ class _Meant:
     def __init__(self, modules: dict[str, nn.Module],
                  blocks: Selection | None):
         self.all, self.kind = modules, type(modules['']).__name__
-        self.chosen = None if blocks is None else select(modules, blocks)
-        names = {''} if self.chosen is None else set().union(
-            *self.chosen.values())
-        self.scope = 'backbone.' if self.chosen is None and isinstance(
+        self.chosen: dict[Any, set[str]] = {'': {''}} if blocks is None else (
+            select(modules, blocks))
+        names = set().union(*self.chosen.values())
+        self.scope = 'backbone.' if blocks is None and isinstance(
             getattr(modules[''], 'backbone', None), nn.Module) else ''
         self.modules = {
             name: module for name, module in modules.items()
             if is_within(name, names) and name.startswith(self.scope)}
-        self.named = {name for item, found in (self.chosen or {}).items()
-                      for name in found if isinstance(item, str)
+        self.named = {name for item, found in self.chosen.items()
+                      for name in found if item and isinstance(item, str)
                       and not set(item) & set('*?[')}
         """Those that were named one by one."""
         stepped = [name for name, block in self.modules.items() if any(
@@ -165,27 +164,21 @@ class _Meant:
                 f'remove_steps(model) first, or, in a backbone of mmstepnet, '
                 f'choose its attention=')
 
-    def has_others(self, known: Collection[str]) -> bool:
-        """Whether blocks may stand beside those that are known."""
-        apart = {name: module for name, module in self.modules.items()
-                 if not any(_nests(name, other) for other in known)}
-        return not known or any(names <= apart.keys() for names in (
-            self.chosen or {}).values()) or any(
-            isinstance(module, LISTS) and len(module) > 1
-            for module in apart.values())
+    def without(self, blocks: Iterable[str]) -> dict[Any, set[str]]:
+        """Choices in which there is none of some blocks."""
+        return {item: names for item, names in self.chosen.items()
+                if not any(is_within(name, names) for name in blocks)}
 
     def check(self, ready: Iterable[str], projecting: Iterable[str],
-              without: Iterable[str]) -> None:
+              refused: Iterable[str]) -> None:
         """Refuse a choice in which there is no block that takes steps."""
-        for item, names in (self.chosen or {'': {''}}).items():
-            if not any(is_within(name, names) for name in ready):
-                where = f'of blocks={item!r} ' if item else ''
-                why = [f'{name} projects its identity; first_block=True '
-                       f'includes it' for name in projecting
-                       if is_within(name, names)] or list(without)
-                raise ValueError(
-                    f'{self.kind}: no block {where}can take steps: '
-                    + '; '.join(why[:4]))
+        for item, names in self.without(ready).items():
+            where = f'of blocks={item!r} ' if item else ''
+            why = [f'{name} projects its identity; first_block=True includes '
+                   f'it' for name in projecting if is_within(name, names)]
+            raise ValueError(
+                f'{self.kind}: no block {where}can take steps: '
+                + '; '.join([*(why or refused)][:4]))
 
 
 def _fused(meant: _Meant, cfg: dict, first_block: bool | None
@@ -227,9 +220,8 @@ def _found(meant: _Meant, example: object, layout: str | None
     ran: list[str] = []
     for name, part in meant.all.items():
         prefix = name and f'{name}.'
-        if example is None and not prefix.startswith(meant.scope) or (
-                example is not None and name) or prefix.startswith(
-                    tuple(ran)):
+        if prefix.startswith(tuple(ran)) or (
+                example is None and not prefix.startswith(meant.scope)):
             continue
         is_outermost = name in ('', 'backbone')
         for given in (guess_inputs(part, is_outermost) if example is None
@@ -259,7 +251,10 @@ def _warn(blocks: dict[str, nn.Module], ready: Ready,
     """Name what is left out, and what keeps gates from learning."""
     if without:
         LOGGER.warning('Without steps: %s', '; '.join(without))
-    silent = [name for name, m in blocks.items() if _has_zero_norm(m)]
+    # As zero_init_last of timm and zero_init_residual of others have it.
+    silent = [name for name, block in blocks.items() if any(
+        p.ndim == 1 and key.endswith('weight') and has_values(p)
+        and not p.any() for key, p in block.named_parameters())]
     if silent:
         LOGGER.warning(
             'A norm of %s starts at zero, so f is 0 there: no gate has a '
@@ -270,19 +265,6 @@ def _warn(blocks: dict[str, nn.Module], ready: Ready,
             'The gates are on the meta device. to_empty() gives them their '
             'start; who fills their memory in another way, as from_pretrained '
             'of transformers does, calls reset_parameters() of each')
-
-
-def _has_zero_norm(block: nn.Module) -> bool:
-    """Whether a norm starts at zero, as timm's ``zero_init_last`` has it."""
-    return any(weight.ndim == 1 and has_values(weight) and not weight.any()
-               for name, weight in block.named_parameters()
-               if name.endswith('weight'))
-
-
-def _nests(name: str, other: str) -> bool:
-    """Whether a module is in another, or the other way round."""
-    return f'.{name}.'.startswith(f'.{other}.') or (
-        f'.{other}.'.startswith(f'.{name}.'))
 
 
 def remove_steps(model: nn.Module) -> list[str]:
@@ -341,19 +323,17 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
         >>> [len(group['params']) for group in optimizer.param_groups]
         [62, 25]
     """
-    gates = list(
-        dict.fromkeys(
-            parameter for step in model.modules()
-            if isinstance(step, ResidualStep) and step.attention is not None
-            for parameter in step.attention.parameters()))
+    gates = dict.fromkeys(
+        p for step in model.modules()
+        if isinstance(step, ResidualStep) and step.attention is not None
+        for p in step.attention.parameters())
     if not gates:
         raise ValueError(
             f'{type(model).__name__} has no step whose attention has '
             f'parameters of its own; call insert_steps first, and FSDP with '
             f'use_orig_params=True')
-    known = set(gates)
-    rest = [p for p in model.parameters() if p not in known]
-    return [dict(params=rest), dict(params=gates, **options)]
+    rest = [p for p in model.parameters() if p not in gates]
+    return [dict(params=rest), dict(params=list(gates), **options)]
 
 
 def build(cfg: dict, name: str, block: nn.Module, channels: int,

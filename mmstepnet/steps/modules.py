@@ -1,12 +1,14 @@
 """Modules of a model by their names, without those of wrappers."""
 
-import sys
 from collections.abc import Iterable
 
 import torch.nn as nn
 
 from .finding.wrappers import name_modules, unwrap
 from .residual import ResidualStep
+
+SHARDED = {'DistributedDataParallel', 'FullyShardedDataParallel', 'FSDPModule'}
+"""Classes of PyTorch that take parameters over; one need not import them."""
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -48,12 +50,8 @@ def check_unsharded(model: nn.Module) -> None:
     Raises:
         RuntimeError: It, or a module in it, is in DDP or FSDP.
     """
-    fsdp = sys.modules.get('torch.distributed.fsdp')
-    kinds = nn.parallel.DistributedDataParallel, *(
-        getattr(fsdp, name) for name in (
-            'FullyShardedDataParallel', 'FSDPModule') if hasattr(fsdp, name))
     for module, name in name_modules(model).items():
-        if isinstance(module, kinds):
+        if not SHARDED.isdisjoint(c.__name__ for c in type(module).__mro__):
             raise RuntimeError(
                 f'{name or "the model"} is in {type(module).__name__}, which '
                 f'would not see new parameters; change steps before it is '

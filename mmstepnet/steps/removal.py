@@ -113,29 +113,28 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     model = unwrap(model)
     modules = modules_by_name(model)
     blocks, paths = _run(model, example)
-    meant = set(blocks)
-    if names is not None:
-        chosen = select(modules, names)
-        for item, found in chosen.items():
-            if not any(is_within(name, found) for name in blocks):
-                raise ValueError(
-                    f'blocks={item!r} means no residual block of the model; '
-                    f'find_steps shows where its steps are')
-        meant = {name for name in blocks
-                 if is_within(name, set().union(*chosen.values()))}
+    chosen = {} if names is None else select(modules, names)
+    for item, found in chosen.items():
+        if not any(is_within(name, found) for name in blocks):
+            raise ValueError(
+                f'blocks={item!r} means no residual block of the model; '
+                f'find_steps shows where its steps are')
+    meant = {name for name in blocks if names is None or is_within(
+        name, set().union(*chosen.values()))}
     removed, refused = {}, []
     for name in filter(meant.__contains__, blocks):
-        count, ways = blocks[name], paths.get(name, set())
-        if not count:
+        ways = paths.get(name, set())
+        way = ways.pop() if len(ways) == 1 else None
+        if not blocks[name]:
             refused.append(f'{name} projects its identity')
-        elif len(ways) != 1 or None in ways or {*ways}.pop()[0] != count:
+        elif way is None or way[0] != blocks[name]:
             refused.append(f'{name} returns something else than the sum of '
                            f'its state and its branches, or a ReLU of it')
         elif _is_counted(modules, name, {name} if names is None else meant):
             refused.append(f'{name} has a number in a cache, and a layer '
                            f'behind it stays')
         else:
-            removed[name] = stand_in(modules[name], *ways.pop()[1:])
+            removed[name] = stand_in(modules[name], *way[1:])
     if refused and names is not None:
         raise ValueError(f'{type(model).__name__}: {"; ".join(refused)}')
     return removed
@@ -191,14 +190,10 @@ class _WayFinder(SpotFinder):
 
     def _count(self, end: tuple, start: tuple) -> int | None:
         """Number of sums on the way back from a result to a state."""
-        todo = [(end, 0)]
-        for memory, count in todo:  # which grows
-            if memory == start:
-                return count
-            todo += [(x[:4], count + 1)
-                     for kind, x, _ in self.origins.get(memory, ())
-                     if kind == 'sum' and all(x[:4] != m for m, _ in todo)]
-        return None
+        counts = [self._count(x[:4], start) for kind, x, _ in
+                  self.origins.get(end, ()) if kind == 'sum']
+        return 0 if end == start else min(
+            (n + 1 for n in counts if n is not None), default=None)
 
 
 def _run(model: nn.Module, example: object
@@ -220,7 +215,7 @@ def _passes(model: nn.Module, args: tuple, kwargs: dict
     """A pass in evaluation mode, and one with the blocks in training mode."""
     if not next(model.parameters()).is_meta:
         model = copy.deepcopy(model)  # statistics may change
-    finder = _WayFinder(model, ())
+    finder = _WayFinder(model)
     with (hooked(finder.attach()), in_mode(model, False),
           torch.no_grad(), torch.random.fork_rng([]), fused(False)):
         model(*args, **kwargs)
@@ -246,6 +241,8 @@ class RemovedBlock(Generated):
 
     size: int
     is_relu: bool
+
+    train = nn.Module.train  # the host's may need what is gone
 
     def forward(self, *args, **kwargs) -> Tensor | tuple:
         """Return the first argument, behind the block's ReLU if it had one."""

@@ -6,9 +6,9 @@ spots for its state and one for its branch.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -86,10 +86,6 @@ class SpotFinder(Finder):
         arguments (dict[str, list]): Shapes of what modules were given.
     """
 
-    def __init__(self, model: nn.Module, integers: Iterable[Tensor]):
-        self.texts = {tuple(t.shape) for t in integers if t.dim() > 1}
-        super().__init__(model)
-
     def forget(self) -> None:
         """Forget the last pass."""
         super().forget()
@@ -104,6 +100,9 @@ class SpotFinder(Finder):
     @only_looks
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         super()._enter(module, args, kwargs)
+        if module is self.model:
+            self.texts = {t.shape for t in tensors(args, kwargs)
+                          if t.dim() > 1 and not t.is_floating_point()}
         self.calls[module] += 1
         given = [*enumerate(args), *kwargs.items()]
         self.arguments.setdefault(self.names[module], [
@@ -137,8 +136,7 @@ class SpotFinder(Finder):
             # What writes counts it as a version when this has returned.
             made = identity(out, operation.writes)
             self.origins[made[:4]] = [(*origin, made) for origin in origins]
-        if operation.name == 'embedding' and (
-                tuple(args[1].shape) in self.texts):
+        if operation.name == 'embedding' and args[1].shape in self.texts:
             self.looked_up |= 1 << self.tags.mark(out)
         return out
 
@@ -155,17 +153,17 @@ class SpotFinder(Finder):
                     isinstance(other, Tensor) and self.tags.get(other)):
                 yield 'product', identity(t)
 
-    def _begin(self, operation: Any, owner: Run, x: Tensor, f: Tensor,
+    def _begin(self, owner: Run, x: Tensor, f: Tensor,
                *args: Any) -> Sum | None:
         branch, key = [], identity(f)
-        while operation.name in ('add', 'sub') and key is not None:
+        while key is not None:
             branch.append(list(self.seen.get(key, ())))
             key = next((before for kind, before, made in self.origins.get(
                 key[:4], ()) if kind == 'product' and made == key), None)
         seen = Surroundings(
             list(self.seen.get(identity(x), ())), branch,
             bool(self.tags.make(x).plain & self.looked_up))
-        found = super()._begin(operation, owner, x, f, *args)
+        found = super()._begin(owner, x, f, *args)
         if found is not None:
             self.surroundings.setdefault(found, seen)
         return found
@@ -206,31 +204,23 @@ def find_places(model: nn.Module, example: object, layout: str | None = None
     finder, found = finders[0], [Arrangement(f) for f in finders]
     modules = {name: module for module, name in finder.names.items()}
     tables = [_holders(arrangement, modules) for arrangement in found]
-    places, refused = {}, []
+    places: dict[str, tuple[Place, ...]] = {}
+    refused = []
     for name, sums in tables[0].items():
-        try:
-            if any(other.startswith(f'{name}.') for other in tables[0]):
-                raise RefusedError('holds other blocks, which take steps')
-            if finder.calls[modules[name]] != 1:
-                raise RefusedError(
-                    'runs several times in one pass'
-                    if finder.calls[modules[name]] else
-                    'has no forward of its own')
-            others = tables[1].get(name, ())
-            if len(others) != len(sums):
-                raise RefusedError('takes other steps with another batch')
-        except RefusedError as error:
-            refused.append(f'{name} {error}')
-            continue
+        others = tables[1].get(name, ())
         names = NAMES.get(len(sums)) or [
             f'step_{k}' for k in range(len(sums))]
-        for step, pair in zip(names, zip(sums, others)):
+        for step, pair in zip(names, zip_longest(sums, others)):
             try:
+                if any(other.startswith(f'{name}.') for other in tables[0]):
+                    raise RefusedError('holds other blocks, which take steps')
+                if len(others) != len(sums):
+                    raise RefusedError('takes other steps with another batch')
                 place = _place(finders, name, step, pair, modules, layout)
                 places[name] = (*places.get(name, ()), place)
             except RefusedError as error:
                 refused.append(f'{name} {error}')
-    return places, refused, explain(finder, found[0].steps)
+    return places, [*dict.fromkeys(refused)], explain(finder, found[0].steps)
 
 
 def run_on(example: object, model: nn.Module,
@@ -264,8 +254,7 @@ def run_on(example: object, model: nn.Module,
 
 
 def _follow(model: nn.Module, args: tuple, kwargs: dict) -> SpotFinder:
-    finder = SpotFinder(model, [t for t in tensors(args, kwargs)
-                                if not t.is_floating_point()])
+    finder = SpotFinder(model)
     with (hooked(finder.attach()), in_mode(model, False), torch.no_grad(),
           torch.random.fork_rng([])):
         model(*args, **kwargs)
@@ -295,7 +284,10 @@ def _place(finders: list[SpotFinder], block: str, name: str,
            sums: tuple[Sum, ...], modules: dict[str, nn.Module],
            layout: str | None) -> Place:
     finder, found = finders[0], sums[0]
-    seen = finder.surroundings.get(found)
+    seen, count = finder.surroundings.get(found), finder.calls[modules[block]]
+    if count != 1:
+        raise RefusedError('runs several times in one pass' if count else
+                           'has no forward of its own')
     if seen is None or found.branches > 1:
         raise RefusedError('adds several branches to one state')
     if hasattr(modules[block], name):
@@ -398,14 +390,12 @@ def _axes(finders: list[SpotFinder], sums: tuple[Sum, ...], seen: Surroundings,
         if isinstance(module, CHANNELS_LAST) or (
                 type(module) is nn.LayerNorm):
             return batch, len(shape) - 1
-    near = [p.shape for event in seen.state
+    near = [p for event in seen.state
             for p in event.module.parameters(recurse=False)]
-    every = [p.shape for p in block.parameters()]
-    for shapes in ([s for s in near if len(s) == 1],
-                   [s for s in every if len(s) == 1],
-                   [s[:2] for s in every]):
+    for weights in (near, [*block.parameters()]):
+        widths = {len(p) for p in weights if p.dim() == 1}
         found = [axis for axis, size in enumerate(shape)
-                 if axis != batch and size in set().union(*shapes)]
+                 if axis != batch and size in widths]
         if len(found) == 1:
             return batch, found[0]
     raise RefusedError(
@@ -419,13 +409,12 @@ def steps_by_block(arrangement: Arrangement) -> dict[str, list[Sum]]:
     Where a step stands in no stage, its block is the module that adds, if
     there is another of its class: stages may have one block each.
     """
-    named = [(found, block.name if block else found.owner.name)
-             for _, found, block in arrangement.named
-             if found.state and found.left_out in STEPPED]
-    alone = Counter(type(m) for m in {
-        found.owner.module for found, _ in named if found.left_out == ALONE})
+    alone = Counter(map(type, {
+        found.owner.module for _, found, _ in arrangement.named
+        if found.state and found.left_out == ALONE}))
     table: dict[str, list[Sum]] = defaultdict(list)
-    for found, name in named:
-        if found.left_out != ALONE or alone[type(found.owner.module)] > 1:
-            table[name].append(found)
+    for _, found, block in arrangement.named:
+        if found.state and found.left_out in STEPPED and (
+                block or alone[type(found.owner.module)] > 1):
+            table[block.name if block else found.owner.name].append(found)
     return table

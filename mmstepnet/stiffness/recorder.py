@@ -221,11 +221,9 @@ class TrajectoryRecorder:
     def steps(self) -> list[FoundStep]:
         """All that was found in the first pass."""
         if self._found is None:
-            outside = ', '.join(list(self._finder.outside)[:5]) or 'nothing'
             raise RuntimeError(
                 'no forward pass was recorded: call the object that the '
-                'recorder was given between start() and stop(). What ran by '
-                f'itself, or in another thread: {outside}')
+                'recorder was given between start() and stop(), in one thread')
         return self._found
 
     @property

@@ -60,21 +60,12 @@ def torchvision_families() -> dict[str, Family]:
             [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 1)],
             stochastic_depth_prob=0.5, num_classes=5)
 
-    def swin(**kwargs):
-        return lambda: tv.SwinTransformer(
-            [4, 4], 16, [2, 1], [2, 4], [7, 7], stochastic_depth_prob=0.5,
-            num_classes=5, **kwargs)
-
     def efficientnet():
         return tv.EfficientNet(
             [FusedMBConvConfig(1, 3, 1, 16, 16, 2),
              FusedMBConvConfig(4, 3, 2, 16, 24, 2),
              MBConvConfig(4, 3, 2, 24, 32, 3)],
             dropout=0.0, stochastic_depth_prob=0.5, num_classes=5)
-
-    def vit():
-        model = tv.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5)
-        return model
 
     return {
         'ResNet, basic': Family(resnet(BasicBlock), 3),
@@ -87,8 +78,11 @@ def torchvision_families() -> dict[str, Family]:
                 BlockParams([2, 2], [16, 32], [8, 8], [1.0, 1.0], [2, 2], 0.25
                             ), num_classes=5), 2),
         'ConvNeXt': Family(convnext, 3),
-        'ViT': Family(vit, 2, lambda: images(32)),
-        'Swin': Family(swin(), 3),
+        'ViT': Family(lambda: tv.VisionTransformer(
+            32, 8, 2, 4, 32, 64, num_classes=5), 2, lambda: images(32)),
+        'Swin': Family(lambda: tv.SwinTransformer(
+            [4, 4], 16, [2, 1], [2, 4], [7, 7], stochastic_depth_prob=0.5,
+            num_classes=5), 3),
         'MobileNetV3': Family(
             lambda: tv.mobilenet_v3_small(
                 num_classes=5, width_mult=0.25, dropout=0.0), 7),
@@ -104,7 +98,6 @@ def timm_families() -> dict[str, Family]:
     from timm.models.res2net import Bottle2neck
     from timm.models.resnet import BasicBlock, Bottleneck, ResNet
     from timm.models.swin_transformer import SwinTransformer
-    from timm.models.swin_transformer_v2 import SwinTransformerV2
     from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 
     def resnet(block=Bottleneck, **kwargs):
@@ -115,46 +108,32 @@ def timm_families() -> dict[str, Family]:
             32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
             drop_path_rate=0.5, **kwargs)
 
-    def eva(**kwargs):
-        return lambda: Eva(
-            32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
-            drop_path_rate=0.5, init_values=0.1, **kwargs)
-
-    def swin(cls, **kwargs):
-        return lambda: cls(
-            img_size=56, patch_size=4, embed_dim=16, depths=(2, 1),
-            num_heads=(2, 4), window_size=7, num_classes=5,
-            drop_path_rate=0.5, **kwargs)
-
     def create(name, **kwargs):
         return lambda: timm.create_model(name, num_classes=5, **kwargs)
 
     tokens = dict(inputs=lambda: images(32))
     return {
         'ResNet, basic': Family(resnet(BasicBlock, drop_path_rate=0.2), 3),
-        'ResNet, bottleneck': Family(
-            resnet(drop_path_rate=0.2), 6,
-            options=(('first_block', True), )),
         'ResNet-D, anti-aliased, SE': Family(
             resnet(stem_type='deep', avg_down=True, block_args=dict(
                 attn_layer='se'), stem_width=32), 2, recorded=False),
         'Res2Net': Family(
             resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2),
-        'RegNet': Family(
-            create('regnety_002', drop_path_rate=0.3), 9),
         'ConvNeXt': Family(
             lambda: ConvNeXt(depths=(2, 1, 1, 1), dims=(16, 24, 32, 40),
                              num_classes=5, drop_path_rate=0.5), 5),
         'ViT': Family(vit(), 2, **tokens),
         'ViT, post-norm': Family(vit(block_fn=ResPostBlock), 2, **tokens),
-        'EVA-02': Family(
-            eva(swiglu_mlp=True, use_rot_pos_emb=True, qkv_fused=False), 2,
-            **tokens),
-        'Swin': Family(swin(SwinTransformer), 3, lambda: images(56)),
-        'Swin V2': Family(swin(SwinTransformerV2), 3, lambda: images(56)),
+        'EVA-02': Family(lambda: Eva(
+            32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
+            drop_path_rate=0.5, init_values=0.1, swiglu_mlp=True,
+            use_rot_pos_emb=True, qkv_fused=False), 2, **tokens),
+        'Swin': Family(lambda: SwinTransformer(
+            img_size=56, patch_size=4, embed_dim=16, depths=(2, 1),
+            num_heads=(2, 4), window_size=7, num_classes=5,
+            drop_path_rate=0.5), 3, lambda: images(56)),
         'EfficientNet': Family(
             create('efficientnet_b0', drop_path_rate=0.2), 9),
-        'MobileNetV3': Family(create('mobilenetv3_small_050'), 7),
         'HRNet': Family(create('hrnet_w18_small'), 18, recorded=False),
         'CaiT': Family(
             create('cait_xxs24_224', img_size=32, depth=2, num_heads=4,
@@ -200,8 +179,6 @@ def openmmlab_families() -> dict[str, Family]:
                   feedforward_channels=64),
         img_size=32, patch_size=8)
     swin = dict(embed_dims=16, depths=(2, 1), num_heads=(2, 4))
-    openmmlab_swin = dict(
-        **swin, strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.5)
     convnext = dict(
         arch=dict(depths=[2, 1], channels=[16, 24]), out_indices=(1, ))
 
@@ -212,15 +189,14 @@ def openmmlab_families() -> dict[str, Family]:
                 *args, **kwargs)
 
     tokens = dict(inputs=lambda: images(32))
-    windows = dict(inputs=lambda: images(56))
-    families = {
+    return {
         'mmpretrain ResNet-50, checkpointed': Family(
             of('mmpretrain.ResNet', 50, with_cp=True, **small), 7,
             options=(('first_block', True), )),
         'mmpretrain SEResNet-50': Family(
             of('mmpretrain.SEResNet', 50, **small), 5, recorded=False),
-        'mmpretrain ResNet-CIFAR': Family(
-            of('mmpretrain.ResNet_CIFAR', 18, **small), 3, **tokens),
+        'mmpretrain ResNet-18': Family(
+            of('mmpretrain.ResNet', 18, **small), 3),
         'mmpretrain ConvNeXt': Family(
             of('mmpretrain.ConvNeXt', drop_path_rate=0.5, **convnext), 3),
         'mmpretrain ViT': Family(
@@ -229,14 +205,10 @@ def openmmlab_families() -> dict[str, Family]:
             of('mmpretrain.VisionTransformer', drop_path_rate=0.5,
                layer_cfgs=dict(ffn_type='swiglu_fused'),
                layer_scale_init_value=0.1, **vit), 2, **tokens),
-        'mmpretrain Swin': Family(
-            of('mmpretrain.SwinTransformer', swin, img_size=56,
-               drop_path_rate=0.5, out_indices=(1, )), 3, **windows),
         'mmpretrain Swin, checkpointed': Family(
             of('mmpretrain.SwinTransformer', swin, img_size=56, with_cp=True,
-               drop_path_rate=0.5, out_indices=(1, )), 3, **windows),
-        'mmpretrain MobileNetV3': Family(
-            of('mmpretrain.MobileNetV3', 'small_075'), 6),
+               drop_path_rate=0.5, out_indices=(1, )), 3,
+            lambda: images(56)),
         'mmpretrain EfficientNet': Family(
             of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9),
         'mmdet ResNet-50, frozen, norms in eval mode': Family(
@@ -248,22 +220,11 @@ def openmmlab_families() -> dict[str, Family]:
         'mmdet CSPNeXt': Family(
             of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5),
         'mmdet MobileNetV2': Family(of('mmdet.MobileNetV2', 0.25), 11),
-        'mmdet Swin': Family(
-            of('mmdet.SwinTransformer', **openmmlab_swin), 3, **windows),
+        'mmdet ResNeSt-50': Family(of('mmdet.ResNeSt', 50, **small), 5),
         'mmseg ResNet-50, plugins, dilated': Family(
             of('mmseg.ResNet', 50, plugins=plugins, contract_dilation=True,
                **{**small, 'strides': (1, 1), 'dilations': (1, 2)}), 5),
     }
-    for name, cls, options in (
-            ('mmpretrain ResNet-18', 'ResNet', dict(depth=18)),
-            ('mmpretrain Res2Net-50', 'Res2Net', {}),
-            ('mmdet ResNetV1d-50', 'ResNetV1d', {}),
-            ('mmdet ResNeSt-50', 'ResNeSt', {}),
-            ('mmseg ResNeXt-50', 'ResNeXt', dict(groups=4, base_width=16))):
-        families[name] = Family(
-            of(f'{name.split()[0]}.{cls}', **dict(depth=50) | options,
-               **small), 3 if 'depth' in options else 5)
-    return families
 
 
 def transformers_families() -> dict[str, Family]:
@@ -288,12 +249,8 @@ def transformers_families() -> dict[str, Family]:
         decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=5)
     return {
-        'ResNet, basic': Family(
-            of('ResNet', layer_type='basic', **maps), 2, pixels(64)),
         'ResNet, bottleneck': Family(
             of('ResNet', **maps), 2, pixels(64)),
-        'RegNet Y': Family(
-            of('RegNet', groups_width=8, **maps), 1, pixels(64)),
         'ConvNeXt': Family(
             of('ConvNext', hidden_sizes=[16, 24, 32, 40], depths=[2, 1, 1, 1],
                drop_path_rate=0.5), 5, pixels(64)),

@@ -11,24 +11,10 @@ from torch import Tensor
 
 from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.utils import perturb
 
 COMPILED = set()
 """Classes that this process has compiled."""
-
-
-def perturb(model: nn.Module) -> nn.Module:
-    """Move every parameter and statistic off its start, deterministically."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            scale = 0.3 if p.ndim < 2 else 0.3 * p.std().clamp(0.05, 0.5)
-            p.add_(torch.randn(p.shape, generator=generator) * scale)
-        for name, b in model.named_buffers():
-            if name.endswith('running_mean'):
-                b.add_(torch.randn(b.shape, generator=generator) * 0.1)
-            elif name.endswith('running_var'):
-                b.mul_(1 + torch.rand(b.shape, generator=generator))
-    return model
 
 
 def outputs(model: nn.Module, inputs: dict | Tensor) -> list[Tensor]:

@@ -5,6 +5,7 @@ import copy
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import insert_steps
 
@@ -67,8 +68,21 @@ class MapBlock(nn.Module):
         return (x + f * step).relu()
 
 
+class ResNetBlock(BasicBlock):
+    """One whose norm, sum and ReLU the step takes in."""
+
+    def __init__(self, channels=8):
+        super().__init__(channels, channels)
+
+    def by_hand(self, x, gate):
+        f = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        step = gate(x.mean((2, 3)), f.mean((2, 3)))[..., None, None]
+        return (x + f * step).relu()
+
+
 NETWORKS = {'tokens': (TokenBlock, (4, 5, 8)),
-            'maps': (MapBlock, (4, 8, 6, 6))}
+            'maps': (MapBlock, (4, 8, 6, 6)),
+            'fused': (ResNetBlock, (4, 8, 6, 6))}
 
 
 def network(kind: str) -> nn.Sequential:

@@ -1,8 +1,8 @@
-"""Steps where branches end, against the same network written by hand."""
+"""Networks with steps, against the same network written by hand."""
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -14,10 +14,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from mmstepnet import fold, insert_steps, remove_steps
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import not_on_torch_21
 
-from .small_networks import NETWORKS, inputs, stepped_pair
+from .insertion import steps_of
+from .small_networks import NETWORKS, inputs, network, stepped_pair
 
 
 def results(model, x):
@@ -39,10 +41,12 @@ def check_equal(model, reference, x, tolerance=1e-5):
         assert shape == other and a == pytest.approx(b, rel=1e-3, abs=1e-6)
 
 
-def checkpointed(model, reentrant):
+def checkpointed(model, reentrant=False, recorded=False):
     for block in model:
         block.forward = partial(
             cp.checkpoint, block.forward, use_reentrant=reentrant)
+    if recorded:  # the forward pass alone
+        TrajectoryRecorder(model).start(once=True)
     return model
 
 
@@ -56,7 +60,7 @@ def after_a_pass_that_raised(model):
     handle = model[1].register_forward_pre_hook(
         lambda *args: (_ for _ in ()).throw(KeyError('once')))
     with pytest.raises(KeyError):
-        model(torch.zeros(next(
+        model.eval()(torch.zeros(next(
             shape for block, shape in NETWORKS.values()
             if isinstance(model[0], block))))
     handle.remove()
@@ -72,17 +76,49 @@ def wrapped_children(model):
     return model
 
 
+class Around(nn.Module):
+    """Somebody's wrapper."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+def wrapped_gates(model, wrap):
+    for step in steps_of(model).values():
+        step.attention = wrap(step.attention)
+    return model
+
+
+def wrapped_steps(model):
+    """As by a policy that wraps all that has parameters."""
+    for name, step in steps_of(model).items():
+        step.attention.bn = checkpoint_wrapper(step.attention.bn)
+        block, _, key = name.rpartition('.')
+        setattr(model.get_submodule(block), key, checkpoint_wrapper(step))
+    return model
+
+
 SITUATIONS = {
     'as it is': lambda model: model,
     'deepcopy': copy.deepcopy,
     'pickle': lambda model: pickle.loads(pickle.dumps(model)),
     'average': lambda model: torch.optim.swa_utils.AveragedModel(
         model).module,
-    'checkpoint': partial(checkpointed, reentrant=False),
+    'checkpoint': checkpointed,
     'reentrant checkpoint': partial(checkpointed, reentrant=True),
+    'checkpoint, recorded': partial(checkpointed, recorded=True),
     'checkpoint inside': wrapped_children,
     'compiled': partial(torch.compile, backend='aot_eager', fullgraph=True),
     'compiled blocks': compiled_blocks,
+    'compiled gates': partial(wrapped_gates, wrap=partial(
+        torch.compile, backend='eager')),
+    'wrapped gates': partial(wrapped_gates, wrap=Around),
+    'wrapped steps': wrapped_steps,
+    'folded': lambda model: fold(wrapped_gates(model, Around)),
     'after a pass that raised': after_a_pass_that_raised,
 }
 
@@ -93,13 +129,31 @@ SITUATIONS = {
 def test_equals_the_network_by_hand(kind, situation, training):
     model, reference = stepped_pair(kind)
     model.train(training)
-    reference.train(training)
     torch._dynamo.reset()
-    if situation == 'after a pass that raised':
-        model.eval()
-        reference.eval()
     model = SITUATIONS[situation](model)
-    check_equal(model, reference, inputs(kind))
+    reference.train(model.training)
+    x = inputs(kind)
+    if situation == 'folded':
+        torch.testing.assert_close(model(x), reference(x))
+    else:
+        check_equal(model, reference, x)
+
+
+@pytest.mark.parametrize('kind', NETWORKS)
+def test_steps_in_wrappers_are_taken_out(kind):
+    model, _ = stepped_pair(kind)
+    assert remove_steps(wrapped_steps(model)) == ['0', '1', '2']
+    x = inputs(kind)
+    assert torch.equal(model.eval()(x), network(kind).eval()(x))
+
+
+@pytest.mark.parametrize('kind', ['maps', 'fused'])
+def test_a_checkpoint_updates_statistics_twice(kind):
+    """As PyTorch's BNs do."""
+    model = checkpointed(stepped_pair(kind)[0])
+    model(inputs(kind)).sum().backward()
+    assert {int(t) for name, t in model.named_buffers()
+            if 'num_batches' in name} == {2}
 
 
 def test_spots_are_names():
@@ -123,84 +177,75 @@ def test_spots_are_names():
                                reference(inputs('maps')))
 
 
-def test_quantised_layers():
-    model, reference = stepped_pair('tokens')
-    model, reference = (torch.ao.quantization.quantize_dynamic(
-        m.eval(), {nn.Linear}) for m in (model, reference))
-    torch.testing.assert_close(model(inputs('tokens')),
-                               reference(inputs('tokens')))
+def quantised(model, x):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
 
 
-@not_on_torch_21('cannot export what Dynamo knows no class attribute of')
-@pytest.mark.parametrize('kind', NETWORKS)
-def test_export(kind):
+def exported(model, x):
+    return torch.export.export(model, (x, )).module()
+
+
+@pytest.mark.parametrize('kind, change', [
+    ('tokens', quantised),
+    ('maps', lambda model, x: torch.fx.symbolic_trace(model)),
+    *(pytest.param(kind, exported, marks=not_on_torch_21(
+        'cannot export what Dynamo knows no class attribute of'))
+      for kind in NETWORKS)])
+def test_made_into_something_else(kind, change):
     model, reference = stepped_pair(kind)
     x = inputs(kind)
-    program = torch.export.export(model.eval(), (x, ))
-    torch.testing.assert_close(program.module()(x), reference.eval()(x))
-
-
-def test_fx_traces_both_spots_or_neither():
-    """A state at a leaf and a branch at a container cannot be traced."""
-    model, reference = stepped_pair('maps')
-    x = inputs('maps')
+    if change is quantised:
+        reference = change(reference.eval(), x)
     torch.testing.assert_close(
-        torch.fx.symbolic_trace(model.eval())(x), reference.eval()(x))
-    model, _ = stepped_pair('tokens')
-    with pytest.raises(RuntimeError, match='torch.fx'):
-        torch.fx.symbolic_trace(model)
+        change(model.eval(), x)(x), reference.eval()(x))
 
 
-def test_threads():
-    model, reference = stepped_pair('tokens')
+@pytest.mark.parametrize('kind', NETWORKS)
+def test_threads(kind):
+    model, reference = stepped_pair(kind)
     model.eval()
-    given = [inputs('tokens') * (k + 1) for k in range(4)]
-    with torch.no_grad():
-        wanted = [reference.eval()(x) for x in given]
-    worst = [0.0] * 4
-
-    def run(k):
-        for _ in range(15):
-            with torch.no_grad():
-                out = model(given[k])
-            worst[k] = max(worst[k], float((out - wanted[k]).abs().max()))
-
-    threads = [threading.Thread(target=run, args=(k, )) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(worst) < 1e-5
+    given = [inputs(kind) * (k % 4 + 1) for k in range(60)]
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda x: model(x).detach(), given))
+    for x, out in zip(given, outs):
+        torch.testing.assert_close(out, reference.eval()(x))
 
 
-def test_a_replica_of_data_parallel():
-    model, _ = stepped_pair('maps')
-    replica = copy.deepcopy(model)
-    for block in replica:
-        block._is_replica = True  # as nn.parallel.replicate marks them
-    with pytest.raises(RuntimeError, match='DistributedDataParallel'):
-        replica(inputs('maps'))
-
-
-def test_a_checkpoint_that_hides_the_state():
-    model, _ = stepped_pair('tokens')
+def hidden_state(model):
+    """A checkpoint in a block that hides the state from the branch."""
     model[1].mlp[2] = checkpoint_wrapper(model[1].mlp[2])
+    branch = model[1].mlp_step.place.branch._replace(module='mlp.2')
     model[1].attn_step.place = model[1].mlp_step.place._replace(
-        name='attn_step', branch=model[1].mlp_step.place.branch._replace(
-            module='mlp.2'))
+        name='attn_step', branch=branch)
     model[1].mlp_step.detach(model[1])
-    with pytest.raises(RuntimeError, match='checkpoint the whole block'):
-        model(inputs('tokens')).sum().backward()
+
+
+def replicated(model):
+    for block in model:
+        block._is_replica = True  # as nn.parallel.replicate marks them
+
+
+@pytest.mark.parametrize('change, words', [
+    (hidden_state, 'checkpoint the whole block'),
+    (replicated, 'DistributedDataParallel'),
+    # A state at a leaf and a branch at a container cannot be traced.
+    (torch.fx.symbolic_trace, 'torch.fx')])
+def test_refused_when_it_runs(change, words):
+    model, _ = stepped_pair('tokens')
+    with pytest.raises(RuntimeError, match=words):
+        change(model)
+        model(inputs('tokens'))
 
 
 class Skips(nn.Module):
     """Goes another way when it is told to."""
 
+    way = 'drop'
+
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(8, 8, 3, padding=1)
         self.drop = nn.Identity()
-        self.way = 'drop'
 
     def forward(self, x):
         f = self.conv(x)
@@ -210,7 +255,6 @@ class Skips(nn.Module):
 
 
 def test_a_step_that_did_not_run_is_loud():
-    from mmstepnet import insert_steps
     model = nn.Sequential(*(Skips() for _ in range(3)))
     x = inputs('maps')
     insert_steps(model, example=x)

@@ -1,7 +1,5 @@
 """Steps in folders of ``save_pretrained`` and in models that PEFT wraps."""
 
-import copy
-
 import pytest
 import torch
 
@@ -63,8 +61,6 @@ def test_weights_alone_do_not_say_where_steps_stand(tmp_path):
     with pytest.raises(ValueError, match='insert_steps, with the arguments'):
         load_folder(again, tmp_path)
     mmstepnet.insert_steps(again, example=IMAGES)
-    again = type(model).from_pretrained(tmp_path)
-    mmstepnet.insert_steps(again, example=IMAGES)
     again.load_state_dict(model.state_dict())
     assert torch.equal(states(again.eval()), states(model))
 
@@ -75,20 +71,15 @@ def with_lora(model, **options):
         target_modules='all-linear', **options))
 
 
-@pytest.mark.parametrize('trained', [None, 'step', 'attention'])
+@pytest.mark.parametrize('trained', [
+    None, ['attn_step', 'mlp_step'], ['step.attention']])
 def test_from_a_model_in_peft_to_its_base_and_back(trained, tmp_path):
     """Also where PEFT trains copies of the steps or of their gates."""
     model, names = stepped()
-    if trained is not None:
-        model = with_lora(model, modules_to_save=[
-            'attn_step', 'mlp_step'] if trained == 'step' else [
-            'step.attention'])
-        randomise(*(m for n, m in model.named_modules()
-                    if n.endswith('modules_to_save.default')))
-        wanted = states(model)
-    else:
-        wanted = states(model)
-        model = with_lora(model)
+    model = with_lora(model, modules_to_save=trained)
+    randomise(*(m for n, m in model.named_modules()
+                if n.endswith('modules_to_save.default')))
+    wanted = states(model)
     mmstepnet.save_steps(model, tmp_path)
     for other in (build(), with_lora(build()), with_lora(
             stepped()[0], modules_to_save=['step.attention'])):
@@ -98,5 +89,3 @@ def test_from_a_model_in_peft_to_its_base_and_back(trained, tmp_path):
     base = build().vit
     mmstepnet.load_steps(base, tmp_path)
     torch.testing.assert_close(states(base), wanted)
-    assert copy.deepcopy(base).state_dict().keys() == (
-        base.state_dict().keys())

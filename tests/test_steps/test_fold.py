@@ -7,25 +7,19 @@ from torchvision.models import VisionTransformer, resnet18
 
 import mmstepnet
 from mmstepnet.attentions import FoldedStepNet, StepNet
-from tests.test_steps.insertion import perturb, with_moved_steps
-from tests.utils import Adds
+from tests.test_steps.insertion import with_moved_steps
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def resnet(**options):
-    torch.manual_seed(0)
     return with_moved_steps(resnet18(num_classes=3), **options).eval()
 
 
-def vit():
-    torch.manual_seed(0)
-    return with_moved_steps(
-        VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=3)).eval()
-
-
 MODELS = {
-    'ResNet': (resnet, 5), 'ViT': (vit, 4),
+    'ResNet': (resnet, 5),
+    'ViT': (lambda: with_moved_steps(VisionTransformer(
+        32, 8, 2, 4, 32, 64, num_classes=3)).eval(), 4),
     'SE': (lambda: resnet(attention='SE'), 0),
     'no norm': (lambda: resnet(attention='OursNoNorm'), 5),
     'paper': (lambda: resnet(init_step=None), 5),
@@ -50,37 +44,10 @@ def test_gates_are_folded_and_nothing_else(name, dtype, tolerance):
     assert count(model, FoldedStepNet) == 0
     for kind in (nn.Conv2d, nn.BatchNorm2d, nn.LayerNorm, nn.Linear):
         assert count(folded, kind) == count(model, kind)
-    for gate in folded.modules():
-        if isinstance(gate, FoldedStepNet):
-            assert sum(p.numel() for p in gate.parameters()) == (
-                3 * gate.channels)
     with torch.no_grad():
-        wanted = model.eval()(x)
         torch.testing.assert_close(
-            folded(x), wanted, rtol=tolerance, atol=tolerance)
-        again = mmstepnet.fold(folded)
-        assert torch.equal(again(x), folded(x))
-
-
-class Shared(nn.Module):
-    """Uses a convolution, and what it returns, also without its norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-        self.blocks = nn.Sequential(*(Adds(nn.Conv2d(3, 3, 1))
-                                      for _ in range(3)))
-
-    def forward(self, x):
-        y = self.conv(x)
-        return self.blocks(self.norm(y)) + y.relu() + self.conv(x.flip(-1))
-
-
-def test_convolutions_that_are_used_elsewhere():
-    model = perturb(Shared()).eval()
-    mmstepnet.insert_steps(model, example=IMAGES)
-    torch.testing.assert_close(
-        mmstepnet.fold(model)(IMAGES), model(IMAGES))
+            folded(x), model.eval()(x), rtol=tolerance, atol=tolerance)
+        assert torch.equal(mmstepnet.fold(folded)(x), folded(x))
 
 
 def test_other_adaptors_stay():

@@ -17,7 +17,6 @@ from tests.utils import Adds
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     model = resnet18(num_classes=4)
     mmstepnet.insert_steps(model)
     randomise(*(m.attention for m in model.modules()
@@ -41,22 +40,9 @@ def changed(model, before):
             if not torch.equal(t, before[name])}
 
 
-def test_only_steps_and_what_is_named_change(model):
-    count = mmstepnet.mark_only_steps_as_trainable(model, ['fc'])
-    wanted = {name for name, _ in model.named_parameters()
-              if '.attention.' in name or name.startswith('fc.')}
-    assert {n for n, p in model.named_parameters()
-            if p.requires_grad} == wanted
-    assert count == sum(dict(model.named_parameters())[n].numel()
-                        for n in wanted)
-    before = copy.deepcopy(model.state_dict())
-    train(model)
-    assert changed(model, before) == wanted | {
-        n for n in before if '.attention.bn.' in n}
-
-
 def test_equal_to_a_network_that_is_frozen_by_hand(model):
-    """Its norms exchanged for torchvision's frozen ones."""
+    """Its norms exchanged for torchvision's frozen ones; and undone."""
+    classes = [type(m) for m in model.modules()]
     by_hand = copy.deepcopy(model)
     for name, module in list(by_hand.named_modules()):
         if isinstance(module, nn.BatchNorm2d) and 'attention' not in name:
@@ -65,13 +51,20 @@ def test_equal_to_a_network_that_is_frozen_by_hand(model):
             parent, _, key = name.rpartition('.')
             setattr(by_hand.get_submodule(parent), key, frozen)
     for name, p in by_hand.named_parameters():
-        p.requires_grad_('attention' in name)
-    mmstepnet.mark_only_steps_as_trainable(model)
+        p.requires_grad_('attention' in name or name[:2] == 'fc')
+    assert mmstepnet.mark_only_steps_as_trainable(model, ['fc']) == sum(
+        p.numel() for p in by_hand.parameters() if p.requires_grad)
     train(model)
     train(by_hand)
     found, wanted = model.state_dict(), by_hand.state_dict()
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
+    assert mmstepnet.mark_only_steps_as_trainable(
+        model, unfreeze=True) == sum(p.numel() for p in model.parameters())
+    assert [type(m) for m in model.modules()] == classes
+    mmstepnet.mark_only_steps_as_trainable(model)
+    mmstepnet.remove_steps(model)
+    assert type(model.bn1) is nn.BatchNorm2d and model.train().bn1.training
 
 
 class Codebook(nn.Module):
@@ -107,19 +100,6 @@ def test_whatever_keeps_numbers_keeps_them(keeps):
     mmstepnet.mark_only_steps_as_trainable(model, unfreeze=True)
     model.train()(x)
     assert changed(model[0], before)
-
-
-def test_undone(model):
-    classes = [type(m) for m in model.modules()]
-    before = sum(p.numel() for p in model.parameters())
-    mmstepnet.mark_only_steps_as_trainable(model)
-    assert mmstepnet.mark_only_steps_as_trainable(
-        model, unfreeze=True) == before
-    assert [type(m) for m in model.modules()] == classes
-    assert model.train().bn1.training
-    mmstepnet.mark_only_steps_as_trainable(model)
-    mmstepnet.remove_steps(model)
-    assert type(model.bn1) is nn.BatchNorm2d and model.train().bn1.training
 
 
 @pytest.mark.parametrize('has_steps, names, type_, words', [

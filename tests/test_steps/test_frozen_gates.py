@@ -11,91 +11,7 @@ from mmstepnet import steps
 from mmstepnet.attentions import CBAM, SRM, OursMeanStd, StepNet
 from tests.test_steps.cases import build, inputs
 
-GATES = {StepNet: 'bn', SRM: 'bn', OursMeanStd: 'bn', CBAM: None}
-
-
-def norms_of(module):
-    return [m for m in module.modules()
-            if getattr(m, 'running_mean', None) is not None]
-
-
-@pytest.fixture(params=[True, False], ids=['fused', 'reference'])
-def path(request):
-    with steps.fused(request.param):
-        yield request.param
-
-
-@pytest.mark.parametrize('kind', GATES, ids=lambda kind: kind.__name__)
-def test_it_stays_the_function_that_it_is(kind, path, calls):
-    """In training mode, however many batches pass."""
-    torch.manual_seed(0)
-    step, norm = build(kind, 8)
-    assert norms_of(step)
-    norm.eval()
-    step.requires_grad_(False)
-    x, c, grad = inputs((5, 8, 6, 6), torch.float32)
-    expected = step.eval()(x, c, norm)
-    buffers = copy.deepcopy(dict(step.named_buffers()))
-    step.train()
-    for _ in range(3):
-        step(*inputs((4, 8, 6, 6), torch.float32)[:2], norm)
-    c.requires_grad_()
-    out = step(x, c, norm)
-    assert torch.equal(out, expected)
-    out.backward(grad)
-    assert c.grad.abs().sum() > 0
-    for name, value in step.named_buffers():
-        assert torch.equal(value, buffers[name]), name
-    assert all(m.training for m in norms_of(step))
-    assert bool(calls) == (path and kind is StepNet)
-
-
-@pytest.mark.parametrize('kind', GATES, ids=lambda kind: kind.__name__)
-def test_a_partly_frozen_one_trains_on(kind, path):
-    torch.manual_seed(0)
-    step, norm = build(kind, 8)
-    step.requires_grad_(False)
-    last = list(step.parameters())[-1].requires_grad_()
-    before = [m.running_mean.clone() for m in norms_of(step)]
-    x, c, grad = inputs((5, 8, 6, 6), torch.float32)
-    step(x, c, norm).backward(grad)
-    assert last.grad is not None
-    assert norm.num_batches_tracked == 1  # which is no part of the gate
-    for module, mean in zip(norms_of(step), before):
-        assert module.num_batches_tracked == 1
-        assert not torch.equal(module.running_mean, mean)
-
-
-@pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
-def test_one_image_in_training(kind, path):
-    torch.manual_seed(0)
-    step, norm = build(kind, 8)
-    x, c, _ = inputs((1, 8, 6, 6), torch.float32)
-    with pytest.raises(ValueError, match='at least 2 images'):
-        step(x, c, norm.eval())
-    step.requires_grad_(False)
-    out = step(x, c, norm)
-    assert torch.equal(out, step.eval()(x, c, norm))
-
-
-@pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
-def test_update_bn_sets_statistics_of_the_data(kind, path):
-    """It forgets those that there were; MMEngine's averages are frozen."""
-    torch.manual_seed(0)
-    step, norm = build(kind, 8)
-    batches = [inputs((4, 8, 6, 6), torch.float32)[:2] for _ in range(3)]
-    average = AveragedModel(step, use_buffers=True).requires_grad_(False)
-    average.update_parameters(step)
-    step.requires_grad_(True)
-    found = []
-    for model in (average, step):
-        pair = Pair(model, copy.deepcopy(norm).eval()).eval()
-        update_bn([(maps, ) for maps in batches], pair)
-        found.append(norms_of(model))
-        assert not any(m.training for m in found[-1])
-    for frozen, learning in zip(*found):
-        assert frozen.num_batches_tracked == 3
-        torch.testing.assert_close(frozen.state_dict(), learning.state_dict())
+GATES = StepNet, SRM, OursMeanStd, CBAM
 
 
 class Pair(nn.Module):
@@ -109,15 +25,76 @@ class Pair(nn.Module):
         return self.step(*maps, self.norm)
 
 
+def maps(samples):
+    return inputs((samples, 8, 6, 6), torch.float32)[:2]
+
+
+def statistics(step):
+    return {name: t.clone() for name, t in step.named_buffers()}
+
+
+@pytest.fixture(params=[True, False], ids=['fused', 'reference'])
+def path(request):
+    with steps.fused(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize('kind', GATES, ids=lambda kind: kind.__name__)
+def test_it_stays_the_function_that_it_is(kind, path, calls):
+    """In training mode, however many batches pass; and one image passes.
+
+    One that is frozen in part trains on, as does the norm before it.
+    """
+    pair = Pair(*build(kind, 8))
+    pair.norm.eval()
+    if kind is not CBAM:
+        with pytest.raises(ValueError, match='at least 2 images'):
+            pair(maps(1))
+    pair.step.requires_grad_(False)
+    x, c = maps(5)
+    expected, buffers = pair.eval()((x, c)), statistics(pair.step)
+    pair.step.train()
+    for samples in (4, 1, 4):
+        pair(maps(samples))
+    out = pair((x, c.requires_grad_()))
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    assert c.grad.abs().sum() > 0
+    torch.testing.assert_close(statistics(pair.step), buffers, rtol=0, atol=0)
+    assert bool(calls) == (path and kind is StepNet)
+    last = list(pair.step.parameters())[-1].requires_grad_()
+    pair.train()((x, c)).square().sum().backward()
+    assert last.grad is not None and pair.norm.num_batches_tracked == 1
+    assert not any(torch.equal(t, buffers[name]) for name, t in statistics(
+        pair.step).items() if 'running' in name)
+
+
+@pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
+def test_update_bn_sets_statistics_of_the_data(kind, path):
+    """It forgets those that there were; MMEngine's averages are frozen."""
+    step, norm = build(kind, 8)
+    batches = [(maps(4), ) for _ in range(3)]
+    average = AveragedModel(step, use_buffers=True).requires_grad_(False)
+    average.update_parameters(step)
+    found = []
+    for model in (average, step):
+        pair = Pair(model, copy.deepcopy(norm)).eval()
+        update_bn(batches, pair)
+        assert not any(m.training for m in pair.modules())
+        found.append(list(statistics(pair.step).values())[-3:])
+    torch.testing.assert_close(*found)
+    assert found[0][-1] == 3
+
+
 @pytest.mark.skipif(torch.__version__ < (2, 6),
                     reason='older ones break the graph there')
 def test_under_torch_compile():
-    step, norm = build(StepNet, 4)
-    step.requires_grad_(False)
-    x, c, _ = inputs((3, 4, 5, 5), torch.float32)
+    pair = Pair(*build(StepNet, 8))
+    pair.norm.eval()
+    pair.step.requires_grad_(False)
+    x, before = maps(3), statistics(pair.step)
     torch.compiler.reset()
-    compiled = torch.compile(step, backend='eager', fullgraph=True)
-    torch.testing.assert_close(compiled(x, c, norm.eval()), step(x, c, norm))
-    assert step.attention.bn.num_batches_tracked == 0
-    assert step.attention.bn.training
+    compiled = torch.compile(pair, backend='eager', fullgraph=True)
+    torch.testing.assert_close(compiled(x), pair(x))
+    torch.testing.assert_close(statistics(pair.step), before, rtol=0, atol=0)
     torch.compiler.reset()

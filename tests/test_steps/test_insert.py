@@ -1,19 +1,22 @@
 """What insert_steps chooses, builds and refuses."""
 
-import logging
-
 import pytest
 import torch
 import torch.nn as nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
 from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import insert_steps, remove_steps, step_parameters
 from mmstepnet.steps import fused_blocks
 from mmstepnet.steps.fused_blocks import FusedBlock
+from tests.utils import perturb
 
-from .insertion import perturb, steps_of
+from .insertion import steps_of
 from .small_networks import inputs, network
+from .test_branch import Around
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 LATER = ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
@@ -58,21 +61,23 @@ def test_surroundings_do_not_decide_which_step_stands(surroundings,
 
 
 def test_a_backbone_is_looked_at_alone():
+    """Names are those without wrappers."""
     model = nn.Module()
     model.backbone, model.head = resnet18(), resnet18()
-    assert insert_steps(model) == [f'backbone.{name}' for name in LATER]
+    block = model.backbone.layer1[1]
+    model.backbone.layer1[1] = checkpoint_wrapper(Around(block))
+    assert insert_steps(Around(model)) == [f'backbone.{n}' for n in LATER]
     assert insert_steps(model, blocks='head.layer2') == ['head.layer2.1']
+
+
+class Doubled(BasicBlock):
+    def forward(self, x):
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(x + 2 * out)
 
 
 def test_a_block_that_computes_something_else_is_not_taken_over():
     """It takes its step where its branch ends."""
-
-    class Doubled(BasicBlock):
-        def forward(self, x):
-            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-            return self.relu(x + 2 * out) if self.downsample is None else (
-                super().forward(x))
-
     model = perturb(resnet18(num_classes=3)).eval()
     model.layer1[1].__class__ = Doubled
     model.layer3[1].forward = model.layer3[1].forward
@@ -96,12 +101,10 @@ def test_an_activation_that_is_exchanged():
     torch.testing.assert_close(model(IMAGES), plain(IMAGES))
 
 
-@pytest.mark.parametrize('attention', ['CBAM', 'SGE', 'FCA',
-                                       'OursDepthwiseConv'])
-def test_tokens_have_no_positions(attention):
-    options = dict(map_size=7) if attention == 'FCA' else {}
-    if attention == 'SGE':
-        options['groups'] = 4
+@pytest.mark.parametrize('attention, options', [
+    ('CBAM', {}), ('SGE', dict(groups=4)), ('FCA', dict(map_size=7)),
+    ('OursDepthwiseConv', {})])
+def test_tokens_have_no_positions(attention, options):
     with pytest.raises(ValueError, match=f'{attention} looks at positions'):
         insert_steps(network('tokens'), attention, example=inputs('tokens'),
                      **options)
@@ -115,10 +118,6 @@ def test_map_sizes_by_stage():
     insert_steps(model, 'FCA', map_size=sizes)
     for stage, size in sizes.items():
         assert getattr(model, stage)[1].step.attention.map_size == size
-    with pytest.raises(ValueError, match='stage of layer2.0 once'):
-        insert_steps(resnet18(), 'FCA', map_size={'layer1': 14})
-    with pytest.raises(ValueError, match='FCA: map_size'):
-        insert_steps(resnet18(), 'FCA')
 
 
 @pytest.mark.parametrize('error, options, message', [
@@ -127,13 +126,15 @@ def test_map_sizes_by_stage():
     (ValueError, dict(blocks='layer2.0.conv1'), 'no block of .*conv1'),
     (ValueError, dict(blocks='layer2.0*'), 'layer2.0 projects its identity'),
     (ValueError, dict(layout='CHW'), 'layout must name the axes'),
+    (ValueError, dict(attention='FCA', map_size={'layer1': 14}),
+     'stage of layer2.0 once'),
+    (ValueError, dict(attention='FCA'), 'FCA: map_size'),
     (KeyError, dict(attention='SD'), "'SD' is unknown; registered are"),
     (TypeError, dict(blocks=3), 'blocks must be names'),
+    (ValueError, dict(model=network('tokens')), 'give example='),
 ])
 def test_refusals(error, options, message):
-    with pytest.raises(ValueError, match='give example='):
-        insert_steps(network('tokens'))
-    model = resnet18()
+    model = options.pop('model', None) or resnet18()
     keys = set(model.state_dict())
     with pytest.raises(error, match=message):
         insert_steps(model, **options)
@@ -176,23 +177,13 @@ def test_mode_device_and_dtype_follow_the_block(kind, caplog):
 
 @pytest.mark.parametrize('zero', [False, True])
 def test_norms_that_start_at_zero_are_named(zero, caplog):
-    with caplog.at_level(logging.WARNING):
-        insert_steps(resnet18(zero_init_residual=zero), blocks='layer1')
+    insert_steps(resnet18(zero_init_residual=zero), blocks='layer1')
     assert ('A norm of layer1.0, layer1.1 starts at zero' in caplog.text
             ) == zero
 
 
 def test_what_is_left_out_is_named(caplog):
-    class Parallel(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x):
-            return x + self.a(x) + self.b(x)
-
     model = network('tokens')
-    model[1] = Parallel()
-    with caplog.at_level(logging.WARNING):
-        assert insert_steps(model, example=inputs('tokens')) == ['0', '2']
+    model[1].forward = lambda x: x + model[1].attn(x) + model[1].mlp(x)
+    assert insert_steps(model, example=inputs('tokens')) == ['0', '2']
     assert '1 adds several branches to one state' in caplog.text

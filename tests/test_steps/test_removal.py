@@ -17,9 +17,9 @@ from mmstepnet.steps import RemovedBlock
 from mmstepnet.steps.finding import hooked
 from mmstepnet.steps.removal import prepare_removal
 from tests.test_steps.families import find_family
-from tests.test_steps.insertion import doubled, outputs, perturb
+from tests.test_steps.insertion import doubled, outputs
 from tests.test_steps.test_insert_families import CASES
-from tests.utils import Adds
+from tests.utils import Adds, perturb
 
 OTHERS = {'ResNet, bottleneck': 2, 'mmdet ResNeSt-50': 0, 'CaiT': 2,
           'CoaT': 0, 'mmpretrain ResNet-50, checkpointed': 5,
@@ -136,17 +136,16 @@ def test_what_one_example_does_not_show_is_refused(make):
     assert list(model.modules()) == before
 
 
-@pytest.mark.parametrize('names, options, type_, words', [
-    (nn.ReLU, {}, ValueError, 'matches no module'),
-    (nn.Conv2d, {}, ValueError, 'means no residual block'),
-    ('1.1', dict(example=None), ValueError, 'guessed for a model of its'),
-    ('1.1', dict(example=MAPS[:, :3]), ValueError, 'does not run on the ex'),
-    (7, {}, TypeError, 'names or patterns'),
+@pytest.mark.parametrize('names, example, type_, words', [
+    (nn.ReLU, MAPS, ValueError, 'matches no module'),
+    (nn.Conv2d, MAPS, ValueError, 'means no residual block'),
+    ('1.1', None, ValueError, 'guessed for a model of its'),
+    ('1.1', MAPS[:, :3], ValueError, 'does not run on the ex'),
+    (7, MAPS, TypeError, 'names or patterns'),
 ])
-def test_refusals(names, options, type_, words):
+def test_refusals(names, example, type_, words):
     with pytest.raises(type_, match=words):
-        remove_blocks(chain(Block), names, **dict(
-            dict(example=MAPS), **options))
+        remove_blocks(chain(Block), names, example)
 
 
 def resnet():
@@ -175,24 +174,19 @@ def test_save_load_and_pickle():
 
 
 def test_steps_and_fold():
-    """Steps before or after; their blocks may go, too."""
+    """Steps before or after; their blocks may go, too, with their hooks."""
     model, other = resnet(), resnet()
     remove_blocks(model, 'layer1.0')
-    assert insert_steps(model) == [
-        'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
+    rest = ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
+    assert insert_steps(model) == rest
     insert_steps(other)
     assert remove_blocks(other, 'layer1.0') == ['layer1.0']
     wanted = model(IMAGES)
     assert torch.equal(other(IMAGES), wanted)
     torch.testing.assert_close(fold(other)(IMAGES), wanted)
-    found = measure_stiffness(other, [IMAGES])
-    assert found.blocks == ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
+    assert measure_stiffness(other, [IMAGES]).blocks == rest
     remove_steps(other)
     assert torch.equal(other(IMAGES), wanted)
-
-
-def test_steps_where_branches_end():
-    """Hooks of a step go with its block."""
     model, other = chain(Block), chain(Block)
     other.load_state_dict(model.state_dict())
     insert_steps(model, example=MAPS)
@@ -202,30 +196,24 @@ def test_steps_where_branches_end():
 
 
 @pytest.mark.parametrize('compiled', ['block', 'stage', 'by itself'])
-def test_what_was_compiled_before_is_gone(compiled):
-    """Its code is not run any more."""
-    model, twin = chain(Block), chain(Block)
+def test_compiled_before_and_afterwards(compiled):
+    """What was compiled before is not run any more."""
+    model, twin = (chain(lambda: Block(nn.ReLU)) for _ in range(2))
     twin.load_state_dict(model.state_dict())
     if compiled == 'by itself':
         model[1][1] = torch.compile(model[1][1], backend='eager')
     else:
         (model[1] if compiled == 'stage' else model[1][1]).compile(
             backend='eager')
-    with torch.no_grad():
-        model(MAPS)
-        twin[1][1] = nn.Identity()
-        remove_blocks(model, '1.1', MAPS)
-        assert torch.equal(model(MAPS), twin(MAPS))
-
-
-def test_compile_and_export_afterwards():
-    model = chain(lambda: Block(nn.ReLU))
-    remove_blocks(model, ['1.0', '1.2'], MAPS)
-    wanted = model(MAPS)
-    compiled = torch.compile(model, backend='eager', fullgraph=True)
-    torch.testing.assert_close(compiled(MAPS), wanted)
-    program = torch.export.export(model, (MAPS, ))
-    torch.testing.assert_close(program.module()(MAPS), wanted)
+    model(MAPS)
+    twin[1][1] = nn.ReLU()
+    remove_blocks(model, '1.1', MAPS)
+    assert torch.equal(model(MAPS), twin(MAPS))
+    again = torch.compile(model, backend='eager', fullgraph=True)
+    torch.testing.assert_close(again(MAPS), twin(MAPS))
+    if compiled == 'by itself':
+        program = torch.export.export(model, (MAPS, ))
+        torch.testing.assert_close(program.module()(MAPS), twin(MAPS))
 
 
 def test_a_cache_counts_layers():

@@ -118,10 +118,6 @@ def test_a_branch_that_was_permuted():
 WORDS = torch.arange(20).view(2, 10) % 10
 
 
-def masked(b, x, mask):
-    return x + b.fn(b.norm(x)) * 1.0
-
-
 def test_texts_are_measured_and_take_no_steps():
     model = Embedded(plain).eval()
     with pytest.raises(ValueError, match='tokens of a text'):
@@ -129,26 +125,6 @@ def test_texts_are_measured_and_take_no_steps():
     with TrajectoryRecorder(model) as recorder, torch.no_grad():
         model(WORDS)
     assert recorder.nsi.shape == (2, 2)
-
-
-def test_a_mask_of_padding():
-    class Padded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(Block(masked) for _ in range(3))
-
-        def forward(self, x, mask):
-            for block in self.blocks:
-                x = block(x, mask)
-            return x
-
-    x = torch.randn(2, 5, 8)
-    for mask in (torch.ones(2, 5, dtype=torch.bool),
-                 torch.zeros(2, 1, 1, 5)):
-        with pytest.raises(ValueError, match='beside padding'):
-            insert_steps(Padded(), example=(x, mask))
-    bias = torch.zeros(4, 5, 5)  # the same for all samples
-    assert len(insert_steps(Padded(), example=(x, bias))) == 3
 
 
 def test_integers_beside_pictures_do_no_harm():
@@ -161,20 +137,48 @@ def test_integers_beside_pictures_do_no_harm():
     assert len(insert_steps(model, example=given)) == 3
 
 
-@pytest.mark.parametrize('name, config, given, blocks', [
-    ('Bert', {}, WORDS, 'text'),
-    ('GPT2', dict(n_embd=32, n_layer=2, n_head=4), WORDS, 'text'),
-    ('CLIPVision', dict(image_size=32, patch_size=8), None, 2),
-])
-def test_networks_of_transformers(name, config, given, blocks):
-    hf = pytest.importorskip('transformers')
-    model = getattr(hf, f'{name}Model')(getattr(hf, f'{name}Config')(**(
-        dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-             intermediate_size=64) if name != 'GPT2' else {}) | config)).eval()
-    example = dict(pixel_values=torch.randn(2, 3, 32, 32)) if (
-        given is None) else dict(input_ids=given)
-    if blocks == 'text':
-        with pytest.raises(ValueError, match='tokens of a text|padding'):
-            insert_steps(model, example=example)
+class Padded(nn.Module):
+    """Blocks that are given a mask, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            Block(lambda b, x, mask: plain(b, x)) for _ in range(3))
+
+    def forward(self, x, mask):
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+@pytest.mark.parametrize('mask, is_refused', [
+    (torch.ones(2, 5, dtype=torch.bool), True),
+    (torch.zeros(2, 1, 1, 5), True),
+    (torch.zeros(4, 5, 5), False)])  # a bias, the same for all samples
+def test_a_mask_of_padding(mask, is_refused):
+    example = torch.randn(2, 5, 8), mask
+    if is_refused:
+        with pytest.raises(ValueError, match='beside padding'):
+            insert_steps(Padded(), example=example)
     else:
-        assert len(insert_steps(model, example=example)) == blocks
+        assert len(insert_steps(Padded(), example=example)) == 3
+
+
+@pytest.mark.parametrize('name, config, blocks', [
+    ('Bert', {}, 0),
+    ('GPT2', dict(n_embd=32, n_layer=2, n_head=4), 0),
+    ('CLIPVision', dict(image_size=32, patch_size=8), 2),
+])
+def test_networks_of_transformers(name, config, blocks):
+    hf = pytest.importorskip('transformers')
+    sizes = {} if name == 'GPT2' else dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64)
+    model = getattr(hf, f'{name}Model')(getattr(hf, f'{name}Config')(
+        **sizes, **config)).eval()
+    if blocks:
+        images = dict(pixel_values=torch.randn(2, 3, 32, 32))
+        assert len(insert_steps(model, example=images)) == blocks
+    else:
+        with pytest.raises(ValueError, match='tokens of a text|padding'):
+            insert_steps(model, example=dict(input_ids=WORDS))

@@ -179,10 +179,6 @@ CODES = {  # code of a block, and the branch that it adds, or its steps
     'alpha': (lambda b, x: x.add(b.a(x), alpha=0.5),
               lambda b, x: 0.5 * b.a(x)),
     'sub': (lambda b, x: x - b.a(x), a),
-    'lerp': (lambda b, x: x.lerp(b.a(x), 0.25),
-             lambda b, x: (b.a(x) - x) / 4),
-    'addcmul': (lambda b, x: x.addcmul(b.a(x), b.b(x)),
-                lambda b, x: b.a(x) * b.b(x)),
     'in place': (lambda b, x: b.a(x).add_(x), a),
     'overwritten': (lambda b, x: x.clone().add_(b.a(x)).relu_(), a),
 }
@@ -466,7 +462,8 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
     'streams that are also projected, as in TNT': (
         lambda: Net(lambda m, x: m.blocks((x, m.embed(x)))[1],
                     **linear('embed'), blocks=row(two_streams)),
-        stage('blocks', 3, '.step1', '.step2', '.step3')),
+        [(f'blocks.{k}', 'blocks', why) for k in range(3)
+         for why in (BRANCH, BRANCH, None if k else FIRST)]),
     'states in lists and tuples': (
         lambda: Net(lambda m, x: m.blocks([(x, torch.ones(()))])[-1][0],
                     blocks=row(in_lists)), stage('blocks', 3)),

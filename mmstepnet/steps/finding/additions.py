@@ -14,7 +14,6 @@ from mmstepnet.torch_version import is_backward
 from .operations import Operation, describe_operation
 from .sums import Run, Sum
 from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
-from .wrappers import weights
 
 NO_STATE = 'neither operand is a state that a module was given'
 """Res2Net adds slices of its branch to one another."""
@@ -108,10 +107,14 @@ class Additions(TorchDispatchMode):
                 tag.factor = None
         if operation.mixes:
             plain, mixed = 0, plain | mixed
-        for t in tensors(out):
-            if is_real(t):
-                self.tags.make(t).update(
-                    plain, mixed, random, operation.name, operation.writes)
+        for t in filter(is_real, tensors(out)):
+            tag = self.tags.make(t)
+            tag.plain |= plain
+            tag.mixed |= mixed
+            tag.random |= random
+            if operation.writes:
+                tag.version += 1
+                tag.factor = None
 
     def _follow(self, operation: Operation, args: tuple, out: Any) -> None:
         """Say of a copy, or of a multiple, which state it is."""
@@ -143,19 +146,14 @@ class Additions(TorchDispatchMode):
                     known.divided)
                 gate = None
             elif axis and (gate.numel() < f.numel() or 0 in gate.stride()
-                           or self._comes_from(tag, f)):
-                of = f
+                           or tag.mixed >> self.tags.number(f) & 1):
+                of = f  # the last where f has one place, as the gate has
             else:
                 continue
             if operation.writes and of is a:
                 of = of.clone()
             return Factor(of, gate, tag.known)
         return None
-
-    def _comes_from(self, tag: Tag, f: Tensor) -> bool:
-        """Whether a gate as large as f, a map of one place, is one of it."""
-        number = self.tags.number(f)
-        return bool(number and tag.mixed >> number & 1)
 
     def _is_foreign(self, t: Tensor) -> bool:
         """Whether something that no mode sees computed a tensor.
@@ -164,10 +162,11 @@ class Additions(TorchDispatchMode):
         """
         if self.tags.get(t) is not None:
             return False
-        if not self._weights:
+        if not self._weights:  # FSDP and pruning keep them as attributes
             self._weights = {
-                value.untyped_storage()._cdata for module in self.names
-                for value in weights(module) if is_real(value)}
+                value.untyped_storage()._cdata for m in self.names
+                for values in (m._parameters, m._buffers, vars(m))
+                for value in values.values() if is_real(value)}
         return t.untyped_storage()._cdata not in self._weights
 
     def _see_sum(self, operation: Operation, args: tuple,
@@ -181,7 +180,7 @@ class Additions(TorchDispatchMode):
         for x, f in pairs:
             reason = self._refuse(x, f, owner)
             if reason is None and owner is not None:
-                return self._begin(operation, owner, x, f, args, kwargs)
+                return self._begin(owner, x, f, args, kwargs)
             reasons.append(reason)
         self.missed[(owner or self.stack[-1]).name, next(
             (r for r in reasons if r != NO_STATE), NO_STATE)] += 1
@@ -209,13 +208,11 @@ class Additions(TorchDispatchMode):
         """The state that an operand is, or is a slice of; 0 if it is none.
 
         It may be a slice of what the module that adds was given itself, as in
-        dual path networks; slices of the branch are none, as in Res2Net.
+        DPN and CrossViT; slices of the branch are none, as in Res2Net.
         """
-        number = self.tags.number(x)
-        if not number and owner is not None:
-            number = next((n for n in self.tags.around(x)
-                           if owner.given >> n & 1), 0)
-        return number
+        given = owner.given if owner else 0
+        return self.tags.number(x) or next(
+            (n for n in self.tags.around(x) if given >> n & 1), 0)
 
     def _base(self, number: int, tag: Tag | None, owner: Run | None) -> int:
         """The state that a branch began from, where it joins a sum.
@@ -227,8 +224,8 @@ class Additions(TorchDispatchMode):
             number = step.state
         return number
 
-    def _begin(self, operation: Operation, owner: Run, x: Tensor, f: Tensor,
-               args: tuple, kwargs: dict) -> Sum | None:
+    def _begin(self, owner: Run, x: Tensor, f: Tensor, args: tuple,
+               kwargs: dict) -> Sum | None:
         """Take down a step, and measure what is about to be overwritten."""
         tag = self.tags.make(f)
         number = self._state(x, owner)
@@ -247,9 +244,7 @@ class Additions(TorchDispatchMode):
         first, alpha = args[0] is x, kwargs.get('alpha', 1)
         if self.norms is not None:
             found.norms = self.norms(x if first or alpha == 1 else x * alpha)
-            if operation.name in ('add', 'sub'):
-                found.norms.see_branch(
-                    f, gate, alpha if first else 1, dropped)
+            found.norms.see_branch(f, gate, alpha if first else 1, dropped)
         return found
 
     def _factors(self, f: Tensor,
@@ -282,7 +277,7 @@ class Additions(TorchDispatchMode):
     def _conclude(self, found: Sum, out: Tensor) -> None:
         """Make the sum a state."""
         norms = found.norms
-        if norms is not None and (norms.f is None or found.number):
+        if norms is not None and found.number:  # another branch
             norms.see_sum(out)
         found.number = self.tags.mark(out, new=True)
         found.version = self.tags.make(out).version
@@ -319,11 +314,8 @@ class Additions(TorchDispatchMode):
                 and self.tags.make(t).version == found.version)
 
     def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> None:
-        same = self._is_sum(t, found)
-        if not same and found.activation is None:
-            found.activation = self.tags.make(t).made_by
         if found.norms is not None:
-            found.norms.hand_on(run, t, same)
+            found.norms.hand_on(run, t, self._is_sum(t, found))
 
     def _settle(self, found: Sum) -> None:
         self._pending.remove(found)

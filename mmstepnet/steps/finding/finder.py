@@ -9,7 +9,6 @@ before any activation, and a state from then on. Nothing is replaced.
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +38,6 @@ class Finder(Additions):
     Attributes:
         wrong_shapes (dict): Modules with ``batch_first=False``, by the shapes
             of what they were given.
-        outside (Counter): Modules that ran without the model or in another
-            thread, by name.
     """
 
     def __init__(self, model: nn.Module,
@@ -52,7 +49,6 @@ class Finder(Additions):
                        if next(m.parameters(), None) is not None}
         self.tokens_first = {m for m in self.names
                              if getattr(m, 'batch_first', True) is False}
-        self.outside: Counter = Counter()
         self.forget()
 
     def __deepcopy__(self, memo: dict) -> 'Finder':
@@ -100,9 +96,7 @@ class Finder(Additions):
             return False
         if self.thread == threading.get_ident():
             return True
-        if module is not self.model:
-            self.outside[self.names[module]] += 1
-        elif self.thread is not None:
+        if module is self.model and self.thread is not None:
             raise RuntimeError(
                 'the model runs in two threads at once, whose samples get '
                 'mixed up; record one that runs in one thread')
@@ -161,7 +155,7 @@ class Finder(Additions):
             run = self.stack.pop()
         outs = list(filter(is_real, tensors(out)))
         run.returned = {self._mark(t, run) for t in outs}
-        run.keeps_shape = any(tuple(t.shape) in run.shapes for t in outs)
+        run.shapes &= {tuple(t.shape) for t in outs}
         for found in run.sums:
             found.returned = any(
                 self.tags.make(t).plain >> found.number & 1 for t in outs)

@@ -56,20 +56,16 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Training or evaluation mode, as the model's own ``train`` sets it.
 
     Hosts do more there than to set a flag: some prepare what they need for
     evaluation, others freeze parameters. All flags are as before afterwards.
-
-    Args:
-        model (nn.Module): The model.
-        training (bool, optional): The mode; None leaves the model as it is.
     """
     before = {m: m.training for m in model.modules()}
     trained = {p: p.requires_grad for p in model.parameters()}
     try:
-        if training is not None and (not training) in before.values():
+        if (not training) in before.values():
             with torch.no_grad():  # what is kept can be copied
                 model.train(training)
         yield
@@ -81,6 +77,5 @@ def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
         for module, was in before.items():
             module.training = was
         for parameter, was in trained.items():
-            if parameter.requires_grad != was:
-                parameter.requires_grad_(was)
+            parameter.requires_grad_(was)
 

@@ -6,8 +6,8 @@ neither knows is a foreign operator and taken for a contraction.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,17 +28,10 @@ RANDOM = re.compile(r'bernoulli|^rand|uniform|normal')
 BLANK = re.compile(r'empty|zeros')
 """Makes memory that is still to be written, perhaps by what no mode sees."""
 
-ADDITIONS = {
-    'add': ((0, 1), (1, 0)),
-    'sub': ((0, 1), ),
-    'lerp': ((0, 1), ),
-    'addcmul': ((0, 1), (0, 2)),
-    'addcdiv': ((0, 1), ),
-}
+ADDITIONS = {'add': ((0, 1), (1, 0)), 'sub': ((0, 1), )}
 """Places of the state and of the branch among the arguments."""
 
 
-@dataclass(frozen=True)
 class Operation:
     """What an operation does.
 
@@ -59,17 +52,31 @@ class Operation:
             tensors or hold some. None where it does not say.
     """
 
-    name: str
-    views: bool = False
-    writes: bool = False
-    mixes: bool = False
-    carries: bool = True
-    random: bool = False
-    blank: bool = False
-    same: bool = False
-    scales: bool = False
+    views = writes = random = blank = same = scales = False
+    mixes = carries = True
     pairs: tuple = ()
     last: int | None = None
+
+    def __init__(self, func: Any):
+        if not isinstance(func, torch._ops.OpOverload):  # of higher order
+            self.name = str(func)
+            return
+        self.name = name = func.overloadpacket.__name__.removesuffix('_')
+        schema = func._schema
+        aliases = [value.alias_info for value in schema.returns]
+        foreign = func.namespace not in ('aten', 'prims', 'prim')
+        self.views = name == '_unsafe_view' or bool(
+            aliases) and not schema.is_mutable and all(aliases)
+        self.writes = schema.is_mutable
+        self.mixes = foreign or bool(CONTRACTION.search(name))
+        self.carries = not re.search(r'_like$|^new_', name)
+        self.random = bool(RANDOM.search(name))
+        self.blank = bool(BLANK.search(name))
+        self.same = name in SAME
+        self.scales = name in ('mul', 'div')
+        self.pairs = () if foreign else ADDITIONS.get(name, ())
+        self.last = max((i + 1 for i, a in enumerate(schema.arguments)
+                         if 'Tensor' in str(a.type)), default=0)
 
     def operands(self, args: tuple) -> Iterator[tuple[Tensor, Tensor]]:
         """What may be the state, and the branch that is added to it."""
@@ -79,26 +86,5 @@ class Operation:
                 yield args[i], args[j]
 
 
-@cache
-def describe_operation(func: object) -> Operation:
-    """Look at an operation as a dispatch mode is given it."""
-    if not isinstance(func, torch._ops.OpOverload):  # of higher order
-        return Operation(str(func), mixes=True)
-    name = func.overloadpacket.__name__.removesuffix('_')
-    schema = func._schema
-    aliases = [value.alias_info for value in schema.returns]
-    foreign = func.namespace not in ('aten', 'prims', 'prim')
-    return Operation(
-        name,
-        views=name == '_unsafe_view' or bool(
-            aliases) and not schema.is_mutable and all(aliases),
-        writes=schema.is_mutable,
-        mixes=foreign or bool(CONTRACTION.search(name)),
-        carries=not re.search(r'_like$|^new_', name),
-        random=bool(RANDOM.search(name)),
-        blank=bool(BLANK.search(name)),
-        same=name in SAME,
-        scales=name in ('mul', 'div'),
-        pairs=() if foreign else ADDITIONS.get(name, ()),
-        last=max((i + 1 for i, argument in enumerate(schema.arguments)
-                  if 'Tensor' in str(argument.type)), default=0))
+describe_operation = cache(Operation)
+"""Look at an operation as a dispatch mode is given it."""

@@ -47,7 +47,7 @@ def find_steps(model: nn.Module, *inputs: object,
         >>> with torch.device('meta'):
         ...     steps = find_steps(resnet50(), torch.rand(1, 3, 224, 224))
         >>> print(steps[1])
-        layer1.1: (1, 256, 56, 56), then relu, recorded
+        layer1.1: (1, 256, 56, 56), recorded
     """
     finder = Finder(unwrap(model))
     with (hooked(finder.attach()), in_mode(finder.model, False),
@@ -58,19 +58,13 @@ def find_steps(model: nn.Module, *inputs: object,
 
 def explain(finder: Finder, steps: list[FoundStep]) -> str:
     """What was seen where nothing can be recorded."""
-    seen = {
-        'Found, but left out:': [f'{s.name}: {s.left_out}' for s in steps],
-        'Sums of two tensors that are no steps:': [
-            f'{count} in {name or "the model itself"}: {reason}'
-            for (name, reason), count in finder.missed.most_common()],
-        'Ran by itself, or in another thread:': list(finder.outside)}
-    lines = [f'no residual step of {type(finder.model).__name__} can be '
-             'recorded.']
-    for title, items in seen.items():
-        if items:
-            lines += [title, *(f'  {item}' for item in items[:8])]
-            lines += [f'  and {len(items) - 8} more'] * (len(items) > 8)
-    return '\n'.join(lines if len(lines) > 1 else [
-        *lines, 'It adds no two plain tensors where hooks and dispatch modes '
-        'see it. PyTorch makes nested ones of a padding mask, unless '
-        'torch.backends.mha.set_fastpath_enabled(False) was called'])
+    seen = [*(f'{step.name}: {step.left_out}' for step in steps),
+            *(f'{count} sums in {name or "the model itself"}: {reason}'
+              for (name, reason), count in finder.missed.most_common())]
+    return '\n  '.join([
+        f'no residual step of {type(finder.model).__name__} can be recorded.',
+        *([f'Found, but left out, the first of {len(seen)}:', *seen[:9]]
+          if seen else [
+            'It adds no two plain tensors where hooks and dispatch modes see '
+            'it. PyTorch makes nested ones of a padding mask, unless '
+            'torch.backends.mha.set_fastpath_enabled(False) was called'])])

@@ -1,7 +1,7 @@
 """Names, stages and first blocks of the residual steps that were found."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
@@ -29,29 +29,28 @@ class StageRule(NamedTuple):
     A child of the same class that only makes the state counts, too.
 
     Attributes:
-        alike (str, optional): Whether both must be of one ``'class'``, or
-            also have ``'parts'`` of the same names.
-        chained (bool): Whether the one must begin with a state that the other
-            returned.
-        listed (bool): Whether the container must be a list of modules.
+        listed (bool): Whether the container must be a list of modules, in
+            which the one begins with a state that the other returned.
+        alike (bool): Whether both must be of one class.
+        parts (bool): Whether they must have parts of the same names.
     """
 
-    alike: str | None
-    chained: bool
     listed: bool
+    alike: bool = True
+    parts: bool = False
 
 
 STAGE_RULES = (
     # CPUBone: a block is a list of wrappers of one class, which looks like a
     # stage. Blocks have parts of the same names, wrappers have not.
-    StageRule('parts', chained=True, listed=True),
+    StageRule(listed=True, parts=True),
     # ResNet
-    StageRule('class', chained=True, listed=True),
+    StageRule(listed=True),
     # SHViT: two wrappers are attributes of one module. NASNet: a cell begins
     # with states of two others.
-    StageRule('class', chained=False, listed=False),
-    # A stage may be two blocks of different classes.
-    StageRule(None, chained=True, listed=True),
+    StageRule(listed=False),
+    # A stage of two blocks, of which somebody has changed one.
+    StageRule(listed=True, alike=False),
 )
 """The surest come first; a sum takes the first that gives it a block."""
 
@@ -67,8 +66,6 @@ class FoundStep:
         stage (str, optional): The container that the block stands in.
         shape (tuple[int, ...]): Of the state x_t and of f(x_t).
         gate (tuple[int, ...], optional): Shape of the attention value Δt.
-        activation (str, optional): What becomes of the sum before the block
-            hands it on, by PyTorch's name of the operation.
         left_out (str, optional): Why it is not recorded. None: it is.
     """
 
@@ -78,14 +75,11 @@ class FoundStep:
     stage: str | None
     shape: tuple[int, ...]
     gate: tuple[int, ...] | None
-    activation: str | None
     left_out: str | None
 
     def __str__(self) -> str:
-        more = ''.join(
-            f', {key} {value}' for key, value in
-            (('gate', self.gate), ('then', self.activation)) if value)
-        return (f'{self.name}: {self.shape}{more}, '
+        gate = f', gate {self.gate}' if self.gate else ''
+        return (f'{self.name}: {self.shape}{gate}, '
                 f'{self.left_out or "recorded"}')
 
 
@@ -129,8 +123,8 @@ class Arrangement:
     def __init__(self, finder: Finder, selection: Selection | None = None):
         # Of a wrapper and what is in it, the latter.
         self.modules = {name: m for m, name in finder.names.items()}
-        self.chosen = None if selection is None else select(
-            self.modules, selection)
+        self.chosen = None if selection is None else set().union(
+            *select(self.modules, selection).values())
         self.scope = 'backbone.' if selection is None and isinstance(
             getattr(finder.model, 'backbone', None), nn.Module) else ''
         self._containers: dict[object, Container] = {}
@@ -157,20 +151,12 @@ class Arrangement:
 
         A module that no rule knows as a block is one where it is chosen.
         """
-        chosen = self.chosen or {}
-        named = set().union(*chosen.values())
+        chosen = self.chosen or set()
         for found, block in blocks.items():
-            inside = next((p for p in places[found] if p.name in named and (
+            inside = next((p for p in places[found] if p.name in chosen and (
                 block is None or is_within(p.name, {block.name}))), None)
             blocks[found] = inside or (
-                block if block and is_within(block.name, named) else None)
-        names = {block.name for block in blocks.values() if block}
-        for item, meant in chosen.items() if names else ():
-            if not any(is_within(name, meant) for name in names):
-                raise ValueError(
-                    f'blocks={item!r} chooses no block: there is no residual '
-                    'step in what it matches, or in a part of it that is '
-                    'chosen, too; find_steps shows where they are')
+                block if block and is_within(block.name, chosen) else None)
 
     def _place(self, found: Sum) -> Iterator[Child]:
         """Modules around a sum, from inside, as children of what is around.
@@ -211,10 +197,8 @@ class Arrangement:
         blocks: dict[Sum, Child | None] = dict.fromkeys(places)
         for rule in STAGE_RULES:
             for found, around in places.items():
-                # A block that projects does so by itself.
                 blocks[found] = blocks[found] or next(
-                    (p for p in (around if found.state else around[:1])
-                     if self._is_stage(p.stage, rule)), None)
+                    (p for p in around if self._is_stage(p.stage, rule)), None)
             kinds = {self._kind(block.name)
                      for s, block in blocks.items() if block and s.state}
             for found, around in places.items():
@@ -227,54 +211,47 @@ class Arrangement:
 
     def _alone(self, places: dict[Sum, list[Child]]
                ) -> dict[Sum, Child | None]:
-        """Blocks of one class, each alone in a list of its own (RTMDet)."""
-        blocks = {
-            s: next((p for p in around if isinstance(
-                self.modules[p.stage.name], LISTS)), None)
-            if s.state else None for s, around in places.items()}
-        lists = Counter(p.stage for p in {*blocks.values()} if p)
-        kinds = Counter(self._kind(p.name) for p in {*blocks.values()}
-                        if p and lists[p.stage] == 1)
-        return {s: p if p and lists[p.stage] == 1
-                and kinds[self._kind(p.name)] > 1 else None
-                for s, p in blocks.items()}
+        """Modules of one class that add, each alone in a list (RTMDet)."""
+        alone = {s: around[0] for s, around in places.items() if around
+                 and s.state and len(around[0].stage.children) == 1}
+        kinds = Counter(self._kind(p.name) for p in {*alone.values()})
+        return {s: alone[s] if s in alone
+                and kinds[self._kind(alone[s].name)] > 1 else None
+                for s in places}
 
     def _is_stage(self, container: Container, rule: StageRule) -> bool:
         if rule not in container.is_stage:
-            container.is_stage[rule] = (
-                not rule.listed
-                or isinstance(self.modules[container.name], LISTS)
-            ) and any(
+            is_list = isinstance(self.modules[container.name], LISTS)
+            container.is_stage[rule] = (is_list or not rule.listed) and any(
                 self._are_blocks(found, child, other, rule)
                 for child in container.children.values()
-                for found in child.sums if found.state and not found.left_out
+                for found in child.sums if found.state
                 for other in container.children.values())
         return container.is_stage[rule]
 
     def _are_blocks(self, found: Sum, child: Child, other: Child,
                     rule: StageRule) -> bool:
         """Whether a child with a step and another one make a stage."""
-        kind, alike = self._kind(other.name), rule.alike
-        if other is child or alike and kind is not self._kind(child.name):
-            return False
-        if not rule.chained and other.name == child.name:
-            return False  # it runs again, on another input
-        if not other.sums and (not alike or kind in LISTS):
+        kind = self._kind(other.name)
+        if other is child or (
+                rule.alike and kind is not self._kind(child.name)):
             return False
         one_shape = any(s.shape == found.shape for s in other.sums)
-        if not one_shape and (other.sums or not rule.chained):
-            return False
-        if rule.chained and found.state not in other.returned:
+        if not rule.listed:
+            if not one_shape or other.name == child.name:  # it runs again
+                return False
+        elif found.state not in other.returned or not one_shape and (
+                other.sums or not rule.alike):
             return False
         # Lists are alike only if what is in them is.
-        return alike != 'parts' and not (alike and kind in LISTS) or (
-            self._parts(other) == self._parts(child))
+        if not rule.parts and (kind not in LISTS or not rule.alike):
+            return True
+        a, b = ([name for name, _ in self.modules[c.name].named_modules()]
+                for c in (child, other))
+        return a == b
 
     def _kind(self, name: str) -> type:
         return host_of(self.modules.get(name))
-
-    def _parts(self, child: Child) -> list[str]:
-        return [n for n, _ in self.modules[child.name].named_modules()]
 
     def _first(self, container: Container) -> Child | None:
         """The first block of a stage, if it holds a sum.
@@ -292,9 +269,14 @@ class Arrangement:
             name for part in self.modules[container.name]._modules
             if (name := f'{container.name}.{part}'.lstrip('.')) in names
             or self._kind(name) in kinds]
-        if len(blocks) == len(holders) == 1 and not projects(
-                holders[0].sums):
-            return None
+        if len(blocks) == len(holders) == 1:
+            sums = [s for s in holders[0].sums
+                    if not any(map(s.is_in_branch_of, holders[0].sums))]
+            # A ResidualStep may hide that its block projects the identity: it
+            # reports a state that the block never received.
+            if all(s.state for s in sums) and (not sums[0].part or (
+                    sums[0].owner.given >> sums[0].state & 1)):
+                return None
         first = blocks[0] if blocks else holders[0].name
         return next((c for c in holders if c.name == first), None)
 
@@ -309,24 +291,12 @@ class Arrangement:
                     'not chosen by blocks=')
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = OUTSIDE
-            elif any(map(found.is_in_branch_of, self._steps_of[block])) or (
-                    any(found.is_in_branch_of(s) and is_within(
-                        s.owner.name, {block.name}) for s in projecting)
-                    and not self._is_returned_state(found, block)):
+            elif any(map(found.is_in_branch_of, self._steps_of[block])) or any(
+                    found.is_in_branch_of(s) and is_within(
+                        s.owner.name, {block.name}) for s in projecting):
                 found.left_out = 'part of the branch of another step'
             elif self._firsts[block.stage] is block:
                 found.left_out = FIRST
-
-    def _is_returned_state(self, found: Sum, block: Child) -> bool:
-        """Whether a block returns what became of a sum as a state.
-
-        TNT's blocks do so with their pixels, which they also project.
-        """
-        numbers = {found.number}
-        for later in self._steps_of[block]:
-            if later.state in numbers:
-                numbers.add(later.number)
-        return not numbers.isdisjoint(block.run.returned)
 
     def _build(self, blocks: dict[Sum, Child | None]) -> None:
         self.named, self.recorded, self.excluded = [], [], []
@@ -347,20 +317,16 @@ class Arrangement:
             if not found.left_out:
                 self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
-        self.without = self._blocks_without_sum(
-            [block for block in blocks.values() if block])
+        # Of a block's class, beside it, and of a state of one shape all along.
+        self.without = list({
+            child.name: child for block in blocks.values() if block
+            for child in block.stage.children.values()
+            if not child.sums and child.run.shapes
+            and self._kind(child.name) is self._kind(block.name)
+            and self._kind(child.name) not in LISTS}.values())
         self._later = [[s for s in r[1:] if not s.of_state >> r[0].number & 1]
                        for r in runs.values()]
         self.repeated = bool(runs) and all(self._later)
-
-    def _blocks_without_sum(self, blocks: list[Child]) -> list[Child]:
-        """Children of stages that look like blocks and add to no state."""
-        kinds = {self._kind(block.name) for block in blocks} - {*LISTS}
-        stages = sorted({b.stage for b in blocks}, key=lambda c: c.name)
-        return list({child.name: child for stage in stages
-                     for child in stage.children.values()
-                     if not child.sums and child.run.keeps_shape
-                     and self._kind(child.name) in kinds}.values())
 
     def take_first_pass(self) -> None:
         """Leave out what ran again, where the network is :attr:`repeated`."""
@@ -374,12 +340,10 @@ class Arrangement:
         return [
             FoundStep(
                 name, s.owner.name, block and block.name,
-                block and block.stage.name, s.shape, s.gate, s.activation,
-                s.left_out)
+                block and block.stage.name, s.shape, s.gate, s.left_out)
             for name, s, block in self.named
-        ] + [
-            FoundStep(block.name, block.name, block.name, block.stage.name,
-                      (), None, None, NO_SUM) for block in self.without]
+        ] + [FoundStep(c.name, c.name, c.name, c.stage.name, (), None, NO_SUM)
+             for c in self.without]
 
     def _name(self, found: Sum, block: Child) -> str:
         """Name of a block, and of its step if it has several."""
@@ -397,14 +361,3 @@ class Arrangement:
         if owner == block.name or owners.count(owner) > 1:
             return f'{owner}.step{place + 1}'
         return owner
-
-
-def projects(sums: Sequence[Sum]) -> bool:
-    """Whether a block projects its identity, which a ResidualStep may hide.
-
-    Such a step reports a state that the block never received.
-    """
-    sums = [s for s in sums if not any(map(s.is_in_branch_of, sums))]
-    first = sums[0]
-    return not all(s.state for s in sums) or first.part is not None and (
-        not first.owner.given >> first.state & 1)

@@ -21,8 +21,8 @@ class Run:
         known (int): The states that what it was given was computed from, as
             bits.
         given (int): The states that it was given.
-        shapes (set[tuple]): Their shapes.
-        keeps_shape (bool): Whether it returned a state of such a shape.
+        shapes (set[tuple]): Shapes of these, and in the end those among them
+            that it returned.
         returned (set[int]): States that it returned.
         sums (list[Sum]): What it added, by itself.
         inner (list[Run]): The runs that it called.
@@ -36,7 +36,6 @@ class Run:
     known: int = 0
     given: int = 0
     shapes: set[tuple] = field(default_factory=set)
-    keeps_shape: bool = False
     returned: set[int] = field(default_factory=set)
     sums: list['Sum'] = field(default_factory=list)
     inner: list['Run'] = field(default_factory=list)
@@ -62,7 +61,6 @@ class Sum:
         of_branch (int): States that f was computed from; any operand there.
         branches (int): How many are added, one after the other.
         gate (tuple, optional): Shape of the attention value.
-        activation (str, optional): What the block does with the sum.
         part (str, optional): Name of the ResidualStep that reported it.
         left_out (str, optional): Why it is no step that is measured.
         returned (bool): Whether its owner returns it, up to what works
@@ -79,7 +77,6 @@ class Sum:
     of_branch: int = 0
     branches: int = 1
     gate: tuple[int, ...] | None = None
-    activation: str | None = None
     part: str | None = None
     left_out: str | None = None
     returned: bool = False

@@ -4,7 +4,7 @@ States are numbered, and sets of them are the bits of an integer, so that a
 union costs one operation however many states a network has.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +45,6 @@ class Tag:
         version (int): How often it was written.
         factor (Factor, optional): If it is a product.
         divided (Tensor, optional): If it is this one, divided by a number.
-        made_by (str): The operation that wrote it last.
     """
 
     _free = torch.UntypedStorage._free_weak_ref
@@ -57,21 +56,9 @@ class Tag:
         self.random = False
         self.factor: Factor | None = None
         self.divided: Tensor | None = None
-        self.made_by = ''
 
     def __del__(self):
         self._free(self.weak)
-
-    def update(self, plain: int, mixed: int, random: bool, operation: str,
-               written: bool) -> None:
-        """Take notice of an operation that made or wrote the memory."""
-        self.plain |= plain
-        self.mixed |= mixed
-        self.random |= random
-        self.made_by = operation
-        if written:
-            self.version += 1
-            self.factor = None
 
     @property
     def known(self) -> int:
@@ -122,12 +109,12 @@ class Tags:
         return found.views.get(
             (t.storage_offset(), t.numel()), 0) if found else 0
 
-    def around(self, t: Tensor) -> Iterator[int]:
+    def around(self, t: Tensor) -> list[int]:
         """Numbers of the larger states that a tensor is a slice of."""
         found, start = self.get(t), t.storage_offset()
-        for (offset, size), number in found.views.items() if found else ():
-            if offset <= start < offset + size and t.numel() < size:
-                yield number
+        return [number for (offset, size), number in (
+            found.views if found else {}).items()
+            if offset <= start < offset + size and t.numel() < size]
 
     def mark(self, t: Tensor, number: int | None = None,
              new: bool = False) -> int:

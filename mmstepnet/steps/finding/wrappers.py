@@ -1,10 +1,7 @@
 """Models and blocks inside wrappers, and names without those of wrappers."""
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn as nn
-from torch import Tensor
 
 WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module',
             '_fsdp_wrapped_module', 'module')
@@ -28,14 +25,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def _inside(module: nn.Module) -> nn.Module | None:
     """What a wrapper wraps; None where the module is no wrapper."""
-    children = dict(module.named_children())
-    for name in WRAPPERS:
-        inner = children.get(name)
-        if inner is None and name == '_orig_mod':
-            inner = getattr(module, name, None)
-        if isinstance(inner, nn.Module) and len(children) < 2:
-            return inner
-    return None
+    children = list(module.named_children())
+    alone = len(children) == 1 and children[0][0] in WRAPPERS
+    return children[0][1] if alone else None
 
 
 def name_modules(model: nn.Module) -> dict[nn.Module, str]:
@@ -59,12 +51,3 @@ def name_modules(model: nn.Module) -> dict[nn.Module, str]:
         else:
             names[module] = '.'.join(filter(None, (names.get(outer), part)))
     return names
-
-
-def weights(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers of a module itself, and tensors in their place.
-
-    FSDP and pruning keep weights as plain attributes.
-    """
-    for values in (module._parameters, module._buffers, vars(module)):
-        yield from (v for v in values.values() if isinstance(v, Tensor))
