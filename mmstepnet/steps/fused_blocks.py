@@ -149,12 +149,16 @@ def put_fused_step(block: Any, attention: nn.Module | None = None) -> bool:
     """
     if not is_fusable(block):
         return False
+    _end_in_step(block, attention)
+    return True
+
+
+def _end_in_step(block: Any, attention: Any) -> None:
     tail: Any = _tail_of(type(block))
     step = ResidualStep(attention, getattr(block, tail.activation),
                         getattr(block, 'drop_path', None))
     block.__class__ = generated_class(FusedBlock, type(block))
     block.step = step.train(block.training)
-    return True
 
 
 def is_fusable(block: nn.Module) -> bool:
@@ -177,17 +181,6 @@ def _tail_of(cls: type) -> Tail | None:
     """Tail of a class or of the nearest of its parents that has one."""
     return next((TAILS[name] for parent in cls.__mro__ if (
         name := f'{parent.__module__}.{parent.__qualname__}') in TAILS), None)
-
-
-def _halve(module: nn.Module, args: Any, out: Any) -> Any:
-    return out / 2
-
-
-class _Half(nn.Module):
-    """The constant step 1 / 2."""
-
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        return f.new_full((1, 1, 1, 1), 0.5)
 
 
 @torch.no_grad()
@@ -214,13 +207,10 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
                             for p in m.parameters(False) if p.dim() == 4)
             x = torch.randn(2, channels, 8, 8, dtype=torch.float32)
             end: Any = tail.end(probe)
-            handle = end.register_forward_hook(_halve)
+            handle = end.register_forward_hook(lambda m, args, out: out / 2)
             wanted = probe(x.clone())
             handle.remove()
-            probe.__class__ = generated_class(FusedBlock, type(probe))
-            probe.step = ResidualStep(_Half(), getattr(
-                probe, tail.activation), getattr(probe, 'drop_path', None))
-            probe.eval()
+            _end_in_step(probe, lambda x, f: f.new_full((1, 1, 1, 1), 0.5))
             return torch.allclose(probe(x), wanted, 1e-4, 1e-5)
     except Exception:  # of a block that takes, or is, something else
         return False
