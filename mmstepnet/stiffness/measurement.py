@@ -169,7 +169,6 @@ def input_sizes(inputs: Sequence,
             isinstance(first[0], Tensor) and first[0].dim() > 3):
         return len(first), None
     shapes = [t.shape for t in tensors(inputs, named) if t.dim()]
-    shape = next((s for s in shapes if len(s) > 1), next(iter(shapes), None))
-    if shape is None:
-        return None, None
-    return shape[0], shape[1] if len(shape) > 1 else None
+    shape = next((s for s in shapes if len(s) > 1), next(iter(shapes), ()))
+    samples, tokens = (*shape, None, None)[:2]
+    return samples, tokens

@@ -155,6 +155,10 @@ def test_starting_stopping_and_clearing():
         model(IMAGES[1:])
         model(IMAGES)
         assert no_hooks(model)
+        recorder.start(once=True)
+        with pytest.raises(TypeError):
+            model(None)
+        assert no_hooks(model)
     assert len(recorder) == 3
     whole = recorded(model, IMAGES)
     torch.testing.assert_close(recorder.nsi, whole.nsi, rtol=1e-5, atol=0)
