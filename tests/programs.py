@@ -16,6 +16,13 @@ IN_PROCESS = [
 """Options by which a job reads its data itself."""
 
 
+def few(train, test):
+    """Options of a job that trains and tests on so many samples."""
+    return [*IN_PROCESS, 'default_hooks.checkpoint.interval=1', *(
+        f'{loop}_dataloader.dataset.indices={count}' for loop, count in (
+            ('train', train), ('val', test), ('test', test)))]
+
+
 def load_tool(name):
     """A tool as a module."""
     path = ROOT / 'tools' / name

@@ -11,18 +11,13 @@ from importlib import metadata
 import pytest
 
 from tests.documents import ROOT
+from tests.programs import few
 
 MIMS = ('onedl-mim', 'openmim')
 HERE = next((mim for mim in MIMS for found in metadata.distributions()
              if found.metadata['Name'] == mim), None)
 CONFIG = 'resnet20_stepnet_digits'
-SMALL = ('--cfg-options', 'train_cfg.max_epochs=1',
-         'train_dataloader.dataset.indices=64',
-         'val_dataloader.dataset.indices=10',
-         'test_dataloader.dataset.indices=10',
-         'train_dataloader.num_workers=0',
-         'train_dataloader.persistent_workers=False',
-         'default_hooks.checkpoint.interval=1')
+SMALL = ('--cfg-options', 'train_cfg.max_epochs=1', *few(64, 10))
 SOURCES = ('mmstepnet', 'configs', 'tools', 'requirements', 'setup.py',
            'pyproject.toml', 'MANIFEST.in', 'model-index.yml', 'README.md')
 FOLDER_FOR_PACKAGE = (

@@ -7,15 +7,10 @@ import sys
 import pytest
 import torch
 
-from tests.programs import call_tool, load_tool, run_program
+from tests.programs import call_tool, few, load_tool, run_program
 
 CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
-SMALL = ('train_dataloader.dataset.indices=256',
-         'val_dataloader.dataset.indices=50',
-         'test_dataloader.dataset.indices=50',
-         'train_dataloader.num_workers=0',
-         'train_dataloader.persistent_workers=False',
-         'default_hooks.checkpoint.interval=1')
+SMALL = few(256, 50)
 
 
 def succeed(*command, options=()):
