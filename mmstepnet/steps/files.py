@@ -107,18 +107,16 @@ def _steps_to_save(modules: dict[str, nn.Module]
     blocks: dict[str, dict] = {}
     saved: dict[str, nn.Module] = {}
     for name, block in modules.items():
-        gates = _gates(block)
+        cls, gates = host_of(block).__qualname__, _gates(block)
         if isinstance(block, RemovedBlock):
-            about: dict = dict(removed=[block.size, block.is_relu])
+            blocks[name] = dict(removed=[block.size, block.is_relu], cls=cls)
         elif gates:
-            about = dict(
+            saved |= _by_name(name, gates)
+            blocks[name] = dict(
                 places=[step.place for step in map(_in_use, block.children())
                         if isinstance(step, BranchStep)],
-                steps={key: _record(gate) for key, gate in gates.items()})
-            saved |= _by_name(name, gates)
-        else:
-            continue
-        blocks[name] = dict(about, cls=host_of(block).__qualname__)
+                steps={key: _record(gate) for key, gate in gates.items()},
+                cls=cls)
     if not blocks:
         raise ValueError(f'{type(modules[""]).__name__} has no steps to '
                          f'save; call insert_steps first')

@@ -157,15 +157,6 @@ def openmmlab_families() -> dict[str, Family]:
     # Two stages: 3 and 4 bottlenecks, of which the first ones project.
     small = dict(base_channels=8, stem_channels=8, num_stages=2,
                  strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
-    branches = dict(
-        stage1=dict(num_modules=1, num_branches=1, block='BOTTLENECK',
-                    num_blocks=(2, ), num_channels=(8, )),
-        stage2=dict(num_modules=1, num_branches=2, block='BASIC',
-                    num_blocks=(2, 2), num_channels=(8, 16)),
-        stage3=dict(num_modules=1, num_branches=3, block='BASIC',
-                    num_blocks=(1, 1, 1), num_channels=(8, 16, 32)),
-        stage4=dict(num_modules=1, num_branches=4, block='BASIC',
-                    num_blocks=(1, 1, 1, 1), num_channels=(8, 16, 32, 64)))
     plugins = [
         dict(cfg=dict(type='ContextBlock', ratio=1 / 4, postfix=k),
              stages=(True, True), position=f'after_conv{k}')
@@ -216,7 +207,6 @@ def openmmlab_families() -> dict[str, Family]:
             options=(('blocks', 'layer2'), )),
         'mmdet ResNet-50, DCN': Family(
             of('mmdet.ResNet', 50, **dcn, **small), 5),
-        'mmdet HRNet': Family(of('mmdet.HRNet', branches), 12),
         'mmdet CSPNeXt': Family(
             of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5),
         'mmdet MobileNetV2': Family(of('mmdet.MobileNetV2', 0.25), 11),

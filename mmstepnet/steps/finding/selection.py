@@ -44,8 +44,7 @@ def select(modules: dict[str, nn.Module], selection: Selection,
             if (isinstance(module, item) if isinstance(item, type)
                 else is_named(name, item))}
         if not chosen[item]:
-            names = [n for n, m in modules.items() if n and any(
-                m.children())] or [n for n in modules if n]
+            names = [name for name in modules if name]
             some = ', '.join(names[::max(len(names) // 4, 1)][:5])
             raise ValueError(
                 f'blocks={item!r} matches no module. Names look like '

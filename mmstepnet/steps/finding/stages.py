@@ -302,13 +302,10 @@ class Arrangement:
         self.named, self.recorded, self.excluded = [], [], []
         runs: dict[str, list[Sum]] = defaultdict(list)
         for found, block in blocks.items():
-            name = found.owner.name
-            if block is not None:
-                name = self._name(found, block)
-                if found.left_out == FIRST or (
-                        not found.state
-                        and self._firsts[block.stage] is block):
-                    self.excluded.append(block.name)
+            name = self._name(found, block) if block else found.owner.name
+            if block and (found.left_out == FIRST or (
+                    not found.state and self._firsts[block.stage] is block)):
+                self.excluded.append(block.name)
             if found.left_out in (None, FIRST):
                 runs[name].append(found)
                 if len(runs[name]) > 1:  # a block that runs several times
