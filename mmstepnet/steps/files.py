@@ -173,18 +173,16 @@ def _load(model: nn.Module, about: dict,
                          f'remove_steps(model) first')
     targets = {name: _in_use(find_module(modules, name, 'it holds'))
                for name in named}
-    removed: dict[str, RemovedBlock] = {}
+    removed = {name: stand_in(modules[name], *saved['removed'])
+               for name, saved in blocks.items() if 'removed' in saved
+               and not isinstance(modules[name], RemovedBlock)}
+    stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
     new = []
-    for name, saved in blocks.items():
-        block = modules[name]
-        if 'removed' in saved:
-            if not isinstance(block, RemovedBlock):
-                removed[name] = stand_in(block, *saved['removed'])
-            continue
-        gates = _gates(block)
+    for name in stepped:
+        saved, gates = blocks[name], _gates(modules[name])
         if not gates:
-            places, gates = _build(name, block, **saved)
-            new.append((block, places, list(gates.values())))
+            places, gates = _build(name, modules[name], **saved)
+            new.append((modules[name], places, list(gates.values())))
         found = {key: _record(gate) for key, gate in gates.items()}
         if found != saved['steps']:
             raise ValueError(f'{name} has other attentions here, {found}, '
@@ -200,7 +198,7 @@ def _load(model: nn.Module, about: dict,
         target.load_state_dict(
             {key: _like(tensors[f'{name}.{key}'], own)
              for key, own in _tensors(target).items()}, strict=False)
-    return [name for name in modules if 'steps' in blocks.get(name, ())]
+    return stepped
 
 
 def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:

@@ -71,7 +71,8 @@ def insert_steps(model: nn.Module,
             with: a tensor, its arguments, or these by name. One sample is
             enough. None makes one up for models of timm, torchvision and
             transformers and backbones of MMEngine, also where they are parts
-            of ``model``. Defaults to None.
+            of ``model``; where there are blocks of ResNets and ``blocks``
+            asks for no others, it runs nothing. Defaults to None.
         layout (str, optional): The axes of the states, where they cannot be
             told from the layers around them: ``'NCHW'``, ``'NHWC'``,
             ``'NLC'``, ``'LNC'``, ``'NCTHW'`` or any other order of letters

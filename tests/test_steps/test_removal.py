@@ -136,15 +136,13 @@ def test_what_one_example_does_not_show_is_refused(make):
     assert list(model.modules()) == before
 
 
-@pytest.mark.parametrize('names, example, type_, words', [
-    (nn.ReLU, MAPS, ValueError, 'matches no module'),
-    (nn.Conv2d, MAPS, ValueError, 'means no residual block'),
-    ('1.1', None, ValueError, 'guessed for a model of its'),
-    ('1.1', MAPS[:, :3], ValueError, 'does not run on the ex'),
-    (7, MAPS, TypeError, 'names or patterns'),
+@pytest.mark.parametrize('names, example, words', [
+    (nn.Conv2d, MAPS, 'means no residual block'),
+    ('1.1', None, 'guessed for a model of its'),
+    ('1.1', MAPS[:, :3], 'does not run on the ex'),
 ])
-def test_refusals(names, example, type_, words):
-    with pytest.raises(type_, match=words):
+def test_refusals(names, example, words):
+    with pytest.raises(ValueError, match=words):
         remove_blocks(chain(Block), names, example)
 
 

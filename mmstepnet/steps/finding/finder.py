@@ -92,27 +92,22 @@ class Finder(Additions):
 
     def _is_here(self, module: nn.Module) -> bool:
         """Whether a module's hook belongs to the pass that is followed."""
-        if module not in self.names or is_backward():
-            return False
-        if self.thread == threading.get_ident():
-            return True
-        if module is self.model and self.thread is not None:
-            raise RuntimeError(
-                'the model runs in two threads at once, whose samples get '
-                'mixed up; record one that runs in one thread')
-        return False
+        return (module in self.names and not is_backward()
+                and self.thread == threading.get_ident())
 
     @only_looks
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if module is self.model and not is_backward() and (
-                self.thread == threading.get_ident()):
-            self.remove()
-        if not self._is_here(module):
-            if module is not self.model or is_backward():
-                return
+        if module is self.model and not is_backward():
+            if self.thread not in (None, threading.get_ident()):
+                raise RuntimeError(
+                    'the model runs in two threads at once, whose samples get '
+                    'mixed up; record one that runs in one thread')
+            self.remove()  # what a pass that was interrupted has left
             self.forget()
             self.thread = threading.get_ident()
             self.__enter__()
+        elif not self._is_here(module):
+            return
         outer = self.stack[-1] if self.stack else None
         run = Run(
             self.names[module], module, outer, module in self.learns,
