@@ -337,8 +337,8 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings,
     state = min(states, key=lambda e: (
         (0.5, ) if e.name == block else rank(e)))
     return [Spot(e.name.removeprefix(own) if e.name != block else '',
-                      e.returned, e.key, e.call, finder.calls[e.module])
-                 for e in (state, end)]
+                 e.returned, e.key, e.call, finder.calls[e.module])
+            for e in (state, end)]
 
 
 def _ends(branch: list[Event]) -> list[Event]:
