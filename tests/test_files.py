@@ -9,10 +9,10 @@ from mmstepnet.files import remove_unfinished, write_whole
 
 @pytest.mark.parametrize('name', ['file', 'n' * 255, '\u00e4' * 127])
 def test_writes(tmp_path, name):
-    """Through a symbolic link, which stays, into a folder that is made."""
+    """Through a symbolic link, which stays, into folders that are made."""
     plain, link = tmp_path / 'plain', tmp_path / name
     plain.touch()
-    path = tmp_path / 'disk' / name
+    path = tmp_path / 'new' / 'disk' / name
     link.symlink_to(path)
     for content in ('dritter \u00e4\n', b'second'):  # first to a new file
         write_whole(str(link), content)
@@ -30,11 +30,12 @@ def test_full_disk(tmp_path, monkeypatch):
     path.write_bytes(b'old')
 
     def full(descriptor):
+        assert os.fstat(descriptor).st_size == 3  # all of it has left Python
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(OSError, match='No space left'):
-        write_whole(path, bytes(1 << 20))
+        write_whole(path, b'new')
     assert path.read_bytes() == b'old'
     assert os.listdir(tmp_path) == ['file']
 
