@@ -9,6 +9,7 @@ channels are one image of N C channels as well, see :func:`_views`.
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,15 +48,16 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
     pair = torch.stack(
         (x_mean, x_mean + torch.addcmul(bias, centred, a)), 2)
     z = (pair * pair_weight).sum(2)
-    running = [t if t is None else t.to(wide, copy=gate.batch)
-               for t in (gate.mean, gate.var)]
+    running: Any = (t if t is None else t.to(wide, copy=gate.batch)
+                    for t in (gate.mean, gate.var))
+    mean_z, var_z = running
     y, *of_batch = torch.native_batch_norm(
-        z, gate_weight, gate_bias, *running, gate.batch, gate.momentum,
+        z, gate_weight, gate_bias, mean_z, var_z, gate.batch, gate.momentum,
         gate.eps)
     if gate.count is not None:
         gate.count.add_(1)
-        finite = running[1] < torch.inf  # as in attentions.base.normalise
-        for kept, now in zip((gate.mean, gate.var), running):
+        finite = var_z < torch.inf  # as in attentions.base.normalise
+        for kept, now in ((gate.mean, mean_z), (gate.var, var_z)):
             kept.copy_(torch.where(finite, now, kept))
     sigmoid = torch.sigmoid(torch.addcmul(ie_bias, y, ie_weight))
     step = sigmoid * k
@@ -63,7 +65,7 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
     shift = torch.addcmul(step * bias, mean, scale, value=-1)
     out = _affine(c, scale, shift).add_(x)
     return out.relu_() if relu else out, (
-        mean, rstd, a, centred, pair, z, sigmoid, step, scale, *running,
+        mean, rstd, a, centred, pair, z, sigmoid, step, scale, mean_z, var_z,
         *of_batch)
 
 
@@ -151,7 +153,7 @@ def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
         return centre + rest, var, centred - rest
     if norm.batch:
         running = c.new_zeros((2, c.shape[1]), dtype=wide)  # written to
-        mean, var = torch.batch_norm_update_stats(c, *running, 0.)
+        mean, var = torch.batch_norm_update_stats(c, *running, momentum=0.)
     else:
         mean, var = norm.mean.to(wide), norm.var.to(wide)
     return mean, var, c.mean((2, 3), dtype=wide) - mean

@@ -159,7 +159,8 @@ def read_norm(norm: Any, maps: Tensor,
     batch = (normalises_by_batch(gate, norm) if gate else
              not frozen and (norm.training or norm.running_mean is None))
     moved = batch and norm.training and norm.track_running_stats
-    kept = [] if batch and not moved else [norm.running_mean, norm.running_var]
+    kept: Any = [] if batch and not moved else [
+        norm.running_mean, norm.running_var]
     if moved:
         kept += norm.num_batches_tracked, norm.momentum
     how = Norm(batch, norm.eps, *kept)

@@ -103,7 +103,7 @@ class Tail(Function):
         inputs, out, saved = kept[:9], kept[9], kept[10:]
         # Derivatives of second order, and several gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
-            _, derivatives, _ = torch.func.vjp(
+            _, derivatives, *_ = torch.func.vjp(
                 partial(evaluate, ctx.spec), *inputs, has_aux=True)
             return None, None, *derivatives(grad)
         _, c, *learned = inputs
