@@ -101,23 +101,25 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
         folder (str | Path): The folder.
 
     Returns:
-        list[str]: Names of the blocks with steps.
+        list[str]: Names of the attentions with metrics, and of the blocks
+        with steps.
 
     Raises:
         ValueError: The weights have steps, and nothing says what they are.
     """
+    names = []
     if hasattr(model.config, 'metric_attention'):
         from .transformers_attention import load_metrics
-        load_metrics(model, folder)
+        names = load_metrics(model, folder)
     if (Path(folder) / NAME).is_file():
-        return load_steps(model, folder)
+        return names + load_steps(model, folder)
     steps = [key for path in Path(folder).glob('model*.safetensors')
              for key in safe_open(path, 'pt').keys()
              if 'step.attention.' in key]
     if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise ValueError(f'{folder} has steps ({steps[0]}) and no {NAME} that '
                          f'says what they are; {WHOLE}')
-    return []
+    return names
 
 
 def _batches(loader: Any, count: int,

@@ -16,6 +16,7 @@ Weights that were trained with a dot product lose their meaning.
 """
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -122,20 +123,33 @@ def add_metrics(model: Any, *, eps: float | None = 1.0,
     return list(heads)
 
 
-def load_metrics(model: Any, folder: str | Path) -> None:
+def load_metrics(model: Any, folder: str | Path) -> list[str]:
     """Make a model attend as its config says, by the metrics of a folder."""
     about = model.config.metric_attention
     register_attentions()
     model.set_attn_implementation(about['kind'])
-    add_metrics(model, hidden_dims=about['hidden_dims'], eps=about['eps'])
+    names = add_metrics(
+        model, hidden_dims=about['hidden_dims'], eps=about['eps'])
     # The folder may be of the model with a head, or without.
     prefix = f'{model.base_model_prefix}.'
     saved = {key.removeprefix(prefix): t
              for path in Path(folder).glob('model*.safetensors')
              for key, t in read_weights(path).items()}
-    for key, t in model.state_dict().items():
-        if '.metric.' in key:
-            t.copy_(saved[key.removeprefix(prefix)])
+    own = {key: t for key, t in model.state_dict().items()
+           if '.metric.' in key}
+    for key, t in zip(_names_in_files(model, list(own)), own.values()):
+        t.copy_(saved[key.removeprefix(prefix)])
+    return names
+
+
+def _names_in_files(model: Any, keys: list[str]) -> list[str]:
+    """What save_pretrained writes for keys: some models keep older names."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict={
+            key: torch.tensor([i]) for i, key in enumerate(keys)})
+        names = {int(t): name for path in Path(folder).glob('*.safetensors')
+                 for name, t in read_weights(path).items()}
+    return [names[i] for i in range(len(keys))]
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,

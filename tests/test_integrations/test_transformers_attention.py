@@ -119,23 +119,25 @@ import sys, torch, transformers
 from mmstepnet.integrations.transformers import load_folder
 folder, kind = sys.argv[1:]
 model = getattr(transformers, kind).from_pretrained(folder).eval()
-load_folder(model, folder)
-words, wanted = torch.load(f'{folder}/wanted.pth')
+assert load_folder(model, folder)
+inputs, wanted = torch.load(f'{folder}/wanted.pth')
 with torch.no_grad():
-    assert torch.equal(getattr(
-        model, 'bert', model)(input_ids=words)[0], wanted)
+    assert torch.equal(model.base_model(**inputs)[0], wanted)
 """
 
 
-@pytest.mark.parametrize('attention, eps', [('metric', None), ('l2', 2.0)])
-def test_a_folder_in_a_new_process(tmp_path, attention, eps):
+@pytest.mark.parametrize('kind, attention, eps, others', [
+    ('Bert', 'metric', None, ['Model', 'ForSequenceClassification']),
+    ('Bert', 'l2', 2.0, ['Model']),
+    # Its files have other names than its modules.
+    ('ViT', 'metric', None, ['Model', 'ForImageClassification'])])
+def test_a_folder_in_a_new_process(tmp_path, kind, attention, eps, others):
     """A model comes back as it was, with a head or without."""
-    model = build('Bert', attention, eps)
+    model, inputs = build(kind, attention, eps), CONFIGS[kind][1][0]
     model.save_pretrained(tmp_path)
-    torch.save((WORDS, outputs(model, input_ids=WORDS)),
-               tmp_path / 'wanted.pth')
-    for kind in ('BertModel', 'BertForSequenceClassification'):
-        run_tool('-c', LOADED, tmp_path, kind,
+    torch.save((inputs, outputs(model, **inputs)), tmp_path / 'wanted.pth')
+    for other in others:
+        run_tool('-c', LOADED, tmp_path, f'{kind}{other}',
                  PYTHONPATH=os.pathsep.join(sys.path))
 
 
