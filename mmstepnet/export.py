@@ -65,7 +65,8 @@ def export_onnx(model: nn.Module,
         >>> export_onnx(model, 'resnet18.onnx') < 1e-3  # doctest: +SKIP
         True
     """
-    check_installed('an ONNX export', *NEEDED, install="'mmstepnet[onnx]'")
+    check_installed('an ONNX export', *NEEDED,
+                    install="'.[onnx]' in a checkout")
     has_steps = any(isinstance(m, ResidualStep) for m in model.modules())
     plain = _Flat(copy.deepcopy(model))
     folded = _Flat(fold(model) if has_steps else copy.deepcopy(model))

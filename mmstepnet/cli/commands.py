@@ -80,18 +80,20 @@ def _accuracy(named: NamedModel, label: str, args: argparse.Namespace,
 
 
 def _networks(args: argparse.Namespace
-              ) -> Iterator[tuple[str, NamedModel, dict[str, str]]]:
+              ) -> Iterator[tuple[str, NamedModel, dict[str, Any]]]:
     """Each network with its weights on its device, by what it is called."""
     device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     for label, (name, weights) in _jobs(args.models, args.weights).items():
         named = load_model(name, args.pretrained)
-        settings = dict(model=_short(name))
+        settings: dict[str, Any] = dict(model=_short(name))
         if weights is not None:
             _load_weights(named, weights)
             settings['weights'] = label.removeprefix(f'{_short(name)}.')
         if args.steps is not None:
             load_steps(named.model, args.steps)
+            settings['steps'] = str(args.steps)
         if not (weights or args.pretrained) and name.startswith(FETCHED):
+            settings['untrained'] = True
             print(f'{label}: its weights are random; give --weights, or '
                   f'--pretrained', file=sys.stderr)
         named.model.to(device)
@@ -156,7 +158,7 @@ def _load_weights(named: NamedModel, path: Path) -> None:
 
 
 def _measure(named: NamedModel, label: str, args: argparse.Namespace,
-             settings: dict[str, str]) -> Trajectories:
+             settings: dict[str, Any]) -> Trajectories:
     hits: list[Tensor] = []
 
     def forward(model: nn.Module, sample: tuple) -> None:
@@ -215,7 +217,7 @@ def _pictures(args: argparse.Namespace
         found, classes = [(path, 0) for path in sorted(args.images.rglob('*'))
                           if path.suffix.lower() in IMG_EXTENSIONS], 0
     if not found:
-        raise ValueError(f'there is no picture in {args.images}')
+        raise ValueError(f'there is no folder {args.images} with pictures')
     wanted = min(args.samples or len(found), len(found))
     drawn = np.linspace(0, len(found) - 1, wanted).round().astype(int)
     return [found[k] for k in drawn], classes
@@ -232,8 +234,8 @@ def _print(label: str, found: Trajectories, args: argparse.Namespace) -> None:
             nsi=dict(zip(found.blocks, found.nsi(args.reading).mean(
                 0, dtype=float).tolist())))))
         return
-    print(label, replace(found, settings={
-        **found.settings, 'reading': args.reading}), sep=': ')
+    print(replace(found, settings={
+        **found.settings, 'model': label, 'reading': args.reading}))
     for name, value in metrics.items():
         print(f'{name}: {value:.2f}')
 

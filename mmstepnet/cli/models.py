@@ -63,8 +63,7 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
     loaders = dict(timm=_timm, torchvision=_torchvision, hf=_transformers,
                    mm=_openmmlab)
     if kind not in loaders or not rest:
-        raise ValueError(f'{name!r} names no model; give {KINDS}, such as '
-                         f'timm:{rest or kind}')
+        raise ValueError(f'{name!r} names no model; give {KINDS}')
     return loaders[kind](rest, pretrained)
 
 

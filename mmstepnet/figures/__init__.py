@@ -7,7 +7,7 @@ out. Needs the extra ``figures``.
 from mmstepnet.checks import check_installed
 
 check_installed(__name__, 'altair', 'jinja2', 'vl_convert',
-                install="'mmstepnet[figures]'")
+                install="'.[figures]' in a checkout")
 
 from .block_scores import save_block_scores  # noqa: E402
 from .figures import (  # noqa: E402

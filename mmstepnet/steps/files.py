@@ -247,8 +247,9 @@ def _rename(blocks: dict[str, dict], modules: dict[str, nn.Module]
         for name, saved in blocks.items())]
     if len(fitting) != 1:
         raise ValueError(
-            f'the model has its blocks, from {first} ({blocks[first]["cls"]}) '
-            f'on, {len(fitting)} times, and must have them once')
+            f'it is of a network with the block {first} '
+            f'({blocks[first]["cls"]}); the model has such blocks '
+            f'{len(fitting)} times, and must have them once')
     (old, new), = fitting
     return lambda table: {
         new + name.removeprefix(old): value

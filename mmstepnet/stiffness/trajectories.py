@@ -115,13 +115,15 @@ class Trajectories:
             tns = ('0 by definition, because one block a stage is counted; '
                    f'{self.tns(reading, "all"):.4g} with the mean of all '
                    'blocks')
+        if not self.nsi(reading).any():
+            tns = '0, because every branch f is 0: do norms start at zero?'
         return [
             (f'{self.settings["model"]} ({self.settings["split"]})',
              f'{len(self)} samples, {len(self.blocks)} blocks'),
             (f'TNS, {reading}', tns),
             ('stiffest blocks', ', '.join(
-                f'{name} (NSI {nsi:.3g})' for name, _, nsi in
-                self.stiffest_blocks(3, reading)))]
+                f'{name} (stiffness {score:.3g}, NSI {nsi:.3g})' for
+                name, score, nsi in self.stiffest_blocks(3, reading)))]
 
     def nsi(self, reading: str = DEFAULT_READING) -> np.ndarray:
         """NSI in a reading, (N, L).
@@ -180,6 +182,9 @@ class Trajectories:
                         ) -> list[tuple[str, float, float]]:
         """The blocks that are stiffest over all thresholds.
 
+        Beside the mean of their stage, or of all blocks where each stage has
+        one.
+
         Args:
             k (int): How many. Defaults to 5.
             reading (str): Reading of NSI. Defaults to ``'adaptive'``.
@@ -189,7 +194,8 @@ class Trajectories:
             and mean NSI of each, the stiffest first.
         """
         nsi = self.nsi(reading)
-        stiffness = total.block_stiffness(nsi, self.stages)
+        stiffness = total.block_stiffness(
+            nsi, self.stages, 'all' if self.single_block_stages else 'stage')
         order = np.argsort(-stiffness, kind='stable')[:k]
         return [(self.blocks[i], float(stiffness[i]), float(nsi[:, i].mean()))
                 for i in order]

@@ -216,6 +216,7 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
                 1) == 0
     assert 'its weights are random; give --weights' in capsys.readouterr().err
     page = out / 'stiffness_report.html'
+    assert page.read_text('utf-8').count('resnet18 are random.') == 2
     page.unlink()
     assert call('report', recording, '--out', out) == 0
     assert page.is_file()
@@ -317,7 +318,7 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
     *([(['blocks', 'mm:nowhere.py'], 'nowhere.py')]
       if find_spec('mmengine') else []),
     (['report', 'no.npz'], 'no.npz'),
-    ([*RESNET, '{}/no'], 'there is no picture in'),
+    ([*RESNET, '{}/no'], 'there is no folder'),
     ([*RESNET, '{}/broken'], 'x.png cannot be read'),
     *(([*RESNET, f'{{}}/{dtype}'], 'a.tif cannot be read: its values have 16 '
        'bits or are float') for dtype in ('uint16', 'float32')),

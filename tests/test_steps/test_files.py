@@ -241,10 +241,10 @@ def stepped(*args, **options):
 
 OTHERS = {
     'plain': (lambda: chain()[0][0], FileNotFoundError, 'steps.safetensors'),
-    'resnet50': (resnet50, ValueError, r'its blocks, from layer1.0 \(BasicB'),
-    'swin': (swin, ValueError, 'its blocks, from layer1.0 .* 0 times'),
+    'resnet50': (resnet50, ValueError, r'the block layer1.0 \(BasicB'),
+    'swin': (swin, ValueError, 'the block layer1.0 .* 0 times'),
     'two': (lambda: nn.ModuleList([resnet18(), resnet18()]), ValueError,
-            'its blocks, from layer1.0 .* 2 times'),
+            'the block layer1.0 .* 2 times'),
     'SE': (lambda: stepped('resnet', 'SE', first_block=False), ValueError,
            'other attentions here'),
     'start': (lambda: stepped('resnet', init_step=0.5), ValueError,

@@ -14,6 +14,7 @@ from mmstepnet.stiffness import (
     FIELDS,
     READINGS,
     Trajectories,
+    block_stiffness,
     find_recordings,
     read_trainings,
 )
@@ -100,6 +101,11 @@ def test_what_it_prints():
     assert alone.single_block_stages and not found.single_block_stages
     assert f'0 by definition, because one block a stage is counted; ' \
         f'{alone.tns("unit", "all"):.4g} with the mean of all' in str(alone)
+    scores = block_stiffness(found.unit, [0, 1, 2], 'all')
+    assert alone.stiffest_blocks(1, 'unit')[0][:2] == (
+        found.blocks[scores.argmax()], scores.max())
+    still = replace(found, unit=0 * found.unit)
+    assert '0, because every branch f is 0' in str(still)
 
 
 def test_correlations_with_the_attention_value():

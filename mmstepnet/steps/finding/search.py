@@ -65,6 +65,7 @@ def explain(finder: Finder, steps: list[FoundStep]) -> str:
         f'no residual step of {type(finder.model).__name__} can be recorded.',
         *([f'Found, but left out, the first of {len(seen)}:', *seen[:9]]
           if seen else [
-            'It adds no two plain tensors where hooks and dispatch modes see '
-            'it. PyTorch makes nested ones of a padding mask, unless '
-            'torch.backends.mha.set_fastpath_enabled(False) was called'])])
+            'It has no residual blocks, or adds no two plain tensors where '
+            'hooks and dispatch modes see it. PyTorch makes nested ones of a '
+            'padding mask, unless torch.backends.mha.set_fastpath_enabled('
+            'False) was called'])])
