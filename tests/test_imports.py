@@ -57,7 +57,7 @@ def files(*folders):
             for path in sorted((ROOT / folder).rglob('*.py'))]
 
 
-@pytest.mark.parametrize('room', BELOW)
+@pytest.mark.parametrize('room', sorted(BELOW))
 def test_a_room_imports_what_is_below_it(room):
     """And of libraries its own, and Python's."""
     where = ROOT / 'mmstepnet' / room
