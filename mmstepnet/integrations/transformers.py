@@ -4,6 +4,7 @@ transformers writes steps and metrics into its folders, and ``from_pretrained``
 does not read them again: :func:`load_folder` does.
 """
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -115,7 +116,7 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
         return names + load_steps(model, folder)
     steps = [key for path in Path(folder).glob('model*.safetensors')
              for key in safe_open(path, 'pt').keys()
-             if 'step.attention.' in key]
+             if re.search(r'step(_\d+)?\.attention\.', key)]
     if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise ValueError(f'{folder} has steps ({steps[0]}) and no {NAME} that '
                          f'says what they are; {WHOLE}')

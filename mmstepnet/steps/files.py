@@ -152,7 +152,8 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
     path = Path(path) / NAME if Path(path).is_dir() else Path(path)
     try:
         return _load(_base(model), *_read(path))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, StopIteration, TypeError,
+            ValueError) as error:
         raise ValueError(f'{path}: {error}') from error
 
 
@@ -167,10 +168,11 @@ def _load(model: nn.Module, about: dict,
         LOGGER.warning('Of %s only %s is loaded: the model has no other.',
                        about['modules_to_save'], list(named))
     others = [name for name, block in modules.items()
-              if name not in blocks and _gates(block)]
+              if name not in blocks and (
+                  _gates(block) or isinstance(block, RemovedBlock))]
     if others:
-        raise ValueError(f'it knows nothing of the steps in {others[0]}; call '
-                         f'remove_steps(model) first')
+        raise ValueError(f'it knows nothing of what was changed in '
+                         f'{others[0]}; load it onto the model without')
     targets = {name: _in_use(find_module(modules, name, 'it holds'))
                for name in named}
     removed = {name: stand_in(modules[name], *saved['removed'])
@@ -292,8 +294,10 @@ def _check_tensors(tensors: dict[str, Tensor],
 
 def _tensors(module: nn.Module) -> dict[str, Any]:
     """State dict of a module, without the records of gates."""
+    records = {f'{name}.{KEY}'.lstrip('.') for name, m in
+               module.named_modules() if isinstance(m, Recorded)}
     return {key: t for key, t in module.state_dict().items()
-            if not key.endswith(KEY)}
+            if key not in records}
 
 
 def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:

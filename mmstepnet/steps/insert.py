@@ -1,6 +1,7 @@
 """Residual steps in a model that exists, of whatever library."""
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -202,6 +203,8 @@ def _fused(meant: _Meant, cfg: dict, first_block: bool | None
 def put_in(block: Any, places: Iterable[Place] | None,
            attentions: list[Any]) -> None:
     """Put steps into a block: where branches end, or in a ResNet's tail."""
+    if 'torch._dynamo' in sys.modules:  # its guards do not see hooks
+        torch.compiler.reset()
     if places is None:
         if not isinstance(block, FusedBlock):
             put_fused_step(block)

@@ -129,7 +129,7 @@ class SpotFinder(Finder):
     def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
         operation = describe_operation(func)
-        origins = list(self._origins(operation, args))
+        origins = list(self._origins(operation, args, **(kwargs or {})))
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if origins and is_real(out):
             self.tags.make(out)
@@ -140,13 +140,14 @@ class SpotFinder(Finder):
             self.looked_up |= 1 << self.tags.mark(out)
         return out
 
-    def _origins(self, operation: Operation, args: tuple
-                 ) -> Iterator[tuple[str, tuple]]:
+    def _origins(self, operation: Operation, args: tuple, alpha: float = 1,
+                 **_: Any) -> Iterator[tuple[str, tuple]]:
         """Which sum, ReLU, or product with a number or weight it makes."""
         if operation.name == 'relu':
             yield 'relu', identity(args[0])
         for x, _ in operation.operands(args):
-            yield 'sum', identity(x)
+            if x is args[0] or alpha == 1:
+                yield 'sum', identity(x)
         for t, other in (args[:2], args[1::-1]) if operation.scales else ():
             if is_real(t) and self.tags.get(t) is not None and (
                     operation.name == 'mul' or t is args[0]) and not (

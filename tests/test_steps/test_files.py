@@ -178,8 +178,45 @@ def test_removed_blocks(tmp_path):
     mmstepnet.remove_steps(model)
     mmstepnet.save_steps(model, tmp_path / 'b.safetensors')
     torch.manual_seed(0)
-    check_loaded((model, resnet18(num_classes=3).eval(), x, []),
-                 tmp_path / 'b.safetensors')
+    plain = resnet18(num_classes=3).eval()
+    check_loaded((model, plain, x, []), tmp_path / 'b.safetensors')
+    mmstepnet.remove_blocks(plain, 'layer2.1')
+    with pytest.raises(ValueError, match='was changed in layer2.1'):
+        mmstepnet.load_steps(plain, tmp_path / 'b.safetensors')
+
+
+def test_a_compiled_model_that_has_run(tmp_path):
+    """The compiler's guards do not see hooks."""
+    model, plain, x, _ = make('chain')
+    mmstepnet.save_steps(model, tmp_path)
+    runs = compiled(plain)
+    with torch.no_grad():
+        runs(x)
+        mmstepnet.load_steps(runs, tmp_path)
+        torch.testing.assert_close(runs(x), model(x))
+
+
+class Scaled(nn.Linear):
+    """A head with a state that is neither parameter nor buffer."""
+
+    scale = 1.0
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+    def get_extra_state(self):
+        return torch.tensor(self.scale)
+
+    def set_extra_state(self, value):
+        self.scale = float(value)
+
+
+def test_a_head_with_a_state_of_its_own(tmp_path):
+    made = model, plain, _, _ = make('chain')
+    model[1], plain[1] = Scaled(8, 3), Scaled(8, 3)
+    model[1].scale = 5.0
+    mmstepnet.save_steps(model, tmp_path, ['1'])
+    check_loaded(made, tmp_path)
 
 
 def change(where, value):
@@ -250,7 +287,7 @@ OTHERS = {
     'start': (lambda: stepped('resnet', init_step=0.5), ValueError,
               'other attentions here'),
     'more': (lambda: stepped('resnet', first_block=True), ValueError,
-             'steps in layer2.0; call remove_steps'),
+             'was changed in layer2.0; load it'),
     'classes': (lambda: resnet18(num_classes=5), ValueError,
                 'fc.bias is not in both|fc.weight is not in both'),
     'meta': (lambda: resnet18().to('meta'), ValueError, 'the meta device'),

@@ -90,6 +90,13 @@ class Before(Block):
         return super().forward(nn.functional.hardtanh(x, -9, 9))
 
 
+class Halves(Block):
+    """Adds a half of its state."""
+
+    def forward(self, x):
+        return torch.add(self.f(x), x, alpha=0.5)
+
+
 def chain(make, count=3):
     return nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(
         *(make() for _ in range(count)))).eval()
@@ -124,8 +131,8 @@ REFUSED = dict(
 
 
 @pytest.mark.parametrize('make', [
-    *(lambda cls=cls: Block(cls) for cls in REFUSED.values()), Before],
-    ids=[*REFUSED, 'before'])
+    *(lambda cls=cls: Block(cls) for cls in REFUSED.values()), Before,
+    Halves], ids=[*REFUSED, 'before', 'halves'])
 def test_what_one_example_does_not_show_is_refused(make):
     """None of these changes a small state, in evaluation mode."""
     model = chain(make)
