@@ -82,7 +82,7 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
     values: dict[str, list[Tensor]] = defaultdict(list)
     products: dict[str, Product] = {}
     finder = _GateFinder(model)
-    with _followed(finder), in_mode(model, False):
+    with _followed(finder):
         for batch in batches:
             run_batch(model, batch)
             for name, step, _ in Arrangement(finder).named:
@@ -116,8 +116,9 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
 
 @contextmanager
 def _followed(finder: Finder) -> Iterator[None]:
-    """Follow passes in which each gate is multiplied for all to see."""
-    with hooked(finder.attach()), fused(False), torch.no_grad():
+    """Follow an evaluation in which each gate is multiplied for all to see."""
+    with (hooked(finder.attach()), fused(False), torch.no_grad(),
+          in_mode(finder.model, False)):
         yield
 
 

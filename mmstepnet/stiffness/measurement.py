@@ -53,7 +53,7 @@ class StepMeasurement:
         return t.movedim(self.axis, 0) if self.axis else t
 
     def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
-                   dropped: bool) -> None:
+                   dropped: bool, scales: tuple = ()) -> None:
         """Measure the branch, which may soon be overwritten.
 
         Args:
@@ -62,9 +62,12 @@ class StepMeasurement:
             scale (float): A factor of both in the sum.
             dropped (bool): Whether stochastic depth comes on top, so that
                 the sum has changed by something else.
+            scales (tuple): Numbers and weights that belong to the branch.
         """
         self.dropped, self.gate = dropped, step
         with hidden():
+            for k in scales:
+                f = f * k
             if step is not None and step.dim() == f.dim():
                 step = self._samples_first(step)
             self.f, self.change, self.step = branch_norms(

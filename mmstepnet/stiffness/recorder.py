@@ -258,7 +258,8 @@ class TrajectoryRecorder:
                 axis = self._axis
             elif x.shape[0] == samples:
                 self._axis = 0
-        if axis == 0 and tuple(x.shape) in self._finder.wrong_shapes:
+        if axis == 0 and (tuple(x.shape) in self._finder.wrong_shapes or (
+                x.dim() == 4 and x.shape[0] != samples == x.shape[1] > 1)):
             axis = None
         return StepMeasurement(x, axis)
 
@@ -271,12 +272,14 @@ class TrajectoryRecorder:
         if found.repeated:
             self._meet_repeated(found)
         names = [name for name, *_ in found.recorded]
-        other = {*names} ^ {*(names if self._found is None else self.blocks)}
+        known = names if self._found is None else self.blocks
+        other = {*names} ^ {*known}
         if other:
             raise RuntimeError(
                 'a forward pass took other steps than the first one, among '
                 f'them {", ".join(sorted(other)[:5])}; call eval(), or name '
                 'those that run each time by blocks=')
+        found.recorded.sort(key=lambda step: known.index(step[0]))
         samples = self._given[0] or len(found.recorded[0][1].norms.x)
         for name, total, _ in found.recorded:
             if total.norms.axis is None or len(total.norms.x) % samples:
@@ -286,7 +289,7 @@ class TrajectoryRecorder:
                     'another size, such as 1, build modules with '
                     'batch_first=True, or choose others by blocks=')
         with hidden():
-            part, without = compute_fields(names, torch.stack([
+            part, without = compute_fields(known, torch.stack([
                 total.norms.norms(block.run, samples)
                 for _, total, block in found.recorded], 2))
         part = self._leave_out(part, without)

@@ -139,6 +139,16 @@ def a(block, x):
     return block.a(x)
 
 
+def rows(block, x):
+    """A branch (N, C, L) and its gate (N, C, 1)."""
+    f = F.conv1d(x, block.a.weight[..., None])
+    return f, torch.sigmoid(block.c(f.mean(2)))[..., None]
+
+
+def in_mmcv(f):
+    return f.div(0.5) * (0.5 + torch.rand(len(f), 1, 1, 1)).floor()
+
+
 GATED = {
     'gate': lambda b, x: x + branch(b, x) * gate(b, branch(b, x)),
     'in place': lambda b, x: x + branch(b, x).mul_(gate(b, branch(b, x))),
@@ -149,6 +159,8 @@ GATED = {
 ADDED = {  # a branch, which the block adds to its state
     'parallel, summed before': lambda b, x: b.a(x) + b.b(x),
     'slices of one memory': res2net,
+    'RMSNorm by hand': lambda b, x: b.a(x) * b.a(x).square().mean(
+        -1, keepdim=True).rsqrt(),
     'by NumPy': backwards,
     'foreign': lambda b, x: b.norm(b.foreign(b.b(x))),
     'foreign, in a buffer': lambda b, x: b.norm(b.in_buffer(b.b(x))),
@@ -174,12 +186,14 @@ CODES = {  # code of a block, and the branch that it adds, or its steps
     **{f'copy {k}': (lambda b, x, same=same: same(x) + b.a(x), a)
        for k, same in enumerate((
            lambda x: x.clone(), lambda x: x.double().float(),
-           lambda x: 2 * (x / 2), lambda x: x.detach().view(-1).view_as(x),
+           lambda x: 2 * (x / 2), lambda x: torch.tensor(2.) * (x / 2),
+           lambda x: x.detach().view(-1).view_as(x),
            lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)))},
     'alpha': (lambda b, x: x.add(b.a(x), alpha=0.5),
               lambda b, x: 0.5 * b.a(x)),
     'sub': (lambda b, x: x - b.a(x), a),
     'in place': (lambda b, x: b.a(x).add_(x), a),
+    'out': (lambda b, x: torch.add(b.a(x), y := x.clone(), out=y), a),
     'overwritten': (lambda b, x: x.clone().add_(b.a(x)).relu_(), a),
 }
 CASES = {
@@ -189,13 +203,21 @@ CASES = {
        for key, f in branches.items()},
     **{f'gated, {key}': (code, gated_steps, MAPS)
        for key, code in GATED.items()},
+    'gated, rows': (lambda b, x: x + torch.mul(*rows(b, x)),
+                    lambda b, x: [(x, *rows(b, x))], X.transpose(1, 2)),
+    **{f'gated, scaled {k}': (
+        lambda b, x, change=change: x + change(
+            branch(b, x) * gate(b, branch(b, x)) * b.scale) / 3,
+        lambda b, x: [(x, branch(b, x) * b.scale / 6, gate(b, branch(b, x)))],
+        MAPS.repeat(6, 1, 1, 1))
+       for k, change in enumerate((
+           lambda f: f.mul_(0.5), lambda f: (0.5 * f.double()).float(),
+           lambda f: 0.5 * in_mmcv(f)))},
     # Stochastic depth is no part of the step.
     **{f'dropped {k}': (
         lambda b, x, drop=drop: x + drop(b.a(x)), a, MAPS.repeat(6, 1, 1, 1))
        for k, drop in enumerate((
-           lambda f: stochastic_depth(f, 0.5, 'row'),
-           lambda f: f.div(0.5) * (  # as in mmcv
-               0.5 + torch.rand(len(f), 1, 1, 1)).floor()))},
+           lambda f: stochastic_depth(f, 0.5, 'row'), in_mmcv))},
 }
 
 
@@ -223,7 +245,7 @@ def test_whether_a_gate_adapts(key):
         for k, block in enumerate(model):
             seen[str(k)] = gate(block, branch(block, x))[..., 0, 0].double()
             x = block(x)
-    found = measure_gates(model.train(), MAPS.split(1), lambda m: m.eval()(
+    found = measure_gates(model.train(), MAPS.split(1), lambda m: m(
         MAPS).sum())
     one = torch.stack([gates.mean() for gates in seen.values()])
     for name, gates in seen.items():
@@ -239,7 +261,7 @@ def test_whether_a_gate_adapts(key):
             ('channel mean', [g.mean(0) for g in seen.values()]),
             ('one number', [one.mean()] * 3)):
         x = MAPS
-        for k, block in enumerate(model.requires_grad_(False)):
+        for k, block in enumerate(model.eval().requires_grad_(False)):
             x = x + branch(block, x) * constants[k].float().view(
                 -1, 1, 1) if constants else block(x)
         assert found.results[kind] == pytest.approx(

@@ -198,6 +198,16 @@ def test_a_block_that_runs_several_times_is_as_many_steps():
     assert torch.equal(first.nsi, second.nsi)
 
 
+def test_blocks_in_another_order_keep_their_columns():
+    model = Net()
+    with TrajectoryRecorder(model) as recorder, torch.no_grad():
+        model(MAPS)
+        model.order = [0, 2, 1, 3]
+        model(MAPS)
+    assert torch.equal(recorder.nsi[len(MAPS):],
+                       recorded(model, MAPS).nsi[:, [1, 0, 2]])
+
+
 class Windows(nn.Module):
     """The second stage sees quarters of images, as so many samples."""
 

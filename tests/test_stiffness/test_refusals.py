@@ -85,6 +85,13 @@ class Regions(Windows):
         return self.window(self.image(x)[[0, 0, 1]])
 
 
+class Times(nn.Sequential):
+    """States (T, N, L, C)."""
+
+    def forward(self, x):
+        return super().forward(torch.stack([x] * 4))
+
+
 class Masked(nn.TransformerEncoder):
     def forward(self, x):
         return super().forward(x, None, torch.arange(6).expand(2, 6) > 3)
@@ -168,7 +175,8 @@ VALUES = [  # a call that raises a ValueError, and what it says
         (lambda: net(Mixes), torch.stack([X, X], -1),
          'both operands were computed from the state.*hyper-connections'),
         (lambda: InThread(net()), X, 'adds no two plain tensors'),
-        (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'))),
+        (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'),
+        (lambda: Times(*net()), X, 'axis of 2 samples is not clear'))),
     # Models, blocks and scores.
     *((lambda blocks=blocks: recorded(Net(), MAPS, blocks=blocks), word)
       for blocks, word in (

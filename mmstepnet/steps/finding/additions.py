@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Additions(TorchDispatchMode):
         self.sums: list[Sum] = []
         self.missed: Counter = Counter()
         self._weights: set[int] = set()  # their memory
+        self._rows: set[tuple] = set()  # shapes (N, C, L) of a Conv1d
         self._pending: list[Sum] = []
         self._step_of: dict[int, Sum] = {}  # by the sum's number
 
@@ -72,21 +74,29 @@ class Additions(TorchDispatchMode):
         if operation.views or is_backward():
             return func(*args, **kwargs)
         tags = self.tags.get_all((*args[:operation.last], *kwargs.values()))
-        found = factor = None
+        found = factor = multiple = None
         if tags:
+            if operation.same or operation.scales:
+                multiple = self._multiple(operation, args)
             if operation.pairs:
                 found = self._see_sum(operation, args, kwargs)
             elif operation.name == 'mul':
                 factor = self._factor(operation, *args[:2])
+            if factor is None and multiple:
+                factor = self._carry(operation, *multiple)
             if operation.writes:
-                self._save_states(args[0])
+                for t in tensors(args[:1], kwargs):  # or out=
+                    self._save_states(t)
         out = func(*args, **kwargs)
+        if operation.name == 'convolution' and is_real(out) and (
+                out.dim() == 3):
+            self._rows.add(tuple(out.shape))
         if not operation.blank and (tags or operation.random or not any(
                 is_real(t) and self._is_foreign(t) for t in tensors(
                     *args[:operation.last], kwargs))):
             self._pass_on(operation, tags, out)
-            if not operation.writes:
-                self._follow(operation, args, out)
+            if multiple and not operation.writes:
+                self._follow(operation, *multiple, out)
         if factor is not None:
             self.tags.make(out).factor = factor
         if found is not None:
@@ -116,18 +126,24 @@ class Additions(TorchDispatchMode):
                 tag.version += 1
                 tag.factor = None
 
-    def _follow(self, operation: Operation, args: tuple, out: Any) -> None:
+    def _multiple(self, operation: Operation,
+                  args: tuple) -> tuple[Tensor, Any] | None:
+        """What is copied or multiplied, and the number or weights."""
+        pairs = [(args[0], 1)] if operation.same else [args[:2]]
+        if operation.name == 'mul':
+            pairs.append(args[1::-1])
+        tags = self.tags.get_all
+        return next(((x, k) for x, k in pairs if tags([x]) and not any(
+            tag.known or tag.random for tag in tags([k]))), None)
+
+    def _follow(self, operation: Operation, x: Tensor, k: Any,
+                out: Any) -> None:
         """Say of a copy, or of a multiple, which state it is."""
-        if not (operation.same or operation.scales) or not is_real(args[0]):
+        if isinstance(k, Tensor) and k.numel() > 1:
             return
-        if operation.scales:
-            other = args[1]
-            if isinstance(other, Tensor) and (
-                    other.numel() > 1 or self.tags.get(other)):
-                return
-            if operation.name == 'div':
-                self.tags.make(out).divided = args[0]
-        number = self.tags.number(args[0])
+        if operation.name == 'div':
+            self.tags.make(out).divided = x
+        number = self.tags.number(x)
         if number and is_real(out):
             self.tags.mark(out, number)
 
@@ -137,7 +153,8 @@ class Additions(TorchDispatchMode):
         if not (is_real(a) and is_real(b)):
             return None
         for f, gate in ((a, b), (b, a)):
-            axis, tag = gate_axis(gate, f), self.tags.get(gate)
+            axis = gate_axis(gate, f, tuple(f.shape) in self._rows)
+            tag = self.tags.get(gate)
             if axis is None or tag is None:
                 continue
             if axis == 0 and tag.random and not tag.known:
@@ -154,6 +171,14 @@ class Additions(TorchDispatchMode):
                 of = of.clone()
             return Factor(of, gate, tag.known)
         return None
+
+    def _carry(self, operation: Operation, x: Tensor, k: Any) -> Factor | None:
+        """How a copy or a multiple of a product is made."""
+        factor = self.tags.make(x).factor
+        if factor is None or factor.of.shape != x.shape:
+            return None
+        k = 1 / k if operation.name == 'div' else k
+        return replace(factor, scales=(*factor.scales, k))
 
     def _is_foreign(self, t: Tensor) -> bool:
         """Whether something that no mode sees computed a tensor.
@@ -239,28 +264,31 @@ class Additions(TorchDispatchMode):
         found = self._new_sum(owner, number, x, f)
         if found.left_out:
             return None
-        f, gate, dropped = self._factors(f, base)
+        f, gate, dropped, scales = self._factors(f, base)
         found.gate = None if gate is None else tuple(gate.shape)
         first, alpha = args[0] is x, kwargs.get('alpha', 1)
         if self.norms is not None:
             found.norms = self.norms(x if first or alpha == 1 else x * alpha)
-            found.norms.see_branch(f, gate, alpha if first else 1, dropped)
+            found.norms.see_branch(f, gate, alpha if first else 1, dropped,
+                                   scales)
         return found
 
     def _factors(self, f: Tensor,
-                 base: int) -> tuple[Tensor, Tensor | None, bool]:
-        """Branch, attention value, and whether stochastic depth was there."""
-        gate, dropped = None, False
+                 base: int) -> tuple[Tensor, Tensor | None, bool, tuple]:
+        """Branch, attention value, if stochastic depth was there, scales."""
+        gate, dropped, scales = None, False, ()
         while (tag := self.tags.get(f)) is not None and (
                 factor := tag.factor) is not None:
+            if scales and factor.of.shape != f.shape:
+                break
             if factor.gate is not None:
                 if gate is not None or not factor.known >> base & 1:
                     break
                 gate = factor.gate
             else:
                 dropped = True
-            f = factor.of
-        return f, gate, dropped
+            f, scales = factor.of, scales + factor.scales
+        return f, gate, dropped, scales
 
     def _new_sum(self, owner: Run, state: int, x: Tensor, f: Tensor,
                  part: str | None = None) -> Sum:

@@ -21,11 +21,13 @@ class Factor:
         gate (Tensor, optional): By what, one number an image and channel;
             None where it was stochastic depth, one number an image.
         known (int): States that the gate was computed from.
+        scales (tuple): Numbers and weights that it was multiplied by, too.
     """
 
     of: Tensor
     gate: Tensor | None = None
     known: int = 0
+    scales: tuple = ()
 
 
 class Tag:
@@ -165,7 +167,7 @@ def tensors(*values: object) -> list[Tensor]:
     return found
 
 
-def gate_axis(gate: Tensor, f: Tensor) -> int | None:
+def gate_axis(gate: Tensor, f: Tensor, is_row: bool = False) -> int | None:
     """Axis of the channels in one number an image and channel.
 
     Args:
@@ -173,6 +175,7 @@ def gate_axis(gate: Tensor, f: Tensor) -> int | None:
             along which it was expanded count as one number.
         f (Tensor): What it multiplies, (N, C, H, W), (N, H, W, C) or
             (N, L, C), or with more or fewer places.
+        is_row (bool): Whether (N, L, C) is (N, C, L). Defaults to False.
 
     Returns:
         int | None: The axis, 0 if it is one number an image or one for all
@@ -187,7 +190,7 @@ def gate_axis(gate: Tensor, f: Tensor) -> int | None:
     wide = [d for d in range(1, f.dim()) if sizes[d] > 1]
     if not wide:
         return 0 if sizes[0] in (1, len(f)) else None
-    channels = (1, f.dim() - 1) if f.dim() > 3 else (2, )
+    channels = (1, f.dim() - 1) if f.dim() > 3 else (2 - is_row, )
     if sizes[0] != len(f) or len(wide) > 1 or wide[0] not in channels:
         return None
     return wide[0]
