@@ -212,7 +212,8 @@ CASES = {
         MAPS.repeat(6, 1, 1, 1))
        for k, change in enumerate((
            lambda f: f.mul_(0.5), lambda f: (0.5 * f.double()).float(),
-           lambda f: 0.5 * in_mmcv(f)))},
+           lambda f: 0.5 * in_mmcv(f),
+           lambda f: f.mul_(torch.rand(len(f), 1, 1, 1).round()) / 2))},
     # Stochastic depth is no part of the step.
     **{f'dropped {k}': (
         lambda b, x, drop=drop: x + drop(b.a(x)), a, MAPS.repeat(6, 1, 1, 1))

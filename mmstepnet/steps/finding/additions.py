@@ -169,6 +169,7 @@ class Additions(TorchDispatchMode):
                 continue
             if operation.writes and of is a:
                 of = of.clone()
+                self.tags.make(of).factor = self.tags.make(a).factor
             return Factor(of, gate, tag.known)
         return None
 
