@@ -80,12 +80,11 @@ def test_from_pretrained(name, tmp_path):
     """A user's class: from a plain checkpoint, and from one of its own."""
     transformers = pytest.importorskip('transformers', '5')
 
-    class Stepped(transformers.ResNetForImageClassification):
-        _keys_to_ignore_on_load_missing = [r'_extra_state$']
+    class SteppedModel(transformers.ResNetModel):
 
         def __init__(self, config):
             super().__init__(config)
-            insert_steps(self.resnet, name, init_step=config.init_step,
+            insert_steps(self, name, init_step=config.init_step,
                          **dict(map_size=8) if name == 'FCA' else {})
             self.post_init()
 
@@ -93,6 +92,14 @@ def test_from_pretrained(name, tmp_path):
             super()._init_weights(module)
             if isinstance(module, (Attention, ZeroStart)):
                 module.reset_parameters()
+
+    class Stepped(transformers.ResNetForImageClassification):
+        _keys_to_ignore_on_load_missing = [r'_extra_state$']
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.resnet = SteppedModel(config)
+            self.post_init()
 
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2],
