@@ -27,7 +27,7 @@ BELOW = {
 }
 """Rooms and modules, and what each may import beside itself."""
 
-LIBRARIES = {'torch', 'numpy', 'scipy'}
+LIBRARIES = {'torch', 'numpy', 'scipy', 'tqdm'}
 INTEGRATED = {'lightning', 'torch_geometric', 'torchmetrics',
               'transformers'}
 """Libraries that ``integrations/`` stands on, a file each."""

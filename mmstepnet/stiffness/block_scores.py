@@ -1,6 +1,5 @@
 """Which blocks a network could do without: scores, and the trial itself."""
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
 from mmstepnet.checks import check_choice
 from mmstepnet.precision import full_precision
@@ -21,8 +21,6 @@ from mmstepnet.steps.removal import prepare_removal, without_blocks
 
 from .readings import READINGS
 from .recorder import TrajectoryRecorder
-
-LOGGER = logging.getLogger(__name__)
 
 SCORES = (*READINGS, 'f_norm', 'influence')
 """Scores of :func:`block_scores`."""
@@ -72,7 +70,7 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """
     check_choice('score', score, SCORES)
-    batches = iter(batches)
+    batches = iter(tqdm(batches, score))
     with in_mode(model, False), torch.no_grad():
         with TrajectoryRecorder(model, blocks) as recorder:
             for batch in batches:
@@ -169,9 +167,7 @@ def ablate_blocks(model: nn.Module,
     found = {} if found is None else found
     todo = [name for name in removed if name not in found]
     whole = value('as a whole') if todo else 0.0
-    for name in todo:
+    for name in tqdm(todo, 'without each block'):
         with without_blocks(model, {name: removed[name]}):
             found[name] = whole - value(f'without {name}')
-        LOGGER.info('without %s: %.4g less (%d of %d)', name, found[name],
-                    len(found), len(removed))
     return found
