@@ -141,7 +141,7 @@ class SpotFinder(Finder):
         return out
 
     def _origins(self, operation: Operation, args: tuple, alpha: float = 1,
-                 **_: Any) -> Iterator[tuple[str, tuple]]:
+                 **others: Any) -> Iterator[tuple[str, tuple]]:
         """Which sum, ReLU, or product with a number or weight it makes."""
         if operation.name == 'relu':
             yield 'relu', identity(args[0])

@@ -189,10 +189,12 @@ class Additions(TorchDispatchMode):
         if self.tags.get(t) is not None:
             return False
         if not self._weights:  # FSDP and pruning keep them as attributes
-            self._weights = {
-                value.untyped_storage()._cdata for m in self.names
+            kept: list[Any] = [
+                value for m in self.names
                 for values in (m._parameters, m._buffers, vars(m))
-                for value in values.values() if is_real(value)}
+                for value in values.values()]
+            self._weights = {
+                t.untyped_storage()._cdata for t in kept if is_real(t)}
         return t.untyped_storage()._cdata not in self._weights
 
     def _see_sum(self, operation: Operation, args: tuple,
