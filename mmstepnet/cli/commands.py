@@ -38,7 +38,7 @@ TOP1 = 'accuracy/top1'
 WRAPPERS = 'module.', '_orig_mod.', 'model.'
 """Prefixes of DistributedDataParallel, torch.compile and Lightning."""
 
-FETCHED = 'timm:', 'torchvision:', 'mm:'
+FETCHED = 'timm:', 'torchvision:', 'mm:', 'hf:'
 """Models that come without their weights."""
 
 
@@ -92,7 +92,9 @@ def _networks(args: argparse.Namespace
         if args.steps is not None:
             load_steps(named.model, args.steps)
             settings['steps'] = str(args.steps)
-        if not (weights or args.pretrained) and name.startswith(FETCHED):
+        if name.startswith(FETCHED) and not (
+                weights or args.pretrained
+                or Path(name.removeprefix('hf:')).is_dir()):
             settings['untrained'] = True
             print(f'{label}: its weights are random; give --weights, or '
                   f'--pretrained', file=sys.stderr)

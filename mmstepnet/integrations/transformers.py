@@ -106,16 +106,23 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
         with steps.
 
     Raises:
-        ValueError: The weights have steps, and nothing says what they are.
+        ValueError: The weights have steps or metrics, and nothing says what
+            they are.
     """
     names = []
+    keys = [key for path in Path(folder).glob('model*.safetensors')
+            for key in safe_open(path, 'pt').keys()]
     if hasattr(model.config, 'metric_attention'):
         from .transformers_attention import load_metrics
         names = load_metrics(model, folder)
+    elif metrics := [key for key in keys if '.metric.hidden.' in key]:
+        raise ValueError(
+            f'{folder} has metrics ({metrics[0]}), and its config does not '
+            f'say of which attention; build the model as it was, call '
+            f'add_metrics and load_state_dict')
     if (Path(folder) / NAME).is_file():
         return names + load_steps(model, folder)
-    steps = [key for path in Path(folder).glob('model*.safetensors')
-             for key in safe_open(path, 'pt').keys()
+    steps = [key for key in keys
              if re.search(r'step(_\d+)?\.attention\.', key)]
     if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise ValueError(f'{folder} has steps ({steps[0]}) and no {NAME} that '

@@ -190,10 +190,15 @@ class _WayFinder(SpotFinder):
 
     def _count(self, end: tuple, start: tuple) -> int | None:
         """Number of sums on the way back from a result to a state."""
-        counts = [self._count(x[:4], start) for kind, x, _ in
-                  self.origins.get(end, ()) if kind == 'sum']
-        return 0 if end == start else min(
-            (n + 1 for n in counts if n is not None), default=None)
+        counts, todo = {end: 0}, [end]
+        for memory in todo:  # which grows
+            if memory == start:
+                return counts[memory]
+            for kind, x, _ in self.origins.get(memory, ()):
+                if kind == 'sum' and x[:4] not in counts:
+                    counts[x[:4]] = counts[memory] + 1
+                    todo.append(x[:4])
+        return None
 
 
 def _run(model: nn.Module, example: object

@@ -15,6 +15,7 @@ if int(hf.__version__.split('.')[0]) < 5:
     pytest.skip('needs transformers 5', allow_module_level=True)
 
 from mmstepnet.integrations import transformers_attention as ours  # noqa: E402
+from mmstepnet.integrations.transformers import load_folder  # noqa: E402
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
              intermediate_size=64)
@@ -139,6 +140,14 @@ def test_a_folder_in_a_new_process(tmp_path, kind, attention, eps, others):
     for other in others:
         run_tool('-c', LOADED, tmp_path, f'{kind}{other}',
                  PYTHONPATH=os.pathsep.join(sys.path))
+
+
+def test_metrics_of_which_the_config_says_nothing(tmp_path):
+    model = build('Bert', 'metric', None)
+    del model.config.metric_attention
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match='config does not say of which'):
+        load_folder(hf.BertModel.from_pretrained(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize('attention', ['l2', 'metric'])

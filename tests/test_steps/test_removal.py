@@ -162,6 +162,15 @@ def resnet():
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
+def test_a_network_of_many_sums():
+    """More than Python may call functions inside one another."""
+    model = chain(Block, 600)
+    with torch.no_grad():
+        wanted = model[1][:599](model[0](MAPS))
+        assert remove_blocks(model, '1.599', MAPS) == ['1.599']
+        assert torch.equal(model(MAPS), wanted)
+
+
 def test_save_load_and_pickle():
     model, other = resnet(), resnet()
     remove_blocks(model, ['layer1.0', 'layer3.1'])
