@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.nn.modules import module as every
 
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.attentions.base import normalises_by_batch
@@ -27,17 +26,8 @@ PARTS = (StepNet, FoldedStepNet), (nn.ReLU, nn.Identity), (nn.Identity, )
 """Attentions, activations and drop paths that are known. Classes exactly:
 subclasses compute something else."""
 
-FORWARDS = {kind: kind.forward for kinds in (
-    *PARTS, (nn.BatchNorm1d, nn.BatchNorm2d)) for kind in kinds}
-"""What known classes came with."""
-
 FROZEN = 'torchvision.ops.misc', 'FrozenBatchNorm2d'
 """Torchvision's BN of buffers, as its detectors use it."""
-
-HOOKS = (
-    every._global_forward_hooks, every._global_forward_pre_hooks,
-    every._global_backward_hooks, every._global_backward_pre_hooks)
-"""Those that somebody registers for all modules."""
 
 FEWEST_VALUES = 2**16
 """Of a map on a CPU: over smaller ones the reference path is as fast or
@@ -82,7 +72,7 @@ def fused_step(step: Any, x: Tensor, branch: Tensor,
     Returns:
         Tensor: State x_{t+1}, or None where the reference path is right.
     """
-    if not fused.mode or is_transformed() or any(HOOKS):
+    if not fused.mode or is_transformed():
         return None
     if is_compiling():
         # Exporters know BN and pooling by their names.
@@ -154,7 +144,7 @@ def read_norm(norm: Any, maps: Tensor,
     frozen = (type(norm).__module__, type(norm).__name__) == FROZEN
     kind, values = ((nn.BatchNorm1d, len(maps)) if gate else
                     (nn.BatchNorm2d, maps.numel() // maps.shape[1]))
-    if not (frozen or isinstance(norm, kind)) or not is_as_made(norm):
+    if not (frozen or type(norm) is kind) or not is_as_made(norm):
         return None
     batch = (normalises_by_batch(gate, norm) if gate else
              not frozen and (norm.training or norm.running_mean is None))
@@ -177,19 +167,15 @@ def are_plain(vectors: Iterable[Any]) -> bool:
 
 
 def is_as_made(module: nn.Module) -> bool:
-    """Whether a module runs what its class came with, and nobody hooks it.
+    """Whether a module runs its class's ``forward``, and nobody hooks it.
 
-    It is asked at every step, for nobody tells when somebody sets a
-    ``forward`` or a hook, on an object or on a class.
+    It is asked at every step, for nobody tells when somebody sets one.
     """
-    cls = type(module)
-    known = next((k for k in cls.__mro__ if k in FORWARDS), None)
-    hooks = (*module._forward_hooks.values(),
-             *module._forward_pre_hooks.values())
-    return ((known is None or cls.forward is FORWARDS[known])
-            and 'forward' not in vars(module)
-            and not (module._backward_hooks or module._backward_pre_hooks)
-            and all(getattr(hook, 'only_looks', False) for hook in hooks))
+    forward = *module._forward_hooks.values(), *(
+        module._forward_pre_hooks.values())
+    return not ('forward' in vars(module) or module._backward_hooks
+                or module._backward_pre_hooks) and all(
+        getattr(hook, 'only_looks', False) for hook in forward)
 
 
 def only_looks(hook: Callable) -> Callable:
