@@ -54,7 +54,7 @@ def check_mask(mask: Tensor | None,
                          f'j may inform receiver i, got {tuple(mask.shape)}; '
                          'a mask of sources alone is (..., 1, M)')
     seen = mask.tril() if is_causal and mask.shape[-2] > 1 else mask
-    _refuse_unless(seen.any(-1).all(), 'a row of the mask leaves no source, '
+    _refuse_unless(seen.any(-1), 'a row of the mask leaves no source, '
                    'so that its softmax is not defined; let an isolated point '
                    'inform itself (set the diagonal), or drop it')
     return mask
@@ -78,14 +78,15 @@ def informed_rows(mask: Tensor, receivers: int) -> Tensor:
 
 
 def _refuse_unless(good: Tensor, message: str) -> None:
-    """Raise a ValueError, on a CPU, for a mask that is not good.
+    """Raise a ValueError, on a CPU, for a mask that is not good everywhere.
 
     A compiled or exported graph cannot branch on values, and a GPU would be
     waited for at each call. There the device raises the error when it runs.
     Under vmap all samples are checked.
     """
-    while not is_compiling() and functorch.is_batchedtensor(good):
-        good = functorch.get_unwrapped(good).all()
+    while not is_compiling() and functorch.is_functorch_wrapped_tensor(good):
+        good = functorch.get_unwrapped(good)
+    good = good.all()
     if (is_compiling() or good.device.type != 'cpu'
             or not has_values(good)):
         torch._assert_async(good, message)
@@ -103,14 +104,14 @@ def _check_edges(mask: Tensor, shape: tuple[int, ...],
                          'be left out')
     mask = mask.coalesce()  # a GPU is waited for unless it is already
     _refuse_unless(
-        mask.values().all(), 'a sparse mask stores the edges alone, and this '
+        mask.values(), 'a sparse mask stores the edges alone, and this '
         'one stores False too; build it from the True ones')
     if not is_compiling():
         informed = torch.zeros(
             shape[0], dtype=torch.bool, device=mask.device).index_fill_(
                 0, mask.indices()[0], True)
         _refuse_unless(
-            informed.all(), 'a node has no neighbour in the sparse mask, so '
+            informed, 'a node has no neighbour in the sparse mask, so '
             'that its softmax is not defined; add self-loops, or drop it')
     return mask
 

@@ -30,24 +30,18 @@ def pseudo_metric(kind, w):
     def linear(x):
         return w['metric.weight'] @ x
 
-    def query(x):
-        return w['query.weight'] @ x
-
-    def key(x):
-        return w['key.weight'] @ x
-
-    def receiver(x):
-        return w['receiver'].ravel() @ w['linear.weight'] @ x
-
-    def source(x):
-        return w['source'].ravel() @ w['linear.weight'] @ x
+    def score(name):
+        return lambda x: w[name].ravel() @ w['linear.weight'] @ x
 
     return {
-        'DotProduct': (query, key, lambda a, b: -(a @ b)),
+        'DotProduct': (lambda x: w['query.weight'] @ x,
+                       lambda x: w['key.weight'] @ x,
+                       lambda a, b: -(a @ b)),
         'L2': (linear, linear, lambda a, b: ((a - b)**2).sum()),
         'Metric': (perceptron, perceptron, lambda a, b: ((a - b)**2).sum()),
-        'GraphAttention': (receiver, source, lambda a, b: -(
-            a - b if a > b else 0.2 * (a - b))),
+        'GraphAttention': (
+            score('receiver'), score('source'),
+            lambda a, b: -(a - b if a > b else 0.2 * (a - b))),
     }[kind]
 
 

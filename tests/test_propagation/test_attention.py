@@ -14,7 +14,7 @@ from mmstepnet.propagation import (
     Propagation,
     PseudoMetric,
 )
-from tests.test_propagation.references import by_numpy
+from tests.test_propagation.references import by_numpy, copy_attention
 from tests.utils import not_on_torch_21, perturb
 
 
@@ -80,12 +80,7 @@ def test_dot_product_is_torch_attention(is_causal):
     """PyTorch's own module, given the same weights."""
     ours = build(DotProductAttention, 12, 3, eps=math.sqrt(12 / 3))
     theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
-    with torch.no_grad():
-        own = ours.pseudo_metric
-        layers = (own.query, own.key, ours.value)
-        theirs.in_proj_weight.copy_(torch.cat([m.weight for m in layers]))
-        theirs.in_proj_bias.copy_(torch.cat([m.bias for m in layers]))
-    theirs.out_proj.load_state_dict(ours.proj.state_dict())
+    copy_attention(theirs, ours)
     x = torch.randn(2, 7, 12).double()
     kept = torch.arange(7) < torch.tensor([[7], [4]])
     later = torch.ones(7, 7, dtype=torch.bool).triu(1)

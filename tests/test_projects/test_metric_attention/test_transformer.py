@@ -8,6 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from projects.metric_attention.models import TranslationTransformer
+from tests.test_propagation.references import copy_attention
 from tests.utils import perturb
 
 PAD, BOS, EOS = 0, 1, 2
@@ -33,15 +34,6 @@ def sentences(*lengths, seed=0):
                                           generator=generator)
         row[length + 1] = EOS
     return batch
-
-
-def copy_attention(host, ours):
-    """Weights of nn.MultiheadAttention from a DotProductAttention."""
-    own = ours.pseudo_metric
-    parts = (own.query, own.key, ours.value)
-    host.in_proj_weight.copy_(torch.cat([p.weight for p in parts]))
-    host.in_proj_bias.copy_(torch.cat([p.bias for p in parts]))
-    host.out_proj.load_state_dict(ours.proj.state_dict())
 
 
 def copy_layer(host, ours):
@@ -106,10 +98,8 @@ def test_losses_sentence_by_sentence(attention):
         ids = ids[ids != PAD]
         own = logits(model, source_ids[source_ids != PAD][None],
                      ids[None, :-1])[0]
-        probabilities = own.exp() / own.exp().sum(-1, keepdim=True)
-        terms.append([-probabilities[t, ids[t + 1]].log()
-                      for t in range(len(ids) - 1)])
-    sums = [torch.stack(own).sum().item() for own in terms]
+        terms.append(F.cross_entropy(own, ids[1:], reduction='none'))
+    sums = [own.sum().item() for own in terms]
     counts = [len(own) for own in terms]
     loss = model(source, target, mode='loss')['loss'].item()
     assert loss == pytest.approx(sum(sums) / sum(counts), rel=1e-5)
