@@ -1,4 +1,4 @@
-"""What stands in the documents, for the tests that run it."""
+"""What stands in the documents, for the tests that run it; all configs."""
 
 import re
 from pathlib import Path
@@ -7,16 +7,15 @@ ROOT = Path(__file__).resolve().parents[1]
 READMES = (ROOT / 'README.md', ROOT / 'README_zh-CN.md')
 PAGES = (*READMES, *sorted((ROOT / 'docs').glob('*.md')),
          *sorted((ROOT / 'docs' / 'api').glob('*.md')))
+CONFIGS = sorted(
+    path for folder in (ROOT / 'configs', *ROOT.glob('projects/*/configs'))
+    for path in folder.rglob('*.py') if '_base_' not in path.parts)
 
 
 def snippets(path, language):
     """Text of the blocks of code in a language."""
     return re.findall(rf'^```{language}\n(.*?)^```', path.read_text('utf-8'),
                       re.DOTALL | re.MULTILINE)
-
-
-def python_snippets(path):
-    return snippets(path, 'python')
 
 
 def headings(path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from projects.metric_attention import no_propagation
 from tests.documents import ROOT
 from tests.test_projects.test_reproduction.test_papers_tables import (
     NUMBER,
@@ -77,6 +78,15 @@ def test_what_stiffness_tells():
         assert len(found) >= least
         for each in found:
             assert any(all(map(near, each, k)) for k in known), each
+
+
+@pytest.mark.filterwarnings('ignore::RuntimeWarning')
+def test_no_propagation():
+    """The verdicts against S = I are those of the stored rows."""
+    found = no_propagation.comparisons()
+    shown = page('docs/metric_attention.md')
+    assert len(found) == 9
+    assert all(f'| {" | ".join(row)} |' in shown for row in found)
 
 
 def test_single_blocks():

@@ -20,15 +20,24 @@ def write_log(work_dir, values, start='20260101_000000'):
 
 
 def test_a_resumed_run_and_its_test(tmp_path):
-    """The later start counts, a test has no step; a kill cut a line off."""
-    write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 7.0}}, '20260102_000000')
-    write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 9.0}})
+    """The later start counts, a test has no step; a kill cut a line off.
+
+    It counts also for the losses that the first had logged beyond it.
+    """
+    def entries(loss, *steps):
+        return {s: dict(loss=loss, epoch=1 + (s > 10), iter=s) for s in steps}
+
+    write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 7.0}, **entries(1.0, 15)},
+              '20260102_000000')
+    write_log(tmp_path, {1: {'m': 1.0}, 2: {'m': 9.0},
+                         **entries(4.0, 5, 10, 15, 20)})
     for path in tmp_path.rglob('*.json'):
         path.write_text(path.read_text() + '{"m": 2.')
     (tmp_path / '20260102_000000' / '20260102_000000.json').write_text(
         json.dumps({'m': 8.5}))
     assert logged_metric(tmp_path, 'm') == {1: 1.0, 2: 7.0, 'test': 8.5}
     assert logged_metric(tmp_path, 'coco/bbox_mAP') == {}
+    assert logged_losses(tmp_path) == {1: 4.0, 2: 1.0}
 
 
 @pytest.mark.parametrize('value', ['NaN', 'Infinity', '"high"'])
@@ -38,12 +47,3 @@ def test_no_finite_number(tmp_path, value):
     (vis_data / 'scalars.json').write_text(f'{{"m": {value}, "step": 1}}\n')
     with pytest.raises(ValueError, match='scalars.json: m is '):
         logged_metric(tmp_path, 'm')
-
-
-def test_losses_of_a_resumed_run(tmp_path):
-    """The later start counts, also for what the first logged beyond it."""
-    def entries(steps, loss):
-        return {s: dict(loss=loss, epoch=1 + (s > 10), iter=s) for s in steps}
-    write_log(tmp_path, entries((5, 10, 15, 20), 4.0))
-    write_log(tmp_path, entries((15, ), 1.0), '20260102_000000')
-    assert logged_losses(tmp_path) == {1: 4.0, 2: 1.0}

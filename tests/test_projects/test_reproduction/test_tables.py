@@ -10,7 +10,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from projects.reproduction.report import COSTS
 from projects.reproduction.tables import METRICS, read_tables
-from tests.documents import ROOT
+from tests.documents import CONFIGS, ROOT
 
 TABLES = read_tables(ROOT)
 
@@ -26,31 +26,10 @@ def models():
                 yield model
 
 
-def config_folders():
-    return [ROOT / 'configs', *ROOT.glob('projects/*/configs')]
-
-
-def config_files():
-    return [path for folder in config_folders()
-            for path in folder.rglob('*.py')]
-
-
 def test_every_config_has_one_entry_and_every_entry_a_config():
-    entries = [model['Config'] for model in models()]
-    configs = [
-        str(path.relative_to(ROOT))
-        for path in config_files()
-        if '_base_' not in path.parts
-    ]
-    assert sorted(entries) == sorted(configs)
+    entries = [ROOT / model['Config'] for model in models()]
+    assert sorted(entries) == CONFIGS
     assert all(Path(m['Config']).stem == m['Name'] for m in models())
-
-
-def test_every_folder_has_its_metafile_and_readme():
-    for folder in (f for top in config_folders() for f in top.iterdir()):
-        if folder.is_dir() and folder.name not in ('_base_', '__pycache__'):
-            assert {'metafile.yml', 'README.md'} <= {
-                p.name for p in folder.iterdir()}
 
 
 def test_readmes_show_the_metafiles_figures():
