@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.fft import dctn
 from scipy.signal import correlate2d
+from scipy.special import expit as sigmoid
 
 from mmstepnet.attentions import build_attention, choose_step
 from tests.utils import perturb
@@ -12,10 +13,6 @@ from tests.utils import perturb
 # As the paper's search ranked them: vertical and horizontal frequency.
 FCA_ROWS = [0, 0, 6, 0, 0, 1, 1, 4, 5, 1, 3, 0, 0, 0, 3, 2]
 FCA_COLUMNS = [0, 1, 0, 5, 2, 0, 2, 0, 0, 6, 0, 4, 6, 3, 5, 2]
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
 
 
 def mlp(w, z, prefix=''):

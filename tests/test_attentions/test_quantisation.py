@@ -6,26 +6,12 @@ import torch.nn as nn
 from torch.ao.quantization import get_default_qconfig_mapping, quantize_dynamic
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-from mmstepnet.attentions.base import build_attention
-from mmstepnet.steps import ResidualStep
+from mmstepnet.attentions import build_attention
+from tests.test_steps.cases import Block
 
 NAMES = ('SE', 'ECA', 'SRM', 'FCA', 'SGE', 'CBAM', 'StepNet', 'SEM',
          'OursSharedMLP')
 """One of each kind of layers, and all that tools have stopped at."""
-
-
-class Block(nn.Module):
-    """A residual block of 32 channels."""
-
-    def __init__(self, name):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(32, 32, 3, padding=1)
-        self.step = ResidualStep(
-            build_attention(dict(type=name), 32, 8), nn.ReLU())
-
-    def forward(self, x):
-        return self.step(x, self.conv(x))
 
 
 def near(found, expected):
@@ -36,7 +22,8 @@ def near(found, expected):
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', NAMES)
 def test_quantised(name):
-    model, x = Block(name).eval(), torch.randn(2, 32, 8, 8)
+    model = Block(build_attention(dict(type=name), 8, 8)).eval()
+    x = torch.randn(2, 8, 8, 8)
     expected = model(x)
     near(quantize_dynamic(model, {nn.Linear})(x), expected)
     prepared = prepare_fx(model, get_default_qconfig_mapping('x86'), (x, ))

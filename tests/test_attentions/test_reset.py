@@ -5,7 +5,6 @@ import torch
 
 from mmstepnet import insert_steps
 from mmstepnet.attentions import (
-    ATTENTIONS,
     IEBN,
     Attention,
     ZeroStart,
@@ -13,9 +12,6 @@ from mmstepnet.attentions import (
     choose_step,
 )
 from tests.utils import seeded
-
-SETTINGS = [(name, init_step) for name in sorted(set(ATTENTIONS) - {'Plain'})
-            for init_step in (None, 1.0)]
 
 
 def spoil(module):
@@ -45,11 +41,11 @@ ORDERS = pytest.mark.parametrize(
 
 
 @ORDERS
-@pytest.mark.parametrize('name, init_step', SETTINGS)
-def test_every_attention(name, init_step, reset):
+@pytest.mark.parametrize('init_step', [None, 1.0])
+def test_every_attention(cfg, init_step, reset):
     """The same start, but for what is drawn."""
     def build():
-        return build_attention(dict(type=name, init_step=init_step), 32, 7)
+        return build_attention(dict(cfg, init_step=init_step), 32, 7)
 
     fresh, model = build(), spoil(build())
     reset(model)
