@@ -1,4 +1,3 @@
-import errno
 import os
 import stat
 
@@ -22,22 +21,6 @@ def test_writes(tmp_path, name):
     assert os.listdir(path.parent) == [name]
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(
         plain.stat().st_mode)
-
-
-def test_full_disk(tmp_path, monkeypatch):
-    """What is there stays whole, and nothing is left behind."""
-    path = tmp_path / 'file'
-    path.write_bytes(b'old')
-
-    def full(descriptor):
-        assert os.fstat(descriptor).st_size == 3  # all of it has left Python
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, 'fsync', full)
-    with pytest.raises(OSError, match='No space left'):
-        write_whole(path, b'new')
-    assert path.read_bytes() == b'old'
-    assert os.listdir(tmp_path) == ['file']
 
 
 def test_remove_unfinished(tmp_path):

@@ -1,4 +1,4 @@
-"""Correlations against NumPy, and p-values against all orders."""
+"""Ranks of runs: correlations and p-values against all orders."""
 
 from itertools import combinations, permutations
 
@@ -7,18 +7,6 @@ import pytest
 from scipy.stats import rankdata
 
 from mmstepnet.stiffness import correlate_ranks
-from mmstepnet.stiffness.correlations import row_correlations
-
-
-def test_correlation_of_rows():
-    x, y = np.random.default_rng(0).random((2, 7, 20), dtype=np.float32)
-    x[0] = 0.25
-    x[1] = np.float32(0.25) + np.spacing(np.float32(0.25)) * (y[1] > 0.5)
-    found = row_correlations(x, y)
-    assert np.isnan(found[:2]).all()
-    expected = [np.corrcoef(a, b)[0, 1] for a, b in zip(x[2:], y[2:])]
-    np.testing.assert_allclose(found[2:], expected, rtol=1e-6)
-    assert np.isnan(row_correlations(x[:, :2], y[:, :2])).all()
 
 
 @pytest.mark.parametrize('accuracy', [

@@ -55,10 +55,16 @@ def test_round_trip(tmp_path, monkeypatch):
         assert {*file} == {f.name for f in fields(found)}
         assert json.loads(str(file['settings']))['split'] == 'val'
     before = path.read_bytes()
-    monkeypatch.setattr(os, 'fsync', lambda file: 1 / 0)  # as a full disk
-    with pytest.raises(ZeroDivisionError):
+
+    def full(descriptor):
+        assert os.fstat(descriptor).st_size > 1000  # all has left Python
+        raise OSError('No space left')
+
+    monkeypatch.setattr(os, 'fsync', full)
+    with pytest.raises(OSError, match='No space left'):
         Trajectories(**arrays(n=2)).save(path)
     assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_files_that_are_no_recordings(tmp_path):
@@ -110,8 +116,9 @@ def test_what_it_prints():
 
 def test_correlations_with_the_attention_value():
     given = arrays(20, 7)
-    given['step_mean'][:, 1] = 0.25
-    found = Trajectories(**{**given, 'stages': [3, 3, 3, 3, 1, 1, 1]})
+    # One gate is constant up to the rounding of float32.
+    given['step_mean'][:, 1] = 0.25 + 3e-8 * (given['unit'][:, 1] > 0.5)
+    found = Trajectories(**{**given, 'stages': [3, 3, 3, 3, 3, 1, 1]})
     nsi, step = given['unit'], given['step_mean']
     expected = [np.nan if i == 1 else np.corrcoef(nsi[:, i], step[:, i])[0, 1]
                 for i in range(7)]
@@ -119,8 +126,8 @@ def test_correlations_with_the_attention_value():
         found.block_correlations('unit'), expected, rtol=1e-5)
     assert found.adaptive_blocks == [0, 2, 3, 4, 5, 6]
     along = found.trajectory_correlations('unit')
-    assert list(along) == ['stage 1', 'stage 2', 'all stages']
-    for name, part in (('stage 2', slice(4, 7)), ('all stages', slice(0, 7))):
+    assert list(along) == ['stage 1', 'all stages']  # two are no trajectory
+    for name, part in (('stage 1', slice(0, 5)), ('all stages', slice(0, 7))):
         np.testing.assert_allclose(
             along[name],
             [np.corrcoef(a[part], b[part])[0, 1] for a, b in zip(nsi, step)],
