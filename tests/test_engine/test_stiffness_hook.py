@@ -1,7 +1,8 @@
 """What StiffnessHook measures, logs, saves and shows, and what it bears."""
 
-import json
 import re
+from collections import ChainMap
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,57 +11,32 @@ from mmengine.model import BaseTTAModel
 from mmengine.registry import VISBACKENDS
 from mmengine.visualization import BaseVisBackend
 
-from mmstepnet.stiffness import (
-    FIELDS,
-    MEANS,
-    READINGS,
-    total_neural_stiffness,
-    total_stiffness_proportion,
-)
-from tests.programs import run_ranks
+from mmstepnet.stiffness import MEANS, READINGS
 from tests.test_engine.stiffness_job import (
-    SAMPLES,
     VAL_IMAGES,
     digits_runner,
     log_text,
-    no_hooks,
     offline,
     recording,
     scalars,
 )
+from tests.test_stiffness.reference import no_hooks
 
 
 @VISBACKENDS.register_module(force=True)
-class Remembered(BaseVisBackend):
-    """Keeps images and scalars; may have lost its network."""
-
-    def __init__(self, save_dir='', error=None):
-        super().__init__(save_dir)
-        self.error, self.images, self.scalars = error, {}, {}
-
-    @property
-    def experiment(self):
-        return self
-
-    def add_image(self, name, image, step=0, **kwargs):
-        self.images[name] = image, step
-
-    def add_scalars(self, scalars, *args, **kwargs):
-        if self.error:
-            raise ConnectionError(self.error)
-        self.scalars.update(scalars)
-
-    def add_nothing(self, *args, **kwargs):
-        pass
-
-    _init_env = add_config = add_graph = add_scalar = add_nothing
+def remembered(save_dir, error=None):
+    """A backend that keeps its calls; it may have lost its network."""
+    backend = Mock(BaseVisBackend, _save_dir=save_dir)
+    backend.add_scalars.side_effect = error and ConnectionError(error)
+    return backend
 
 
 @pytest.mark.parametrize('split', ['val', 'test'])
 def test_classification(tmp_path, split):
     runner = digits_runner(tmp_path, hook=dict(figures=True), options={
         'visualizer.vis_backends': [
-            dict(type='LocalVisBackend'), dict(type='Remembered')]})
+            dict(type='LocalVisBackend'),
+            dict(type='remembered', name='remembered')]})
     metrics = getattr(runner, split)()
     assert no_hooks(runner.model)
     record = recording(tmp_path, split)
@@ -80,73 +56,37 @@ def test_classification(tmp_path, split):
         model='resnet20_stepnet_digits', split=split, reading='adaptive',
         dataset_size=VAL_IMAGES)
 
-    nsi = recorder.nsi.double()
     expected = {
-        'stiffness/tns':
-        total_neural_stiffness(nsi, recorder.stages).mean().item(),
-        'stiffness/p_hat':
-        total_stiffness_proportion(nsi, recorder.stages).mean().item(),
-        'stiffness/nsi':
-        nsi.mean().item(),
-        **{
-            f'stiffness/tns_{reading}' + ('_all' if mu == 'all' else ''):
-            total_neural_stiffness(recorder.record[reading], recorder.stages,
-                                   mu).mean().item()
-            for mu in MEANS for reading in READINGS
-        }
-    }
+        'stiffness/tns': record.tns(),
+        'stiffness/p_hat': record.proportion(),
+        'stiffness/nsi': record.adaptive.mean(),
+        **{f'stiffness/tns_{reading}' + ('_all' if mu == 'all' else ''):
+           record.tns(reading, mu) for mu in MEANS for reading in READINGS}}
     assert len(set(expected.values())) == len(expected) - 1
     assert expected['stiffness/tns'] == expected['stiffness/tns_adaptive']
-    backend = runner.visualizer.get_backend('Remembered')
+    backend = runner.visualizer.get_backend('remembered')
+    shown = dict(ChainMap(*(
+        call.args[0] for call in backend.add_scalars.call_args_list)))
     for name, value in expected.items():
         assert value > 0
-        assert scalars(runner)[f'{split}/{name}'] == backend.scalars[
+        assert scalars(runner)[f'{split}/{name}'] == shown[
             name] == pytest.approx(value, rel=1e-6)
         # In the epoch's log line, with the metrics.
         assert re.search(
-            fr'Epoch\({split}\).*accuracy/top1.*{name}: {value:.4f}|'
-            fr'Epoch\({split}\).*{name}: {value:.4f}.*accuracy/top1',
-            log_text(tmp_path))
-    for block, value in zip(recorder.blocks, nsi.mean(0).tolist()):
-        assert backend.scalars[f'stiffness/nsi/{block}'] == pytest.approx(
+            fr'Epoch\({split}\).*{name}: {value:.4f}', log_text(tmp_path))
+    for block, value in zip(recorder.blocks, record.adaptive.mean(0)):
+        assert shown[f'stiffness/nsi/{block}'] == pytest.approx(
             value, rel=1e-6)
     # Backends get the figures; the local one would have copied them.
     files = sorted(tmp_path.rglob('*.png'))
     assert files == sorted((tmp_path / 'stiffness').glob('*.png'))
-    assert sorted(backend.images) == [
-        f'stiffness/{split}_figure_{number}' for number in (2, 3, 6, 9)]
-    for file, name in zip(files, sorted(backend.images), strict=True):
-        image, step = backend.images[name]
+    calls = [call.args for call in backend.add_image.call_args_list]
+    for file, (name, image, step), number in zip(
+            files, calls, (2, 3, 6, 9), strict=True):
+        assert name == f'stiffness/{split}_figure_{number}'
         assert image.dtype == np.uint8 and step == 0
         np.testing.assert_array_equal(
             image, np.rint(imread(file)[..., :3] * 255))
-
-
-def test_ranks_equal_one_process(tmp_path):
-    world = 2
-    codes, outputs = run_ranks(
-        world, '-m', 'tests.test_engine.stiffness_job', tmp_path / 'ranks')
-    assert codes == [0] * world, outputs[0][-3000:]
-    for run, samples in enumerate(SAMPLES):
-        size = samples or VAL_IMAGES
-        assert size % world
-        runner = digits_runner(
-            tmp_path / 'one' / str(samples), hook=dict(max_samples=samples))
-        runner.val()
-        one, many = (recording(tmp_path / which / str(samples))
-                     for which in ('one', 'ranks'))
-        assert one.adaptive.shape == (size, 6)
-        for name in FIELDS:
-            np.testing.assert_allclose(
-                getattr(many, name), getattr(one, name), rtol=2e-6)
-        # Accuracy is over all images on either side.
-        assert many.settings == one.settings
-        assert many.structure == one.structure
-        assert many.excluded == one.excluded
-        for output in outputs:  # on every rank
-            printed = [json.loads(line) for line in output.splitlines()
-                       if line.startswith('{"val/')]
-            assert printed[run] == pytest.approx(scalars(runner), rel=1e-6)
 
 
 class Augmented(BaseTTAModel):
@@ -219,16 +159,14 @@ def test_networks_without_and_with_too_few_blocks_are_told(tmp_path):
     assert 'TNS is 0 by definition' in log_text(tmp_path / 'few')
 
 
-@pytest.mark.parametrize('where', [
-    'data_preprocessor', 'backbone', 'head'])
-def test_after_an_exception_the_next_validation_is_right(tmp_path, where):
+def test_after_an_exception_the_next_validation_is_right(tmp_path):
     runner = digits_runner(tmp_path)
 
     def fail(*args):
-        raise ArithmeticError(where)
+        raise ArithmeticError('of the data')
 
-    handle = getattr(runner.model, where).register_forward_pre_hook(fail)
-    with pytest.raises(ArithmeticError, match=where):
+    handle = runner.model.data_preprocessor.register_forward_pre_hook(fail)
+    with pytest.raises(ArithmeticError, match='of the data'):
         runner.val()
     handle.remove()
     assert not (tmp_path / 'stiffness').exists()

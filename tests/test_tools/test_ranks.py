@@ -5,18 +5,20 @@ import re
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from mmstepnet.stiffness import FIELDS, Trajectories
 from tests.documents import ROOT
 from tests.programs import call_tool, load_tool, run_program
 
 GLOBAL_BATCH = 64
 ITERATIONS = 20
-IMAGES = 37  # over 2 processes a remainder
+IMAGES, SAMPLES = 37, 11  # over 2 processes a remainder
 
 
 @HOOKS.register_module(force=True)
@@ -39,7 +41,8 @@ def write_config(folder, ranks, hooks=()):
     path.write_text(f'''
 _base_ = [{str(base)!r}]
 custom_imports = dict(imports=['tests.test_tools.test_ranks'])
-custom_hooks = [dict(type='mmstepnet.StiffnessHook', figures=False)]
+custom_hooks = [dict(
+    type='mmstepnet.StiffnessHook', figures=False, max_samples={SAMPLES})]
 custom_hooks += {list(hooks)!r}
 model = dict(backbone=dict(norm_eval=True))
 train_dataloader = dict(
@@ -82,13 +85,18 @@ def test_same_weights_and_evaluation(tmp_path):
             r'(\S+): (-?\d[\d.e+-]*)', line) if 'time' not in key}
         weights = torch.load(work_dir / f'iter_{ITERATIONS}.pth',
                              weights_only=False)['state_dict']
-        found[ranks] = weights, scalars
-    (alone, evaluated), (shared, scalars) = found[1], found[2]
+        found[ranks] = weights, scalars, Trajectories.load(
+            work_dir / 'stiffness' / f'stiffness_val_iter_{ITERATIONS}.npz')
+    (alone, evaluated, one), (shared, scalars, many) = found[1], found[2]
     assert any('tns' in key for key in evaluated), evaluated
     assert scalars == pytest.approx(evaluated, rel=1e-3)
-    for name, value in alone.items():
-        torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-5,
-                                   msg=name)
+    torch.testing.assert_close(shared, alone, rtol=1e-4, atol=1e-5)
+    # In the data's order, of which neither has more.
+    assert one.adaptive.shape == (SAMPLES, 6)
+    for name in FIELDS:
+        np.testing.assert_allclose(
+            getattr(many, name), getattr(one, name), rtol=1e-3)
+    assert many.structure == one.structure
 
 
 def test_dying_rank(tmp_path):
