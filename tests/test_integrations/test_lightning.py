@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from mmstepnet import calibrate, insert_steps, load_steps, measure_stiffness
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 lightning = pytest.importorskip('lightning', reason='needs lightning')
 
@@ -60,9 +60,7 @@ class Halving(Module):
 
 def loader():
     """It and its sampler have generators of their own."""
-    images = torch.rand(
-        12, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    data = TensorDataset(images, torch.arange(12))
+    data = TensorDataset(seeded(12, 3, 32, 32), torch.arange(12))
     return DataLoader(
         data, 4, generator=torch.Generator().manual_seed(4),
         sampler=RandomSampler(
@@ -97,8 +95,7 @@ def test_it_calibrates_and_logs(tmp_path, kind, precision, prepare):
             on_train_start=lambda trainer, module: kept.update(
                 copy.deepcopy(model.state_dict()))),
         kind=kind, precision=precision)
-    for key, value in gates.state_dict().items():
-        torch.testing.assert_close(kept[key], value, msg=key)
+    torch.testing.assert_close(kept, dict(gates.state_dict()))
     measured, logged = measure_stiffness(model, batches), {
         key: float(value) for key, value in trainer.callback_metrics.items()}
     assert logged == pytest.approx(

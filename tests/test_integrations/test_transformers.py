@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mmstepnet import insert_steps, measure_stiffness
-from tests.utils import perturb
+from tests.utils import perturb, seeded
 
 hf = pytest.importorskip('transformers', reason='needs transformers')
 pytest.importorskip('accelerate', reason='needs accelerate')
@@ -16,8 +16,7 @@ from mmstepnet.integrations.transformers import (  # noqa: E402
     load_folder,
 )
 
-IMAGES = torch.rand(
-    12, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+IMAGES = seeded(12, 3, 32, 32)
 ROWS = [dict(pixel_values=image, labels=k % 3)
         for k, image in enumerate(IMAGES)]
 

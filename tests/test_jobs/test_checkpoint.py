@@ -63,9 +63,8 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     content = mmengine_content()
     got = read_checkpoint(save(tmp_path / 'whole.pth', content, zipped))
     assert got['meta'] == content['meta']
-    for name, value in content['state_dict'].items():
-        assert torch.equal(got['state_dict'][name], value)
-        assert got['state_dict'][name].dtype == value.dtype
+    torch.testing.assert_close(
+        got['state_dict'], content['state_dict'], rtol=0, atol=0)
     assert got['param_schedulers'] == content['param_schedulers']
     scalars = got['message_hub']['log_scalars']
     assert scalars['train/loss'].current() == 0.5
@@ -162,8 +161,7 @@ def test_forms_of_weights(tmp_path, change, ending):
     else:
         save_file(content.get('state_dict', content), path, dict(a='b'))
     model = load(network(), path)
-    found = model.state_dict()
-    assert all(torch.equal(found[key], weights[key]) for key in weights)
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
     assert model.mean.tolist() == [120.] * 3
 
 

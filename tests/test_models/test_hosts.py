@@ -202,17 +202,15 @@ def test_freezes_what_the_host_does(build, frozen):
 
 
 @MODELS.register_module(force=True)
-class Joints(nn.Sequential):
+def joints():
     """Takes the joints of a person in each frame, as DSTFormer does."""
-
-    def __init__(self):
-        super().__init__(nn.Flatten(0, 1), nn.Linear(3, 8), nn.Sequential(
-            *(Adds(nn.Linear(8, 8)) for _ in range(2))))
+    return nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 8), nn.Sequential(
+        *(Adds(nn.Linear(8, 8)) for _ in range(2))))
 
 
 def test_a_backbone_of_other_inputs():
     """Whose inputs cannot be made up: the config says what it takes."""
-    model = StepBackbone(dict(type='mmstepnet.Joints'), example=(2, 4, 17, 3),
+    model = StepBackbone(dict(type='mmstepnet.joints'), example=(2, 4, 17, 3),
                          layout='NLC')
     assert all(map(steps_of, model[2]))
     assert model(torch.rand(3, 4, 17, 3)).shape == (12, 17, 8)
@@ -257,7 +255,7 @@ REFUSED = {
     'a name': (lambda: RESNET(18, attention='SE'), TypeError, "got 'SE'"),
     'None': (lambda: StepBackbone(dict(type='mmdet.ResNet', depth=18), None),
              TypeError, 'attention must be a dict'),
-    'no example': (lambda: StepBackbone(dict(type='mmstepnet.Joints')),
+    'no example': (lambda: StepBackbone(dict(type='mmstepnet.joints')),
                    ValueError, 'give example='),
     **{kind: (dropout(kind), ValueError, 'attn_drop 0.1.*drop_rate')
        for kind in ('StepVisionTransformer', 'PropagationVisionTransformer')},

@@ -155,7 +155,6 @@ def test_backbones_come_from_imagenet_whole(tmp_path, attention):
     init_default_scope(cfg.default_scope)
     backbone = MODELS.build(cfg.model.backbone)
     backbone.init_weights()
-    expected = classifier.backbone.state_dict()
-    got = backbone.state_dict()
-    assert got.keys() == expected.keys()
-    assert all(torch.equal(got[key], expected[key]) for key in got)
+    torch.testing.assert_close(
+        backbone.state_dict(), classifier.backbone.state_dict(), rtol=0,
+        atol=0)
