@@ -1,6 +1,6 @@
 """The repository's programs, as the tests call them."""
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -25,11 +25,8 @@ def few(train, test):
 
 def load_tool(name):
     """A tool as a module."""
-    path = ROOT / 'tools' / name
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(
+        f'tools.{name.removesuffix(".py").replace("/", ".")}')
 
 
 def call_tool(module, *arguments):
@@ -54,21 +51,3 @@ def run_program(*command, check=True, **env):
 def run_tool(*command, **kwargs):
     """Run a program of Python's likewise."""
     return run_program(sys.executable, *command, **kwargs)
-
-
-def run_ranks(count, *command):
-    """Run a program of Python's as so many ranks; return codes and outputs."""
-    env = dict(os.environ, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port(),
-               WORLD_SIZE=str(count), OMP_NUM_THREADS='1',
-               PYTHONPATH=os.pathsep.join(sys.path))
-    jobs = [subprocess.Popen(
-        [sys.executable, *map(str, command)], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**env, 'RANK': str(rank), 'LOCAL_RANK': str(rank)})
-        for rank in range(count)]
-    try:
-        outputs = [job.communicate(timeout=900)[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    return [job.returncode for job in jobs], outputs

@@ -15,7 +15,6 @@ import torch
 
 import mmstepnet
 from tests.documents import PAGES, READMES, ROOT, headings, snippets
-from tests.documents import python_snippets as python
 
 
 def is_program(snippet):
@@ -23,12 +22,12 @@ def is_program(snippet):
 
 
 PROGRAMS = {
-    path: [snippet for snippet in python(path) if is_program(snippet)]
+    path: list(filter(is_program, snippets(path, 'python')))
     for path in PAGES if path != READMES[1]}
 CONFIGS = [
     pytest.param(snippet, id=f'{path.name}-{number}')
     for path in PROGRAMS  # the second README's code is that of the first
-    for number, snippet in enumerate(python(path))
+    for number, snippet in enumerate(snippets(path, 'python'))
     if not is_program(snippet) and 'mmseg::' not in snippet
     and all(map(find_spec, re.findall(r"\['(\w+)::", snippet)))
 ]
@@ -47,7 +46,7 @@ def test_readme_is_short(readme):
 
 def test_readmes_show_the_same_code():
     first, second = (
-        [ast.dump(ast.parse(snippet)) for snippet in python(path)]
+        [ast.dump(ast.parse(snippet)) for snippet in snippets(path, 'python')]
         for path in READMES)
     assert first == second
     first, second = (

@@ -4,7 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-import torch.nn as nn
 
 from mmstepnet import MetricAttention, export, remove_blocks
 from mmstepnet.export import export_onnx
@@ -96,19 +95,12 @@ def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
 
 def test_causal_attention_over_padded_tokens(tmp_path):
     """The check of the mask stands in the file, too."""
-    class Causal(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = MetricAttention(16, 2)
-
-        def forward(self, x, keep):
-            return self.attention(x, mask=keep, is_causal=True)
-
-    model = Causal().eval()
+    model = MetricAttention(16, 2).eval()
     x, keep = torch.randn(2, 20, 16), torch.ones(2, 1, 20, dtype=torch.bool)
     keep[:, :, 12:] = False
-    path = tmp_path / 'model.onnx'
-    torch.onnx.export(model, (x, keep), str(path), dynamo=True, verbose=False,
-                      external_data=False, input_names=['x', 'keep'])
-    found, = computed(path, x=x, keep=keep)
-    torch.testing.assert_close(found, model(x, keep), rtol=1e-4, atol=1e-5)
+    path, options = tmp_path / 'model.onnx', dict(mask=keep, is_causal=True)
+    torch.onnx.export(model, (x, ), str(path), kwargs=options, dynamo=True,
+                      verbose=False, external_data=False)
+    found, = computed(path, x=x, mask=keep)
+    torch.testing.assert_close(found, model(x, **options), rtol=1e-4,
+                               atol=1e-5)

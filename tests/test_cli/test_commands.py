@@ -173,7 +173,6 @@ def of_openmmlab(folder, pictures):
 
 
 @pytest.mark.parametrize('make, options', [
-    (of_torchvision, dict(prefix='module.')),
     (of_torchvision, dict(prefix='module._orig_mod.')),
     (of_torchvision, dict(steps=True)), (of_a_function, {}),
     (of_transformers, {}), (of_openmmlab, {})])

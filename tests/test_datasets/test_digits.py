@@ -2,7 +2,6 @@
 
 import os
 
-import cv2
 import numpy as np
 import pytest
 from mmengine.config import Config
@@ -44,9 +43,12 @@ def test_splits_share_no_digit_and_lose_none():
     assert len(np.unique(digits.data, axis=0)) == 1797
 
 
-def test_every_box_is_tight_and_no_ink_is_outside():
-    """Labels are those of the digits."""
+@pytest.mark.parametrize('solid', [False, True])
+def test_every_box_is_tight_and_no_ink_is_outside(solid):
+    """Labels are those of the digits, which keep 95 % of their ink."""
     images, labels = load_digit_split('train')[:2]
+    # A solid square shows one colour, which tells how much is left of it.
+    images = np.full_like(images, 255) if solid else images
     lengths, empty, overlapping = [], 0, 0
     for seed in range(300):
         kind = labels == seed % 10
@@ -62,6 +64,9 @@ def test_every_box_is_tight_and_no_ink_is_outside():
             ink = changed[y1:y2, x1:x2]
             for edge in (ink[0], ink[-1], ink[:, 0], ink[:, -1]):
                 assert edge.any()
+            shown = picture[y1:y2, x1:x2].reshape(-1, 3)
+            _, counts = np.unique(shown, axis=0, return_counts=True)
+            assert not solid or counts.max() >= 0.95 * counts.sum()
             covered[y1:y2, x1:x2] += 1
             lengths.append(max(x2 - x1, y2 - y1))
         assert not changed[covered == 0].any()
@@ -71,21 +76,6 @@ def test_every_box_is_tight_and_no_ink_is_outside():
     assert 0.03 < empty / 300 < 0.14 and overlapping > 60
     with pytest.raises(ValueError, match='at least 56x56 px.*got 48x128'):
         compose(0, images, labels, (48, 128))
-
-
-def test_every_digit_keeps_95_percent_of_its_ink():
-    # A solid square shows one colour, which tells how much is left of it.
-    square = np.full((1, 8, 8), 255, np.uint8)
-    touched = 0
-    for seed in range(100):
-        picture, boxes, _ = compose(seed, square, np.array([0]), SIZE)
-        for x1, y1, x2, y2 in boxes:
-            colours, counts = np.unique(
-                picture[y1:y2, x1:x2].reshape(-1, 3), axis=0,
-                return_counts=True)
-            assert counts.max() >= 0.95 * counts.sum()
-            touched += len(colours) > 1
-    assert touched > 20
 
 
 def contents(folder):
@@ -111,9 +101,7 @@ def test_files_follow_from_the_settings(tmp_path, monkeypatch):
     call_tool(composer, '--out', out, *FEW)
     assert picture.read_bytes() == b'mark'
     call_tool(composer, '--out', out, *FEW, '--seed', 1)
-    assert contents(out).keys() == contents(other).keys()
-    assert cv2.imread(str(picture)).shape == (128, 128, 3)
-    assert picture.read_bytes() != before
+    assert picture.read_bytes() not in (before, b'mark')
     assert sorted(os.listdir(tmp_path)) == ['a', 'b']
 
     def interrupt(seed, digits, *args):

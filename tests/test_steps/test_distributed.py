@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from tests.programs import run_ranks
+from tests.documents import ROOT
+from tests.programs import run_tool
+from tests.utils import free_port
 
 
 def test_two_processes(tmp_path):
@@ -10,6 +12,7 @@ def test_two_processes(tmp_path):
 
     What the first process saves is whole, and each loads its part of it.
     """
-    codes, outputs = run_ranks(
-        2, Path(__file__).with_name('ddp_rank.py'), tmp_path)
-    assert codes == [0, 0], outputs
+    run_tool('-m', 'torch.distributed.run', '--nproc-per-node=2',
+             f'--master-port={free_port()}',
+             Path(__file__).with_name('ddp_rank.py'), tmp_path,
+             PYTHONPATH=str(ROOT))

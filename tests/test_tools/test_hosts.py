@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmstepnet.stiffness import Trajectories
-from tests.documents import ROOT, python_snippets
+from tests.documents import ROOT, snippets
 from tests.programs import IN_PROCESS, call_tool, load_tool, run_tool
 
 DETECTOR = """
@@ -68,8 +68,8 @@ def segmentation(folder):
         image = rng.normal(60 + 70 * mask[..., None], 20, (64, 64, 3))
         cv2.imwrite(f'{folder}/data/val/{i}.png', image.clip(0, 255))
         cv2.imwrite(f'{folder}/data/masks/{i}.png', mask)
-    documented, *_ = [snippet for snippet in python_snippets(
-        ROOT / 'docs' / 'segmentation.md') if 'mmseg::' in snippet]
+    documented, *_ = [snippet for snippet in snippets(
+        ROOT / 'docs' / 'segmentation.md', 'python') if 'mmseg::' in snippet]
     (folder / 'documented.py').write_text(documented)
     return SEGMENTOR, folder / 'documented.py'
 

@@ -1,12 +1,9 @@
 """The environment's script, with a Python that only writes down its calls."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.documents import ROOT
 from tests.programs import run_program
 
 FITS = 'torch-9.0-cp399'
@@ -48,12 +45,10 @@ def setup_env(tmp_path):
 
     def run(*arguments, code=0, **env):
         calls.write_text('')
-        done = subprocess.run(
-            ['bash', ROOT / 'tools' / 'setup_env.sh', *arguments],
-            capture_output=True, text=True, env={
-                **os.environ, 'VENV': str(tmp_path / 'venv'),
-                'STACK': 'onedl', 'FOLDER': str(tmp_path),
-                'CALLS': str(calls), 'CXX': 'false', **env})
+        done = run_program(
+            'bash', 'tools/setup_env.sh', *arguments, check=False,
+            VENV=str(tmp_path / 'venv'), STACK='onedl', FOLDER=str(tmp_path),
+            CALLS=str(calls), CXX='false', **env)
         assert done.returncode == code, done.stdout + done.stderr
         return [name for line in calls.read_text().splitlines()
                 for mark, name in NAMES.items() if mark in line], done.stderr
