@@ -124,6 +124,8 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     from mmstepnet.jobs.checkpoint import read_checkpoint
     config = Config.fromfile(name)
     init_default_scope(config.get('default_scope', 'mmengine'))
+    if config.get('data_preprocessor'):  # as a runner hands it on
+        config.model.setdefault('data_preprocessor', config.data_preprocessor)
     model = MODELS.build(config.model)
     if pretrained:
         model.init_weights()

@@ -67,9 +67,8 @@ model = dict(
     type='ImageClassifier',
     backbone=dict(type='ResNet', depth=18),
     neck=dict(type='GlobalAveragePooling'),
-    head=dict(type='LinearClsHead', num_classes=4, in_channels=512),
-    data_preprocessor=dict(mean=[120, 110, 100], std=[60, 50, 40],
-                           to_rgb=True))
+    head=dict(type='LinearClsHead', num_classes=4, in_channels=512))
+data_preprocessor = dict(mean=[120, 110, 100], std=[60, 50, 40], to_rgb=True)
 test_dataloader = dict(batch_size=2, dataset=dict(type='ImageNet', pipeline=[
     dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=40, edge='short'),
@@ -290,7 +289,7 @@ def no_classifier(folder):
     (folder / 'moco.py').write_text(CONFIG + """
 model.update(type='MoCo', queue_len=4, head=dict(
     type='ContrastiveHead', loss=dict(type='CrossEntropyLoss')))
-model['data_preprocessor']['type'] = 'SelfSupDataPreprocessor'
+data_preprocessor['type'] = 'SelfSupDataPreprocessor'
 """)
     return f'mm:{folder}/moco.py'
 
