@@ -35,6 +35,7 @@ from unittest import mock
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from mmstepnet import find_steps, insert_steps, remove_steps
 from mmstepnet.steps import fused
@@ -243,12 +244,7 @@ def run(model: nn.Module, setting: dict
 
 def tensors(outs: object) -> list[Tensor]:
     """All tensors of an output, in their order."""
-    if isinstance(outs, Tensor):
-        return [outs]
-    if isinstance(outs, dict):
-        outs = list(outs.values())
-    return [t for out in outs for t in tensors(out)] if isinstance(
-        outs, (list, tuple)) else []
+    return [t for t in tree_flatten(outs)[0] if isinstance(t, Tensor)]
 
 
 def in_a_line(error: Exception | None) -> str:

@@ -28,16 +28,9 @@ def parents_first(module, turn=list):
             child.reset_parameters()
 
 
-def children_first(module):
-    parents_first(module, reversed)
-
-
-def alone(module):
-    module.reset_parameters()
-
-
-ORDERS = pytest.mark.parametrize(
-    'reset', [alone, children_first, parents_first])
+ORDERS = pytest.mark.parametrize('reset', [
+    lambda module: module.reset_parameters(), parents_first,
+    lambda module: parents_first(module, reversed)])
 
 
 @ORDERS

@@ -32,10 +32,6 @@ pytestmark = pytest.mark.usefixtures('restored_mmengine')
 CONFIG = ROOT / 'configs/digits/resnet20_stepnet_digits.py'
 
 
-class Foreign:
-    pass
-
-
 @pytest.fixture(params=['allowlist', 'unpickler'])
 def reader(request, monkeypatch):
     """Both ways of reading, the second one that of old PyTorch versions."""
@@ -84,7 +80,7 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     (lambda path: Payload(torch.load, str(path)), 'load'),
     (lambda path: Payload(torch.hub.load, str(path)), 'load'),
     (lambda path: Payload(pickle.loads, b'cos\nsystem\n.'), 'loads'),
-    (lambda path: Foreign(), 'Foreign'),
+    (lambda path: path, 'PosixPath'),
 ])
 def test_runs_nothing(tmp_path, reader, payload, name, zipped):
     """Neither we nor mmengine, from a file or an address."""

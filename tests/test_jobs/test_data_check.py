@@ -54,12 +54,10 @@ def test_refused_before_the_first_iteration(digits, tmp_path, monkeypatch):
 
 def network(name, classes):
     """With as many classes as are given in one of its heads."""
-    model = nn.ModuleDict()
-    part = model
-    for key in name.split('.'):
-        part[key] = nn.ModuleDict()
-        part = part[key]
-    part.num_classes = classes
+    model = nn.Module()
+    model.num_classes = classes
+    for key in reversed(name.split('.')):
+        model = nn.ModuleDict({key: model})
     return model
 
 

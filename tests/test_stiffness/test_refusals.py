@@ -28,10 +28,6 @@ X = seeded(2, 6, 8)
 ONE, TWO = [[1., 2.]], [[1., 2., 3.]]
 
 
-def given(**change):
-    return Trajectories(**{**arrays(), **change})
-
-
 class ByForeach(Adds):
     def forward(self, x):
         return torch._foreach_add([x], [self.f(x)])[0]
@@ -151,7 +147,8 @@ VALUES = [  # a call that raises a ValueError, and what it says
     (lambda: stiffness_proportion([[1.]], [0], [1.], [[0.]]),
      r'm2 must have shape \(B\)'),
     # Recordings.
-    *((lambda change=change: given(**change), word) for change, word in (
+    *((lambda change=change: Trajectories(**{**arrays(), **change}), word)
+      for change, word in (
         (dict(x_norm=np.ones((4, 2))), r'x_norm must have shape \(4, 3\)'),
         (dict(blocks=['a']), '3 blocks need as many names'),
         (dict(settings=dict(model='net')), 'model, split'),

@@ -11,10 +11,6 @@ from tools import quickstart
 from tools.quickstart import Stage
 
 
-def shell(text):
-    return ['sh', '-c', text]
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs the stages with these commands instead of the environment's."""
@@ -56,9 +52,9 @@ def test_plan_is_that_of_the_configs():
 
 def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):
     result, order = tmp_path / 'metrics.json', tmp_path / 'order'
-    training = Stage('training', shell(
+    training = Stage('training', ['sh', '-c', (
         f'echo train $OMP_WAIT_POLICY >> {order}; echo \'{{"accuracy": 99}}\' '
-        f'> {result}'), result)
+        f'> {result}')], result)
     run(training, quickstart.OPS)
     assert order.read_text().split('\n') == [
         'basis', 'train PASSIVE', 'wheel', 'ops', '']
@@ -72,4 +68,4 @@ def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):
 def test_a_failure_names_its_log(run, tmp_path):
     with pytest.raises(SystemExit, match=r'no data\nfailed; the whole output '
                        f'is in {tmp_path}/logs/1_of_1.log'):
-        run(Stage('training', shell('echo no data; exit 3')))
+        run(Stage('training', ['sh', '-c', 'echo no data; exit 3']))
