@@ -144,7 +144,9 @@ def read_norm(norm: Any, maps: Tensor,
     frozen = (type(norm).__module__, type(norm).__name__) == FROZEN
     kind, values = ((nn.BatchNorm1d, len(maps)) if gate else
                     (nn.BatchNorm2d, maps.numel() // maps.shape[1]))
-    if not (frozen or type(norm) is kind) or not is_as_made(norm):
+    known = frozen or (isinstance(norm, kind)
+                       and type(norm).forward is kind.forward)
+    if not known or not is_as_made(norm):
         return None
     batch = (normalises_by_batch(gate, norm) if gate else
              not frozen and (norm.training or norm.running_mean is None))
