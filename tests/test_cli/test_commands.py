@@ -20,6 +20,7 @@ from mmstepnet.cli.models import load_model
 from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import FIELDS, Trajectories, measure_gates
 from mmstepnet.stiffness import READINGS as ALL_READINGS
+from tests.documents import ROOT
 from tests.test_steps.cases import randomise
 
 NETS = """
@@ -61,20 +62,7 @@ def batches():
 def nothing():
     return 3
 """
-CONFIG = """
-default_scope = 'mmpretrain'
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='ResNet', depth=18),
-    neck=dict(type='GlobalAveragePooling'),
-    head=dict(type='LinearClsHead', num_classes=4, in_channels=512))
-data_preprocessor = dict(mean=[120, 110, 100], std=[60, 50, 40], to_rgb=True)
-test_dataloader = dict(batch_size=2, dataset=dict(type='ImageNet', pipeline=[
-    dict(type='LoadImageFromFile'),
-    dict(type='ResizeEdge', scale=40, edge='short'),
-    dict(type='CenterCrop', crop_size=32),
-    dict(type='PackInputs')]))
-"""
+CONFIG = ROOT / 'configs' / 'imagenet' / 'resnet50_plain_imagenet.py'
 
 
 @pytest.fixture
@@ -158,8 +146,7 @@ def of_openmmlab(folder, pictures):
     from mmengine.logging import HistoryBuffer
     from mmengine.registry import init_default_scope
     init_default_scope('mmpretrain')
-    (folder / 'net.py').write_text(CONFIG)
-    model = mmpretrain.get_model(f'{folder}/net.py')
+    model = mmpretrain.get_model(CONFIG)
     log = dict(log_scalars={'loss': HistoryBuffer([1.0], [1])})
     torch.save(dict(state_dict=model.state_dict(), meta={}, message_hub=log),
                folder / 'net.pth')
@@ -167,7 +154,7 @@ def of_openmmlab(folder, pictures):
     batch = model.data_preprocessor(dict(inputs=[
         pipeline(dict(img_path=str(path)))['inputs']
         for path in paths_of(pictures)]))
-    return [f'mm:{folder}/net.py', '--weights', folder / 'net.pth'], model, [
+    return [f'mm:{CONFIG}', '--weights', folder / 'net.pth'], model, [
         batch['inputs']]
 
 
@@ -286,10 +273,14 @@ def test_a_turned_picture_is_measured_upright(nets, tmp_path):
 
 def no_classifier(folder):
     pytest.importorskip('mmpretrain')
-    (folder / 'moco.py').write_text(CONFIG + """
-model.update(type='MoCo', queue_len=4, head=dict(
-    type='ContrastiveHead', loss=dict(type='CrossEntropyLoss')))
-data_preprocessor['type'] = 'SelfSupDataPreprocessor'
+    (folder / 'moco.py').write_text(f"""
+_base_ = {str(CONFIG)!r}
+model = dict(
+    _delete_=True, type='MoCo', queue_len=4,
+    backbone=dict(type='ResNet', depth=18),
+    neck=dict(type='GlobalAveragePooling'), head=dict(
+        type='ContrastiveHead', loss=dict(type='CrossEntropyLoss')))
+data_preprocessor = dict(_delete_=True, type='SelfSupDataPreprocessor')
 """)
     return f'mm:{folder}/moco.py'
 
