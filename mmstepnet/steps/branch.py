@@ -8,7 +8,6 @@ block's own.
 """
 
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +35,28 @@ class Spot(NamedTuple):
     calls: int = 1
     """How many there are."""
 
+    def take(self, args: tuple, last: Any) -> Tensor:
+        """The tensor.
+
+        Args:
+            args (tuple): What the module is given by place.
+            last (object): What it is given by name, or what it returns.
+        """
+        key: Any = self.key
+        values = last if self.returned or isinstance(key, str) else args
+        return values[key] if isinstance(
+            values, (tuple, list, dict)) else values
+
+    def put(self, args: tuple, last: Any, t: Tensor) -> Any:
+        """What a hook returns to put another tensor in the place of this."""
+        key: Any = self.key
+        if isinstance(key, str):
+            return args, {**last, key: t}
+        if not self.returned:
+            return (*args[:key], t, *args[key + 1:]), last
+        return type(last)((*last[:key], t, *last[key + 1:])) if isinstance(
+            last, (tuple, list)) else t
+
 
 class Place(NamedTuple):
     """Where a block takes a step, and the axes of its state."""
@@ -48,11 +69,6 @@ class Place(NamedTuple):
     batch: int
     channels: int
     width: int
-
-    @property
-    def has_map(self) -> bool:
-        """Whether the state is a map, not a set of tokens."""
-        return self.dims > 3
 
     def to_maps(self, t: Tensor) -> Tensor:
         """View a state as maps, (N, C, H, W)."""
@@ -70,6 +86,14 @@ class Place(NamedTuple):
         return step.movedim((0, 1), (self.batch, self.channels))
 
 
+class Pass(threading.local):
+    """What a step knows of a pass: a model may run in several threads."""
+
+    def __reduce__(self) -> tuple:
+        """Know nothing in a copy."""
+        return Pass, ()
+
+
 class BranchStep(ResidualStep):
     r"""Scales a branch by the step that an attention chooses.
 
@@ -84,17 +108,7 @@ class BranchStep(ResidualStep):
     def __init__(self, attention: nn.Module, place: Place):
         super().__init__(attention)
         self.place = place
-        self._pass = threading.local()  # one model may run in several threads
-
-    def __getstate__(self) -> dict:
-        """Leave what belongs to a pass out of copies."""
-        state = super().__getstate__()
-        return {key: state[key] for key in state if key != '_pass'}
-
-    def __setstate__(self, state: dict) -> None:
-        """Begin without a pass."""
-        super().__setstate__(state)
-        self._pass = threading.local()
+        self._pass = Pass()
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Scale the branch.
@@ -144,36 +158,33 @@ class BranchStep(ResidualStep):
     def detach(self, block: nn.Module) -> None:
         """Leave a block, and take all hooks off."""
         delattr(block, self.place.name)
-        self._take_off(block, lambda hook: True)
+        self._take_off(block, self._begin, self._end, self._keep,
+                       self._exchange)
 
     def _place_hooks(self, block: nn.Module) -> None:
         """Hook whoever stands at the spots now.
 
         Layers are wrapped (LoRA), converted (SyncBN), fused and exchanged.
         """
-        for spot, given, returned in (
-                (self.place.state, self._keep_given, self._keep_returned),
-                (self.place.branch, self._scale_given, self._scale_returned)):
+        for spot, hook in ((self.place.state, self._keep),
+                           (self.place.branch, self._exchange)):
             module = block.get_submodule(spot.module)
-            hook: Any = returned if spot.returned else given
             hooks = (module._forward_hooks if spot.returned
                      else module._forward_pre_hooks)
             if hook in hooks.values():
                 continue
-            self._take_off(block, hook.__eq__)
+            self._take_off(block, hook)
             if spot.returned:
                 module.register_forward_hook(hook)
             else:
                 module.register_forward_pre_hook(hook, with_kwargs=True)
 
-    def _take_off(self, block: nn.Module,
-                  is_meant: Callable[[Any], Any]) -> None:
+    def _take_off(self, block: nn.Module, *meant: Any) -> None:
         """Remove hooks of this step from the modules of a block."""
         for module in block.modules():
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 for key, hook in list(hooks.items()):
-                    if getattr(hook, '__self__', None) is self and (
-                            is_meant(hook) is True):
+                    if hook in meant:
                         del hooks[key]
                         module._forward_pre_hooks_with_kwargs.pop(key, None)
                         module._forward_hooks_with_kwargs.pop(key, None)
@@ -212,38 +223,15 @@ class BranchStep(ResidualStep):
         calls[which] += 1
         return (calls[which] - 1) % spot.calls == spot.call
 
-    def _keep_given(self, module: nn.Module, args: tuple,
-                    kwargs: dict) -> None:
+    def _keep(self, module: nn.Module, args: tuple, last: Any) -> None:
+        """Keep the state, where it is given or returned."""
         spot = self.place.state
         if self._is_due(spot, 0):
-            key: Any = spot.key
-            self._pass.state = (
-                kwargs[key] if isinstance(key, str) else args[key])
+            self._pass.state = spot.take(args, last)
 
-    def _keep_returned(self, module: nn.Module, args: tuple,
-                       out: Any) -> None:
-        spot = self.place.state
-        if self._is_due(spot, 0):
-            key: Any = spot.key
-            self._pass.state = (
-                out[key] if isinstance(out, (tuple, list)) else out)
-
-    def _scale_given(self, module: nn.Module, args: tuple,
-                     kwargs: dict) -> tuple[tuple, dict]:
+    def _exchange(self, module: nn.Module, args: tuple, last: Any) -> Any:
+        """Put the scaled branch in the place of the branch."""
         spot = self.place.branch
         if not self._is_due(spot, 1):
-            return args, kwargs
-        key: Any = spot.key
-        if isinstance(key, str):
-            return args, {**kwargs, key: self._scale(kwargs[key])}
-        return (*args[:key], self._scale(args[key]), *args[key + 1:]), kwargs
-
-    def _scale_returned(self, module: nn.Module, args: tuple,
-                        out: Any) -> Any:
-        spot = self.place.branch
-        if not self._is_due(spot, 1):
-            return out
-        if not isinstance(out, (tuple, list)):
-            return self._scale(out)
-        key: Any = spot.key
-        return type(out)((*out[:key], self._scale(out[key]), *out[key + 1:]))
+            return None  # nothing is changed
+        return spot.put(args, last, self._scale(spot.take(args, last)))

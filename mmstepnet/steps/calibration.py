@@ -1,6 +1,5 @@
 """Statistics of the attentions' batch norms, from data, before training."""
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,8 +13,6 @@ from mmstepnet.attentions import Attention
 
 from .examples import run_batch
 from .finding import hooked, in_mode, uncompiled
-
-LOGGER = logging.getLogger(__name__)
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any], *,
@@ -67,7 +64,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         and norm.num_batches_tracked == 0
     ]
     if not norms:
-        LOGGER.info('No BN of an attention is without statistics.')
         return 0
     # Count, sum and sum of squares, in one tensor for one all_reduce; in
     # float64 on the CPU, because not all devices have it.
@@ -79,10 +75,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         sums[norm] += torch.cat([values.new_tensor([values.shape[1]]),
                                  values.sum(1), values.square().sum(1)])
 
-    handles = [norm.register_forward_pre_hook(add) for norm in norms]
-    seen = 0
     # Compiled code passes hooks by.
-    with hooked(handles), uncompiled, in_mode(model, False), torch.no_grad():
+    handles = [uncompiled.enter(), *(
+        norm.register_forward_pre_hook(add) for norm in norms)]
+    seen = 0
+    with hooked(handles), in_mode(model, False), torch.no_grad():
         for batch in batches:
             (forward or run_batch)(model, batch)
             seen += 1
@@ -91,8 +88,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
         norm.num_batches_tracked.fill_(seen)
-    LOGGER.info('%d BNs of attentions got statistics from %d batches.',
-                len(norms), seen)
     return len(norms)
 
 

@@ -22,9 +22,7 @@ plain modules."""
 
 SIZES = 'img_size', 'image_size'
 FRAMES = 'num_frames', 'temporal_size', 't_size'
-SEGMENTS = ('num_segments', )
-"""What networks of videos call the frames of a clip, as one sample or as
-several."""
+"""What networks of videos call the frames of a clip."""
 
 
 def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
@@ -58,7 +56,7 @@ def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
         frames = _attribute(
             owners, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0)
         # Networks of frames may mix those of a clip, which lie side by side.
-        samples = _attribute(owners[1:], SEGMENTS, 1)
+        samples = _attribute(owners[1:], ('num_segments', ), 1)
         # A stem may take space into channels before.
         for channels, size in product(dict.fromkeys(
                 (getattr(first, 'in_channels', 3), 3)), sizes):

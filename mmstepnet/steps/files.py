@@ -27,15 +27,10 @@ from mmstepnet.files import write_whole
 
 from .branch import BranchStep, Place, Spot
 from .finding.wrappers import unwrap
-from .fused_blocks import FusedBlock, is_fusable, state_width
+from .fused_blocks import is_fusable
 from .generated import host_of
 from .insert import build, put_in
-from .modules import (
-    check_module_names,
-    check_unsharded,
-    find_module,
-    modules_by_name,
-)
+from .modules import check_unsharded, find_modules_to_save, modules_by_name
 from .removal import RemovedBlock, exchange, stand_in
 from .residual import ResidualStep
 
@@ -81,19 +76,18 @@ def save_steps(model: nn.Module, path: str | Path,
         ...     mmstepnet.load_steps(resnet18(), folder) == names
         True
     """
-    names = check_module_names(modules_to_save)
     modules = modules_by_name(_base(model))
+    named = find_modules_to_save(modules, modules_to_save)
     blocks, saved = _steps_to_save(modules)
-    for name in names:
-        saved[name] = _in_use(
-            find_module(modules, name, 'modules_to_save names'))
+    saved |= {name: _in_use(module) for name, module in named.items()}
     tensors = {
         f'{name}.{key}': _whole(t).detach().cpu().contiguous().clone()
         for name, module in saved.items()
         for key, t in _tensors(module).items()}
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
-    about = dict(format_version=FORMAT, blocks=blocks, modules_to_save=names)
+    about = dict(format_version=FORMAT, blocks=blocks,
+                 modules_to_save=[*named])
     content = json.dumps(about | dict(digest=_digest(about, tensors)))
     path = Path(path)
     if path.suffix != '.safetensors':
@@ -173,8 +167,8 @@ def _load(model: nn.Module, about: dict,
     if others:
         raise ValueError(f'it knows nothing of what was changed in '
                          f'{others[0]}; load it onto the model without')
-    targets = {name: _in_use(find_module(modules, name, 'it holds'))
-               for name in named}
+    targets = {name: _in_use(module) for name, module in
+               find_modules_to_save(modules, named).items()}
     removed = {name: stand_in(modules[name], *saved['removed'])
                for name, saved in blocks.items() if 'removed' in saved
                and not isinstance(modules[name], RemovedBlock)}
@@ -183,8 +177,9 @@ def _load(model: nn.Module, about: dict,
     for name in stepped:
         saved, gates = blocks[name], _gates(modules[name])
         if not gates:
-            places, gates = _build(name, modules[name], **saved)
-            new.append((modules[name], places, list(gates.values())))
+            steps = _build(name, modules[name], **saved)
+            new.append((modules[name], steps.values()))
+            gates = {key: gate for key, (_, gate) in steps.items()}
         found = {key: _record(gate) for key, gate in gates.items()}
         if found != saved['steps']:
             raise ValueError(f'{name} has other attentions here, {found}, '
@@ -193,8 +188,8 @@ def _load(model: nn.Module, about: dict,
     if new or removed:
         check_unsharded(model)
     _check_tensors(tensors, targets)
-    for block, places, put in new:
-        put_in(block, places, put)
+    for block, steps in new:
+        put_in(block, steps)
     exchange(model, removed)
     for name, target in targets.items():
         target.load_state_dict(
@@ -259,21 +254,20 @@ def _rename(blocks: dict[str, dict], modules: dict[str, nn.Module]
 
 
 def _build(name: str, block: nn.Module, places: list, steps: dict,
-           **_: str) -> tuple[list[Place] | None, dict[str, Any]]:
-    """Places and attentions of a block that has none."""
+           **_: str) -> dict[str, tuple[Place | None, Any]]:
+    """Places and attentions of the steps of a block that has none."""
     made = [Place(step, Spot(*state), Spot(*branch), *axes)
             for step, state, branch, *axes in places]
     for place in made:
         block.get_submodule(place.state.module)
         block.get_submodule(place.branch.module)
     sizes = {size for p in block.parameters() for size in p.shape}
-    if not (made or isinstance(block, FusedBlock) or is_fusable(block)) or (
-            any(place.width not in sizes for place in made)):
+    if not (made or is_fusable(block)) or any(
+            place.width not in sizes for place in made):
         raise ValueError(f'{name} is built otherwise than what was saved')
-    widths = {place.name: (place.width, place.has_map) for place in made} or (
-        dict(step=(state_width(block), True)))
-    return made or None, {key: build(steps[key], name, block, *about)
-                          for key, about in widths.items()}
+    standing = {place.name: place for place in made} or dict(step=None)
+    return {key: (place, build(steps[key], name, block, place))
+            for key, place in standing.items()}
 
 
 def _check_tensors(tensors: dict[str, Tensor],

@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn as nn
 
 from .generated import KeepsStatistics, generated_class
-from .modules import check_module_names, find_module, modules_by_name
+from .modules import find_modules_to_save, modules_by_name
 from .residual import ResidualStep
 
 
@@ -46,15 +46,14 @@ def mark_only_steps_as_trainable(model: nn.Module,
         >>> mmstepnet.mark_only_steps_as_trainable(model, ['fc'])
         520744
     """
-    names = check_module_names(modules_to_save)
     modules = modules_by_name(model)
-    trained = [find_module(modules, name, 'modules_to_save names')
-               for name in names]
-    trained += [m.attention for m in modules.values() if isinstance(
+    gates = [m.attention for m in modules.values() if isinstance(
         m, ResidualStep) and m.attention is not None]
-    if len(trained) == len(names) and not unfreeze:
+    if not gates and not unfreeze:
         raise ValueError(f'{type(modules[""]).__name__} has no steps that '
                          f'could be trained; call insert_steps first')
+    trained = [*find_modules_to_save(modules, modules_to_save).values(),
+               *gates]
     inside = {m for module in trained for m in module.modules()}
     kept = {p for module in trained for p in module.parameters()}
     for parameter in model.parameters():

@@ -137,23 +137,13 @@ class FusedBlock(Generated):
         self.__class__ = self.host
 
 
-def put_fused_step(block: Any, attention: nn.Module | None = None) -> bool:
-    """Let a block end in a :class:`ResidualStep`, where it can, in place.
-
-    Args:
-        block (nn.Module): A block of any class.
-        attention (nn.Module, optional): The attention of its step.
-
-    Returns:
-        bool: Whether the block is such a one.
-    """
-    if not is_fusable(block):
-        return False
-    _end_in_step(block, attention)
-    return True
+def put_fused_step(block: nn.Module) -> None:
+    """Let a block, where it can, end in a :class:`ResidualStep`, in place."""
+    if is_fusable(block) and not isinstance(block, FusedBlock):
+        _end_in_step(block)
 
 
-def _end_in_step(block: Any, attention: Any) -> None:
+def _end_in_step(block: Any, attention: Any = None) -> None:
     tail: Any = _tail_of(type(block))
     step = ResidualStep(attention, getattr(block, tail.activation),
                         getattr(block, 'drop_path', None))
@@ -162,8 +152,13 @@ def _end_in_step(block: Any, attention: Any) -> None:
 
 
 def is_fusable(block: nn.Module) -> bool:
-    """Whether a block is known, and tried, to have one of :data:`TAILS`."""
+    """Whether a block is known, and tried, to have one of :data:`TAILS`.
+
+    Those that end in a :class:`ResidualStep` already are.
+    """
     tail = _tail_of(type(block))
+    if isinstance(block, FusedBlock):
+        return True
     if tail is None or isinstance(block, Generated) or (
             'forward' in vars(block)) or (
             getattr(block, tail.activation).state_dict()):
@@ -202,10 +197,8 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
                     t.uniform_(0.1, 1) if t.dim() < 2 else t.normal_(std=0.1)
                 else:
                     t.zero_()
-            channels = next(p.shape[1] * getattr(m, 'groups', 1)
-                            for m in probe.modules()
-                            for p in m.parameters(False) if p.dim() == 4)
-            x = torch.randn(2, channels, 8, 8, dtype=torch.float32)
+            x = torch.randn(
+                2, probe.conv1.in_channels, 8, 8, dtype=torch.float32)
             end: Any = tail.end(probe)
             handle = end.register_forward_hook(lambda m, args, out: out / 2)
             wanted = probe(x.clone())
@@ -218,10 +211,4 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
 
 def state_width(block: Any) -> int:
     """Channels of what a block of a ResNet returns."""
-    last: Any = block.conv3 if hasattr(block, 'conv3') else block.conv2
-    return last.out_channels
-
-
-def projects(block: Any) -> bool:
-    """Whether a block of a ResNet projects its identity."""
-    return block.downsample is not None
+    return getattr(block, 'conv3', block.conv2).out_channels

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,17 +13,10 @@ from mmstepnet.attentions import Attention, build_attention
 from mmstepnet.torch_version import has_values
 
 from .branch import BranchStep, Place
-from .examples import guess_inputs
 from .finding import Selection, select, unwrap
 from .finding.selection import around, is_named, is_within
 from .freezing import follow_training
-from .fused_blocks import (
-    FusedBlock,
-    is_fusable,
-    projects,
-    put_fused_step,
-    state_width,
-)
+from .fused_blocks import FusedBlock, is_fusable, put_fused_step, state_width
 from .modules import check_unsharded, modules_by_name, steps_of
 from .residual import ResidualStep
 from .spots import find_places
@@ -117,27 +110,28 @@ def insert_steps(model: nn.Module,
     check_unsharded(model)
     meant = _Meant(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
-    ready, projecting = _fused(meant, cfg, first_block)
-    known = {*ready, *projecting}
+    ready = _fused(meant, cfg, first_block)
+    known = {*ready}
     without: list[str] = []
     if example is not None or meant.without(known):
         found, without = _found(meant, example, layout)
         for name, places in found.items():
             if not is_within(name, known):
                 block = meant.modules[name]
-                ready[name] = places, [
-                    build(cfg, name, block, place.width, place.has_map)
-                    for place in places]
-    meant.check(ready, projecting, without)
-    names = [name for name in meant.modules if name in ready]
-    _warn({name: meant.modules[name] for name in names}, ready, without)
-    for name in names:
-        put_in(meant.modules[name], *ready[name])
-    return names
+                ready[name] = [(place, build(cfg, name, block, place))
+                               for place in places]
+    meant.check(ready, without)
+    changed = {name: block for name, block in meant.modules.items()
+               if ready.get(name)}
+    _warn(changed, without)
+    for name, block in changed.items():
+        put_in(block, ready[name])
+    return list(changed)
 
 
-Ready = dict[str, tuple[tuple[Place, ...] | None, list[Attention]]]
-"""Places of steps, None in a ResNet's block, and attentions, by block."""
+Steps = Collection[tuple[Place | None, Attention]]
+"""Places of steps, None in a ResNet's block, and their attentions. None at
+all: the block is left out, because it projects its identity."""
 
 
 class _Meant:
@@ -171,49 +165,42 @@ class _Meant:
         return {item: names for item, names in self.chosen.items()
                 if not any(is_within(name, names) for name in blocks)}
 
-    def check(self, ready: Iterable[str], projecting: Iterable[str],
-              refused: Iterable[str]) -> None:
+    def check(self, ready: dict[str, Steps], refused: list[str]) -> None:
         """Refuse a choice in which there is no block that takes steps."""
-        for item, names in self.without(ready).items():
+        taking = [name for name, steps in ready.items() if steps]
+        for item, names in self.without(taking).items():
             where = f'of blocks={item!r} ' if item else ''
             why = [f'{name} projects its identity; first_block=True includes '
-                   f'it' for name in projecting if is_within(name, names)]
+                   f'it' for name in ready if is_within(name, names)]
             raise ValueError(
                 f'{self.kind}: no block {where}can take steps: '
-                + '; '.join([*(why or refused)][:4]))
+                + '; '.join((why or refused)[:4]))
 
 
 def _fused(meant: _Meant, cfg: dict, first_block: bool | None
-           ) -> tuple[Ready, list[str]]:
-    """Blocks of ResNets, and those that are left out as first ones."""
-    ready: Ready = {}
-    projecting = []
+           ) -> dict[str, Steps]:
+    """Blocks of ResNets."""
+    ready: dict[str, Steps] = {}
     for name, block in meant.modules.items():
-        if not (isinstance(block, FusedBlock) or is_fusable(block)):
-            continue
-        gate = build(cfg, name, block, state_width(block), True)
-        if name in meant.named or not projects(block) or (
-                gate.first_block if first_block is None else first_block):
-            ready[name] = None, [gate]
-        else:
-            projecting.append(name)
-    return ready, projecting
+        if is_fusable(block):
+            gate = build(cfg, name, block)
+            is_in = name in meant.named or block.downsample is None or (
+                gate.first_block if first_block is None else first_block)
+            ready[name] = [(None, gate)] if is_in else []
+    return ready
 
 
-def put_in(block: Any, places: Iterable[Place] | None,
-           attentions: list[Any]) -> None:
+def put_in(block: Any, steps: Steps) -> None:
     """Put steps into a block: where branches end, or in a ResNet's tail."""
     if 'torch._dynamo' in sys.modules:  # its guards do not see hooks
         torch.compiler.reset()
-    if places is None:
-        if not isinstance(block, FusedBlock):
-            put_fused_step(block)
-        held: Any = block.step
-        step: Any = unwrap(held)
-        step.attention = attentions[0]
-        return
-    for place, attention in zip(places, attentions):
-        BranchStep(attention, place).train(block.training).attach(block)
+    for place, attention in steps:
+        if place is not None:
+            BranchStep(attention, place).train(block.training).attach(block)
+            continue
+        put_fused_step(block)
+        step: Any = unwrap(block.step)
+        step.attention = attention
 
 
 def _found(meant: _Meant, example: object, layout: str | None
@@ -227,31 +214,27 @@ def _found(meant: _Meant, example: object, layout: str | None
         if prefix.startswith(tuple(ran)) or (
                 example is None and not prefix.startswith(meant.scope)):
             continue
-        is_outermost = name in ('', 'backbone')
-        for given in (guess_inputs(part, is_outermost) if example is None
-                      else (example, )):
-            try:
-                places, refused, seen = find_places(part, given, layout)
-            except ValueError as error:
-                if example is not None:
-                    raise
-                LOGGER.info('%s', error)  # its own parts may run
-                continue
-            found.update({prefix + n: p for n, p in places.items()
-                          if prefix + n in meant.modules})
-            without += [prefix + r for r in refused if (
-                prefix + r).split()[0] in meant.modules]
-            if not (places or refused):
-                without.append(seen)
-            ran.append(prefix)
-            break
+        try:
+            places, refused, seen = find_places(
+                part, example, layout, outermost=name in ('', 'backbone'))
+        except ValueError as error:
+            if example is not None:
+                raise
+            LOGGER.debug('%s', error)  # its own parts may run
+            continue
+        found.update({prefix + n: p for n, p in places.items()
+                      if prefix + n in meant.modules})
+        without += [prefix + r for r in refused if (
+            prefix + r).split()[0] in meant.modules]
+        if not (places or refused):
+            without.append(seen)
+        ran.append(prefix)
     return found, without if ran else [
         'it was not run; give example=, what it is called with, such as '
         'torch.zeros(1, 3, 224, 224)']
 
 
-def _warn(blocks: dict[str, nn.Module], ready: Ready,
-          without: list[str]) -> None:
+def _warn(blocks: dict[str, nn.Module], without: list[str]) -> None:
     """Name what is left out, and what keeps gates from learning."""
     if without:
         LOGGER.warning('Without steps: %s', '; '.join(without))
@@ -263,8 +246,8 @@ def _warn(blocks: dict[str, nn.Module], ready: Ready,
         LOGGER.warning(
             'A norm of %s starts at zero, so f is 0 there: no gate has a '
             'gradient until the norm moves', ', '.join(silent))
-    if any(p.is_meta for _, gates in ready.values()
-           for gate in gates for p in gate.parameters()):
+    if any(p.is_meta for block in blocks.values()
+           for p in block.parameters()):
         LOGGER.warning(
             'The gates are on the meta device. to_empty() gives them their '
             'start; who fills their memory in another way, as from_pretrained '
@@ -340,16 +323,16 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
     return [dict(params=rest), dict(params=list(gates), **options)]
 
 
-def build(cfg: dict, name: str, block: nn.Module, channels: int,
-          has_map: bool) -> Attention:
+def build(cfg: dict, name: str, block: nn.Module,
+          place: Place | None = None) -> Attention:
     """An attention for a block, on its device and in its dtype.
 
     Args:
         cfg (dict): ``type`` and the arguments beside ``channels``.
         name (str): Name of the block.
         block (nn.Module): The block.
-        channels (int): Channels of its state.
-        has_map (bool): Whether its state is a map.
+        place (Place, optional): Where the step stands. None is the tail of
+            a ResNet's block. Defaults to None.
 
     Raises:
         ValueError: It looks at positions and the state has none, or
@@ -365,8 +348,9 @@ def build(cfg: dict, name: str, block: nn.Module, channels: int,
         cfg['map_size'] = sizes[0]
     reference = next(p for p in block.parameters() if p.is_floating_point())
     with torch.device(reference.device):  # whatever the default device is
-        attention = build_attention(cfg, channels)
-    if attention.needs_positions and not has_map:
+        attention = build_attention(
+            cfg, place.width if place else state_width(block))
+    if attention.needs_positions and place and place.dims < 4:
         raise ValueError(
             f'{type(attention).__name__} looks at positions and cannot stand '
             f'in {name} ({type(block).__name__}), whose state is a set of '

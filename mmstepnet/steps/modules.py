@@ -20,22 +20,19 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for module, name in name_modules(model).items()}
 
 
-def find_module(modules: dict[str, nn.Module], name: str,
-                what: str) -> nn.Module:
-    """A module by its name; ``what`` begins the message if there is none."""
-    if name not in modules:
-        raise ValueError(f'{what} {name!r}, and the model has no such module')
-    return modules[name]
-
-
-def check_module_names(names: Iterable[str]) -> list[str]:
-    """The argument ``modules_to_save``; anything but names is refused."""
+def find_modules_to_save(modules: dict[str, nn.Module],
+                         names: Iterable[str]) -> dict[str, nn.Module]:
+    """What the argument ``modules_to_save`` names."""
     checked = list(names)
     if isinstance(names, str) or not all(
             isinstance(name, str) and name for name in checked):
         raise TypeError(f'modules_to_save must be a list of names, got '
                         f'{names!r}')
-    return checked
+    for name in checked:
+        if name not in modules:
+            raise ValueError(f'modules_to_save names {name!r}, and the model '
+                             f'has no such module')
+    return {name: modules[name] for name in checked}
 
 
 def steps_of(block: nn.Module) -> list[ResidualStep]:

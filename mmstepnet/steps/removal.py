@@ -6,25 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .examples import guess_inputs
-from .finding import (
-    Arrangement,
-    Selection,
-    hooked,
-    in_mode,
-    select,
-    unwrap,
-)
+from .finding import Arrangement, Selection, select, unwrap
 from .finding.selection import is_within
 from .finding.tags import is_real
 from .finding.wrappers import name_modules
 from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
-from .spots import SpotFinder, identity, run_on, steps_by_block
+from .spots import SpotFinder, identity, run_on
 from .tail import fused, only_looks
 
 
@@ -112,7 +103,7 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     check_unsharded(model)
     model = unwrap(model)
     modules = modules_by_name(model)
-    blocks, paths = _run(model, example)
+    blocks, ways = run_on(example, model, _passes, 2)[0]
     chosen = {} if names is None else select(modules, names)
     for item, found in chosen.items():
         if not any(is_within(name, found) for name in blocks):
@@ -123,18 +114,17 @@ def prepare_removal(model: nn.Module, names: Selection | None,
         name, set().union(*chosen.values()))}
     removed, refused = {}, []
     for name in filter(meant.__contains__, blocks):
-        ways = paths.get(name, set())
-        way = ways.pop() if len(ways) == 1 else None
-        if not blocks[name]:
+        way, *others = ways.get(name, [None])
+        if blocks[name]:
             refused.append(f'{name} projects its identity')
-        elif way is None or way[0] != blocks[name]:
+        elif way is None or others:
             refused.append(f'{name} returns something else than the sum of '
                            f'its state and its branches, or a ReLU of it')
         elif _is_counted(modules, name, {name} if names is None else meant):
             refused.append(f'{name} has a number in a cache, and a layer '
                            f'behind it stays')
         else:
-            removed[name] = stand_in(modules[name], *way[1:])
+            removed[name] = stand_in(modules[name], *way)
     if refused and names is not None:
         raise ValueError(f'{type(model).__name__}: {"; ".join(refused)}')
     return removed
@@ -152,26 +142,26 @@ def _is_counted(modules: dict[str, nn.Module], name: str,
 
 
 class _WayFinder(SpotFinder):
-    """Follows the sums and ReLUs between a module's state and its output.
+    """Follows the steps and a ReLU between a module's state and its output.
 
     Attributes:
-        ways (dict): For the runs of each module the number of sums, the
-            number of elements of the tuple that it returns, 0 where it
-            returns its state alone, and whether a ReLU comes last; or None,
-            where it returns something else.
+        ways (dict): For the runs of each module the number of elements of
+            the tuple that it returns, 0 where it returns its state alone, and
+            whether a ReLU comes last; or None, where it returns something
+            else than its state behind steps.
     """
 
     def forget(self) -> None:
         """Forget the last pass."""
         super().forget()
         self.ways: dict[str, set[tuple | None]] = defaultdict(set)
-        self.given: dict[nn.Module, Any] = {}
+        self.given: dict[nn.Module, tuple | None] = {}
 
     @only_looks
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         super()._enter(module, args, kwargs)
         x: Any = next(iter((*args, *kwargs.values())), None)
-        self.given[module] = (x.shape, identity(x)) if is_real(x) else None
+        self.given[module] = identity(x) if is_real(x) else None
 
     @only_looks
     def _leave(self, module: nn.Module, args: tuple, out: Any) -> None:
@@ -179,58 +169,36 @@ class _WayFinder(SpotFinder):
         size = len(out) if type(out) is tuple else 0
         first: Any = out[0] if size else out
         state, way = self.given.pop(module), None
-        if state and is_real(first) and first.shape == state[0] and all(
+        if state and is_real(first) and first.shape == state[4] and all(
                 t is None for t in (out[1:] if size else ())):
-            end = identity(first)[:4]
-            relu = [x[:4] for kind, x, _ in self.origins.get(end, ())
-                    if kind == 'relu']
-            count = self._count((*relu, end)[0], state[1][:4])
-            way = None if count is None else (count, size, bool(relu))
+            kinds, end = [], identity(first)[:4]
+            while end != state[:4] and end in self.origins:
+                kind, before, _ = self.origins[end]
+                kinds.append(kind)
+                end = before[:4]
+            is_relu = kinds[:1] == ['relu']  # the last operation is the first
+            if end == state[:4] and {*kinds[is_relu:]} <= {'step'}:
+                way = size, is_relu
         self.ways[self.names[module]].add(way)
-
-    def _count(self, end: tuple, start: tuple) -> int | None:
-        """Number of sums on the way back from a result to a state."""
-        counts, todo = {end: 0}, [end]
-        for memory in todo:  # which grows
-            if memory == start:
-                return counts[memory]
-            for kind, x, _ in self.origins.get(memory, ()):
-                if kind == 'sum' and x[:4] not in counts:
-                    counts[x[:4]] = counts[memory] + 1
-                    todo.append(x[:4])
-        return None
-
-
-def _run(model: nn.Module, example: object
-         ) -> tuple[dict[str, int], dict[str, set]]:
-    """Blocks with the number of their steps, and ways through all modules."""
-    error: Any = 'nothing can be guessed for a model of its class'
-    for given in guess_inputs(model, outermost=True) if example is None else (
-            example, ):
-        try:
-            return run_on(given, model, _passes, 2)[0]
-        except ValueError as raised:
-            error = raised
-    raise ValueError(f'{type(model).__name__}: {error}; give example= that '
-                     f'it takes')
 
 
 def _passes(model: nn.Module, args: tuple, kwargs: dict
-            ) -> tuple[dict[str, int], dict[str, set]]:
-    """A pass in evaluation mode, and one with the blocks in training mode."""
+            ) -> tuple[dict[str, bool], dict[str, set]]:
+    """Whether blocks project their identity, and ways through all modules.
+
+    After a pass in evaluation mode comes one with the blocks in training mode.
+    """
     if not next(model.parameters()).is_meta:
         model = copy.deepcopy(model)  # statistics may change
     finder = _WayFinder(model)
-    with (hooked(finder.attach()), in_mode(model, False),
-          torch.no_grad(), torch.random.fork_rng([]), fused(False)):
+    with finder.following(), fused(False):
         model(*args, **kwargs)
         ways, arrangement = finder.ways, Arrangement(finder)
-        counts = {name: len(sums)
-                  for name, sums in steps_by_block(arrangement).items()}
-        counts |= {block.name: 0 for _, found, block in arrangement.named
-                   if block and not found.state}
-        blocks = {name: count for name, count in counts.items() if not any(
-            other.startswith(f'{name}.') for other in counts)}
+        projects = dict.fromkeys(arrangement.by_block(), False) | {
+            block.name: True for _, found, block in arrangement.named
+            if block and not found.state}
+        blocks = {name: projects[name] for name in projects if not any(
+            other.startswith(f'{name}.') for other in projects)}
         for name in blocks:
             arrangement.modules[name].train()
         model(*args, **kwargs)
@@ -258,9 +226,6 @@ class RemovedBlock(Generated):
     def _get_name(self) -> str:
         return f'Removed{self.host.__name__}'
 
-    def extra_repr(self) -> str:
-        """Say nothing: what the host would say it may have lost."""
-        return ''
 
 
 def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:

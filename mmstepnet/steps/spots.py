@@ -6,37 +6,20 @@ spots for its state and one for its branch.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import chain, zip_longest
+from itertools import chain, product
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn as nn
 from torch import Tensor
 
 from .branch import Place, Spot
-from .examples import call_of, on_meta
-from .finding import (
-    ALONE,
-    FIRST,
-    OUTSIDE,
-    Arrangement,
-    Finder,
-    Run,
-    Sum,
-    explain,
-    hooked,
-    in_mode,
-    tensors,
-)
+from .examples import call_of, guess_inputs, on_meta
+from .finding import Arrangement, Finder, Run, Sum, tensors
 from .finding.operations import Operation, describe_operation
-from .finding.selection import around
-from .finding.tags import is_real
+from .finding.tags import Tags, is_real
 from .tail import only_looks
-
-STEPPED = None, FIRST, ALONE, OUTSIDE
-"""Whatever the recorder leaves them out for, these may take steps."""
 
 NAMES = {1: ('step', ), 2: ('attn_step', 'mlp_step'),
          3: ('attn_step', 'cross_step', 'mlp_step')}
@@ -91,7 +74,8 @@ class SpotFinder(Finder):
         super().forget()
         self.seen: dict[tuple, list[Event]] = defaultdict(list)
         # By memory: kind of operation, identities of operand and result.
-        self.origins: dict[tuple, list[tuple[str, tuple, tuple]]] = {}
+        self.origins: dict[tuple, tuple[str, tuple, tuple]] = {}
+        self.origin: tuple[str, tuple] | None = None
         self.looked_up = self.time = 0
         self.surroundings: dict[Sum, Surroundings] = {}
         self.calls: Counter = Counter()
@@ -129,42 +113,42 @@ class SpotFinder(Finder):
     def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
                            kwargs: dict | None = None) -> Any:
         operation = describe_operation(func)
-        origins = list(self._origins(operation, args, **(kwargs or {})))
+        is_ours = bool(self.stack) and self.stack[-1].is_closed
+        self.origin = None
+        if operation.name == 'relu' or is_ours and operation.pairs:
+            self.origin = 'step' if operation.pairs else 'relu', identity(
+                args[0])
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if origins and is_real(out):
+        if self.origin is not None and is_real(out):
             self.tags.make(out)
             # What writes counts it as a version when this has returned.
             made = identity(out, operation.writes)
-            self.origins[made[:4]] = [(*origin, made) for origin in origins]
+            if made != self.origin[1]:  # inference mode counts no versions
+                self.origins[made[:4]] = *self.origin, made
         if operation.name == 'embedding' and args[1].shape in self.texts:
             self.looked_up |= 1 << self.tags.mark(out)
         return out
 
-    def _origins(self, operation: Operation, args: tuple, alpha: float = 1,
-                 **others: Any) -> Iterator[tuple[str, tuple]]:
-        """Which sum, ReLU, or product with a number or weight it makes."""
-        if operation.name == 'relu':
-            yield 'relu', identity(args[0])
-        for x, _ in operation.operands(args):
-            if x is args[0] or alpha == 1:
-                yield 'sum', identity(x)
-        for t, other in (args[:2], args[1::-1]) if operation.scales else ():
-            if is_real(t) and self.tags.get(t) is not None and (
-                    operation.name == 'mul' or t is args[0]) and not (
-                    isinstance(other, Tensor) and self.tags.get(other)):
-                yield 'product', identity(t)
+    def _multiple(self, operation: Operation,
+                  args: tuple) -> tuple[Tensor, Any] | None:
+        found = super()._multiple(operation, args)
+        if found is not None and operation.scales:
+            self.origin = 'product', identity(found[0])
+        return found
 
-    def _begin(self, owner: Run, x: Tensor, f: Tensor,
-               *args: Any) -> Sum | None:
+    def _begin(self, owner: Run, x: Tensor, f: Tensor, args: tuple,
+               kwargs: dict) -> Sum | None:
+        if x is args[0] or kwargs.get('alpha', 1) == 1:
+            self.origin = 'step', identity(x)
         branch, key = [], identity(f)
         while key is not None:
             branch.append(list(self.seen.get(key, ())))
-            key = next((before for kind, before, made in self.origins.get(
-                key[:4], ()) if kind == 'product' and made == key), None)
+            kind, before, made = self.origins.get(key[:4], (None, ) * 3)
+            key = before if kind == 'product' and made == key else None
         seen = Surroundings(
             list(self.seen.get(identity(x), ())), branch,
             bool(self.tags.make(x).plain & self.looked_up))
-        found = super()._begin(owner, x, f, *args)
+        found = super()._begin(owner, x, f, args, kwargs)
         if found is not None:
             self.surroundings.setdefault(found, seen)
         return found
@@ -176,11 +160,11 @@ def identity(t: Tensor, writes: int = 0) -> tuple:
     The first four items are equal for all views of the same values.
     """
     version = 0 if t.is_inference() else t._version + writes
-    return (t.untyped_storage()._cdata, t.storage_offset(), t.numel(),
-            version, t.shape, t.stride())
+    return *Tags.view(t), version, t.shape, t.stride()
 
 
-def find_places(model: nn.Module, example: object, layout: str | None = None
+def find_places(model: nn.Module, example: object, layout: str | None = None,
+                outermost: bool = True
                 ) -> tuple[dict[str, tuple[Place, ...]], list[str], str]:
     """Find the blocks of a model and where each takes its steps.
 
@@ -190,9 +174,11 @@ def find_places(model: nn.Module, example: object, layout: str | None = None
 
     Args:
         model (nn.Module): The model.
-        example (Tensor | tuple | dict): What it is called with.
+        example (Tensor | tuple | dict, optional): What it is called with.
+            None is what can be guessed.
         layout (str, optional): Axes of the states, such as ``'NLC'``, where
             they cannot be told.
+        outermost (bool): See :func:`guess_inputs`. Defaults to True.
 
     Returns:
         tuple: Places by the blocks' names; sums that can take no step, each
@@ -201,50 +187,52 @@ def find_places(model: nn.Module, example: object, layout: str | None = None
     Raises:
         ValueError: The model does not run on the example.
     """
-    finders = run_on(example, model, _follow, 2, 3)
-    finder, found = finders[0], [Arrangement(f) for f in finders]
-    modules = {name: module for module, name in finder.names.items()}
-    tables = [_holders(arrangement, modules) for arrangement in found]
+    finders = run_on(example, model, _follow, 2, 3, outermost=outermost)
+    found = [Arrangement(finder) for finder in finders]
+    tables = [_holders(arrangement) for arrangement in found]
     places: dict[str, tuple[Place, ...]] = {}
     refused = []
     for name, sums in tables[0].items():
         others = tables[1].get(name, ())
         names = NAMES.get(len(sums)) or [
             f'step_{k}' for k in range(len(sums))]
-        for step, pair in zip(names, zip_longest(sums, others)):
+        for step, *pair in zip(names, sums, others, strict=True):
             try:
                 if any(other.startswith(f'{name}.') for other in tables[0]):
                     raise RefusedError('holds other blocks, which take steps')
-                if len(others) != len(sums):
-                    raise RefusedError('takes other steps with another batch')
-                place = _place(finders, name, step, pair, modules, layout)
+                place = _place(finders, name, step, pair, layout)
                 places[name] = (*places.get(name, ()), place)
             except RefusedError as error:
                 refused.append(f'{name} {error}')
-    return places, [*dict.fromkeys(refused)], explain(finder, found[0].steps)
+    return places, [*dict.fromkeys(refused)], found[0].explain()
 
 
 def run_on(example: object, model: nn.Module,
            follow: Callable[[nn.Module, tuple, dict], Any],
-           *samples: int | None) -> list:
+           *samples: int | None, outermost: bool = True) -> list:
     """Follow passes on the meta device or, where the model cannot, really.
 
     Args:
-        example (object): What the model is called with.
+        example (object): What the model is called with. None is what can be
+            guessed.
         model (nn.Module): The model.
         follow (Callable): ``follow(model, args, kwargs)`` makes a pass.
         *samples (int): The numbers of samples to call it with; where the
             model takes no other number, as many times as it is.
+        outermost (bool): See :func:`guess_inputs`. Defaults to True.
 
     Raises:
         ValueError: The model does not run on the example.
     """
-    failed = ValueError()
-    for device, sizes in (('meta', samples), (None, samples),
-                          (None, [None] * len(samples))):
+    failed: Exception = ValueError(
+        'nothing can be guessed for a model of its class')
+    for given, (device, sizes) in product(
+            guess_inputs(model, outermost) if example is None else (example, ),
+            (('meta', samples), (None, samples),
+             (None, [None] * len(samples)))):
         try:
             with on_meta(model) if device else nullcontext():
-                return [follow(model, *call_of(example, size, device))
+                return [follow(model, *call_of(given, size, device))
                         for size in sizes]
         except Exception as error:
             failed = error
@@ -256,55 +244,51 @@ def run_on(example: object, model: nn.Module,
 
 def _follow(model: nn.Module, args: tuple, kwargs: dict) -> SpotFinder:
     finder = SpotFinder(model)
-    with (hooked(finder.attach()), in_mode(model, False), torch.no_grad(),
-          torch.random.fork_rng([])):
+    with finder.following():
         model(*args, **kwargs)
     return finder
 
 
-def _holders(arrangement: Arrangement, modules: dict[str, nn.Module]
-             ) -> dict[str, list[Sum]]:
+def _holders(arrangement: Arrangement) -> dict[str, list[Sum]]:
     """Steps by the names of the modules that are to hold them.
 
     These are the blocks; of those that are a sequence, which would call a
     step as a layer, the layers.
     """
     table: dict[str, list[Sum]] = defaultdict(list)
-    for name, sums in steps_by_block(arrangement).items():
+    for name, sums in arrangement.by_block().items():
         for found in sums:
-            holder = name
-            while isinstance(modules[holder], nn.Sequential):
-                holder = min((outer for outer in around(found.owner.name)
-                              if outer.startswith(f'{holder}.'.lstrip('.'))
-                              and outer != holder), key=len)
+            holder, owner = name, found.owner.name
+            while holder != owner and isinstance(
+                    arrangement.modules[holder], nn.Sequential):
+                prefix = f'{holder}.'.lstrip('.')
+                holder = prefix + owner.removeprefix(prefix).split('.')[0]
             table[holder].append(found)
     return table
 
 
 def _place(finders: list[SpotFinder], block: str, name: str,
-           sums: tuple[Sum, ...], modules: dict[str, nn.Module],
-           layout: str | None) -> Place:
+           sums: list[Sum], layout: str | None) -> Place:
     finder, found = finders[0], sums[0]
-    seen, count = finder.surroundings.get(found), finder.calls[modules[block]]
-    if count != 1:
-        raise RefusedError('runs several times in one pass' if count else
-                           'has no forward of its own')
+    seen, module = finder.surroundings.get(found), finder.modules[block]
+    if finder.calls[module] != 1:
+        raise RefusedError(f'runs {finder.calls[module]} times in one pass')
+    if isinstance(module, nn.Sequential):
+        raise RefusedError('is a sequence, which would call its step')
     if seen is None or found.branches > 1:
         raise RefusedError('adds several branches to one state')
-    if hasattr(modules[block], name):
+    if hasattr(module, name):
         raise RefusedError(f'has an attribute {name!r} already')
-    batch, channels = _axes(finders, sums, seen, modules[block], layout)
+    batch, channels = _axes(finders, sums, seen, module, layout)
     if seen.is_text or _is_masked(finders, block, sums, batch, channels):
         raise RefusedError(
             'has tokens of a text or beside padding, over which a gate would '
             'pool: it can be measured, but takes no steps')
-    state, branch = _spots(finder, block, seen, modules)
-    return Place(name, state, branch, len(found.shape), batch, channels,
-                 found.shape[channels])
+    return Place(name, *_spots(finder, block, seen), len(found.shape), batch,
+                 channels, found.shape[channels])
 
 
-def _spots(finder: SpotFinder, block: str, seen: Surroundings,
-           modules: dict[str, nn.Module]) -> list[Spot]:
+def _spots(finder: SpotFinder, block: str, seen: Surroundings) -> list[Spot]:
     """The spots of state and branch that others likeliest leave alone.
 
     First come those outside of children with weights, then modules without
@@ -315,15 +299,16 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings,
 
     def rank(event: Event) -> tuple:
         parts = event.name.removeprefix(own).split('.')
-        is_inside = any(_has_weights(modules[own + '.'.join(parts[:k])])
-                        for k in range(1, len(parts)))
-        kind = 0 if not _has_weights(event.module) else (
+        is_inside = any(
+            finder.modules[own + '.'.join(parts[:k])] in finder.learns
+            for k in range(1, len(parts)))
+        kind = 0 if event.module not in finder.learns else (
             1 if event.module._modules else 2)
         return is_inside, kind, len(parts), event.time
 
     ends = next(filter(None, (_ends([
-        e for e in events if e.name.startswith(own) and e.name != block])
-        for events in seen.branch)), [])
+        e for e in events if e.name.startswith(own) and e.name != block],
+        finder.learns) for events in seen.branch)), [])
     if not ends:
         raise RefusedError(
             'has a branch that none of its modules returns; let it end in an '
@@ -342,22 +327,18 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings,
             for e in (state, end)]
 
 
-def _ends(branch: list[Event]) -> list[Event]:
+def _ends(branch: list[Event], learns: set[nn.Module]) -> list[Event]:
     """Where a branch can be taken: what modules return, others are given.
 
     These have no weights and return what they are given, as stochastic depth.
     """
     returning = {e.module for e in branch if e.returned}
     passing = {e.module for e in branch if not e.returned
-               and e.module in returning and not _has_weights(e.module)}
+               and e.module in returning and e.module not in learns}
     return [e for e in branch if e.returned != (e.module in passing)]
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
-
-
-def _is_masked(finders: list[SpotFinder], block: str, sums: tuple[Sum, ...],
+def _is_masked(finders: list[SpotFinder], block: str, sums: list[Sum],
                batch: int, channels: int) -> bool:
     """Whether a block is given a mask of each sample's tokens."""
     shapes = [s.shape for s in sums]
@@ -370,7 +351,7 @@ def _is_masked(finders: list[SpotFinder], block: str, sums: tuple[Sum, ...],
         for a, b in zip(*(f.arguments[block] for f in finders)))
 
 
-def _axes(finders: list[SpotFinder], sums: tuple[Sum, ...], seen: Surroundings,
+def _axes(finders: list[SpotFinder], sums: list[Sum], seen: Surroundings,
           block: nn.Module, layout: str | None) -> tuple[int, int]:
     """Axes of the samples and of the channels of a state."""
     shape = sums[0].shape
@@ -402,20 +383,3 @@ def _axes(finders: list[SpotFinder], sums: tuple[Sum, ...], seen: Surroundings,
     raise RefusedError(
         f'has states {shape} whose axis of channels is not clear; give '
         f"layout=, such as 'NCHW', 'NHWC', 'NLC' or 'LNC'")
-
-
-def steps_by_block(arrangement: Arrangement) -> dict[str, list[Sum]]:
-    """Steps of each block.
-
-    Where a step stands in no stage, its block is the module that adds, if
-    there is another of its class: stages may have one block each.
-    """
-    alone = Counter(map(type, {
-        found.owner.module for _, found, _ in arrangement.named
-        if found.state and found.left_out == ALONE}))
-    table: dict[str, list[Sum]] = defaultdict(list)
-    for _, found, block in arrangement.named:
-        if found.state and found.left_out in STEPPED and (
-                block or alone[type(found.owner.module)] > 1):
-            table[block.name if block else found.owner.name].append(found)
-    return table

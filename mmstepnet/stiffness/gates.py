@@ -1,8 +1,7 @@
 """Whether an attention adapts to its images, or only scales."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,14 +10,7 @@ from torch import Tensor
 
 from mmstepnet.steps import fused
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.finding import (
-    FIRST,
-    Arrangement,
-    Finder,
-    hooked,
-    in_mode,
-    unwrap,
-)
+from mmstepnet.steps.finding import FIRST, Arrangement, Finder, unwrap
 from mmstepnet.steps.finding.tags import Tags
 
 from .measurement import StepMeasurement
@@ -82,7 +74,8 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
     values: dict[str, list[Tensor]] = defaultdict(list)
     products: dict[str, Product] = {}
     finder = _GateFinder(model)
-    with _followed(finder):
+    # The reference path multiplies each gate for all to see.
+    with finder.following(), fused(False):
         for batch in batches:
             run_batch(model, batch)
             for name, step, _ in Arrangement(finder).named:
@@ -104,7 +97,7 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
     results = {}
     for kind, constants in kinds.items():
         if evaluate is not None:
-            with _followed(_GateFinder(model, constants)):
+            with _GateFinder(model, constants).following(), fused(False):
                 results[kind] = float(evaluate(model))
     return GateStatistics(
         dict(zip(means, blocks.tolist())),
@@ -112,14 +105,6 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
          for name, gate in gates.items()},
         {name: float(mean.std(correction=0)) for name, mean in means.items()},
         float(blocks.std(correction=0)), results)
-
-
-@contextmanager
-def _followed(finder: Finder) -> Iterator[None]:
-    """Follow an evaluation in which each gate is multiplied for all to see."""
-    with (hooked(finder.attach()), fused(False), torch.no_grad(),
-          in_mode(finder.model, False)):
-        yield
 
 
 class _GateFinder(Finder):

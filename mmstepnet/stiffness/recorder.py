@@ -14,7 +14,6 @@ from mmstepnet.steps.finding import (
     Finder,
     FoundStep,
     Selection,
-    explain,
     in_mode,
     select,
     unwrap,
@@ -118,7 +117,7 @@ class TrajectoryRecorder:
         self.model = unwrap(model)
         self._finder = Finder(self.model)
         if blocks is not None:
-            select({n: m for m, n in self._finder.names.items()}, blocks)
+            select(self._finder.modules, blocks)
         self._selection = blocks
         self._handles = []
         self.clear()
@@ -268,7 +267,7 @@ class TrajectoryRecorder:
             return
         found = Arrangement(self._finder, self._selection)
         if not found.recorded:
-            raise ValueError(explain(self._finder, found.steps))
+            raise ValueError(found.explain())
         if found.repeated:
             self._meet_repeated(found)
         names = [name for name, *_ in found.recorded]

@@ -15,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mmstepnet import fold, insert_steps, remove_steps
+from mmstepnet.steps.branch import Spot
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import not_on_torch_21
 
@@ -213,11 +214,9 @@ def test_threads(kind):
 
 def hidden_state(model):
     """A checkpoint in a block that hides the state from the branch."""
-    model[1].mlp[2] = checkpoint_wrapper(model[1].mlp[2])
-    branch = model[1].mlp_step.place.branch._replace(module='mlp.2')
-    model[1].attn_step.place = model[1].mlp_step.place._replace(
-        name='attn_step', branch=branch)
-    model[1].mlp_step.detach(model[1])
+    step = model[1].mlp_step
+    step.place = step.place._replace(branch=Spot('mlp.2', True, 0))
+    model[1].mlp = checkpoint_wrapper(model[1].mlp)
 
 
 def replicated(model):
@@ -234,7 +233,7 @@ def test_refused_when_it_runs(change, words):
     model, _ = stepped_pair('tokens')
     with pytest.raises(RuntimeError, match=words):
         change(model)
-        model(inputs('tokens'))
+        model(inputs('tokens')).sum().backward()
 
 
 class Skips(nn.Module):

@@ -367,19 +367,6 @@ def cpubone():
     return nn.Sequential(nn.Sequential(wrapper(), mlp), wrapper())
 
 
-def partial(width):
-    """A stage that passes half of its channels by, as in CSPNet."""
-    return Net(lambda m, x: m.final(m.blocks(m.main(x)) * m.short(x)),
-               main=nn.Linear(8, width), short=nn.Linear(8, width),
-               final=nn.Linear(width, 8),
-               blocks=nn.Sequential(wrapper(width)))
-
-
-def rtmdet():
-    return nn.Sequential(*(nn.Sequential(
-        nn.Linear(8, 8), partial(width)) for width in (4, 5, 6)))
-
-
 def both():
     """Two layers that are added, as in RepVGG."""
     return Net(lambda m, x: m.a(x) + m.b(x), **linear('a', 'b'))
@@ -456,8 +443,10 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
     'wrappers in no list': (
         pair, [('conv', '', FIRST), ('ffn', '', None)]),
     'blocks that stand alone, as in RTMDet': (
-        rtmdet,
-        [(f'{k}.1.blocks.0', f'{k}.1.blocks', None) for k in range(3)]),
+        lambda: nn.Sequential(*(nn.Sequential(
+            nn.Linear(8, k), nn.Sequential(wrapper(k)), nn.Linear(k, 8))
+            for k in (4, 5, 6))),
+        [(f'{k}.1.0', f'{k}.1', None) for k in range(3)]),
     'branches that add, as in RepGhostNet': (
         lambda: nn.Sequential(
             nn.Sequential(Adds(both())), nn.Linear(8, 8),

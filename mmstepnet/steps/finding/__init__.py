@@ -8,15 +8,14 @@ stages.
 
 from .finder import Finder
 from .modes import hooked, in_mode, uncompiled
-from .search import explain, find_steps
 from .selection import Selection, select
-from .stages import ALONE, FIRST, OUTSIDE, Arrangement, FoundStep
+from .stages import FIRST, Arrangement, FoundStep, find_steps
 from .sums import Run, Sum
 from .tags import tensors
 from .wrappers import unwrap
 
 __all__ = [
-    'ALONE', 'Arrangement', 'FIRST', 'Finder', 'FoundStep', 'OUTSIDE', 'Run',
-    'Selection', 'Sum', 'explain', 'find_steps', 'hooked', 'in_mode',
-    'select', 'tensors', 'uncompiled', 'unwrap'
+    'Arrangement', 'FIRST', 'Finder', 'FoundStep', 'Run', 'Selection', 'Sum',
+    'find_steps', 'hooked', 'in_mode', 'select', 'tensors',
+    'uncompiled', 'unwrap'
 ]

@@ -73,7 +73,7 @@ class Additions(TorchDispatchMode):
         operation = describe_operation(func)
         if operation.views or is_backward():
             return func(*args, **kwargs)
-        tags = self.tags.get_all((*args[:operation.last], *kwargs.values()))
+        tags = self.tags.get_all((*args, *kwargs.values()))
         found = factor = multiple = None
         if tags:
             if operation.same or operation.scales:
@@ -85,15 +85,14 @@ class Additions(TorchDispatchMode):
             if factor is None and multiple:
                 factor = self._carry(operation, *multiple)
             if operation.writes:
-                for t in tensors(args[:1], kwargs):  # or out=
-                    self._save_states(t)
+                self._save_states(tensors(args[:1], kwargs))  # or out=
         out = func(*args, **kwargs)
         if operation.name == 'convolution' and is_real(out) and (
                 out.dim() == 3):
             self._rows.add(tuple(out.shape))
         if not operation.blank and (tags or operation.random or not any(
-                is_real(t) and self._is_foreign(t) for t in tensors(
-                    *args[:operation.last], kwargs))):
+                is_real(t) and self._is_foreign(t)
+                for t in tensors(*args, kwargs))):
             self._pass_on(operation, tags, out)
             if multiple and not operation.writes:
                 self._follow(operation, *multiple, out)
@@ -158,9 +157,8 @@ class Additions(TorchDispatchMode):
             if axis is None or tag is None:
                 continue
             if axis == 0 and tag.random and not tag.known:
-                known = self.tags.get(f)
-                of = f if known is None or known.divided is None else (
-                    known.divided)
+                divided = self.tags.make(f).divided
+                of = f if divided is None else divided
                 gate = None
             elif axis and (gate.numel() < f.numel() or 0 in gate.stride()
                            or tag.mixed >> self.tags.number(f) & 1):
@@ -189,12 +187,9 @@ class Additions(TorchDispatchMode):
         if self.tags.get(t) is not None:
             return False
         if not self._weights:  # FSDP and pruning keep them as attributes
-            kept: list[Any] = [
-                value for m in self.names
-                for values in (m._parameters, m._buffers, vars(m))
-                for value in values.values()]
             self._weights = {
-                t.untyped_storage()._cdata for t in kept if is_real(t)}
+                t.untyped_storage()._cdata for m in self.names
+                for t in tensors(vars(m)) if is_real(t)}
         return t.untyped_storage()._cdata not in self._weights
 
     def _see_sum(self, operation: Operation, args: tuple,
@@ -204,12 +199,10 @@ class Additions(TorchDispatchMode):
         if not pairs or not self.stack or self.stack[-1].is_closed:
             return None
         owner = next((r for r in reversed(self.stack) if r.learns), None)
-        reasons = []
-        for x, f in pairs:
-            reason = self._refuse(x, f, owner)
-            if reason is None and owner is not None:
-                return self._begin(owner, x, f, args, kwargs)
-            reasons.append(reason)
+        reasons = [self._refuse(x, f, owner) for x, f in pairs]
+        if owner is not None and None in reasons:
+            return self._begin(
+                owner, *pairs[reasons.index(None)], args, kwargs)
         self.missed[(owner or self.stack[-1]).name, next(
             (r for r in reasons if r != NO_STATE), NO_STATE)] += 1
         return owner and self._see_projection(owner, *args[:2])
@@ -280,8 +273,7 @@ class Additions(TorchDispatchMode):
                  base: int) -> tuple[Tensor, Tensor | None, bool, tuple]:
         """Branch, attention value, if stochastic depth was there, scales."""
         gate, dropped, scales = None, False, ()
-        while (tag := self.tags.get(f)) is not None and (
-                factor := tag.factor) is not None:
+        while (factor := self.tags.make(f).factor) is not None:
             if scales and factor.of.shape != f.shape:
                 break
             if factor.gate is not None:
@@ -310,7 +302,7 @@ class Additions(TorchDispatchMode):
         norms = found.norms
         if norms is not None and found.number:  # another branch
             norms.see_sum(out)
-        found.number = self.tags.mark(out, new=True)
+        found.number = self.tags.mark(out)
         found.version = self.tags.make(out).version
         if found not in found.owner.sums:
             found.owner.sums.append(found)
@@ -321,43 +313,41 @@ class Additions(TorchDispatchMode):
         """A state that a sum became: that is what its step handed on."""
         plain = self.tags.make(x).plain
         for found in self._pending[:]:
-            if found.number and plain >> found.number & 1:
-                if tuple(x.shape) == found.shape or self._is_sum(x, found):
-                    self._hand_on(found, None, x)
+            if plain >> found.number & 1:
+                self._hand_on(found, None, x)
                 self._settle(found)
 
     def _see_projection(self, owner: Run, a: Tensor, b: Tensor) -> Sum | None:
         """Take down a sum of two tensors that come from one state."""
-        of_a, of_b = self.tags.get(a), self.tags.get(b)
-        if of_a is None or of_b is None or a.dim() < 2:
+        of_a, of_b = self.tags.make(a), self.tags.make(b)
+        both = of_a.known & of_b.known
+        if a.dim() < 2 or not both & owner.given & (of_a.mixed | of_b.mixed):
             return None
-        both = of_a.known & of_b.known & owner.given
-        if not both & (of_a.mixed | of_b.mixed):
-            return None
-        found = Sum(owner, tuple(a.shape),
-                    of_state=of_a.known & of_b.known,
+        found = Sum(owner, tuple(a.shape), of_state=both,
                     of_branch=of_a.known | of_b.known, left_out=PROJECTS)
         self.sums.append(found)
         return found
 
-    def _is_sum(self, t: Tensor, found: Sum) -> bool:
-        return (self.tags.number(t) == found.number
-                and self.tags.make(t).version == found.version)
-
-    def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> None:
+    def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> bool:
+        """See whether a tensor is what a run, if any, has made of a sum."""
+        tag = self.tags.make(t)
+        is_sum = (self.tags.number(t) == found.number
+                  and tag.version == found.version)
+        if not tag.plain >> found.number & 1 or not (
+                is_sum or tuple(t.shape) == found.shape):
+            return False
         if found.norms is not None:
-            found.norms.hand_on(run, t, self._is_sum(t, found))
+            found.norms.hand_on(run, t, is_sum)
+        return True
 
     def _settle(self, found: Sum) -> None:
         self._pending.remove(found)
         if found.norms is not None:
             found.norms.settle()
 
-    def _save_states(self, written: Any) -> None:
+    def _save_states(self, written: list[Tensor]) -> None:
         """Copy what is still needed and about to be overwritten."""
-        if is_real(written):
-            memory = self.tags.view(written)[0]
-            for norms in (found.norms for found in self._pending):
-                if norms is not None and norms.state is not None and (
-                        self.tags.view(norms.state)[0] == memory):
-                    norms.state = norms.state.clone()
+        memories = {self.tags.view(t)[0] for t in written if is_real(t)}
+        for norms in (found.norms for found in self._pending if found.norms):
+            if self.tags.view(norms.state)[0] in memories:
+                norms.state = norms.state.clone()

@@ -9,9 +9,11 @@ before any activation, and a state from then on. Nothing is replaced.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -21,8 +23,8 @@ from ..branch import BranchStep
 from ..residual import ResidualStep
 from ..tail import only_looks
 from .additions import Additions
-from .modes import uncompiled
-from .sums import Run, Sum
+from .modes import hooked, in_mode, uncompiled
+from .sums import Run
 from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
 
@@ -45,6 +47,8 @@ class Finder(Additions):
         super().__init__()
         self.model, self.norms = model, norms
         self.names = name_modules(model)
+        # Of a wrapper and what is in it, the latter.
+        self.modules = {name: m for m, name in self.names.items()}
         self.learns = {m for m in self.names
                        if next(m.parameters(), None) is not None}
         self.tokens_first = {m for m in self.names
@@ -83,6 +87,13 @@ class Finder(Additions):
                     self._observe_branch if isinstance(module, BranchStep)
                     else self._observe))
         return handles
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow passes in evaluation mode, of which nothing stays."""
+        with (hooked(self.attach()), in_mode(self.model, False),
+              torch.no_grad(), torch.random.fork_rng([])):
+            yield
 
     def remove(self) -> None:
         """Leave the mode that an interrupted pass has left behind."""
@@ -155,18 +166,10 @@ class Finder(Additions):
             found.returned = any(
                 self.tags.make(t).plain >> found.number & 1 for t in outs)
         for found in self._pending[:]:
-            if run.encloses(found.owner) and (
-                    not self._returns(run, found, outs) or not self.stack):
+            if run.encloses(found.owner) and (not any(
+                    self._hand_on(found, run, t) for t in outs)
+                    or not self.stack):
                 self._settle(found)
-
-    def _returns(self, run: Run, found: Sum, outs: list[Tensor]) -> bool:
-        """See what a run returns of a sum, if anything."""
-        for t in outs:
-            if self.tags.make(t).plain >> found.number & 1 and (
-                    tuple(t.shape) == found.shape or self._is_sum(t, found)):
-                self._hand_on(found, run, t)
-                return True
-        return False
 
     def _observe(self, module: ResidualStep, x: Tensor, f: Tensor,
                  step: Tensor | None, out: Tensor) -> None:
@@ -176,7 +179,8 @@ class Finder(Additions):
         if run is None:
             return
         part = self.names[module].rpartition('.')[2]
-        found = self._new_sum(run, self.tags.mark(x), x, f, part)
+        state = self.tags.number(x) or self.tags.mark(x)
+        found = self._new_sum(run, state, x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
         if self.norms is not None and not found.left_out:

@@ -36,11 +36,6 @@ class Uncompiled:
             self.stance.__exit__(None, None, None)
             self.stance = None
 
-    __enter__ = enter
-
-    def __exit__(self, *error) -> None:
-        self.remove()
-
 
 uncompiled = Uncompiled()
 
@@ -71,8 +66,8 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
         yield
     finally:
         for module, was in before.items():
-            own = getattr(module.train, '__func__', None)
-            if module.training != was and own is not nn.Module.train:
+            if module.training != was and (
+                    type(module).train is not nn.Module.train):
                 module.train(was)
         for module, was in before.items():
             module.training = was

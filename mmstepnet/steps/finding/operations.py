@@ -48,14 +48,11 @@ class Operation:
         same (bool): Whether its result is the state that it was given.
         scales (bool): Whether it is a product or a quotient.
         pairs (tuple): See :data:`ADDITIONS`.
-        last (int, optional): How many arguments, from the first, may be
-            tensors or hold some. None where it does not say.
     """
 
     views = writes = random = blank = same = scales = False
     mixes = carries = True
     pairs: tuple = ()
-    last: int | None = None
 
     def __init__(self, func: Any):
         if not isinstance(func, torch._ops.OpOverload):  # of higher order
@@ -75,8 +72,6 @@ class Operation:
         self.same = name in SAME
         self.scales = name in ('mul', 'div')
         self.pairs = () if foreign else ADDITIONS.get(name, ())
-        self.last = max((i + 1 for i, a in enumerate(schema.arguments)
-                         if 'Tensor' in str(a.type)), default=0)
 
     def operands(self, args: tuple) -> Iterator[tuple[Tensor, Tensor]]:
         """What may be the state, and the branch that is added to it."""

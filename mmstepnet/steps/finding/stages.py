@@ -1,4 +1,4 @@
-"""Names, stages and first blocks of the residual steps that were found."""
+"""Which residual steps a model has: their names, stages and first blocks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from ..generated import host_of
 from .finder import Finder
 from .selection import Selection, is_within, select
 from .sums import Run, Sum
+from .wrappers import unwrap
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
@@ -121,8 +122,7 @@ class Arrangement:
     """
 
     def __init__(self, finder: Finder, selection: Selection | None = None):
-        # Of a wrapper and what is in it, the latter.
-        self.modules = {name: m for m, name in finder.names.items()}
+        self.finder, self.modules = finder, finder.modules
         self.chosen = None if selection is None else set().union(
             *select(self.modules, selection).values())
         self.scope = 'backbone.' if selection is None and isinstance(
@@ -207,17 +207,15 @@ class Arrangement:
                     blocks[found] = next(
                         (p for p in around if self._kind(p.name) in kinds),
                         None)
-        return blocks if any(blocks.values()) else self._alone(places)
+        if not any(blocks.values()):
+            for s in self._alike([s for s in places if s.state and places[s]]):
+                blocks[s] = places[s][0]
+        return blocks
 
-    def _alone(self, places: dict[Sum, list[Child]]
-               ) -> dict[Sum, Child | None]:
-        """Modules of one class that add, each alone in a list (RTMDet)."""
-        alone = {s: around[0] for s, around in places.items() if around
-                 and s.state and len(around[0].stage.children) == 1}
-        kinds = Counter(self._kind(p.name) for p in {*alone.values()})
-        return {s: alone[s] if s in alone
-                and kinds[self._kind(alone[s].name)] > 1 else None
-                for s in places}
+    def _alike(self, sums: list[Sum]) -> list[Sum]:
+        """Sums in modules of which there are several of one class (RTMDet)."""
+        kinds = Counter(map(self._kind, {s.owner.name for s in sums}))
+        return [s for s in sums if kinds[self._kind(s.owner.name)] > 1]
 
     def _is_stage(self, container: Container, rule: StageRule) -> bool:
         if rule not in container.is_stage:
@@ -342,6 +340,37 @@ class Arrangement:
         ] + [FoundStep(c.name, c.name, c.name, c.stage.name, (), None, NO_SUM)
              for c in self.without]
 
+    def explain(self) -> str:
+        """What was seen where nothing can be recorded."""
+        seen = [*(f'{step.name}: {step.left_out}' for step in self.steps),
+                *(f'{count} sums in {name or "the model itself"}: {reason}'
+                  for (name, reason), count in
+                  self.finder.missed.most_common())]
+        return '\n  '.join([
+            f'no residual step of {type(self.finder.model).__name__} can be '
+            f'recorded.',
+            *([f'Found, but left out, the first of {len(seen)}:', *seen[:9]]
+              if seen else [
+                'It has no residual blocks, or adds no two plain tensors '
+                'where hooks and dispatch modes see it. PyTorch makes nested '
+                'ones of a padding mask, unless torch.backends.mha.'
+                'set_fastpath_enabled(False) was called'])])
+
+    def by_block(self) -> dict[str, list[Sum]]:
+        """Steps of each block, whatever the recorder leaves them out for.
+
+        Where a step stands in no stage, its block is the module that adds, if
+        there is another of its class: stages may have one block each.
+        """
+        alone = self._alike([found for _, found, _ in self.named
+                             if found.state and found.left_out == ALONE])
+        table: dict[str, list[Sum]] = defaultdict(list)
+        for _, found, block in self.named:
+            if found in alone or found.state and block and (
+                    found.left_out in (None, FIRST, OUTSIDE)):
+                table[block.name if block else found.owner.name].append(found)
+        return table
+
     def _name(self, found: Sum, block: Child) -> str:
         """Name of a block, and of its step if it has several."""
         steps = [s for s in self._steps_of[block]
@@ -358,3 +387,49 @@ class Arrangement:
         if owner == block.name or owners.count(owner) > 1:
             return f'{owner}.step{place + 1}'
         return owner
+
+
+def find_steps(model: nn.Module, *inputs: object,
+               **named: object) -> list[FoundStep]:
+    r"""Find the residual steps of a model by running it, without measuring.
+
+    A residual step (Eq. 1 and 4),
+
+    .. math::
+        x_{t+1} = x_t + f(x_t) \Delta t,
+
+    is an addition of a state to something that was computed from this state
+    by a contraction: a convolution, a matrix product, attention, pooling, an
+    FFT or an operator that PyTorch does not know. A state is a tensor that a
+    module was given or returned. What wrote the addition, wrapped the block
+    or patched its ``forward`` does not matter, and no class is known by name.
+
+    The model runs in evaluation mode and without gradients, and is left as it
+    was. On the meta device, or under ``FakeTensorMode``, nothing is computed:
+    a network of any size is described in about a second.
+
+    Args:
+        model (nn.Module): Model, or a wrapper of one.
+        *inputs: What its ``forward`` takes.
+        **named: The same by name.
+
+    Returns:
+        list[FoundStep]: In the order of the pass, also what
+        :class:`TrajectoryRecorder` leaves out, with the reason.
+
+    Raises:
+        TypeError: ``model`` is no module, or was made by ``torch.jit``.
+
+    Example:
+        >>> import torch
+        >>> from torchvision.models import resnet50
+        >>> from mmstepnet import find_steps
+        >>> with torch.device('meta'):
+        ...     steps = find_steps(resnet50(), torch.rand(1, 3, 224, 224))
+        >>> print(steps[1])
+        layer1.1: (1, 256, 56, 56), recorded
+    """
+    finder = Finder(unwrap(model))
+    with finder.following():
+        model(*inputs, **named)
+    return Arrangement(finder).steps

@@ -81,16 +81,9 @@ class Tags:
 
     def get_all(self, values: Iterable) -> list[Tag]:
         """Tags of those tensors, also in lists, of which anything is known."""
-        found = []
-        for t in values:
-            if isinstance(t, Tensor):
-                # Most are weights, of which nothing is: is_real comes last.
-                tag = self.get(t) if t.layout is torch.strided else None
-                if tag is not None and is_real(t):
-                    found.append(tag)
-            elif isinstance(t, (list, tuple)):
-                found += self.get_all(t)
-        return found
+        # Most are weights, of which nothing is: is_real comes last.
+        return [tag for t in tensors(*values) if t.layout is torch.strided
+                and (tag := self.get(t)) is not None and is_real(t)]
 
     def make(self, t: Tensor) -> Tag:
         """Tag of a tensor, a new one if need be."""
@@ -118,27 +111,13 @@ class Tags:
             found.views if found else {}).items()
             if offset <= start < offset + size and t.numel() < size]
 
-    def mark(self, t: Tensor, number: int | None = None,
-             new: bool = False) -> int:
-        """Make a tensor a state.
-
-        Args:
-            t (Tensor): The tensor.
-            number (int, optional): The state that it is. None: one of its
-                own.
-            new (bool): Whether it becomes another state if it is one.
-
-        Returns:
-            int: Number of the state.
-        """
-        tag = self.make(t)
-        view = t.storage_offset(), t.numel()
-        if number is None:
-            if not new and view in tag.views:
-                return tag.views[view]
+    def mark(self, t: Tensor, number: int = 0) -> int:
+        """Make a tensor the state of a number, or a new one; return it."""
+        if not number:
             self.count += 1
             number = self.count
-        tag.views[view] = number
+        tag = self.make(t)
+        tag.views[t.storage_offset(), t.numel()] = number
         tag.plain |= 1 << number
         return number
 
