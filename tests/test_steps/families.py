@@ -47,7 +47,6 @@ def torchvision_families() -> dict[str, Family]:
     """Families of torchvision."""
     import torchvision.models as tv
     from torchvision.models.convnext import CNBlockConfig
-    from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
     from torchvision.models.regnet import BlockParams, RegNet
     from torchvision.models.resnet import BasicBlock, Bottleneck
     from torchvision.ops import FrozenBatchNorm2d
@@ -59,13 +58,6 @@ def torchvision_families() -> dict[str, Family]:
         return tv.ConvNeXt(
             [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 1)],
             stochastic_depth_prob=0.5, num_classes=5)
-
-    def efficientnet():
-        return tv.EfficientNet(
-            [FusedMBConvConfig(1, 3, 1, 16, 16, 2),
-             FusedMBConvConfig(4, 3, 2, 16, 24, 2),
-             MBConvConfig(4, 3, 2, 24, 32, 3)],
-            dropout=0.0, stochastic_depth_prob=0.5, num_classes=5)
 
     return {
         'ResNet, basic': Family(resnet(BasicBlock), 3),
@@ -86,7 +78,6 @@ def torchvision_families() -> dict[str, Family]:
         'MobileNetV3': Family(
             lambda: tv.mobilenet_v3_small(
                 num_classes=5, width_mult=0.25, dropout=0.0), 7),
-        'EfficientNet': Family(efficientnet, 5),
     }
 
 
@@ -94,19 +85,13 @@ def timm_families() -> dict[str, Family]:
     """Families of timm."""
     import timm
     from timm.models.convnext import ConvNeXt
-    from timm.models.eva import Eva
     from timm.models.res2net import Bottle2neck
     from timm.models.resnet import BasicBlock, Bottleneck, ResNet
     from timm.models.swin_transformer import SwinTransformer
-    from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+    from timm.models.vision_transformer import VisionTransformer
 
     def resnet(block=Bottleneck, **kwargs):
         return lambda: ResNet(block, [2, 1, 2, 1], num_classes=5, **kwargs)
-
-    def vit(**kwargs):
-        return lambda: VisionTransformer(
-            32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
-            drop_path_rate=0.5, **kwargs)
 
     def create(name, **kwargs):
         return lambda: timm.create_model(name, num_classes=5, **kwargs)
@@ -122,12 +107,9 @@ def timm_families() -> dict[str, Family]:
         'ConvNeXt': Family(
             lambda: ConvNeXt(depths=(2, 1, 1, 1), dims=(16, 24, 32, 40),
                              num_classes=5, drop_path_rate=0.5), 5),
-        'ViT': Family(vit(), 2, **tokens),
-        'ViT, post-norm': Family(vit(block_fn=ResPostBlock), 2, **tokens),
-        'EVA-02': Family(lambda: Eva(
+        'ViT': Family(lambda: VisionTransformer(
             32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
-            drop_path_rate=0.5, init_values=0.1, swiglu_mlp=True,
-            use_rot_pos_emb=True, qkv_fused=False), 2, **tokens),
+            drop_path_rate=0.5), 2, **tokens),
         'Swin': Family(lambda: SwinTransformer(
             img_size=56, patch_size=4, embed_dim=16, depths=(2, 1),
             num_heads=(2, 4), window_size=7, num_classes=5,
@@ -143,9 +125,6 @@ def timm_families() -> dict[str, Family]:
             create('coat_lite_tiny', img_size=64, drop_path_rate=0.2), 8,
             options=(('example', images(64)), )),
         'EfficientViT': Family(create('efficientvit_b0'), 7),
-        'MaxViT': Family(
-            create('maxvit_pico_rw_256', img_size=256, depths=(1, 1, 1, 1)),
-            8, lambda: images(256)),
     }
 
 
@@ -248,12 +227,6 @@ def transformers_families() -> dict[str, Family]:
             of('ViT', intermediate_size=64, **tokens), 2, pixels(32)),
         'DINOv2': Family(
             of('Dinov2', drop_path_rate=0.5, **tokens), 2, pixels(32)),
-        'SegFormer': Family(
-            of('Segformer', depths=[2, 1], hidden_sizes=[8, 16],
-               num_encoder_blocks=2, sr_ratios=[4, 2], strides=[4, 2],
-               patch_sizes=[7, 3], num_attention_heads=[1, 2],
-               mlp_ratios=[2, 2], decoder_hidden_size=8), 3, pixels(64),
-            (('example', pixels(64)()), )),
         'Swin': Family(
             of('Swin', image_size=32, patch_size=2, embed_dim=16,
                depths=[2, 2], num_heads=[2, 4], window_size=4,

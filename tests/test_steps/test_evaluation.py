@@ -7,30 +7,30 @@ import torch
 import torch.nn as nn
 
 import mmstepnet
-from mmstepnet import TrajectoryRecorder
+from mmstepnet.steps.removal import prepare_removal
+from mmstepnet.steps.spots import find_places
+from tests.utils import Adds
 
 X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Block(nn.Module):
+class Block(Adds):
     """As LeViT's in MMPretrain: what evaluation needs is made in train."""
 
     def __init__(self):
-        super().__init__()
-        self.norm, self.proj = nn.LayerNorm(8), nn.Linear(8, 8)
-        self.bias = nn.Parameter(torch.randn(5, 5))
+        super().__init__(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(8, 8)))
 
     @torch.no_grad()
     def train(self, mode=True):
         super().train(mode)
         vars(self).pop('kept', None)
         if not mode:
-            self.kept = self.bias.exp()
+            self.kept = self.f[1].bias.exp()
         return self
 
     def forward(self, x):
-        bias = self.bias.exp() if self.training else self.kept
-        return x + self.proj(bias @ self.norm(x))
+        scale = self.f[1].bias.exp() if self.training else self.kept
+        return x + scale * self.f(x)
 
 
 class Net(nn.Sequential):
@@ -42,29 +42,31 @@ class Net(nn.Sequential):
         return self
 
 
-def recorded(model):
-    with TrajectoryRecorder(model) as recorder:
-        model(X)
-    return recorder.trajectories().nsi().mean()
+def measured(model):
+    return mmstepnet.measure_stiffness(model, [X]).nsi().mean()
 
 
 def state(model):
-    """Modes, what is kept for evaluation, which parameters are trained."""
-    return [(block.training, block.norm.training, hasattr(block, 'kept'),
-             [p.requires_grad for p in block.norm.parameters()])
-            for block in model]
+    """All that a pass might change."""
+    return str([
+        (block.training, block.f[0].training, hasattr(block, 'kept'),
+         block.f[0].weight.requires_grad, block.state_dict(),
+         [m._forward_hooks for m in block.modules()],
+         [m._forward_pre_hooks for m in block.modules()])
+        for block in model] + [torch.get_rng_state().tolist()])
 
 
 @pytest.mark.parametrize('do', [
     lambda model: mmstepnet.find_steps(model, X),
-    lambda model: mmstepnet.measure_stiffness(model, [X]),
-    lambda model: mmstepnet.insert_steps(model, example=X),
-    lambda model: mmstepnet.ablate_blocks(model, recorded, example=X),
+    measured,
+    lambda model: find_places(model, X),
+    lambda model: prepare_removal(model, None, X),
+    lambda model: mmstepnet.ablate_blocks(model, measured, example=X),
 ])
 def test_the_mode_is_that_of_the_network_and_restored(do):
     model = Net(*(Block() for _ in range(3))).train()
-    model[1].norm.eval()
-    model[0].norm.weight.requires_grad_(True)
+    model[1].f[0].eval()
+    model[0].f[0].weight.requires_grad_(True)
     before = state(model)
     do(model)
     assert state(model) == before

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import mmstepnet
-from mmstepnet.steps import ResidualStep
 from tests.test_steps.cases import randomise
+from tests.test_steps.insertion import perturb_gates
 
 transformers = pytest.importorskip('transformers', reason='transformers')
 if int(transformers.__version__.split('.')[0]) < 5:
@@ -28,9 +28,7 @@ def build(cls='ViTForImageClassification'):
 def stepped(cls='ViTForImageClassification'):
     model = build(cls)
     names = mmstepnet.insert_steps(model, example=IMAGES)
-    randomise(*(m.attention for m in model.modules()
-                if isinstance(m, ResidualStep)))
-    return model, names
+    return perturb_gates(model), names
 
 
 def states(model):

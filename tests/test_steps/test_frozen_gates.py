@@ -84,17 +84,3 @@ def test_update_bn_sets_statistics_of_the_data(kind, path):
         found.append(list(statistics(pair.step).values())[-3:])
     torch.testing.assert_close(*found)
     assert found[0][-1] == 3
-
-
-@pytest.mark.skipif(torch.__version__ < (2, 6),
-                    reason='older ones break the graph there')
-def test_under_torch_compile():
-    pair = Pair(*build(StepNet, 8))
-    pair.norm.eval()
-    pair.step.requires_grad_(False)
-    x, before = maps(3), statistics(pair.step)
-    torch.compiler.reset()
-    compiled = torch.compile(pair, backend='eager', fullgraph=True)
-    torch.testing.assert_close(compiled(x), pair(x))
-    torch.testing.assert_close(statistics(pair.step), before, rtol=0, atol=0)
-    torch.compiler.reset()

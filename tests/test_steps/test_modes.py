@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torchvision.models import resnet18
 
 from mmstepnet import TrajectoryRecorder
 from tests.utils import not_on_torch_21
@@ -70,12 +69,11 @@ def gradients(model, inputs):
             if p.grad is not None}
 
 
-@pytest.mark.parametrize('observed', [False, True])
 @cases({'timm': ('ResNet, basic', 'ConvNeXt', 'ViT'),
         'transformers': ('DINOv2', ),
         'mmpretrain': ('mmpretrain ResNet-50, checkpointed',
                        'mmpretrain Swin, checkpointed')})
-def test_checkpointing_as_the_host_does(library, name, observed):
+def test_checkpointing_as_the_host_does(library, name):
     """Also where somebody records the forward pass alone."""
     model, inputs = stepped(library, name)
     model.train()
@@ -89,23 +87,11 @@ def test_checkpointing_as_the_host_does(library, name, observed):
     results = []
     for net in (model, twin):
         recorder = TrajectoryRecorder(net)
-        if observed:
-            recorder.start(once=True)
+        recorder.start(once=True)
         results.append(gradients(net, inputs))
-        assert len(recorder) == 2 * observed
+        assert len(recorder) == 2
     assert results[0].keys() == results[1].keys()
     for key, grad in results[0].items():
         torch.testing.assert_close(
             grad, results[1][key], rtol=1e-3,
             atol=1e-4 * float(grad.abs().max()))
-
-
-def test_split_batch_norms():
-    """timm makes norms of maps of all, which share their batch."""
-    layers = pytest.importorskip('timm.layers')
-    x = torch.randn(4, 3, 32, 32).double()
-    plain = with_moved_steps(resnet18(), attention='SRM').double()
-    model = layers.convert_splitbn_model(copy.deepcopy(plain), 2).double()
-    torch.testing.assert_close(model.eval()(x), plain.eval()(x))
-    # In training each half of the batch is normalised by itself.
-    torch.testing.assert_close(model.train()(x)[:2], plain.train()(x[:2]))

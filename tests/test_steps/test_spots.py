@@ -29,15 +29,15 @@ class Block(nn.Module):
 class Embedded(nn.Module):
     """Blocks behind an embedding of integers."""
 
-    def __init__(self, forward, conditions=False):
+    def __init__(self, forward):
         super().__init__()
         self.table = nn.Embedding(10, 8)
         self.blocks = nn.ModuleList(Block(forward) for _ in range(3))
-        self.conditions = conditions
 
-    def forward(self, given, labels=None):
-        x = self.table(given) if labels is None else given
-        extra = [self.table(labels)[:, None]] if self.conditions else []
+    def forward(self, x, *extra):
+        """Beside pictures stand labels or a mask of padding."""
+        x = x if extra else self.table(x)
+        extra = [t if t.dim() > 1 else self.table(t)[:, None] for t in extra]
         for block in self.blocks:
             x = block(x, *extra)
         return x
@@ -132,23 +132,9 @@ def test_integers_beside_pictures_do_no_harm():
     def conditioned(b, x, condition):
         return x + b.fn(b.norm(x) * condition)
 
-    model = Embedded(conditioned, conditions=True)
+    model = Embedded(conditioned)
     given = torch.randn(2, 10, 8), torch.tensor([1, 2])
     assert len(insert_steps(model, example=given)) == 3
-
-
-class Padded(nn.Module):
-    """Blocks that are given a mask, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            Block(lambda b, x, mask: plain(b, x)) for _ in range(3))
-
-    def forward(self, x, mask):
-        for block in self.blocks:
-            x = block(x, mask)
-        return x
 
 
 @pytest.mark.parametrize('mask, is_refused', [
@@ -156,12 +142,13 @@ class Padded(nn.Module):
     (torch.zeros(2, 1, 1, 5), True),
     (torch.zeros(4, 5, 5), False)])  # a bias, the same for all samples
 def test_a_mask_of_padding(mask, is_refused):
-    example = torch.randn(2, 5, 8), mask
+    model, example = Embedded(lambda b, x, mask: plain(b, x)), (
+        torch.randn(2, 5, 8), mask)
     if is_refused:
         with pytest.raises(ValueError, match='beside padding'):
-            insert_steps(Padded(), example=example)
+            insert_steps(model, example=example)
     else:
-        assert len(insert_steps(Padded(), example=example)) == 3
+        assert len(insert_steps(model, example=example)) == 3
 
 
 @pytest.mark.parametrize('name, config, blocks', [
