@@ -20,6 +20,11 @@ def is_compiling() -> bool:
     return torch._dynamo.is_compiling()  # torch < 2.3
 
 
+def can_change_modules() -> bool:
+    """Whether modules can be changed here; an old compiler cannot run that."""
+    return not is_compiling() or torch.__version__ >= '2.12'
+
+
 def is_exporting() -> bool:
     """Whether the code is read for a graph that other programs will run.
 

@@ -14,8 +14,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.torch_version import is_compiling
+from mmstepnet.torch_version import can_change_modules
 
+from .generated import Generated, generated_class
 from .residual import ResidualStep
 
 
@@ -94,6 +95,14 @@ class Pass(threading.local):
         return Pass, ()
 
 
+class SteppedBlock(Generated):
+    """A block that takes steps where its branches end.
+
+    It computes what its host's class says. But compilers would run code that
+    they wrote for a block without steps: they look at classes, not at hooks.
+    """
+
+
 class BranchStep(ResidualStep):
     r"""Scales a branch by the step that an attention chooses.
 
@@ -150,6 +159,9 @@ class BranchStep(ResidualStep):
 
     def attach(self, block: nn.Module) -> None:
         """Become a child of a block, and hook it."""
+        if not isinstance(block, Generated):
+            stepped: Any = generated_class(SteppedBlock, type(block))
+            block.__class__ = stepped
         block.add_module(self.place.name, self)
         block.register_forward_pre_hook(self._begin)
         self._place_hooks(block)
@@ -157,14 +169,18 @@ class BranchStep(ResidualStep):
 
     def detach(self, block: nn.Module) -> None:
         """Leave a block, and take all hooks off."""
+        if isinstance(block, SteppedBlock):
+            block.__class__ = block.host
         delattr(block, self.place.name)
         self._take_off(block, self._begin, self._end, self._keep,
                        self._exchange)
 
+    @torch.compiler.assume_constant_result
     def _place_hooks(self, block: nn.Module) -> None:
         """Hook whoever stands at the spots now.
 
         Layers are wrapped (LoRA), converted (SyncBN), fused and exchanged.
+        Compilers run this, too, when they read the block.
         """
         for spot, hook in ((self.place.state, self._keep),
                            (self.place.branch, self._exchange)):
@@ -197,7 +213,7 @@ class BranchStep(ResidualStep):
         self._pass.state, self._pass.count = None, 0
         self._pass.standing = block._modules[self.place.name]
         self._pass.calls = [0, 0]
-        if not is_compiling():
+        if can_change_modules():
             self._place_hooks(block)
 
     def _end(self, block: nn.Module, args: tuple, kwargs: dict,
@@ -223,7 +239,7 @@ class BranchStep(ResidualStep):
         calls[which] += 1
         return (calls[which] - 1) % spot.calls == spot.call
 
-    def _keep(self, module: nn.Module, args: tuple, last: Any) -> None:
+    def _keep(self, module: nn.Module, args: tuple, last: Any = None) -> None:
         """Keep the state, where it is given or returned."""
         spot = self.place.state
         if self._is_due(spot, 0):

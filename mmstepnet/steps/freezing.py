@@ -17,7 +17,8 @@ def mark_only_steps_as_trainable(model: nn.Module,
 
     Parameters elsewhere require no gradient any more. Modules elsewhere that
     keep numbers of their own in the state dict, such as running statistics,
-    stay in eval mode, also when a trainer calls ``model.train()``. Call it
+    stay in eval mode, also when a trainer calls ``model.train()``, unless they
+    hold steps, as a model with the mean of its images does. Call it
     before the optimizer is built and before ``DistributedDataParallel`` or
     FSDP; where BNs are converted to SyncBN, call it after that.
 
@@ -61,8 +62,10 @@ def mark_only_steps_as_trainable(model: nn.Module,
             parameter.requires_grad_(unfreeze or parameter in kept)
     follow_training(m for m in model.modules() if unfreeze or m in inside)
     for module in () if unfreeze else list(model.modules()):
-        if module not in inside and _keeps_numbers(module) and (
-                not isinstance(module, KeepsStatistics)):
+        if (module not in inside and _keeps_numbers(module)
+                and not isinstance(module, KeepsStatistics)
+                and not any(isinstance(m, ResidualStep)
+                            for m in module.modules())):
             kept_class: Any = generated_class(KeepsStatistics, type(module))
             module.__class__ = kept_class
             module.eval()

@@ -123,13 +123,14 @@ class FusedBlock(Generated):
         return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:
-        activation, step = getattr(self, self.tail.activation), self.step
-        if not is_compiling() and step.activation is not activation:
-            held: Any = unwrap(step)
-            held.activation = activation  # it was exchanged
+        if not is_compiling():  # they may have been exchanged
+            held: Any = unwrap(self.step)
+            held.activation = getattr(self, self.tail.activation)
+            if getattr(self, 'drop_path', None) is not None:
+                held.drop_path = self.drop_path
         branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
-        return step(identity, branch, self.tail.end(self))
+        return self.step(identity, branch, self.tail.end(self))
 
     def take_step(self) -> None:
         """Become the host's block again, in place."""
@@ -156,9 +157,9 @@ def is_fusable(block: nn.Module) -> bool:
 
     Those that end in a :class:`ResidualStep` already are.
     """
-    tail = _tail_of(type(block))
     if isinstance(block, FusedBlock):
         return True
+    tail = _tail_of(type(block))
     if tail is None or isinstance(block, Generated) or (
             'forward' in vars(block)) or (
             getattr(block, tail.activation).state_dict()):
@@ -173,9 +174,9 @@ def is_fusable(block: nn.Module) -> bool:
 
 
 def _tail_of(cls: type) -> Tail | None:
-    """Tail of a class or of the nearest of its parents that has one."""
-    return next((TAILS[name] for parent in cls.__mro__ if (
-        name := f'{parent.__module__}.{parent.__qualname__}') in TAILS), None)
+    """Tail of the class whose ``forward`` a class has, if there is one."""
+    parent = next(c for c in cls.__mro__ if 'forward' in vars(c))
+    return TAILS.get(f'{parent.__module__}.{parent.__qualname__}')
 
 
 @torch.no_grad()

@@ -360,7 +360,9 @@ def _axes(finders: list[SpotFinder], sums: list[Sum], seen: Surroundings,
     grows = [axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape))
              if m != n]
     given, other = (finder.arguments[''] for finder in finders)
-    if len(grows) > 1 or not grows and (len(shape) == 3 or given != other):
+    if len(grows) > 1 or not grows and (
+            len(shape) == 3 or given != other) or (
+            grows == [0] and shape in finders[0].wrong_shapes):
         raise RefusedError(
             f'has states {shape} whose axis of samples is not clear; give '
             f"layout=, such as 'NLC' or 'LNC'")
@@ -370,7 +372,8 @@ def _axes(finders: list[SpotFinder], sums: list[Sum], seen: Surroundings,
         if isinstance(module, CHANNELS_FIRST) and batch != 1:
             return batch, 1
         if isinstance(module, CHANNELS_LAST) or (
-                type(module) is nn.LayerNorm):
+                type(module) is nn.LayerNorm
+                and len(module.normalized_shape) == 1):
             return batch, len(shape) - 1
     near = [p for event in seen.state
             for p in event.module.parameters(recurse=False)]

@@ -86,6 +86,7 @@ class Codebook(nn.Module):
 def test_whatever_keeps_numbers_keeps_them(keeps):
     model = nn.Sequential(keeps(), nn.Dropout(), nn.Sequential(
         *(Adds(nn.Linear(8, 8)) for _ in range(3))))
+    model.register_buffer('mean', torch.zeros(8))  # as of images
     x = torch.rand(2, 3, 8)
     mmstepnet.insert_steps(model, example=x)
     mmstepnet.mark_only_steps_as_trainable(model)
@@ -95,7 +96,7 @@ def test_whatever_keeps_numbers_keeps_them(keeps):
         other.train()(x)
         assert all(torch.equal(t, before[k])
                    for k, t in other[0].state_dict().items())
-        assert other[1].training
+        assert other.training and other[1].training
     mmstepnet.mark_only_steps_as_trainable(model, unfreeze=True)
     model.train()(x)
     assert changed(model[0], before)

@@ -73,7 +73,7 @@ def test_a_backbone_is_looked_at_alone():
 class Doubled(BasicBlock):
     def forward(self, x):
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(x + 2 * out)
+        return self.relu(x + (2 * out if self.training else out))
 
 
 def test_a_block_that_computes_something_else_is_not_taken_over():
@@ -92,12 +92,15 @@ def test_a_block_that_computes_something_else_is_not_taken_over():
     torch.testing.assert_close(model(IMAGES), before)
 
 
-def test_an_activation_that_is_exchanged():
-    plain, model = (perturb(resnet18(num_classes=3)).eval() for _ in range(2))
+def test_parts_that_are_exchanged():
+    timm = pytest.importorskip('timm')
+    plain, model = (perturb(timm.create_model('resnet10t')).eval()
+                    for _ in range(2))
     insert_steps(model, 'Plain')
     for one in model, plain:
         one.load_state_dict(plain.state_dict(), strict=False)
-        one.layer1[0].relu = nn.SiLU()
+        one.layer1[0].act2 = nn.SiLU()
+        one.layer1[0].drop_path = nn.Hardtanh()
     torch.testing.assert_close(model(IMAGES), plain(IMAGES))
 
 

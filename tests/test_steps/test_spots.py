@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.nn as nn
+from torch.ao.quantization import quantize_dynamic
 
 from mmstepnet import insert_steps
 from mmstepnet.stiffness import TrajectoryRecorder
+from tests.utils import Adds
 
 from .insertion import steps_of
 
@@ -101,6 +103,30 @@ def test_axis_of_samples(size, layout):
     model = nn.Sequential(*(Block(plain) for _ in range(3)))
     insert_steps(model, example=torch.randn(size), layout=layout)
     assert model[0].step.place.batch == (layout == 'LNC')
+
+
+def test_layers_that_take_samples_second():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+    x = torch.randn(5, 1, 8)
+    with pytest.raises(ValueError, match='axis of samples is not clear'):
+        insert_steps(model, example=x)
+    assert len(insert_steps(model, example=x, layout='LNC')) == 2
+
+
+def test_a_norm_of_whole_maps():
+    model = nn.Sequential(*(Adds(nn.Sequential(
+        nn.LayerNorm([8, 5, 8]), nn.Conv2d(8, 8, 1))) for _ in range(3)))
+    insert_steps(model, example=torch.randn(2, 8, 5, 8))
+    assert model[0].step.place.channels == 1
+
+
+def test_a_state_at_a_layer_that_is_quantised():
+    model, x = nn.Sequential(*(
+        Block(lambda b, x: x + b.fn[2](b.gate(x).tanh())) for _ in range(3)
+    )).eval(), torch.randn(2, 5, 8)
+    wanted = quantize_dynamic(model, {nn.Linear})(x)
+    insert_steps(model, example=x)
+    assert torch.equal(quantize_dynamic(model, {nn.Linear})(x), wanted)
 
 
 def test_a_branch_that_was_permuted():
