@@ -146,7 +146,10 @@ def arguments(setting: dict) -> dict:
         return dict(example=(
             1, 2, 16, JOINTS[setting['graph_cfg']['layout']],
             setting.get('in_channels', 3)))
-    return ARGUMENTS.get(setting['type'].rpartition('.')[2], {})
+    side = setting.get('img_size', 0)
+    large = isinstance(side, int) and side > 256  # the sides that are guessed
+    return ARGUMENTS.get(setting['type'].rpartition('.')[2], dict(
+        example=(1, 3, side, side)) if large else {})
 
 
 def exchanged(setting: dict, scope: str) -> dict:
@@ -198,7 +201,8 @@ def compare(setting: dict) -> str:
         except Exception as error:
             return f'{HOST} cannot be built: {in_a_line(error)}'
         perturb(theirs)  # so that no norm is at its start
-        weights = copy.deepcopy(theirs.state_dict())  # some change with size
+        # State dicts of some do not hold all; some change with the size.
+        weights = {name: t.detach().clone() for name, t in named(theirs)}
         theirs.eval()
         images, expected, error = run(theirs, setting)
         if images is None:
@@ -215,7 +219,7 @@ def compare(setting: dict) -> str:
             return '; '.join(differences(
                 ours, theirs, weights, images, expected, arguments(setting)))
         except Exception as error:
-            return f'does not run: {in_a_line(error)}'
+            return f'{REFUSED} when it runs: {in_a_line(error)}'
 
 
 def with_tuples(value: object) -> object:
@@ -233,6 +237,7 @@ def run(model: nn.Module, setting: dict
     for images in inputs(setting):
         try:
             with torch.no_grad():
+                torch.manual_seed(0)  # of masks that are drawn
                 outs = tensors(model(images))
         except Exception as error:  # whatever a network raises there
             failed = failed or error
@@ -245,6 +250,11 @@ def run(model: nn.Module, setting: dict
 def tensors(outs: object) -> list[Tensor]:
     """All tensors of an output, in their order."""
     return [t for t in tree_flatten(outs)[0] if isinstance(t, Tensor)]
+
+
+def named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers of a model, by name."""
+    return chain(model.named_parameters(), model.named_buffers())
 
 
 def in_a_line(error: Exception | None) -> str:
@@ -265,11 +275,13 @@ def differences(ours: nn.Module, theirs: nn.Module,
                 expected: list[Tensor],
                 options: dict) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
-    try:
-        ours.load_state_dict(weights)
-    except RuntimeError as error:
-        yield f'other keys: {error}'
+    kept, other = (set(model.state_dict()) for model in (ours, theirs))
+    if kept != other:
+        yield f'other keys: {sorted(kept ^ other)[:3]}'
         return
+    with torch.no_grad():
+        for name, t in named(ours):
+            t.copy_(weights.pop(name))
     for name in parameters(type(theirs)).keys() - OURS_ALONE:
         values = [getattr(model, name, None) for model in (ours, theirs)]
         if not isinstance(values[0], nn.Module) and repr(values[0]) != repr(
@@ -277,6 +289,7 @@ def differences(ours: nn.Module, theirs: nn.Module,
             yield f'{name} is {values[0]!r}, not {values[1]!r}'
     ours.eval()  # which returns None in the hosts
     with torch.no_grad():
+        torch.manual_seed(0)
         if not same(tensors(ours(images)), expected):
             yield 'other outputs in eval mode'
     warm = copy.deepcopy(ours)
@@ -286,10 +299,12 @@ def differences(ours: nn.Module, theirs: nn.Module,
     insert_steps(warm, 'StepNet', first_block=True, **options)
     warm.eval()
     with torch.no_grad(), fused(False):
+        torch.manual_seed(0)
         worst = max(relative(a, b)
                     for a, b in zip(tensors(warm(images)), expected))
     if not worst <= WARM:
         yield f'outputs with StepNet at 1 differ by {worst:.1e}'
+    del warm
     if images.numel() > LARGEST:
         return
     for module in theirs.modules():
