@@ -44,9 +44,8 @@ class Spot(NamedTuple):
             last (object): What it is given by name, or what it returns.
         """
         key: Any = self.key
-        values = last if self.returned or isinstance(key, str) else args
-        return values[key] if isinstance(
-            values, (tuple, list, dict)) else values
+        held = last if self.returned or isinstance(key, str) else args
+        return held[key] if isinstance(held, (tuple, list, dict)) else held
 
     def put(self, args: tuple, last: Any, t: Tensor) -> Any:
         """What a hook returns to put another tensor in the place of this."""

@@ -77,17 +77,16 @@ def save_steps(model: nn.Module, path: str | Path,
         True
     """
     modules = modules_by_name(_base(model))
-    named = find_modules_to_save(modules, modules_to_save)
+    kept = find_modules_to_save(modules, modules_to_save)
     blocks, saved = _steps_to_save(modules)
-    saved |= {name: _in_use(module) for name, module in named.items()}
+    saved |= {name: _in_use(module) for name, module in kept.items()}
     tensors = {
         f'{name}.{key}': _whole(t).detach().cpu().contiguous().clone()
         for name, module in saved.items()
         for key, t in _tensors(module).items()}
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
-    about = dict(format_version=FORMAT, blocks=blocks,
-                 modules_to_save=[*named])
+    about = dict(format_version=FORMAT, blocks=blocks, modules_to_save=[*kept])
     content = json.dumps(about | dict(digest=_digest(about, tensors)))
     path = Path(path)
     if path.suffix != '.safetensors':

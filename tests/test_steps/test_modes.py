@@ -11,18 +11,6 @@ from tests.utils import not_on_torch_21
 from .families import LIBRARIES, find_family
 from .insertion import difference, outputs, steps_of, with_moved_steps
 
-QUICK = ('torchvision ResNet, basic', 'timm ViT', 'transformers DINOv2',
-         'mmpretrain mmpretrain ResNet-50, checkpointed',
-         'mmpretrain mmpretrain Swin, checkpointed')
-"""What every run of the tests tries; the others are slow."""
-
-
-def cases(networks):
-    return pytest.mark.parametrize('library, name', [
-        pytest.param(library, name, marks=(
-            () if f'{library} {name}' in QUICK else pytest.mark.slow))
-        for library, names in networks.items() for name in names])
-
 
 def stepped(library, name):
     """A small network whose gates have moved, and its input."""
@@ -32,8 +20,8 @@ def stepped(library, name):
     return model, family.inputs()
 
 
-@cases({'torchvision': ('ResNet, basic', 'ViT'),
-        'timm': ('ConvNeXt', 'ViT'), 'mmpretrain': ('mmdet CSPNeXt', )})
+@pytest.mark.parametrize('library, name', [
+    ('torchvision', 'ResNet, basic'), ('timm', 'ConvNeXt'), ('timm', 'ViT')])
 @pytest.mark.parametrize('dtype', [
     torch.bfloat16,
     pytest.param(torch.float16, marks=not_on_torch_21(
@@ -69,10 +57,10 @@ def gradients(model, inputs):
             if p.grad is not None}
 
 
-@cases({'timm': ('ResNet, basic', 'ConvNeXt', 'ViT'),
-        'transformers': ('DINOv2', ),
-        'mmpretrain': ('mmpretrain ResNet-50, checkpointed',
-                       'mmpretrain Swin, checkpointed')})
+@pytest.mark.parametrize('library, name', [
+    ('timm', 'ResNet, basic'), ('timm', 'ViT'), ('transformers', 'DINOv2'),
+    ('mmpretrain', 'mmpretrain ResNet-50, checkpointed'),
+    ('mmpretrain', 'mmpretrain Swin, checkpointed')])
 def test_checkpointing_as_the_host_does(library, name):
     """Also where somebody records the forward pass alone."""
     model, inputs = stepped(library, name)

@@ -87,13 +87,23 @@ def test_refused_by_name(forward, why):
 
 
 def test_a_sequence_would_call_the_step():
-    """The step stands in the layer that adds, and the sequence runs."""
+    """The step stands in the layer that adds, and the sequence runs.
+
+    A sequence that adds by itself is refused.
+    """
+    class Residual(nn.Sequential):
+        def forward(self, x):
+            return x + super().forward(x)
+
     model = nn.Sequential(*(
         nn.Sequential(Block(plain), nn.LayerNorm(8)) for _ in range(3)))
     x = torch.randn(2, 5, 8)
     wanted = model(x)
     assert insert_steps(model, example=x) == ['0.0', '1.0', '2.0']
     assert torch.equal(model(x), wanted)
+    with pytest.raises(ValueError, match='0 is a sequence'):
+        insert_steps(nn.Sequential(*(
+            Residual(nn.Linear(8, 8)) for _ in range(3))), example=x)
 
 
 @pytest.mark.parametrize('size, layout', [

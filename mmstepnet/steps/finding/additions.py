@@ -214,9 +214,8 @@ class Additions(TorchDispatchMode):
         computed from it; a contraction lies between; the module that adds, or
         for which it is added, has weights.
         """
-        tags = self.tags
-        number, tag = self._state(x, owner), tags.get(f)
-        if not number or number == tags.number(f):
+        number, tag = self._state(x, owner), self.tags.get(f)
+        if not number or number == self.tags.number(f):
             return NO_STATE
         base = self._base(number, tag, owner)
         if tag is None or not tag.known >> base & 1:
