@@ -441,7 +441,9 @@ STAGES = {  # a network, and (name, stage, why it is left out) of its steps
         [*stage('0', 2, *PAIR),
          ('2.0.attn_step', '2', None), ('2.0.mlp_step', '2', None)]),
     'wrappers in no list': (
-        pair, [('conv', '', FIRST), ('ffn', '', None)]),
+        lambda: Net(first=pair(), blocks=build(lambda b, x: x + b.a(x))),
+        [('first.conv', 'first', FIRST), ('first.ffn', 'first', None),
+         *stage('blocks', 3)]),
     'blocks that stand alone, as in RTMDet': (
         lambda: nn.Sequential(*(nn.Sequential(
             nn.Linear(8, k), nn.Sequential(wrapper(k)), nn.Linear(k, 8))
