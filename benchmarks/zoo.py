@@ -76,6 +76,9 @@ WARM = 1e-5
 LARGEST = 2 * 3 * 96 * 96
 """Most values of an input with which a step is trained."""
 
+MOST = 600_000_000
+"""Parameters of a network that is compared: 24 GiB of memory take four."""
+
 HOST, NONE, REFUSED = "the host's own", 'no residual block', 'refused'
 """What verdicts begin with; all others but '' are differences."""
 
@@ -200,6 +203,8 @@ def compare(setting: dict) -> str:
                 theirs = MODELS.build(copy.deepcopy(setting))
         except Exception as error:
             return f'{HOST} cannot be built: {in_a_line(error)}'
+        if sum(t.numel() for _, t in named(theirs)) > MOST:
+            return f'{HOST} is too large for this comparison'
         perturb(theirs)  # so that no norm is at its start
         # State dicts of some do not hold all; some change with the size.
         weights = {name: t.detach().clone() for name, t in named(theirs)}
