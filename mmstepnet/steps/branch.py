@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.torch_version import can_change_modules
+from mmstepnet.torch_version import can_change_modules, run_when_compiled
 
 from .generated import Generated, generated_class
 from .residual import ResidualStep
@@ -174,12 +174,11 @@ class BranchStep(ResidualStep):
         self._take_off(block, self._begin, self._end, self._keep,
                        self._exchange)
 
-    @torch.compiler.assume_constant_result
+    @run_when_compiled
     def _place_hooks(self, block: nn.Module) -> None:
         """Hook whoever stands at the spots now.
 
         Layers are wrapped (LoRA), converted (SyncBN), fused and exchanged.
-        Compilers run this, too, when they read the block.
         """
         for spot, hook in ((self.place.state, self._keep),
                            (self.place.branch, self._exchange)):
