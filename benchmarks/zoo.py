@@ -312,9 +312,9 @@ def differences(ours: nn.Module, theirs: nn.Module,
     del warm
     if images.numel() > LARGEST:
         return
-    for module in theirs.modules():
+    for module in chain(ours.modules(), theirs.modules()):
         if getattr(module, 'with_cp', False):
-            # Checkpoints of theirs add up gradients in another order.
+            # Their checkpoints, which reenter, sum gradients in another order.
             module.with_cp = False
     after = [one_step(model, images) for model in (ours, theirs)]
     for name, a, b in zip(('outputs', 'buffers', 'gradients'), *after):
