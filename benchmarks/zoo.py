@@ -18,6 +18,7 @@ first ended. ``--page`` writes the rows into a page in place of its tables.
 import argparse
 import contextlib
 import copy
+import gc
 import importlib
 import json
 import re
@@ -575,6 +576,7 @@ def main() -> None:
             if (library, name) not in rows:
                 row = rows[library, name] = make(library, name)
                 print(library, name, row, flush=True)
+                gc.collect()  # hooks and their modules hold each other
                 with args.rows.open('a', encoding='utf-8') as file:
                     print(json.dumps([library, name, row]), file=file)
         sections[library] = (
