@@ -5,13 +5,13 @@ import re
 import pytest
 
 from benchmarks import zoo
-from benchmarks.zoo import compare, exchanged, worst
+from benchmarks.zoo import compare, exchanged
 
 
 @pytest.mark.parametrize('wrong, message', [
     (dict(frozen_stages=1), 'frozen_stages is 1, not -1; other .*modules'),
     (dict(out_indices=(0, 1)), r'out_indices is \(0, 1\), not .*in eval'),
-    (dict(avg_down=True), 'other keys: .*layer2.0.downsample.2.weight')])
+    (dict(avg_down=True), 'other keys: .*layer2.0.downsample')])
 def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):
     pytest.importorskip('mmdet')
     monkeypatch.setattr(zoo, 'exchanged',
@@ -19,16 +19,3 @@ def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):
     found = compare(dict(
         type='ResNet', depth=18, base_channels=8, _scope_='mmdet'))
     assert re.match(message, found, re.DOTALL), found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('host', ['mmdet', 'mmpretrain'])
-def test_whole_zoo(host):
-    """None differs in silence, and hosts' own failures are few."""
-    pytest.importorskip(host)
-    verdicts = {s: zoo.config_row(host, s) for s in zoo.settings_of(host)}
-    found = [worst([verdicts[s] for s in settings])[0]
-             for settings in zoo.config_settings(host).values()]
-    assert len(found) > 50
-    assert 'different' not in found
-    assert found.count('equal') >= 0.85 * len(found)
