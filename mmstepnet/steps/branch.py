@@ -86,14 +86,6 @@ class Place(NamedTuple):
         return step.movedim((0, 1), (self.batch, self.channels))
 
 
-class Pass(threading.local):
-    """What a step knows of a pass: a model may run in several threads."""
-
-    def __reduce__(self) -> tuple:
-        """Know nothing in a copy."""
-        return Pass, ()
-
-
 class SteppedBlock(Generated):
     """A block that takes steps where its branches end.
 
@@ -116,7 +108,17 @@ class BranchStep(ResidualStep):
     def __init__(self, attention: nn.Module, place: Place):
         super().__init__(attention)
         self.place = place
-        self._pass = Pass()
+        self._pass = threading.local()  # one model may run in several threads
+
+    def __getstate__(self) -> dict:
+        """Leave what belongs to a pass out of copies."""
+        state = super().__getstate__()
+        return {key: state[key] for key in state if key != '_pass'}
+
+    def __setstate__(self, state: dict) -> None:
+        """Begin without a pass."""
+        super().__setstate__(state)
+        self._pass = threading.local()
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Scale the branch.
