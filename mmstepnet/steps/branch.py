@@ -44,7 +44,8 @@ class Spot(NamedTuple):
             last (object): What it is given by name, or what it returns.
         """
         key: Any = self.key
-        held = last if self.returned or isinstance(key, str) else args
+        by_name = isinstance(self.key, str)
+        held = last if self.returned or by_name else args
         return held[key] if isinstance(held, (tuple, list, dict)) else held
 
     def put(self, args: tuple, last: Any, t: Tensor) -> Any:

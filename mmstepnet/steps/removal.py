@@ -113,7 +113,7 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     meant = {name for name in blocks if names is None or is_within(
         name, set().union(*chosen.values()))}
     removed, refused = {}, []
-    for name in filter(meant.__contains__, blocks):
+    for name in [name for name in blocks if name in meant]:
         way, *others = ways.get(name, [None])
         if blocks[name]:
             refused.append(f'{name} projects its identity')

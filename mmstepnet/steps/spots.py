@@ -284,8 +284,9 @@ def _place(finders: list[SpotFinder], block: str, name: str,
         raise RefusedError(
             'has tokens of a text or beside padding, over which a gate would '
             'pool: it can be measured, but takes no steps')
-    return Place(name, *_spots(finder, block, seen), len(found.shape), batch,
-                 channels, found.shape[channels])
+    state, branch = _spots(finder, block, seen)
+    return Place(name, state, branch, len(found.shape), batch, channels,
+                 found.shape[channels])
 
 
 def _spots(finder: SpotFinder, block: str, seen: Surroundings) -> list[Spot]:
