@@ -20,7 +20,7 @@ elif [ $# -eq 0 ] || [ "$1" = --all ]; then
     elif [ "$stack" = examples ]; then
         # What needs the libraries that this stack alone has.
         mapfile -t tests < <(grep -lE \
-            'accelerate|lightning|peft|torch_geometric|transformers' \
+            'accelerate|lightning|peft|timm|torch_geometric|transformers' \
             tests/test_{attentions,steps,stiffness}/test_*.py)
         tests+=(tests/test_cli tests/test_integrations
             tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer})
