@@ -66,7 +66,8 @@ def compiled_behind_a_plain_one(model):
     """Of the same classes, as a teacher; their code is compiled once."""
     plain = copy.deepcopy(model)
     remove_steps(plain)
-    torch.compile(plain, backend='aot_eager')(zeros_for(plain))
+    torch.compile(plain, backend='aot_eager', fullgraph=True)(
+        zeros_for(plain).requires_grad_())
     return torch.compile(model, backend='aot_eager', fullgraph=True)
 
 
@@ -177,7 +178,8 @@ def test_spots_are_names():
             setattr(model[k], name, new)
     if torch.__version__ >= '2.12':
         torch._dynamo.reset()
-        first = torch.compile(copy.deepcopy(model), backend='eager').eval()
+        first = torch.compile(copy.deepcopy(model).eval(), backend='eager',
+                              fullgraph=True)
         check_equal(first, copy.deepcopy(reference).eval(), inputs('tokens'))
     check_equal(model.eval(), reference.eval(), inputs('tokens'))
     model, reference = stepped_pair('maps')
