@@ -225,7 +225,7 @@ def compare(setting: dict) -> str:
             return '; '.join(differences(
                 ours, theirs, weights, images, expected, arguments(setting)))
         except Exception as error:
-            return f'{REFUSED} when it runs: {in_a_line(error)}'
+            return f'does not run: {in_a_line(error)}'
 
 
 def with_tuples(value: object) -> object:
