@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn as nn
-from mmpretrain.models.utils import SELayer
 
 from mmstepnet.attentions import CBAM, ECA, SE, choose_step
 from tests.utils import perturb
@@ -15,7 +14,8 @@ C = 64
 @pytest.mark.parametrize('name', ['SE', 'SE of mmpretrain', 'ECA', 'CBAM'])
 def test_same_features(name, training, maps):
     if name == 'SE of mmpretrain':
-        ours, theirs = SE(C), SELayer(C, squeeze_channels=C // 16)
+        utils = pytest.importorskip('mmpretrain.models.utils')
+        ours, theirs = SE(C), utils.SELayer(C, squeeze_channels=C // 16)
     else:
         layers = pytest.importorskip('timm.layers')
         cbam = pytest.importorskip('timm.layers.cbam')
