@@ -7,4 +7,8 @@ _base_ = [
 
 # Where training passes, on 200 test images of each class.
 val_dataloader = dict(dataset=dict(per_class=200))
-custom_hooks = [dict(type='mmstepnet.StiffnessHook', figures=False)]
+custom_hooks = [
+    dict(type='mmstepnet.StiffnessHook', figures=False),
+    dict(type='mmstepnet.CompiledTrainingHook'),
+]
+custom_imports = dict(imports=['projects.autocast', 'projects.compiled'])
