@@ -5,6 +5,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 from mmstepnet.checks import positive_int
 from mmstepnet.version import __version__
@@ -80,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from . import commands
     try:
         getattr(commands, f'run_{args.command}')(args)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, AttributeError,
+            UnpicklingError) as error:
         print(f'mmstepnet: {" ".join(str(error).split())}', file=sys.stderr)
         return 2
     return 0

@@ -1,6 +1,5 @@
 """Lightning: calibrate new gates, log stiffness, save the steps."""
 
-import copy
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -58,12 +57,12 @@ class StepsCallback(Options, lightning.Callback):
 
     def on_train_start(self, trainer, pl_module) -> None:
         """Calibrate gates that have seen no data."""
+        network = pl_module.get_submodule(self.network)
         if self.calibration_batches:
             loaders = trainer.train_dataloader
             with randomness_kept(loaders):
-                calibrate(
-                    pl_module.get_submodule(self.network),
-                    _batches(trainer, loaders, self.calibration_batches),
+                calibrate(network, _batches(
+                    trainer, loaders, self.calibration_batches),
                     forward=self.forward)
 
     def on_validation_epoch_end(self, trainer, pl_module) -> None:
@@ -87,9 +86,12 @@ class _StepsBeside(CheckpointIO):
         """Write both, the steps as the checkpoint has them."""
         self.inner.save_checkpoint(checkpoint, path, storage_options)
         if '://' not in str(path):
-            module = copy.deepcopy(self.module)
-            module.load_state_dict(checkpoint['state_dict'], strict=False)
-            save_beside(module.get_submodule(self.network), _beside(path))
+            prefix = f'{self.network}.' if self.network else ''
+            save_beside(
+                self.module.get_submodule(self.network), _beside(path),
+                {key.removeprefix(prefix): value for key, value
+                 in checkpoint.get('state_dict', {}).items()
+                 if key.startswith(prefix)})
 
     def load_checkpoint(self, *args, **kwargs) -> dict[str, Any]:
         """Read a checkpoint."""
@@ -99,6 +101,10 @@ class _StepsBeside(CheckpointIO):
         """Remove both."""
         self.inner.remove_checkpoint(path)
         _beside(path).unlink(missing_ok=True)
+
+    def teardown(self) -> None:
+        """Wait for what is still being written."""
+        self.inner.teardown()
 
 
 def _beside(path: str | Path) -> Path:

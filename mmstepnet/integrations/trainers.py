@@ -1,5 +1,6 @@
 """What the callbacks of all trainers do alike."""
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -66,12 +67,22 @@ def _generators(part: Any, seen: set[int]) -> Iterator[torch.Generator]:
             yield from _generators(inner, seen)
 
 
-def save_beside(model: nn.Module, path: Path) -> None:
+def save_beside(model: nn.Module, path: Path,
+                state_dict: dict[str, Any] | None = None) -> None:
     """Write the steps of a model, whose checkpoint has been written.
 
     The checkpoint has them, too, so a failure is logged and ends no training.
+
+    Args:
+        model (nn.Module): The model.
+        path (Path): A file or a folder, see :func:`mmstepnet.save_steps`.
+        state_dict (dict, optional): The model's weights in the checkpoint,
+            such as averaged ones. None takes those in the model.
     """
     try:
+        if state_dict is not None:
+            model = copy.deepcopy(model)
+            model.load_state_dict(state_dict, strict=False)
         save_steps(model, path)
     except Exception as error:
         LOGGER.warning('the steps were not written to %s (%s: %s)', path,

@@ -112,6 +112,8 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
     names = []
     keys = [key for path in Path(folder).glob('model*.safetensors')
             for key in safe_open(path, 'pt').keys()]
+    for path in Path(folder).glob('pytorch_model*.bin'):
+        keys += torch.load(path, 'meta', weights_only=True, mmap=True)
     if hasattr(model.config, 'metric_attention'):
         from .transformers_attention import load_metrics
         names = load_metrics(model, folder)

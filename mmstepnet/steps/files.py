@@ -316,7 +316,7 @@ def _in_use(module: nn.Module) -> nn.Module:
     copies: Any = getattr(module, 'modules_to_save', None)
     if isinstance(copies, nn.ModuleDict):
         active: Any = module.active_adapters
-        return copies[active[0]]
+        return copies[active[0]] if active else module.original_module
     return module
 
 

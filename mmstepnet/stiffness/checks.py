@@ -26,7 +26,7 @@ def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
         NumPy array.
 
     Raises:
-        TypeError: A value is not numeric.
+        TypeError: A value is not numeric, or complex.
         ValueError: A value is NaN or infinite.
     """
     given = [value for value in values.values() if isinstance(value, Tensor)]
@@ -35,6 +35,8 @@ def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
         if not isinstance(value, Tensor):
             value = torch.as_tensor(
                 np.array(value), device=given[0].device if given else None)
+        if value.is_complex():
+            raise TypeError(f'{name} is complex, expected real numbers')
         value = value.detach().double()
         if not value.isfinite().all():
             raise ValueError(

@@ -58,7 +58,8 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
             constants in place of Δt. Defaults to None.
 
     Raises:
-        ValueError: No step of the model has an attention value.
+        ValueError: No step of the model has an attention value, or
+            ``evaluate`` runs the model by another way than a call.
 
     Example:
         >>> import torch, mmstepnet
@@ -97,8 +98,12 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
     results = {}
     for kind, constants in kinds.items():
         if evaluate is not None:
-            with _GateFinder(model, constants).following(), fused(False):
+            finder = _GateFinder(model, constants)
+            with finder.following(), fused(False):
                 results[kind] = float(evaluate(model))
+            if not finder.products:
+                raise ValueError('evaluate ran no gate, expected a call of '
+                                 'the model that it is given: model(images)')
     return GateStatistics(
         dict(zip(means, blocks.tolist())),
         {name: float(gate.std(0, correction=0).mean())

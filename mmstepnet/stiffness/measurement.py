@@ -157,21 +157,24 @@ def compute_fields(names: Sequence[str],
     return fields, without
 
 
-def input_sizes(inputs: Sequence,
-                named: dict) -> tuple[int | None, int | None]:
+def input_sizes(inputs: Sequence, named: dict
+                ) -> tuple[int | None, int | None, set[int]]:
     """Numbers of samples and of tokens that a model was given.
 
     They are the first two axes of the first tensor with several axes. A list,
     as of images (C, H, W), holds as many samples as items.
 
     Returns:
-        tuple: Both numbers, None where there is none.
+        tuple: Both numbers, None where there is none, and the first axes of
+        tensors that disagree: as of a graph, or of texts beside images.
     """
+    shapes = [t.shape for t in tensors(inputs, named) if t.dim()]
+    several = [s for s in shapes if len(s) > 1]
     first = next(iter((*inputs, *named.values())), None)
     if isinstance(first, list) and first and not (
             isinstance(first[0], Tensor) and first[0].dim() > 3):
-        return len(first), None
-    shapes = [t.shape for t in tensors(inputs, named) if t.dim()]
-    shape = next((s for s in shapes if len(s) > 1), next(iter(shapes), ()))
-    samples, tokens = (*shape, None, None)[:2]
-    return samples, tokens
+        samples, tokens = len(first), None
+    else:
+        shape = next(iter((*several, *shapes)), ())
+        samples, tokens = (*shape, None, None)[:2]
+    return samples, tokens, {s[0] for s in several} - {samples}

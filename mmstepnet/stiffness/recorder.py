@@ -166,7 +166,7 @@ class TrajectoryRecorder:
         self._parts: list[Tensor] = []
         self._found: list[FoundStep] | None = None
         self.excluded: list[str] = []
-        self._given: tuple[int | None, int | None] = None, None
+        self._given = input_sizes((), {})
         self._axis: int | None = None
 
     @property
@@ -248,7 +248,7 @@ class TrajectoryRecorder:
         Tokens may stand before the samples, (L, N, C). If both axes could be
         that of the samples, those of other states decide, or nothing does.
         """
-        samples, tokens = self._given
+        samples, tokens, _ = self._given
         axis: int | None = 0
         if samples and samples > 1 and x.dim() not in (2, 4):
             if x.shape[1] == samples:
@@ -281,7 +281,9 @@ class TrajectoryRecorder:
         found.recorded.sort(key=lambda step: known.index(step[0]))
         samples = self._given[0] or len(found.recorded[0][1].norms.x)
         for name, total, _ in found.recorded:
-            if total.norms.axis is None or len(total.norms.x) % samples:
+            count = len(total.norms.x)
+            if (total.norms.axis is None or count % samples
+                    or count in self._given[2]):
                 raise ValueError(
                     f'{name} has a state {total.shape}, in which the axis of '
                     f'{samples} samples is not clear: record batches of '

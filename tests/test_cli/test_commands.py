@@ -304,6 +304,7 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
     (['blocks', 'keras:resnet'], 'names no model'),
     (['blocks', '{}/no.py:net'], 'no.py'),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
+    (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
     *([(['blocks', 'mm:nowhere.py'], 'nowhere.py')]
       if find_spec('mmengine') else []),
     (['report', 'no.npz'], 'no.npz'),
@@ -316,6 +317,8 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
      'needs pictures and a transform'),
     ([*RESNET, '{}/flat', '--labels'], 'class folder'),
     ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
+    ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
+     'Weights only load failed'),
     ([*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
      'Missing key(s)'),
     ([*RESNET[:2], *RESNET[1:], '{}'],

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     ModelCheckpoint,
     WeightAveraging,
 )
+from lightning.pytorch.plugins import TorchCheckpointIO  # noqa: E402
 from torchvision.models.resnet import BasicBlock, ResNet  # noqa: E402
 
 from mmstepnet.integrations.lightning import StepsCallback  # noqa: E402
@@ -42,7 +43,9 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch, index):
         self.seen += batch[1].tolist()
-        return F.cross_entropy(self.network(batch[0]), batch[1])
+        # With its graph, which cannot be copied.
+        self.loss = F.cross_entropy(self.network(batch[0]), batch[1])
+        return self.loss
 
     def validation_step(self, batch, index):
         self.network(batch[0])
@@ -146,11 +149,14 @@ def test_what_cannot_be_measured_or_written_ends_no_training(
 
 def test_steps_are_those_of_each_checkpoint(tmp_path):
     """Averaged weights included, of several ModelCheckpoints."""
+    files, closed = TorchCheckpointIO(), []
+    files.teardown = lambda: closed.append(files)
     average = WeightAveraging(
         avg_fn=lambda averaged, current, count: averaged)  # the first weights
     fit(stepped(), tmp_path, StepsCallback(measured_batches=0), average,
         ModelCheckpoint(tmp_path / 'last', save_last=True, save_top_k=1,
-                        every_n_train_steps=1))
+                        every_n_train_steps=1), plugins=[files])
+    assert closed
     found = sorted(tmp_path.rglob('*.ckpt'))
     assert len(found) > 2
     assert sorted(tmp_path.rglob('*.steps.safetensors')) == [

@@ -20,6 +20,7 @@ from mmstepnet.stiffness import (
     total_neural_stiffness,
 )
 from tests.test_stiffness.reference import MAPS, no_hooks, recorded, row
+from tests.test_stiffness.test_finding import GATED, build
 from tests.test_stiffness.test_recorder import Net, Windows
 from tests.test_stiffness.test_trajectories import SETTINGS, arrays
 from tests.utils import Adds, seeded
@@ -86,6 +87,13 @@ class Times(nn.Sequential):
 
     def forward(self, x):
         return super().forward(torch.stack([x] * 4))
+
+
+class Last(nn.Sequential):
+    """Its first input has another number of samples than the last."""
+
+    def forward(self, inputs):
+        return super().forward(inputs[-1])
 
 
 class Masked(nn.TransformerEncoder):
@@ -168,6 +176,9 @@ VALUES = [  # a call that raises a ValueError, and what it says
          'both operands were computed from the state.*hyper-connections'),
         (lambda: InThread(net()), X, 'adds no two plain tensors'),
         (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'),
+        *((lambda: Last(*net()), inputs, 'axis of 2 samples is not clear')
+          for inputs in ([X[0], torch.cat([X, X])],
+                         (torch.ones(2, 5), torch.cat([X, X])))),
         (lambda: Times(*net()), X, 'axis of 2 samples is not clear'))),
     # Models, blocks and scores.
     *((lambda blocks=blocks: recorded(Net(), MAPS, blocks=blocks), word)
@@ -183,6 +194,8 @@ VALUES = [  # a call that raises a ValueError, and what it says
      'gives nan for the model as a whole'),
     (lambda: measure_gates(nn.Linear(8, 8), [X]),
      'no step of Linear has an attention value'),
+    (lambda: measure_gates(build(GATED['gate'], maps=True), [MAPS], lambda m:
+                           m.forward(MAPS).sum()), 'evaluate ran no gate'),
 ]
 
 
@@ -194,6 +207,7 @@ VALUES = [  # a call that raises a ValueError, and what it says
     (lambda: after([0, 1, 2, 2, 3]), RuntimeError, 'among them blocks.2#2'),
     (by_itself, RuntimeError, 'call the object that the recorder was'),
     (lambda: TrajectoryRecorder(None), TypeError, 'got NoneType; eval'),
+    (lambda: neural_stiffness_index([1j], [1.]), TypeError, 'x is complex'),
     (lambda: find_steps(nn.Sequential(torch.jit.script(nn.Identity())), X),
      TypeError, '0 was made by torch.jit'),
     (lambda: TrajectoryRecorder(Net(), []), TypeError, 'got '),

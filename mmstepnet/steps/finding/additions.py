@@ -302,7 +302,7 @@ class Additions(TorchDispatchMode):
         if norms is not None and found.number:  # another branch
             norms.see_sum(out)
         found.number = self.tags.mark(out)
-        found.version = self.tags.make(out).version
+        found.values = *self.tags.view(out), self.tags.make(out).version
         if found not in found.owner.sums:
             found.owner.sums.append(found)
         if found.state:
@@ -330,8 +330,7 @@ class Additions(TorchDispatchMode):
     def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> bool:
         """See whether a tensor is what a run, if any, has made of a sum."""
         tag = self.tags.make(t)
-        is_sum = (self.tags.number(t) == found.number
-                  and tag.version == found.version)
+        is_sum = (*self.tags.view(t), tag.version) == found.values
         if not tag.plain >> found.number & 1 or not (
                 is_sum or tuple(t.shape) == found.shape):
             return False

@@ -65,6 +65,7 @@ class Sum:
         left_out (str, optional): Why it is no step that is measured.
         returned (bool): Whether its owner returns it, up to what works
             element by element.
+        values (tuple): Its memory and version, which a multiple has not.
         norms (optional): What measures it, such as a
             :class:`~mmstepnet.stiffness.measurement.StepMeasurement`.
     """
@@ -80,7 +81,7 @@ class Sum:
     part: str | None = None
     left_out: str | None = None
     returned: bool = False
-    version: int = 0
+    values: tuple = ()
     norms: Any = None
 
     def is_in_branch_of(self, other: 'Sum') -> bool:

@@ -125,12 +125,14 @@ class Tags:
 def is_real(t: object) -> bool:
     """Whether it is a tensor of numbers that a state can have.
 
-    Nested ones have no samples, and parts of others cannot be measured.
+    Nested ones have no samples, parts of others cannot be measured, and those
+    inside torch.func's transforms have no memory.
     """
     return (isinstance(t, Tensor)
             and (t.dtype.is_floating_point or t.dtype.is_complex)
             and t.layout is torch.strided and not t.is_nested
-            and not is_traceable_wrapper_subclass(t))
+            and not is_traceable_wrapper_subclass(t)
+            and not torch._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def tensors(*values: object) -> list[Tensor]:
