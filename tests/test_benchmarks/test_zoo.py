@@ -1,6 +1,7 @@
 """The tables of the zoos: what a row says, and how a page gets them."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -35,3 +36,18 @@ def test_a_second_call_goes_on_and_a_page_keeps_other_sections(
     text = page.read_text()
     assert text.startswith('# Head\n\n## other\n\nold\n\n## torch\n\nVersion ')
     assert '| `kept\\|` | `a` | 2 | 1 |' in text and '| `b` | `b` |' in text
+
+
+@pytest.mark.parametrize('wrong, message', [
+    (dict(frozen_stages=1), 'frozen_stages is 1, not -1; other .*modules'),
+    (dict(out_indices=(0, 1)), r'out_indices is \(0, 1\), not .*in eval'),
+    (dict(avg_down=True), 'other keys: .*layer2.0.downsample')])
+def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):
+    """Where ``type`` is exchanged in a host's config."""
+    pytest.importorskip('mmdet')
+    exchanged = zoo.exchanged
+    monkeypatch.setattr(zoo, 'exchanged',
+                        lambda *args: {**exchanged(*args), **wrong})
+    found = zoo.compare(dict(
+        type='ResNet', depth=18, base_channels=8, _scope_='mmdet'))
+    assert re.match(message, found, re.DOTALL), found

@@ -49,7 +49,6 @@ def test_every_box_is_tight_and_no_ink_is_outside(solid):
     images, labels = load_digit_split('train')[:2]
     # A solid square shows one colour, which tells how much is left of it.
     images = np.full_like(images, 255) if solid else images
-    lengths, empty, overlapping = [], 0, 0
     for seed in range(300):
         kind = labels == seed % 10
         picture, boxes, found = compose(
@@ -68,12 +67,7 @@ def test_every_box_is_tight_and_no_ink_is_outside(solid):
             _, counts = np.unique(shown, axis=0, return_counts=True)
             assert not solid or counts.max() >= 0.95 * counts.sum()
             covered[y1:y2, x1:x2] += 1
-            lengths.append(max(x2 - x1, y2 - y1))
         assert not changed[covered == 0].any()
-        empty += len(boxes) == 0
-        overlapping += covered.max() > 1
-    assert 10 < min(lengths) < 22 and 52 < max(lengths) <= 56
-    assert 0.03 < empty / 300 < 0.14 and overlapping > 60
     with pytest.raises(ValueError, match='at least 56x56 px.*got 48x128'):
         compose(0, images, labels, (48, 128))
 

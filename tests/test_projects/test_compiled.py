@@ -1,5 +1,5 @@
 from functools import partial
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import torch
 import torch.nn as nn
@@ -13,8 +13,8 @@ def test_full_batches_of_training_are_compiled(monkeypatch):
     model.backbone = nn.BatchNorm1d(3, eps=1e-9)
     monkeypatch.setattr(
         torch, 'compile', partial(torch.compile, backend=counter))
-    CompiledTrainingHook().before_train(SimpleNamespace(
-        model=model, train_dataloader=SimpleNamespace(batch_size=8)))
+    CompiledTrainingHook().before_train(Mock(
+        model=model, **{'train_dataloader.batch_size': 8}))
     torch.testing.assert_close(model.backbone.eval()(x), x)
     model.backbone.train()(x[:5])
     assert not counter.frame_count

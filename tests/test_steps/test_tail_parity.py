@@ -172,7 +172,6 @@ def test_precision(mean, memory_format, calls):
     """
     too_far = {}
     for key, paths in relative_errors(mean, memory_format).items():
-        print(f'{key:32}', *(f'{p} {e:.1e}' for p, e in paths.items()))
         factor = FURTHER.get((memory_format, mean, key), 2)
         limit = (1e-5 if key.startswith('norm.running') else
                  NOISE + factor * max(paths['reference'],

@@ -8,15 +8,12 @@ from tests.documents import ROOT
 from tests.programs import call_tool, load_tool, run_program
 
 CONFIG = str(ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py')
-COMPOSE = 'dataset_converters/compose_digits.py'
 
 
 @pytest.mark.parametrize('name, command, text', [
     ('test.py', [CONFIG, 'x.pth', '--out', 'x.txt'], "got 'x.txt'"),
     ('analysis_tools/stiffness.py', [CONFIG, 'x.pth', '--max-samples', 0],
      'positive integer, got 0'),
-    (COMPOSE, ['--train=0'], 'positive integer, got 0'),
-    (COMPOSE, ['--val=1.5'], "value: '1.5'"),
     *((tool, ['configs/none.py', *more],
        "^there is no config file 'configs/none.py'$") for tool, more in (
            ('train.py', ()), ('test.py', ('x.pth', )),

@@ -7,7 +7,7 @@ import torch
 
 from tests.checkpoints import save_model
 from tests.documents import ROOT
-from tests.programs import call_tool, load_tool, run_tool
+from tests.programs import run_tool
 from tests.test_export import computed
 
 DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
@@ -34,12 +34,3 @@ def test_file(config, part, tmp_path):
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b, rtol=1e-3,
                                    atol=1e-4 * float(b.abs().max()))
-
-
-@pytest.mark.slow
-def test_what_cannot_be_exported(tmp_path):
-    save_model(tmp_path / 'model.pth', ROOT / DETECTOR)
-    with pytest.raises(SystemExit, match='--part names what else .*neck'):
-        call_tool(load_tool('export_onnx.py'), ROOT / DETECTOR,
-                  tmp_path / 'model.pth', tmp_path / 'model.onnx')
-    assert not (tmp_path / 'model.onnx').exists()

@@ -101,24 +101,9 @@ def test_numbers_that_are_not_finite_are_no_row(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('args, word', [
-    (['table', '9'], 'fig8'), (['run', '1', 'SEE'], 'StepNet')])
-def test_errors_name_what_there_is(args, word):
-    with pytest.raises(SystemExit, match=word):
-        call_tool(paper, *args)
-
-
 def test_list_and_table(capsys):
     call_tool(paper, 'list')
     assert '| resnet164_se_cifar10 |' in capsys.readouterr().out
     call_tool(paper, 'table', '1', 'se')
     assert ('| SE | 1.91 | 1.91 | 0.512 | 94.26 ± 0.14 | – |'
             in capsys.readouterr().out)
-
-
-def test_seeds():
-    assert paper.seed_range('5') == range(5)
-    assert paper.seed_range('3-27') == range(3, 28)
-    for text in ('0', '-3', '5-3'):
-        with pytest.raises(ValueError):
-            paper.seed_range(text)
