@@ -63,12 +63,13 @@ class TrajectoryRecorder:
     :math:`\Delta t = 1`: its TNS does not compare with that of the other
     attentions.
 
-    The first axis of the model's input is that of the samples. A state may
-    hold them along its second axis, (L, N, C), or several parts of each along
-    its first, such as frames or windows; parts of one sample must stand
-    together. Which it is, the number of samples decides. States that are
-    folded frame by frame, (T · N, ...), cannot be told from these: their
-    samples get mixed up. Padded tokens count as others do.
+    The first axis of the model's first input is that of the samples; a state
+    of as many as another input has is refused. A state may hold them along its
+    second axis, (L, N, C), or several parts of each along its first, such as
+    frames or windows; parts of one sample must stand together. Which it is,
+    the number of samples decides. States that are folded frame by frame, (T ·
+    N, ...), cannot be told from these: their samples get mixed up. Padded
+    tokens count as others do.
 
     Several forward passes add up; a pass that raises adds nothing, and one
     with other steps than the first is an error. Features are not kept, only
