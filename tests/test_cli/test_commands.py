@@ -347,14 +347,13 @@ def test_nothing_is_fetched_unasked(monkeypatch):
     load_model('torchvision:lraspp_mobilenet_v3_large')
 
 
-def test_files_of_one_name_in_several_folders(tmp_path):
-    paths = [tmp_path / folder / 'best.pth' for folder in ('a', 'b/a', 'b/c')]
-    assert list(_jobs(['torchvision:resnet18'], paths[1:])) == [
-        'torchvision.resnet18.a.best', 'torchvision.resnet18.c.best']
-    with pytest.raises(ValueError, match='two models would be called'):
-        _jobs(['torchvision:resnet18'], [paths[0], paths[0]])
+def test_files_are_named_as_shortly_as_they_differ(tmp_path):
+    for names in ('best', 'last'), ('a/best', 'c/best'):
+        paths = [tmp_path / 'b' / f'{name}.pth' for name in names]
+        assert list(_jobs(['torchvision:resnet18'], paths)) == [
+            f'torchvision.resnet18.{name.replace("/", ".")}' for name in names]
     with pytest.raises(ValueError, match='2 models need as many --weights'):
-        _jobs(['a', 'b'], paths)
+        _jobs(['a', 'b'], paths[:1])
 
 
 def test_help_needs_no_pytorch():
