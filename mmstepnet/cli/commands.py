@@ -178,8 +178,7 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
     return replace(found, settings={**found.settings, 'metrics': metrics})
 
 
-def _hits(out: Any, label: str, labels: Sequence[int],
-          classes: int) -> Tensor:
+def _hits(out: Any, label: str, labels: Sequence[int], classes: int) -> Tensor:
     """Of which pictures the likeliest class is right."""
     scores = getattr(out, 'logits', out)
     if scores.shape != (len(labels), classes):

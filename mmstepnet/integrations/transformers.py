@@ -132,8 +132,7 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
     return names
 
 
-def _batches(loader: Any, count: int,
-             device: torch.device) -> Iterator[dict]:
+def _batches(loader: Any, count: int, device: torch.device) -> Iterator[dict]:
     """The first batches of a loader, on the device.
 
     Leaving accelerate's own loader half-way would leave its count of

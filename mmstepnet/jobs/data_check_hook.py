@@ -21,10 +21,10 @@ CLASS_HEAD = re.compile(r'head|(roi_head\.)?(bbox|mask)_head(\.\d+)?')
 class DataCheckHook(Hook):
     """Refuse data sets whose classes or pictures are not the model's.
 
-    The hosts would train on without a message: MMDetection numbers the
-    classes that a COCO file has and drops the boxes of all others, and
-    MMPretrain numbers folders in their own order. ``tools/train.py`` and
-    ``tools/test.py`` add the hook.
+    The hosts would train on without a message: MMDetection drops the boxes of
+    classes that a COCO file lacks, and both hosts number categories and
+    folders in the order of these. ``tools/train.py`` and ``tools/test.py``
+    add the hook.
     """
 
     priority = 'VERY_HIGH'  # before any that reads the data
@@ -51,21 +51,26 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
     """Say what of a data set is not the model's.
 
     The classes that a file in COCO format lacks, classes in another order
-    than MMPretrain's folders, a head of another number of classes, and
-    pictures of which neither the first nor the last is there.
+    than its categories or than MMPretrain's folders, a head of another number
+    of classes, and pictures of which neither the first nor the last is there.
     """
     names = list(dataset.metainfo.get('classes') or ())
-    if len(getattr(dataset, 'cat_ids', names)) != len(names):
+    kind, there = 'folders', list(getattr(dataset, 'folder_to_idx', ()))
+    # A host's own classes are in the order of its own files, which are large.
+    if hasattr(dataset, 'cat_ids') and (len(dataset.cat_ids), names) != (
+            len(names), list(dataset.METAINFO.get('classes', ()))):
         content = load(dataset.ann_file, backend_args=dataset.backend_args)
+        kind = 'categories'
         there = [category['name'] for category in content['categories']]
-        yield (f'lacks the classes {_listed(set(names) - set(there))}; its '
-               f'"categories" are {_listed(there)}. Correct them, or '
-               'metainfo.classes of the data set')
-    folders = list(getattr(dataset, 'folder_to_idx', ()))
-    if names != folders and {*names} == {*folders}:
-        yield (f'has the folders {_listed(folders)}, and its classes are in '
+        if lacking := {*names} - {*there}:
+            yield (f'lacks the classes {_listed(lacking)}; its "categories" '
+                   f'are {_listed(there)}. Correct them, or metainfo.classes '
+                   f'of the data set')
+    there = [name for name in there if name in names]
+    if names != there and {*names} == {*there}:
+        yield (f'has the {kind} {_listed(there)}, and its classes are in '
                f'another order, {_listed(names)}: write them in that of the '
-               'folders')
+               f'{kind}')
     things = dataset.metainfo.get('thing_classes') or names
     for name, head in model.named_modules():
         found = getattr(head, 'num_classes', None)

@@ -194,8 +194,7 @@ def find_places(model: nn.Module, example: object, layout: str | None = None,
     refused = []
     for name, sums in tables[0].items():
         others = tables[1].get(name, ())
-        names = NAMES.get(len(sums)) or [
-            f'step_{k}' for k in range(len(sums))]
+        names = NAMES.get(len(sums)) or [f'step_{k}' for k in range(len(sums))]
         for step, *pair in zip(names, sums, others, strict=True):
             try:
                 if any(other.startswith(f'{name}.') for other in tables[0]):

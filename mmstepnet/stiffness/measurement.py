@@ -171,10 +171,9 @@ def input_sizes(inputs: Sequence, named: dict
     shapes = [t.shape for t in tensors(inputs, named) if t.dim()]
     several = [s for s in shapes if len(s) > 1]
     first = next(iter((*inputs, *named.values())), None)
+    shape = next(iter((*several, *shapes)), ())
     if isinstance(first, list) and first and not (
             isinstance(first[0], Tensor) and first[0].dim() > 3):
-        samples, tokens = len(first), None
-    else:
-        shape = next(iter((*several, *shapes)), ())
-        samples, tokens = (*shape, None, None)[:2]
+        shape = len(first),
+    samples, tokens = (*shape, None, None)[:2]
     return samples, tokens, {s[0] for s in several} - {samples}

@@ -47,8 +47,7 @@ def test_no_pair_of_settings_loads_and_computes_something_else():
             said = load(target, source.state_dict())
         except ValueError as error:
             for cfg in (SETTINGS[i], SETTINGS[j]):
-                assert all(repr(value) in str(error)
-                           for value in cfg.values())
+                assert all(repr(value) in str(error) for value in cfg.values())
             continue
         except RuntimeError:  # PyTorch's, of other weights
             continue

@@ -51,8 +51,7 @@ def test_every_box_is_tight_and_no_ink_is_outside(solid):
     images = np.full_like(images, 255) if solid else images
     for seed in range(300):
         kind = labels == seed % 10
-        picture, boxes, found = compose(
-            seed, images[kind], labels[kind], SIZE)
+        picture, boxes, found = compose(seed, images[kind], labels[kind], SIZE)
         assert (found == seed % 10).all()
         # The canvas is drawn first.
         canvas = texture(np.random.default_rng(seed), SIZE)

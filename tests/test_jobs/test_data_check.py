@@ -93,6 +93,8 @@ def folders(digits, folder, *names):
     (coco, (), 'roi_head.bbox_head', 10, None),
     (coco, (lambda categories: categories[3].update(name=' 3'), ),
      'roi_head.bbox_head', 10, "lacks the classes '3'; its .*' 3'"),
+    (coco, (list.reverse, ), 'roi_head.bbox_head', 10,
+     "the categories '9', .*another order, '0'"),
     (coco, (), 'roi_head.bbox_head', 80, "has the 10 classes '0', .*model."
      'roi_head.bbox_head has num_classes=80'),
     (coco, (lambda categories: None, 'annotations'), 'roi_head.bbox_head', 10,
