@@ -312,12 +312,12 @@ def _base(model: nn.Module) -> nn.Module:
 
 def _in_use(module: nn.Module) -> nn.Module:
     """Of a module that PEFT trains a copy of, that copy."""
-    module = unwrap(module)
-    copies: Any = getattr(module, 'modules_to_save', None)
+    held: Any = unwrap(module)
+    copies = getattr(held, 'modules_to_save', None)
     if isinstance(copies, nn.ModuleDict):
-        active: Any = module.active_adapters
-        return copies[active[0]] if active else module.original_module
-    return module
+        active = held.active_adapters
+        return copies[active[0]] if active else held.original_module
+    return held
 
 
 def _gates(block: nn.Module) -> dict[str, Any]:

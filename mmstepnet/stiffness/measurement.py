@@ -126,8 +126,7 @@ class StepMeasurement:
         ]).view(5, samples, -1)
         if parts.shape[2] == 1:
             return parts[..., 0]
-        return torch.cat([parts[:4].square().sum(2).sqrt(),
-                          parts[4:].mean(2)])
+        return torch.cat([parts[:4].square().sum(2).sqrt(), parts[4:].mean(2)])
 
 
 def compute_fields(names: Sequence[str],

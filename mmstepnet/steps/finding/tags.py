@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -132,7 +133,7 @@ def is_real(t: object) -> bool:
             and (t.dtype.is_floating_point or t.dtype.is_complex)
             and t.layout is torch.strided and not t.is_nested
             and not is_traceable_wrapper_subclass(t)
-            and not torch._C._functorch.is_functorch_wrapped_tensor(t))
+            and not is_functorch_wrapped_tensor(t))
 
 
 def tensors(*values: object) -> list[Tensor]:
