@@ -196,4 +196,4 @@ def test_the_page(opened, shown):
     assert all(600 < width <= 681 for width in printed['widths']), printed
     assert page['outline'] == 'solid'
     assert page['sorted'] == [
-        f'{tns:.4g}' for tns in sorted(run.tns for run in shown)]
+        f'{tns:#.4g}' for tns in sorted(run.tns for run in shown)]

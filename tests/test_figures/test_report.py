@@ -55,20 +55,20 @@ def test_page_tells_what_it_shows(page, runs):
         assert text in page.text, text
     for run in runs:
         low, high = run.trajectories.tns_interval()
-        assert f'{run.tns:.4g}{low:.4g} to {high:.4g}' in page.cells
-        assert (f'{run.label} {run.tns:.4g} [{low:.4g}, {high:.4g}], n = 40'
+        assert f'{run.tns:#.4g}{low:#.4g} to {high:#.4g}' in page.cells
+        assert (f'{run.label} {run.tns:#.4g} [{low:#.4g}, {high:#.4g}], n = 40'
                 in page.text)
-        assert f'{run.proportion:.4g}' in page.cells
+        assert f'{run.proportion:#.4g}' in page.cells
         for name, stiffness, nsi in run.trajectories.stiffest_blocks(5):
             # The table's last cell goes on with what follows it.
-            shown = f'{name}{stiffness:.4g}, NSI {nsi:.3g}'
+            shown = f'{name}{stiffness:#.4g}, NSI {nsi:#.3g}'
             assert any(cell.startswith(shown) for cell in page.cells)
-        for shown in (f'{run.accuracy.value:.4g}', *(
-                f'{run.trajectories.tns(reading, mu):.4g}'
+        for shown in (f'{run.accuracy.value:#.4g}', *(
+                f'{run.trajectories.tns(reading, mu):#.4g}'
                 for reading in READINGS for mu in MEANS)):
             assert any(cell.startswith(shown) for cell in page.cells)
     tns = [run.tns for run in runs[2:4]]
-    assert (f'{np.mean(tns):.4g} ± {abs(tns[0] - tns[1]) / 2**0.5:.2g}'
+    assert (f'{np.mean(tns):#.4g} ± {abs(tns[0] - tns[1]) / 2**0.5:.2g}'
             in page.cells)
     assert 'The runs have' not in page.text
 
@@ -76,7 +76,7 @@ def test_page_tells_what_it_shows(page, runs):
 def test_another_reading(runs):
     page = Page([replace(run, reading='unit') for run in runs[2:]])
     assert 'TNS (unit)' in page.text
-    assert any(cell.startswith(f'{runs[2].trajectories.tns("unit"):.4g}')
+    assert any(cell.startswith(f'{runs[2].trajectories.tns("unit"):#.4g}')
                for cell in page.cells)
 
 
