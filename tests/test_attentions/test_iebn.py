@@ -42,8 +42,7 @@ def test_is_the_formula(dtype, atol, training):
         out.detach().double().numpy(), expected, rtol=1e-2 * (atol > 1e-4),
         atol=atol)
     fresh, plain = IEBN(4), nn.BatchNorm2d(4)
-    torch.testing.assert_close(
-        fresh(x.float()), plain(x.float()) / (1 + np.e))
+    torch.testing.assert_close(fresh(x.float()), plain(x.float()) / (1 + np.e))
 
 
 @pytest.mark.parametrize('build', [

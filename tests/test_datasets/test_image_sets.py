@@ -92,8 +92,7 @@ def test_stl10(tmp_path, monkeypatch):
             unlabeled_X=columns[:1], test_X=columns[:2],
             test_y=np.uint8([3, 7])).items():
         values.tofile(binary / f'{name}.bin')
-        sums.append([f'{name}.bin', hashlib.md5(
-            values.tobytes()).hexdigest()])
+        sums.append([f'{name}.bin', hashlib.md5(values.tobytes()).hexdigest()])
     (binary / 'class_names.txt').write_text('airplane\n')
     monkeypatch.setattr(torchvision.datasets.STL10, 'train_list', sums[:3])
     monkeypatch.setattr(torchvision.datasets.STL10, 'test_list', sums[3:])

@@ -43,8 +43,7 @@ def test_classification(tmp_path, split):
     recorder = offline(runner, runner.val_dataloader)
     for name, value in recorder.record.items():
         assert len(value) == VAL_IMAGES
-        np.testing.assert_allclose(
-            getattr(record, name), value, rtol=1e-6)
+        np.testing.assert_allclose(getattr(record, name), value, rtol=1e-6)
     assert record.stages.tolist() == recorder.stages.tolist()
     assert (record.blocks, record.excluded) == (
         recorder.blocks, recorder.excluded)

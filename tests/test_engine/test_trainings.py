@@ -112,8 +112,7 @@ def test_no_file_and_no_picture_stops_a_training(
     else:
         runner.train()
     assert re.search(f'save, draw or show .*npz: {error}', log_text(tmp_path))
-    assert len(list(tmp_path.rglob('stiffness_*.npz'))) == (
-        how != 'full disk')
+    assert len(list(tmp_path.rglob('stiffness_*.npz'))) == (how != 'full disk')
 
 
 def test_calibration_before_a_training(tmp_path):

@@ -66,8 +66,7 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     assert scalars['train/loss'].current() == 0.5
     assert isinstance(scalars['train/lr'], HistoryBuffer)
     info = got['message_hub']['runtime_info']
-    np.testing.assert_array_equal(
-        info['palette'], np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(info['palette'], np.arange(6).reshape(2, 3))
 
 
 @pytest.mark.parametrize('zipped', [True, False])

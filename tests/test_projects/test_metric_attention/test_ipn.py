@@ -112,8 +112,7 @@ def test_batch_of_meshes_is_mesh_by_mesh(similarity):
         # A vertex sees its neighbours, a face its three vertices.
         logits = part_by_part(model.network, one['inputs'], adjacent)
         logits = torch.from_numpy(logits[one['faces'].numpy()].mean(1))
-        losses.append(F.cross_entropy(
-            logits, one['labels'], reduction='none'))
+        losses.append(F.cross_entropy(logits, one['labels'], reduction='none'))
         predicted.append(logits.argmax(1))
     torch.testing.assert_close(
         model(**together, mode='loss')['loss'], torch.cat(losses).mean())

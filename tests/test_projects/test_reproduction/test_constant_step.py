@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 
 from mmstepnet import measure_stiffness
+from projects.reproduction import moving_gates
 from projects.reproduction.constant_step import ROWS, table, verdict
-from projects.reproduction.moving_gates import adaptive
 from tests.documents import ROOT
 
 CONFIG = ('projects/reproduction/configs/small/'
@@ -89,4 +90,11 @@ def test_rows_of_the_plan(tmp_path):
     ([0.5, 0.4], 'undecided'), ([-0.6, 0.1], 'undecided')])
 def test_whether_gates_adapt(drops, word):
     """By what replacing them takes from the accuracy, in points."""
-    assert adaptive(drops) == word
+    assert moving_gates.adaptive(drops) == word
+
+
+def test_the_page_of_moving_gates():
+    text = (ROOT / 'docs' / 'insert_steps.md').read_text('utf-8')
+    found = re.findall(r'− frozen \| (\S+) \| (.*?) \|', moving_gates.table())
+    assert len(found) == 3
+    assert all(f'{points} ({ends})' in text for points, ends in found)
