@@ -15,12 +15,7 @@ import numpy as np
 import pytest
 
 from mmstepnet.figures import save_report
-from tests.test_figures.conftest import (
-    changed,
-    checkpoints,
-    flat_run,
-    part_of,
-)
+from tests.test_figures.conftest import changed, checkpoints, flat_run, part_of
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser',

@@ -21,8 +21,7 @@ from tests.test_projects.test_reproduction.test_papers_tables import (
 
 
 def page(name):
-    text = (ROOT / name).read_text('utf-8')
-    return text.replace('−', '-').splitlines()
+    return (ROOT / name).read_text('utf-8').replace('−', '-')
 
 
 def rows(name):
@@ -55,7 +54,7 @@ def grouped(found, key, values):
 def test_means_over_seeds(study, file, key, values, digits):
     groups = grouped(rows(f'{study}/{file}'), key, values)
     assert len(groups) > 8
-    lines = page(f'projects/{study}/RESULTS.md')
+    lines = page(f'projects/{study}/RESULTS.md').splitlines()
     for name, columns in groups.items():
         cells = [str(len(columns[0])), *(
             interval(column, d) for column, d in zip(columns, digits))]
@@ -64,11 +63,25 @@ def test_means_over_seeds(study, file, key, values, digits):
                  and line.endswith(f'| {" | ".join(cells)} |'))
 
 
+def test_removed_blocks():
+    """Lines of a score: a cell a network, without its interval."""
+    cells = defaultdict(list)
+    for file in ('blocks', 'thirds'):
+        for (score, _), (one, other) in grouped(
+                rows(f'pruning/{file}.tsv'), (0, 1), (3, 4)).items():
+            cells[file, score].append(
+                f'{stats.spearmanr(one, other)[0]:.2f}' if file == 'blocks'
+                else f'{one.mean():.2f}, {other.mean():.1f} %')
+    text = re.sub(r' \(.*?\)', '', page('projects/pruning/RESULTS.md'))
+    for (_, score), found in cells.items():
+        assert f'\n| {score} | {" | ".join(found)} |' in text
+
+
 def test_what_stiffness_tells():
     """Its intervals are those of the studies' pages, rounded."""
-    text = '\n'.join(page('docs/what_stiffness_tells.md'))
-    studies = '\n'.join(line for name in ('pruning', 'decisions')
-                        for line in page(f'projects/{name}/RESULTS.md'))
+    text = page('docs/what_stiffness_tells.md')
+    studies = '\n'.join(page(f'projects/{name}/RESULTS.md')
+                        for name in ('pruning', 'decisions'))
     for shown, source, least in (
             (rf'({NUMBER}) \(({NUMBER}) to ({NUMBER})\)',
              rf'({NUMBER}) \(({NUMBER}), ({NUMBER})\)', 14),
@@ -100,6 +113,5 @@ def test_single_blocks():
         assert (f'| {name} | {falls} | {rho.statistic:.2f} '
                 f'(p = {rho.pvalue:.2f}) |') in text
         first, last = kept['deviation'][0], kept['deviation'][-1]
-        assert any(line.startswith(
-            f'| {name} | {kept["accuracy"]:.2f}, {kept["finer"]:.2f} | '
-            f'{first:.2f} to {last:.2f} |') for line in text)
+        assert (f'\n| {name} | {kept["accuracy"]:.2f}, {kept["finer"]:.2f} | '
+                f'{first:.2f} to {last:.2f} |') in text

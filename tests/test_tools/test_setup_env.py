@@ -6,8 +6,7 @@ import pytest
 
 from tests.programs import run_program
 
-FITS = 'torch-9.0-cp399'
-FAKE = f'''#!/bin/sh
+FAKE = '''#!/bin/sh
 echo "$*" >> "$CALLS"
 for word in "$@"; do
     [ "$last" = --dest ] && dest=$word
@@ -16,7 +15,7 @@ for word in "$@"; do
 done
 case "$*" in
     *"cache dir") echo "$FOLDER/cache" ;;
-    *torch.__version__*) echo {FITS} ;;
+    *torch.__version__*) echo torch-9.0-cp399 ;;
     *find_link*) echo https://wheels.example ;;
     *--only-binary*)
         [ "$PREBUILT" ] && mkdir -p "$wheels" && touch "$wheels/mmcv.whl" ;;

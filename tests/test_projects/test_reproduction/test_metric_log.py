@@ -3,10 +3,7 @@ from pathlib import Path
 
 from mmengine.visualization import Visualizer
 
-from projects.reproduction.metric_log import (
-    logged_losses,
-    logged_metric,
-)
+from projects.reproduction.metric_log import logged_losses, logged_metric
 
 
 def write_log(work_dir, values, start='20260101_000000'):
