@@ -259,9 +259,9 @@ def test_a_file_that_was_changed_is_refused(name, tmp_path):
 
 
 def rebuilt(change):
+    """Its last block alone, so that the others must be left as they were."""
     model = chain()
-    for block in model[0]:
-        change(block)
+    change(model[0][-1])
     return model
 
 
@@ -285,7 +285,7 @@ OTHERS = {
                 'fc.bias is not in both|fc.weight is not in both'),
     'meta': (lambda: resnet18().to('meta'), ValueError, 'the meta device'),
     'wider': (lambda: rebuilt(lambda block: setattr(
-        block, 'f', nn.Linear(16, 16))), ValueError, '0.0 is built otherwise'),
+        block, 'f', nn.Linear(16, 16))), ValueError, '0.2 is built otherwise'),
     'renamed': (lambda: rebuilt(lambda block: delattr(block, 'f')),
                 ValueError, 'has no attribute `?f'),
 }
