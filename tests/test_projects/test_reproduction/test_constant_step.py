@@ -93,7 +93,10 @@ def test_whether_gates_adapt(drops, word):
     assert moving_gates.adaptive(drops) == word
 
 
-def test_the_page_of_moving_gates():
+def test_pages():
+    """They have what the commands print."""
+    page = (ROOT / 'docs' / 'papers_tables.md').read_text('utf-8')
+    assert f'\n{table()}\n' in page
     text = (ROOT / 'docs' / 'insert_steps.md').read_text('utf-8')
     found = re.findall(r'− frozen \| (\S+) \| (.*?) \|', moving_gates.table())
     assert len(found) == 3
