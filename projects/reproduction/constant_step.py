@@ -74,7 +74,7 @@ def table(results: Path = RESULTS / 'constant_step') -> str:
     for name, values in (('frozen − plain', constant),
                          ('StepNet − frozen', adaptive)):
         low, high = interval(values, LEVEL)
-        text += (f'\n{name}: {sum(values) / len(values):+.2f}, '
+        text += (f'\n- {name}: {sum(values) / len(values):+.2f}, '
                  f'{1 - LEVEL:.1%} interval {low:+.2f} to {high:+.2f} '
                  f'({len(values)} seeds)')
     return f'{text}\n\nVerdict: {verdict(constant, adaptive)}.'
