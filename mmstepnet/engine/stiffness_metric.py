@@ -45,7 +45,6 @@ class LenientRecorder(TrajectoryRecorder):
         model = unwrap(model)
         self.repeated = isinstance(model, BaseTTAModel)
         super().__init__(model.module if self.repeated else model, blocks)
-        self._forget_pass()
 
     def start(self, once: bool = False) -> None:
         """Begin, or continue, see :meth:`TrajectoryRecorder.start`."""

@@ -285,14 +285,15 @@ data_preprocessor = dict(_delete_=True, type='SelfSupDataPreprocessor')
     return f'mm:{folder}/moco.py'
 
 
-@pytest.mark.parametrize('model', [
-    lambda folder: 'torchvision:resnet18',
-    lambda folder: f'{folder}/some_nets.py:batches', no_classifier])
-def test_blocks(model, nets, tmp_path, capsys):
+@pytest.mark.parametrize('model, counted', [
+    (lambda folder: 'torchvision:resnet34', '16 residual steps, 12'),
+    (lambda folder: f'{folder}/some_nets.py:batches', '8 residual steps, 4'),
+    (no_classifier, '8 residual steps, 4')])
+def test_blocks(model, counted, nets, tmp_path, capsys):
     """Of what is no classifier, those of the backbone."""
     assert call('blocks', model(tmp_path), '--size', 64) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == '8 residual steps, 4 of them recorded'
+    assert lines[-1] == f'{counted} of them recorded'
     assert lines[1].split()[0] == 'layer1.1' and 'recorded' in lines[1]
 
 

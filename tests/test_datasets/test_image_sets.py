@@ -53,7 +53,7 @@ def test_the_share_is_balanced_fixed_and_nested(folder):
     share = chosen(per_class=4, seed=3)
     assert [label for _, label in share] == [0] * 4 + [1] * 4
     assert len(set(share)) == 8
-    assert share != chosen(per_class=4, seed=4)
+    assert share != chosen(per_class=4) == chosen(per_class=4, seed=0)
     # Legacy generator, frozen by NumPy: positions among sorted names.
     expected = np.random.RandomState(3).permutation(8)[:4]
     assert [number for number, _ in share[:4]] == sorted(expected)
@@ -103,6 +103,3 @@ def test_stl10(tmp_path, monkeypatch):
             np.testing.assert_array_equal(sample['img'], image)
     with pytest.raises(ValueError, match="'unlabeled'"):  # no labels
         build('STL10', tmp_path, split='unlabeled')
-    (binary / 'train_X.bin').write_bytes(b'damaged')
-    with pytest.raises(RuntimeError, match='not found or corrupted'):
-        build('STL10', tmp_path, download=False)

@@ -82,11 +82,12 @@ def test_training_with_ema_interval_and_resume(tmp_path):
     np.testing.assert_allclose(record.adaptive, averaged.nsi, rtol=1e-5)
 
 
-def test_blocks_that_are_not_there_are_told_before_training(tmp_path):
-    runner = digits_runner(tmp_path, hook=dict(blocks='layer9'))
-    with pytest.raises(ValueError, match='layer9'):
-        runner.train()
-    assert runner.iter == 0
+@pytest.mark.parametrize('hook, text', [
+    (dict(blocks='layer9'), 'layer9'), (dict(interval=0), 'interval')])
+def test_what_is_wrong_is_told_before_training(tmp_path, hook, text):
+    with pytest.raises(ValueError, match=text):
+        digits_runner(tmp_path, hook=hook).train()
+    assert not list(tmp_path.rglob('*.pth'))
 
 
 @pytest.mark.parametrize('how, error', [

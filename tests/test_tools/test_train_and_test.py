@@ -94,8 +94,7 @@ train_dataloader = test_dataloader = val_dataloader
 val_evaluator = test_evaluator = dict(type=Accuracy)
 optim_wrapper = dict(optimizer=dict(type=SGD, lr=0.1))
 train_cfg = dict(by_epoch=True, max_epochs=1)
-val_cfg = dict()
-test_cfg = dict()
+val_cfg = test_cfg = dict()
 ''')
     work_dir = tmp_path / 'work_dir'
     call('train.py', config, '--work-dir', work_dir)
