@@ -93,7 +93,6 @@ def test_stl10(tmp_path, monkeypatch):
             test_y=np.uint8([3, 7])).items():
         values.tofile(binary / f'{name}.bin')
         sums.append([f'{name}.bin', hashlib.md5(values.tobytes()).hexdigest()])
-    (binary / 'class_names.txt').write_text('airplane\n')
     monkeypatch.setattr(torchvision.datasets.STL10, 'train_list', sums[:3])
     monkeypatch.setattr(torchvision.datasets.STL10, 'test_list', sums[3:])
     for split, labels in (('train', [0, 9, 4]), ('test', [2, 6])):

@@ -51,9 +51,9 @@ def plain(b, x):
 
 @pytest.mark.parametrize('forward, state, branch', [
     (plain, 'norm', ('fn', True)),
-    (lambda b, x: x + b.drop(b.fn(x)), 'fn', ('drop', False)),
+    (lambda b, x: x + b.drop(b.fn(b.drop(x))), 'drop', ('drop', False)),
     (lambda b, x: x + b.gamma * b.fn(x), 'fn', ('fn', True)),
-    (lambda b, x: x + b.drop(b.gamma * b.fn(x)), 'fn', ('drop', False)),
+    (lambda b, x: x + b.drop(input=b.gamma * b.fn(x)), 'fn', ('drop', False)),
     (lambda b, x: x + 0.2 * b.fn[2](b.fn[0](x)), '', ('fn.2', True)),
     (lambda b, x: b.fn(x.sin()) + x, '', ('fn', True)),
     (lambda b, x: x.add_(b.drop(b.fn(x.clone()))), '', ('drop', False)),
@@ -62,12 +62,13 @@ def test_spots(forward, state, branch):
     """The branch outside of children with weights, the state likewise."""
     model = nn.Sequential(*(Block(forward) for _ in range(3))).eval()
     x = torch.randn(2, 5, 8)
-    wanted = model(x.clone())
-    insert_steps(model, example=x)
+    branches = model[1](x.clone()) - x
+    insert_steps(model, example=x, init_step=None)
     place = model[1].step.place
     assert (place.state.module, place.branch[:2]) == (state, branch)
     assert (place.dims, place.batch, place.channels) == (3, 0, 2)
-    assert torch.equal(model(x.clone()), wanted)
+    torch.testing.assert_close(
+        model[1](x.clone()), x + branches * torch.tensor(-1.0).sigmoid())
 
 
 @pytest.mark.parametrize('forward, why', [
@@ -107,11 +108,12 @@ def test_a_sequence_would_call_the_step():
 
 
 @pytest.mark.parametrize('size, layout', [
-    ((2, 5, 8), None), ((5, 2, 8), 'LNC'), ((2, 8, 8), None)])
+    ((2, 3, 4, 5, 8), None), ((5, 2, 8), 'LNC'), ((2, 8, 8), None)])
 def test_axis_of_samples(size, layout):
     """Two numbers of samples show it; else it must be given."""
     model = nn.Sequential(*(Block(plain) for _ in range(3)))
     insert_steps(model, example=torch.randn(size), layout=layout)
+    assert model(torch.randn(size)).shape == size
     assert model[0].step.place.batch == (layout == 'LNC')
 
 

@@ -100,6 +100,7 @@ val_cfg = test_cfg = dict()
     call('train.py', config, '--work-dir', work_dir)
     checkpoint = work_dir / 'epoch_1.pth'
     # The run's own copy of the config has paths of the classes.
+    assert 'default_collate' in (work_dir / 'new_style.py').read_text()
     call('test.py', work_dir / 'new_style.py', checkpoint, '--work-dir',
          tmp_path / 'test', '--out', tmp_path / 'predictions.pkl')
     predictions = pickle.loads((tmp_path / 'predictions.pkl').read_bytes())
