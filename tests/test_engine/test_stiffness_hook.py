@@ -1,5 +1,6 @@
 """What StiffnessHook measures, logs, saves and shows, and what it bears."""
 
+import itertools
 import re
 from collections import ChainMap
 from unittest.mock import Mock
@@ -124,21 +125,20 @@ def test_images_without_a_finite_index(tmp_path, value):
     """
     runner, plain = digits_runner(tmp_path), digits_runner(tmp_path / 'plain')
     plain.val()
-    predict, state = runner.model.predict, plain.model.state_dict()
-    calls = []
+    model, state, calls = runner.model, plain.model.state_dict(), []
 
-    def once(inputs, samples):
+    def step(data):
         calls.append(1)
+        data = model.data_preprocessor(data, False)
+        inputs, samples = data['inputs'], data['data_samples']
         if len(calls) == 1:
-            runner.model.load_state_dict(state)
-            inputs = inputs.clone()
+            model.load_state_dict(state)
             inputs[2] = value
-        if len(calls) == 2:
-            return [*predict(inputs[:1], samples[:1]),
-                    *predict(inputs[1:], samples[1:])]
-        return predict(inputs, samples)
+        parts = (0, 1, 5) if len(calls) == 2 else (0, 5)
+        return [sample for a, b in itertools.pairwise(parts)
+                for sample in model(inputs[a:b], samples[a:b], 'predict')]
 
-    runner.model.predict = once
+    model.val_step = step
     runner.val_loop.dataloader.batch_sampler.sampler = range(30)
     assert 'accuracy/top1' in runner.val()
     assert len(calls) == 6 and no_hooks(runner.model)
