@@ -66,8 +66,7 @@ def test_the_share_is_balanced_fixed_and_nested(folder):
     (lambda root: (root / 'cow').mkdir(), {}, ValueError,
      "'cow'.* has 0 images"),
     (lambda root: (root / 'cat' / '03.png').write_bytes(b'no image at all'),
-     {}, OSError, 'cat/03.png is no image'),
-])
+     {}, OSError, 'cat/03.png is no image')])
 def test_refused(folder, spoil, kwargs, error, match):
     if spoil is not None:
         spoil(folder)

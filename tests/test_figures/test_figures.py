@@ -67,7 +67,7 @@ def test_maps_show_the_definition(runs, measure, share, total):
     assert total.format(runs[1]) in texts(degrees_figure(runs[1:3], measure))
     flat = flat_run(runs[2])
     assert flat.trajectories.single_block_stages and flat.tns == 0
-    assert texts(degrees_figure([flat, runs[2]], OCCURRENCE)).count(
+    assert texts(degrees_figure([flat, *runs[1:3]], OCCURRENCE)).count(
         'no sample is stiff') == 1
 
 
@@ -98,7 +98,8 @@ def test_figure_10(runs):
     np.testing.assert_allclose(
         numbers(points, 'mean NSI'),
         np.ravel([run.nsi.mean(0) for run in runs]), atol=6e-5)
-    assert [mark['run'] for mark in points[::6]] == [r.label for r in runs]
+    assert [(mark['run'], mark['recorded block']) for mark in points] == [
+        (run.label, place) for run in runs for place in '123456']
 
 
 def test_figure_7(runs):
