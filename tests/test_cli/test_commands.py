@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -302,12 +301,9 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 
 @pytest.mark.parametrize('args, message', [
     (['blocks', 'resnet18'], "'resnet18' names no model; give"),
-    (['blocks', 'keras:resnet'], 'names no model'),
     (['blocks', '{}/no.py:net'], 'no.py'),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
     (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
-    *([(['blocks', 'mm:nowhere.py'], 'nowhere.py')]
-      if find_spec('mmengine') else []),
     (['report', 'no.npz'], 'no.npz'),
     ([*RESNET, '{}/no'], 'there is no folder'),
     ([*RESNET, '{}/broken'], 'x.png cannot be read'),

@@ -98,6 +98,13 @@ def test_the_order_of_batches_stays(tmp_path):
     assert torch.equal(*states) and not [*tmp_path.rglob('steps.*')]
 
 
+def test_steps_of_a_model_that_does_not_save_itself(tmp_path):
+    StepsCallback().on_save(
+        hf.TrainingArguments(str(tmp_path)), hf.TrainerState(global_step=2),
+        None, model=torch.nn.Sequential(build()))
+    assert (tmp_path / 'checkpoint-2' / 'steps.safetensors').is_file()
+
+
 def test_a_device_without_doubles_ends_no_training(caplog):
     """What it cannot hold stays on the CPU, where one process needs no more.
 
