@@ -41,6 +41,7 @@ def test_frozen_steps_stay_constant():
     np.testing.assert_allclose(steps, 1 / (1 + math.e), rtol=1e-6)
 
 
+BOTH = (2.0, 16.0, 5.0, 13.0)  # -4.8 to 22.8
 WIDE, NONE, LARGE, ALL = ((-20.0, 30.0, -25.0, 40.0), (-0.5, 0.5, 0.2, -0.3),
                           (6.0, 7.0, 8.0, 6.5), (13.0, 14.0, 15.0, 14.5))
 
@@ -51,6 +52,7 @@ WIDE, NONE, LARGE, ALL = ((-20.0, 30.0, -25.0, 40.0), (-0.5, 0.5, 0.2, -0.3),
     (LARGE, LARGE, 'both have a share'),
     # One interval holds both 0 and +14.
     (ALL, WIDE, 'undecided'), (WIDE, ALL, 'undecided'),
+    (ALL, BOTH, 'undecided'), (BOTH, ALL, 'undecided'),
     (NONE, NONE, 'undecided')])
 def test_verdicts_of_the_plan(constant, adaptive, expected):
     assert verdict(constant, adaptive) == expected
