@@ -44,7 +44,8 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> alt.ConcatChart:
     m1, m2 = degree_axes(shown)
     grids = [measure.values(*each, m1, m2) for each in shown]
     highest = max(grid.max() for grid in grids)
-    x, y = (channel(f'{column}:Q', title=title, axis=alt.Axis(grid=False),
+    axis = alt.Axis(grid=False, labelFlush=False)
+    x, y = (channel(f'{column}:Q', title=title, axis=axis,
                     scale=alt.Scale(domain=[0, m[0] + m[-1]], nice=False))
             for channel, column, title, m in (
                 (alt.X, 'left', 'M1', m1), (alt.Y, 'low', 'M2', m2)))
