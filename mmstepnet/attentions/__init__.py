@@ -18,6 +18,7 @@ from .cbam import CBAM
 from .eca import ECA
 from .fca import FCA
 from .iebn import IEBN
+from .layer_scale import LayerScale
 from .ours import (
     OursDepthwiseConv,
     OursMeanStd,
@@ -35,8 +36,8 @@ from .zero_start import ZeroStart
 
 __all__ = [
     'ATTENTIONS', 'CBAM', 'ECA', 'FCA', 'IEBN', 'SE', 'SEM', 'SGE', 'SRM',
-    'Attention', 'ChannelGate', 'FoldedStepNet', 'MapAttention',
-    'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm', 'OursNormFirst',
-    'OursSharedMLP', 'Plain', 'StepNet', 'ZeroStart', 'build_attention',
-    'choose_step', 'normalise'
+    'Attention', 'ChannelGate', 'FoldedStepNet', 'LayerScale',
+    'MapAttention', 'OursDepthwiseConv', 'OursMeanStd', 'OursNoNorm',
+    'OursNormFirst', 'OursSharedMLP', 'Plain', 'StepNet', 'ZeroStart',
+    'build_attention', 'choose_step', 'normalise'
 ]
