@@ -173,7 +173,8 @@ def test_graphs_serve_every_size(cfg, make, maps):
 def test_init_step_is_the_first_step(cfg, init_step, dtype, training, maps):
     """Exactly, also of a module that was cast, and after an update nearly.
 
-    The constant's weight is the step, and half precision holds 0.375. With the weights that the paper starts SRM from, it would move by 0.8.
+    A constant's weight is the step itself, and half precision holds 0.375.
+    With the weights that the paper starts SRM from, it would move by 0.8.
     """
     attention = build_attention(
         dict(cfg, init_step=init_step), 48, map_size=7).train(training)
