@@ -68,11 +68,12 @@ def export_onnx(model: nn.Module,
     check_installed('an ONNX export', *NEEDED,
                     install="'.[onnx]' in a checkout")
     has_steps = any(isinstance(m, ResidualStep) for m in model.modules())
-    plain = _Flat(copy.deepcopy(model))
-    folded = _Flat(fold(model) if has_steps else copy.deepcopy(model))
     more = 32 if dynamic_size else 0
     trials = [torch.rand(2, channels, *size),
               torch.rand(3, channels, *(side + more for side in size))]
+    plain = _Flat(copy.deepcopy(model))
+    folded = _Flat(fold(model, trials[0]) if has_steps
+                   else copy.deepcopy(model))
     axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
     try:
         with torch.no_grad():

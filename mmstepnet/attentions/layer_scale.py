@@ -7,7 +7,10 @@ Networks, NeurIPS 2020, https://arxiv.org/abs/2002.10444, and, with
 ``initial=0``, ReZero, ReZero is All You Need: Fast Convergence at Large
 Depth, UAI 2021, https://arxiv.org/abs/2003.04887. One that is not learned is
 the scaling of residuals of Inception-v4, AAAI 2017,
-https://arxiv.org/abs/1602.07261.
+https://arxiv.org/abs/1602.07261. High-Performance Large-Scale Image
+Recognition Without Normalization, ICML 2021,
+https://arxiv.org/abs/2102.06171, trains SkipInit's number beside a fixed one
+(NFNet).
 """
 
 import math

@@ -95,7 +95,7 @@ class Recorded(nn.Module):
         if found | dict(init_step=self.init_step) != own:
             raise ValueError(
                 f'the weights are those of {found}, the model has {own}, '
-                'which would compute something else; build it with the '
+                'which may compute something else; build it with the '
                 f'arguments of the weights, or leave out the keys *.{KEY}')
         if found != own:
             warnings.warn(

@@ -62,12 +62,22 @@ def run_gates(args: argparse.Namespace) -> None:
         if args.json:
             print(json.dumps(dict(network=label, **found._asdict())))
             continue
-        wide = max(map(len, found.mean))
-        print(f'{label}: {found.over_blocks:.4f} is the deviation over blocks')
-        print(' ' * wide, '  mean of Δt  over images  over channels')
-        for name, *row in zip(found.mean, *(
-                values.values() for values in found[:3])):
-            print(f'{name:{wide}}', *(f'{value:12.4f}' for value in row))
+        if found.mean:
+            wide = max(map(len, found.mean))
+            print(f'{label}: {found.over_blocks:.4f} is the deviation over '
+                  f'blocks')
+            print(' ' * wide, '  mean of Δt  over images  over channels')
+            for name, *row in zip(found.mean, *(
+                    values.values() for values in found[:3])):
+                print(f'{name:{wide}}', *(f'{value:12.4f}' for value in row))
+        else:
+            print(f'{label}: no attention value that could adapt')
+        for names, what in (
+                (found.constant, 'A scale by construction'),
+                (found.elsewhere, 'Gates inside the branch or of no residual '
+                 'step, not measured and not replaced')):
+            if names:
+                print(f'{what}: {", ".join(names)}')
         for kind, value in found.results.items():
             print(f'{TOP1} with {kind}: {value:.2f}')
 

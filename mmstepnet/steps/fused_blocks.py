@@ -132,6 +132,10 @@ class FusedBlock(Generated):
         identity = x if self.downsample is None else self.downsample(x)
         return self.step(identity, branch, self.tail.end(self))
 
+    def last_layer(self) -> nn.Module:
+        """The layer that gives f."""
+        return self.tail.end(self)
+
     def take_step(self) -> None:
         """Become the host's block again, in place."""
         del self.step

@@ -274,14 +274,19 @@ def remove_steps(model: nn.Module) -> list[str]:
         if any(step.attention is not None for step in steps):
             names.append(name)
         for step in steps:
-            if isinstance(step, BranchStep):
-                step.detach(block)
-            elif isinstance(block, FusedBlock):
-                block.take_step()
-            else:
-                step.attention = None
+            take_out(step, block)
     follow_training(model.modules())
     return names
+
+
+def take_out(step: ResidualStep, block: nn.Module) -> None:
+    """Take a step out of its block; one that a class asks for has Δt = 1."""
+    if isinstance(step, BranchStep):
+        step.detach(block)
+    elif isinstance(block, FusedBlock):
+        block.take_step()
+    else:
+        step.attention = None
 
 
 def step_parameters(model: nn.Module, **options) -> list[dict]:

@@ -122,14 +122,17 @@ class ResidualStep(nn.Module):
 
     def _apply(self, fn: Callable, recurse: bool = True) -> 'ResidualStep':
         """Bring a gate to its start where ``to_empty`` gives it memory."""
-        was_meta = any(p.is_meta for p in self.parameters())
+        was_meta = self._is_meta()
         super()._apply(fn, recurse)
-        if was_meta and not any(p.is_meta for p in self.parameters()):
+        if was_meta and not self._is_meta():
             for module in self.modules():
                 reset: Any = getattr(module, 'reset_parameters', None)
                 if reset is not None:
                     reset()
         return self
+
+    def _is_meta(self) -> bool:
+        return any(t.is_meta for t in (*self.parameters(), *self.buffers()))
 
     def __getstate__(self) -> dict:
         """Leave observers out of copies: an EMA model is not observed."""

@@ -10,7 +10,10 @@ ATTENTIONS = {
     **{f'StepNet-{inputs}': dict(type='StepNet', inputs=inputs)
        for inputs in ('x', 'x_next', 'difference')},
     'StepNet-cited': dict(type='StepNet', iebn='cited'),
+    'LayerScale-shared': dict(type='LayerScale', shared=True),
 }
+FIXED = dict(type='LayerScale', learned=False)
+"""It has a value and no parameters."""
 
 
 @pytest.fixture(params=ATTENTIONS)

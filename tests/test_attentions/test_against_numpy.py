@@ -131,6 +131,10 @@ def norm_first(w, x, f, training):
     return sigmoid(w['ie_weight'] * z + w['ie_bias'])
 
 
+def constant(w, x, f, training):
+    return np.broadcast_to(w['weight'], x.shape[:2])
+
+
 def depthwise(w, x, x_next):
     z = np.empty(x.shape[:2])
     for n, c in np.ndindex(z.shape):
@@ -162,6 +166,8 @@ def mean_std(w, x, x_next):
     (dict(type='FCA', map_size=14, reduction=4), fca),
     (dict(type='SGE', groups=8), sge),
     (dict(type='CBAM', reduction=4), cbam),
+    (dict(type='LayerScale'), constant),
+    (dict(type='LayerScale', shared=True, learned=False), constant),
     (dict(type='StepNet'), adaptor(both)),
     (dict(type='StepNet', iebn='cited'), cited),
     (dict(type='StepNet', inputs='x'),
@@ -201,7 +207,7 @@ def test_step_is_the_formula(cfg, reference, dtype, layout, atol, training,
     assert step.shape == expected.shape
     np.testing.assert_allclose(step, expected, rtol=0, atol=atol)
     # A test of constants would show nothing.
-    assert expected.std(0).max() > 1e-3
+    assert reference is constant or expected.std(0).max() > 1e-3
 
 
 @pytest.mark.parametrize('channels, size', [(4, 1), (8, 3), (10, 3), (64, 3),

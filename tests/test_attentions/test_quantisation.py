@@ -10,7 +10,7 @@ from mmstepnet.attentions import build_attention
 from tests.test_steps.cases import Block
 
 NAMES = ('SE', 'ECA', 'SRM', 'FCA', 'SGE', 'CBAM', 'StepNet', 'SEM',
-         'OursSharedMLP')
+         'OursSharedMLP', 'LayerScale')
 """One of each kind of layers, and all that tools have stopped at."""
 
 

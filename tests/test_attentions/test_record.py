@@ -12,11 +12,11 @@ from mmstepnet import insert_steps
 from mmstepnet.attentions import IEBN, Plain, StepNet, build_attention
 from mmstepnet.attentions.record import KEY
 from mmstepnet.steps import ResidualStep, fused
-from tests.test_attentions.conftest import ATTENTIONS
+from tests.test_attentions.conftest import ATTENTIONS, FIXED
 from tests.utils import perturb, seeded
 
 SETTINGS = [dict(cfg, init_step=step)
-            for cfg in ATTENTIONS.values() for step in (None, 1.0)]
+            for cfg in (*ATTENTIONS.values(), FIXED) for step in (None, 1.0)]
 
 
 def step(cfg):

@@ -11,6 +11,8 @@ from mmstepnet.attentions import (
     build_attention,
     choose_step,
 )
+from mmstepnet.steps import ResidualStep
+from tests.test_attentions.conftest import FIXED
 from tests.utils import seeded
 
 
@@ -54,6 +56,20 @@ def test_every_attention(cfg, init_step, reset):
         out = choose_step(model.train(mode), *seeded(2, 4, 32, 7, 7))
         assert out.isfinite().all()
         assert init_step is None or (out == init_step).all()
+
+
+@ORDERS
+def test_a_constant_without_parameters(reset):
+    """Its value is a buffer: from any memory, also that of ``to_empty``."""
+    step = ResidualStep(build_attention(dict(FIXED, init_step=0.5), 8))
+    wanted = torch.full((8, ), 0.5)
+    step.to('meta')
+    assert torch.equal(step.to_empty(device='cpu').attention.weight, wanted)
+    reset(spoil(step.attention))
+    assert torch.equal(step.attention.weight, wanted)
+    average = torch.optim.swa_utils.AveragedModel(step, use_buffers=True)
+    average.update_parameters(step)
+    assert torch.equal(average.module.attention.weight, wanted)
 
 
 @ORDERS

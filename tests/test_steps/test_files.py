@@ -73,6 +73,8 @@ def check_loaded(made, path):
       for name, options in (
           ('SE', dict(reduction=4)), ('StepNet', dict(inputs='x')),
           ('FCA', dict(map_size=14, reduction=8)),
+          ('LayerScale', dict(init_step=None, initial=-0.5, shared=True,
+                              learned=False)),
           ('StepNet', dict(init_step=None))))])
 def test_fresh_model(kind, dtype, attention, options, tmp_path):
     model, plain, x, names = make(kind, attention, **options)

@@ -3,11 +3,19 @@
 import pytest
 import torch
 import torch.nn as nn
-from torchvision.models import VisionTransformer, resnet18
+from torch.nn.utils.parametrizations import weight_norm
+from torchvision.models import ConvNeXt, VisionTransformer, resnet18
+from torchvision.models.convnext import CNBlockConfig
 
 import mmstepnet
 from mmstepnet.attentions import FoldedStepNet, StepNet
-from tests.test_steps.insertion import with_moved_steps
+from tests.test_steps.insertion import (
+    difference,
+    outputs,
+    steps_of,
+    with_moved_steps,
+)
+from tests.utils import Adds, perturb
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -87,3 +95,201 @@ def test_a_folded_gate_starts_from_any_memory():
 def test_refuses_models_without_steps():
     with pytest.raises(TypeError, match='with residual steps.*got Conv2d'):
         mmstepnet.fold(nn.Conv2d(3, 3, 1))
+
+
+def step_resnet(**options):
+    models = pytest.importorskip('mmstepnet.models')
+    return perturb(models.StepResNetCIFAR(20, attention=dict(
+        type='LayerScale', init_step=None, learned=False), **options))
+
+
+def step_vit():
+    models = pytest.importorskip('mmstepnet.models')
+    return perturb(models.StepVisionTransformer(
+        dict(embed_dims=16, num_layers=2, num_heads=2,
+             feedforward_channels=32), img_size=32, patch_size=8,
+        attention=dict(type='LayerScale')))
+
+
+def vit():
+    return VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=3)
+
+
+def convnext():
+    return ConvNeXt([CNBlockConfig(16, None, 2)], num_classes=3)
+
+
+def timms_vit():
+    return pytest.importorskip('timm.models.vision_transformer'
+                               ).VisionTransformer(
+        32, 8, num_classes=3, embed_dim=24, depth=2, num_heads=2)
+
+
+def timms_mobilenet():
+    return pytest.importorskip('timm').create_model(
+        'mobilenetv3_small_050', num_classes=3)
+
+
+def se_resnet():
+    models = pytest.importorskip('timm.models.resnet')
+    return models.ResNet(
+        models.BasicBlock, [1] * 4, num_classes=3, channels=[8] * 4,
+        block_args=dict(attn_layer='se'))
+
+
+def with_constants(build):
+    return lambda: with_moved_steps(build(), attention='LayerScale')
+
+
+CONSTANTS = {
+    'BN of a ResNet': (with_constants(resnet18), 8, 0),
+    'one number, not learned': (lambda: resnet(
+        attention='LayerScale', shared=True, learned=False), 8, 0),
+    'BN of StepResNet': (step_resnet, 9, 0),
+    'convolution': (lambda: step_resnet(preact=True), 9, 0),
+    'linear, but for multi-head attention': (with_constants(vit), 4, 2),
+    'linear': (with_constants(timms_vit), 4, 0),
+    'linear, seen as maps': (step_vit, 2, 0),
+    'BN of timm': (with_constants(timms_mobilenet), 7, 0),
+    'behind an SE': (with_constants(se_resnet), 4, 4),
+    'behind a constant of its own': (with_constants(convnext), 2, 2),
+}
+"""Networks, how many constants they have, and how many when folded."""
+
+
+def constants(model):
+    return [step.attention for step in steps_of(model).values()
+            if step.attention is not None]
+
+
+@pytest.mark.parametrize('name', CONSTANTS)
+def test_constants_go_into_the_layers_before_them(name):
+    build, before, after = CONSTANTS[name]
+    model = build().eval()
+    size = getattr(model, 'pretrained_cfg', {}).get('input_size', (3, 32, 32))
+    for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+        x = torch.rand(1, *size).to(dtype)
+        folded = mmstepnet.fold(model.to(dtype))
+        assert difference(outputs(folded, x), outputs(model, x)) <= limit
+        assert len(constants(model)) == before
+        assert len(constants(folded)) == after
+
+
+class Ends(Adds):
+    """A branch that ends in a module which does nothing."""
+
+    def __init__(self, *layers):
+        super().__init__(nn.Sequential(*layers))
+        self.end = nn.Identity()
+
+    def forward(self, x):
+        return x + self.end(self.f(x))
+
+
+class Looks(Ends):
+    """It looks at its branch before."""
+
+    def forward(self, x):
+        f = self.f(x)
+        self.size = f.abs().mean()
+        return x + self.end(f)
+
+
+class Shows(Ends):
+    """It returns its branch, too."""
+
+    def forward(self, x):
+        f = self.f(x)
+        return x + self.end(f), f
+
+
+class Weighs(Ends):
+    """It computes with the weights of its branch."""
+
+    def forward(self, x):
+        x = x * self.f[0].weight.abs().mean()
+        return x + self.end(self.f(x))
+
+
+class Last(nn.Sequential):
+    """Two blocks, of which the second may return a tuple."""
+
+    def forward(self, x):
+        return self[1](self[0](x))
+
+
+TOKENS = torch.rand(2, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+def chain(block=Ends, *others):
+    """Two blocks of nobody's, with constant steps, of which one may differ."""
+    model = Last(Ends(nn.Linear(8, 8)), block(nn.Linear(8, 8), *others))
+    return with_moved_steps(
+        model, attention='LayerScale', example=TOKENS).eval()
+
+
+def changed(change):
+    """A chain with a change of its second layer."""
+    def build():
+        model = chain()
+        change(model, model[1].f[0])
+        return model
+    return build
+
+
+STAYS = {
+    'others read it': lambda: chain(Looks),
+    'others get it': lambda: chain(Shows),
+    'others read its weights': lambda: chain(Weighs),
+    'not linear': lambda: chain(Ends, nn.ReLU()),
+    'no weights': lambda: chain(Ends, nn.LayerNorm(
+        8, elementwise_affine=False)),
+    'a class of its own': lambda: chain(Ends, type(
+        'Linear', (nn.Linear, ), {})(8, 8)),
+    'hooked': changed(lambda model, layer: layer.register_forward_hook(
+        lambda *args: None)),
+    'another forward': changed(lambda model, layer: setattr(
+        layer, 'forward', layer.forward)),
+    'parametrised': changed(lambda model, layer: weight_norm(layer)),
+    'a shared weight': changed(lambda model, layer: setattr(
+        model, 'twin', nn.Linear(8, 8)) or setattr(
+        model.twin, 'weight', layer.weight)),
+    'a shared layer': changed(lambda model, layer: setattr(
+        model, 'twin', layer)),
+    'a hooked step': changed(lambda model, layer: steps_of(model)[
+        '1.step'].attention.register_forward_hook(lambda *args: None)),
+}
+
+
+@pytest.mark.parametrize('name', ['nothing', *STAYS])
+def test_constants_stay_where_it_is_not_certain(name):
+    model = STAYS.get(name, chain)()
+    folded = mmstepnet.fold(model, TOKENS)
+    assert list(steps_of(folded)) == ['1.step'] * (name != 'nothing')
+    assert difference(outputs(folded, TOKENS), outputs(model, TOKENS)) <= 1e-6
+
+
+def test_layer_norm_takes_a_constant():
+    folded = mmstepnet.fold(chain(Ends, nn.LayerNorm(8)), TOKENS)
+    assert not steps_of(folded)
+
+
+def test_what_is_gone_leaves_the_hosts_network():
+    """Its keys and classes; a constant in a network that must run is told."""
+    model, plain = chain(), Last(*(Ends(nn.Linear(8, 8)) for _ in 'ab'))
+    folded = mmstepnet.fold(model, TOKENS)
+    assert folded.state_dict().keys() == plain.state_dict().keys()
+    assert [type(m) for m in folded.modules()] == [
+        type(m) for m in plain.modules()]
+    with pytest.raises(ValueError, match='give example='):
+        mmstepnet.fold(model)
+
+
+def test_one_of_two_steps_is_compiled():
+    """Its block does not run code that was compiled for two, or for one."""
+    model = with_constants(vit)().eval()
+    for network in (model, mmstepnet.fold(model)):
+        for layer in network.encoder.layers:
+            layer.compile(backend='eager')
+        with torch.no_grad():
+            torch.testing.assert_close(network(IMAGES), model(IMAGES))

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmstepnet import steps
-from mmstepnet.attentions import CBAM, IEBN, SE, Plain, StepNet
+from mmstepnet.attentions import CBAM, IEBN, SE, LayerScale, Plain, StepNet
 from tests.test_steps.cases import build, inputs, run, worst
 
 
@@ -89,7 +89,7 @@ OTHERS = [
         norm_without(num_batches_tracked=None),
         norm_without(running_mean=None, running_var=None))],
     *[('step.attention', gate) for gate in (
-        CBAM(4), SE(4), Plain(4), Times(4), None, *(
+        CBAM(4), SE(4), LayerScale(4), Plain(4), Times(4), None, *(
             StepNet(4, inputs=name)
             for name in ('x', 'x_next', 'difference')))],
     *[('step.attention.bn', bn) for bn in (

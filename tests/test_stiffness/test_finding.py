@@ -284,6 +284,91 @@ def test_whether_our_attention_adapts(attention):
     assert min(found.over_blocks, *found.over_images.values()) > 0
 
 
+def test_gates_of_projected_blocks_are_replaced_too():
+    """Against the network whose SE modules are exchanged by hand."""
+    models = pytest.importorskip('timm.models.resnet')
+    model = perturb(models.ResNet(
+        models.BasicBlock, [1, 2, 1, 1], num_classes=3, channels=[8] * 4,
+        block_args=dict(attn_layer='se'))).eval()
+    seen, handles = {}, []
+    for name, module in model.named_modules():
+        if name.endswith('.se'):
+            handles.append(module.gate.register_forward_hook(
+                lambda gate, args, out, name=name[:-3]: seen.update(
+                    {name: out.flatten(1)})))
+    with torch.no_grad():
+        model(IMAGES)
+        for handle in handles:
+            handle.remove()
+        found = measure_gates(model, [IMAGES], lambda m: m(IMAGES).sum())
+        assert list(found.mean) == list(seen) and len(seen) == 5
+        assert not found.constant and not found.elsewhere
+        for name, gate in seen.items():
+            assert found.mean[name] == pytest.approx(float(gate.mean()))
+            gate = gate.mean(0)[:, None, None]
+            model.get_submodule(name).se.register_forward_hook(
+                lambda se, args, out, gate=gate: args[0] * gate)
+        assert found.results['channel mean'] == pytest.approx(
+            float(model(IMAGES).sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize('code', [
+    lambda b, x: x + branch(b, x) * 0.27,
+    lambda b, x: x + branch(b, x).mul_(b.scale),
+    lambda b, x: torch.add(x, branch(b, x), alpha=0.27),
+    lambda b, x: x + branch(b, x) * torch.sigmoid(b.scale)])
+@pytest.mark.parametrize('images', [1, 2])
+def test_a_scale_by_construction(code, images):
+    """In whatever form a constant is written."""
+    found = measure_gates(build(code, maps=True), [MAPS[:images]])
+    assert found.constant == ['0', '1', '2'] and not found.mean
+    assert found.results == {} and not found.elsewhere
+
+
+def adding_convolutions():
+    return nn.Sequential(*(
+        Adds(nn.Conv2d(3, 3, 3, padding=1)) for _ in range(3)))
+
+
+@pytest.mark.parametrize('images', [1, 2])
+@pytest.mark.parametrize('network', [small_resnet, adding_convolutions])
+def test_our_constant_is_a_scale_by_construction(network, images):
+    model = network()
+    blocks = insert_steps(
+        model, 'LayerScale', first_block=True, example=IMAGES)
+    found = measure_gates(model, [IMAGES[:images]])
+    assert found.constant == blocks and not found.mean
+
+
+@pytest.mark.parametrize('step', [0, -0.5])
+def test_nsi_of_a_step_that_is_0_or_negative(step):
+    """It is ‖f‖ / ‖x‖: nothing is divided by the step."""
+    model = adding_convolutions().eval()
+    insert_steps(model, 'LayerScale', example=IMAGES, init_step=None,
+                 initial=step, shared=True)
+    recorder, x = recorded(model, IMAGES), IMAGES
+    with torch.no_grad():
+        for k, block in enumerate(model):
+            f = F.conv2d(x, *block.f.parameters(), padding=1)
+            if k:  # the first is left out
+                for reading, change in (('adaptive', f), ('unit', step * f)):
+                    torch.testing.assert_close(
+                        recorder.record[reading][:, k - 1],
+                        change.flatten(1).norm(dim=1)
+                        / x.flatten(1).norm(dim=1))
+                assert (recorder.record['step_mean'] == step).all()
+            x = x + step * f
+
+
+def test_a_gate_inside_the_branch_is_named():
+    """As of EfficientNet's, where the last layer stands behind it."""
+    inside = build(lambda b, x: x + b.b(b.a(x) * torch.sigmoid(
+        b.c(x).mean((2, 3), keepdim=True))), maps=True)
+    found = measure_gates(inside, [MAPS])
+    assert found.elsewhere == ['0', '1', '2']
+    assert not found.mean and not found.constant
+
+
 def reuse(block, x):
     """The branch is freed and its address given to something else."""
     for _ in range(20):

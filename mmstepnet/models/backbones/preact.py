@@ -40,6 +40,10 @@ class PreActBlock(FusedBlock):
         identity = x if self.downsample is None else self.downsample(out)
         return self.step(identity, self.branch(out))
 
+    def last_layer(self) -> nn.Module:
+        """The layer that gives f."""
+        return self.convs[-1]
+
     def take_step(self) -> None:
         """Keep the step, with Δt = 1: the host's block is another one."""
         self.step.attention = None
