@@ -109,8 +109,13 @@ def take_tail(tail: ByHand | ByImage, step: Any, x: Tensor, branch: Tensor,
     """Take a residual step together with its norm, and report it.
 
     Args:
-        tail (ByHand | ByImage): What :func:`read_tail` has found.
-        step (ResidualStep): See there, as for the other arguments.
+        tail (ByHand | ByImage): What :func:`read_tail` has found for what
+            follows.
+        step (ResidualStep): The module that takes the step.
+        x (Tensor): State x_t, (N, C, H, W).
+        branch (Tensor): Output of the branch's last convolution, likewise.
+        activation (Callable, optional): Applied to the sum.
+        drop_path (Callable, optional): Applied to the scaled residual.
 
     Returns:
         Tensor: State x_{t+1}.
@@ -137,7 +142,9 @@ def _read_by_hand(parts: tuple, x: Tensor, branch: Tensor,
 
     Args:
         parts (tuple): Attention, activation and drop path.
-        x (Tensor): See :func:`read_tail`, as for the others.
+        x (Tensor): State x_t, (N, C, H, W).
+        branch (Tensor): Output of the branch's last convolution, likewise.
+        norm (nn.Module, optional): The norm behind it.
     """
     gate, relu, _ = parts
     if not (all(type(part) in kinds and (part is None or is_as_made(part))
