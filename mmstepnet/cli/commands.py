@@ -33,6 +33,7 @@ from mmstepnet.stiffness.training import (
 from .arguments import READINGS
 from .env import run_env as run_env
 from .models import NamedModel, load_model
+from .pictures import list_pictures
 
 TOP1 = 'accuracy/top1'
 WRAPPERS = 'module.', '_orig_mod.', 'model.'
@@ -220,15 +221,7 @@ def _samples(named: NamedModel, label: str,
 def _pictures(args: argparse.Namespace
               ) -> tuple[list[tuple[Path | str, int]], int]:
     """Files with their classes, and how many classes there are."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS, ImageFolder
-    if args.labels:
-        folder = ImageFolder(args.images)
-        found, classes = folder.samples, len(folder.classes)
-    else:
-        found, classes = [(path, 0) for path in sorted(args.images.rglob('*'))
-                          if path.suffix.lower() in IMG_EXTENSIONS], 0
-    if not found:
-        raise ValueError(f'there is no folder {args.images} with pictures')
+    found, classes = list_pictures(args.images, args.labels)
     wanted = min(args.samples or len(found), len(found))
     drawn = np.linspace(0, len(found) - 1, wanted).round().astype(int)
     return [found[k] for k in drawn], classes

@@ -1,5 +1,6 @@
 """Lightning: calibrate new gates, log stiffness, save the steps."""
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,8 +12,15 @@ from lightning.fabric.plugins import CheckpointIO
 
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
+from mmstepnet.steps.files import METADATA, describe_steps
 
-from .trainers import Options, randomness_kept, save_beside, stiffness_of
+from .trainers import (
+    LOGGER,
+    Options,
+    randomness_kept,
+    save_beside,
+    stiffness_of,
+)
 
 
 class StepsCallback(Options, lightning.Callback):
@@ -20,10 +28,13 @@ class StepsCallback(Options, lightning.Callback):
 
     Before the first epoch, gates' BNs that have no statistics yet get them
     from training batches (:func:`mmstepnet.calibrate`). After each validation
-    it logs ``tns`` and ``nsi`` of validation images. Beside each checkpoint in
-    a local folder, of whichever ``ModelCheckpoint``, it writes the steps that
-    are in it, averaged or not, ``epoch=1-step=44.steps.safetensors``, for
-    :func:`mmstepnet.load_steps`.
+    it logs ``tns`` and ``nsi`` of validation images.
+
+    Into each checkpoint it writes what the steps are, so that
+    ``mmstepnet.load_steps(network, 'epoch=1-step=44.ckpt')`` takes them from
+    there, averaged or not. Beside each that is written into a local folder
+    during a training it writes them to a file of their own,
+    ``epoch=1-step=44.steps.safetensors``, which the same function reads.
 
     Args:
         network (str): Name of the module's part that is measured, calibrated
@@ -55,6 +66,11 @@ class StepsCallback(Options, lightning.Callback):
         """Write checkpoints as before."""
         trainer.strategy.checkpoint_io = self.checkpoints
 
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
+        """Say in a checkpoint what its steps are."""
+        if self.save:
+            _describe(checkpoint, pl_module, self.network)
+
     def on_train_start(self, trainer, pl_module) -> None:
         """Calibrate gates that have seen no data."""
         network = pl_module.get_submodule(self.network)
@@ -84,14 +100,16 @@ class _StepsBeside(CheckpointIO):
 
     def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
         """Write both, the steps as the checkpoint has them."""
+        if METADATA not in checkpoint:  # as where weights alone are saved
+            _describe(checkpoint, self.module, self.network)
         self.inner.save_checkpoint(checkpoint, path, storage_options)
         if '://' not in str(path):
             prefix = f'{self.network}.' if self.network else ''
+            weights = checkpoint.get('state_dict')
             save_beside(
                 self.module.get_submodule(self.network), _beside(path),
-                {key.removeprefix(prefix): value for key, value
-                 in checkpoint.get('state_dict', {}).items()
-                 if key.startswith(prefix)})
+                weights and {key.removeprefix(prefix): value for key, value
+                             in weights.items() if key.startswith(prefix)})
 
     def load_checkpoint(self, *args, **kwargs) -> dict[str, Any]:
         """Read a checkpoint."""
@@ -107,8 +125,22 @@ class _StepsBeside(CheckpointIO):
         self.inner.teardown()
 
 
+def _describe(checkpoint: dict[str, Any], module: nn.Module,
+              network: str) -> None:
+    """Write into a checkpoint what :func:`load_steps` needs beside it."""
+    try:
+        about = describe_steps(module.get_submodule(network))
+    except Exception as error:  # the training goes on
+        LOGGER.warning('the checkpoint does not say what its steps are '
+                       '(%s: %s)', type(error).__name__, error)
+    else:
+        checkpoint[METADATA] = json.dumps(dict(about, network=network))
+
+
 def _beside(path: str | Path) -> Path:
-    return Path(path).with_suffix('.steps.safetensors')
+    path = Path(path)
+    name = path.name.removesuffix('.ckpt')
+    return path.with_name(f'{name}.steps.safetensors')
 
 
 def _run_inputs(network: nn.Module, batch: Any) -> Any:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.utils.data import DataLoader, Sampler
 
-from mmstepnet.steps.files import save_steps
+from mmstepnet.steps.files import save_steps, step_keys
 from mmstepnet.stiffness import measure_stiffness
 
 LOGGER = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ def save_beside(model: nn.Module, path: Path,
     try:
         if state_dict is not None:
             model = copy.deepcopy(model)
+            if lacking := step_keys(model).difference(state_dict):
+                raise ValueError(f'the weights lack {min(lacking)}')
             model.load_state_dict(state_dict, strict=False)
         save_steps(model, path)
     except Exception as error:

@@ -6,6 +6,7 @@ does not read them again: :func:`load_folder` does.
 
 import re
 from collections.abc import Iterator
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from types import MethodType
@@ -80,9 +81,17 @@ class StepsCallback(Options, TrainerCallback):
 
 def save_pretrained(model: Any, save_directory: str | Path, *args: Any,
                     **kwargs: Any) -> None:
-    """Save a model as its class does, and its steps beside it."""
-    type(model).save_pretrained(model, save_directory, *args, **kwargs)
-    save_beside(model, Path(save_directory))
+    """Save a model as its class does, and its steps beside it.
+
+    The steps are those of the weights that are saved, ``state_dict``, and no
+    process but the main one writes them.
+    """
+    host = type(model).save_pretrained
+    host(model, save_directory, *args, **kwargs)
+    given = signature(host).bind(model, save_directory, *args, **kwargs)
+    asked = {**given.kwargs, **given.arguments}
+    if asked.get('is_main_process', True):
+        save_beside(model, Path(save_directory), asked.get('state_dict'))
 
 
 def _saves_itself(model: Any) -> bool:

@@ -2,7 +2,9 @@
 
 import os.path as osp
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch.nn as nn
 from mmengine.fileio import load
@@ -15,6 +17,10 @@ from mmstepnet.steps.finding import unwrap
 
 CLASS_HEAD = re.compile(r'head|(roi_head\.)?(bbox|mask)_head(\.\d+)?')
 """Names of a model's parts that have an output for each class."""
+
+COCO_IDS = [k for k in range(1, 91) if k not in (
+    12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+"""Numbers of COCO's 80 categories, in the order of its files."""
 
 
 @HOOKS.register_module()
@@ -50,18 +56,29 @@ class DataCheckHook(Hook):
 def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
     """Say what of a data set is not the model's.
 
-    The classes that a file in COCO format lacks, classes in another order
-    than its categories or than MMPretrain's folders, a head of another number
-    of classes, and pictures of which neither the first nor the last is there.
+    Classes that are one text, classes that a file in COCO format lacks or has
+    twice, classes in another order than its categories or than MMPretrain's
+    folders, a head of another number of classes, and pictures of which
+    neither the first nor the last is there.
     """
-    names = list(dataset.metainfo.get('classes') or ())
+    given = dataset.metainfo.get('classes') or ()
+    if isinstance(given, str):
+        yield (f'has metainfo.classes={given!r}, whose letters would be the '
+               f'classes: write ({given!r}, )')
+        return
+    names = list(given)
     kind, there = 'folders', list(getattr(dataset, 'folder_to_idx', ()))
-    # A host's own classes are in the order of its own files, which are large.
-    if hasattr(dataset, 'cat_ids') and (len(dataset.cat_ids), names) != (
-            len(names), list(dataset.METAINFO.get('classes', ()))):
+    if hasattr(dataset, 'cat_ids') and not _is_hosts_own(dataset, names):
         content = load(dataset.ann_file, backend_args=dataset.backend_args)
-        kind = 'categories'
-        there = [category['name'] for category in content['categories']]
+        kind, numbers = 'categories', defaultdict(list)
+        for category in content['categories']:
+            numbers[category['name']].append(category['id'])
+        there = list(numbers)
+        for name, ids in numbers.items():
+            if name in names and len(ids) > 1:
+                yield (f'has {"two" if len(ids) == 2 else len(ids)} '
+                       f'categories called {name!r} (ids '
+                       f'{", ".join(map(str, ids))}): merge them in the file')
         if lacking := {*names} - {*there}:
             yield (f'lacks the classes {_listed(lacking)}; its "categories" '
                    f'are {_listed(there)}. Correct them, or metainfo.classes '
@@ -90,6 +107,20 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
             and not osp.exists(path) for path in paths):
         yield (f'names the picture {paths[0]!r}, which is not there; set '
                'data_root or data_prefix of the data set')
+
+
+def _is_hosts_own(dataset: Any, names: list[str]) -> bool:
+    """Whether a class of MMDetection reads its own files, which are large.
+
+    Its classes are in the order of these. Files of the user's own are often
+    read by ``CocoDataset``, so there the numbers of the categories decide.
+    """
+    cls = type(dataset)
+    return (cls.__module__.startswith('mmdet.')
+            and len(dataset.cat_ids) == len(names)
+            and names == list(dataset.METAINFO.get('classes', ()))
+            and (cls.__name__ != 'CocoDataset'
+                 or list(dataset.cat_ids) == COCO_IDS))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -102,24 +102,46 @@ def on_meta(model: nn.Module) -> Iterator[None]:
 
 def call_of(example: object, samples: int | None = None,
             device: str | None = None) -> tuple[tuple, dict]:
-    """Arguments of a call, with another number of samples or elsewhere."""
+    """Arguments of a call, with another number of samples or elsewhere.
+
+    Also of tensors in dicts, lists and tuples among the arguments.
+    """
     if isinstance(example, Mapping):  # a dict, or what a tokenizer gives
         args, kwargs = (), dict(example)
     else:
         args = example if isinstance(example, (tuple, list)) else (example, )
         kwargs = {}
-    size = next((len(t) for t in (*args, *kwargs.values())
-                 if isinstance(t, Tensor) and t.dim()), None)
+    size = next((len(t) for t in _tensors_in((args, kwargs)) if t.dim()),
+                None)
 
-    def change(t: object) -> object:
-        if not isinstance(t, Tensor):
-            return t
-        t = t if device is None else t.to(device)
+    def change(value: Any) -> Any:
+        if next(_tensors_in(value), None) is None:
+            return value
+        if isinstance(value, Mapping):
+            made: Any = copy(value)
+            for key, part in value.items():
+                made[key] = change(part)
+            return made
+        if isinstance(value, (list, tuple)):
+            parts = map(change, value)
+            return (type(value)(*parts) if hasattr(value, '_fields')
+                    else type(value)(parts))
+        t = value if device is None else value.to(device)
         if samples is not None and t.dim() and len(t) == size:
             t = t[:1].expand(samples, *t.shape[1:]).contiguous()
         return t
 
     return tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()}
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in dicts, lists and tuples, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in (value.values() if isinstance(value, Mapping)
+                     else value):
+            yield from _tensors_in(part)
 
 
 def run_batch(model: nn.Module, batch: object) -> object:

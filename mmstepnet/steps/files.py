@@ -10,6 +10,7 @@ for each block that was removed, what stands in its place.
 import hashlib
 import json
 import logging
+import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,7 @@ from .fused_blocks import is_fusable
 from .generated import host_of
 from .insert import build, put_in
 from .modules import check_unsharded, find_modules_to_save, modules_by_name
-from .removal import RemovedBlock, exchange, stand_in
+from .removal import RemovedBlock, exchange, stage_asked_for, stand_in
 from .residual import ResidualStep
 
 LOGGER = logging.getLogger(__name__)
@@ -86,12 +87,36 @@ def save_steps(model: nn.Module, path: str | Path,
         for key, t in _tensors(module).items()}
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
-    about = dict(format_version=FORMAT, blocks=blocks, modules_to_save=[*kept])
+    about = _about(blocks, kept)
     content = json.dumps(about | dict(digest=_digest(about, tensors)))
     path = Path(path)
     if path.suffix != '.safetensors':
         path = path / NAME
     write_whole(path, safetensors.torch.save(tensors, {METADATA: content}))
+
+
+def describe_steps(model: nn.Module) -> dict[str, Any]:
+    """What a file of :func:`save_steps` says beside its tensors.
+
+    A checkpoint of a whole model that has it can be read by
+    :func:`load_steps`, see :data:`METADATA`.
+
+    Raises:
+        ValueError: See :func:`save_steps`.
+    """
+    blocks, _ = _steps_to_save(modules_by_name(_base(model)))
+    return _about(blocks)
+
+
+def step_keys(model: nn.Module) -> set[str]:
+    """Keys in a model's state dict of all that its steps have learned."""
+    return {f'{name}.{key}' for name, module in model.named_modules()
+            if isinstance(module, ResidualStep) for key in _tensors(module)}
+
+
+def _about(blocks: dict[str, dict],
+           kept: Iterable[str] = ()) -> dict[str, Any]:
+    return dict(format_version=FORMAT, blocks=blocks, modules_to_save=[*kept])
 
 
 def _steps_to_save(modules: dict[str, nn.Module]
@@ -131,7 +156,8 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
     Args:
         model (nn.Module): The model without steps, or with the same. In DDP
             or FSDP2 it needs to have them.
-        path (str | Path): The file of :func:`save_steps`, or its folder.
+        path (str | Path): The file of :func:`save_steps`, or its folder; or a
+            checkpoint that Lightning's ``StepsCallback`` was there to see.
 
     Returns:
         list[str]: Names of the blocks with steps.
@@ -144,7 +170,8 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
     """
     path = Path(path) / NAME if Path(path).is_dir() else Path(path)
     try:
-        return _load(_base(model), *_read(path))
+        read = _read if path.suffix == '.safetensors' else _read_checkpoint
+        return _load(_base(model), *read(path))
     except (AttributeError, KeyError, StopIteration, TypeError,
             ValueError) as error:
         raise ValueError(f'{path}: {error}') from error
@@ -171,6 +198,10 @@ def _load(model: nn.Module, about: dict,
     removed = {name: stand_in(modules[name], *saved['removed'])
                for name, saved in blocks.items() if 'removed' in saved
                and not isinstance(modules[name], RemovedBlock)}
+    for name in removed:
+        if stage := stage_asked_for(modules, name):
+            raise ValueError(f'it lacks {name}, which makes what out_features '
+                             f'names {stage!r}; leave that out there')
     stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
     new = []
     for name in stepped:
@@ -203,17 +234,54 @@ def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
         with safe_open(path, 'pt') as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             about = json.loads((file.metadata() or {})[METADATA])
-        version, digest = about['format_version'], about.pop('digest', None)
+        digest = about.pop('digest', None)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f'this is no whole file of save_steps ({error!r}); '
                          f'{WHOLE}') from error
+    _check_format(about)
+    if digest != _digest(about, tensors):
+        raise ValueError('it was changed after save_steps had written it')
+    return about, tensors
+
+
+def _read_checkpoint(path: Path) -> tuple[dict, dict[str, Tensor]]:
+    """What a trainer's checkpoint says of its steps, and their tensors."""
+    try:
+        checkpoint = torch.load(path, 'cpu', weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f'it is damaged, or holds more than tensors, numbers and text '
+            f'({type(error).__name__}); load the file of steps that was '
+            f'written beside it') from error
+    if not isinstance(checkpoint, dict) or METADATA not in checkpoint:
+        raise ValueError(
+            f"it does not say what its steps are, as checkpoints of "
+            f"Lightning's StepsCallback do; {WHOLE}")
+    about = json.loads(checkpoint[METADATA])
+    _check_format(about)
+    prefix = f'{about.pop("network")}.'.lstrip('.')
+    gates = tuple(f'{name}.{key}.attention.'
+                  for name, block in about['blocks'].items()
+                  for key in block.get('steps', ()))
+    tensors = {_inside(key.removeprefix(prefix)): t
+               for key, t in checkpoint['state_dict'].items()
+               if key.startswith(prefix)}
+    return about, {key: t for key, t in tensors.items()
+                   if key.startswith(gates) and not key.endswith(f'.{KEY}')}
+
+
+def _inside(key: str) -> str:
+    """Key of a state dict, without the names of wrappers."""
+    return '.'.join(part for part in key.split('.')
+                    if part not in ('_orig_mod', '_checkpoint_wrapped_module'))
+
+
+def _check_format(about: dict) -> None:
+    version = about['format_version']
     if version != FORMAT:
         raise ValueError(
             f'it has format {version} and format {FORMAT} is read; load it by '
             f'the mmstepnet that wrote it, and save the whole model: {WHOLE}')
-    if digest != _digest(about, tensors):
-        raise ValueError('it was changed after save_steps had written it')
-    return about, tensors
 
 
 def _digest(about: dict, tensors: dict[str, Tensor]) -> str:

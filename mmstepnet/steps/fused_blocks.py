@@ -16,11 +16,9 @@ import torch.nn as nn
 import torch.utils.checkpoint as cp
 from torch import Tensor
 
-from mmstepnet.torch_version import is_compiling
-
-from .finding.wrappers import unwrap
 from .generated import Generated, generated_class
 from .residual import ResidualStep
+from .tail import ByHand, ByImage, is_as_made, read_tail
 
 
 class Tail(NamedTuple):
@@ -105,8 +103,29 @@ TRIED: dict[tuple, bool] = {}
 """Whether blocks that are put together so compute what their tails say."""
 
 
+class TailStep(ResidualStep):
+    """The step in a block's tail, which registers nothing of the block's.
+
+    The block hands its activation and its stochastic depth to each call, and
+    runs its norm itself where the step does not take it in. So who counts,
+    prunes or exchanges modules meets each once, where the host has it.
+
+    Args:
+        attention (nn.Module, optional): See :class:`ResidualStep`.
+    """
+
+    def __init__(self, attention: Any = None):
+        super().__init__(attention)
+
+    def forward(self, identity: Tensor, branch: Tensor,
+                tail: ByHand | ByImage | None, activation: Any,
+                drop_path: Any) -> Tensor:
+        """Take the step, see :meth:`ResidualStep.take`."""
+        return self.take(identity, branch, tail, activation, drop_path)
+
+
 class FusedBlock(Generated):
-    """A block of a ResNet that ends in a :class:`ResidualStep`."""
+    """A block of a ResNet that ends in a :class:`TailStep`."""
 
     tail: Tail
     step: Any
@@ -123,14 +142,21 @@ class FusedBlock(Generated):
         return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:
-        if not is_compiling():  # they may have been exchanged
-            held: Any = unwrap(self.step)
-            held.activation = getattr(self, self.tail.activation)
-            if getattr(self, 'drop_path', None) is not None:
-                held.drop_path = self.drop_path
         branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, branch, self.tail.end(self))
+        return self._end(identity, branch, self.tail.end(self),
+                         getattr(self, self.tail.activation))
+
+    def _end(self, identity: Tensor, branch: Tensor, norm: Any = None,
+             activation: Any = None) -> Tensor:
+        """Take the step, together with the norm where that is possible."""
+        behind = activation, getattr(self, 'drop_path', None)
+        # Who wraps or hooks the step may hand on something else.
+        tail = read_tail(self.step, identity, branch, norm, *behind) if (
+            type(self.step) is TailStep and is_as_made(self.step)) else None
+        if tail is None and norm is not None:
+            branch = norm(branch)
+        return self.step(identity, branch, tail, *behind)
 
     def last_layer(self) -> nn.Module:
         """The layer that gives f."""
@@ -143,30 +169,26 @@ class FusedBlock(Generated):
 
 
 def put_fused_step(block: nn.Module) -> None:
-    """Let a block, where it can, end in a :class:`ResidualStep`, in place."""
+    """Let a block, where it can, end in a :class:`TailStep`, in place."""
     if is_fusable(block) and not isinstance(block, FusedBlock):
         _end_in_step(block)
 
 
 def _end_in_step(block: Any, attention: Any = None) -> None:
-    tail: Any = _tail_of(type(block))
-    step = ResidualStep(attention, getattr(block, tail.activation),
-                        getattr(block, 'drop_path', None))
     block.__class__ = generated_class(FusedBlock, type(block))
-    block.step = step.train(block.training)
+    block.step = TailStep(attention).train(block.training)
 
 
 def is_fusable(block: nn.Module) -> bool:
     """Whether a block is known, and tried, to have one of :data:`TAILS`.
 
-    Those that end in a :class:`ResidualStep` already are.
+    Those that end in a :class:`TailStep` already are.
     """
     if isinstance(block, FusedBlock):
         return True
     tail = _tail_of(type(block))
     if tail is None or isinstance(block, Generated) or (
-            'forward' in vars(block)) or (
-            getattr(block, tail.activation).state_dict()):
+            'forward' in vars(block)):
         return False
     # One trial serves all blocks that are put together alike.
     key = type(block), type(block).forward, tuple(

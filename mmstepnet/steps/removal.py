@@ -15,6 +15,7 @@ from .finding.tags import is_real
 from .finding.wrappers import name_modules
 from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
+from .residual import ResidualStep
 from .spots import SpotFinder, identity, run_on
 from .tail import fused, only_looks
 
@@ -46,8 +47,9 @@ def remove_blocks(model: nn.Module, names: Selection,
 
     Raises:
         ValueError: A block returns something else than the sum of its state
-            and its branches, or a ReLU of it; or one of ``names`` means no
-            residual block. The model is left as it was.
+            and its branches, or a ReLU of it; what it returns is asked for by
+            name, by ``out_features`` of a backbone of transformers; or one of
+            ``names`` means no residual block. The model is left as it was.
         RuntimeError: The model is in DDP or FSDP.
 
     Example:
@@ -123,6 +125,9 @@ def prepare_removal(model: nn.Module, names: Selection | None,
         elif _is_counted(modules, name, {name} if names is None else meant):
             refused.append(f'{name} has a number in a cache, and a layer '
                            f'behind it stays')
+        elif stage := stage_asked_for(modules, name):
+            refused.append(f'{name} makes what out_features names '
+                           f'{stage!r}; leave that out there')
         else:
             removed[name] = stand_in(modules[name], *way)
     if refused and names is not None:
@@ -139,6 +144,24 @@ def _is_counted(modules: dict[str, nn.Module], name: str,
     own: list[Any] = [k for n, k in numbers.items() if is_within(n, {name})]
     return any(k > min(own) for n, k in numbers.items()
                if own and not is_within(n, removed))
+
+
+def stage_asked_for(modules: dict[str, nn.Module], name: str) -> str | None:
+    """Which of the ``out_features`` of a backbone a block makes, if any.
+
+    Backbones of transformers whose layers are in one sequence, as ViTs, call
+    what layer k returns their stage k + 1. Others count stages of blocks.
+    """
+    for owner, backbone in modules.items():
+        stages = getattr(backbone, 'stage_names', None)
+        if stages and is_within(name, {owner}):
+            numbers = [int(part) for part in name.removeprefix(owner).split(
+                '.') if part.isdigit()]
+            if len(numbers) == 1 and numbers[0] + 1 < len(stages):
+                made = stages[numbers[0] + 1]
+                if made in getattr(backbone, 'out_features', ()):
+                    return made
+    return None
 
 
 class _WayFinder(SpotFinder):
@@ -209,7 +232,8 @@ class RemovedBlock(Generated):
     """A block without its steps: it returns the state that it is given.
 
     Of what the block was, it keeps its class, the form of what it returns,
-    its last ReLU, and attributes that are no tensors, modules or hooks.
+    its last ReLU, hooks that others have registered, and attributes that are
+    no tensors or modules.
     """
 
     size: int
@@ -227,6 +251,12 @@ class RemovedBlock(Generated):
         return f'Removed{self.host.__name__}'
 
 
+HOOKS = ('_forward_hooks', '_forward_hooks_with_kwargs',
+         '_forward_hooks_always_called', '_forward_pre_hooks',
+         '_forward_pre_hooks_with_kwargs', '_backward_hooks',
+         '_backward_pre_hooks', '_is_full_backward_hook')
+"""Attributes of a module that hold what others have registered to be run."""
+
 
 def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
     """What stands in the place of a block.
@@ -243,5 +273,20 @@ def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
     own.update({key: value for key, value in vars(block).items()
                 if key not in (*own, 'forward', '_compiled_call_impl')
                 and not isinstance(value, Tensor)},
-               size=size, is_relu=is_relu)
+               size=size, is_relu=is_relu,
+               **{key: _without_steps(vars(block)[key]) for key in HOOKS
+                  if key in vars(block)})
     return removed.train(block.training)
+
+
+def _without_steps(hooks: Any) -> Any:
+    """Hooks of a block without those of its steps.
+
+    If there are none, they are the same object: who has registered a hook
+    can still remove it.
+    """
+    own = [key for key, hook in hooks.items() if isinstance(
+        getattr(hook, '__self__', None), ResidualStep)
+    ] if isinstance(hooks, dict) else []
+    return type(hooks)((key, hook) for key, hook in hooks.items()
+                       if key not in own) if own else hooks

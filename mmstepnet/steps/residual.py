@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.attentions import Plain, choose_step
 
-from .tail import fused_step
+from .tail import ByHand, ByImage, read_tail, take_tail
 
 Observer = Callable[['ResidualStep', Tensor, Tensor, Tensor | None, Tensor],
                     None]
@@ -27,7 +27,7 @@ class ResidualStep(nn.Module):
     that chooses it (Huang et al., ICCV 2023, Eq. 7, 8 and 12). Each block
     of this package ends in this module, so stiffness is measured here too.
 
-    Where :func:`~.tail.fused_step` knows all its parts, the step is fused
+    Where :func:`~.tail.read_tail` knows all its parts, the step is fused
     with the norm. What the parts and the maps are decides that, so a
     checkpoint takes the same path when it runs the step again. Running
     statistics are updated in each run, hence twice, as PyTorch's BN does.
@@ -49,8 +49,8 @@ class ResidualStep(nn.Module):
                  drop_path: nn.Module | None = None):
         super().__init__()
         self.attention = attention
-        self.activation = activation or nn.Identity()
-        self.drop_path = drop_path or nn.Identity()
+        self.activation = activation
+        self.drop_path = drop_path
         self._observers = OrderedDict()
 
     def forward(self,
@@ -69,14 +69,38 @@ class ResidualStep(nn.Module):
         Returns:
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
-        out = fused_step(self, identity, branch, norm)
-        if out is not None:
-            return out
-        f = branch if norm is None else norm(branch)
-        step = self.choose(identity, f)
-        residual = self.drop_path(f if step is None else f * step)
-        out = self.activation(identity + residual)
-        self.report(identity, f, step, out)
+        behind = self.activation, self.drop_path
+        tail = read_tail(self, identity, branch, norm, *behind)
+        if tail is None and norm is not None:
+            branch = norm(branch)
+        return self.take(identity, branch, tail, *behind)
+
+    def take(self, identity: Tensor, branch: Tensor,
+             tail: ByHand | ByImage | None, activation: Any,
+             drop_path: Any) -> Tensor:
+        """Take the step, with the norm or behind it.
+
+        Args:
+            identity (Tensor): State x_t, (N, C, H, W).
+            branch (Tensor): What the norm is given, or f where there is no
+                ``tail``.
+            tail (ByHand | ByImage, optional): What :func:`~.tail.read_tail`
+                has found.
+            activation (Callable, optional): Applied to the sum.
+            drop_path (Callable, optional): Applied to f ⊗ Δt.
+
+        Returns:
+            Tensor: State x_{t+1} after the activation, (N, C, H, W).
+        """
+        if tail is not None:
+            return take_tail(tail, self, identity, branch, activation,
+                             drop_path)
+        step = self.choose(identity, branch)
+        residual = branch if step is None else branch * step
+        residual = residual if drop_path is None else drop_path(residual)
+        out = identity + residual
+        out = out if activation is None else activation(out)
+        self.report(identity, branch, step, out)
         return out
 
     def choose(self, x: Tensor, f: Tensor) -> Tensor | None:

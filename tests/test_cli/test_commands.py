@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import ResNet18_Weights, resnet18
+from torchvision.transforms import ToTensor
 
 import mmstepnet
 from mmstepnet.cli import main
 from mmstepnet.cli.arguments import READINGS
 from mmstepnet.cli.commands import _jobs
-from mmstepnet.cli.models import load_model
+from mmstepnet.cli.models import _opened, load_model
+from mmstepnet.cli.pictures import list_pictures
 from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import FIELDS, Trajectories, measure_gates
 from mmstepnet.stiffness import READINGS as ALL_READINGS
@@ -312,7 +314,8 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
     (RESNET[:-1], 'needs pictures and a transform'),
     (['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
      'needs pictures and a transform'),
-    ([*RESNET, '{}/flat', '--labels'], 'class folder'),
+    ([*RESNET, '{}/flat', '--labels'], 'flat has no folders, which are the'),
+    ([*RESNET, '{}/flat'], 'flat has no pictures of its own; 0 other files'),
     ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
     ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'], ' load '),
     ([*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
@@ -332,6 +335,55 @@ def test_what_is_wrong_is_one_line(args, message, pictures, nets, tmp_path,
     assert call(*(arg.format(tmp_path) for arg in args)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert message in last and last.startswith('mmstepnet: ')
+
+
+def test_which_files_are_pictures(tmp_path, capsys):
+    """By one rule with classes and without; each real file counts once."""
+    for ending in ('GIF', 'jfif', 'jpe', 'avif', 'JPEG', 'webp', 'png'):
+        (tmp_path / 'all' / 'deep').mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (8, 8), 'red').save(
+            tmp_path / 'all' / 'deep' / f'a.{ending}')
+    first, second = (Image.new('RGB', (8, 8), c) for c in ('red', 'blue'))
+    first.save(tmp_path / 'all' / 'two.gif', save_all=True,
+               append_images=[second])
+    (tmp_path / 'all' / 'b.txt').touch()
+    (tmp_path / 'all' / 'README').touch()
+    (tmp_path / 'all' / '.hidden').mkdir()
+    for name in ('.hidden/c.png', '.d.png'):
+        first.save(tmp_path / 'all' / name)
+    outside = tmp_path / 'outside'
+    outside.mkdir()
+    first.save(outside / 'e.png')
+    (tmp_path / 'all' / 'link').symlink_to(outside)
+    (tmp_path / 'all' / 'again').symlink_to(outside)
+    (tmp_path / 'all' / 'link.png').symlink_to(outside / 'e.png')
+    (outside / 'loop').symlink_to(tmp_path / 'all')
+    found, classes = list_pictures(tmp_path / 'all', False)
+    names = [str(path.relative_to(tmp_path / 'all')) for path, _ in found]
+    assert names == [*(f'deep/a.{ending}' for ending in (
+        'GIF', 'JPEG', 'avif', 'jfif', 'jpe', 'png', 'webp')), 'link.png',
+        'two.gif']
+    assert classes == 0 and capsys.readouterr().err.endswith(
+        'all: 2 other files are passed by (1 without an ending, 1 .txt)\n')
+    wanted = torch.tensor([1., 0, 0])[:, None, None]
+    prepare = _opened(ToTensor())
+    for path, _ in found:  # which all are decoded
+        difference = prepare(path) - wanted
+        assert difference.abs().max() < 0.1, path  # JPEG rounds
+    (tmp_path / 'all' / 'again').unlink()
+    (tmp_path / 'all' / 'link').unlink()
+    (tmp_path / 'all' / 'named').symlink_to(outside)
+    list_pictures.cache_clear()
+    found, classes = list_pictures(tmp_path / 'all', True)
+    assert classes == 2 and [label for _, label in found] == [0] * 7 + [1]
+    assert '4 outside of the classes' in capsys.readouterr().err
+    (tmp_path / 'all' / 'void').mkdir()
+    (tmp_path / 'all' / 'twice').symlink_to(tmp_path / 'all' / 'deep')
+    for name in 'twice', 'void':
+        list_pictures.cache_clear()
+        with pytest.raises(ValueError, match=f'{name} has no pictures of its'):
+            list_pictures(tmp_path / 'all', True)
+        (tmp_path / 'all' / 'twice').unlink(missing_ok=True)
 
 
 def test_nothing_is_fetched_unasked(monkeypatch):

@@ -61,6 +61,16 @@ class Halving(Module):
         return batch[0] / 2, batch[1]
 
 
+class Bodied(Module):
+    """Has its network in a part of a part."""
+
+    def training_step(self, batch, index):
+        return self.network['body'](batch[0]).square().mean()
+
+    def validation_step(self, batch, index):
+        self.network['body'](batch[0])
+
+
 def loader():
     """It and its sampler have generators of their own."""
     data = TensorDataset(seeded(12, 3, 32, 32), torch.arange(12))
@@ -165,10 +175,78 @@ def test_steps_are_those_of_each_checkpoint(tmp_path):
         checkpoint = torch.load(path, weights_only=False)
         state, live = (checkpoint[key] for key in (
             'state_dict', 'current_model_state'))
-        again = network()
-        load_steps(again, path.with_suffix('.steps.safetensors'))
-        for key, value in again.state_dict().items():
-            if '.step.' in key:
-                assert torch.equal(value, state[f'network.{key}']), key
+        for file in path, path.with_suffix('.steps.safetensors'):
+            again = network()
+            load_steps(again, file)
+            for key, value in again.state_dict().items():
+                if '.step.' in key:
+                    assert torch.equal(value, state[f'network.{key}']), key
         bias = 'network.layer1.1.step.attention.ie_bias'
         assert not torch.equal(state[bias], live[bias])
+
+
+def test_names_of_steps_files(tmp_path):
+    """Of a name ``.ckpt`` alone comes off; a link to a checkpoint has none."""
+    names = 'run_0.{}', 'a{}.pt', '{}.tar.ckpt'
+    wanted = {}
+
+    def save(trainer, module, *_):
+        k = trainer.global_step
+        for name in names:
+            trainer.save_checkpoint(tmp_path / name.format(k))
+            wanted[name.format(k)] = module.network.layer1[
+                1].step.attention.ie_bias.detach().clone()
+
+    fit(stepped(), tmp_path, StepsCallback(measured_batches=0),
+        LambdaCallback(on_train_batch_end=save),
+        ModelCheckpoint(tmp_path, 'best', save_last='link',
+                        every_n_train_steps=3))
+    assert (tmp_path / 'last.ckpt').is_symlink()
+    assert len({float(bias.sum()) for bias in wanted.values()}) == 3
+    assert {path.name.removesuffix('.steps.safetensors')
+            for path in tmp_path.glob('*.safetensors')} == {
+        'best', 'epoch=0-step=3', *(
+            name.removesuffix('.ckpt') for name in wanted)}
+    for name, bias in wanted.items():
+        for file in name, f'{name.removesuffix(".ckpt")}.steps.safetensors':
+            load_steps(again := network(), tmp_path / file)
+            found = again.layer1[1].step.attention.ie_bias
+            assert torch.equal(found, bias), file
+    load_steps(network(), tmp_path / 'last.ckpt')
+
+
+@pytest.mark.parametrize('weights_only', [False, True])
+def test_a_checkpoint_says_what_its_steps_are(tmp_path, weights_only):
+    """Of any trainer that the callback is in, also behind its training."""
+    model = stepped()
+    trainer, module = fit(
+        torch.nn.ModuleDict(dict(body=torch.compile(
+            model, backend='eager'))), tmp_path,
+        StepsCallback('network.body', calibration_batches=0),
+        ModelCheckpoint(tmp_path, 'during', save_weights_only=weights_only,
+                        every_n_train_steps=3),
+        kind=Bodied)
+    files = [tmp_path / 'during.ckpt']
+    if not weights_only:
+        files.append(tmp_path / 'after')
+        trainer.save_checkpoint(files[-1])
+    for file in files:
+        again = network()
+        assert load_steps(again, file) == [
+            'layer1.0', 'layer1.1', 'layer1.2']
+        for key, value in model.state_dict().items():
+            if '.step.' in key:
+                assert torch.equal(again.state_dict()[key], value), key
+
+
+def test_checkpoints_that_do_not_say_it(tmp_path):
+    fit(stepped(), tmp_path, StepsCallback(save=False))
+    path, = tmp_path.glob('*.ckpt')
+    plain = network()
+    keys = [*plain.state_dict()]
+    with pytest.raises(ValueError, match=r"ckpt: it does not say .*insert_s"):
+        load_steps(plain, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match='ckpt: it is damaged, or holds'):
+        load_steps(plain, path)
+    assert [*plain.state_dict()] == keys

@@ -105,6 +105,31 @@ def test_steps_of_a_model_that_does_not_save_itself(tmp_path):
     assert (tmp_path / 'checkpoint-2' / 'steps.safetensors').is_file()
 
 
+def test_steps_are_those_of_the_weights_that_are_saved(tmp_path, caplog):
+    """Averaged ones, by keyword, by place, or from a trainer."""
+    trainer = Trainer(tmp_path)
+    model = trainer.model
+    StepsCallback(calibration_batches=0).on_train_begin(
+        trainer.args, trainer.state, None, model=model, train_dataloader=None)
+    averaged = {key: value / 2 if value.is_floating_point() else value
+                for key, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path / 'named', state_dict=averaged)
+    model.save_pretrained(tmp_path / 'placed', True, averaged)
+    trainer._save(str(tmp_path / 'trainer'), state_dict=averaged)
+    for folder in 'named', 'placed', 'trainer':
+        again = type(model).from_pretrained(tmp_path / folder)
+        load_folder(again, tmp_path / folder)
+        for key, value in averaged.items():
+            assert torch.equal(again.state_dict()[key], value), key
+    model.save_pretrained(tmp_path / 'other', is_main_process=False)
+    without = {key: value for key, value in averaged.items()
+                if '.step.' not in key}
+    model.save_pretrained(tmp_path / 'without', state_dict=without)
+    assert 'the weights lack resnet.' in caplog.text
+    for folder in 'other', 'without':
+        assert not (tmp_path / folder / 'steps.safetensors').exists()
+
+
 def test_a_device_without_doubles_ends_no_training(caplog):
     """What it cannot hold stays on the CPU, where one process needs no more.
 

@@ -18,6 +18,12 @@ from tests.documents import ROOT
 from tests.programs import IN_PROCESS, call_tool, load_tool
 
 pytest.importorskip('mmdet')
+from mmdet.datasets import CocoDataset  # noqa: E402
+
+COCO = CocoDataset.METAINFO['classes']
+NUMBERS = [k for k in range(1, 91) if k not in (
+    12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+"""Of the categories in COCO's own files."""
 CONFIG = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 
 
@@ -76,6 +82,37 @@ def coco(digits, folder, spoil=lambda categories: None, prefix='val/'):
     return DATASETS.build(cfg)
 
 
+def own(digits, folder, spoil=lambda categories: None):
+    """A class of the user's, which has its classes in itself."""
+    @DATASETS.register_module(force=True)
+    class Own(CocoDataset):
+        METAINFO = dict(classes=tuple('0123456789'))
+
+    return bare(Own.__name__, digits, folder, spoil)
+
+
+def bare(kind, digits, folder, spoil, **metainfo):
+    """A data set whose config says nothing of its classes, or else this."""
+    init_default_scope('mmdet')
+    cfg = Config.fromfile(CONFIG).val_dataloader.dataset
+    cfg.update(type=kind, data_root=str(digits), metainfo=metainfo or None,
+               ann_file=spoilt(digits, folder / 'val.json', spoil))
+    return DATASETS.build(cfg)
+
+
+def eighty(digits, folder, numbers, names=COCO):
+    """MMDetection's class with its own names."""
+    return bare('CocoDataset', digits, folder, lambda categories: (
+        categories.__setitem__(slice(None), [
+            dict(id=k, name=name) for k, name in zip(numbers, names)])))
+
+
+def called(digits, folder, classes, twice=None):
+    """Digits of which two have one name, or whose classes are as given."""
+    return bare('CocoDataset', digits, folder, lambda categories: (
+        twice and categories[1].update(name=twice)), classes=classes)
+
+
 def folders(digits, folder, *names):
     """Two, which MMPretrain numbers in this order."""
     for name in ('apple', 'pear'):
@@ -99,6 +136,18 @@ def folders(digits, folder, *names):
      'roi_head.bbox_head has num_classes=80'),
     (coco, (lambda categories: None, 'annotations'), 'roi_head.bbox_head', 10,
      'names the picture .*annotations/.*not there'),
+    (own, (), 'roi_head.bbox_head', 10, None),
+    (own, (list.reverse, ), 'roi_head.bbox_head', 10,
+     "the categories '9', .*another order, '0'"),
+    (eighty, (NUMBERS, ), 'roi_head.bbox_head', 80, None),
+    (eighty, (range(80), ), 'roi_head.bbox_head', 80, None),
+    (eighty, (range(80), sorted(COCO)), 'roi_head.bbox_head', 80,
+     "the categories 'airplane', .*another order, 'person'"),
+    (called, (tuple('0123456789'), ), 'roi_head.bbox_head', 10, None),
+    (called, (tuple('023456789'), '0'), 'roi_head.bbox_head', 9,
+     r"has two categories called '0' \(ids \d, \d\): merge them"),
+    (called, ('0', ), 'roi_head.bbox_head', 1,
+     r"classes='0', whose letters would be .*: write \('0', \)"),
     (folders, ('apple', 'pear'), 'head', 2, None),
     (folders, ('Malus', 'Pyrus'), 'head', 2, None),
     (folders, (), 'head', 2, None),

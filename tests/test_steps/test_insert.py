@@ -81,27 +81,80 @@ def test_a_block_that_computes_something_else_is_not_taken_over():
     model = perturb(resnet18(num_classes=3)).eval()
     model.layer1[1].__class__ = Doubled
     model.layer3[1].forward = model.layer3[1].forward
-    model.layer4[1].relu = nn.PReLU(512)  # which has a key of its own
+    model.layer4[1].relu = nn.PReLU(512)  # whose key stays the only one
     before = model(IMAGES)
     keys = set(model.state_dict())
     assert insert_steps(model, example=IMAGES) == LATER
     fused = [isinstance(model.get_submodule(name), FusedBlock)
              for name in LATER]
-    assert fused == [True, False, True, False, False]
+    assert fused == [True, False, True, False, True]
+    new = set(model.state_dict()) - keys
     assert keys < set(model.state_dict())
+    assert all('step.attention.' in key for key in new)
     torch.testing.assert_close(model(IMAGES), before)
 
 
-def test_parts_that_are_exchanged():
+@pytest.mark.parametrize('compiled', [False, True])
+def test_parts_that_are_exchanged(compiled):
+    """After a step was put in, and after the network was compiled."""
     timm = pytest.importorskip('timm')
     plain, model = (perturb(timm.create_model('resnet10t')).eval()
                     for _ in range(2))
-    insert_steps(model, 'Plain')
+    insert_steps(model)
+    torch.compiler.reset()
+    run = torch.compile(model, backend='eager') if compiled else model
+    run(IMAGES)
     for one in model, plain:
         one.load_state_dict(plain.state_dict(), strict=False)
         one.layer1[0].act2 = nn.SiLU()
         one.layer1[0].drop_path = nn.Hardtanh()
-    torch.testing.assert_close(model(IMAGES), plain(IMAGES))
+    torch.testing.assert_close(run(IMAGES), plain(IMAGES))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize('attention', ['StepNet', 'SE', 'CBAM'])
+def test_a_block_keeps_its_modules_to_itself(attention):
+    """Each has one name; the norm, where it is hooked, runs in the block.
+
+    Who counts operations or parameters by hooks counts them once.
+    """
+    model = resnet18().eval()
+    own, running, inside = set(model.modules()), [], []
+    insert_steps(model, attention, first_block=True)
+    names = [name for name, module in model.named_modules(
+        remove_duplicate=False) if module in own]
+    assert len(names) == len(own)
+    norms = [m for m in own if isinstance(m, nn.BatchNorm2d)]
+    for step in steps_of(model).values():
+        step.register_forward_pre_hook(lambda *_: running.append(1))
+        step.register_forward_hook(lambda *_: running.pop() and None)
+    for norm in norms:
+        norm.register_forward_hook(
+            lambda *_: inside.append(bool(running)))
+    model(IMAGES)
+    assert inside == [False] * len(norms)
+
+
+def test_a_step_that_is_wrapped_or_hooked_is_given_f(calls):
+    """Whoever does so may hand something else on."""
+    model = perturb(resnet18()).eval()
+    insert_steps(model, blocks='layer1')
+    wanted = model(IMAGES)
+    assert len(calls) == 2
+    calls.clear()
+    step = model.layer1[0].step
+    handle = step.register_forward_pre_hook(
+        lambda step, args: (args[0], 2 * args[1], *args[2:]))
+    doubled = model(IMAGES)
+    handle.remove()
+    model.layer1[0].step = checkpoint_wrapper(step)
+    torch.testing.assert_close(model(IMAGES), wanted)
+    assert len(calls) == 2  # of the other block
+    model.layer1[0].step = step
+    weight, bias = model.layer1[0].bn2.parameters()
+    with torch.no_grad():  # f is doubled
+        weight.mul_(2), bias.mul_(2)
+    torch.testing.assert_close(model(IMAGES), doubled)
 
 
 @pytest.mark.parametrize('attention, options', [

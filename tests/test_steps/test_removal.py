@@ -1,5 +1,6 @@
 """Networks without some of their blocks, against the same with hooks."""
 
+import copy
 import pickle
 
 import pytest
@@ -210,6 +211,57 @@ def test_compiled_before_and_afterwards(compiled):
     assert torch.equal(model(MAPS), twin(MAPS))
     again = torch.compile(model, backend='eager', fullgraph=True)
     torch.testing.assert_close(again(MAPS), twin(MAPS))
+
+
+def vit(kind='ViT', cls='Model', **options):
+    """Of four layers, and its pictures."""
+    hf = pytest.importorskip('transformers')
+    if int(hf.__version__.split('.')[0]) < 5:
+        pytest.skip('needs transformers 5')
+    torch.manual_seed(0)
+    return getattr(hf, f'{kind}{cls}')(getattr(hf, f'{kind}Config')(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
+        image_size=32, patch_size=8, intermediate_size=64, **options)).eval()
+
+
+@pytest.mark.parametrize('stepped', [False, True])
+def test_hooks_of_a_removed_block_go_on(stepped):
+    """Such as those by which transformers collects hidden states."""
+    model, seen = vit(), []
+    if stepped:
+        insert_steps(model)
+    model(IMAGES, output_hidden_states=True)  # which registers its hooks
+    twin = copy.deepcopy(model)
+    names = [name for name, m in twin.named_modules()
+             if name.endswith('.1') and list(m.children())]
+    block = twin.get_submodule(names[0])
+    handle = block.register_forward_hook(lambda *_: seen.append(1))
+    with hooked(bypass(block)):
+        wanted = twin(IMAGES)[0]
+    seen.clear()
+    assert remove_blocks(twin, names[0], IMAGES) == [names[0]]
+    found = twin(IMAGES, output_hidden_states=True)
+    assert len(found.hidden_states) == 5 and seen == [1]
+    assert torch.equal(found[0], wanted)
+    assert torch.equal(*found.hidden_states[1:3])
+    if not stepped:  # else its hooks were sorted out
+        handle.remove()
+        twin(IMAGES)
+        assert seen == [1]
+
+
+def test_what_a_backbone_is_asked_for_stays():
+    options = dict(out_features=['stage2', 'stage4'], apply_layernorm=False)
+    model = vit('Dinov2', 'Backbone', **options)
+    with pytest.raises(ValueError, match=r"layer\.1 makes what out_features "
+                       r"names 'stage2'; leave that out there"):
+        remove_blocks(model, 'layer.1', IMAGES)
+    wanted = model(IMAGES).feature_maps
+    name, = remove_blocks(model, 'layer.2', IMAGES)
+    found = model(IMAGES).feature_maps
+    assert len(found) == len(wanted) == 2
+    assert torch.equal(found[0], wanted[0])
+    assert not torch.allclose(found[1], wanted[1])
 
 
 def test_a_cache_counts_layers():

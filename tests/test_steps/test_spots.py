@@ -1,5 +1,7 @@
 """Where steps stand, and which blocks take none."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 import torch.nn as nn
@@ -175,18 +177,59 @@ def test_integers_beside_pictures_do_no_harm():
     assert len(insert_steps(model, example=given)) == 3
 
 
+class Packed(nn.Module):
+    """Is called with all that it needs in one object."""
+
+    def __init__(self, model, unpack):
+        super().__init__()
+        self.model, self.unpack = model, unpack
+
+    def forward(self, batch):
+        return self.model(*self.unpack(batch))
+
+
+Batch = namedtuple('Batch', 'x mask')
+
+PACKED = {
+    'arguments': (lambda x, mask: (x, mask), lambda model: model),
+    'a dict': (lambda x, mask: (dict(x=x, mask=mask, name='a'), ),
+               lambda model: Packed(model, lambda b: (b['x'], b['mask']))),
+    'a list in a dict': (
+        lambda x, mask: dict(batch=[x, {'mask': mask}]),
+        lambda model: Packed(model, lambda b: (b[0], b[1]['mask']))),
+    'a named tuple': (lambda x, mask: (Batch(x, mask), ),
+                      lambda model: Packed(model, tuple)),
+}
+
+
+@pytest.mark.parametrize('how', PACKED)
 @pytest.mark.parametrize('mask, is_refused', [
     (torch.ones(2, 5, dtype=torch.bool), True),
     (torch.zeros(2, 1, 1, 5), True),
     (torch.zeros(4, 5, 5), False)])  # a bias, the same for all samples
-def test_a_mask_of_padding(mask, is_refused):
-    model, example = Embedded(lambda b, x, mask: plain(b, x)), (
-        torch.randn(2, 5, 8), mask)
+def test_a_mask_of_padding(mask, is_refused, how):
+    pack, wrap = PACKED[how]
+    model = wrap(Embedded(lambda b, x, mask: plain(b, x)))
+    example = pack(torch.randn(2, 5, 8), mask)
     if is_refused:
         with pytest.raises(ValueError, match='beside padding'):
             insert_steps(model, example=example)
     else:
         assert len(insert_steps(model, example=example)) == 3
+
+
+def test_patches_beside_padding_in_timm():
+    naflex = pytest.importorskip('timm.models.naflexvit')
+    model = naflex.NaFlexVit(naflex.NaFlexVitCfg(
+        embed_dim=32, depth=2, num_heads=2, patch_size=4), num_classes=3)
+    y, x = (t.flatten() for t in torch.meshgrid(
+        torch.arange(4), torch.arange(4), indexing='ij'))
+    batch = dict(
+        patches=torch.rand(1, 16, 48),
+        patch_coord=torch.stack((y, x), 1)[None],
+        patch_valid=torch.arange(16)[None] < 12)
+    with pytest.raises(ValueError, match='beside padding'):
+        insert_steps(model, example=(batch, ))
 
 
 @pytest.mark.parametrize('name, config, blocks', [

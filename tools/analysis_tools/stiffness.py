@@ -141,7 +141,8 @@ def main() -> None:
         'split': args.split,
         **{key: checkpoint['meta'][key] for key in ('epoch', 'iter')
            if key in checkpoint['meta']}})
-    name = f'stiffness_{args.split}_{Path(args.checkpoint).stem}'
+    name = Path(args.checkpoint).name.removesuffix('.pth')
+    name = f'stiffness_{args.split}_{name}'
     path = out_dir / f'{name}.npz'
     measured.save(path)
     save_stiffness_figures(measured, out_dir, name)

@@ -4,8 +4,7 @@ import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from torch import Tensor
 
-from mmstepnet.steps import ResidualStep
-from mmstepnet.steps.fused_blocks import FusedBlock
+from mmstepnet.steps.fused_blocks import FusedBlock, TailStep
 from mmstepnet.steps.generated import generated_class
 
 
@@ -38,7 +37,7 @@ class PreActBlock(FusedBlock):
     def _forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.norm1(x))
         identity = x if self.downsample is None else self.downsample(out)
-        return self.step(identity, self.branch(out))
+        return self._end(identity, self.branch(out))
 
     def last_layer(self) -> nn.Module:
         """The layer that gives f."""
@@ -63,4 +62,4 @@ def make_preact(block: nn.Module, norm_cfg: dict) -> None:
         setattr(block, getattr(block, f'norm{k}_name'), norm)
     if block.downsample is not None:
         del block.downsample[-1]
-    block.step = ResidualStep(drop_path=getattr(block, 'drop_path', None))
+    block.step = TailStep()

@@ -1,13 +1,24 @@
 """The tail of a block, a norm and a step, in few passes over the maps.
 
-:func:`fused_step` is the only door: it asks whether the parts of a step are
-ones that it knows (:mod:`.dispatch`). In eager mode it takes StepNet's step as
-one differentiable function (:mod:`.function`, which has the mathematics) whose
-passes over the maps are ATen's (:mod:`.aten`) or Triton's (:mod:`.triton`).
-For compilers :mod:`.by_image` writes the step of every channel gate in plain
-operations.
+:func:`read_tail` is the only door: it asks whether the parts of a step are
+ones that it knows (:mod:`.dispatch`). In eager mode :func:`take_tail` takes
+StepNet's step as one differentiable function (:mod:`.function`, which has the
+mathematics) whose passes over the maps are ATen's (:mod:`.aten`) or Triton's
+(:mod:`.triton`). For compilers :mod:`.by_image` writes the step of every
+channel gate in plain operations.
 """
 
-from .dispatch import fused, fused_step, only_looks
+from .dispatch import (
+    ByHand,
+    ByImage,
+    fused,
+    is_as_made,
+    only_looks,
+    read_tail,
+    take_tail,
+)
 
-__all__ = ['fused', 'fused_step', 'only_looks']
+__all__ = [
+    'ByHand', 'ByImage', 'fused', 'is_as_made', 'only_looks', 'read_tail',
+    'take_tail',
+]

@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import cache
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -22,7 +22,8 @@ from .function import Norm, Tail, TailSpec, evaluate
 PLAIN = {Tensor, nn.Parameter}
 """Tensors that are nothing else: no proxies, fakes or wrappers."""
 
-PARTS = (StepNet, FoldedStepNet), (nn.ReLU, nn.Identity), (nn.Identity, )
+PARTS = ((StepNet, FoldedStepNet), (nn.ReLU, nn.Identity, NoneType),
+         (nn.Identity, NoneType))
 """Attentions, activations and drop paths that are known. Classes exactly:
 subclasses compute something else."""
 
@@ -59,52 +60,94 @@ class fused(ExitStack):
         fused.mode = bool(mode)
 
 
-def fused_step(step: Any, x: Tensor, branch: Tensor,
-               norm: nn.Module | None) -> Tensor | None:
-    """Take a residual step together with its norm, and report it.
+class ByHand(NamedTuple):
+    """What :class:`Tail` is given beside the maps."""
+
+    passes: ModuleType
+    spec: TailSpec
+    learned: tuple[Tensor, ...]
+
+
+class ByImage(NamedTuple):
+    """What a compiler needs of a norm, see :mod:`.by_image`."""
+
+    norm: Norm
+    weight: Tensor
+    bias: Tensor
+
+
+def read_tail(step: Any, x: Tensor, branch: Tensor, norm: nn.Module | None,
+              activation: Any, drop_path: Any) -> ByHand | ByImage | None:
+    """How a step can be taken together with its norm.
 
     Args:
         step (ResidualStep): The module that takes the step.
         x (Tensor): State x_t, (N, C, H, W).
         branch (Tensor): Output of the branch's last convolution, likewise.
         norm (nn.Module, optional): The norm behind it.
+        activation (Callable, optional): Applied to the sum.
+        drop_path (Callable, optional): Applied to the scaled residual.
 
     Returns:
-        Tensor: State x_{t+1}, or None where the reference path is right.
+        ByHand | ByImage: What :func:`take_tail` needs, or None where the
+        reference path is right.
     """
     if not fused.mode or is_transformed():
         return None
-    if is_compiling():
-        # Exporters know BN and pooling by their names.
-        known = not (is_exporting() or step._observers) and isinstance(
-            getattr(step.attention, 'pooled', None), tuple)
-        if not known or (read := read_norm(norm, branch)) is None:
-            return None
-        residual = scale_by_image(step.attention, x, branch, *read)
-        return step.activation(x + step.drop_path(residual))
-    if (tail := read_tail(step, x, branch, norm)) is None:
-        return None
-    out = Tail.apply(*tail)
+    if not is_compiling():
+        return _read_by_hand((step.attention, activation, drop_path),
+                             x, branch, norm)
+    # Exporters know BN and pooling by their names.
+    known = not (is_exporting() or step._observers) and isinstance(
+        getattr(step.attention, 'pooled', None), tuple)
+    read = read_norm(norm, branch) if known else None
+    return None if read is None else ByImage(*read)
+
+
+def take_tail(tail: ByHand | ByImage, step: Any, x: Tensor, branch: Tensor,
+              activation: Any, drop_path: Any) -> Tensor:
+    """Take a residual step together with its norm, and report it.
+
+    Args:
+        tail (ByHand | ByImage): What :func:`read_tail` has found for what
+            follows.
+        step (ResidualStep): The module that takes the step.
+        x (Tensor): State x_t, (N, C, H, W).
+        branch (Tensor): Output of the branch's last convolution, likewise.
+        activation (Callable, optional): Applied to the sum.
+        drop_path (Callable, optional): Applied to the scaled residual.
+
+    Returns:
+        Tensor: State x_{t+1}.
+    """
+    if isinstance(tail, ByImage):
+        residual = scale_by_image(step.attention, x, branch, *tail)
+        residual = residual if drop_path is None else drop_path(residual)
+        return x + residual if activation is None else activation(
+            x + residual)
+    out = Tail.apply(tail.passes, tail.spec, x, branch, *tail.learned)
     if step._observers:
         with torch.no_grad():
-            _, (f, dt) = evaluate(*tail[1:])
+            _, (f, dt) = evaluate(tail.spec, x, branch, *tail.learned)
         step.report(x, f, dt, out)
     return out
 
 
-def read_tail(step: Any, x: Tensor, branch: Tensor,
-              norm: nn.Module | None) -> tuple | None:
+def _read_by_hand(parts: tuple, x: Tensor, branch: Tensor,
+                  norm: nn.Module | None) -> ByHand | None:
     """What :class:`Tail` is given; None where it does not know a part.
 
     It knows StepNet with both inputs, or a folded one; a BN with all its
     tensors, torchvision's frozen one, or none; dense floating maps alike.
 
-    Returns:
-        tuple: Passes, :class:`TailSpec`, x, branch and the parameters, as
-        :class:`Tail` has them.
+    Args:
+        parts (tuple): Attention, activation and drop path.
+        x (Tensor): State x_t, (N, C, H, W).
+        branch (Tensor): Output of the branch's last convolution, likewise.
+        norm (nn.Module, optional): The norm behind it.
     """
-    parts = gate, relu, _ = step.attention, step.activation, step.drop_path
-    if not (all(type(part) in kinds and is_as_made(part)
+    gate, relu, _ = parts
+    if not (all(type(part) in kinds and (part is None or is_as_made(part))
                 for part, kinds in zip(parts, PARTS))
             and {type(x), type(branch)} <= PLAIN and branch.ndim == 4
             and (x.shape, x.dtype, x.device) == (
@@ -123,8 +166,8 @@ def read_tail(step: Any, x: Tensor, branch: Tensor,
             or gate.pair_weight.shape != (x.shape[1], 2)):
         return None
     spec = TailSpec(first[0], second[0], gate.scale, type(relu) is nn.ReLU)
-    return (passes, spec, x, branch, *first[1:], gate.pair_weight,
-            *second[1:], weight, gate.ie_bias)
+    return ByHand(passes, spec, (*first[1:], gate.pair_weight, *second[1:],
+                                 weight, gate.ie_bias))
 
 
 def read_norm(norm: Any, maps: Tensor,
