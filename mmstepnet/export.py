@@ -38,8 +38,9 @@ def export_onnx(model: nn.Module,
     only then it gets its name.
 
     Args:
-        model (nn.Module): A model on the CPU, called with images alone. It
-            is left as it was; residual steps in it are folded in the file.
+        model (nn.Module): A model in float32 on the CPU, called with images
+            alone. It is left as it was; residual steps in it are folded in
+            the file.
         path (str | Path): Where to.
         size (Sequence[int]): Height and width of images that it works on.
             Defaults to (224, 224).
@@ -81,11 +82,17 @@ def export_onnx(model: nn.Module,
             content = _export(folded, trials[0], len(wanted[0]), axes)
         found = _run(content, trials)
     except Exception as error:
+        others = {str(p.dtype) for p in model.parameters()
+                  if p.is_floating_point()} - {'torch.float32'}
+        advice = ''
+        if others:
+            advice = (f'; its weights are in {", ".join(sorted(others))} and '
+                      f'the images in float32, so call model.float() before')
+        elif dynamic_size:
+            advice = '; a model of one image size needs dynamic_size=False'
         raise RuntimeError(
             'PyTorch cannot export the model with free '
-            f'{", ".join(filter(None, axes))}' + (
-                '; a model of one image size needs dynamic_size=False'
-                if dynamic_size else '')) from error
+            f'{", ".join(filter(None, axes))}{advice}') from error
     # NumPy's maximum keeps a NaN.
     difference = float(np.max([
         np.abs(a - b.numpy()).max() / max(b.abs().max(), 1e-12)

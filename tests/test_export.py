@@ -79,6 +79,17 @@ def test_one_image_size_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('dtype', [
+    torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize('options', [{}, dict(dynamic_size=False)])
+def test_another_dtype_is_named(dtype, options, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)).to(dtype)
+    with pytest.raises(RuntimeError, match=(
+            f'its weights are in {dtype} .* call model.float')):
+        export_onnx(model, tmp_path / 'model.onnx', (8, 8), **options)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize('factors, by', [
     ((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')])
 def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):

@@ -118,13 +118,19 @@ def is_frozen(attention: nn.Module) -> bool:
     return bool(wanted) and not any(wanted)
 
 
+VECTOR_NORMS = nn.BatchNorm1d, nn.LayerNorm, nn.Identity
+"""Norms that are given vectors as they are. Others may want maps: conversions
+and freezes put norms of maps in the place of any."""
+
+
 def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
     """Whether a BN in an attention takes the statistics of the batch.
 
     In training it does, and updates its running ones. A frozen attention does
     not, because it stays the function that it is. Without a momentum the norm
     averages all batches, frozen or not: PyTorch's ``update_bn`` sets it so,
-    after a reset of the statistics.
+    after a reset of the statistics. A BN that somebody has frozen
+    (torchvision, timm) has no momentum at all, and moves nothing.
 
     Args:
         attention (nn.Module): The attention.
@@ -132,12 +138,32 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
     """
     if norm.running_mean is None:
         return True
-    return norm.training and (
+    return norm.training and hasattr(norm, 'momentum') and (
         norm.momentum is None or not is_frozen(attention))
 
 
 def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
-    """Normalise by a BN of an attention; every attention calls its BN so.
+    """Normalise vectors by a norm; every attention calls its own so.
+
+    A norm that may be one of maps is given maps of one place: conversions to
+    SyncBN or to timm's split BN, and freezes, exchange norms of any kind.
+
+    Args:
+        attention (nn.Module): The attention.
+        norm (nn.Module): A norm in it, also in a wrapper.
+        pooled (Tensor): What the norm is given, (N, C).
+
+    Raises:
+        ValueError: See :func:`normalise_maps`.
+    """
+    if any(isinstance(part, VECTOR_NORMS) for part in norm.modules()):
+        return normalise_maps(attention, norm, pooled)
+    maps = pooled[..., None, None]
+    return normalise_maps(attention, norm, maps).flatten(1)
+
+
+def normalise_maps(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
+    """Normalise by a norm that takes what it is given.
 
     A frozen attention uses the running statistics and leaves them, see
     :func:`normalises_by_batch`. A channel whose batch statistics are not
@@ -146,10 +172,8 @@ def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
 
     Args:
         attention (nn.Module): The attention.
-        norm (nn.Module): A BN in it, or ``nn.Identity()``.
-        pooled (Tensor): What the norm is given, (N, C) or (N, C, H, W). A
-            norm of maps takes vectors as maps of one place: timm's
-            ``convert_splitbn_model`` puts one in the place of any.
+        norm (nn.Module): A norm in it.
+        pooled (Tensor): What the norm is given, (N, C) or (N, C, H, W).
 
     Raises:
         ValueError: An ordinary BN would normalise a single value by its own
@@ -157,9 +181,8 @@ def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
     """
     if not isinstance(pooled, Tensor):  # a trace by torch.fx
         return norm(pooled)
-    if pooled.ndim == 2 and isinstance(norm, nn.BatchNorm2d):
-        return normalise(attention, norm, pooled[..., None, None]).flatten(1)
-    if getattr(norm, 'running_mean', None) is None or not norm.training:
+    if (getattr(norm, 'running_mean', None) is None or not norm.training
+            or not hasattr(norm, 'momentum')):  # a frozen BN
         return norm(pooled)
     if not normalises_by_batch(attention, norm):
         return F.batch_norm(pooled, norm.running_mean, norm.running_var,

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .base import ATTENTIONS, MapAttention, normalise
+from .base import ATTENTIONS, MapAttention, normalise_maps
 from .pooling import full_precision, pool, weight_dtype
 from .se import SE
 from .zero_start import ZeroBatchNorm2d
@@ -67,5 +67,5 @@ class CBAM(MapAttention):
         gated = full_precision(f) * channel
         pooled = torch.stack((gated.mean(1), gated.amax(1)), 1)
         logit = self.conv(pooled.to(weight_dtype(self.conv)))
-        spatial = torch.sigmoid(normalise(self, self.bn, logit))
+        spatial = torch.sigmoid(normalise_maps(self, self.bn, logit))
         return (channel * (spatial * self.scale)).to(f.dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from tqdm import tqdm
 
-from mmstepnet.steps.examples import call_of, run_batch
+from mmstepnet.steps.examples import arguments_for, call_of, run_batch
 from mmstepnet.steps.files import load_steps
 from mmstepnet.stiffness import (
     Trajectories,
@@ -129,8 +129,9 @@ def run_blocks(args: argparse.Namespace) -> None:
     named = load_model(args.model)
     example = (torch.zeros(1, 3, args.size[0], args.size[-1])
                if named.batches is None else next(iter(named.batches)))
-    inputs, by_name = call_of(example, device='meta')
     measured = named.model.get_submodule(named.part).to('meta')
+    inputs, by_name = arguments_for(measured, example)
+    inputs, by_name = call_of(inputs or by_name, device='meta')
     steps = find_steps(measured, *inputs, **by_name)
     wide = max((len(step.name) for step in steps), default=0)
     for step in steps:

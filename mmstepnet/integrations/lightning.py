@@ -9,6 +9,7 @@ from typing import Any
 import lightning
 import torch.nn as nn
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.utilities import CombinedLoader
 
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
@@ -39,10 +40,10 @@ class StepsCallback(Options, lightning.Callback):
     Args:
         network (str): Name of the module's part that is measured, calibrated
             and saved. ``''`` is all of it. Defaults to ``'network'``.
-        calibration_batches (int): Training batches for the gates' statistics;
-            0 for none. Defaults to 50.
-        measured_batches (int): Validation batches a process for TNS; 0 for
-            none. Defaults to 8.
+        calibration_batches (int): Training batches for the gates' statistics,
+            of each loader; 0 for none. Defaults to 50.
+        measured_batches (int): Validation batches a process for TNS, of each
+            loader; 0 for none. Defaults to 8.
         save (bool): Whether to write the steps. Defaults to True.
         forward (Callable, optional): ``forward(network, batch)`` runs the
             network on a batch. None calls it with the first element of a
@@ -150,10 +151,15 @@ def _run_inputs(network: nn.Module, batch: Any) -> Any:
 
 def _batches(trainer: lightning.Trainer, loaders: Any,
              count: int) -> Iterator[Any]:
-    """The first batches of a loader or of several, as a step gets them."""
+    """The first batches of each loader, as a step gets them.
+
+    Args:
+        trainer (Trainer): Its module prepares them.
+        loaders (Any): A loader, or some in lists, dicts and the like.
+        count (int): How many a loader.
+    """
     module = trainer.lightning_module
-    for k, loader in enumerate(
-            loaders if isinstance(loaders, (list, tuple)) else [loaders]):
+    for k, loader in enumerate(CombinedLoader(loaders).flattened):
         for batch in islice(loader, count):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = module._on_before_batch_transfer(batch, dataloader_idx=k)

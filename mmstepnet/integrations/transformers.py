@@ -141,11 +141,12 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
     return names
 
 
-def _batches(loader: Any, count: int, device: torch.device) -> Iterator[dict]:
+def _batches(loader: Any, count: int, device: torch.device) -> Iterator[Any]:
     """The first batches of a loader, on the device.
 
     Leaving accelerate's own loader half-way would leave its count of
     gradients' accumulation there.
     """
     for batch in islice(getattr(loader, 'base_dataloader', loader), count):
-        yield call_of(batch, device=str(device))[1]
+        args, kwargs = call_of(batch, device=str(device))
+        yield args or kwargs

@@ -182,10 +182,20 @@ class BranchStep(ResidualStep):
         """Hook whoever stands at the spots now.
 
         Layers are wrapped (LoRA), converted (SyncBN), fused and exchanged.
+
+        Raises:
+            RuntimeError: Nobody does: the network was changed.
         """
         for spot, hook in ((self.place.state, self._keep),
                            (self.place.branch, self._exchange)):
-            module = block.get_submodule(spot.module)
+            try:
+                module = block.get_submodule(spot.module)
+            except AttributeError as error:
+                raise RuntimeError(
+                    f'the module {spot.module}, at which {self.place.name} '
+                    f'of {type(block).__name__} stands, is gone; call '
+                    f'remove_steps before the network is changed in this way'
+                ) from error
             hooks = (module._forward_hooks if spot.returned
                      else module._forward_pre_hooks)
             if hook in hooks.values():

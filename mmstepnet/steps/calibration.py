@@ -33,8 +33,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     Args:
         model (nn.Module): A model with steps.
         batches (Iterable): What the model is called with: tensors, tuples of
-            its arguments, or dicts of these by name. Some fifty are enough.
-            Each process gives its own.
+            its arguments, or dicts of these by name; or pairs of images and
+            labels, of which a model of one argument is given the images.
+            Some fifty are enough. Each process gives its own.
         forward (Callable, optional): ``forward(model, batch)`` runs the model
             instead, on batches of any kind. Defaults to None.
 

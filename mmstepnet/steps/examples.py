@@ -1,15 +1,22 @@
 """Running a model on an example, to see what it does."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
+from inspect import Parameter, signature
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
+
+from .finding import unwrap
+
+LOGGER = logging.getLogger(__name__)
 
 CONTAINERS = dict, OrderedDict, list, set
 
@@ -146,5 +153,53 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 def run_batch(model: nn.Module, batch: object) -> object:
     """Call a model with a tensor, its arguments, or these by name."""
-    args, kwargs = call_of(batch)
+    args, kwargs = arguments_for(model, batch)
     return model(*args, **kwargs)
+
+
+def arguments_for(model: nn.Module, batch: object) -> tuple[tuple, dict]:
+    """Arguments of a model's call, of a batch as loaders give it.
+
+    Of a pair of images and labels the images, where the model needs one
+    argument. What else it does not take is refused.
+
+    Raises:
+        ValueError: The model cannot be called with such a batch.
+    """
+    args, kwargs = call_of(batch)
+    call = signature(unwrap(model).forward)
+    places = [p for p in call.parameters.values() if p.kind in (
+        Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in places if p.default is Parameter.empty]
+    has_labels = _is_labelled(args)
+    if has_labels and len(needed) == 1:
+        _say_that_labels_are_left_out(type(model).__name__)
+        return args[:1], kwargs
+    try:
+        call.bind(*args, **kwargs)
+        if has_labels and places and not needed:
+            raise TypeError('which argument the second one is does not show')
+    except TypeError as error:
+        raise ValueError(
+            f'{type(model).__name__} cannot be called with a batch of '
+            f'{", ".join(kwargs) or f"{len(args)} tensors"} ({error}); give '
+            f'what it is called with, or forward=, which calls it with a part '
+            f'of the batch') from error
+    return args, kwargs
+
+
+def _is_labelled(args: tuple) -> bool:
+    """Whether they are images and labels, one integer an image."""
+    if len(args) != 2 or not all(isinstance(t, Tensor) for t in args):
+        return False
+    images, labels = args
+    is_integer = not (labels.is_floating_point() or labels.is_complex()
+                      or labels.dtype == torch.bool)
+    return images.is_floating_point() and is_integer and (
+        labels.shape == images.shape[:1])
+
+
+@cache
+def _say_that_labels_are_left_out(kind: str) -> None:
+    LOGGER.warning('%s is called with the images of each batch, without the '
+                   'labels', kind)

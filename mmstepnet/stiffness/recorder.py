@@ -334,7 +334,8 @@ def measure_stiffness(model: nn.Module, batches: Iterable[Any], /, *,
     Args:
         model (nn.Module): The model.
         batches (Iterable): What it is called with: tensors, tuples of its
-            arguments, or dicts of these by name.
+            arguments, or dicts of these by name; or pairs of images and
+            labels, of which a model of one argument is given the images.
         blocks (optional): See :class:`TrajectoryRecorder`. Defaults to None.
         forward (Callable, optional): ``forward(model, batch)`` runs the model
             instead, on batches of any kind. Defaults to None.

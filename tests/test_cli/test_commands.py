@@ -57,7 +57,7 @@ def alone():
 
 def batches():
     torch.manual_seed(1)
-    return net()[0], [(torch.rand(2, 3, 32, 32),), dict(
+    return net()[0], [[torch.rand(2, 3, 32, 32), torch.arange(2)], dict(
         x=torch.rand(1, 3, 32, 32))]
 
 def nothing():

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     WeightAveraging,
 )
 from lightning.pytorch.plugins import TorchCheckpointIO  # noqa: E402
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 from torchvision.models.resnet import BasicBlock, ResNet  # noqa: E402
 
 from mmstepnet.integrations.lightning import StepsCallback  # noqa: E402
@@ -108,6 +109,54 @@ def test_it_calibrates_and_logs(tmp_path, kind, precision, prepare):
             on_train_start=lambda trainer, module: kept.update(
                 copy.deepcopy(model.state_dict()))),
         kind=kind, precision=precision)
+    torch.testing.assert_close(kept, dict(gates.state_dict()))
+    measured, logged = measure_stiffness(model, batches), {
+        key: float(value) for key, value in trainer.callback_metrics.items()}
+    assert logged == pytest.approx(
+        dict(tns=measured.tns(), nsi=measured.nsi().mean()), rel=1e-5)
+
+
+class First(Module):
+    """Is trained on the first of the loaders."""
+
+    def training_step(self, batch, index):
+        batch = batch['a'] if isinstance(batch, dict) else batch[0]
+        return super().training_step(batch, index)
+
+    def validation_step(self, batch, index, dataloader_idx=0):
+        pass
+
+
+def shifted(by):
+    data = TensorDataset(seeded(8, 3, 32, 32) + by, torch.arange(8))
+    return DataLoader(data, 4)
+
+
+@pytest.mark.parametrize('several, forward', [
+    (lambda: [shifted(0), shifted(3)], None),
+    (lambda: dict(a=shifted(0), b=shifted(3)),
+     lambda net, batch: net(batch[0])),
+    (lambda: dict(a=shifted(0), b=(shifted(3), )), None),
+    (lambda: CombinedLoader(dict(a=shifted(0), b=shifted(3)), 'sequential'),
+     None)], ids=['list', 'dict', 'nested', 'combined'])
+def test_batches_of_several_loaders(tmp_path, several, forward):
+    """Those of one after the other, also where it is in a dict."""
+    model, kept = stepped(), {}
+    gates = copy.deepcopy(model)
+    batches = [batch[0] for loader in (shifted(0), shifted(3))
+               for batch in loader]
+    calibrate(gates, batches)
+    trained = several()
+    if isinstance(trained, CombinedLoader):
+        trained = CombinedLoader(trained.iterables)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator='cpu', logger=False,
+        default_root_dir=tmp_path, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[
+            StepsCallback(save=False, forward=forward), LambdaCallback(
+                on_train_start=lambda trainer, module: kept.update(
+                    copy.deepcopy(model.state_dict())))])
+    trainer.fit(First(model), trained, several())
     torch.testing.assert_close(kept, dict(gates.state_dict()))
     measured, logged = measure_stiffness(model, batches), {
         key: float(value) for key, value in trainer.callback_metrics.items()}

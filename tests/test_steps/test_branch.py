@@ -282,6 +282,29 @@ def test_a_step_that_did_not_run_is_loud():
         model(x)
 
 
+@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize('gone', [
+    lambda block: delattr(block, 'drop'),
+    lambda block: setattr(block, 'drop', None)], ids=['deleted', 'None'])
+def test_a_spot_that_has_gone(gone, compiled):
+    """As timm's ``reparameterize_model`` drops layers."""
+    model = nn.Sequential(*(Skips() for _ in range(3)))
+    x = inputs('maps')
+    before = model(x)
+    insert_steps(model, example=x)
+    for block in model:
+        gone(block)
+        block.way = 'around'
+    torch._dynamo.reset()
+    called = torch.compile(model, backend='eager') if compiled else model
+    with pytest.raises(Exception, match=(
+            'the module drop, at which step of Skips stands, is gone; call '
+            'remove_steps before the network is changed in this way')):
+        called(x)
+    assert remove_steps(model) == ['0', '1', '2']
+    torch.testing.assert_close(model(x), before)
+
+
 @pytest.mark.parametrize('kind', NETWORKS)
 def test_recorder(kind):
     """Its mean of Δt is that of the network by hand."""

@@ -9,6 +9,7 @@ import torch.nn as nn
 from torchvision.models import resnet18
 
 import mmstepnet
+from mmstepnet.steps import examples
 
 
 @pytest.fixture
@@ -63,6 +64,7 @@ def test_statistics_are_those_of_all_vectors(model):
     (lambda t: (t, ), None), (lambda t: [t], None),
     (lambda t: dict(x=t), None),
     (lambda t: UserDict(x=t), None),  # as transformers' tokenizers give
+    (lambda t: [t, torch.arange(len(t))], None),  # images and labels
     (lambda t: 2 * t, lambda network, t: network(t / 2))])
 def test_what_a_batch_may_be(model, wrap, forward):
     other = copy.deepcopy(model)
@@ -70,6 +72,65 @@ def test_what_a_batch_may_be(model, wrap, forward):
     mmstepnet.calibrate(other, map(wrap, batches()), forward=forward)
     for name, t in model.state_dict().items():
         assert torch.equal(t, other.state_dict()[name])
+
+
+class Needs(nn.Module):
+    """Called in other ways than with one tensor."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+
+class Two(Needs):
+
+    def forward(self, x, times):
+        return self.network(x * times[:, None, None, None])
+
+
+class Any(Needs):
+
+    def forward(self, *args):
+        return self.network(args[0] * args[-1][:, None, None, None])
+
+
+class ByChoice(Needs):
+
+    def forward(self, x=None, times=None):
+        return self.network(x)
+
+
+@pytest.mark.parametrize('kind', [Two, Any])
+def test_integers_that_the_model_takes_are_no_labels(model, kind):
+    other = copy.deepcopy(model)
+    pairs = [(t, 2 + torch.arange(len(t))) for t in batches()]
+    mmstepnet.calibrate(kind(model), pairs)
+    mmstepnet.calibrate(other, [
+        t * n[:, None, None, None] for t, n in pairs])
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, other.state_dict()[name])
+
+
+def test_labels_that_are_left_out_are_said_once(model, caplog):
+    examples._say_that_labels_are_left_out.cache_clear()
+    pairs = [(t, torch.arange(len(t))) for t in batches()]
+    mmstepnet.calibrate(model, pairs)
+    mmstepnet.measure_stiffness(model, pairs)
+    assert [r.message for r in caplog.records] == [
+        'ResNet is called with the images of each batch, without the labels']
+
+
+IMAGES, LABELS = torch.zeros(3, 3, 32, 32), torch.arange(3)
+
+
+@pytest.mark.parametrize('wrap, batch, words', [
+    (nn.Sequential, (IMAGES, LABELS, LABELS), 'a batch of 3 tensors'),
+    (nn.Sequential, (IMAGES, torch.eye(3)), 'a batch of 2 tensors'),
+    (nn.Sequential, dict(image=IMAGES, label=LABELS), 'of image, label'),
+    (ByChoice, (IMAGES, LABELS), 'which argument the second one is')])
+def test_a_batch_of_more_than_the_model_takes(model, wrap, batch, words):
+    with pytest.raises(ValueError, match=f'cannot be .*{words}.*forward='):
+        mmstepnet.calibrate(wrap(model), [batch])
 
 
 def test_frozen_attentions_are_left_alone(model):

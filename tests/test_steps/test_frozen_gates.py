@@ -5,6 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from mmstepnet import steps
@@ -67,6 +70,56 @@ def test_it_stays_the_function_that_it_is(kind, path, calls):
     assert last.grad is not None and pair.norm.num_batches_tracked == 1
     assert not any(torch.equal(t, buffers[name]) for name, t in statistics(
         pair.step).items() if 'running' in name)
+
+
+def freeze(module, library):
+    """All BNs, as the freezes of detection and of fine-tuning do."""
+    layers = pytest.importorskip(library)
+    if library == 'timm.layers':
+        return layers.freeze_batch_norm_2d(module)
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            frozen = layers.FrozenBatchNorm2d(child.num_features, child.eps)
+            frozen.load_state_dict(child.state_dict())
+            setattr(module, name, frozen)
+        freeze(child, library)
+    return module
+
+
+@pytest.mark.parametrize('library', ['torchvision.ops', 'timm.layers'])
+@pytest.mark.parametrize('kind', GATES, ids=lambda kind: kind.__name__)
+def test_frozen_behind_a_conversion_to_sync_bn(kind, library, path):
+    """The gate takes the statistics of before in training, too."""
+    pair = Pair(*build(kind, 8)).eval()
+    x, c = maps(4)
+    expected = pair((x, c))
+    pair.step = freeze(nn.SyncBatchNorm.convert_sync_batchnorm(
+        pair.step), library)
+    pair.step.train()
+    buffers = statistics(pair.step)
+    torch.testing.assert_close(pair((x, c)), expected)
+    torch.testing.assert_close(statistics(pair.step), buffers, rtol=0, atol=0)
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm)
+                   for m in pair.step.modules())
+
+
+@pytest.mark.parametrize('norm, shape', [
+    (nn.SyncBatchNorm(8), (4, 8, 1, 1)), (nn.GroupNorm(2, 8), (4, 8, 1, 1)),
+    (nn.BatchNorm2d(8), (4, 8, 1, 1)), (nn.BatchNorm1d(8), (4, 8)),
+    (nn.LayerNorm(8), (4, 8)), (nn.Identity(), (4, 8)),
+    (checkpoint_wrapper(nn.BatchNorm1d(8)), (4, 8))],
+    ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
+def test_what_a_norm_is_given(kind, norm, shape):
+    """Maps of one place, unless it is a norm of vectors."""
+    step, before = build(kind, 8)
+    step.attention.bn = norm
+    seen = []
+    handle = norm.register_forward_pre_hook(
+        lambda norm, args: seen.append(tuple(args[0].shape)))
+    step.eval()(*maps(4), before)
+    handle.remove()
+    assert seen == [shape]
 
 
 @pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
