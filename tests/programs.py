@@ -41,7 +41,7 @@ def run_program(*command, check=True, **env):
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
         timeout=900, env={
-            **os.environ, 'PYTHON': sys.executable, 'OMP_NUM_THREADS': '1',
+            'OMP_NUM_THREADS': '1', **os.environ, 'PYTHON': sys.executable,
             'PORT': free_port(), **env})
     assert not check or done.returncode == 0, (
         done.stdout[-2000:] + done.stderr[-4000:])

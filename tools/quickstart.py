@@ -5,16 +5,19 @@ any package.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 OUT = Path('work_dirs/quickstart')
 PICTURES = 'data/digits_detection'
+READY = 'resnet20_stepnet_digits'  # a network that is trained
+TOTAL = '10 to 20 minutes'
 
 # What makes a training short enough to wait for, at some cost.
 CLASSIFIERS = {
@@ -47,7 +50,8 @@ class Stage(NamedTuple):
     """What is done in one go.
 
     Attributes:
-        title (str): What it does, and how long on two cores.
+        title (str): What it does, and how long on two cores: the lower end
+            on cores that are new and idle.
         command (list[str]): How.
         result (Path, optional): There once it is over, which is then left
             out by the next call. None runs it each time.
@@ -58,8 +62,28 @@ class Stage(NamedTuple):
     result: Path | None = None
 
 
-OPS = Stage("mmcv's compiled ops, what is left of 6 min",
+BASIS = Stage('environment, 1 to 5 min',
+              ['bash', 'tools/setup_env.sh', 'basis'])
+FIRST = Stage(
+    'the first picture: how stiff a trained network is, 20 to 60 s',
+    ['python', 'tools/analysis_tools/stiffness.py',
+     f'configs/digits/{READY}.py', f'weights/{READY}.safetensors',
+     '--out', str(OUT / 'first_picture')],
+    OUT / 'first_picture' / f'stiffness_test_{READY}_figure_3.png')
+OPS = Stage("mmcv's compiled ops, what is left of them, 0 to 8 min",
             ['bash', 'tools/setup_env.sh', 'ops'])
+
+
+def hold(path: Path, what: str) -> TextIO:
+    """Lock a file, until it is closed; say so where another call has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open('w')
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f'waiting for another call, which {what}', flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def train(title: str, name: str, settings: dict[str, object]) -> Stage:
@@ -77,7 +101,7 @@ def evaluate(training: Stage) -> Stage:
     """Test what a training left."""
     folder = training.result.parent
     return Stage(
-        'how good it is, 10 s',
+        'how good it is, 20 to 45 s',
         ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
          str(training.result), '--work-dir', f'{folder}/test', '--out',
          f'{folder}/metrics.json'], folder / 'metrics.json')
@@ -88,7 +112,7 @@ def draw(training: Stage, *options: str) -> Stage:
     folder = training.result.parent
     pictures = OUT / 'pictures' / folder.name
     return Stage(
-        'what it finds in ten pictures, 15 s',
+        'what it finds in ten pictures, 20 to 45 s',
         ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
          str(training.result), '--work-dir', f'{OUT}/logs/{folder.name}',
          '--show-dir', str(pictures), '--cfg-options', *options,
@@ -106,19 +130,19 @@ def plan() -> list[Stage]:
     """All stages; those behind the ops need them."""
     stepnet, se, plain = (
         train(title, f'resnet20_{name}_digits', CLASSIFIERS)
-        for title, name in (('StepNet learns to read digits, 1 min',
-                             'stepnet'), ('SE does, too, 1 min', 'se'),
-                            ('and a plain network, 1 min', 'plain')))
-    detector = train('a detector with StepNet learns to find them, 4 min',
+        for title, name in (('StepNet learns to read digits, 1 to 2 min',
+                             'stepnet'), ('SE does, too, 1 to 2 min', 'se'),
+                            ('and a plain network, 1 to 2 min', 'plain')))
+    detector = train('a detector with StepNet learns to find them, 3 to 6 min',
                      'faster_rcnn_r18_stepnet_digits', DETECTOR)
     return [
-        stepnet, evaluate(stepnet),
+        FIRST, stepnet, evaluate(stepnet),
         draw(stepnet, 'default_hooks.visualization.rescale_factor=16'),
-        report('its stiffness', stepnet),
+        report('its stiffness, 15 to 45 s', stepnet),
         se, evaluate(se), plain, evaluate(plain),
-        report('stiffness of the three', stepnet, se, plain),
+        report('stiffness of the three, 15 to 45 s', stepnet, se, plain),
         OPS,
-        Stage('pictures to find digits in, 15 s', [
+        Stage('pictures to find digits in, 15 to 45 s', [
             'python', 'tools/dataset_converters/compose_digits.py', '--out',
             PICTURES]),
         detector, evaluate(detector), draw(detector)]
@@ -146,7 +170,7 @@ def run(stage: Stage, number: str, env: dict[str, str]) -> None:
         print(*(f'      {line}' for line in lines[-1:]))
     elif stage.result.suffix == '.json':
         print(f'      {json.loads(stage.result.read_text())}')
-    elif stage.result.is_dir():
+    elif stage.result.suffix != '.pth':
         print(f'      look at {stage.result.resolve()}')
 
 
@@ -155,14 +179,26 @@ def main() -> None:
     parser.add_argument('venv', type=Path, help='folder of the environment')
     venv = parser.parse_args().venv
     path = f'{venv.resolve() / "bin"}{os.pathsep}{os.environ["PATH"]}'
+    print(f'All of it takes {TOTAL} on two idle cores.', flush=True)
+    try:
+        with hold(OUT / 'lock', f'writes {OUT}'):
+            run_stages(venv, path)
+    except KeyboardInterrupt:
+        raise SystemExit('\ninterrupted; the same command goes on from '
+                         'here') from None
+
+
+def run_stages(venv: Path, path: str) -> None:
+    """Run what is not yet done, and build mmcv's wheel beside it."""
     # Threads that wait for each other would spin, and on a busy machine use
     # up what the others need to end.
     env = dict(os.environ, PATH=path, OMP_WAIT_POLICY='PASSIVE')
     (OUT / 'logs').mkdir(parents=True, exist_ok=True)
     stages = [stage for stage in plan()
               if stage.result is None or not stage.result.exists()]
-    run(Stage('environment, 2 min', ['bash', 'tools/setup_env.sh', 'basis']),
-        f'0/{len(stages)}', env)
+    lock = venv / 'setup.lock'  # that of setup_env.sh, whose words are kept
+    hold(lock, f'makes {venv}').close()
+    run(BASIS, f'0/{len(stages)}', env)
     # Beside the first trainings.
     with (OUT / 'logs' / 'wheel.log').open('wb') as log:
         wheel = subprocess.Popen(
@@ -172,10 +208,8 @@ def main() -> None:
         for number, stage in enumerate(stages, 1):
             if stage is OPS:
                 wheel.wait()
+                hold(lock, f'makes {venv}').close()
             run(stage, f'{number}/{len(stages)}', env)
-    except KeyboardInterrupt:
-        raise SystemExit('\ninterrupted; the same command goes on from '
-                         'here') from None
     finally:
         if wheel.poll() is None:
             os.killpg(wheel.pid, signal.SIGTERM)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # From nothing to trained StepNets on real handwritten digits: environment,
-# three classifiers, a detector, pictures and the stiffness report. The first
-# picture is there after minutes; a second call goes on where one ended.
+# three classifiers, a detector, pictures and the stiffness report, in 10 to 20
+# minutes. The first picture comes right after the environment; a second call
+# goes on where one ended.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stack.sh

@@ -32,6 +32,6 @@ ruff check .
 # Types of the core, where all libraries that it names are installed.
 [ "$stack" != examples ] || pyright --project pyproject.toml
 # Two workers of one thread each are faster than one of two.
-export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec python -m pytest --numprocesses 2 --dist loadfile --durations 15 \
     ${tests[@]+"${tests[@]}"} "$@"

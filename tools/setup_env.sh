@@ -180,9 +180,25 @@ install_wheel() {
     fi
 }
 
-if made all || { [ "$part" = quick ] && made quick; }; then
-    exit
-fi
+exit_if_made() {
+    if made all || { [ "$part" = quick ] && made quick; }; then
+        exit
+    fi
+}
+# Two calls at once, in two terminals, would write over each other's files.
+# A build that outlives its call holds the lock, too.
+wait_for_others() {
+    mkdir -p "$venv"
+    exec 8> "$venv/setup.lock"
+    if command -v flock >/dev/null && ! flock -n 8; then
+        say "waiting for another call, which makes $venv"
+        flock 8
+    fi
+}
+
+exit_if_made
+wait_for_others
+exit_if_made
 if [ "$part" != wheel ]; then
     made basis || make_basis
 fi

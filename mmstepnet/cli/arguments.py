@@ -44,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
             'weights, one a model, or several of one model, as of its epochs')
         add('--pretrained', action='store_true', help='fetch the weights')
         add('--steps', help='file of save_steps')
-        add('--samples', type=positive_int, help='pictures at most, evenly '
-            'drawn')
+        add('--samples', type=_samples, metavar='N', help='pictures at most, '
+            'evenly drawn, or "all". Default: 256, and all with --labels')
         add('--batch-size', type=positive_int, default=16,
             help='pictures at once')
         add('--device', help='cuda where there is one')
@@ -72,6 +72,15 @@ def build_parser() -> argparse.ArgumentParser:
                         help='side of the pictures, or height and width')
     commands.add_parser('env', help='versions of all that matters')
     return parser
+
+
+def _samples(text: str) -> int | str:
+    if text == 'all':
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"must be a positive integer or 'all', got {text!r}")
+    return positive_int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

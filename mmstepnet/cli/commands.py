@@ -39,6 +39,9 @@ TOP1 = 'accuracy/top1'
 WRAPPERS = 'module.', '_orig_mod.', 'model.'
 """Prefixes of DistributedDataParallel, torch.compile and Lightning."""
 
+FEW = 256
+"""Pictures that are measured where nobody says how many."""
+
 FETCHED = 'timm:', 'torchvision:', 'mm:', 'hf:'
 """Models that come without their weights."""
 
@@ -223,9 +226,20 @@ def _pictures(args: argparse.Namespace
               ) -> tuple[list[tuple[Path | str, int]], int]:
     """Files with their classes, and how many classes there are."""
     found, classes = list_pictures(args.images, args.labels)
-    wanted = min(args.samples or len(found), len(found))
-    drawn = np.linspace(0, len(found) - 1, wanted).round().astype(int)
-    return [found[k] for k in drawn], classes
+    return _draw(found, args), classes
+
+
+def _draw(found: list, args: argparse.Namespace) -> list:
+    """Those of the pictures that are measured, evenly over the list."""
+    if args.samples is None:  # from here on chosen, and said once
+        args.samples = 'all' if args.labels else FEW
+        if args.samples != 'all' and len(found) > FEW:
+            print(f'{FEW} of {len(found)} pictures are measured, evenly '
+                  f'drawn; --samples all measures every one', file=sys.stderr)
+    if args.samples == 'all' or len(found) <= args.samples:
+        return found
+    places = np.linspace(0, len(found) - 1, args.samples).round().astype(int)
+    return [found[k] for k in places]
 
 
 def _print(label: str, found: Trajectories, args: argparse.Namespace) -> None:

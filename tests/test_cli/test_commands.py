@@ -13,7 +13,7 @@ from torchvision.models import ResNet18_Weights, resnet18
 from torchvision.transforms import ToTensor
 
 import mmstepnet
-from mmstepnet.cli import main
+from mmstepnet.cli import commands, main
 from mmstepnet.cli.arguments import READINGS
 from mmstepnet.cli.commands import _jobs
 from mmstepnet.cli.models import _opened, load_model
@@ -39,6 +39,9 @@ class Settings:
 def net(classes=Settings().classes):
     torch.manual_seed(0)
     return resnet18(num_classes=classes), ToTensor()
+
+def other():
+    return net()
 
 def fewer():
     return net(2)
@@ -210,6 +213,31 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
     # ResNet-18 leaves one block a stage.
     assert '0 by definition' in printed
     assert f'{wanted.tns(mu="all"):.4g} with the mean of all' in printed
+
+
+@pytest.mark.parametrize('more, count, said', [
+    ((), 4, '4 of 9 pictures are measured'), (('--samples', 'all'), 9, ''),
+    (('--labels', ), 9, ''), (('--samples', 2), 2, ''),
+    (('--samples', 20), 9, '')], ids=str)
+def test_how_many_pictures(more, count, said, nets, pictures, tmp_path,
+                           capsys, monkeypatch):
+    monkeypatch.setattr(commands, 'FEW', 4)
+    assert call('stiffness', f'{nets}:net', f'{nets}:other', '--images',
+                pictures, '--out', tmp_path, *more) == 0
+    err = capsys.readouterr().err
+    assert err.count('pictures are measured') == bool(said) and said in err
+    named = load_model(f'{nets}:net')
+    drawn = np.linspace(0, 8, count).round().astype(int)
+    wanted = mmstepnet.measure_stiffness(named.model, [torch.stack(
+        [named.prepare(paths_of(pictures)[k]) for k in drawn])])
+    found = Trajectories.load(tmp_path / 'some_nets.py.net.npz')
+    np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-3)
+
+
+def test_samples_are_a_number_or_all(capsys):
+    with pytest.raises(SystemExit):
+        call('gates', 'net.py:net', '--samples', 'many')
+    assert "a positive integer or 'all', got 'many'" in capsys.readouterr().err
 
 
 def test_labels(nets, pictures, tmp_path, capsys):

@@ -56,7 +56,7 @@ def make_environment(folder):
                    if key not in ('PYTHONPATH', 'PYTHONHOME')}
         return subprocess.run(
             [str(venv / 'bin/python'), '-m', 'mim', *map(str, arguments)],
-            cwd=work, env=dict(environ, OMP_NUM_THREADS='1'),
+            cwd=work, env={'OMP_NUM_THREADS': '1', **environ},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=900)
 

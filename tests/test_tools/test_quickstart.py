@@ -1,5 +1,6 @@
 """The quickstart's stages, with commands that take no time."""
 
+import re
 import sys
 from argparse import ArgumentParser
 
@@ -48,6 +49,32 @@ def test_plan_is_that_of_the_configs():
     # What needs the ops comes after them.
     assert all('faster_rcnn' not in str(stage)
                for stage in stages[:stages.index(quickstart.OPS)])
+
+
+def test_the_first_picture_comes_first():
+    """It needs the environment alone."""
+    first = quickstart.plan()[0]
+    assert first is quickstart.FIRST
+    assert all((ROOT / path).is_file() for path in first.command[1:4])
+
+
+def test_every_title_says_how_long():
+    stages = quickstart.BASIS, *quickstart.plan()
+    assert all(re.search(r'\d+ to \d+ (s|min)$', stage.title)
+               for stage in stages), stages
+
+
+def test_a_second_call_waits(tmp_path, monkeypatch):
+    """And goes on when the first one ends, here as soon as it says so."""
+    first, said = quickstart.hold(tmp_path / 'new/lock', 'writes'), []
+
+    def say(text, **options):
+        said.append(text)
+        first.close()
+
+    monkeypatch.setattr(quickstart, 'print', say, raising=False)
+    with quickstart.hold(tmp_path / 'new/lock', 'writes'):
+        assert said == ['waiting for another call, which writes']
 
 
 def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):

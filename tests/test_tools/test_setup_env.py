@@ -1,13 +1,23 @@
 """The environment's script, with a Python that only writes down its calls."""
 
+import os
 import sys
+from itertools import islice
+from shutil import which
+from subprocess import PIPE, Popen
 
 import pytest
 
+from tests.documents import ROOT
 from tests.programs import run_program
 
 FAKE = '''#!/bin/sh
-echo "$*" >> "$CALLS"
+echo "$OMP_NUM_THREADS $*" >> "$CALLS"
+case "$*" in *"${HOLD:-nothing}"*)
+    until [ -e "$FOLDER/go" ] || [ $((tries += 1)) = 100 ]; do
+        sleep 0.1
+    done ;;
+esac
 for word in "$@"; do
     [ "$last" = --dest ] && dest=$word
     [ "$last" = --wheel-dir ] && wheels=$word
@@ -35,22 +45,34 @@ NAMES = {'--only-binary': 'fetch', ' download': 'download',
 
 
 @pytest.fixture
-def setup_env(tmp_path):
-    """Calls setup_env.sh; returns the calls of Python, by what they did."""
-    python, calls = tmp_path / 'venv/bin/python', tmp_path / 'calls'
-    python.parent.mkdir(parents=True)
-    python.write_text(FAKE)
-    python.chmod(0o755)
+def environment(tmp_path):
+    """Variables under which the scripts find the Python that writes."""
+    programs = tmp_path / 'venv/bin'
+    programs.mkdir(parents=True)
+    for name in 'python', 'ruff':
+        (programs / name).write_text(FAKE)
+        (programs / name).chmod(0o755)
+    return dict(VENV=str(tmp_path / 'venv'), STACK='onedl', CXX='false',
+                FOLDER=str(tmp_path), CALLS=str(tmp_path / 'calls'))
+
+
+def steps_of(calls):
+    """What the calls of Python did."""
+    return [name for line in calls.read_text().splitlines()
+            for mark, name in NAMES.items() if mark in line]
+
+
+@pytest.fixture
+def setup_env(environment, tmp_path):
+    """Calls setup_env.sh; returns the steps, and what it complained of."""
+    calls = tmp_path / 'calls'
 
     def run(*arguments, code=0, **env):
         calls.write_text('')
-        done = run_program(
-            'bash', 'tools/setup_env.sh', *arguments, check=False,
-            VENV=str(tmp_path / 'venv'), STACK='onedl', FOLDER=str(tmp_path),
-            CALLS=str(calls), CXX='false', **env)
+        done = run_program('bash', 'tools/setup_env.sh', *arguments,
+                           check=False, **environment, **env)
         assert done.returncode == code, done.stdout + done.stderr
-        return [name for line in calls.read_text().splitlines()
-                for mark, name in NAMES.items() if mark in line], done.stderr
+        return steps_of(calls), done.stderr
 
     return run
 
@@ -77,6 +99,44 @@ def test_else_it_is_built_and_kept(setup_env, tmp_path):
     (tmp_path / 'venv' / 'ops.made').unlink()
     assert setup_env('ops')[0] == ['install']
     assert "got 'everything'" in setup_env('everything', code=2)[1]
+
+
+@pytest.mark.skipif(not which('flock'), reason='needs flock')
+@pytest.mark.parametrize('part', ['basis', 'quick'])
+def test_two_calls_at_once_make_it_once(part, environment, tmp_path):
+    """The second one waits, says for what, and goes on."""
+    calls = tmp_path / 'calls'
+    calls.write_text('')
+
+    def start(part):
+        return Popen(['bash', 'tools/setup_env.sh', part], cwd=ROOT,
+                     stdout=PIPE, text=True,
+                     env={**os.environ, **environment, 'HOLD': '-e .',
+                          'PREBUILT': '1'})
+
+    with start('basis') as first:
+        assert 'environment' in ''.join(islice(first.stdout, 2))
+        with start(part) as second:
+            said = ''.join(islice(second.stdout, 2))
+            (tmp_path / 'go').touch()
+            second.communicate()
+        first.communicate()
+    assert f"another call, which makes {environment['VENV']}" in said
+    assert first.returncode == second.returncode == 0
+    assert steps_of(calls) == ['package', *(
+        ['fetch', 'install', 'quick'] if part == 'quick' else [])]
+
+
+@pytest.mark.parametrize('given, threads', [({}, '1'), (
+    dict(OMP_NUM_THREADS='3'), '3')], ids=str)
+def test_threads_of_the_tests(given, threads, environment, tmp_path,
+                              monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    run_program('bash', 'tools/run_tests.sh', **environment, PREBUILT='1',
+                **{'OMP_NUM_THREADS': '', **given})
+    last = (tmp_path / 'calls').read_text().splitlines()[-1]
+    assert last.startswith(f'{threads} -m pytest ')
+    assert last.endswith('tests/test_imports.py')
 
 
 @pytest.mark.parametrize('stack, python, code, text', [
