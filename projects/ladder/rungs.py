@@ -87,8 +87,7 @@ def put_in(model: nn.Module, rung: Rung, blocks: Sequence[str],
     Returns:
         list: The parameters that are trained.
     """
-    model.requires_grad_(False)
-    parameters = []
+    parameters: list[nn.Parameter] = []
     if rung.attention is not None:
         mmstepnet.insert_steps(model, blocks=list(blocks), example=example,
                                init_step=init_step, **rung.attention)
@@ -103,6 +102,7 @@ def put_in(model: nn.Module, rung: Rung, blocks: Sequence[str],
             parameters += last_norm(model.get_submodule(name)).parameters()
     if rung.head:
         parameters += head_of(model).parameters()
+    model.requires_grad_(False)
     for p in parameters:
         p.requires_grad_()
     return parameters
