@@ -209,7 +209,7 @@ def test(model: nn.Module, pictures: Pictures) -> dict:
         handle.remove()
     answers = scores.argmax(1)
     found = dict(
-        accuracy=100 * float((answers == labels).float().mean()),
+        accuracy=100 * int((answers == labels).sum()) / len(labels),
         loss=float(F.cross_entropy(scores, labels)),
         answers=''.join(map(str, answers.tolist())))
     if gates:
@@ -282,8 +282,8 @@ def compare(rows: list[dict], first: str, second: str, seeds: list[int]
 def verdicts(rows: list[dict], is_ended: bool) -> Iterator[list[str]]:
     """Both questions: numbers and the plan's word.
 
-    There is one look: nothing is told before all seeds of the main rungs are
-    there, or no more will come.
+    There is one look: when all seeds of the main rungs are there, or no more
+    will come.
     """
     seeds = sorted(set.intersection(
         *(set(accuracies(rows, name)) for name in MAIN)) & {*SEEDS})
