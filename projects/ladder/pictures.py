@@ -15,7 +15,7 @@ SHIFT = 4
 
 
 @cache
-def read_pictures(data: Path, split: str, start: int, stop: int
+def read_pictures(data: Path, split: str, start: int, stop: int | None
                   ) -> tuple[Tensor, Tensor]:
     """Pictures of each class, by the sorted names of their files.
 
@@ -23,7 +23,7 @@ def read_pictures(data: Path, split: str, start: int, stop: int
         data (Path): Folder that holds ``cifar10/SPLIT/CLASS/*.jpg``.
         split (str): 'train' or 'test'.
         start (int): The first picture of each class.
-        stop (int): Behind the last one.
+        stop (int, optional): Behind the last one; None is the end.
 
     Returns:
         tuple: Pixels, (N, 3, 32, 32) in uint8, and classes, (N,).

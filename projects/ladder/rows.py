@@ -14,9 +14,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """All rows of the files of a folder."""
+    """All rows of the files of a folder.
+
+    What a kill left of a line, behind the last newline, is no row.
+    """
     for path in sorted(folder.glob('*.jsonl')):
-        for line in path.read_text('utf-8').splitlines():
+        for line in path.read_bytes().split(b'\n')[:-1]:
             yield json.loads(line)
 
 
@@ -51,3 +54,9 @@ def describe_program() -> dict[str, Any]:
     return dict(
         cpu=f'{name}, {torch.backends.cpu.get_cpu_capability()}',
         torch=torch.__version__, commit=commit or None)
+
+
+def markdown(header: list[str], lines: list[list[str]]) -> str:
+    """A table."""
+    return '\n'.join(f'| {" | ".join(line)} |' for line in (
+        header, ['---'] * len(header), *lines)) + '\n'

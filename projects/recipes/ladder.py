@@ -31,7 +31,12 @@ from projects.ladder.pictures import (
     normalise,
     read_pictures,
 )
-from projects.ladder.rows import append_row, describe_program, read_rows
+from projects.ladder.rows import (
+    append_row,
+    describe_program,
+    markdown,
+    read_rows,
+)
 from projects.ladder.rungs import RUNGS, put_in
 from projects.ladder.statistics import (
     compare_over_pictures,
@@ -365,12 +370,6 @@ def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
         yield [network, rung, f'{own[0]["numbers"]:,}', f'{rate:g}',
                str(len(own)), f'{np.mean(accuracies):.2f} ± {deviation:.2f}',
                f'{np.mean(losses):.4f}']
-
-
-def markdown(header: list[str], lines: list[list[str]]) -> str:
-    """A table."""
-    return '\n'.join(f'| {" | ".join(line)} |' for line in (
-        header, ['---'] * len(header), *lines)) + '\n'
 
 
 def table(folder: Path = ROWS) -> str:
