@@ -95,7 +95,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f'error: {error}')
     if args.command == 'table':
-        print(report.table_text(cells, args.results))
+        print(report.table_text(report.read_columns(cells, args.results)))
         return
     from projects.reproduction.runner import run
     for seed in args.seeds:

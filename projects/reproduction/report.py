@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -299,14 +299,14 @@ def stiffness_table(rows: Rows) -> str:
                                      for n in names), 'seeds'], lines, 2)
 
 
-def table_text(cells: Sequence[Cell], results: Path = RESULTS,
+def table_text(columns: Iterable[tuple[str, list[Cell], Rows]],
                all_rows: bool = True) -> str:
     """A table's columns; ``all_rows`` shows those without results, too."""
     parts = []
-    for column, own, rows in read_columns(cells, results):
+    for column, own, rows in columns:
         if not (rows or all_rows):
             continue
-        parts += [f'### {cells[0].table}: {column}\n',
+        parts += [f'### {own[0].table}: {column}\n',
                   accuracy_table(own, rows)]
         if any(len(seeds) > 1 for seeds in rows.values()):
             parts += [variance_table(name, rows)
@@ -351,8 +351,9 @@ def warm_table(rows: Rows) -> str:
 def write_report(tables: dict[str, list[Cell]], page: Path,
                  results: Path = RESULTS) -> None:
     """Write what stands between the marks of the page anew."""
-    columns = {(cells[0].table, column): rows for cells in tables.values()
-               for column, _, rows in read_columns(cells, results)}
+    read = [list(read_columns(cells, results)) for cells in tables.values()]
+    columns = {(own[0].table, column): rows for found in read
+               for column, own, rows in found}
     warm = list(warm_columns(results))
     named = [(f'{table}, {column}', rows)
              for (table, column), rows in columns.items() if rows] + warm
@@ -367,9 +368,8 @@ def write_report(tables: dict[str, list[Cell]], page: Path,
             ('exploratory', exploratory_text(named)),
             ('warm start', '\n'.join(f'**{name}**\n\n{warm_table(rows)}'
                                      for name, rows in warm)),
-            ('tables', '\n'.join(part for cells in tables.values()
-                                 if (part := table_text(
-                                     cells, results, all_rows=False))))):
+            ('tables', '\n'.join(part for found in read if (
+                part := table_text(found, all_rows=False))))):
         text = re.sub(f'(?s)(<!-- {mark} -->\n).*?(?=<!-- end -->)',
                       lambda match, part=part: f'{match[1]}\n{part}\n', text)
     page.write_text(text, 'utf-8')

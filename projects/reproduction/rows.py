@@ -72,10 +72,13 @@ def _stiffness(kept: dict[str, Any]) -> dict[str, float]:
     if kept:
         found['Δt'] = float(np.mean(kept['step']))
         nsi, stages = np.array(kept['nsi']), np.array(kept['stages'])
-        within = np.diff(stages) == 0
-        found['change of NSI'] = float(np.abs(np.diff(nsi))[within].mean())
-        found['change of NSI over its mean'] = (
-            found['change of NSI'] / nsi.mean())
+        changes = np.abs(np.diff(nsi))
+        for jumps, kept_changes in (
+                ('', changes[np.diff(stages) == 0]),
+                ('; jumps between stages, too', changes)):
+            mean = float(kept_changes.mean())
+            found[f'change of NSI{jumps}'] = mean
+            found[f'change of NSI over its mean{jumps}'] = mean / nsi.mean()
     for reading, r in first_stage(kept).items():
         found[f'−r over images; {reading} NSI'] = -np.mean(r)
     for reading, stages in kept.get('along', {}).items():

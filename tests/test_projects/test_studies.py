@@ -63,6 +63,26 @@ def test_means_over_seeds(study, file, key, values, digits):
                  and line.endswith(f'| {" | ".join(cells)} |'))
 
 
+def test_gains_of_gates_and_head():
+    """How far either raises the accuracy of the ResNets, on both pages."""
+    means = {name: columns.mean(1) for name, columns in grouped(
+        rows('recipes/rows.tsv'), (0, 1), (3, 4)).items()}
+    resnets = 'resnet20', 'resnet32', 'resnet44'
+    shown = set()
+    for part in ('gates', 'head'):
+        gains = [means[net, part][0] - means[net, 'as it is'][0]
+                 for net in resnets]
+        shown.add(f'{min(gains):.1f} to {max(gains):.1f} points')
+    words, = shown
+    first, second = (page(name) for name in (
+        'projects/recipes/RESULTS.md', 'docs/save_and_load.md'))
+    assert first.count(words) == 2 and second.count(words) == 1
+    for net in resnets:
+        cells = ['{:.1f} / {:.3f}'.format(*means[net, part]) for part in (
+            'as it is', 'gates', 'head', 'gates and head', 'all')]
+        assert f'| ResNet-{net[6:]} | {" | ".join(cells)} |' in second
+
+
 def test_removed_blocks():
     """Lines of a score: a cell a network, without its interval."""
     cells = defaultdict(list)

@@ -1,11 +1,18 @@
 """The page of the papers' tables says what the rows and RESULTS.md say."""
 
 import re
+import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from mmengine.config import Config
+from scipy import stats
 
+from projects.reproduction import constant_step, report
+from projects.reproduction.comparisons import compare, interval
 from projects.reproduction.paper import PAGE
+from projects.reproduction.rows import RESULTS as ROWS_OF
 from projects.reproduction.rows import quantities, read_rows
 from projects.reproduction.tables import read_tables
 from tests.documents import ROOT
@@ -17,34 +24,60 @@ ROWS = {label: read_rows(f'resnet164_{name}_cifar10-10k')
         for label, name in (('plain', 'plain'), ('SE', 'se'),
                             ('StepNet', 'stepnet'),
                             ('StepNet, `init_step=1`', 'stepnet-init1'))}
+CONSTANT = {
+    label: [row['last']['metrics']['accuracy/top1'] for row in read_rows(
+        config, ROWS_OF / 'constant_step')]
+    for label, config in constant_step.ROWS.items()}
 TNS = 'TNS; adaptive NSI, μ over the stage'
 
 
 def near(shown, value):
-    """Whether a number is another one, rounded; that has two decimals too."""
+    """Whether a number is another one, rounded once."""
     decimals = len(shown.partition('.')[2])
-    return abs(float(shown) - value) < 0.51 * 10**-decimals + 5e-5
+    return float(shown) == float(f'{value:.{decimals}f}')
 
 
-def test_every_interval_is_one_of_the_results():
-    """As it is, the other way round, or without the margin of 0.5 points."""
+@pytest.fixture(scope='module')
+def unrounded(tmp_path_factory):
+    """RESULTS.md with nine decimals: a rounded number is not rounded again."""
+    page = tmp_path_factory.mktemp('report') / 'RESULTS.md'
+    shutil.copy(PAGE, page)
+    mean_std = report.mean_std
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, 'compare', lambda name, differences, decimals=2,
+                      margin=None: compare(name, differences, 9, margin))
+        patch.setattr(report, 'mean_std',
+                      lambda values, decimals: mean_std(values, 9))
+        report.write_report(read_tables(), page)
+    return page.read_text('utf-8').replace('−', '-')
+
+
+def test_every_interval_is_one_of_the_results(unrounded):
+    """As it is, the other way round, or without the margin of 0.5 points.
+
+    So is the difference before it, where there is one.
+    """
     known = [tuple(map(float, found)) for found in re.findall(
-        f'interval ({NUMBER}) to ({NUMBER})', RESULTS)]
-    known += [(-high, -low) for low, high in known]
-    known += [(low - 0.5, high - 0.5) for low, high in known]
-    shown = re.findall(rf'\(({NUMBER}) to ({NUMBER})\)', TEXT)
+        f'({NUMBER}), 95% interval ({NUMBER}) to ({NUMBER})', unrounded)]
+    known += [(-mean, -high, -low) for mean, low, high in known]
+    known += [tuple(value - 0.5 for value in found) for found in known]
+    for one, other in (('frozen', 'plain'), ('StepNet', 'frozen')):
+        differences = np.subtract(CONSTANT[one], CONSTANT[other])
+        known.append((differences.mean(), *interval(differences, 0.025)))
+    shown = re.findall(rf'(?:({NUMBER})(?: points)? )?'
+                       rf'\(({NUMBER}) to ({NUMBER})\)', TEXT)
     assert len(shown) > 25
-    for low, high in shown:
-        assert any(near(low, a) and near(high, b) for a, b in known), (
-            low, high)
+    for found in shown:
+        assert any(all(near(number, value) for number, value in zip(
+            found, values) if number) for values in known), found
 
 
-def test_every_mean_is_one_of_the_results():
+def test_every_mean_is_one_of_the_results(unrounded):
     """Or one of the paper's own tables."""
     found = f'({NUMBER}) ± ({NUMBER})'
     papers = str([c.paper for cells in read_tables().values() for c in cells])
     known = [tuple(map(float, pair))
-             for pair in re.findall(found, RESULTS + papers)]
+             for pair in re.findall(found, unrounded + papers)]
     shown = re.findall(found, TEXT)
     assert len(shown) > 40
     for mean, deviation in shown:
@@ -88,6 +121,60 @@ def test_figure_3(label, quantity, rows):
         assert quantities(row)[quantity] == pytest.approx(values[-1])
     shown = ' | '.join(f'{value:.3f}' for value in values)
     assert f'| {label} | {shown} |' in TEXT
+
+
+def test_figure_3_with_jumps():
+    """Between the last block of a stage and the first of the next, too."""
+    change, relative = (
+        [[np.mean([abs(b - a) for a, b in pairwise(row['stiffness']['nsi'])])
+          / (np.mean(row['stiffness']['nsi']) if over_mean else 1)
+          for row in ROWS[label]] for label in ('SE', 'plain')]
+        for over_mean in (False, True))
+    assert np.greater(*change).all()
+    shown = []
+    for se, plain in (change, relative):
+        found = stats.ttest_rel(se, plain)
+        low, high = found.confidence_interval()
+        shown.append(f'{np.mean(se) - np.mean(plain):+.4f} '
+                     f'({low:+.4f} to {high:+.4f})')
+    words = ' '.join(TEXT.split())
+    assert (f'With them, SE minus plain is {shown[0]}, and relative to the '
+            f'mean {shown[1]}:') in words
+
+
+def test_the_first_rows_of_resnet_164_are_not_compiled():
+    """As their configs train today, which gives those of the control."""
+    hooks = Config.fromfile(ROOT / 'projects/reproduction/configs/small'
+                            '/resnet164_plain_cifar10-10k.py').custom_hooks
+    assert dict(type='mmstepnet.CompiledTrainingHook') in hooks
+    rows = [row for found in ROWS.values() for row in found]
+    commits = {row['starts'][0]['commit'] for row in rows}
+    machines = {row['starts'][0]['machine'] for row in rows}
+    assert (len(commits), len(machines)) == (4, 2)
+    today, then = (', '.join(f'{v:.2f}' for v in values) for values in (
+        CONSTANT['plain'],
+        [row['last']['metrics']['accuracy/top1'] for row in ROWS['plain']]))
+    words = ' '.join(TEXT.split()).replace(' and ', ', ')
+    assert f'the plain network then has {today} %' in words
+    assert f'in the table it has {then} %' in words
+
+
+def test_logs_of_the_group():
+    """Each number has repository, file and commit; what follows from it."""
+    logs = dict((label, (float(last), float(best), *found))
+                for label, last, best, *found in re.findall(
+                    r'^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| \[`.*?`\]\('
+                    r'https://github.com/zhongshsh/(\w+)/blob/(\w{40})/'
+                    r'checkpoints/.*?/log.txt\) \|$', TEXT, re.MULTILINE))
+    assert len(logs) == 5
+    for *_, repository, commit in logs.values():
+        assert f'`zhongshsh/{repository}` at commit {commit[:7]}' in TEXT
+    se, constant, both = (
+        np.array(logs[label][:2]) for label in (
+            'SE', 'SE of a learned constant vector (ASR)', 'ASR and SE'))
+    assert abs(constant - se).max() < 0.3 and 'within 0.3 points of' in TEXT
+    low, high = sorted(both - se)
+    assert f'the accuracy is {low:.1f} to {high:.1f} points above' in TEXT
 
 
 @pytest.mark.parametrize('seed', range(4))
