@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import perturb
+from tests.utils import perturb, rounding
 
+BOUND = 1e-10
 COMPILED = set()
 """Classes that this process has compiled."""
 
@@ -26,13 +27,10 @@ def outputs(model: nn.Module, inputs: dict | Tensor) -> list[Tensor]:
 
 def outputs_in_training(model: nn.Module,
                         inputs: dict | Tensor) -> list[Tensor]:
-    """Outputs of a copy in training mode, in float64.
-
-    Batch norms over a few pixels amplify float32's rounding at will.
-    """
-    model = copy.deepcopy(model).double()
+    """Outputs of a copy in training mode."""
+    model = copy.deepcopy(model)
     model.train()  # that of some hosts returns nothing
-    return outputs(model, doubled(inputs))
+    return outputs(model, inputs)
 
 
 def doubled(inputs: dict | Tensor) -> dict | Tensor:
@@ -54,7 +52,10 @@ def _tensors(out):
 
 
 def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
-    """Largest relative difference."""
+    """Largest relative difference, of two ways through one network.
+
+    In float64 rounding stays far below :data:`BOUND` on every CPU.
+    """
     assert len(outs) == len(wanted) > 0
     for w in wanted:
         assert torch.isfinite(w).all() and w.abs().max() > 0
@@ -83,20 +84,28 @@ def with_moved_steps(model: nn.Module, **options) -> nn.Module:
 
 def check_insertion(model: nn.Module, inputs: dict | Tensor,
                     **options) -> list[str]:
-    """Put steps into a model, and check all that can be without a process."""
+    """Put steps into a model, and check all that can be without a process.
+
+    The model is in float64 afterwards.
+    """
     perturb(model)
     keys = set(model.state_dict())
     parts = {name: type(m) for name, m in model.named_modules()}
-    before_in_training = outputs_in_training(model, inputs)
-    model.eval()
-    before = outputs(model, inputs)
-
+    plain = copy.deepcopy(model)
+    plain.eval()  # that of some hosts returns nothing
     names = insert_steps(model, 'StepNet', **options)
+    model.eval()
+    singles = outputs(model, inputs), outputs(plain, inputs)
+    plain.double(), model.double()
+    inputs = doubled(inputs)
 
     # Outputs, in both modes: stochastic depth draws the same numbers.
-    assert difference(outputs(model, inputs), before) <= 1e-5
-    assert difference(
-        outputs_in_training(model, inputs), before_in_training) <= 1e-5
+    before = outputs(plain, inputs)
+    assert difference(outputs(model, inputs), before) <= BOUND
+    assert difference(outputs_in_training(model, inputs),
+                      outputs_in_training(plain, inputs)) <= BOUND
+    ours, theirs = (list(map(rounding, outs, before)) for outs in singles)
+    assert all(ours[k] <= 2 * theirs[k] for k in range(len(ours)))
 
     # Keys: those of the attentions come on top.
     new = set(model.state_dict()) - keys
@@ -138,7 +147,7 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
 
 def check_recorder(model: nn.Module, inputs: dict | Tensor,
                    example: dict | Tensor | None = None) -> None:
-    """Stiffness of the network as it is and with plain steps."""
+    """Stiffness of the network as it is and with plain steps, in float64."""
     model.eval()
     with torch.no_grad():
         wanted = outputs(model, inputs)
@@ -152,6 +161,7 @@ def check_recorder(model: nn.Module, inputs: dict | Tensor,
             outputs(model, inputs)
     assert len(plain.blocks) == len(stepped.blocks) > 0
     assert plain.excluded == stepped.excluded
+    # Recorded in float32.
     torch.testing.assert_close(plain.nsi, stepped.nsi, rtol=1e-6, atol=0)
 
 
@@ -172,7 +182,7 @@ def check_compiles(model: nn.Module, inputs: dict | Tensor) -> None:
     wanted = outputs(model, inputs)
     for name in blocks.values():
         try:
-            assert difference(run(model, name), wanted) < 1e-5
+            assert difference(run(model, name), wanted) <= BOUND
         except torch._dynamo.exc.Unsupported:
             host = copy.deepcopy(model)
             remove_steps(host)

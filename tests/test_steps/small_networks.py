@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import insert_steps
+from tests.utils import seeded
 
 from .insertion import perturb_gates
 
@@ -86,15 +87,14 @@ NETWORKS = {'tokens': (TokenBlock, (4, 5, 8)),
 
 
 def network(kind: str) -> nn.Sequential:
-    """Three blocks."""
+    """Three blocks, in float64."""
     torch.manual_seed(0)
-    return nn.Sequential(*(NETWORKS[kind][0]() for _ in range(3)))
+    return nn.Sequential(*(NETWORKS[kind][0]() for _ in range(3))).double()
 
 
 def inputs(kind: str) -> Tensor:
     """Four samples."""
-    return torch.randn(
-        NETWORKS[kind][1], generator=torch.Generator().manual_seed(1))
+    return seeded(*NETWORKS[kind][1], seed=1).double()
 
 
 class ByHand(nn.Module):

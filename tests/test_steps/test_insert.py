@@ -12,13 +12,13 @@ from torchvision.models.resnet import BasicBlock
 from mmstepnet import insert_steps, remove_steps, step_parameters
 from mmstepnet.steps import fused_blocks
 from mmstepnet.steps.fused_blocks import FusedBlock
-from tests.utils import perturb
+from tests.utils import perturb, same, seeded
 
 from .insertion import steps_of
 from .small_networks import inputs, network
 from .test_branch import Around
 
-IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+IMAGES = seeded(2, 3, 32, 32).double()
 LATER = ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
 PROJECTING = ['layer2.0', 'layer3.0', 'layer4.0']
 
@@ -36,10 +36,10 @@ PROJECTING = ['layer2.0', 'layer3.0', 'layer4.0']
                                              'layer4.1']),
 ])
 def test_which_blocks_get_steps(options, wanted):
-    model = perturb(resnet18(num_classes=3)).eval()
+    model = perturb(resnet18(num_classes=3)).double().eval()
     before, keys = model(IMAGES), set(model.state_dict())
     assert insert_steps(model, **options) == wanted
-    torch.testing.assert_close(model(IMAGES), before)
+    same(model(IMAGES), before)
     new = set(model.state_dict()) - keys
     assert {key.split('.step.attention.')[0] for key in new} == set(wanted)
     with pytest.raises(ValueError, match=f'{wanted[0]}.*remove_steps'):
@@ -78,10 +78,10 @@ class Doubled(BasicBlock):
 
 def test_a_block_that_computes_something_else_is_not_taken_over():
     """It takes its step where its branch ends."""
-    model = perturb(resnet18(num_classes=3)).eval()
+    model = perturb(resnet18(num_classes=3)).double().eval()
     model.layer1[1].__class__ = Doubled
     model.layer3[1].forward = model.layer3[1].forward
-    model.layer4[1].relu = nn.PReLU(512)  # whose key stays the only one
+    model.layer4[1].relu = nn.PReLU(512).double()  # its key stays the only one
     before = model(IMAGES)
     keys = set(model.state_dict())
     assert insert_steps(model, example=IMAGES) == LATER
@@ -91,15 +91,16 @@ def test_a_block_that_computes_something_else_is_not_taken_over():
     new = set(model.state_dict()) - keys
     assert keys < set(model.state_dict())
     assert all('step.attention.' in key for key in new)
-    torch.testing.assert_close(model(IMAGES), before)
+    same(model(IMAGES), before)
 
 
 @pytest.mark.parametrize('compiled', [False, True])
 def test_parts_that_are_exchanged(compiled):
     """After a step was put in, and after the network was compiled."""
     timm = pytest.importorskip('timm')
-    plain, model = (perturb(timm.create_model('resnet10t')).eval()
-                    for _ in range(2))
+    plain, model = (
+        perturb(timm.create_model('resnet10t')).double().eval()
+        for _ in range(2))
     insert_steps(model)
     torch.compiler.reset()
     run = torch.compile(model, backend='eager') if compiled else model
@@ -108,7 +109,7 @@ def test_parts_that_are_exchanged(compiled):
         one.load_state_dict(plain.state_dict(), strict=False)
         one.layer1[0].act2 = nn.SiLU()
         one.layer1[0].drop_path = nn.Hardtanh()
-    torch.testing.assert_close(run(IMAGES), plain(IMAGES))
+    same(run(IMAGES), plain(IMAGES))
     torch.compiler.reset()
 
 
@@ -118,7 +119,7 @@ def test_a_block_keeps_its_modules_to_itself(attention):
 
     Who counts operations or parameters by hooks counts them once.
     """
-    model = resnet18().eval()
+    model = resnet18().double().eval()
     own, running, inside = set(model.modules()), [], []
     insert_steps(model, attention, first_block=True)
     names = [name for name, module in model.named_modules(
@@ -137,7 +138,7 @@ def test_a_block_keeps_its_modules_to_itself(attention):
 
 def test_a_step_that_is_wrapped_or_hooked_is_given_f(calls):
     """Whoever does so may hand something else on."""
-    model = perturb(resnet18()).eval()
+    model = perturb(resnet18()).double().eval()
     insert_steps(model, blocks='layer1')
     wanted = model(IMAGES)
     assert len(calls) == 2
@@ -148,13 +149,13 @@ def test_a_step_that_is_wrapped_or_hooked_is_given_f(calls):
     doubled = model(IMAGES)
     handle.remove()
     model.layer1[0].step = checkpoint_wrapper(step)
-    torch.testing.assert_close(model(IMAGES), wanted)
+    same(model(IMAGES), wanted)
     assert len(calls) == 2  # of the other block
     model.layer1[0].step = step
     weight, bias = model.layer1[0].bn2.parameters()
     with torch.no_grad():  # f is doubled
         weight.mul_(2), bias.mul_(2)
-    torch.testing.assert_close(model(IMAGES), doubled)
+    same(model(IMAGES), doubled)
 
 
 @pytest.mark.parametrize('attention, options', [
@@ -213,9 +214,9 @@ def test_parameter_groups():
 
 @pytest.mark.parametrize('kind', ['tokens', 'maps'])
 def test_mode_device_and_dtype_follow_the_block(kind, caplog):
-    model = network(kind).double()
+    model = network(kind)
     model[0].eval()
-    insert_steps(model, example=inputs(kind).double())
+    insert_steps(model, example=inputs(kind))
     steps = steps_of(model)
     assert not any(s.training for n, s in steps.items() if n[0] == '0')
     assert all(s.training for n, s in steps.items() if n[0] != '0')

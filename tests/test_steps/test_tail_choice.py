@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmstepnet import steps
 from mmstepnet.attentions import CBAM, IEBN, SE, LayerScale, Plain, StepNet
 from tests.test_steps.cases import build, inputs, run, worst
+from tests.utils import same
 
 
 class Case(nn.Module):
@@ -20,8 +21,9 @@ class Case(nn.Module):
 
     def __init__(self, calls):
         super().__init__()
-        self.calls, self.args = calls, inputs((3, 4, 3, 3), torch.float32)
-        self.step, self.norm = build(StepNet, 4)
+        self.calls, self.args = calls, inputs((3, 4, 3, 3))
+        self.step, self.norm = (
+            module.double() for module in build(StepNet, 4))
         self.step.activation = nn.ReLU()  # PyTorch has no hooks in place
         self.step.drop_path = nn.Identity()
         self.gate = self.step.attention
@@ -117,7 +119,9 @@ def test_other_parts(place, other, case):
         tensors[name] = other(tensors[name].detach())
     else:
         owner._modules.pop(name)
-        setattr(owner, name, copy.deepcopy(other))
+        other = copy.deepcopy(other)
+        setattr(owner, name, other.double() if isinstance(
+            other, nn.Module) else other)
     case.calls.clear()
     x, c, _ = case.args
     case.step(x, c, case.norm)
@@ -128,7 +132,7 @@ def test_other_maps(case):
     x, c, _ = case.args
     case.eval()
     case.calls.clear()
-    for maps in ((x.double(), c), (x[:1], c), (x[:0], c[:0]),
+    for maps in ((x.float(), c), (x[:1], c), (x[:0], c[:0]),
                  (x.as_subclass(Logged), c), (x, c.as_subclass(Logged))):
         case.step(*maps, case.norm)
     assert not case.calls
@@ -140,7 +144,7 @@ def test_other_maps(case):
 def test_errors_are_those_of_the_reference_path(norm, training, case):
     x, c, _ = case.args
     with pytest.raises((RuntimeError, ValueError), match='expected|shoul'):
-        case.step(x, c, norm.train(training))
+        case.step(x, c, norm.double().train(training))
     with pytest.raises(ValueError, match='more than 1 value'):
         case.step(x[:1, :, :1, :1], c[:1, :, :1, :1], case.norm)
     with pytest.raises(ValueError, match='at least 2 images'):
@@ -161,11 +165,11 @@ def test_transforms(case):
     with forward_ad.dual_level():
         dual = forward_ad.unpack_dual(take(forward_ad.make_dual(x, c)))
     assert not case.calls
-    torch.testing.assert_close(dual.tangent, tangent)
-    torch.testing.assert_close(graph(x), take(x))
+    same(dual.tangent, tangent)
+    same(graph(x), take(x))
     x = x.clone().requires_grad_()
     take(x).sum().backward()
-    torch.testing.assert_close(grad, x.grad, rtol=1e-4, atol=1e-5)
+    same(grad, x.grad)
     assert len(case.calls) == 2
 
 
@@ -197,7 +201,7 @@ def test_hooks(part, kind, case):
     register = getattr(case.get_submodule(part), f'register_{kind}')
     handle = register(lambda *args: seen.append(args))
     found = case.expect_reference()
-    torch.testing.assert_close(found['out'], case.before['out'])
+    same(found['out'], case.before['out'])
     handle.remove()
     assert len(seen) == 2
     case.expect_fused()
@@ -209,14 +213,14 @@ def test_buffers_and_values_are_read_at_every_step(case):
     for owner, name, value in (
             (gate, 'scale', 0.5), (gate.bn, 'eps', 0.1),
             (gate.bn, 'momentum', 0.7), (norm, 'eps', 0.1),
-            (norm, 'weight', nn.Parameter(torch.rand(4))),
+            (norm, 'weight', nn.Parameter(torch.rand(4).double())),
             (gate.bn, 'training', False), (norm, 'training', False),
-            (norm, 'running_var', torch.rand(4))):
+            (norm, 'running_var', torch.rand(4).double())):
         setattr(owner, name, value)
         found = case.take()
         assert case.calls
         error, name = worst(found, case.take(False))
-        assert error < 1e-5, name
+        assert error < 1e-10, name
 
 
 def test_a_mode_or_an_observer_does_not_change_the_path(case):
