@@ -40,7 +40,8 @@ class TrajectoryRecorder:
 
     - ``adaptive``: :math:`\lVert f(x_t) \rVert / \lVert x_t \rVert`, that is
       :math:`(x_{t+1} - x_t) / \Delta t` with the attention value as
-      :math:`\Delta t`. The default reading.
+      :math:`\Delta t`. The default reading. It is computed from f, so a step
+      may be 0 or negative.
     - ``unit``: :math:`\lVert f(x_t) \otimes \Delta t \rVert /
       \lVert x_t \rVert`, with :math:`\Delta t = 1` in Eq. 4.
     - ``returned``: :math:`\lVert \mathrm{out} - x_t \rVert /
