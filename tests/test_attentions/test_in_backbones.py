@@ -10,7 +10,8 @@ from mmstepnet import models
 from mmstepnet.attentions import ATTENTIONS, FCA, ChannelGate, build_attention
 from mmstepnet.models import StepResNetCIFAR
 
-StepResNet = partial(models.StepResNet, host='mmpretrain')
+StepResNet = partial(
+    models.StepResNet, host='mmpretrain', base_channels=16, stem_channels=16)
 
 
 @pytest.mark.parametrize('model, side', [

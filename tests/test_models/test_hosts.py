@@ -30,6 +30,7 @@ from tests.utils import (
 
 mmdet = pytest.importorskip('mmdet.models')
 ALL = (0, 1, 2, 3)
+NARROW = dict(base_channels=16, stem_channels=16)
 DCN = dict(
     dcn=dict(type='DCNv2', deform_groups=1, fallback_on_stride=False),
     stage_with_dcn=(False, True, True, True))
@@ -46,24 +47,25 @@ SWIN = dict(
     'StepResNet', 'StepResNetV1c', 'StepResNetV1d', 'StepResNeXt'])
 def test_whose(name):
     """By name, by the default scope, by mmengine's word for it."""
-    build = getattr(models, name)
+    build = partial(getattr(models, name), **NARROW)
     with pytest.raises(ValueError, match="host='mmdet', or build it in"):
         build(50)
     for host, out_indices, norm_eval in (('mmpretrain', (3, ), False),
                                          ('mmdet', ALL, True)):
-        found = [build(50, host=host), MODELS.build(dict(
-            type=f'mmstepnet.{name}', depth=50, _scope_=host))]
+        cfg = dict(type=f'mmstepnet.{name}', depth=50, **NARROW)
+        found = [build(50, host=host), MODELS.build(dict(cfg, _scope_=host))]
         init_default_scope(host)
-        found.append(MODELS.build(dict(type=f'mmstepnet.{name}', depth=50)))
+        found.append(MODELS.build(cfg))
         for model in found:
-            theirs = find_host(build.host_type, host)
-            assert isinstance(model, build) and isinstance(model, theirs)
+            theirs = find_host(build.func.host_type, host)
+            assert isinstance(model, build.func)
+            assert isinstance(model, theirs)
             assert theirs.__module__.startswith(host)
             assert type(model).__name__ == name
             assert model.out_indices == out_indices
             assert model.norm_eval is norm_eval
     assert isinstance(build(50, host='mmpretrain'), find_host(
-        build.host_type, 'mmpretrain'))  # in MMDetection's scope
+        build.func.host_type, 'mmpretrain'))  # in MMDetection's scope
 
 
 def test_cifars_is_the_same_under_every_host():
@@ -105,7 +107,7 @@ def test_cifars_is_the_same_under_every_host():
 def test_plain_is_the_hosts(host, kind, kwargs, training):
     """To the bit; a warm start in some stages changes none of it."""
     theirs = getattr(pytest.importorskip(f'{host}.models'), kind)
-    kwargs = dict(base_channels=16, stem_channels=16) | kwargs
+    kwargs = NARROW | kwargs
     theirs = perturb(theirs(**copy.deepcopy(kwargs)))
     theirs.train(training)
 
@@ -170,11 +172,11 @@ def test_step_backbone_converts_what_the_host_does():
 
 @pytest.mark.parametrize('build', [
     lambda attention, frozen, **kwargs: StepBackbone(dict(
-        type='mmdet.ResNet', depth=50, frozen_stages=frozen), attention,
-        **kwargs),
+        type='mmdet.ResNet', depth=50, frozen_stages=frozen, **NARROW),
+        attention, **kwargs),
     lambda attention, frozen, **kwargs: models.StepResNet(
         50, host='mmpretrain', attention=attention, frozen_stages=frozen,
-        **kwargs)], ids=['StepBackbone', 'StepResNet'])
+        **NARROW, **kwargs)], ids=['StepBackbone', 'StepResNet'])
 def test_gates_that_cannot_leave_their_start_are_named(build, recwarn):
     """A frozen stage freezes its attentions too."""
     warm = dict(type='StepNet', init_step=1.0)
