@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
 
 LITE0 = 'efficientnet_lite0'
 PRETRAINED = 'resnet20', 'resnet32', LITE0
@@ -67,6 +67,35 @@ class CIFARResNet(nn.Module):
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.linear(x.mean((2, 3)))
+
+
+def untrained(name: str) -> nn.Module:
+    """A network for ten classes, with weights that PyTorch draws.
+
+    Args:
+        name (str): 'resnet18', that of ImageNet with a stem for 32 pixels, or
+            'resnetN', a :class:`CIFARResNet`.
+    """
+    if name != 'resnet18':
+        return CIFARResNet(int(name.removeprefix('resnet')))
+    from torchvision.models import resnet18
+    model = resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def draw_body(name: str, generator: Generator) -> dict[str, Tensor]:
+    """Weights of an untrained network: He's, and small ones for the head."""
+    model = untrained(name)
+    for m in model.modules():
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode='fan_out',
+                                    nonlinearity='relu', generator=generator)
+        elif isinstance(m, nn.Linear):
+            nn.init.normal_(m.weight, std=0.01, generator=generator)
+            nn.init.zeros_(m.bias)
+    return model.state_dict()
 
 
 def efficientnet_lite0() -> nn.Module:

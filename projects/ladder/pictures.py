@@ -38,29 +38,34 @@ def read_pictures(data: Path, split: str, start: int, stop: int | None
             torch.tensor(labels))
 
 
-def draw_crops(pixels: Tensor, generator: Generator) -> Tensor:
+def draw_crops(pixels: Tensor, generator: Generator,
+               mirrored: Tensor | None = None) -> Tensor:
     """Shift pictures by up to four pixels and mirror half of them.
 
     Args:
-        pixels (Tensor): (N, C, H, W).
-        generator (Generator): Decides all of it.
+        pixels (Tensor): (N, C, H, W), on any device.
+        generator (Generator): Decides all of it, on the CPU.
+        mirrored (Tensor, optional): Which pictures are mirrored, (N,) of
+            booleans, where that is not drawn. Defaults to None.
     """
     n, channels, _, side = pixels.shape
     padded = F.pad(pixels, (SHIFT, SHIFT, SHIFT, SHIFT))
     rows, columns = (
         torch.randint(2 * SHIFT + 1, (n, 1), generator=generator)
         + torch.arange(side) for _ in range(2))
-    mirrored = torch.rand(n, 1, generator=generator) < 0.5
-    columns = torch.where(mirrored, columns.flip(1), columns)
-    return padded[torch.arange(n)[:, None, None, None],
-                  torch.arange(channels)[:, None, None],
-                  rows[:, None, :, None], columns[:, None, None, :]]
+    if mirrored is None:
+        mirrored = torch.rand(n, generator=generator) < 0.5
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    places = (torch.arange(n)[:, None, None, None],
+              torch.arange(channels)[:, None, None],
+              rows[:, None, :, None], columns[:, None, None, :])
+    return padded[tuple(place.to(pixels.device) for place in places)]
 
 
 def normalise(pixels: Tensor) -> Tensor:
     """What the ResNets take, by the mean and deviation of ImageNet."""
-    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]
-                             )[..., None, None]
+    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]],
+                             device=pixels.device)[..., None, None]
     return (pixels.float() / 255 - mean) / std
 
 

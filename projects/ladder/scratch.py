@@ -12,7 +12,7 @@ import hashlib
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import mmstepnet
 from mmstepnet.attentions import Attention
 from mmstepnet.files import write_whole
 
-from .networks import CIFARResNet
+from .networks import draw_body, untrained
 from .pictures import draw_crops, normalise, read_pictures
 from .rows import ROOT, append_row, describe_program, markdown, read_rows
 from .rungs import FROM_SCRATCH, put_start
@@ -49,7 +49,7 @@ SEEDS = range(12)
 MARGIN = 0.5
 """Points of accuracy that are worth something."""
 
-DEPTH = 20
+NETWORK = 'resnet20'
 EPOCHS, BATCH = 5, 128
 RATE, FIRST_RATE = 0.1, 0.01
 """The rate, and the share of it at which the warm-up begins."""
@@ -69,53 +69,42 @@ class Seed:
     Args:
         number (int): Decides all of it, and the gates' first weights.
         pictures (int): How many there are to train with.
-        depth (int): Of the network. Defaults to 20.
+        network (str): See :func:`untrained`. Defaults to 'resnet20'.
     """
 
-    def __init__(self, number: int, pictures: int, depth: int = DEPTH):
-        self.number, self.depth = number, depth
+    def __init__(self, number: int, pictures: int, network: str = NETWORK):
+        self.number, self.network = number, network
         generator = Generator().manual_seed(number)
-        self.body = draw_body(depth, generator)
+        self.body = draw_body(network, generator)
         self.batches = [
             chosen for _ in range(EPOCHS)
             for chosen in torch.randperm(
                 pictures, generator=generator).split(BATCH)]
         self.crops = generator.get_state()
 
-    @property
-    def digest(self) -> str:
-        """Of the body's weights."""
-        values = b''.join(v.numpy().tobytes() for v in self.body.values())
-        return hashlib.sha256(values).hexdigest()[:16]
 
-
-def draw_body(depth: int, generator: Generator) -> dict[str, Tensor]:
-    """Weights of a network without gates: He's, and 0.01 for the head."""
-    model = CIFARResNet(depth)
-    for m in model.modules():
-        if isinstance(m, nn.Conv2d):
-            nn.init.kaiming_normal_(m.weight, mode='fan_out',
-                                    nonlinearity='relu', generator=generator)
-    nn.init.normal_(model.linear.weight, std=0.01, generator=generator)
-    nn.init.zeros_(model.linear.bias)
-    return model.state_dict()
-
-
-@cache
-def blocks_of(depth: int) -> list[str]:
-    """The blocks in which rungs stand: those in which StepNet's gates do."""
-    return mmstepnet.insert_steps(CIFARResNet(depth), example=EXAMPLE)
+def digest(body: dict[str, Tensor]) -> str:
+    """Sixteen digits that tell one body from another."""
+    values = b''.join(v.numpy().tobytes() for v in body.values())
+    return hashlib.sha256(values).hexdigest()[:16]
 
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 
 
-def build_rung(seed: Seed, name: str) -> tuple[nn.Module, list[nn.Parameter]]:
+@cache
+def blocks_of(network: str) -> list[str]:
+    """The blocks in which rungs stand: those in which StepNet's gates do."""
+    return mmstepnet.insert_steps(untrained(network), example=EXAMPLE)
+
+
+def build_rung(network: str, body: dict[str, Tensor], seed: int, name: str
+               ) -> tuple[nn.Module, list[nn.Parameter]]:
     """The network of a rung at its start, and what is trained of it."""
-    model = CIFARResNet(seed.depth)
-    model.load_state_dict(seed.body)
-    blocks = blocks_of(seed.depth)
-    torch.manual_seed(seed.number)  # of the gates alone
+    model = untrained(network)
+    model.load_state_dict(body)
+    blocks = blocks_of(network)
+    torch.manual_seed(seed)  # of the gates alone
     parameters = put_start(model, FROM_SCRATCH[name], blocks, EXAMPLE)
     return model.to(memory_format=torch.channels_last), parameters
 
@@ -215,9 +204,9 @@ def test(model: nn.Module, pictures: Pictures) -> dict:
     if gates:
         steps = [torch.cat(parts).double() for parts in gates.values()]
         found['gates'] = dict(
-            mean=float(np.mean([step.mean() for step in steps])),
-            over_images=float(np.mean([step.std(0, correction=0).mean()
-                                       for step in steps])))
+            mean=float(np.mean([float(step.mean()) for step in steps])),
+            over_images=float(np.mean([
+                float(step.std(0, correction=0).mean()) for step in steps])))
     return found
 
 
@@ -228,13 +217,15 @@ def run(seed: Seed, name: str, trained: Pictures, tested: Pictures,
     Returns:
         dict: The row.
     """
-    model, parameters = build_rung(seed, name)
+    model, parameters = build_rung(seed.network, seed.body, seed.number,
+                                   name)
     kept = work_dir / f'{name}_{seed.number:02}.pt'
     seconds = train(model, parameters, seed, trained, kept, program)
     return dict(
-        network=f'resnet{seed.depth}', rung=name, seed=seed.number, rate=RATE,
+        network=seed.network, rung=name, seed=seed.number, rate=RATE,
         **test(model, tested), numbers=sum(p.numel() for p in parameters),
-        seconds=round(seconds), dtype='float32', body=seed.digest, **program)
+        seconds=round(seconds), dtype='float32', body=digest(seed.body),
+        **program)
 
 
 def run_missing(names: list[str], seeds: list[int], trained: Pictures,
@@ -307,9 +298,10 @@ def interval(difference: Difference, level: float = LEVEL) -> str:
     return f'{low:+.2f} to {high:+.2f}'
 
 
-def explored(rows: list[dict]) -> Iterator[list[str]]:
-    """Differences that the plan calls exploratory."""
-    for first, second in EXPLORED:
+def explored(rows: list[dict], pairs: Sequence[tuple[str, str]] = EXPLORED
+             ) -> Iterator[list[str]]:
+    """Differences without a verdict: those that the plan calls exploratory."""
+    for first, second in pairs:
         seeds = sorted(accuracies(rows, first).keys()
                        & accuracies(rows, second).keys())
         if len(seeds) > 1:
@@ -318,8 +310,12 @@ def explored(rows: list[dict]) -> Iterator[list[str]]:
                    interval(d)]
 
 
+MEANS = ('rung', 'numbers', 'seeds', 'accuracy, %', 'cross-entropy',
+         'mean Δt', 'its deviation over pictures', 'minutes')
+
+
 def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
-    """Mean and deviation over seeds of each rung."""
+    """Mean and deviation over seeds of each rung, by ``MEANS``."""
     for name in FROM_SCRATCH:
         own = [row for row in rows if row['rung'] == name]
         if not own:
@@ -330,7 +326,7 @@ def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
         yield [name, f'{own[0]["numbers"]:,}', str(len(own)),
                f'{np.mean([row["accuracy"] for row in own]):.2f} '
                f'± {deviation:.2f}',
-               f'{np.mean([row["loss"] for row in own]):.4f}',
+               f'{np.mean([row["loss"] for row in own], dtype=float):.4f}',
                *(f'{np.mean([g[key] for g in gates]):.4f}' if gates else ''
                  for key in ('mean', 'over_images')),
                f'{np.mean([row["seconds"] for row in own]) / 60:.1f}']
@@ -343,9 +339,7 @@ def table(folder: Path = ROWS, is_ended: bool = False) -> str:
         markdown(['difference', 'seeds', 'points', '97.5 % interval',
                   '90 % interval', 'p', 'verdict'],
                  list(verdicts(rows, is_ended))),
-        markdown(['rung', 'numbers', 'seeds', 'accuracy, %', 'cross-entropy',
-                  'mean Δt', 'its deviation over pictures', 'core minutes'],
-                 list(mean_rows(rows))),
+        markdown([*MEANS], list(mean_rows(rows))),
         markdown(['exploratory difference', 'seeds', 'points',
                   '95 % interval'], list(explored(rows)))])
 

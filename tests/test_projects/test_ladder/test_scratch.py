@@ -17,7 +17,7 @@ from projects.ladder.rungs import FROM_SCRATCH
 
 from .made_up import pictures
 
-DEPTH = 14
+SMALL = 'resnet14'
 """Two blocks a stage; four of them carry gates."""
 
 
@@ -36,8 +36,17 @@ def small(monkeypatch):
                         pixels[:, :, ::4, ::4].float() / 255)
 
 
+def build(seed, name):
+    """The network of a rung, and what is trained of it."""
+    return scratch.build_rung(seed.network, seed.body, seed.number, name)
+
+
+def digest(seed):
+    return scratch.digest(seed.body)
+
+
 def test_rungs_stand_in_the_seven_blocks_of_identity_shortcuts():
-    assert scratch.blocks_of(20) == [
+    assert scratch.blocks_of('resnet20') == [
         'layer1.0', 'layer1.1', 'layer1.2', 'layer2.1', 'layer2.2',
         'layer3.1', 'layer3.2']
 
@@ -46,7 +55,7 @@ def test_the_main_rungs_compute_the_same_at_the_start():
     """In training, where BN takes the statistics of the batch."""
     seed = scratch.Seed(0, 50_000)
     x = scratch.prepare(pictures(8)[0])
-    scores = {name: scratch.build_rung(seed, name)[0](x).double()
+    scores = {name: build(seed, name)[0](x).double()
               for name in (*scratch.MAIN, 'plain')}
     first = scores['stepnet']
     for name in scratch.MAIN[1:]:
@@ -59,10 +68,10 @@ def test_the_main_rungs_compute_the_same_at_the_start():
 def test_every_rung_is_given_the_body_of_its_seed(name):
     """To the bit, but for γ of the last norms; and all of it is trained."""
     seed = scratch.Seed(3, 300)
-    model, parameters = scratch.build_rung(seed, name)
+    model, parameters = build(seed, name)
     start = FROM_SCRATCH[name]
     found = dict(model.state_dict())
-    blocks = scratch.blocks_of(20)
+    blocks = scratch.blocks_of('resnet20')
     for key, value in seed.body.items():
         if key in [f'{block}.bn2.weight' for block in blocks]:
             value = torch.full_like(value, start.norms)
@@ -86,16 +95,16 @@ def test_every_rung_is_given_the_body_of_its_seed(name):
 def test_gates_take_nothing_from_what_a_seed_draws():
     """Order and crops are those of the seed, whatever was drawn before."""
     first = scratch.Seed(5, 300)
-    scratch.build_rung(first, 'se-half')
+    build(first, 'se-half')
     torch.rand(3)
     again = scratch.Seed(5, 300)
-    assert first.digest == again.digest != scratch.Seed(6, 300).digest
+    assert digest(first) == digest(again) != digest(scratch.Seed(6, 300))
     assert all(map(torch.equal, first.batches, again.batches))
     assert torch.equal(first.crops, again.crops)
     for epoch in np.split(np.arange(15), 5):
         order = torch.cat([first.batches[k] for k in epoch])
         assert torch.equal(order.sort().values, torch.arange(300))
-    gates = [scratch.build_rung(first, 'stepnet')[0].state_dict()
+    gates = [build(first, 'stepnet')[0].state_dict()
              for _ in range(2)]
     assert all(torch.equal(gates[0][key], gates[1][key]) for key in gates[0])
 
@@ -109,13 +118,13 @@ def given(monkeypatch, name, seed, tmp_path, trained):
         return pixels[:, :, ::4, ::4].float() / 255
 
     monkeypatch.setattr(scratch, 'prepare', prepare)
-    model, parameters = scratch.build_rung(seed, name)
+    model, parameters = build(seed, name)
     scratch.train(model, parameters, seed, trained, tmp_path / name, {})
     return batches
 
 
 def test_every_rung_sees_the_same_pictures(monkeypatch, tmp_path):
-    trained, seed = pictures(150), scratch.Seed(0, 150, DEPTH)
+    trained, seed = pictures(150), scratch.Seed(0, 150, SMALL)
     shown = [given(monkeypatch, name, seed, tmp_path, trained)
              for name in scratch.MAIN]
     assert len(shown[0]) == 10
@@ -148,7 +157,7 @@ class KilledError(Exception):
 def test_a_killed_run_goes_on_to_the_bit(small, monkeypatch, tmp_path):
     """In the middle of an epoch, two steps after it was kept."""
     monkeypatch.setattr(scratch, 'KEPT_EVERY', 5)
-    seed, trained, tested = scratch.Seed(1, 300, DEPTH), pictures(300), \
+    seed, trained, tested = scratch.Seed(1, 300, SMALL), pictures(300), \
         pictures(40, seed=1)
     program = dict(cpu='one', torch='two', commit='three')
 
@@ -183,12 +192,12 @@ def test_a_killed_run_goes_on_to_the_bit(small, monkeypatch, tmp_path):
 
 
 def test_a_row_counts_what_its_network_answers(small, tmp_path):
-    seed = scratch.Seed(0, 40, DEPTH)
+    seed = scratch.Seed(0, 40, SMALL)
     tested = pictures(300, seed=1)
     row = scratch.run(seed, 'stepnet', pictures(40), tested, tmp_path, {})
     right = np.array([*map(int, row['answers'])]) == tested[1].numpy()
     assert row['accuracy'] == 100 * right.sum() / 300
-    model, parameters = scratch.build_rung(seed, 'stepnet')
+    model, parameters = build(seed, 'stepnet')
     model.load_state_dict(torch.load(tmp_path / 'stepnet_00.pt')['model'])
     with torch.no_grad():
         scores = model.eval()(scratch.prepare(tested[0])).double()
@@ -207,7 +216,7 @@ def test_a_row_counts_what_its_network_answers(small, tmp_path):
     ('stepnet', 1 / (1 + math.e)), ('sigmoid-bias', 1 / (1 + math.e)),
     ('layer-scale-half', 0.5), ('se-half', 0.5)])
 def test_gates_start_where_the_plan_says(small, name, mean):
-    model, _ = scratch.build_rung(scratch.Seed(0, 1, DEPTH), name)
+    model, _ = build(scratch.Seed(0, 1, SMALL), name)
     gates = scratch.test(model, pictures(6))['gates']
     assert gates['mean'] == pytest.approx(mean, rel=1e-6)
     assert gates['over_images'] < 1e-6
@@ -216,7 +225,7 @@ def test_gates_start_where_the_plan_says(small, name, mean):
 
 def test_rows_of_a_seed_come_from_one_program(small, monkeypatch,
                                               tmp_path):
-    monkeypatch.setattr(scratch.Seed.__init__, '__defaults__', (DEPTH, ))
+    monkeypatch.setattr(scratch.Seed.__init__, '__defaults__', (SMALL, ))
 
     def run(commit, rungs, *seeds):
         monkeypatch.setattr(scratch, 'describe_program', lambda: dict(
