@@ -92,13 +92,15 @@ def test_all_but_the_attention_is_the_hosts(kwargs):
     dict(with_cls_token=False, out_type='avg_featmap',
          layer_scale_init_value=0.1)])
 def test_dot_product_is_the_host(kwargs):
-    theirs = host(**kwargs)
+    theirs = host(**kwargs).double()
     heads = kwargs.get('arch', ARCH)['num_heads']
     model = propagating(
-        'DotProductAttention', math.sqrt(24 / heads), **kwargs).eval()
+        'DotProductAttention', math.sqrt(24 / heads),
+        **kwargs).double().eval()
     model.load_state_dict(theirs.state_dict())
-    out, grads, inputs = run(model, seeded(2, 3, 32, 32))
-    host_out, host_grads, host_inputs = run(theirs, seeded(2, 3, 32, 32))
+    images = seeded(2, 3, 32, 32).double()
+    out, grads, inputs = run(model, images)
+    host_out, host_grads, host_inputs = run(theirs, images)
     same_tensors(out, host_out)
     same_tensors(inputs, host_inputs)
     # Loaded as weights, the host's gradients have our names.

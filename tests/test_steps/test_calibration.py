@@ -30,10 +30,9 @@ def pooled(model):
     block, seen = model.layer2[1], []
 
     def keep(step, inputs):
-        x, branch, norm = inputs[:3]
+        x, f = inputs[:2]  # a step that is hooked is given f
         w = step.attention.pair_weight
-        seen.append(w[:, 0] * x.mean((2, 3)) + w[:, 1] * (
-            x + norm(branch)).mean((2, 3)))
+        seen.append(w[:, 0] * x.mean((2, 3)) + w[:, 1] * (x + f).mean((2, 3)))
     handle = block.step.register_forward_pre_hook(keep)
     with torch.no_grad():
         for images in batches():
