@@ -79,12 +79,17 @@ def _is_foldable(attention: Any) -> bool:
         and norm.running_mean is not None)
 
 
+def _is_constant(attention: Any) -> bool:
+    """Whether it is a constant step that is nothing else."""
+    return type(attention) is LayerScale and is_as_made(attention)
+
+
 def _fold_constants(model: nn.Module, example: object) -> None:
     """Multiply constant steps into the layers before them, in place."""
     constants = {
         step: block for block in modules_by_name(model).values()
         for step in steps_of(block)
-        if type(step.attention) is LayerScale and is_as_made(step.attention)}
+        if _is_constant(step.attention)}
     if not constants:
         return
     # What a ResNet's block ends in is known; the others run to show it.

@@ -59,7 +59,7 @@ def is_scalable(layer: Any, model: nn.Module) -> bool:
         if t is not None)
 
 
-def _is_known(layer: nn.Module) -> bool:
+def _is_known(layer: Any) -> bool:
     """Whether it is linear in its weights, of a class that is nothing else."""
     kind = type(layer)
     if kind is nn.LayerNorm:
@@ -88,7 +88,9 @@ def find_givers(model: nn.Module, steps: Collection[ResidualStep],
     found: dict[ResidualStep, nn.Module | None] = {}
     failed: ValueError | None = None
     for name, part in modules_by_name(model).items():
-        here = {m for m in part.modules() if m in steps and m not in found}
+        inside = set(part.modules())
+        here = [step for step in steps
+                if step in inside and step not in found]
         if not here:
             continue
         try:
@@ -135,7 +137,7 @@ def _follow(model: nn.Module, args: tuple, kwargs: dict,
 
     What the layers return is kept until then.
     """
-    returned: dict[nn.Module, list[Tensor]] = defaultdict(list)
+    returned: dict[nn.Module, list[Any]] = defaultdict(list)
     branches: dict[ResidualStep, list[Tensor]] = defaultdict(list)
     # Before the hook of a step, which returns the scaled branch.
     handles: list = [uncompiled.enter(), *(

@@ -102,8 +102,8 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
             for name, step, _ in Arrangement(finder).named:
                 if step.left_out not in (None, FIRST, PROJECTS):
                     continue
-                gate, product = finder.gate_of(step)
-                if gate is not None and product not in products.values():
+                gate, product = finder.gate_of(step) or (None, None)
+                if product is not None and product not in products.values():
                     products.setdefault(name, product)
                 if gate is not None and products.get(name) == product:
                     values[name].append(_of_channels(gate).double().cpu())
@@ -168,13 +168,15 @@ class _GateFinder(Finder):
         self._projected: dict[Sum, Tensor] = {}  # gates
         self._scaled: set[Tag] = set()  # memory of multiples
 
-    def gate_of(self, step: Sum) -> tuple[Tensor, Product] | tuple[None, None]:
+    def gate_of(self, step: Sum) -> tuple[Tensor, Product] | None:
         """The gate of a step that multiplies for all to see."""
         gate = self._projected.get(step)
         if gate is None and step.norms is not None:
             gate = step.norms.gate
-        product = None if gate is None else self.products.get(Tags.view(gate))
-        return (None, None) if product is None else (gate, product)
+        if gate is None:
+            return None
+        product = self.products.get(Tags.view(gate))
+        return None if product is None else (gate, product)
 
     def _multiple(self, operation: Operation, args: tuple) -> Any:
         found = super()._multiple(operation, args)
