@@ -87,11 +87,14 @@ def save_pretrained(model: Any, save_directory: str | Path, *args: Any,
     process but the main one writes them.
     """
     host = type(model).save_pretrained
-    host(model, save_directory, *args, **kwargs)
     given = signature(host).bind(model, save_directory, *args, **kwargs)
     asked = {**given.kwargs, **given.arguments}
+    weights = asked.get('state_dict')
+    if weights is not None:
+        weights = dict(weights)  # the host takes out what it has written
+    host(model, save_directory, *args, **kwargs)
     if asked.get('is_main_process', True):
-        save_beside(model, Path(save_directory), asked.get('state_dict'))
+        save_beside(model, Path(save_directory), weights)
 
 
 def _saves_itself(model: Any) -> bool:

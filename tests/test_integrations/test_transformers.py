@@ -113,9 +113,9 @@ def test_steps_are_those_of_the_weights_that_are_saved(tmp_path, caplog):
         trainer.args, trainer.state, None, model=model, train_dataloader=None)
     averaged = {key: value / 2 if value.is_floating_point() else value
                 for key, value in model.state_dict().items()}
-    model.save_pretrained(tmp_path / 'named', state_dict=averaged)
-    model.save_pretrained(tmp_path / 'placed', True, averaged)
-    trainer._save(str(tmp_path / 'trainer'), state_dict=averaged)
+    model.save_pretrained(tmp_path / 'named', state_dict={**averaged})
+    model.save_pretrained(tmp_path / 'placed', True, {**averaged})
+    trainer._save(str(tmp_path / 'trainer'), state_dict={**averaged})
     for folder in 'named', 'placed', 'trainer':
         again = type(model).from_pretrained(tmp_path / folder)
         load_folder(again, tmp_path / folder)
