@@ -378,7 +378,8 @@ def main() -> None:
     parser.add_argument('--networks', nargs='+', default=NETWORKS,
                         choices=NETWORKS)
     parser.add_argument('--rungs', nargs='+', default=[*FROM_SCRATCH],
-                        choices=FROM_SCRATCH)
+                        choices=FROM_SCRATCH, metavar='RUNG',
+                        help=', '.join(FROM_SCRATCH))
     parser.add_argument('--minutes', type=float, default=math.inf,
                         help='stop after the epoch in which they are over')
     parser.add_argument('--device', type=torch.device, default='cuda')

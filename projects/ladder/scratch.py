@@ -354,7 +354,8 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, default=WORK_DIR)
     parser.add_argument('--seeds', nargs='+', type=int, default=[*SEEDS])
     parser.add_argument('--rungs', nargs='+', default=MAIN,
-                        choices=FROM_SCRATCH)
+                        choices=FROM_SCRATCH, metavar='RUNG',
+                        help=', '.join(FROM_SCRATCH))
     parser.add_argument('--ended', action='store_true',
                         help='no more seeds will come: verdicts of those that '
                         'are there')

@@ -21,7 +21,7 @@ CPU = torch.device('cpu')
 def small(monkeypatch):
     """Few epochs, rates and seeds, and eight pixels in place of 32."""
     for name, value in dict(
-            NETWORKS=('resnet14', ), LENGTHS=(2, 3), RATES=(0.05, 0.1),
+            NETWORKS=('resnet14', ), LENGTHS=(2, ), RATES=(0.05, 0.1),
             SEARCH_SEEDS=range(100, 102), SEEDS=range(2), BATCH=20).items():
         monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(scratch, 'prepare', lambda pixels:
@@ -42,7 +42,7 @@ def made_up():
 
 
 def run_missing(folder, minutes=math.inf):
-    gpu.run_missing(gpu.NETWORKS, ['stepnet', 'se-half'], made_up(),
+    gpu.run_missing(gpu.NETWORKS, ['stepnet', 'plain'], made_up(),
                     folder / 'rows', folder / 'kept',
                     time.monotonic() + 60 * minutes)
     return list(read_rows(folder / 'rows'))
@@ -56,7 +56,7 @@ def test_dry_run(small, tmp_path):
     final = [row for row in rows if row['seed'] < 100]
     assert rows == searched + final
     assert [(row['seed'], row['rung']) for row in final] == [
-        (0, 'stepnet'), (0, 'se-half'), (1, 'stepnet'), (1, 'se-half')]
+        (0, 'stepnet'), (0, 'plain'), (1, 'stepnet'), (1, 'plain')]
     for row in final:
         right = np.array([*map(int, row['answers'])]) == np.arange(30) % 10
         assert row['accuracy'] == 100 * right.sum() / 30
