@@ -99,13 +99,15 @@ def test_refuses_models_without_steps():
 
 
 def step_resnet(**options):
-    models = pytest.importorskip('mmstepnet.models')
+    pytest.importorskip('mmpretrain')
+    from mmstepnet import models
     return perturb(models.StepResNetCIFAR(20, attention=dict(
         type='LayerScale', init_step=None, learned=False), **options))
 
 
 def step_vit():
-    models = pytest.importorskip('mmstepnet.models')
+    pytest.importorskip('mmpretrain')
+    from mmstepnet import models
     return perturb(models.StepVisionTransformer(
         dict(embed_dims=16, num_layers=2, num_heads=2,
              feedforward_channels=32), img_size=32, patch_size=8,
