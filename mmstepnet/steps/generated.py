@@ -32,7 +32,7 @@ def generated_class(kind: type[Generated], host: type) -> type[Generated]:
     metaclass: Any = type(host)
     name, members = kind._named_over(host)
     return metaclass(name, (kind, host), dict(
-        members, host=host, __module__=kind.__module__))
+        host=host, __module__=kind.__module__) | members)
 
 
 def _new_module(kind: type[Generated], host: type) -> Generated:
@@ -42,6 +42,11 @@ def _new_module(kind: type[Generated], host: type) -> Generated:
 
 class KeepsStatistics(Generated):
     """A module with running statistics that stays in eval mode."""
+
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
+        """Where the host's class lies: torch.fx does not look into torch.nn."""
+        return host.__name__, dict(__module__=host.__module__)
 
     def train(self, mode: bool = True) -> nn.Module:
         """Set the mode of its children alone."""

@@ -5,8 +5,14 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
+from torch.autograd import gradgradcheck
 
-from mmstepnet import insert_steps
+from mmstepnet import (
+    calibrate,
+    insert_steps,
+    mark_only_steps_as_trainable,
+    step_parameters,
+)
 from tests.test_steps.insertion import steps_of
 from tests.utils import perturb
 
@@ -54,3 +60,50 @@ def test_equal_to_the_hosts_own(build, name, shared):
         assert constant.grad.any()
         torch.testing.assert_close(
             step.weight.grad, constant.grad.flatten(), rtol=1e-9, atol=1e-9)
+
+
+KINDS = {
+    'a channel': ({}, 2 * 64 + 128 + 256 + 512),
+    'a block': (dict(shared=True), 5),
+    'fixed': (dict(learned=False), 0),
+}
+
+
+@pytest.fixture(params=KINDS)
+def stepped(request):
+    """A ResNet with a constant in each block, and how many numbers they train."""
+    resnet = pytest.importorskip('torchvision.models.resnet')
+    options, numbers = KINDS[request.param]
+    model = resnet.ResNet(resnet.BasicBlock, [2, 1, 1, 1], num_classes=3)
+    insert_steps(model, 'LayerScale', init_step=0.5, **options)
+    return perturb(model).double(), numbers
+
+
+def test_trained_alone(stepped):
+    model, numbers = stepped
+    state = copy.deepcopy(model.state_dict())
+    if numbers:
+        _, gates = step_parameters(model)
+        assert sum(p.numel() for p in gates['params']) == numbers
+    else:
+        with pytest.raises(ValueError, match='no step whose attention has'):
+            step_parameters(model)
+    assert mark_only_steps_as_trainable(model) == numbers
+    images = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    assert calibrate(model, [images]) == 0  # it has no statistics
+    model.train()(images)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_traced(stepped):
+    model, _ = stepped
+    images = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    traced = torch.fx.symbolic_trace(model.eval())
+    assert torch.equal(traced(images), model(images))
+
+
+def test_second_derivatives(stepped):
+    block = stepped[0].layer1[1].eval()
+    state = torch.rand(1, 64, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert gradgradcheck(block, state, fast_mode=True)

@@ -62,6 +62,9 @@ def test_equal_to_a_network_that_is_frozen_by_hand(model):
         model, unfreeze=True) == sum(p.numel() for p in model.parameters())
     assert [type(m) for m in model.modules()] == classes
     mmstepnet.mark_only_steps_as_trainable(model)
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    traced = torch.fx.symbolic_trace(model.eval())
+    torch.testing.assert_close(traced(x), model(x))
     mmstepnet.remove_steps(model)
     assert type(model.bn1) is nn.BatchNorm2d and model.train().bn1.training
 
