@@ -71,7 +71,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def stepped(request):
-    """A ResNet with a constant in each block, and how many numbers they train."""
+    """A ResNet with a constant in each block, and their trained numbers."""
     resnet = pytest.importorskip('torchvision.models.resnet')
     options, numbers = KINDS[request.param]
     model = resnet.ResNet(resnet.BasicBlock, [2, 1, 1, 1], num_classes=3)
