@@ -204,8 +204,8 @@ def test_sge_takes_the_largest_divisor():
     *((name, bad, False) for bad in (math.inf, math.nan, 1e30) for name in (
         'SRM', 'CBAM', 'StepNet', 'StepNet-cited', 'OursNormFirst',
         'OursMeanStd')),
-    # What is compiled does not depend on the value. The norms are one of
-    # pairs (N, C), and one of maps.
+    # What is compiled does not depend on the value. One norm is given
+    # (N, C), and one maps.
     ('StepNet', 1e30, True), ('CBAM', math.nan, True)])
 def test_statistics_that_are_not_finite_are_not_taken(
         name, bad, compiled, maps):

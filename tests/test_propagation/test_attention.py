@@ -95,7 +95,7 @@ def test_dot_product_is_torch_attention(is_causal):
 @not_on_torch_21("breaks the graph at autocast's dtype")
 @pytest.mark.parametrize('cls', [MetricAttention, graph_block])
 def test_compile(cls):
-    """A form by the kernel, and one that has pairs; with their gradients."""
+    """One that PyTorch's kernel computes, and one that compares pairs."""
     torch.compiler.reset()
     module = build(cls, 8, 2)
     compiled = torch.compile(module, backend='aot_eager', fullgraph=True)
