@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmstepnet import models
-from tests.utils import perturb, run
+from tests.utils import perturb, run, same
 
 StepResNet = partial(models.StepResNet, host='mmpretrain')
 
@@ -34,15 +34,15 @@ def test_any_setting_and_image(attention, frozen, out_indices, size, batch,
         stem_channels=8, base_channels=4, **kwargs)
         for with_cp in (False, True)]
     pair[1].load_state_dict(perturb(pair[0]).state_dict())
-    x, results = torch.randn(batch, 3, *size), []
+    x, results = torch.randn(batch, 3, *size).double(), []
     for model in pair:
         torch.manual_seed(0)
-        results.append(run(model.train(), x))
+        results.append(run(model.double().train(), x))
     carried = first_block or first_block is None and attention != 'StepNet'
     for _, block in pair[0].residual_blocks():
         assert (block.step.attention is not None) == bool(attention and (
             carried or block.downsample is None))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+    same(*results)
     outs, grads, _ = results[0]
     for index, out in zip(out_indices, outs.values(), strict=True):
         stride = 2**(index + 2)
@@ -55,14 +55,15 @@ def test_any_setting_and_image(attention, frozen, out_indices, size, batch,
 
 def test_preactivation_against_a_written_out_network():
     """One bottleneck stage, evaluated line by line."""
-    model = perturb(StepResNet(50, attention=None, preact=True)).eval()
+    model = perturb(StepResNet(50, attention=None, preact=True))
+    model.double().eval()
 
     def bn(norm, x):
         scale = norm.weight / (norm.running_var + norm.eps).sqrt()
         return (x - norm.running_mean[:, None, None]
                 ) * scale[:, None, None] + norm.bias[:, None, None]
 
-    x = torch.randn(2, 3, 64, 64)
+    x = torch.randn(2, 3, 64, 64).double()
     y = model.maxpool(model.conv1(x))
     for _, block in model.residual_blocks():
         a = bn(block.norm1, y).relu()
@@ -70,7 +71,7 @@ def test_preactivation_against_a_written_out_network():
         b = bn(block.norm2, block.conv1(a)).relu()
         y = shortcut + block.conv3(bn(block.norm3, block.conv2(b)).relu())
     expected = bn(model.bn_last, y).relu()
-    torch.testing.assert_close(model(x)[0], expected, rtol=1e-4, atol=1e-5)
+    same(model(x)[0], expected)
     assert isinstance(model.bn1, nn.Identity)
     assert all(len(b.downsample) == 1 for _, b in model.residual_blocks()
                if b.downsample is not None)

@@ -143,15 +143,25 @@ def test_a_host_that_initialises_by_itself():
 
 @pytest.mark.parametrize('attention', ['se', 'eca', 'sge', 'stepnet'])
 def test_backbones_come_from_imagenet_whole(tmp_path, attention):
-    """Every weight, the attention's included, is the classifier's."""
+    """Every weight, the attention's included, is the classifier's.
+
+    An attention with layers and one with statistics are loaded.
+    """
     name = f'resnet50_{attention}_imagenet'
-    path = str(tmp_path / 'epoch_120.pth')
-    classifier = save_model(path, ROOT / f'configs/imagenet/{name}.py')
     cfg = Config.fromfile(ROOT / 'projects/reproduction/configs/coco' / (
         f'faster_rcnn_r50_{attention}-imagenet_coco.py'))
     init_cfg = cfg.model.backbone.init_cfg
     assert init_cfg.checkpoint == f'work_dirs/{name}/epoch_120.pth'
-    init_cfg.checkpoint = path
+    config = ROOT / f'configs/imagenet/{name}.py'
+    kinds = [
+        dict(backbone.get('attention', dict(type='StepNet')), init_step=None)
+        for backbone in (cfg.model.backbone,
+                         Config.fromfile(config).model.backbone)]
+    assert kinds[0] == kinds[1]
+    if attention not in ('se', 'stepnet'):
+        return
+    path = init_cfg.checkpoint = str(tmp_path / 'epoch_120.pth')
+    classifier = save_model(path, config)
     init_default_scope(cfg.default_scope)
     backbone = MODELS.build(cfg.model.backbone)
     backbone.init_weights()

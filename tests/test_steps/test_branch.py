@@ -135,10 +135,12 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize('kind', NETWORKS)
-@pytest.mark.parametrize('situation', SITUATIONS)
-@pytest.mark.parametrize('training', [True, False])
-def test_equals_the_network_by_hand(kind, situation, training):
+@pytest.mark.parametrize('situation, kind, training', [
+    (situation, kind, training) for situation in SITUATIONS
+    for kind in NETWORKS for training in (True, False)
+    # A compiler sees hooks alike in both modes; the tail by hand differs.
+    if training or kind == 'fused' or 'compiled' not in situation])
+def test_equals_the_network_by_hand(situation, kind, training):
     model, reference = stepped_pair(kind)
     model.train(training)
     torch._dynamo.reset()

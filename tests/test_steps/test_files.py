@@ -19,7 +19,7 @@ from mmstepnet.attentions.base import ATTENTIONS
 from mmstepnet.steps.files import METADATA
 from tests.test_steps.cases import randomise
 from tests.test_steps.insertion import perturb_gates
-from tests.utils import Adds
+from tests.utils import Adds, same
 
 
 def chain():
@@ -51,6 +51,12 @@ def make(kind, attention='StepNet', **options):
     names = mmstepnet.insert_steps(model, attention, **example, **options)
     perturb_gates(model)
     return model, plain, torch.rand(shape), names
+
+
+def made_double(kind):
+    """Likewise, in float64."""
+    model, plain, x, names = make(kind)
+    return model.double(), plain.double(), x.double(), names
 
 
 def check_loaded(made, path):
@@ -143,7 +149,7 @@ WRAPS = dict(
 def test_saved_in_one_and_loaded_in_another(saved, loaded, tmp_path):
     """Whatever is around the blocks: PyTorch's wrappers, or more of a model.
     """
-    model, plain, x, names = make('resnet')
+    model, plain, x, names = made_double('resnet')
     wanted = model(x)
     mmstepnet.save_steps(WRAPS[saved](model), tmp_path)
     other = WRAPS[loaded](copy.deepcopy(plain))
@@ -151,7 +157,7 @@ def test_saved_in_one_and_loaded_in_another(saved, loaded, tmp_path):
     assert [name.removeprefix('backbone.') for name in found] == names
     inner = [m for m in other.modules() if isinstance(m, type(plain))][0]
     with torch.no_grad():
-        torch.testing.assert_close(inner.eval()(x), wanted)
+        same(inner.eval()(x), wanted)
 
 
 def test_a_trained_head_is_left_out_where_there_is_none(tmp_path, caplog):
@@ -182,13 +188,13 @@ def test_removed_blocks(tmp_path):
 
 def test_a_compiled_model_that_has_run(tmp_path):
     """The compiler's guards do not see hooks."""
-    model, plain, x, _ = make('chain')
+    model, plain, x, _ = made_double('chain')
     mmstepnet.save_steps(model, tmp_path)
     runs = compiled(plain)
     with torch.no_grad():
         runs(x)
         mmstepnet.load_steps(runs, tmp_path)
-        torch.testing.assert_close(runs(x), model(x))
+        same(runs(x), model(x))
 
 
 class Scaled(nn.Linear):

@@ -9,11 +9,13 @@ from torchvision.models.resnet import BasicBlock
 from torchvision.ops import FrozenBatchNorm2d
 
 from mmstepnet import steps
+from tests.utils import same
 
 from .insertion import with_moved_steps
 
 peft = pytest.importorskip('peft')
-X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+X = torch.rand(
+    4, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
 
 
 def resnet():
@@ -30,7 +32,7 @@ NETWORKS = dict(resnet=(resnet, r'.*\.conv[12]'), vit=(vit, r'.*\.mlp\.[03]'))
 
 def stepped(build):
     torch.manual_seed(0)
-    return with_moved_steps(build())
+    return with_moved_steps(build()).double()
 
 
 def train(model):
@@ -59,13 +61,12 @@ def test_an_adapter_that_was_read_again_computes_the_same(
         wanted = model(X)
         model.save_pretrained(tmp_path)
         again = peft.PeftModel.from_pretrained(stepped(build), tmp_path)
-        # PyTorch's attention rounds otherwise where nothing has a gradient.
-        torch.testing.assert_close(again.eval()(X), wanted)
+        same(again.eval()(X), wanted)
         # In training mode, too, gates that are not trained stay.
-        torch.testing.assert_close(again.train()(X), wanted)
+        same(again.train()(X), wanted)
         assert (again.eval()(X) - stepped(build).eval()(X)).abs().max() > 1e-5
         merged = again.merge_and_unload().eval()
-        torch.testing.assert_close(merged(X), wanted, rtol=1e-3, atol=1e-4)
+        same(merged(X), wanted)
     after = merged.state_dict()
     assert after.keys() == before.keys()
     changed = {key for key in after if '.attention.' in key

@@ -9,7 +9,7 @@ from torch.ao.quantization import quantize_dynamic
 
 from mmstepnet import insert_steps
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import Adds
+from tests.utils import Adds, same
 
 from .insertion import steps_of
 
@@ -62,15 +62,16 @@ def plain(b, x):
 ])
 def test_spots(forward, state, branch):
     """The branch outside of children with weights, the state likewise."""
-    model = nn.Sequential(*(Block(forward) for _ in range(3))).eval()
-    x = torch.randn(2, 5, 8)
+    model = nn.Sequential(*(Block(forward) for _ in range(3)))
+    model.double().eval()
+    x = torch.randn(2, 5, 8).double()
     branches = model[1](x.clone()) - x
     insert_steps(model, example=x, init_step=None)
     place = model[1].step.place
     assert (place.state.module, place.branch[:2]) == (state, branch)
     assert (place.dims, place.batch, place.channels) == (3, 0, 2)
-    torch.testing.assert_close(
-        model[1](x.clone()), x + branches * torch.tensor(-1.0).sigmoid())
+    same(model[1](x.clone()),
+         x + branches * torch.tensor(-1.0).double().sigmoid())
 
 
 @pytest.mark.parametrize('forward, why', [

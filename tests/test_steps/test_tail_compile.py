@@ -152,8 +152,8 @@ WAYS = {
 
 
 @compilers
-@pytest.mark.parametrize('way', WAYS)
-@pytest.mark.parametrize('gate', [StepNet, SE])
+@pytest.mark.parametrize('gate, way', [
+    *((StepNet, way) for way in WAYS), (SE, 'whole'), (SE, 'autocast')])
 def test_compiled(gate, way, calls):
     """A training without a graph break, as in eager mode."""
     torch.compiler.reset()
