@@ -3,7 +3,7 @@
 Versions compare as ``torch.__version__ >= '2.6'``, number by number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,20 +18,6 @@ def is_compiling() -> bool:
     if hasattr(torch.compiler, 'is_compiling'):
         return torch.compiler.is_compiling()
     return torch._dynamo.is_compiling()  # torch < 2.3
-
-
-def can_change_modules() -> bool:
-    """Whether modules can be changed here; an old compiler cannot run that."""
-    return not is_compiling() or torch.__version__ >= '2.12'
-
-
-def run_when_compiled(function: Callable) -> Callable:
-    """Let a compiler run a function where it reads its call.
-
-    As ``torch.compiler.assume_constant_result``, which imports the compiler.
-    """
-    vars(function)['_dynamo_marked_constant'] = True
-    return function
 
 
 def is_exporting() -> bool:

@@ -5,16 +5,25 @@ modules is given the state x_t or returns it, another one returns the branch
 f(x_t) or is given it. A hook at each of these two spots is all that a step
 needs. What comes behind (stochastic depth, the sum, an activation) stays the
 block's own.
+
+A hook takes the step that stands, by its name, in the block that its thread
+runs. So blocks and steps may be copied, wrapped and exchanged. The pass of a
+block begins and ends in the ``forward`` of a class that is made of its own:
+a compiler would read each hook of the block by itself.
 """
 
 import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.torch_version import can_change_modules, run_when_compiled
+from mmstepnet.torch_version import is_compiling
 
 from .generated import Generated, generated_class
 from .residual import ResidualStep
@@ -87,12 +96,210 @@ class Place(NamedTuple):
         return step.movedim((0, 1), (self.batch, self.channels))
 
 
+class BlockPass:
+    """One run of a block.
+
+    Args:
+        places (tuple[Place, ...]): Where its steps stand.
+        steps (dict[str, nn.Module]): What stands there by name: the steps,
+            copies of them, or wrappers around them.
+    """
+
+    def __init__(self, places: tuple[Place, ...],
+                 steps: dict[str, nn.Module]):
+        self.places, self.steps = places, steps
+        self.states: dict[str, Tensor] = {}
+        """States x_t by the steps' names, between their two spots."""
+        self.counts: Counter = Counter()
+        """How often each step has run."""
+        self.calls: Counter = Counter()
+        """How often the module at each spot was called."""
+
+    def is_due(self, spot: Spot, name: str) -> bool:
+        """Whether this call of a spot's module is the one that is meant."""
+        self.calls[spot, name] += 1
+        return (self.calls[spot, name] - 1) % spot.calls == spot.call
+
+
+class _Thread(threading.local):
+    """What runs in a thread: one model may run in several at once.
+
+    Attributes:
+        passes (list[BlockPass]): Those that have begun, from outside.
+        alone (WeakKeyDictionary): By steps, what stands for a pass where no
+            block runs: a graph of torch.fx calls the modules of one alone.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[BlockPass] = []
+        self.alone: WeakKeyDictionary = WeakKeyDictionary()
+
+
+_THREAD = _Thread()
+
+
+class StepHook:
+    """What a step hangs on a module of its block.
+
+    Args:
+        place (Place): Where the step stands.
+        step (nn.Module): What stands there now; it is asked where no block
+            runs.
+    """
+
+    def __init__(self, place: Place, step: nn.Module):
+        self.place, self.step = place, step
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it does the same in each block that has such a place."""
+        return type(self) is type(other) and self.place == other.place
+
+    __hash__ = object.__hash__
+
+    def find_pass(self) -> BlockPass:
+        """That of the innermost block which runs and has such a place."""
+        for run in reversed(_THREAD.passes):
+            if self.place in run.places:
+                return run
+        return _THREAD.alone.setdefault(self.step, BlockPass((), {}))
+
+
+class KeepsState(StepHook):
+    """Keeps the state, where it is given or returned."""
+
+    @property
+    def spot(self) -> Spot:
+        """Where it hangs."""
+        return self.place.state
+
+    def __call__(self, module: nn.Module, args: tuple,
+                 last: Any = None) -> None:
+        run, name = self.find_pass(), self.place.name
+        if run.is_due(self.spot, name):
+            run.states[name] = self.spot.take(args, last)
+
+
+class ScalesBranch(StepHook):
+    """Puts the scaled branch in the place of the branch."""
+
+    @property
+    def spot(self) -> Spot:
+        """Where it hangs."""
+        return self.place.branch
+
+    def __call__(self, module: nn.Module, args: tuple, last: Any) -> Any:
+        run, name = self.find_pass(), self.place.name
+        if not run.is_due(self.spot, name):
+            return None  # nothing is changed
+        if name not in run.states:
+            raise RuntimeError(
+                f'{name} has a branch, from {self.spot.module!r}, but no '
+                f'state, from {self.place.state.module or "the block"!r}: '
+                f'checkpoint the whole block, not a part of it, and let '
+                f'torch.fx trace both of these modules or neither')
+        x, f = run.states.pop(name), self.spot.take(args, last)
+        run.counts[name] += 1
+        step = run.steps.get(name, self.step)
+        return self.spot.put(args, last, step(x, f))
+
+
 class SteppedBlock(Generated):
     """A block that takes steps where its branches end.
 
-    It computes what its host's class says. But compilers would run code that
-    they wrote for a block without steps: they look at classes, not at hooks.
+    It computes what its host's class says.
     """
+
+    step_places: tuple[Place, ...] = ()
+    """Where its steps stand."""
+
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
+
+        @wraps(host.forward)  # torch.fx asks for its arguments
+        def forward(self: Any, *args, **kwargs) -> Any:
+            return self._run(host.forward, args, kwargs)
+
+        return host.__name__, dict(forward=forward)
+
+    def _run(self, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run the host's ``forward``, and see that each step ran once.
+
+        An output at Δt = 1 would not show it.
+        """
+        if getattr(self, '_is_replica', False):
+            raise RuntimeError(
+                f'{self.step_places[0].name} is in a replica of '
+                f'nn.DataParallel, whose gates would learn nothing; take '
+                f'DistributedDataParallel')
+        self.place_hooks()
+        run = BlockPass(self.step_places, {
+            place.name: self._modules[place.name]
+            for place in self.step_places})
+        for place in self.step_places:
+            if not place.state.module:  # it is given the state itself
+                run.states[place.name] = place.state.take(args, kwargs)
+        _THREAD.passes.append(run)
+        try:
+            out = forward(self, *args, **kwargs)
+        finally:
+            _THREAD.passes.pop()
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if any(first is t for t in (*args, *kwargs.values())):
+            return out
+        for place in self.step_places:
+            count = run.counts[place.name]
+            if isinstance(first, torch.fx.Proxy) and not (
+                    count or place.name in run.states):
+                continue  # leaves stand at both spots: the graph runs them
+            if count != 1:
+                raise RuntimeError(
+                    f'{place.name} of {self.host.__name__} ran {count} times '
+                    f'in one pass, between '
+                    f'{place.state.module or "the block"!r} and '
+                    f'{place.branch.module!r}; the block goes another way '
+                    f'than with the example of insert_steps, so remove the '
+                    f'steps and insert them anew')
+        return out
+
+    def place_hooks(self) -> None:
+        """Hook whoever stands at the spots now.
+
+        Layers are wrapped (LoRA), converted (SyncBN), fused and exchanged.
+
+        Raises:
+            RuntimeError: Nobody does: the network was changed. Or somebody
+                else does than before, and a compiler reads this.
+        """
+        for place in self.step_places:
+            step: Any = self._modules[place.name]
+            for hook in KeepsState(place, step), ScalesBranch(place, step):
+                if not hook.spot.module:
+                    continue
+                module = self._at(hook.spot, place.name)
+                hooks = (module._forward_hooks if hook.spot.returned
+                         else module._forward_pre_hooks)
+                if any(hook == other for other in hooks.values()):
+                    continue
+                if is_compiling():
+                    raise RuntimeError(
+                        f'the module {hook.spot.module}, at which '
+                        f'{place.name} of {self.host.__name__} stands, is '
+                        f'another one; call the model once before it is '
+                        f'compiled')
+                remove_hooks(self, hook.__eq__)
+                if hook.spot.returned:
+                    module.register_forward_hook(hook)
+                else:
+                    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def _at(self, spot: Spot, name: str) -> nn.Module:
+        try:
+            return self.get_submodule(spot.module)
+        except AttributeError as error:
+            raise RuntimeError(
+                f'the module {spot.module}, at which {name} of '
+                f'{self.host.__name__} stands, is gone; call remove_steps '
+                f'before the network is changed in this way') from error
 
 
 class BranchStep(ResidualStep):
@@ -109,17 +316,6 @@ class BranchStep(ResidualStep):
     def __init__(self, attention: nn.Module, place: Place):
         super().__init__(attention)
         self.place = place
-        self._pass = threading.local()  # one model may run in several threads
-
-    def __getstate__(self) -> dict:
-        """Leave what belongs to a pass out of copies."""
-        state = super().__getstate__()
-        return {key: state[key] for key in state if key != '_pass'}
-
-    def __setstate__(self, state: dict) -> None:
-        """Begin without a pass."""
-        super().__setstate__(state)
-        self._pass = threading.local()
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Scale the branch.
@@ -140,125 +336,35 @@ class BranchStep(ResidualStep):
         self.report(x, f, step, scaled)
         return scaled
 
-    def _scale(self, f: Tensor) -> Tensor:
-        """Scale the branch of the state that was kept.
 
-        Raises:
-            RuntimeError: No state was kept in this pass.
-        """
-        x, self._pass.state = getattr(self._pass, 'state', None), None
-        if x is None:
-            place = self.place
-            raise RuntimeError(
-                f'{place.name} has a branch, from '
-                f'{place.branch.module!r}, but no state, from '
-                f'{place.state.module or "the block"!r}: checkpoint the whole '
-                f'block, not a part of it, and let torch.fx trace both of '
-                f'these modules or neither')
-        self._pass.count = getattr(self._pass, 'count', 0) + 1
-        # A wrapper that stands in the block may hold another copy (PEFT).
-        return getattr(self._pass, 'standing', self)(x, f)
+def attach(block: Any, step: BranchStep) -> None:
+    """Make a step a child of a block, and hook it."""
+    if not isinstance(block, SteppedBlock):
+        block.__class__ = generated_class(SteppedBlock, type(block))
+    block.add_module(step.place.name, step)
+    block.step_places = (*block.step_places, step.place)
+    block.place_hooks()
 
-    def attach(self, block: nn.Module) -> None:
-        """Become a child of a block, and hook it."""
-        if not isinstance(block, Generated):
-            stepped: Any = generated_class(SteppedBlock, type(block))
-            block.__class__ = stepped
-        block.add_module(self.place.name, self)
-        block.register_forward_pre_hook(self._begin)
-        self._place_hooks(block)
-        block.register_forward_hook(self._end, with_kwargs=True)
 
-    def detach(self, block: nn.Module) -> None:
-        """Leave a block, and take all hooks off."""
-        if isinstance(block, SteppedBlock):
-            block.__class__ = block.host
-        delattr(block, self.place.name)
-        self._take_off(block, self._begin, self._end, self._keep,
-                       self._exchange)
+def detach(block: Any) -> None:
+    """Take all steps at branches' ends out of a block, whatever stands there.
 
-    @run_when_compiled
-    def _place_hooks(self, block: nn.Module) -> None:
-        """Hook whoever stands at the spots now.
+    It becomes its host's again.
+    """
+    for place in block.step_places:
+        delattr(block, place.name)
+    del block.step_places
+    remove_hooks(block, lambda hook: isinstance(hook, StepHook))
+    block.__class__ = block.host
 
-        Layers are wrapped (LoRA), converted (SyncBN), fused and exchanged.
 
-        Raises:
-            RuntimeError: Nobody does: the network was changed.
-        """
-        for spot, hook in ((self.place.state, self._keep),
-                           (self.place.branch, self._exchange)):
-            try:
-                module = block.get_submodule(spot.module)
-            except AttributeError as error:
-                raise RuntimeError(
-                    f'the module {spot.module}, at which {self.place.name} '
-                    f'of {type(block).__name__} stands, is gone; call '
-                    f'remove_steps before the network is changed in this way'
-                ) from error
-            hooks = (module._forward_hooks if spot.returned
-                     else module._forward_pre_hooks)
-            if hook in hooks.values():
-                continue
-            self._take_off(block, hook)
-            if spot.returned:
-                module.register_forward_hook(hook)
-            else:
-                module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    def _take_off(self, block: nn.Module, *meant: Any) -> None:
-        """Remove hooks of this step from the modules of a block."""
-        for module in block.modules():
-            for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                for key, hook in list(hooks.items()):
-                    if hook in meant:
-                        del hooks[key]
-                        module._forward_pre_hooks_with_kwargs.pop(key, None)
-                        module._forward_hooks_with_kwargs.pop(key, None)
-
-    def _begin(self, block: nn.Module, args: tuple) -> None:
-        if getattr(block, '_is_replica', False):
-            raise RuntimeError(
-                f'{self.place.name} is in a replica of nn.DataParallel, whose '
-                f'gates would learn nothing; take DistributedDataParallel')
-        self._pass.state, self._pass.count = None, 0
-        self._pass.standing = block._modules[self.place.name]
-        self._pass.calls = [0, 0]
-        if can_change_modules():
-            self._place_hooks(block)
-
-    def _end(self, block: nn.Module, args: tuple, kwargs: dict,
-             out: Any) -> None:
-        """See that the step ran once: an output at Δt = 1 does not show it."""
-        first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if self._pass.count == 1 or any(
-                first is t for t in (*args, *kwargs.values())):
-            return
-        if isinstance(first, torch.fx.Proxy) and self._pass.state is None:
-            return  # both spots are leaves, which run when the graph does
-        raise RuntimeError(
-            f'{self.place.name} of {type(block).__name__} ran '
-            f'{self._pass.count} times in one pass, between '
-            f'{self.place.state.module or "the block"!r} and '
-            f'{self.place.branch.module!r}; the block goes another way than '
-            f'with the example of insert_steps, so remove the steps and '
-            f'insert them anew')
-
-    def _is_due(self, spot: Spot, which: int) -> bool:
-        """Whether this call of a spot's module is the one that is meant."""
-        calls = self._pass.__dict__.setdefault('calls', [0, 0])
-        calls[which] += 1
-        return (calls[which] - 1) % spot.calls == spot.call
-
-    def _keep(self, module: nn.Module, args: tuple, last: Any = None) -> None:
-        """Keep the state, where it is given or returned."""
-        spot = self.place.state
-        if self._is_due(spot, 0):
-            self._pass.state = spot.take(args, last)
-
-    def _exchange(self, module: nn.Module, args: tuple, last: Any) -> Any:
-        """Put the scaled branch in the place of the branch."""
-        spot = self.place.branch
-        if not self._is_due(spot, 1):
-            return None  # nothing is changed
-        return spot.put(args, last, self._scale(spot.take(args, last)))
+def remove_hooks(module: nn.Module, is_meant: Callable[[Any], bool]) -> None:
+    """Remove some hooks of a module and of all that is in it."""
+    for part in module.modules():
+        for hooks, noted in (
+                (part._forward_hooks, part._forward_hooks_with_kwargs),
+                (part._forward_pre_hooks,
+                 part._forward_pre_hooks_with_kwargs)):
+            for key in [k for k, hook in hooks.items() if is_meant(hook)]:
+                del hooks[key]
+                noted.pop(key, None)

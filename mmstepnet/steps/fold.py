@@ -20,7 +20,7 @@ from mmstepnet.attentions import (
 
 from .fused_blocks import FusedBlock
 from .givers import find_givers, is_scalable
-from .insert import take_out
+from .insert import take_out_steps
 from .modules import check_unsharded, modules_by_name, steps_of
 from .residual import ResidualStep
 from .tail.dispatch import is_as_made
@@ -107,8 +107,7 @@ def _fold_constants(model: nn.Module, example: object) -> None:
         # Some of its steps alone: code that was compiled for all would run.
         steps = steps_of(block)
         if all(step.attention is None for step in steps):
-            for step in steps:
-                take_out(step, block)
+            take_out_steps(block)
 
 
 @torch.no_grad()

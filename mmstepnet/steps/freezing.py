@@ -56,7 +56,10 @@ def mark_only_steps_as_trainable(model: nn.Module,
     trained = [*find_modules_to_save(modules, modules_to_save).values(),
                *gates]
     inside = {m for module in trained for m in module.modules()}
-    kept = {p for module in trained for p in module.parameters()}
+    kept = {p for module in trained for p in module.parameters()} - {
+        p for name, module in modules.items()
+        if name.endswith('.original_module')  # peft runs a copy of it
+        for p in module.parameters()}
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_(unfreeze or parameter in kept)

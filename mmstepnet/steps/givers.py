@@ -15,7 +15,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .branch import BranchStep
+from .branch import BranchStep, StepHook
 from .finding import hooked, tensors, uncompiled
 from .finding.operations import describe_operation
 from .finding.tags import Tag, Tags, is_real
@@ -46,8 +46,8 @@ def is_scalable(layer: Any, model: nn.Module) -> bool:
         return False
     hooks = (*layer._forward_hooks.values(),
              *layer._forward_pre_hooks.values())
-    if 'forward' in vars(layer) or not all(isinstance(
-            getattr(hook, '__self__', None), BranchStep) for hook in hooks):
+    if 'forward' in vars(layer) or not all(
+            isinstance(hook, StepHook) for hook in hooks):
         return False
     owners = Counter(
         id(t) for m in model.modules() for t in (

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 from mmstepnet.torch_version import has_values
 
-from .branch import BranchStep, Place
+from .branch import BranchStep, Place, SteppedBlock, attach, detach
 from .finding import Selection, select, unwrap
 from .finding.selection import around, is_named, is_within
 from .freezing import follow_training
@@ -196,7 +196,7 @@ def put_in(block: Any, steps: Steps) -> None:
         torch.compiler.reset()
     for place, attention in steps:
         if place is not None:
-            BranchStep(attention, place).train(block.training).attach(block)
+            attach(block, BranchStep(attention, place).train(block.training))
             continue
         put_fused_step(block)
         step: Any = unwrap(block.step)
@@ -271,22 +271,25 @@ def remove_steps(model: nn.Module) -> list[str]:
     names = []
     for name, block in modules_by_name(model).items():
         steps: list[Any] = steps_of(block)
-        if any(step.attention is not None for step in steps):
+        if isinstance(block, SteppedBlock) or any(
+                step.attention is not None for step in steps):
             names.append(name)
-        for step in steps:
-            take_out(step, block)
+        if steps or isinstance(block, SteppedBlock):
+            take_out_steps(block)
     follow_training(model.modules())
-    return names
+    in_model = modules_by_name(model)  # a wrapper of a step has gone, too
+    return [name for name in names if name in in_model]
 
 
-def take_out(step: ResidualStep, block: nn.Module) -> None:
-    """Take a step out of its block; one that a class asks for has Δt = 1."""
-    if isinstance(step, BranchStep):
-        step.detach(block)
+def take_out_steps(block: nn.Module) -> None:
+    """Take the steps out of a block; what a class asks for has Δt = 1."""
+    if isinstance(block, SteppedBlock):
+        detach(block)
     elif isinstance(block, FusedBlock):
         block.take_step()
     else:
-        step.attention = None
+        for step in steps_of(block):
+            step.attention = None
 
 
 def step_parameters(model: nn.Module, **options) -> list[dict]:

@@ -9,13 +9,13 @@ from typing import Any
 import torch.nn as nn
 from torch import Tensor
 
+from .branch import StepHook
 from .finding import Arrangement, Selection, select, unwrap
 from .finding.selection import is_within
 from .finding.tags import is_real
 from .finding.wrappers import name_modules
 from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
-from .residual import ResidualStep
 from .spots import SpotFinder, identity, run_on
 from .tail import fused, only_looks
 
@@ -285,8 +285,7 @@ def _without_steps(hooks: Any) -> Any:
     If there are none, they are the same object: who has registered a hook
     can still remove it.
     """
-    own = [key for key, hook in hooks.items() if isinstance(
-        getattr(hook, '__self__', None), ResidualStep)
-    ] if isinstance(hooks, dict) else []
+    own = [key for key, hook in hooks.items() if isinstance(hook, StepHook)
+           ] if isinstance(hooks, dict) else []
     return type(hooks)((key, hook) for key, hook in hooks.items()
                        if key not in own) if own else hooks

@@ -9,17 +9,18 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.utils.checkpoint as cp
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mmstepnet import fold, insert_steps, remove_steps
-from mmstepnet.steps.branch import Spot
+from mmstepnet.steps.branch import Spot, attach, detach
 from mmstepnet.stiffness import TrajectoryRecorder
 from tests.utils import not_on_torch_21, same
 
-from .insertion import steps_of
+from .insertion import perturb_gates, steps_of
 from .small_networks import NETWORKS, inputs, network, stepped_pair
 
 
@@ -177,12 +178,13 @@ def test_spots_are_names():
         for name in 'drop', 'mlp':
             new = copy.deepcopy(getattr(reference.blocks[k], name))
             setattr(model[k], name, new)
-    if torch.__version__ >= '2.12':
-        torch._dynamo.reset()
-        first = torch.compile(copy.deepcopy(model).eval(), backend='eager',
-                              fullgraph=True)
-        check_equal(first, copy.deepcopy(reference).eval(), inputs('tokens'))
-    check_equal(model.eval(), reference.eval(), inputs('tokens'))
+    torch._dynamo.reset()
+    compiled = torch.compile(model.eval(), backend='eager')
+    with pytest.raises(Exception, match='call the model once before it'):
+        compiled(inputs('tokens'))
+    check_equal(model, reference.eval(), inputs('tokens'))
+    torch._dynamo.reset()
+    check_equal(compiled, reference, inputs('tokens'))
     model, reference = stepped_pair('maps')
     for k in range(3):
         norm = nn.SyncBatchNorm.convert_sync_batchnorm(model[k].norm)
@@ -193,6 +195,70 @@ def test_spots_are_names():
             block.norm))
         block.norm = nn.Identity()
     same(model(inputs('maps')), reference(inputs('maps')))
+
+
+@pytest.mark.parametrize('kind', ['tokens', 'maps'])
+def test_equal_blocks_share_one_graph(kind):
+    """Twelve that are compiled one by one, as diffusers does."""
+    model = nn.Sequential(*network(kind), *network(kind),
+                          *network(kind), *network(kind)).eval()
+    insert_steps(model, example=inputs(kind))
+    perturb_gates(model)
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        wanted = model(inputs(kind))
+        for block in model:
+            block.compile(backend=counter, fullgraph=True)
+        assert torch.equal(model(inputs(kind)), wanted)
+    assert counter.frame_count == 1
+
+
+def copied_step(model, reference):
+    model[1].mlp_step = copy.deepcopy(model[1].mlp_step)
+
+
+def wrapped_step(model, reference):
+    model[1].mlp_step = Around(model[1].mlp_step)
+
+
+def another_step(model, reference):
+    model[1].mlp_step = model[0].mlp_step
+    reference.gates[1][1] = reference.gates[0][1]
+
+
+def copied_block(model, reference):
+    model[1] = copy.deepcopy(model[0])
+    reference.blocks[1], reference.gates[1] = (
+        reference.blocks[0], reference.gates[0])
+
+
+def shared_layer(model, reference):
+    """A step of each block stands at it."""
+    model[1].norm1 = model[0].norm1
+    reference.blocks[1].norm1 = reference.blocks[0].norm1
+
+
+def another_layer(model, reference):
+    """It brings the hooks of the block that it was made for."""
+    model[1].mlp = copy.deepcopy(model[0].mlp)
+    reference.blocks[1].mlp = reference.blocks[0].mlp
+
+
+@pytest.mark.parametrize('change', [
+    copied_step, wrapped_step, another_step, copied_block, shared_layer,
+    another_layer])
+def test_what_stands_in_the_block_that_runs_is_taken(change):
+    """And is taken out."""
+    model, reference = stepped_pair('tokens')
+    change(model.eval(), reference.eval())
+    x = inputs('tokens')
+    same(model(x), reference(x))
+    assert remove_steps(model) == ['0', '1', '2']
+    assert not any('step' in name for name, _ in model.named_modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks
+                   for m in model.modules())
+    same(model(x), reference.blocks(x))
 
 
 def quantised(model, x):
@@ -235,9 +301,13 @@ def test_threads(kind):
 
 def hidden_state(model):
     """A checkpoint in a block that hides the state from the branch."""
-    step = model[1].mlp_step
-    step.place = step.place._replace(branch=Spot('mlp.2', True, 0))
-    model[1].mlp = checkpoint_wrapper(model[1].mlp)
+    block = model[1]
+    steps = block.attn_step, block.mlp_step
+    detach(block)
+    steps[1].place = steps[1].place._replace(branch=Spot('mlp.2', True, 0))
+    for step in steps:
+        attach(block, step)
+    block.mlp = checkpoint_wrapper(block.mlp)
 
 
 def replicated(model):

@@ -8,6 +8,7 @@ from torchvision.models import ResNet, VisionTransformer
 from torchvision.models.resnet import BasicBlock
 from torchvision.ops import FrozenBatchNorm2d
 
+import mmstepnet
 from mmstepnet import steps
 from tests.utils import same
 
@@ -72,3 +73,26 @@ def test_an_adapter_that_was_read_again_computes_the_same(
     changed = {key for key in after if '.attention.' in key
                and not torch.equal(after[key], before[key])}
     assert bool(changed) == bool(modules_to_save)
+
+
+@pytest.mark.parametrize('modules_to_save', [
+    ['mlp_step'], ['mlp_step.attention']])
+def test_steps_in_wrappers_are_counted_and_taken_out(modules_to_save):
+    """Those that peft runs, and all."""
+    plain = vit().eval()
+    wanted = plain(X)
+    model = copy.deepcopy(plain)
+    names = mmstepnet.insert_steps(model)
+    numbers = sum(p.numel() for group in mmstepnet.step_parameters(model)[1:]
+                  for p in group['params'])
+    model = peft.get_peft_model(model, peft.LoraConfig(
+        target_modules=NETWORKS['vit'][1], modules_to_save=modules_to_save))
+    assert mmstepnet.mark_only_steps_as_trainable(model) == numbers
+    assert not any(p.requires_grad for n, p in model.named_parameters()
+                   if 'original_module' in n)
+    model.eval()
+    found = [f'base_model.model.{name}' for name in names]
+    assert mmstepnet.remove_steps(model) == found
+    torch.testing.assert_close(model(X), wanted)  # LoRA's B starts at 0
+    assert mmstepnet.insert_steps(model) == found
+    torch.testing.assert_close(model(X), wanted)
