@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
@@ -25,8 +26,11 @@ class NamedModel:
         prepare (Callable, optional): Makes a tensor (3, H, W) of a file, as
             the library that owns the model does; None where that is unknown.
         batches (Iterable, optional): What it is called with.
-        part (str): Name of the submodule that is run and measured, such as
-            the backbone of a detector; ``''`` is the model.
+        part (str): Name of the submodule that is measured, such as the
+            backbone of a detector; ``''`` is the model.
+        runs_whole (bool): Whether the model is run for that, because its
+            scores are wanted, and not the part alone.
+        classes (dict[str, int]): Number of each class by its name.
         read (Callable): Reads a file of its weights.
     """
 
@@ -34,7 +38,19 @@ class NamedModel:
     prepare: Callable[[Path], Tensor] | None = None
     batches: Iterable | None = None
     part: str = ''
+    runs_whole: bool = False
+    classes: dict[str, int] = field(default_factory=dict)
     read: Callable[[Path], dict[str, Tensor]] = read_weights
+
+    @property
+    def measured(self) -> nn.Module:
+        """What is measured of it."""
+        return self.model.get_submodule(self.part)
+
+    @property
+    def run(self) -> nn.Module:
+        """What is called with a batch."""
+        return self.model if self.runs_whole else self.measured
 
     def picture(self, path: str | Path) -> Tensor:
         """A picture as the model takes it."""
@@ -45,13 +61,16 @@ class NamedModel:
             raise ValueError(f'{path} cannot be read: {error}') from error
 
 
-def load_model(name: str, pretrained: bool = False) -> NamedModel:
+def load_model(name: str, pretrained: bool = False,
+               labels: bool = False) -> NamedModel:
     """Build a model by its name.
 
     Args:
         name (str): As in :data:`KINDS`.
         pretrained (bool): Whether the library fetches weights. A folder of
             ``hf:`` brings its own. Defaults to False.
+        labels (bool): Whether scores of classes are wanted. Defaults to
+            False.
 
     Raises:
         ValueError: The name is of no such form; unknown models are refused
@@ -60,8 +79,9 @@ def load_model(name: str, pretrained: bool = False) -> NamedModel:
     kind, _, rest = name.partition(':')
     if kind.endswith('.py') and rest:
         return _from_file(Path(kind), rest)
-    loaders = dict(timm=_timm, torchvision=_torchvision, hf=_transformers,
-                   mm=_openmmlab)
+    loaders: dict[str, Callable] = dict(
+        timm=_timm, torchvision=_torchvision, mm=_openmmlab,
+        hf=partial(_transformers, labels=labels))
     if kind not in loaders or not rest:
         raise ValueError(f'{name!r} names no model; give {KINDS}')
     return loaders[kind](rest, pretrained)
@@ -99,21 +119,39 @@ def _torchvision(name: str, pretrained: bool) -> NamedModel:
                       _opened(known.transforms()))
 
 
-def _transformers(name: str, pretrained: bool) -> NamedModel:
+def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
+    """The base model or, for scores, the class that its config names."""
+    import transformers
     from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
     from mmstepnet.integrations.transformers import load_folder
-    model = (AutoModel.from_pretrained(name)
-             if pretrained or Path(name).is_dir() else
-             AutoModel.from_config(AutoConfig.from_pretrained(name)))
+    config = AutoConfig.from_pretrained(name)
+    kind: Any = AutoModel
+    build = AutoModel.from_config
+    if labels:
+        named = (config.architectures or [''])[0]
+        if not hasattr(transformers, named):
+            raise ValueError(
+                f'hf:{name} has no scores of classes, which --labels needs: '
+                f'transformers has no class {named!r}, which it names')
+        kind = build = getattr(transformers, named)
+    model: Any = (kind.from_pretrained(name)
+                  if pretrained or Path(name).is_dir() else build(config))
     if Path(name).is_dir():
         load_folder(model, name)
     if model.main_input_name != 'pixel_values':
         raise ValueError(f'hf:{name} takes no pictures; give FILE.py:FUNCTION '
                          f'that returns the model and its batches')
     processor = AutoImageProcessor.from_pretrained(name)
-    return NamedModel(model, _opened(lambda image: processor(
-        images=image, return_tensors='pt')['pixel_values'][0]))
+    # The blocks keep the names that they have in the base model alone.
+    base = model.base_model_prefix
+    inside = labels and isinstance(
+        getattr(model, base, None), transformers.PreTrainedModel)
+    return NamedModel(
+        model, _opened(lambda image: processor(
+            images=image, return_tensors='pt')['pixel_values'][0]),
+        part=base if inside else '', runs_whole=labels,
+        classes=config.label2id or {})
 
 
 def _openmmlab(name: str, pretrained: bool) -> NamedModel:

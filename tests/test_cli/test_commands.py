@@ -260,6 +260,77 @@ def test_labels(nets, pictures, tmp_path, capsys):
     assert '(9, 2), but --labels has 3 folders' in capsys.readouterr().err
 
 
+@pytest.fixture
+def classifier(tmp_path):
+    """Makes a folder of a ViT that names its classes, and of its processor."""
+    hf = pytest.importorskip('transformers', reason='transformers')
+    if int(hf.__version__.split('.')[0]) < 5:
+        pytest.skip('needs transformers 5')
+
+    def make(kind, names):
+        torch.manual_seed(3)
+        model = getattr(hf, kind)(hf.ViTConfig(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=64, image_size=32, patch_size=8,
+            id2label=dict(enumerate(names)),
+            label2id={name: k for k, name in enumerate(names)}))
+        randomise(model)
+        with_steps(model, tmp_path / 'vit', 'SE')
+        model.save_pretrained(tmp_path / 'vit')
+        processor = hf.ViTImageProcessor(size=dict(height=32, width=32))
+        processor.save_pretrained(tmp_path / 'vit')
+        return model.eval(), processor
+
+    return make
+
+
+@pytest.mark.parametrize('names, in_order', [
+    pytest.param('cab', False, id='its names'),
+    pytest.param('dcab', False, id='a class without a folder'),
+    pytest.param('xyz', True, id='other names')])
+def test_labels_of_a_folder_of_transformers(
+        names, in_order, classifier, pictures, tmp_path, capsys):
+    """Its own names say which folder is which class; else the order does."""
+    model, processor = classifier('ViTForImageClassification', names)
+    right = 0
+    for path in paths_of(pictures):
+        with torch.no_grad():
+            scores = model(**processor(
+                Image.open(path), return_tensors='pt')).logits
+        order = 'abc' if in_order else names
+        right += int(scores.argmax()) == order.index(path.parent.name)
+    name, given = f'hf:{tmp_path}/vit', ('--labels', '--json')
+    assert call('stiffness', name, *given, '--images', pictures, '--out',
+                tmp_path / 'out') == 0
+    assert ('in alphabetical order' in capsys.readouterr().err) == in_order
+    found = Trajectories.load(tmp_path / 'out' / 'vit.npz')
+    assert found.settings['metrics']['accuracy/top1'] == pytest.approx(
+        100 * right / 9)
+    # The blocks are those of the base model, by its names.
+    images = dict(processor(opened(pictures), return_tensors='pt'))
+    wanted = mmstepnet.measure_stiffness(model.vit, [images])
+    assert found.blocks == wanted.blocks and len(found.blocks) > 3
+    np.testing.assert_allclose(found.nsi(), wanted.nsi(), rtol=1e-3)
+    assert call('gates', name, pictures, *given) == 0
+    printed, shown = capsys.readouterr()
+    assert shown.count('in alphabetical order') == in_order
+    row = json.loads(printed)
+    assert row['results']['attention'] == pytest.approx(100 * right / 9)
+    assert list(row['mean']) == list(measure_gates(model.vit, [images]).mean)
+
+
+@pytest.mark.parametrize('kind, names, words', [
+    ('ViTForImageClassification', 'xy', '(9, 2), but --labels has 3 folders'),
+    ('ViTModel', 'abc', 'no scores of classes, which --labels needs, but a B')
+], ids=['fewer classes', 'base model'])
+def test_folders_of_transformers_without_such_scores(
+        kind, names, words, classifier, pictures, tmp_path, capsys):
+    classifier(kind, names)
+    assert call('stiffness', f'hf:{tmp_path}/vit', '--labels', '--images',
+                pictures, '--out', tmp_path) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('json_too', [True, False])
 def test_gates(nets, pictures, capsys, json_too):
     """Against the function, called by hand."""
@@ -386,12 +457,12 @@ def test_which_files_are_pictures(tmp_path, capsys):
     (tmp_path / 'all' / 'again').symlink_to(outside)
     (tmp_path / 'all' / 'link.png').symlink_to(outside / 'e.png')
     (outside / 'loop').symlink_to(tmp_path / 'all')
-    found, classes = list_pictures(tmp_path / 'all', False)
+    found = list_pictures(tmp_path / 'all', False)
     names = [str(path.relative_to(tmp_path / 'all')) for path, _ in found]
     assert names == [*(f'deep/a.{ending}' for ending in (
         'GIF', 'JPEG', 'avif', 'jfif', 'jpe', 'png', 'webp')), 'link.png',
         'two.gif']
-    assert classes == 0 and capsys.readouterr().err.endswith(
+    assert capsys.readouterr().err.endswith(
         'all: 2 other files are passed by (1 without an ending, 1 .txt)\n')
     wanted = torch.tensor([1., 0, 0])[:, None, None]
     prepare = _opened(ToTensor())
@@ -402,8 +473,8 @@ def test_which_files_are_pictures(tmp_path, capsys):
     (tmp_path / 'all' / 'link').unlink()
     (tmp_path / 'all' / 'named').symlink_to(outside)
     list_pictures.cache_clear()
-    found, classes = list_pictures(tmp_path / 'all', True)
-    assert classes == 2 and [label for _, label in found] == [0] * 7 + [1]
+    found = list_pictures(tmp_path / 'all', True)
+    assert [name for _, name in found] == ['deep'] * 7 + ['named']
     assert '4 outside of the classes' in capsys.readouterr().err
     (tmp_path / 'all' / 'void').mkdir()
     (tmp_path / 'all' / 'twice').symlink_to(tmp_path / 'all' / 'deep')
