@@ -7,6 +7,7 @@ from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch.nn as nn
@@ -15,6 +16,22 @@ from torch import Tensor
 from mmstepnet.steps.files import read_weights
 
 from .arguments import KINDS
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """Weights of a file, see :func:`mmstepnet.steps.files.read_weights`.
+
+    Raises:
+        ValueError: It is no file of PyTorch, or holds other objects, such as
+            a whole model or the log of a Runner of MMEngine.
+    """
+    try:
+        return read_weights(path)
+    except (UnpicklingError, EOFError, KeyError) as error:
+        raise ValueError(
+            f'{path} is not read: it is no file of PyTorch, or holds other '
+            f'objects than tensors; save the state dict alone or, for a '
+            f'checkpoint of a Runner of MMEngine, give mm:CONFIG') from error
 
 
 @dataclass
@@ -40,7 +57,7 @@ class NamedModel:
     part: str = ''
     runs_whole: bool = False
     classes: dict[str, int] = field(default_factory=dict)
-    read: Callable[[Path], dict[str, Tensor]] = read_weights
+    read: Callable[[Path], dict[str, Tensor]] = read_file
 
     @property
     def measured(self) -> nn.Module:
@@ -171,14 +188,22 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     classifies = any(
         kind.__name__ == 'BaseClassifier' for kind in type(model).__mro__)
     # Of labels nothing is needed.
-    pipeline = Compose([
-        step for step in config.test_dataloader.dataset.pipeline
-        if 'LoadAnnotations' not in step['type']])
+    steps = [step for step in config.test_dataloader.dataset.pipeline
+             if 'LoadAnnotations' not in step['type']]
+    pipeline = Compose(steps)
 
     def prepare(path: Path) -> Tensor:
-        packed = pipeline(dict(img_path=str(path), img_id=0))
-        batch = {key: [value] for key, value in packed.items()}
-        return model.data_preprocessor(batch, False)['inputs'][0]
+        try:
+            packed = pipeline(dict(img_path=str(path), img_id=0))
+            batch = {key: [value] for key, value in packed.items()}
+            return model.data_preprocessor(batch, False)['inputs'][0]
+        except KeyError as error:
+            if any('Load' in step['type'] for step in steps):
+                raise
+            raise ValueError(
+                f'mm:{name} is a config whose test pipeline reads no files; '
+                f'give FILE.py:FUNCTION that returns the model and a '
+                f'transform') from error
     return NamedModel(
         model, prepare, part='' if classifies else 'backbone',
         read=lambda path: read_checkpoint(str(path))['state_dict'])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -331,6 +332,54 @@ def test_folders_of_transformers_without_such_scores(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('key', [
+    'model', 'model_state_dict', 'state_dict', None])
+def test_weights_of_a_checkpoint(key, nets, tmp_path):
+    """Beside an optimizer's tensors, and settings under the other key."""
+    named = load_model(f'{nets}:alone')
+    wanted = named.model.state_dict()
+    torch.save(wanted if key is None else {
+        'model': dict(depth=18), key: wanted, 'epoch': 3,
+        'optimizer': dict(state={0: torch.ones(2)})}, tmp_path / 'net.pt')
+    torch.testing.assert_close(
+        named.read(tmp_path / 'net.pt'), wanted, rtol=0, atol=0)
+
+
+def log_of_a_runner():
+    logging = pytest.importorskip('mmengine.logging')
+    return logging.HistoryBuffer([1.0], [1])
+
+
+@pytest.mark.parametrize('content, words', [
+    (lambda weights: dict(model=weights, state_dict=weights),
+     'net.pt has weights under state_dict and model; save those'),
+    (lambda weights: [weights], 'net.pt holds a list, expected a state dict'),
+    (lambda weights: dict(model=weights, args=Namespace(lr=0.1)),
+     'net.pt is not read: .* holds other objects than tensors'),
+    (lambda weights: dict(state_dict=weights, message_hub=log_of_a_runner()),
+     'of a Runner of MMEngine, give mm:CONFIG')],
+    ids=['two dicts', 'list', 'settings', 'runner'])
+def test_weights_that_are_not_read(content, words, nets, tmp_path):
+    named = load_model(f'{nets}:alone')
+    torch.save(content(named.model.state_dict()), tmp_path / 'net.pt')
+    with pytest.raises(ValueError, match=words):
+        named.read(tmp_path / 'net.pt')
+
+
+@pytest.mark.parametrize('content', [b'', b'hello'], ids=['empty', 'text'])
+def test_weights_of_another_program(content, nets, tmp_path):
+    (tmp_path / 'net.pt').write_bytes(content)
+    with pytest.raises(ValueError, match='it is no file of PyTorch'):
+        load_model(f'{nets}:alone').read(tmp_path / 'net.pt')
+
+
+def test_pictures_in_memory(pictures):
+    pytest.importorskip('mmpretrain')
+    named = load_model(f'mm:{ROOT}/configs/digits/resnet20_plain_digits.py')
+    with pytest.raises(ValueError, match='whose test pipeline reads no files'):
+        named.picture(paths_of(pictures)[0])
+
+
 @pytest.mark.parametrize('json_too', [True, False])
 def test_gates(nets, pictures, capsys, json_too):
     """Against the function, called by hand."""
@@ -416,7 +465,8 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
     ([*RESNET, '{}/flat', '--labels'], 'flat has no folders, which are the'),
     ([*RESNET, '{}/flat'], 'flat has no pictures of its own; 0 other files'),
     ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
-    ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'], ' load '),
+    ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
+     'x.png is not read'),
     ([*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
      'Missing key(s)'),
     ([*RESNET[:2], *RESNET[1:], '{}'],
