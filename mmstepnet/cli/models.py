@@ -17,6 +17,10 @@ from mmstepnet.steps.files import read_weights
 
 from .arguments import KINDS
 
+PACKAGES = ('PIL', 'altair', 'jinja2', 'mmstepnet', 'numpy', 'torch',
+            'torchvision', 'vl_convert')
+"""What the command imports, also after it has run a user's file."""
+
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """Weights of a file, see :func:`mmstepnet.steps.files.read_weights`.
@@ -94,14 +98,15 @@ def load_model(name: str, pretrained: bool = False,
             by their libraries.
     """
     kind, _, rest = name.partition(':')
-    if kind.endswith('.py') and rest:
-        return _from_file(Path(kind), rest)
     loaders: dict[str, Callable] = dict(
         timm=_timm, torchvision=_torchvision, mm=_openmmlab,
         hf=partial(_transformers, labels=labels))
-    if kind not in loaders or not rest:
+    if kind in loaders and rest:
+        return loaders[kind](rest, pretrained)
+    path, _, function = name.rpartition(':')
+    if not path.endswith('.py') or not function:
         raise ValueError(f'{name!r} names no model; give {KINDS}')
-    return loaders[kind](rest, pretrained)
+    return _from_file(Path(path), function)
 
 
 def _opened(transform: Callable[[Any], Any]) -> Callable[[Path], Tensor]:
@@ -210,6 +215,10 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
 
 
 def _from_file(path: Path, function: str) -> NamedModel:
+    for kind, names in (("Python's module", sys.stdlib_module_names),
+                        ('the package', PACKAGES)):
+        if path.stem in names:
+            raise ValueError(f'{path} hides {kind} {path.stem}; rename it')
     # As Python runs a file: what lies beside it can be imported.
     sys.path.insert(0, str(path.parent))
     spec: Any = spec_from_file_location(path.stem, path)

@@ -380,6 +380,18 @@ def test_pictures_in_memory(pictures):
         named.picture(paths_of(pictures)[0])
 
 
+def test_a_file_in_a_folder_with_a_colon(nets, tmp_path, capsys):
+    folder = tmp_path / 'a:b'
+    folder.mkdir()
+    (folder / 'beside.py').write_text('CLASSES = 3')
+    (folder / 'utils.py').write_text(NETS)
+    try:
+        assert call('blocks', f'{folder}/utils.py:batches') == 0
+    finally:
+        sys.path.remove(str(folder))
+    assert 'layer1.1' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('json_too', [True, False])
 def test_gates(nets, pictures, capsys, json_too):
     """Against the function, called by hand."""
@@ -452,6 +464,10 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 @pytest.mark.parametrize('args, message', [
     (['blocks', 'resnet18'], "'resnet18' names no model; give"),
     (['blocks', '{}/no.py:net'], 'no.py'),
+    (['blocks', '{}/no.py:'], "no.py:' names no model; give"),
+    (['blocks', '{}/random.py:net'], "random.py hides Python's module random; "
+     'rename it'),
+    (['blocks', '{}/altair.py:net'], 'altair.py hides the package altair; '),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
     (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
     (['report', 'no.npz'], 'no.npz'),
