@@ -59,9 +59,10 @@ def run_stiffness(args: argparse.Namespace) -> None:
 def run_gates(args: argparse.Namespace) -> None:
     """Measure the attention values, and what constants do in their place."""
     for label, named, _ in _networks(args):
+        named.model.eval()
         found = measure_gates(
-            named.model.eval().get_submodule(named.part),
-            (batch for batch, *_ in _samples(named, label, args)),
+            named.measured,
+            (batch for batch, _ in _samples(named, label, args)),
             partial(_accuracy, named, label, args) if args.labels else None)
         if args.json:
             print(json.dumps(dict(network=label, **found._asdict())))
@@ -87,9 +88,9 @@ def run_gates(args: argparse.Namespace) -> None:
 
 
 def _accuracy(named: NamedModel, label: str, args: argparse.Namespace,
-              model: nn.Module) -> float:
-    hits = [_hits(run_batch(model, batch), label, labels, classes)
-            for batch, labels, classes in _samples(named, label, args)]
+              measured: nn.Module) -> float:
+    hits = [_hits(run_batch(named.run, batch), named, label, folders)
+            for batch, folders in _samples(named, label, args)]
     return 100 * torch.cat(hits).double().mean().item()
 
 
@@ -98,7 +99,7 @@ def _networks(args: argparse.Namespace
     """Each network with its weights on its device, by what it is called."""
     device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     for label, (name, weights) in _jobs(args.models, args.weights).items():
-        named = load_model(name, args.pretrained)
+        named = load_model(name, args.pretrained, args.labels)
         settings: dict[str, Any] = dict(model=_short(name))
         if weights is not None:
             _load_weights(named, weights)
@@ -113,7 +114,20 @@ def _networks(args: argparse.Namespace
             print(f'{label}: its weights are random; give --weights, or '
                   f'--pretrained', file=sys.stderr)
         named.model.to(device)
+        if args.labels and args.images is not None:
+            _name_classes(named, label, args.images)
         yield label, named, settings
+
+
+def _name_classes(named: NamedModel, label: str, images: Path) -> None:
+    """Where the model has other names than the folders, the order counts."""
+    folders = dict.fromkeys(name for _, name in list_pictures(images, True))
+    if named.classes.keys() >= folders.keys():
+        return
+    if named.classes:
+        print(f'{label}: its config has other names than the folders, so '
+              f'these are its classes in alphabetical order', file=sys.stderr)
+    named.classes = {name: k for k, name in enumerate(folders)}
 
 
 def run_report(args: argparse.Namespace) -> None:
@@ -132,7 +146,7 @@ def run_blocks(args: argparse.Namespace) -> None:
     named = load_model(args.model)
     example = (torch.zeros(1, 3, args.size[0], args.size[-1])
                if named.batches is None else next(iter(named.batches)))
-    measured = named.model.get_submodule(named.part).to('meta')
+    measured = named.measured.to('meta')
     inputs, by_name = arguments_for(measured, example)
     inputs, by_name = call_of(inputs or by_name, device='meta')
     steps = find_steps(measured, *inputs, **by_name)
@@ -178,14 +192,14 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
              settings: dict[str, Any]) -> Trajectories:
     hits: list[Tensor] = []
 
-    def forward(model: nn.Module, sample: tuple) -> None:
-        batch, *classes = sample
-        out = run_batch(model, batch)
+    def forward(measured: nn.Module, sample: tuple) -> None:
+        batch, folders = sample
+        out = run_batch(named.run, batch)
         if args.labels:
-            hits.append(_hits(out, label, *classes))
+            hits.append(_hits(out, named, label, folders))
 
     found = measure_stiffness(
-        named.model.get_submodule(named.part), _samples(named, label, args),
+        named.measured, _samples(named, label, args),
         blocks=args.blocks, forward=forward, reading=args.reading,
         split=str(args.images or label), **settings)
     metrics = {TOP1: 100 * torch.cat(hits).double().mean().item()
@@ -193,40 +207,38 @@ def _measure(named: NamedModel, label: str, args: argparse.Namespace,
     return replace(found, settings={**found.settings, 'metrics': metrics})
 
 
-def _hits(out: Any, label: str, labels: Sequence[int], classes: int) -> Tensor:
+def _hits(out: Any, named: NamedModel, label: str,
+          folders: Sequence[str]) -> Tensor:
     """Of which pictures the likeliest class is right."""
     scores = getattr(out, 'logits', out)
-    if scores.shape != (len(labels), classes):
+    if not isinstance(scores, Tensor):
+        raise ValueError(f'{label} gives no scores of classes, which --labels '
+                         f'needs, but a {type(out).__name__}')
+    if scores.shape != (len(folders), len(named.classes)):
         raise ValueError(
             f'{label} gives scores of shape {tuple(scores.shape)}, but '
-            f'--labels has {classes} folders, one a class')
-    return scores.argmax(1).cpu() == torch.tensor(labels)
+            f'--labels has {len(named.classes)} folders, one a class')
+    wanted = [named.classes[name] for name in folders]
+    return scores.argmax(1).cpu() == torch.tensor(wanted)
 
 
 def _samples(named: NamedModel, label: str,
-             args: argparse.Namespace) -> Iterator[tuple[Any, Sequence, int]]:
-    """Batches, their labels, and the number of classes, with a bar."""
+             args: argparse.Namespace) -> Iterator[tuple[Any, Sequence[str]]]:
+    """Batches and the folders of their pictures, with a bar."""
     device = next(named.model.parameters()).device
     if args.images is None and named.batches is not None:
         for batch in tqdm(named.batches, label):
             inputs, by_name = call_of(batch, device=str(device))
-            yield inputs or by_name, [], 0
+            yield inputs or by_name, []
         return
     if args.images is None or named.prepare is None:
         raise ValueError(f'{label} needs pictures and a transform of them, or '
                          f'a FUNCTION that returns a model and its batches')
-    pictures, classes = _pictures(args)
+    pictures = _draw(list_pictures(args.images, args.labels), args)
     for start in tqdm(range(0, len(pictures), args.batch_size), label):
-        paths, labels = zip(*pictures[start:start + args.batch_size])
+        paths, folders = zip(*pictures[start:start + args.batch_size])
         batch = torch.stack(list(map(named.picture, paths))).to(device)
-        yield batch, labels, classes
-
-
-def _pictures(args: argparse.Namespace
-              ) -> tuple[list[tuple[Path | str, int]], int]:
-    """Files with their classes, and how many classes there are."""
-    found, classes = list_pictures(args.images, args.labels)
-    return _draw(found, args), classes
+        yield batch, folders
 
 
 def _draw(found: list, args: argparse.Namespace) -> list:

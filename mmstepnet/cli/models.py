@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch.nn as nn
@@ -14,6 +16,26 @@ from torch import Tensor
 from mmstepnet.steps.files import read_weights
 
 from .arguments import KINDS
+
+PACKAGES = ('PIL', 'altair', 'jinja2', 'mmstepnet', 'numpy', 'torch',
+            'torchvision', 'vl_convert')
+"""What the command imports, also after it has run a user's file."""
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """Weights of a file, see :func:`mmstepnet.steps.files.read_weights`.
+
+    Raises:
+        ValueError: It is no file of PyTorch, or holds other objects, such as
+            a whole model or the log of a Runner of MMEngine.
+    """
+    try:
+        return read_weights(path)
+    except (UnpicklingError, EOFError, KeyError) as error:
+        raise ValueError(
+            f'{path} is not read: it is no file of PyTorch, or holds other '
+            f'objects than tensors; save the state dict alone or, for a '
+            f'checkpoint of a Runner of MMEngine, give mm:CONFIG') from error
 
 
 @dataclass
@@ -25,8 +47,11 @@ class NamedModel:
         prepare (Callable, optional): Makes a tensor (3, H, W) of a file, as
             the library that owns the model does; None where that is unknown.
         batches (Iterable, optional): What it is called with.
-        part (str): Name of the submodule that is run and measured, such as
-            the backbone of a detector; ``''`` is the model.
+        part (str): Name of the submodule that is measured, such as the
+            backbone of a detector; ``''`` is the model.
+        runs_whole (bool): Whether the model is run for that, because its
+            scores are wanted, and not the part alone.
+        classes (dict[str, int]): Number of each class by its name.
         read (Callable): Reads a file of its weights.
     """
 
@@ -34,7 +59,19 @@ class NamedModel:
     prepare: Callable[[Path], Tensor] | None = None
     batches: Iterable | None = None
     part: str = ''
-    read: Callable[[Path], dict[str, Tensor]] = read_weights
+    runs_whole: bool = False
+    classes: dict[str, int] = field(default_factory=dict)
+    read: Callable[[Path], dict[str, Tensor]] = read_file
+
+    @property
+    def measured(self) -> nn.Module:
+        """What is measured of it."""
+        return self.model.get_submodule(self.part)
+
+    @property
+    def run(self) -> nn.Module:
+        """What is called with a batch."""
+        return self.model if self.runs_whole else self.measured
 
     def picture(self, path: str | Path) -> Tensor:
         """A picture as the model takes it."""
@@ -45,26 +82,31 @@ class NamedModel:
             raise ValueError(f'{path} cannot be read: {error}') from error
 
 
-def load_model(name: str, pretrained: bool = False) -> NamedModel:
+def load_model(name: str, pretrained: bool = False,
+               labels: bool = False) -> NamedModel:
     """Build a model by its name.
 
     Args:
         name (str): As in :data:`KINDS`.
         pretrained (bool): Whether the library fetches weights. A folder of
             ``hf:`` brings its own. Defaults to False.
+        labels (bool): Whether scores of classes are wanted. Defaults to
+            False.
 
     Raises:
         ValueError: The name is of no such form; unknown models are refused
             by their libraries.
     """
     kind, _, rest = name.partition(':')
-    if kind.endswith('.py') and rest:
-        return _from_file(Path(kind), rest)
-    loaders = dict(timm=_timm, torchvision=_torchvision, hf=_transformers,
-                   mm=_openmmlab)
-    if kind not in loaders or not rest:
+    loaders: dict[str, Callable] = dict(
+        timm=_timm, torchvision=_torchvision, mm=_openmmlab,
+        hf=partial(_transformers, labels=labels))
+    if kind in loaders and rest:
+        return loaders[kind](rest, pretrained)
+    path, _, function = name.rpartition(':')
+    if not path.endswith('.py') or not function:
         raise ValueError(f'{name!r} names no model; give {KINDS}')
-    return loaders[kind](rest, pretrained)
+    return _from_file(Path(path), function)
 
 
 def _opened(transform: Callable[[Any], Any]) -> Callable[[Path], Tensor]:
@@ -99,21 +141,39 @@ def _torchvision(name: str, pretrained: bool) -> NamedModel:
                       _opened(known.transforms()))
 
 
-def _transformers(name: str, pretrained: bool) -> NamedModel:
+def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
+    """The base model or, for scores, the class that its config names."""
+    import transformers
     from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
     from mmstepnet.integrations.transformers import load_folder
-    model = (AutoModel.from_pretrained(name)
-             if pretrained or Path(name).is_dir() else
-             AutoModel.from_config(AutoConfig.from_pretrained(name)))
+    config = AutoConfig.from_pretrained(name)
+    kind: Any = AutoModel
+    build = AutoModel.from_config
+    if labels:
+        named = (config.architectures or [''])[0]
+        if not hasattr(transformers, named):
+            raise ValueError(
+                f'hf:{name} has no scores of classes, which --labels needs: '
+                f'transformers has no class {named!r}, which it names')
+        kind = build = getattr(transformers, named)
+    model: Any = (kind.from_pretrained(name)
+                  if pretrained or Path(name).is_dir() else build(config))
     if Path(name).is_dir():
         load_folder(model, name)
     if model.main_input_name != 'pixel_values':
         raise ValueError(f'hf:{name} takes no pictures; give FILE.py:FUNCTION '
                          f'that returns the model and its batches')
     processor = AutoImageProcessor.from_pretrained(name)
-    return NamedModel(model, _opened(lambda image: processor(
-        images=image, return_tensors='pt')['pixel_values'][0]))
+    # The blocks keep the names that they have in the base model alone.
+    base = model.base_model_prefix
+    inside = labels and isinstance(
+        getattr(model, base, None), transformers.PreTrainedModel)
+    return NamedModel(
+        model, _opened(lambda image: processor(
+            images=image, return_tensors='pt')['pixel_values'][0]),
+        part=base if inside else '', runs_whole=labels,
+        classes=config.label2id or {})
 
 
 def _openmmlab(name: str, pretrained: bool) -> NamedModel:
@@ -133,20 +193,32 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     classifies = any(
         kind.__name__ == 'BaseClassifier' for kind in type(model).__mro__)
     # Of labels nothing is needed.
-    pipeline = Compose([
-        step for step in config.test_dataloader.dataset.pipeline
-        if 'LoadAnnotations' not in step['type']])
+    steps = [step for step in config.test_dataloader.dataset.pipeline
+             if 'LoadAnnotations' not in step['type']]
+    pipeline = Compose(steps)
 
     def prepare(path: Path) -> Tensor:
-        packed = pipeline(dict(img_path=str(path), img_id=0))
-        batch = {key: [value] for key, value in packed.items()}
-        return model.data_preprocessor(batch, False)['inputs'][0]
+        try:
+            packed = pipeline(dict(img_path=str(path), img_id=0))
+            batch = {key: [value] for key, value in packed.items()}
+            return model.data_preprocessor(batch, False)['inputs'][0]
+        except KeyError as error:
+            if any('Load' in step['type'] for step in steps):
+                raise
+            raise ValueError(
+                f'mm:{name} is a config whose test pipeline reads no files; '
+                f'give FILE.py:FUNCTION that returns the model and a '
+                f'transform') from error
     return NamedModel(
         model, prepare, part='' if classifies else 'backbone',
         read=lambda path: read_checkpoint(str(path))['state_dict'])
 
 
 def _from_file(path: Path, function: str) -> NamedModel:
+    for kind, names in (("Python's module", sys.stdlib_module_names),
+                        ('the package', PACKAGES)):
+        if path.stem in names:
+            raise ValueError(f'{path} hides {kind} {path.stem}; rename it')
     # As Python runs a file: what lies beside it can be imported.
     sys.path.insert(0, str(path.parent))
     spec: Any = spec_from_file_location(path.stem, path)

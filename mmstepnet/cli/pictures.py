@@ -13,8 +13,7 @@ frame counts."""
 
 
 @cache  # once for all networks of a command
-def list_pictures(folder: Path,
-                  labels: bool) -> tuple[list[tuple[Path, int]], int]:
+def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
     """Pictures in a folder and in those in it, sorted.
 
     Links are followed, and each real file or folder is taken once. Names that
@@ -25,8 +24,8 @@ def list_pictures(folder: Path,
         labels (bool): Whether the folders in it are classes.
 
     Returns:
-        tuple: Files with the numbers of their classes, 0 where there are
-        none, and how many classes there are.
+        list: Files with the names of their classes. Without ``labels`` it is
+        the name of the folder for all.
 
     Raises:
         ValueError: There is no such folder, or no picture in it or in one of
@@ -45,13 +44,13 @@ def list_pictures(folder: Path,
             raise ValueError(f'{folder} has no folders, which are the '
                              f'classes with --labels')
     endings = _endings()
-    for number, part in enumerate(parts):
+    for part in parts:
         before = len(found)
         is_new = part == folder or _is_new(str(folder), part.name, seen)
         for path in sorted(_files(part, seen)) if is_new else ():
             ending = path.suffix.lower()
             if ending in endings:
-                found.append((path, number))
+                found.append((path, part.name))
             else:
                 others[ending or 'without an ending'] += 1
         if len(found) == before:
@@ -59,7 +58,7 @@ def list_pictures(folder: Path,
                              f'{_passed_by(others)}')
     if others.total():
         print(f'{folder}: {_passed_by(others)}', file=sys.stderr)
-    return found, len(parts) if labels else 0
+    return found
 
 
 def _endings() -> set[str]:

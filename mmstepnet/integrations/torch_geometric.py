@@ -16,7 +16,8 @@ class PropagationConv(MessagePassing):
         (-f_\theta(x_i, x_j) / \varepsilon)
 
     What the module computes with the sparse mask of the same edges. A node
-    that no edge leads to gets 0 in place of an error: add self-loops.
+    that no edge leads to gets 0 in place of an error, or with several heads
+    the bias of the output projection: add self-loops.
 
     Args:
         propagation (nn.Module): A :class:`mmstepnet.propagation.Propagation`

@@ -26,9 +26,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     is exact where gates do not change yet what later ones see, as with
     ``init_step=1.0``.
 
-    BNs that have seen data (``num_batches_tracked``) are left alone, as those
-    of attentions whose parameters are all frozen. A channel without spread
-    keeps its variance.
+    BNs that have seen data (``num_batches_tracked``) are left alone, those
+    of frozen attentions are not, as in the teacher of a detector that learns
+    from its own boxes. A channel without spread keeps its variance.
 
     Args:
         model (nn.Module): A model with steps.
@@ -60,7 +60,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     norms: list[Any] = [
         norm for attention in model.modules()
         if isinstance(attention, Attention)
-        and any(p.requires_grad for p in attention.parameters())
         for norm in attention.modules() if isinstance(norm, _BatchNorm)
         and norm.num_batches_tracked == 0
     ]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,9 @@ FORMAT = 2
 
 NAME = 'steps.safetensors'
 METADATA = 'mmstepnet'
+CHECKPOINT_KEYS = 'state_dict', 'model_state_dict', 'model'
+"""Where checkpoints of trainers hold the weights."""
+
 WHOLE = ('steps in the weights of a whole model are read by insert_steps, '
          'with the arguments of then, and load_state_dict')
 
@@ -365,11 +368,23 @@ def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
     """Tensors of a file of safetensors or of ``torch.save``, on the CPU.
 
     No code in it is run.
+
+    Raises:
+        ValueError: It holds no dict, or weights under several keys.
     """
     if path.suffix == '.safetensors':
         return safetensors.torch.load_file(path)
     state = torch.load(path, map_location='cpu', weights_only=True)
-    return state.get('state_dict', state)
+    if not isinstance(state, Mapping):
+        raise ValueError(f'{path} holds a {type(state).__name__}, expected a '
+                         f'state dict')
+    found = [key for key in CHECKPOINT_KEYS
+             if isinstance(state.get(key), Mapping)
+             and any(isinstance(t, Tensor) for t in state[key].values())]
+    if len(found) > 1:
+        raise ValueError(f'{path} has weights under {" and ".join(found)}; '
+                         f'save those that are meant in a file of their own')
+    return state[found[0]] if found else state
 
 
 def _base(model: nn.Module) -> nn.Module:

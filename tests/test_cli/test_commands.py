@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -260,6 +261,137 @@ def test_labels(nets, pictures, tmp_path, capsys):
     assert '(9, 2), but --labels has 3 folders' in capsys.readouterr().err
 
 
+@pytest.fixture
+def classifier(tmp_path):
+    """Makes a folder of a ViT that names its classes, and of its processor."""
+    hf = pytest.importorskip('transformers', reason='transformers')
+    if int(hf.__version__.split('.')[0]) < 5:
+        pytest.skip('needs transformers 5')
+
+    def make(kind, names):
+        torch.manual_seed(3)
+        model = getattr(hf, kind)(hf.ViTConfig(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=64, image_size=32, patch_size=8,
+            id2label=dict(enumerate(names)),
+            label2id={name: k for k, name in enumerate(names)}))
+        randomise(model)
+        with_steps(model, tmp_path / 'vit', 'SE')
+        model.save_pretrained(tmp_path / 'vit')
+        processor = hf.ViTImageProcessor(size=dict(height=32, width=32))
+        processor.save_pretrained(tmp_path / 'vit')
+        return model.eval(), processor
+
+    return make
+
+
+@pytest.mark.parametrize('names, in_order', [
+    pytest.param('cab', False, id='its names'),
+    pytest.param('dcab', False, id='a class without a folder'),
+    pytest.param('xyz', True, id='other names')])
+def test_labels_of_a_folder_of_transformers(
+        names, in_order, classifier, pictures, tmp_path, capsys):
+    """Its own names say which folder is which class; else the order does."""
+    model, processor = classifier('ViTForImageClassification', names)
+    right = 0
+    for path in paths_of(pictures):
+        with torch.no_grad():
+            scores = model(**processor(
+                Image.open(path), return_tensors='pt')).logits
+        order = 'abc' if in_order else names
+        right += int(scores.argmax()) == order.index(path.parent.name)
+    name, given = f'hf:{tmp_path}/vit', ('--labels', '--json')
+    assert call('stiffness', name, *given, '--images', pictures, '--out',
+                tmp_path / 'out') == 0
+    assert ('in alphabetical order' in capsys.readouterr().err) == in_order
+    found = Trajectories.load(tmp_path / 'out' / 'vit.npz')
+    assert found.settings['metrics']['accuracy/top1'] == pytest.approx(
+        100 * right / 9)
+    # The blocks are those of the base model, by its names.
+    images = dict(processor(opened(pictures), return_tensors='pt'))
+    wanted = mmstepnet.measure_stiffness(model.vit, [images])
+    assert found.blocks == wanted.blocks and len(found.blocks) > 3
+    np.testing.assert_allclose(found.nsi(), wanted.nsi(), rtol=1e-3)
+    assert call('gates', name, pictures, *given) == 0
+    printed, shown = capsys.readouterr()
+    assert shown.count('in alphabetical order') == in_order
+    row = json.loads(printed)
+    assert row['results']['attention'] == pytest.approx(100 * right / 9)
+    assert list(row['mean']) == list(measure_gates(model.vit, [images]).mean)
+
+
+@pytest.mark.parametrize('kind, names, words', [
+    ('ViTForImageClassification', 'xy', '(9, 2), but --labels has 3 folders'),
+    ('ViTModel', 'abc', 'no scores of classes, which --labels needs, but a B')
+], ids=['fewer classes', 'base model'])
+def test_folders_of_transformers_without_such_scores(
+        kind, names, words, classifier, pictures, tmp_path, capsys):
+    classifier(kind, names)
+    assert call('stiffness', f'hf:{tmp_path}/vit', '--labels', '--images',
+                pictures, '--out', tmp_path) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('key', [
+    'model', 'model_state_dict', 'state_dict', None])
+def test_weights_of_a_checkpoint(key, nets, tmp_path):
+    """Beside an optimizer's tensors, and settings under the other key."""
+    named = load_model(f'{nets}:alone')
+    wanted = named.model.state_dict()
+    torch.save(wanted if key is None else {
+        'model': dict(depth=18), key: wanted, 'epoch': 3,
+        'optimizer': dict(state={0: torch.ones(2)})}, tmp_path / 'net.pt')
+    torch.testing.assert_close(
+        named.read(tmp_path / 'net.pt'), wanted, rtol=0, atol=0)
+
+
+def log_of_a_runner():
+    logging = pytest.importorskip('mmengine.logging')
+    return logging.HistoryBuffer([1.0], [1])
+
+
+@pytest.mark.parametrize('content, words', [
+    (lambda weights: dict(model=weights, state_dict=weights),
+     'net.pt has weights under state_dict and model; save those'),
+    (lambda weights: [weights], 'net.pt holds a list, expected a state dict'),
+    (lambda weights: dict(model=weights, args=Namespace(lr=0.1)),
+     'net.pt is not read: .* holds other objects than tensors'),
+    (lambda weights: dict(state_dict=weights, message_hub=log_of_a_runner()),
+     'of a Runner of MMEngine, give mm:CONFIG')],
+    ids=['two dicts', 'list', 'settings', 'runner'])
+def test_weights_that_are_not_read(content, words, nets, tmp_path):
+    named = load_model(f'{nets}:alone')
+    torch.save(content(named.model.state_dict()), tmp_path / 'net.pt')
+    with pytest.raises(ValueError, match=words):
+        named.read(tmp_path / 'net.pt')
+
+
+@pytest.mark.parametrize('content', [b'', b'hello'], ids=['empty', 'text'])
+def test_weights_of_another_program(content, nets, tmp_path):
+    (tmp_path / 'net.pt').write_bytes(content)
+    with pytest.raises(ValueError, match='it is no file of PyTorch'):
+        load_model(f'{nets}:alone').read(tmp_path / 'net.pt')
+
+
+def test_pictures_in_memory(pictures):
+    pytest.importorskip('mmpretrain')
+    named = load_model(f'mm:{ROOT}/configs/digits/resnet20_plain_digits.py')
+    with pytest.raises(ValueError, match='whose test pipeline reads no files'):
+        named.picture(paths_of(pictures)[0])
+
+
+def test_a_file_in_a_folder_with_a_colon(nets, tmp_path, capsys):
+    folder = tmp_path / 'a:b'
+    folder.mkdir()
+    (folder / 'beside.py').write_text('CLASSES = 3')
+    (folder / 'utils.py').write_text(NETS)
+    try:
+        assert call('blocks', f'{folder}/utils.py:batches') == 0
+    finally:
+        sys.path.remove(str(folder))
+    assert 'layer1.1' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('json_too', [True, False])
 def test_gates(nets, pictures, capsys, json_too):
     """Against the function, called by hand."""
@@ -332,6 +464,10 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 @pytest.mark.parametrize('args, message', [
     (['blocks', 'resnet18'], "'resnet18' names no model; give"),
     (['blocks', '{}/no.py:net'], 'no.py'),
+    (['blocks', '{}/no.py:'], "no.py:' names no model; give"),
+    (['blocks', '{}/random.py:net'], "random.py hides Python's module random; "
+     'rename it'),
+    (['blocks', '{}/altair.py:net'], 'altair.py hides the package altair; '),
     (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
     (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
     (['report', 'no.npz'], 'no.npz'),
@@ -345,7 +481,8 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
     ([*RESNET, '{}/flat', '--labels'], 'flat has no folders, which are the'),
     ([*RESNET, '{}/flat'], 'flat has no pictures of its own; 0 other files'),
     ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
-    ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'], ' load '),
+    ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
+     'x.png is not read'),
     ([*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
      'Missing key(s)'),
     ([*RESNET[:2], *RESNET[1:], '{}'],
@@ -386,12 +523,12 @@ def test_which_files_are_pictures(tmp_path, capsys):
     (tmp_path / 'all' / 'again').symlink_to(outside)
     (tmp_path / 'all' / 'link.png').symlink_to(outside / 'e.png')
     (outside / 'loop').symlink_to(tmp_path / 'all')
-    found, classes = list_pictures(tmp_path / 'all', False)
+    found = list_pictures(tmp_path / 'all', False)
     names = [str(path.relative_to(tmp_path / 'all')) for path, _ in found]
     assert names == [*(f'deep/a.{ending}' for ending in (
         'GIF', 'JPEG', 'avif', 'jfif', 'jpe', 'png', 'webp')), 'link.png',
         'two.gif']
-    assert classes == 0 and capsys.readouterr().err.endswith(
+    assert capsys.readouterr().err.endswith(
         'all: 2 other files are passed by (1 without an ending, 1 .txt)\n')
     wanted = torch.tensor([1., 0, 0])[:, None, None]
     prepare = _opened(ToTensor())
@@ -402,8 +539,8 @@ def test_which_files_are_pictures(tmp_path, capsys):
     (tmp_path / 'all' / 'link').unlink()
     (tmp_path / 'all' / 'named').symlink_to(outside)
     list_pictures.cache_clear()
-    found, classes = list_pictures(tmp_path / 'all', True)
-    assert classes == 2 and [label for _, label in found] == [0] * 7 + [1]
+    found = list_pictures(tmp_path / 'all', True)
+    assert [name for _, name in found] == ['deep'] * 7 + ['named']
     assert '4 outside of the classes' in capsys.readouterr().err
     (tmp_path / 'all' / 'void').mkdir()
     (tmp_path / 'all' / 'twice').symlink_to(tmp_path / 'all' / 'deep')

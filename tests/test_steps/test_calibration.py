@@ -132,10 +132,18 @@ def test_a_batch_of_more_than_the_model_takes(model, wrap, batch, words):
         mmstepnet.calibrate(wrap(model), [batch])
 
 
-def test_frozen_attentions_are_left_alone(model):
-    model.layer1[0].step.attention.requires_grad_(False)
+def test_frozen_attentions_get_statistics_once(model):
+    """As those of a teacher, unless they have some."""
+    other = copy.deepcopy(model)
+    assert mmstepnet.calibrate(other, batches()) == 5
+    model.requires_grad_(False)
+    seen = model.layer2[1].step.attention.bn
+    seen.num_batches_tracked.fill_(1)
     assert mmstepnet.calibrate(model, batches()) == 4
-    assert not model.layer1[0].step.attention.bn.running_mean.any()
+    assert not seen.running_mean.any()
+    model.layer2[1].step.attention = other.layer2[1].step.attention
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, other.state_dict()[name])
 
 
 @pytest.mark.parametrize('given, words', [

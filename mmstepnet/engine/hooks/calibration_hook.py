@@ -24,7 +24,8 @@ class AttentionBNCalibrationHook(Hook):
     first iteration this hook runs some training batches for
     :func:`mmstepnet.calibrate`. A BN that comes with statistics, from a
     resumed job or an ImageNet checkpoint trained with the attention, is left
-    alone.
+    alone. Where the data are branches, as of SoftTeacher, the model's loss is
+    run, and the gates of its frozen teacher are calibrated, too.
 
     Args:
         num_batches (int): Training batches to run. Defaults to 50.
@@ -37,7 +38,7 @@ class AttentionBNCalibrationHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Calibrate, see the class."""
         calibrated = calibrate(
-            unwrap(runner.model), self._batches(runner), forward=_features)
+            unwrap(runner.model), self._batches(runner), forward=_run)
         runner.logger.info(
             f'AttentionBNCalibrationHook: {calibrated} BNs of attentions got '
             f'statistics from data')
@@ -46,9 +47,14 @@ class AttentionBNCalibrationHook(Hook):
         yield from islice(_fresh_dataloader(runner), self.num_batches)
 
 
-def _features(model: nn.Module, batch: Any) -> Any:
+def _run(model: nn.Module, batch: Any) -> None:
+    """Run all that has gates."""
     batch = model.data_preprocessor(batch, training=True)
-    return model.extract_feat(batch['inputs'])
+    if isinstance(batch.get('data_samples'), dict):
+        # Branches: which of student and teacher gets which, the loss knows.
+        model.loss(batch['inputs'], batch['data_samples'])
+    else:
+        model.extract_feat(batch['inputs'])
 
 
 def _fresh_dataloader(runner: Runner) -> DataLoader:
