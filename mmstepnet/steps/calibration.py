@@ -26,9 +26,10 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     is exact where gates do not change yet what later ones see, as with
     ``init_step=1.0``.
 
-    BNs that have seen data (``num_batches_tracked``) are left alone, those
-    of frozen attentions are not, as in the teacher of a detector that learns
-    from its own boxes. A channel without spread keeps its variance.
+    BNs that have seen data (``num_batches_tracked``) are left alone, and
+    those of frozen attentions that do not run. A frozen one that does run
+    gets statistics, too, as in the teacher of a semi-supervised detector. A
+    channel without spread keeps its variance.
 
     Args:
         model (nn.Module): A model with steps.
@@ -57,12 +58,12 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         >>> mmstepnet.calibrate(model, batches)
         5
     """
-    norms: list[Any] = [
-        norm for attention in model.modules()
-        if isinstance(attention, Attention)
+    norms: dict[Any, bool] = {
+        norm: any(p.requires_grad for p in attention.parameters())
+        for attention in model.modules() if isinstance(attention, Attention)
         for norm in attention.modules() if isinstance(norm, _BatchNorm)
         and norm.num_batches_tracked == 0
-    ]
+    }  # and whether its gate is trained
     if not norms:
         return 0
     # Count, sum and sum of squares, in one tensor for one all_reduce; in
@@ -83,20 +84,24 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
         for batch in batches:
             (forward or run_batch)(model, batch)
             seen += 1
-    found = [_statistics(norm, sums[norm]) for norm in norms]
-    for norm, (mean, variance) in zip(norms, found):
+    if dist.is_available() and dist.is_initialized():
+        for norm in norms:
+            over_all = sums[norm].to(norm.running_mean.device)
+            dist.all_reduce(over_all)
+            sums[norm] = over_all.cpu()
+    # A frozen one that does not run here, as in a teacher, needs none.
+    found = {norm: _statistics(norm, sums[norm])
+             for norm, is_trained in norms.items()
+             if is_trained or sums[norm][0] > 0}
+    for norm, (mean, variance) in found.items():
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
         norm.num_batches_tracked.fill_(seen)
-    return len(norms)
+    return len(found)
 
 
 def _statistics(norm: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance, over all processes."""
-    if dist.is_available() and dist.is_initialized():
-        sums = sums.to(norm.running_mean.device)
-        dist.all_reduce(sums)
-        sums = sums.cpu()
+    """Mean and variance."""
     count, total, squares = sums[0], *sums[1:].chunk(2)
     if count < 2:
         raise ValueError(f'a BN of an attention saw {int(count)} pooled '

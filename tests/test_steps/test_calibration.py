@@ -146,6 +146,14 @@ def test_frozen_attentions_get_statistics_once(model):
         assert torch.equal(t, other.state_dict()[name])
 
 
+def test_a_frozen_gate_that_does_not_run_is_left_alone(model):
+    both = nn.ModuleDict(dict(
+        student=model, teacher=copy.deepcopy(model).requires_grad_(False)))
+    assert mmstepnet.calibrate(
+        both, batches(), forward=lambda both, x: both['student'](x)) == 5
+    assert not both['teacher'].layer2[1].step.attention.bn.running_mean.any()
+
+
 @pytest.mark.parametrize('given, words', [
     (lambda: [], 'saw 0 pooled vectors'),
     (lambda: [*batches(), torch.full((2, 3, 64, 64), torch.nan)],
