@@ -24,10 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmstepnet.checks import positive_int
-from mmstepnet.propagation import (
-    dot_product_propagation,
-    metric_propagation,
-)
+from mmstepnet.propagation import dot_product_propagation, metric_propagation
 
 from .rounds import Timed, add_arguments, machine, measure, parse
 

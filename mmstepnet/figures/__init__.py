@@ -10,10 +10,7 @@ check_installed(__name__, 'altair', 'jinja2', 'vl_convert',
                 install="'.[figures]' in a checkout")
 
 from .block_scores import save_block_scores  # noqa: E402
-from .figures import (  # noqa: E402
-    save_report_figures,
-    save_stiffness_figures,
-)
+from .figures import save_report_figures, save_stiffness_figures  # noqa: E402
 from .report import save_report  # noqa: E402
 from .runs import Accuracy, Run  # noqa: E402
 

@@ -22,10 +22,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-)
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from mmstepnet.propagation import Metric, metric_propagation

@@ -11,12 +11,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.attentions import (
-    FoldedStepNet,
-    LayerScale,
-    OursNoNorm,
-    StepNet,
-)
+from mmstepnet.attentions import FoldedStepNet, LayerScale, OursNoNorm, StepNet
 
 from .fused_blocks import FusedBlock
 from .givers import find_givers, is_scalable

@@ -149,10 +149,10 @@ def compute_fields(names: Sequence[str],
     fields = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
     without = {}
     for sample, block in (~fields.isfinite().all(1)).nonzero().tolist():
-        without.setdefault(sample, (
-            f'has no finite index at block {names[block]}: its features are '
-            'NaN or infinite (half precision overflows above 65504), or a '
-            'state of norm 0 changes'))
+        why = (f'has no finite index at block {names[block]}: its features '
+               'are NaN or infinite (half precision overflows above 65504), '
+               'or a state of norm 0 changes')
+        without.setdefault(sample, why)
     return fields, without
 
 

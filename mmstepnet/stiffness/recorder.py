@@ -20,12 +20,7 @@ from mmstepnet.steps.finding import (
 )
 from mmstepnet.torch_version import is_backward
 
-from .measurement import (
-    StepMeasurement,
-    compute_fields,
-    hidden,
-    input_sizes,
-)
+from .measurement import StepMeasurement, compute_fields, hidden, input_sizes
 from .readings import DEFAULT_READING, FIELDS
 from .trajectories import Trajectories
 

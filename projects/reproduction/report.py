@@ -12,21 +12,8 @@ import numpy as np
 from mmstepnet.stiffness import READINGS, correlate_ranks
 
 from .claims import CLAIMS, METRIC_PLAN, MODELS, PLAN, Claim
-from .comparisons import (
-    LEVEL,
-    Comparison,
-    compare,
-    compare_variances,
-    judge,
-)
-from .rows import (
-    MEANS,
-    RESULTS,
-    STIFFNESS,
-    first_stage,
-    quantities,
-    read_rows,
-)
+from .comparisons import LEVEL, Comparison, compare, compare_variances, judge
+from .rows import MEANS, RESULTS, STIFFNESS, first_stage, quantities, read_rows
 from .tables import METRICS, Cell
 
 COSTS = Path(__file__).with_name('costs.json')

@@ -88,10 +88,11 @@ def note_start(folder: Path) -> None:
     commit = subprocess.run(
         ['git', '-C', ROOT, 'describe', '--always', '--dirty', '--abbrev=40'],
         capture_output=True, text=True, check=False).stdout.strip() or None
-    now = dict(
-        machine=torch.cuda.get_device_name() if cuda else
-        f'{platform.machine()} with {torch.backends.cpu.get_cpu_capability()},'
-        f' {os.cpu_count()} CPUs', torch=torch.__version__, commit=commit)
+    machine = (f'{platform.machine()} with '
+               f'{torch.backends.cpu.get_cpu_capability()}, '
+               f'{os.cpu_count()} CPUs')
+    now = dict(machine=torch.cuda.get_device_name() if cuda else machine,
+               torch=torch.__version__, commit=commit)
     starts = read_starts(folder)
     if now not in starts:
         folder.mkdir(parents=True, exist_ok=True)

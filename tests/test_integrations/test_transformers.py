@@ -11,10 +11,7 @@ hf = pytest.importorskip('transformers', reason='needs transformers')
 pytest.importorskip('accelerate', reason='needs accelerate')
 
 from mmstepnet.integrations.trainers import stiffness_of  # noqa: E402
-from mmstepnet.integrations.transformers import (  # noqa: E402
-    StepsCallback,
-    load_folder,
-)
+from mmstepnet.integrations.transformers import StepsCallback, load_folder  # noqa: E402
 
 IMAGES = seeded(12, 3, 32, 32)
 ROWS = [dict(pixel_values=image, labels=k % 3)

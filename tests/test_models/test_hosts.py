@@ -19,14 +19,7 @@ from mmstepnet.models.backbones.host import find_host
 from mmstepnet.registry import MODELS
 from mmstepnet.steps.modules import steps_of
 from tests.programs import run_tool
-from tests.utils import (
-    Adds,
-    perturb,
-    rounding,
-    run,
-    same,
-    same_tensors,
-)
+from tests.utils import Adds, perturb, rounding, run, same, same_tensors
 
 mmdet = pytest.importorskip('mmdet.models')
 ALL = (0, 1, 2, 3)

@@ -147,8 +147,7 @@ WRAPS = dict(
     *((name, 'itself') for name in WRAPS if name != 'stepped'),
     *(('itself', name) for name in WRAPS), ('headed', 'headed')])
 def test_saved_in_one_and_loaded_in_another(saved, loaded, tmp_path):
-    """Whatever is around the blocks: PyTorch's wrappers, or more of a model.
-    """
+    """Whatever is around the blocks: a wrapper, or more of a model."""
     model, plain, x, names = made_double('resnet')
     wanted = model(x)
     mmstepnet.save_steps(WRAPS[saved](model), tmp_path)

@@ -145,8 +145,7 @@ def test_a_state_at_a_layer_that_is_quantised():
 
 
 def test_a_branch_that_was_permuted():
-    """As EdgeNeXt's: its layers see channels last, and the block adds first.
-    """
+    """As EdgeNeXt's: its layers see channels last, the block adds first."""
     def code(b, x):
         f = b.gamma * b.fn(b.norm(x.permute(0, 2, 3, 1)))
         return x + b.drop(f.permute(0, 3, 1, 2))

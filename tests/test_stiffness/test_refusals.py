@@ -173,7 +173,7 @@ VALUES = [  # a call that raises a ValueError, and what it says
         (lambda: net(ByForeach), X,
          'adds no two plain tensors where hooks and disp'),
         (lambda: net(Mixes), torch.stack([X, X], -1),
-         'both operands were computed from the state.*hyper-connections'),
+         'both operands were computed from .*hyper-connections'),
         (lambda: InThread(net()), X, 'adds no two plain tensors'),
         (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'),
         *((lambda: Last(*net()), inputs, 'axis of 2 samples is not clear')

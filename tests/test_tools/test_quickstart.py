@@ -79,9 +79,9 @@ def test_a_second_call_waits(tmp_path, monkeypatch):
 
 def test_stages_run_once_beside_the_wheel(run, tmp_path, capsys):
     result, order = tmp_path / 'metrics.json', tmp_path / 'order'
-    training = Stage('training', ['sh', '-c', (
-        f'echo train $OMP_WAIT_POLICY >> {order}; echo \'{{"accuracy": 99}}\' '
-        f'> {result}')], result)
+    script = (f'echo train $OMP_WAIT_POLICY >> {order}; '
+              f'echo \'{{"accuracy": 99}}\' > {result}')
+    training = Stage('training', ['sh', '-c', script], result)
     run(training, quickstart.OPS)
     assert order.read_text().split('\n') == [
         'basis', 'train PASSIVE', 'wheel', 'ops', '']

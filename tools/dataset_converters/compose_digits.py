@@ -79,9 +79,9 @@ def write_split(folder: Path, split: str, count: int, seed: int) -> None:
                   for label, name in enumerate(DIGIT_CLASSES)]
     path = folder / 'annotations' / f'instances_{split}.json'
     path.parent.mkdir(exist_ok=True)
+    description = "scikit-learn's handwritten digits on textured canvases"
     path.write_text(json.dumps(dict(
-        info=dict(description="scikit-learn's handwritten digits on textured "
-                  'canvases'),
+        info=dict(description=description),
         images=images, annotations=annotations, categories=categories)))
 
 

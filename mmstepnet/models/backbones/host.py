@@ -121,7 +121,8 @@ def _freeze_as_the_block(block: nn.Module) -> None:
 
 
 @MODELS.register_module()
-def StepBackbone(backbone: dict,  # noqa: N802, a type in configs
+def StepBackbone(  # noqa: N802, a type in configs
+                 backbone: dict,
                  attention: dict = STEPNET,
                  blocks: Sequence[str] | str | None = None,
                  first_block: bool | None = None,

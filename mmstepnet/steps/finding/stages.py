@@ -346,15 +346,19 @@ class Arrangement:
                 *(f'{count} sums in {name or "the model itself"}: {reason}'
                   for (name, reason), count in
                   self.finder.missed.most_common())]
-        return '\n  '.join([
+        lines = [
             f'no residual step of {type(self.finder.model).__name__} can be '
-            f'recorded.',
-            *([f'Found, but left out, the first of {len(seen)}:', *seen[:9]]
-              if seen else [
+            f'recorded.']
+        if seen:
+            lines += [f'Found, but left out, the first of {len(seen)}:',
+                      *seen[:9]]
+        else:
+            lines.append(
                 'It has no residual blocks, or adds no two plain tensors '
                 'where hooks and dispatch modes see it. PyTorch makes nested '
                 'ones of a padding mask, unless torch.backends.mha.'
-                'set_fastpath_enabled(False) was called'])])
+                'set_fastpath_enabled(False) was called')
+        return '\n  '.join(lines)
 
     def by_block(self) -> dict[str, list[Sum]]:
         """Steps of each block, whatever the recorder leaves them out for.

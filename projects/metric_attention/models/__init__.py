@@ -4,11 +4,7 @@
 tokenizers.
 """
 
-from .ipn import (
-    FaceSegmentor,
-    InformationPropagationNetwork,
-    PointClassifier,
-)
+from .ipn import FaceSegmentor, InformationPropagationNetwork, PointClassifier
 from .transformer import TranslationTransformer
 
 __all__ = [

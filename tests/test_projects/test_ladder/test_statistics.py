@@ -76,7 +76,7 @@ def test_rungs_that_answer_alike_have_no_difference():
 
 
 @pytest.mark.parametrize('p_values, answered', [
-    # By hand: 0.05 / 3, / 2, / 1, and no further than the first that fails.
+    # By hand: 0.05 / 3, / 2, / 1, and none behind the first that fails.
     ((0.001, 0.02, 0.04), (True, True, True)),
     ((0.04, 0.001, 0.02), (True, True, True)),
     ((0.001, 0.03, 0.04), (True, False, False)),
