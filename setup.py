@@ -18,13 +18,15 @@ REPOSITORY = ''
 publishes fills it in. A package index shows the README's links by it."""
 
 VERSION = re.search(
-    r"'(.+)'", (ROOT / 'mmstepnet' / 'version.py').read_text('utf-8'))[1]
+    r"'(.+)'", (ROOT / 'mmstepnet' / 'version.py').read_text('utf-8')
+)[1]
 OF_A_CHECKOUT = 'quickstart*', 'run_tests.sh', 'setup_env.sh', 'stack.sh'
 """Tools that set a checkout up and are of no use without one."""
 
 
 def readme(repository: str) -> str:
     """The README with absolute links; without a repository, their texts."""
+
     def lead(link: re.Match) -> str:
         picture, text, address = link.groups()
         if '://' in address or address.startswith('#'):
@@ -34,16 +36,22 @@ def readme(repository: str) -> str:
         kind = 'raw' if picture else 'blob'
         return f'{picture}[{text}]({repository}/{kind}/v{VERSION}/{address})'
 
-    return re.sub(r'(!?)\[([^]]*)\]\(([^)\s]+)\)', lead,
-                  (ROOT / 'README.md').read_text('utf-8'))
+    return re.sub(
+        r'(!?)\[([^]]*)\]\(([^)\s]+)\)',
+        lead,
+        (ROOT / 'README.md').read_text('utf-8'),
+    )
 
 
 def urls(repository: str) -> dict[str, str]:
     """Links that a package index shows beside the README."""
     if not repository:
         return {}
-    return {'Source': repository, 'Issues': f'{repository}/issues',
-            'Changelog': f'{repository}/blob/v{VERSION}/CHANGELOG.md'}
+    return {
+        'Source': repository,
+        'Issues': f'{repository}/issues',
+        'Changelog': f'{repository}/blob/v{VERSION}/CHANGELOG.md',
+    }
 
 
 def fill_mim_folder(mim: Path, link: bool) -> None:
@@ -56,8 +64,10 @@ def fill_mim_folder(mim: Path, link: bool) -> None:
             target.symlink_to(source, target_is_directory=source.is_dir())
         elif source.is_dir():
             shutil.copytree(
-                source, target, ignore=shutil.ignore_patterns(
-                    '__pycache__', *OF_A_CHECKOUT))
+                source,
+                target,
+                ignore=shutil.ignore_patterns('__pycache__', *OF_A_CHECKOUT),
+            )
         else:
             shutil.copy(source, target)
 
@@ -69,7 +79,8 @@ class BuildPy(build_py):
         super().run()
         if not getattr(self, 'editable_mode', False):
             fill_mim_folder(
-                Path(self.build_lib) / 'mmstepnet' / '.mim', link=False)
+                Path(self.build_lib) / 'mmstepnet' / '.mim', link=False
+            )
 
 
 class Develop(develop):
@@ -91,4 +102,5 @@ if __name__ == '__main__':
         long_description=readme(REPOSITORY),
         long_description_content_type='text/markdown',
         project_urls=urls(REPOSITORY),
-        **{'license_expression' if modern else 'license': 'Apache-2.0'})
+        **{'license_expression' if modern else 'license': 'Apache-2.0'},
+    )

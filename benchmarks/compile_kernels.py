@@ -29,11 +29,17 @@ from tests.test_steps.cases import FORMATS
 TARGETS = 80, 90, 100
 """Compute capabilities: A100, H100, B200."""
 
-SMALL = ((torch.float32, (5, 3, 5, 4)), (torch.float16, (1, 1, 1, 1)),
-         (torch.bfloat16, (2, 64, 8, 8)))
-REAL = [(dtype, (n, channels, side, side))
-        for dtype in (torch.float32, torch.bfloat16) for n in (2, 256)
-        for channels, side in SHAPES]
+SMALL = (
+    (torch.float32, (5, 3, 5, 4)),
+    (torch.float16, (1, 1, 1, 1)),
+    (torch.bfloat16, (2, 64, 8, 8)),
+)
+REAL = [
+    (dtype, (n, channels, side, side))
+    for dtype in (torch.float32, torch.bfloat16)
+    for n in (2, 256)
+    for channels, side in SHAPES
+]
 
 
 class AbsentGPU:
@@ -71,16 +77,22 @@ def resources(cubin):
     with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, '-res-usage', file.name], check=True,
-                              capture_output=True, text=True).stdout
-    return tuple(int(re.search(rf'{key}:(\d+)', text)[1])
-                 for key in ('REG', 'STACK'))
+        text = subprocess.run(
+            [tool, '-res-usage', file.name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    return tuple(
+        int(re.search(rf'{key}:(\d+)', text)[1]) for key in ('REG', 'STACK')
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--all', action='store_true',
-                        help="at ResNet-50's sizes, too")
+    parser.add_argument(
+        '--all', action='store_true', help="at ResNet-50's sizes, too"
+    )
     cases = SMALL + tuple(REAL if parser.parse_args().all else ())
     for name, launcher in passes.LAUNCH.items():
         passes.LAUNCH[name] = Compiled(launcher)
@@ -88,20 +100,28 @@ def main():
         driver.set_active(AbsentGPU(target))
         # The formats differ in their indices alone, as on every GPU.
         for (dtype, shape), memory_format in itertools.product(
-                *((cases, FORMATS) if target == 90 else
-                  (cases[:1], FORMATS[-1:]))):
+            *((cases, FORMATS) if target == 90 else (cases[:1], FORMATS[-1:]))
+        ):
             Compiled.found.clear()
             for norm, gate, relu in FEW:
                 spec, x, c, learned = tail_arguments(
-                    shape, dtype, memory_format, 'meta', norm, gate, relu)
+                    shape, dtype, memory_format, 'meta', norm, gate, relu
+                )
                 out, saved = passes.forward(spec, x, c, learned)
-                passes.backward(spec, c, out if relu else None, c, learned,
-                                saved)
+                passes.backward(
+                    spec, c, out if relu else None, c, learned, saved
+                )
             for name, cubins in Compiled.found.items():
                 used = [resources(cubin) for cubin in cubins]
-                print(f'sm_{target}', name, str(dtype)[6:],
-                      str(memory_format)[6:], 'x'.join(map(str, shape)),
-                      *map(max, zip(*used)), flush=True)
+                print(
+                    f'sm_{target}',
+                    name,
+                    str(dtype)[6:],
+                    str(memory_format)[6:],
+                    'x'.join(map(str, shape)),
+                    *map(max, zip(*used)),
+                    flush=True,
+                )
 
 
 if __name__ == '__main__':

@@ -27,9 +27,11 @@ from mmstepnet.steps.tail import triton as passes
 SHAPE = 4, 64, 4, 4
 CALLS = 100
 
-FREE = re.compile(r'^aten::(empty|detach|alias|view|_unsafe_view|reshape|'
-                  r'as_strided|expand|t|transpose|permute|unsqueeze|squeeze|'
-                  r'slice|select|split|unbind|new_empty|lift_fresh)')
+FREE = re.compile(
+    r'^aten::(empty|detach|alias|view|_unsafe_view|reshape|'
+    r'as_strided|expand|t|transpose|permute|unsqueeze|squeeze|'
+    r'slice|select|split|unbind|new_empty|lift_fresh)'
+)
 """Operations that launch nothing."""
 
 
@@ -52,8 +54,9 @@ class Utils:
         return 1, 1, 32, 0, 1024
 
     def get_device_properties(self, device):
-        return dict(max_shared_mem=232448, multiprocessor_count=132,
-                    warpSize=32)
+        return dict(
+            max_shared_mem=232448, multiprocessor_count=132, warpSize=32
+        )
 
 
 class AbsentH100(AbsentGPU):
@@ -76,32 +79,43 @@ class Operations(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-TAILS = {'plain': (None, True), 'StepNet': ('StepNet', True),
-         'StepNet, reference': ('StepNet', False), 'SE': ('SE', True)}
+TAILS = {
+    'plain': (None, True),
+    'StepNet': ('StepNet', True),
+    'StepNet, reference': ('StepNet', False),
+    'SE': ('SE', True),
+}
 """Gates, and whether the fused path is taken."""
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--rounds', type=positive_int, default=15)
     parser.set_defaults(device='cpu', clock='cpu', warmup=1)
     args = parser.parse_args()
     driver.set_active(AbsentH100())
     torch.set_num_threads(1)
     with mock.patch.object(dispatch, 'passes_for', lambda maps: passes):
-        tails = {name: Tail(args, SHAPE, torch.contiguous_format, gate, fused,
-                            CALLS) for name, (gate, fused) in TAILS.items()}
+        tails = {
+            name: Tail(
+                args, SHAPE, torch.contiguous_format, gate, fused, CALLS
+            )
+            for name, (gate, fused) in TAILS.items()
+        }
         times = measure(tails, args)
         for name, tail in tails.items():
             tail.repeats, Launched.count = 1, 0
             with Operations() as operations:
                 tail.step()
-            print(f'{name}: {Launched.count} kernels of Triton, '
-                  f'{operations.count} operations of PyTorch; CPU time '
-                  f"{times[name]['ratio']:.2f} of the plain tail's",
-                  flush=True)
+            print(
+                f'{name}: {Launched.count} kernels of Triton, '
+                f'{operations.count} operations of PyTorch; CPU time '
+                f"{times[name]['ratio']:.2f} of the plain tail's",
+                flush=True,
+            )
 
 
 if __name__ == '__main__':

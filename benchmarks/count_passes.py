@@ -38,19 +38,33 @@ from mmstepnet.checks import positive_int
 from mmstepnet.steps import ResidualStep
 
 H100 = SimpleNamespace(
-    name='NVIDIA H100', major=9, minor=0, total_memory=80 * 2**30,
-    multi_processor_count=132, regs_per_multiprocessor=65536, warp_size=32,
-    max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-    shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
-    shared_memory_per_multiprocessor=233472, L2_cache_size=50 * 2**20,
-    gcnArchName='', is_integrated=0)
+    name='NVIDIA H100',
+    major=9,
+    minor=0,
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+    regs_per_multiprocessor=65536,
+    warp_size=32,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_multiprocessor=233472,
+    L2_cache_size=50 * 2**20,
+    gcnArchName='',
+    is_integrated=0,
+)
 
 KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.S)
 LAUNCH = re.compile(r'^\s+(triton_\w+)\.run\((.*), stream=', re.M)
 
-TAILS = {'plain': (None, True), 'StepNet': ('StepNet', True),
-         'StepNet, reference path': ('StepNet', False),
-         'SE': ('SE', True), 'SE, reference path': ('SE', False)}
+TAILS = {
+    'plain': (None, True),
+    'StepNet': ('StepNet', True),
+    'StepNet, reference path': ('StepNet', False),
+    'SE': ('SE', True),
+    'SE, reference path': ('SE', False),
+}
 """A gate, and whether it may be read by image."""
 
 
@@ -60,12 +74,17 @@ class Chain(nn.Module):
     def __init__(self, blocks, gate, channels, dtype):
         super().__init__()
         self.convs, self.norms, self.steps = (
-            nn.ModuleList(make() for _ in range(blocks)) for make in (
-                lambda: nn.Conv2d(channels, channels, 1, bias=False,
-                                  dtype=dtype),
+            nn.ModuleList(make() for _ in range(blocks))
+            for make in (
+                lambda: nn.Conv2d(
+                    channels, channels, 1, bias=False, dtype=dtype
+                ),
                 lambda: nn.BatchNorm2d(channels),
                 lambda: ResidualStep(
-                    gate and getattr(attentions, gate)(channels), nn.ReLU())))
+                    gate and getattr(attentions, gate)(channels), nn.ReLU()
+                ),
+            )
+        )
 
     def forward(self, x):
         for conv, norm, step in zip(self.convs, self.norms, self.steps):
@@ -92,34 +111,67 @@ def absent_gpu():
     """Let PyTorch take an H100 for present; it must not be used."""
     interface = torch._dynamo.device_interface.CudaInterface
     answers = [
-        (torch.cuda, dict(
-            is_available=True, device_count=1, current_device=0,
-            _lazy_init=None, is_initialized=False, _exchange_device=0,
-            _maybe_exchange_device=0, synchronize=None,
-            get_device_properties=H100, get_device_capability=(9, 0),
-            get_device_name=H100.name, is_bf16_supported=True,
-            get_rng_state=torch.zeros(16, dtype=torch.uint8),
-            mem_get_info=(H100.total_memory, H100.total_memory))),
-        (interface, dict(
-            current_device=0, is_available=True, get_compute_capability=90,
-            get_device_properties=H100, get_raw_stream=0)),
-        (interface.Worker, dict(
-            current_device=0, get_device_properties=H100)),
-        (torch._inductor.scheduler, dict(has_triton=True))]
+        (
+            torch.cuda,
+            dict(
+                is_available=True,
+                device_count=1,
+                current_device=0,
+                _lazy_init=None,
+                is_initialized=False,
+                _exchange_device=0,
+                _maybe_exchange_device=0,
+                synchronize=None,
+                get_device_properties=H100,
+                get_device_capability=(9, 0),
+                get_device_name=H100.name,
+                is_bf16_supported=True,
+                get_rng_state=torch.zeros(16, dtype=torch.uint8),
+                mem_get_info=(H100.total_memory, H100.total_memory),
+            ),
+        ),
+        (
+            interface,
+            dict(
+                current_device=0,
+                is_available=True,
+                get_compute_capability=90,
+                get_device_properties=H100,
+                get_raw_stream=0,
+            ),
+        ),
+        (interface.Worker, dict(current_device=0, get_device_properties=H100)),
+        (torch._inductor.scheduler, dict(has_triton=True)),
+    ]
     with contextlib.ExitStack() as stack:
         for owner, named in answers:
             for name, answer in named.items():
                 function = lambda *args, answer=answer, **kwargs: answer  # noqa: E731
-                stack.enter_context(mock.patch.object(
-                    owner, name, staticmethod(function)
-                    if isinstance(owner, type) else function))
+                stack.enter_context(
+                    mock.patch.object(
+                        owner,
+                        name,
+                        staticmethod(function)
+                        if isinstance(owner, type)
+                        else function,
+                    )
+                )
         # The format of a convolution's result, as cuDNN has it.
-        stack.enter_context(mock.patch.object(
-            torch._C, '_conv_determine_backend_memory_format',
-            lambda x, weight, backend: torch.channels_last if any(
-                t.is_contiguous(memory_format=torch.channels_last)
-                and not t.is_contiguous() for t in (x, weight)) else
-            torch.contiguous_format))
+        stack.enter_context(
+            mock.patch.object(
+                torch._C,
+                '_conv_determine_backend_memory_format',
+                lambda x, weight, backend: (
+                    torch.channels_last
+                    if any(
+                        t.is_contiguous(memory_format=torch.channels_last)
+                        and not t.is_contiguous()
+                        for t in (x, weight)
+                    )
+                    else torch.contiguous_format
+                ),
+            )
+        )
         yield
 
 
@@ -139,11 +191,14 @@ def write_code(model, x):
 
     def fake(t, device):
         with mode:
-            new = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype,
-                                      device=device)
-        return (nn.Parameter(new, t.requires_grad)
-                if isinstance(t, nn.Parameter) else
-                new.requires_grad_(t.requires_grad and device == 'cpu'))
+            new = torch.empty_strided(
+                t.shape, t.stride(), dtype=t.dtype, device=device
+            )
+        return (
+            nn.Parameter(new, t.requires_grad)
+            if isinstance(t, nn.Parameter)
+            else new.requires_grad_(t.requires_grad and device == 'cpu')
+        )
 
     def move(graph, device):
         for node in graph.graph.nodes:
@@ -160,8 +215,13 @@ def write_code(model, x):
             FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*inputs)
             with until_stopped():
                 compile_fx.compile_fx_inner(
-                    graph, inputs, static_input_idxs=[], cudagraphs=False,
-                    graph_id=0, **kwargs)
+                    graph,
+                    inputs,
+                    static_input_idxs=[],
+                    cudagraphs=False,
+                    graph_id=0,
+                    **kwargs,
+                )
         return lambda *args: None
 
     def stop(self):
@@ -169,15 +229,18 @@ def write_code(model, x):
         sizes = {}
         for name in (*self.name_to_buffer, *self.graph_inputs):
             with contextlib.suppress(Exception):
-                sizes[name] = (int(self.get_numel(name)),
-                               self.get_dtype(name).itemsize)
+                sizes[name] = (
+                    int(self.get_numel(name)),
+                    self.get_dtype(name).itemsize,
+                )
         found.append((wrapper.value, sizes))
         raise StopError
 
     def partition(joint, inputs, **kwargs):
         compile_fx._recursive_joint_graph_passes(joint)
         return min_cut_rematerialization_partition(
-            joint, inputs, compiler='inductor', **kwargs)
+            joint, inputs, compiler='inductor', **kwargs
+        )
 
     def backend(graph, inputs):
         # Autograd's engine asks for a device, so it runs over fake CPU
@@ -185,22 +248,29 @@ def write_code(model, x):
         move(graph, 'cpu')
         with torch._guards.tracing(torch._guards.TracingContext(mode)):
             torch._functorch.aot_autograd.aot_module_simplified(
-                graph, [fake(t, 'cpu') for t in inputs],
-                fw_compiler=lower, bw_compiler=lambda *args: lower(
-                    *args, is_backward=True),
+                graph,
+                [fake(t, 'cpu') for t in inputs],
+                fw_compiler=lower,
+                bw_compiler=lambda *args: lower(*args, is_backward=True),
                 inference_compiler=lambda *args: lower(
-                    *args, is_inference=True),
-                decompositions=select_decomp_table(), partition_fn=partition,
-                keep_inference_input_mutations=True)
+                    *args, is_inference=True
+                ),
+                decompositions=select_decomp_table(),
+                partition_fn=partition,
+                keep_inference_input_mutations=True,
+            )
         raise StopError
+
     torch._dynamo.reset()
-    with (torch._functorch.config.patch(force_non_lazy_backward_lowering=True,
-                                        enable_autograd_cache=False),
-          torch._inductor.config.patch(fx_graph_cache=False,
-                                       compile_threads=1),
-          mock.patch.object(GraphLowering, 'compile_to_module', stop),
-          torch.set_grad_enabled(model.training),
-          until_stopped()):
+    with (
+        torch._functorch.config.patch(
+            force_non_lazy_backward_lowering=True, enable_autograd_cache=False
+        ),
+        torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
+        mock.patch.object(GraphLowering, 'compile_to_module', stop),
+        torch.set_grad_enabled(model.training),
+        until_stopped(),
+    ):
         torch.compile(model, backend=backend, fullgraph=True)(x)
     return found
 
@@ -211,22 +281,30 @@ def count(code, sizes, values, itemsize):
     for name, given in LAUNCH.findall(code):
         source = sources[name]
         names = re.search(rf'def {name}\((.*?)\):', source, re.S)
-        body = source[names.end():]
-        given = re.sub(r'reinterpret_tensor\((\w+),[^)]*\)[^)]*\)', r'\1',
-                       given).split(', ')
+        body = source[names.end() :]
+        given = re.sub(
+            r'reinterpret_tensor\((\w+),[^)]*\)[^)]*\)', r'\1', given
+        ).split(', ')
         if math.prod(int(n) for n in given if n.isdigit()) < values / 2:
             continue  # it reads a part
         for parameter, argument in zip(names[1].split(','), given):
             parameter = parameter.split(':')[0].strip()
             numel, size = sizes.get(argument, (0, 0))
             if numel >= values / 2 and 'ptr' in parameter:
-                passes += numel * size / (values * itemsize) * len(re.findall(
-                    rf'tl\.(?:load|store)\({parameter} ', body))
+                passes += (
+                    numel
+                    * size
+                    / (values * itemsize)
+                    * len(
+                        re.findall(rf'tl\.(?:load|store)\({parameter} ', body)
+                    )
+                )
     return passes
 
 
-def passes_of_a_tail(gate, by_image, dtype, memory_format, shape,
-                     training=True):
+def passes_of_a_tail(
+    gate, by_image, dtype, memory_format, shape, training=True
+):
     """Passes in the forward and in the backward.
 
     The mean of two blocks in a chain of four: the first and the last of a
@@ -234,35 +312,52 @@ def passes_of_a_tail(gate, by_image, dtype, memory_format, shape,
     """
     totals = []
     for blocks in (2, 4):
-        chain = Chain(blocks, gate, shape[1], dtype).to(
-            'meta', memory_format=memory_format).train(training)
-        x = torch.empty(shape, dtype=dtype, device='meta').contiguous(
-            memory_format=memory_format).requires_grad_(training)
+        chain = (
+            Chain(blocks, gate, shape[1], dtype)
+            .to('meta', memory_format=memory_format)
+            .train(training)
+        )
+        x = (
+            torch.empty(shape, dtype=dtype, device='meta')
+            .contiguous(memory_format=memory_format)
+            .requires_grad_(training)
+        )
         with steps.fused(by_image):
             graphs = write_code(chain, x)
         assert len(graphs) == 1 + training, 'Inductor wrote no code'
-        totals.append([count(*graph, x.numel(), dtype.itemsize)
-                       for graph in graphs])
+        totals.append(
+            [count(*graph, x.numel(), dtype.itemsize) for graph in graphs]
+        )
     return [(more - less) / 2 for less, more in zip(*totals)]
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--images', type=positive_int, default=256)
     parser.add_argument('--inference', action='store_true')
     args = parser.parse_args()
     driver.set_active(AbsentGPU(90))
     for dtype, memory_format, (name, (gate, by_image)) in itertools.product(
-            (torch.bfloat16, torch.float32),
-            (torch.channels_last, torch.contiguous_format), TAILS.items()):
+        (torch.bfloat16, torch.float32),
+        (torch.channels_last, torch.contiguous_format),
+        TAILS.items(),
+    ):
         found = passes_of_a_tail(
-            gate, by_image, dtype, memory_format, (args.images, 256, 56, 56),
-            not args.inference)
-        print(f'{name} | {str(dtype)[6:]} | {str(memory_format)[6:]} | '
-              f'{" + ".join(f"{n:g}" for n in found)} = {sum(found):g}',
-              flush=True)
+            gate,
+            by_image,
+            dtype,
+            memory_format,
+            (args.images, 256, 56, 56),
+            not args.inference,
+        )
+        print(
+            f'{name} | {str(dtype)[6:]} | {str(memory_format)[6:]} | '
+            f'{" + ".join(f"{n:g}" for n in found)} = {sum(found):g}',
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

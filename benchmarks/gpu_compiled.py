@@ -47,13 +47,17 @@ class Contestant(Timed):
         model.to(DEVICE, memory_format=torch.channels_last).train(training)
         side = 64 if DRY else 224
         self.images = torch.randn(images, 3, side, side, device=DEVICE).to(
-            memory_format=torch.channels_last)
+            memory_format=torch.channels_last
+        )
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         self.fused, self.training, self.how = not path, training, how
         self.dtype, self.repeats, self.model = dtype, repeats, model
         if how in ('compiled', 'reduce-overhead'):
-            kind = dict(backend='eager') if DRY else dict(
-                mode=None if how == 'compiled' else how)
+            kind = (
+                dict(backend='eager')
+                if DRY
+                else dict(mode=None if how == 'compiled' else how)
+            )
             self.model = torch.compile(model, fullgraph=True, **kind)
         self.launch = self.take
         if how == 'captured' and not DRY:
@@ -63,9 +67,16 @@ class Contestant(Timed):
         """One step."""
         if self.how == 'reduce-overhead' and not DRY:
             torch.compiler.cudagraph_mark_step_begin()
-        with (steps.fused(self.fused), torch.set_grad_enabled(self.training),
-              torch.autocast(DEVICE, self.dtype, cache_enabled=False,
-                             enabled=self.dtype is not None)):
+        with (
+            steps.fused(self.fused),
+            torch.set_grad_enabled(self.training),
+            torch.autocast(
+                DEVICE,
+                self.dtype,
+                cache_enabled=False,
+                enabled=self.dtype is not None,
+            ),
+        ):
             loss = self.model(self.images).float().square().mean()
         if self.training:
             loss.backward()
@@ -89,32 +100,50 @@ class Contestant(Timed):
             self.launch()
 
 
-def row(names, images, dtype=torch.bfloat16, training=True, how='compiled',
-        rounds=10, repeats=2):
+def row(
+    names,
+    images,
+    dtype=torch.bfloat16,
+    training=True,
+    how='compiled',
+    rounds=10,
+    repeats=2,
+):
     """Print the times of some networks in one setting."""
-    args = argparse.Namespace(device=DEVICE, clock='wall', rounds=rounds,
-                              warmup=3)
+    args = argparse.Namespace(
+        device=DEVICE, clock='wall', rounds=rounds, warmup=3
+    )
     if DRY:
         args.rounds, args.warmup, images, repeats = 2, 1, 2, 1
     torch._dynamo.reset()
     try:
-        times = measure({
-            name: Contestant(args, name, images, dtype, training, how, repeats)
-            for name in names}, args)
+        times = measure(
+            {
+                name: Contestant(
+                    args, name, images, dtype, training, how, repeats
+                )
+                for name in names
+            },
+            args,
+        )
     except Exception as error:  # the other rows are wanted all the more
         print(f'{how}, {images} images | FAILED: {error}', flush=True)
         return
     for name, found in times.items():
-        print(f'{how}, {"training" if training else "inference"}, {images} '
-              f'images, {str(dtype or torch.float32)[6:]} | {name} | '
-              f'{statistics.median(found["seconds"]) / repeats * 1e3:.2f} ms '
-              f'| {found["ratio"]:.3f} of plain', flush=True)
+        print(
+            f'{how}, {"training" if training else "inference"}, {images} '
+            f'images, {str(dtype or torch.float32)[6:]} | {name} | '
+            f'{statistics.median(found["seconds"]) / repeats * 1e3:.2f} ms '
+            f'| {found["ratio"]:.3f} of plain',
+            flush=True,
+        )
 
 
 def main():
     argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     both = ['plain', 'StepNet']
     row([*both, 'StepNet reference'], 256)
     for images in (32, 8):

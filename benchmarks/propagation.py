@@ -30,14 +30,21 @@ from .rounds import Timed, add_arguments, machine, measure, parse
 
 BASELINE = 'PyTorch dot product'
 DTYPES = dict(
-    float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16)
+    float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16
+)
 MODES = ('inference', 'train')
 SETTINGS = ('plain', 'key padding', 'causal')
 WARM_UP_TOKENS = 64
 
 
-def torch_sdpa(a: Tensor, b: Tensor, v: Tensor, eps: float,
-               mask: Tensor | None, is_causal: bool) -> Tensor:
+def torch_sdpa(
+    a: Tensor,
+    b: Tensor,
+    v: Tensor,
+    eps: float,
+    mask: Tensor | None,
+    is_causal: bool,
+) -> Tensor:
     return F.scaled_dot_product_attention(a, b, v, mask, is_causal=is_causal)
 
 
@@ -63,16 +70,25 @@ class Contestant(Timed):
         tokens (int): Number of tokens N.
     """
 
-    def __init__(self, name: str, args: argparse.Namespace, mode: str,
-                 setting: str, tokens: int):
+    def __init__(
+        self,
+        name: str,
+        args: argparse.Namespace,
+        mode: str,
+        setting: str,
+        tokens: int,
+    ):
         super().__init__(args)
         torch.manual_seed(0)
         self.propagate = CONTESTANTS[name]
         self.train = mode == 'train'
         shape = (args.batch_size, tokens, args.heads, args.head_dims)
         self.grad, *self.inputs = (
-            torch.randn(shape, device=args.device, dtype=DTYPES[args.dtype])
-            .transpose(1, 2) for _ in range(4))
+            torch.randn(
+                shape, device=args.device, dtype=DTYPES[args.dtype]
+            ).transpose(1, 2)
+            for _ in range(4)
+        )
         for tensor in self.inputs:
             tensor.requires_grad_(self.train)
         self.eps = args.head_dims**0.5
@@ -86,10 +102,11 @@ class Contestant(Timed):
     def step(self) -> tuple[Tensor, ...]:
         """The output, and in training the gradients."""
         with torch.inference_mode(not self.train):
-            out = self.propagate(*self.inputs, self.eps, self.mask,
-                                 is_causal=self.is_causal)
+            out = self.propagate(
+                *self.inputs, self.eps, self.mask, is_causal=self.is_causal
+            )
         if not self.train:
-            return (out, )
+            return (out,)
         return (out, *torch.autograd.grad(out, self.inputs, self.grad))
 
     def extra_bytes(self) -> int:
@@ -128,55 +145,80 @@ def extra_bytes(name: str, args: argparse.Namespace, *setting: str) -> int:
     return Contestant(name, args, *setting, args.tokens).extra_bytes()
 
 
-def benchmark(args: argparse.Namespace, mode: str,
-              setting: str) -> list[dict]:
+def benchmark(args: argparse.Namespace, mode: str, setting: str) -> list[dict]:
     """One table: a row for each contestant."""
     names = list(dict.fromkeys([BASELINE, *args.contestants]))
     times = measure(
-        {name: Contestant(name, args, mode, setting, args.tokens)
-         for name in names}, args)
-    matrices = (args.batch_size * args.heads * args.tokens**2 *
-                DTYPES[args.dtype].itemsize)
+        {
+            name: Contestant(name, args, mode, setting, args.tokens)
+            for name in names
+        },
+        args,
+    )
+    matrices = (
+        args.batch_size
+        * args.heads
+        * args.tokens**2
+        * DTYPES[args.dtype].itemsize
+    )
     rows = []
     for name in names:
         # A new process, which is no fork of this.
         with multiprocessing.get_context('spawn').Pool(1) as pool:
             extra = pool.apply(extra_bytes, (name, args, mode, setting))
-        rows.append(dict(
-            times[name], contestant=name, extra_bytes=extra,
-            share_of_matrices=extra / matrices))
+        rows.append(
+            dict(
+                times[name],
+                contestant=name,
+                extra_bytes=extra,
+                share_of_matrices=extra / matrices,
+            )
+        )
     return rows
 
 
 def print_table(title: str, rows: list[dict]) -> None:
-    print(f'\n{title}\n{"contestant":22}{"ratio":>8}{"quartiles":>16}'
-          f'{"seconds":>10}{"MB":>8}{"of N x N":>10}')
+    print(
+        f'\n{title}\n{"contestant":22}{"ratio":>8}{"quartiles":>16}'
+        f'{"seconds":>10}{"MB":>8}{"of N x N":>10}'
+    )
     for row in rows:
         spread = f'{row["low"]:.3f}-{row["high"]:.3f}'
-        print(f'{row["contestant"]:22}{row["ratio"]:8.3f}{spread:>16}'
-              f'{statistics.median(row["seconds"]):10.3f}'
-              f'{row["extra_bytes"] / 1e6:8.0f}'
-              f'{row["share_of_matrices"]:10.2%}')
+        print(
+            f'{row["contestant"]:22}{row["ratio"]:8.3f}{spread:>16}'
+            f'{statistics.median(row["seconds"]):10.3f}'
+            f'{row["extra_bytes"] / 1e6:8.0f}'
+            f'{row["share_of_matrices"]:10.2%}'
+        )
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add_arguments(parser, rounds=5, warmup=1)
     parser.add_argument('--batch-size', type=positive_int, default=1)
     parser.add_argument('--tokens', type=positive_int, default=16384)
     parser.add_argument('--heads', type=positive_int, default=8)
     parser.add_argument('--head-dims', type=positive_int, default=64)
     parser.add_argument('--dtype', default='float32', choices=list(DTYPES))
-    parser.add_argument('--modes', nargs='+', default=list(MODES),
-                        choices=MODES)
-    parser.add_argument('--settings', nargs='+', default=list(SETTINGS),
-                        choices=SETTINGS)
-    parser.add_argument('--contestants', nargs='+', default=['metric'],
-                        choices=list(CONTESTANTS), help='beside the baseline')
-    parser.add_argument('--out', default='propagation_benchmark.json',
-                        help='JSON file')
+    parser.add_argument(
+        '--modes', nargs='+', default=list(MODES), choices=MODES
+    )
+    parser.add_argument(
+        '--settings', nargs='+', default=list(SETTINGS), choices=SETTINGS
+    )
+    parser.add_argument(
+        '--contestants',
+        nargs='+',
+        default=['metric'],
+        choices=list(CONTESTANTS),
+        help='beside the baseline',
+    )
+    parser.add_argument(
+        '--out', default='propagation_benchmark.json', help='JSON file'
+    )
     return parse(parser)
 
 
@@ -188,7 +230,8 @@ def main() -> None:
             rows = benchmark(args, mode, setting)
             print_table(f'{mode}, {setting}', rows)
             result['tables'].append(
-                dict(mode=mode, setting=setting, rows=rows))
+                dict(mode=mode, setting=setting, rows=rows)
+            )
             with open(args.out, 'w') as file:
                 json.dump(result, file, indent=1)
 

@@ -13,17 +13,26 @@ from mmstepnet.checks import positive_int
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
-def add_arguments(parser: argparse.ArgumentParser, rounds: int,
-                  warmup: int) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, rounds: int, warmup: int
+) -> None:
     """Where, how often and by which clock to measure."""
     parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
     parser.add_argument('--rounds', type=positive_int, default=rounds)
     parser.add_argument('--warmup', type=int, default=warmup, help='rounds')
-    parser.add_argument('--threads', type=positive_int, default=None,
-                        help="CPU threads; PyTorch's choice by default")
-    parser.add_argument('--clock', default='wall', choices=list(CLOCKS),
-                        help="cpu is the process's own time, for a machine "
-                        'that others load too; take --threads 1 with it')
+    parser.add_argument(
+        '--threads',
+        type=positive_int,
+        default=None,
+        help="CPU threads; PyTorch's choice by default",
+    )
+    parser.add_argument(
+        '--clock',
+        default='wall',
+        choices=list(CLOCKS),
+        help="cpu is the process's own time, for a machine "
+        'that others load too; take --threads 1 with it',
+    )
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -38,10 +47,17 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def machine(args: argparse.Namespace) -> dict:
     """What the figures were measured with."""
-    device = (torch.cuda.get_device_name() if args.device == 'cuda' else
-              platform.processor() or platform.machine())
-    return dict(torch=torch.__version__, device=device,
-                threads=torch.get_num_threads(), clock=args.clock)
+    device = (
+        torch.cuda.get_device_name()
+        if args.device == 'cuda'
+        else platform.processor() or platform.machine()
+    )
+    return dict(
+        torch=torch.__version__,
+        device=device,
+        threads=torch.get_num_threads(),
+        clock=args.clock,
+    )
 
 
 class Timed:
@@ -71,8 +87,9 @@ class Timed:
             torch.cuda.synchronize()
 
 
-def measure(contestants: dict[str, Timed],
-            args: argparse.Namespace) -> dict[str, dict]:
+def measure(
+    contestants: dict[str, Timed], args: argparse.Namespace
+) -> dict[str, dict]:
     """Let each take a step in every round.
 
     Args:
@@ -89,8 +106,12 @@ def measure(contestants: dict[str, Timed],
     rounds = args.warmup + args.rounds
     for round_ in range(rounds):
         for name, contestant in contestants.items():
-            print(f'\rround {round_ + 1} of {rounds}: {name:30}', end='',
-                  file=sys.stderr, flush=True)
+            print(
+                f'\rround {round_ + 1} of {rounds}: {name:30}',
+                end='',
+                file=sys.stderr,
+                flush=True,
+            )
             elapsed = contestant.time()
             first.setdefault(name, elapsed)
             if round_ >= args.warmup:
@@ -100,7 +121,9 @@ def measure(contestants: dict[str, Timed],
     result = {}
     for name, own in seconds.items():
         low, ratio, high = statistics.quantiles(
-            [a / b for a, b in zip(own, baseline)], n=4)
+            [a / b for a, b in zip(own, baseline)], n=4
+        )
         result[name] = dict(
-            ratio=ratio, low=low, high=high, first=first[name], seconds=own)
+            ratio=ratio, low=low, high=high, first=first[name], seconds=own
+        )
     return result

@@ -26,7 +26,8 @@ from .rounds import Timed, add_arguments, machine, measure, parse
 
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 FORMATS = dict(
-    contiguous=torch.contiguous_format, channels_last=torch.channels_last)
+    contiguous=torch.contiguous_format, channels_last=torch.channels_last
+)
 
 
 def step_net(attention: str | None = 'StepNet', **kwargs) -> StepResNet:
@@ -41,8 +42,10 @@ NETWORKS: dict[str, Callable] = {
     'plain': lambda: step_net(None),
     'StepNet naive': step_net,
     'StepNet': step_net,
-    **{name: partial(step_net, name)
-       for name in ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE')},
+    **{
+        name: partial(step_net, name)
+        for name in ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE')
+    },
     'IEBN': lambda: step_net(None, norm_cfg=dict(type='mmstepnet.IEBN')),
     'mmpretrain SEResNet-50': lambda: SEResNet(50),
 }
@@ -79,8 +82,16 @@ class Contestant(Timed):
         compiled (bool): Whether to compile it.
     """
 
-    def __init__(self, name: str, build: Callable, args: argparse.Namespace,
-                 mode: str, memory_format: str, dtype: str, compiled: bool):
+    def __init__(
+        self,
+        name: str,
+        build: Callable,
+        args: argparse.Namespace,
+        mode: str,
+        memory_format: str,
+        dtype: str,
+        compiled: bool,
+    ):
         super().__init__(args)
         torch.manual_seed(0)
         self.fused = 'naive' not in name
@@ -92,17 +103,24 @@ class Contestant(Timed):
         model.to(args.device, memory_format=FORMATS[memory_format])
         self.forward = torch.compile(model) if compiled else model
         self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+            model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4
+        )
         shape = (args.batch_size, 3, args.size, args.size)
         self.images = torch.randn(shape, device=args.device).contiguous(
-            memory_format=FORMATS[memory_format])
+            memory_format=FORMATS[memory_format]
+        )
         self.labels = torch.randint(
-            1000, (args.batch_size, ), device=args.device)
+            1000, (args.batch_size,), device=args.device
+        )
 
     def loss(self) -> Tensor:
         """Forward pass."""
-        with steps.fused(self.fused), torch.autocast(
-                self.device, self.dtype, enabled=self.dtype is not None):
+        with (
+            steps.fused(self.fused),
+            torch.autocast(
+                self.device, self.dtype, enabled=self.dtype is not None
+            ),
+        ):
             return self.forward(self.images, self.labels)
 
     def step(self) -> None:
@@ -120,9 +138,11 @@ class Contestant(Timed):
 
         Parameters are left out: they are there in any case.
         """
-        parameters = {p.untyped_storage().data_ptr()
-                      for group in self.optimizer.param_groups
-                      for p in group['params']}
+        parameters = {
+            p.untyped_storage().data_ptr()
+            for group in self.optimizer.param_groups
+            for p in group['params']
+        }
         kept = {}
 
         def pack(t: Tensor) -> Tensor:
@@ -132,16 +152,21 @@ class Contestant(Timed):
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             self.loss()
-        return sum(t.untyped_storage().nbytes() for pointer, t in kept.items()
-                   if pointer not in parameters)
+        return sum(
+            t.untyped_storage().nbytes()
+            for pointer, t in kept.items()
+            if pointer not in parameters
+        )
 
 
 def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     """One table: rows of every network in one setting."""
     builders = NETWORKS | (INFERENCE if mode == 'inference' else {})
-    contestants = {name: Contestant(name, build, args, mode, *setting)
-                   for name, build in builders.items()
-                   if not args.networks or name in (BASELINE, *args.networks)}
+    contestants = {
+        name: Contestant(name, build, args, mode, *setting)
+        for name, build in builders.items()
+        if not args.networks or name in (BASELINE, *args.networks)
+    }
     times = measure(contestants, args)
     rows = []
     for name, contestant in contestants.items():
@@ -154,24 +179,48 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add_arguments(parser, rounds=15, warmup=2)
     parser.add_argument('--batch-size', type=positive_int, default=8)
-    parser.add_argument('--size', type=positive_int, default=224,
-                        help='side of the images in pixels')
-    parser.add_argument('--modes', nargs='+', default=['train', 'inference'],
-                        choices=['tails', 'train', 'inference'],
-                        help='tails are the ends of blocks alone')
-    parser.add_argument('--formats', nargs='+', default=list(FORMATS),
-                        choices=list(FORMATS))
-    parser.add_argument('--dtypes', nargs='+', default=['float32'],
-                        choices=list(DTYPES),
-                        help='float32, or the dtype of autocast')
-    parser.add_argument('--compiled', nargs='+', type=int, default=[0],
-                        choices=[0, 1], help='eager is 0')
-    parser.add_argument('--networks', nargs='+', metavar='NAME',
-                        choices=list({**NETWORKS, **INFERENCE}),
-                        help='beside the baseline; all by default')
+    parser.add_argument(
+        '--size',
+        type=positive_int,
+        default=224,
+        help='side of the images in pixels',
+    )
+    parser.add_argument(
+        '--modes',
+        nargs='+',
+        default=['train', 'inference'],
+        choices=['tails', 'train', 'inference'],
+        help='tails are the ends of blocks alone',
+    )
+    parser.add_argument(
+        '--formats', nargs='+', default=list(FORMATS), choices=list(FORMATS)
+    )
+    parser.add_argument(
+        '--dtypes',
+        nargs='+',
+        default=['float32'],
+        choices=list(DTYPES),
+        help='float32, or the dtype of autocast',
+    )
+    parser.add_argument(
+        '--compiled',
+        nargs='+',
+        type=int,
+        default=[0],
+        choices=[0, 1],
+        help='eager is 0',
+    )
+    parser.add_argument(
+        '--networks',
+        nargs='+',
+        metavar='NAME',
+        choices=list({**NETWORKS, **INFERENCE}),
+        help='beside the baseline; all by default',
+    )
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
     args = parse(parser)
     if 1 in args.compiled:
@@ -193,19 +242,38 @@ def show(args: argparse.Namespace, result: dict, table: dict) -> None:
 def main() -> None:
     args = parse_args()
     result = dict(
-        machine(args), batch_size=args.batch_size, size=args.size, tables=[])
+        machine(args), batch_size=args.batch_size, size=args.size, tables=[]
+    )
     if 'tails' in args.modes:
         for shape, memory_format, rows in tails.tables(args, FORMATS):
-            show(args, result, dict(
-                mode='tail', shape=shape, memory_format=memory_format,
-                rows=rows))
+            show(
+                args,
+                result,
+                dict(
+                    mode='tail',
+                    shape=shape,
+                    memory_format=memory_format,
+                    rows=rows,
+                ),
+            )
     for mode, memory_format, dtype, compiled in itertools.product(
-            [mode for mode in args.modes if mode != 'tails'], args.formats,
-            args.dtypes, args.compiled):
+        [mode for mode in args.modes if mode != 'tails'],
+        args.formats,
+        args.dtypes,
+        args.compiled,
+    ):
         rows = benchmark(args, mode, memory_format, dtype, bool(compiled))
-        show(args, result, dict(
-            mode=mode, memory_format=memory_format, dtype=dtype,
-            compiled=bool(compiled), rows=rows))
+        show(
+            args,
+            result,
+            dict(
+                mode=mode,
+                memory_format=memory_format,
+                dtype=dtype,
+                compiled=bool(compiled),
+                rows=rows,
+            ),
+        )
 
 
 if __name__ == '__main__':

@@ -34,9 +34,15 @@ class Tail(Timed):
         repeats (int): Tails that are timed together. Defaults to 1.
     """
 
-    def __init__(self, args: argparse.Namespace, shape: tuple[int, ...],
-                 memory_format: torch.memory_format, gate: str | None = None,
-                 fused: bool = True, repeats: int = 1):
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        shape: tuple[int, ...],
+        memory_format: torch.memory_format,
+        gate: str | None = None,
+        fused: bool = True,
+        repeats: int = 1,
+    ):
         super().__init__(args)
         torch.manual_seed(0)
         self.fused, self.repeats = fused, repeats
@@ -46,13 +52,20 @@ class Tail(Timed):
         parameters = list(self.norm.parameters())
         if gate is not None:
             self.residual = ResidualStep(
-                getattr(attentions, gate)(shape[1]), self.activation)
+                getattr(attentions, gate)(shape[1]), self.activation
+            )
             parameters += self.residual.to(args.device).parameters()
         self.x, self.c, self.grad = (
             torch.randn(shape, device=args.device).contiguous(
-                memory_format=memory_format) for _ in range(3))
-        self.wanted = [self.x.requires_grad_(), self.c.requires_grad_(),
-                       *parameters]
+                memory_format=memory_format
+            )
+            for _ in range(3)
+        )
+        self.wanted = [
+            self.x.requires_grad_(),
+            self.c.requires_grad_(),
+            *parameters,
+        ]
 
     def step(self) -> None:
         """Take the tail and its gradients."""
@@ -66,17 +79,28 @@ class Tail(Timed):
         return self.residual(self.x, self.c, self.norm)
 
 
-def tables(args: argparse.Namespace,
-           formats: dict[str, torch.memory_format],
-           ) -> Iterator[tuple[str, str, list[dict]]]:
+def tables(
+    args: argparse.Namespace, formats: dict[str, torch.memory_format]
+) -> Iterator[tuple[str, str, list[dict]]]:
     """Shape, format and rows: the four stages in each, then small maps."""
-    shapes = [((args.batch_size, channels, side, side), name, 1)
-              for name in args.formats for channels, side in SHAPES]
+    shapes = [
+        ((args.batch_size, channels, side, side), name, 1)
+        for name in args.formats
+        for channels, side in SHAPES
+    ]
     for shape, name, repeats in (*shapes, (SMALL, 'contiguous', 20)):
         tail = partial(Tail, args, shape, formats[name], repeats=repeats)
         gates = GATES if shape == SMALL else GATES[:2]
-        contestants = {'plain': tail(), **{gate: tail(gate) for gate in gates},
-                       'StepNet naive': tail('StepNet', fused=False)}
-        yield 'x'.join(map(str, shape)), name, [
-            dict(row, network=network)
-            for network, row in measure(contestants, args).items()]
+        contestants = {
+            'plain': tail(),
+            **{gate: tail(gate) for gate in gates},
+            'StepNet naive': tail('StepNet', fused=False),
+        }
+        yield (
+            'x'.join(map(str, shape)),
+            name,
+            [
+                dict(row, network=network)
+                for network, row in measure(contestants, args).items()
+            ],
+        )

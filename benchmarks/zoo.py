@@ -45,9 +45,12 @@ from tests.utils import perturb
 from .tables import markdown
 
 EXCHANGED = {
-    'ResNet': 'StepResNet', 'ResNeXt': 'StepResNeXt',
-    'ResNetV1c': 'StepResNetV1c', 'ResNetV1d': 'StepResNetV1d',
-    'ResNet_CIFAR': 'StepResNetCIFAR'}
+    'ResNet': 'StepResNet',
+    'ResNeXt': 'StepResNeXt',
+    'ResNetV1c': 'StepResNetV1c',
+    'ResNetV1d': 'StepResNetV1d',
+    'ResNet_CIFAR': 'StepResNetCIFAR',
+}
 """What a type is exchanged for, in the projects whose classes are those;
 StepBackbone is put around all others."""
 
@@ -58,7 +61,8 @@ ARGUMENTS: dict[str, dict] = dict(
     DSTFormer=dict(example=(1, 27, 17, 3)),
     NRTRModalityTransform=dict(example=(1, 3, 32, 100)),
     TimeSformer=dict(layout='NLC'),
-    UniFormerV2=dict(blocks='transformer.resblocks'))
+    UniFormerV2=dict(blocks='transformer.resblocks'),
+)
 """What StepBackbone cannot find out by itself."""
 
 JOINTS = {'coco': 17, 'nturgb+d': 25, 'openpose': 18}
@@ -95,8 +99,11 @@ def bring(project: str) -> None:
             sys.modules[name].DRN = None
     with contextlib.ExitStack() as stack:
         for other, version in ASSUMED.get(project, {}).items():
-            stack.enter_context(mock.patch.object(
-                importlib.import_module(other), '__version__', version))
+            stack.enter_context(
+                mock.patch.object(
+                    importlib.import_module(other), '__version__', version
+                )
+            )
         importlib.import_module(f'{project}.models')
 
 
@@ -108,14 +115,18 @@ def found_in(path: Path) -> list[str]:
     config names none.
     """
     from mmengine.config import Config
+
     cfg = Config.fromfile(path)
     model = cfg.get('model', {})
     model = model.to_dict() if hasattr(model, 'to_dict') else model
     project = path.parts[path.parts.index('.mim') - 1]
     scope = cfg.get('default_scope', None) or project
-    return sorted({json.dumps(dict(plain(backbone), _scope_=scope),
-                              sort_keys=True)
-                   for backbone in backbones(model)})
+    return sorted(
+        {
+            json.dumps(dict(plain(backbone), _scope_=scope), sort_keys=True)
+            for backbone in backbones(model)
+        }
+    )
 
 
 def backbones(node: object) -> Iterator[dict]:
@@ -133,8 +144,11 @@ def backbones(node: object) -> Iterator[dict]:
 def plain(node: object) -> object:
     """A config of dicts, lists, numbers and text, without weights."""
     if isinstance(node, dict):
-        return {key: None if key == 'pretrained' else plain(value)
-                for key, value in node.items() if key != 'init_cfg'}
+        return {
+            key: None if key == 'pretrained' else plain(value)
+            for key, value in node.items()
+            if key != 'init_cfg'
+        }
     if isinstance(node, (list, tuple)):
         return [plain(value) for value in node]
     if node in ('SyncBN', 'MMSyncBN'):
@@ -147,24 +161,40 @@ def plain(node: object) -> object:
 def arguments(setting: dict) -> dict:
     """What StepBackbone is given beside a backbone's setting."""
     if 'graph_cfg' in setting:  # persons, frames, joints
-        return dict(example=(
-            1, 2, 16, JOINTS[setting['graph_cfg']['layout']],
-            setting.get('in_channels', 3)))
+        return dict(
+            example=(
+                1,
+                2,
+                16,
+                JOINTS[setting['graph_cfg']['layout']],
+                setting.get('in_channels', 3),
+            )
+        )
     side = setting.get('img_size', 0)
     large = isinstance(side, int) and side > 256  # the sides that are guessed
-    return ARGUMENTS.get(setting['type'].rpartition('.')[2], dict(
-        example=(1, 3, side, side)) if large else {})
+    return ARGUMENTS.get(
+        setting['type'].rpartition('.')[2],
+        dict(example=(1, 3, side, side)) if large else {},
+    )
 
 
 def exchanged(setting: dict, scope: str) -> dict:
     """The same setting with our type, and steps that change nothing."""
     host, _, name = setting['type'].rpartition('.')
     if (host or scope) not in HAVE_THEM or name not in EXCHANGED:
-        return dict(type='mmstepnet.StepBackbone', backbone=setting,
-                    attention=dict(type='Plain'), **arguments(setting))
+        return dict(
+            type='mmstepnet.StepBackbone',
+            backbone=setting,
+            attention=dict(type='Plain'),
+            **arguments(setting),
+        )
     named = dict(host=host) if host else {}
-    return {**setting, **named, 'type': f'mmstepnet.{EXCHANGED[name]}',
-            'attention': None}
+    return {
+        **setting,
+        **named,
+        'type': f'mmstepnet.{EXCHANGED[name]}',
+        'attention': None,
+    }
 
 
 def inputs(setting: dict) -> Iterator[Tensor]:
@@ -175,13 +205,18 @@ def inputs(setting: dict) -> Iterator[Tensor]:
     large = any(setting.get(name) for name in ('dcn', 'conv_cfg'))
     size = setting.get('img_size', 224)
     sides = [size] * 2 if isinstance(size, int) else size
-    for shape in ((2, channels, *[96 if large else 64] * 2), (2, 3, *sides),
-                  (1, 3, 256, 256), (2, channels, 32, 100),
-                  (1, channels, 8, 64, 64),
-                  *((1, 3, frames, *sides) for frames in (8, 16, 32)),
-                  (16, 3, 64, 64),  # frames of two clips
-                  *((2, 2, 16, joints, 3) for joints in (17, 25)),
-                  (2, channels, 243), (2, 27, 17, 3)):
+    for shape in (
+        (2, channels, *[96 if large else 64] * 2),
+        (2, 3, *sides),
+        (1, 3, 256, 256),
+        (2, channels, 32, 100),
+        (1, channels, 8, 64, 64),
+        *((1, 3, frames, *sides) for frames in (8, 16, 32)),
+        (16, 3, 64, 64),  # frames of two clips
+        *((2, 2, 16, joints, 3) for joints in (17, 25)),
+        (2, channels, 243),
+        (2, 27, 17, 3),
+    ):
         yield torch.randn(shape)
 
 
@@ -192,6 +227,7 @@ def compare(setting: dict) -> str:
         setting (dict): Config of the host's backbone, with ``_scope_``.
     """
     from mmengine.registry import MODELS, DefaultScope
+
     setting = copy.deepcopy(setting)
     scope = setting.pop('_scope_')
     with DefaultScope.overwrite_default_scope(scope):
@@ -218,12 +254,18 @@ def compare(setting: dict) -> str:
         try:
             ours = MODELS.build(exchanged(setting, scope))
         except (ValueError, RuntimeError, TypeError, KeyError) as error:
-            return (NONE if 'no residual block' in str(error)
-                    or 'It adds no two tensors' in str(error)
-                    else f'{REFUSED}: {in_a_line(error)}')
+            return (
+                NONE
+                if 'no residual block' in str(error)
+                or 'It adds no two tensors' in str(error)
+                else f'{REFUSED}: {in_a_line(error)}'
+            )
         try:
-            return '; '.join(differences(
-                ours, theirs, weights, images, expected, arguments(setting)))
+            return '; '.join(
+                differences(
+                    ours, theirs, weights, images, expected, arguments(setting)
+                )
+            )
         except Exception as error:
             return f'does not run: {in_a_line(error)}'
 
@@ -232,12 +274,12 @@ def with_tuples(value: object) -> object:
     """The same with tuples for lists."""
     if isinstance(value, dict):
         return {key: with_tuples(part) for key, part in value.items()}
-    return (tuple(map(with_tuples, value)) if isinstance(value, list)
-            else value)
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
-def run(model: nn.Module, setting: dict
-        ) -> tuple[Tensor | None, list[Tensor], Exception | None]:
+def run(
+    model: nn.Module, setting: dict
+) -> tuple[Tensor | None, list[Tensor], Exception | None]:
     """The first input that a model takes, and what it returns."""
     failed = None
     for images in inputs(setting):
@@ -271,15 +313,22 @@ def in_a_line(error: Exception | None) -> str:
 
 def parameters(host: type) -> dict[str, object]:
     """What the constructors of a class and of its parents take."""
-    return {name: parameter for cls in host.__mro__
-            for name, parameter in signature(cls.__init__).parameters.items()
-            if name not in ('self', 'args', 'kwargs')}
+    return {
+        name: parameter
+        for cls in host.__mro__
+        for name, parameter in signature(cls.__init__).parameters.items()
+        if name not in ('self', 'args', 'kwargs')
+    }
 
 
-def differences(ours: nn.Module, theirs: nn.Module,
-                weights: dict[str, Tensor], images: Tensor,
-                expected: list[Tensor],
-                options: dict) -> Iterator[str]:
+def differences(
+    ours: nn.Module,
+    theirs: nn.Module,
+    weights: dict[str, Tensor],
+    images: Tensor,
+    expected: list[Tensor],
+    options: dict,
+) -> Iterator[str]:
     """Say what differs between two backbones, if anything."""
     kept, other = (set(model.state_dict()) for model in (ours, theirs))
     if kept != other:
@@ -291,7 +340,8 @@ def differences(ours: nn.Module, theirs: nn.Module,
     for name in parameters(type(theirs)).keys() - OURS_ALONE:
         values = [getattr(model, name, None) for model in (ours, theirs)]
         if not isinstance(values[0], nn.Module) and repr(values[0]) != repr(
-                values[1]):
+            values[1]
+        ):
             yield f'{name} is {values[0]!r}, not {values[1]!r}'
     ours.eval()  # which returns None in the hosts
     with torch.no_grad():
@@ -306,8 +356,9 @@ def differences(ours: nn.Module, theirs: nn.Module,
     warm.eval()
     with torch.no_grad(), fused(False):
         torch.manual_seed(0)
-        worst = max(relative(a, b)
-                    for a, b in zip(tensors(warm(images)), expected))
+        worst = max(
+            relative(a, b) for a, b in zip(tensors(warm(images)), expected)
+        )
     if not worst <= WARM:
         yield f'outputs with StepNet at 1 differ by {worst:.1e}'
     del warm
@@ -321,9 +372,13 @@ def differences(ours: nn.Module, theirs: nn.Module,
     for name, a, b in zip(('outputs', 'buffers', 'gradients'), *after):
         if not same(a, b):
             yield f'other {name} after a step'
-    modes = [{name: (m.training, [p.requires_grad for p in m.parameters()])
-              for name, m in model.named_modules()}
-             for model in (ours, theirs)]
+    modes = [
+        {
+            name: (m.training, [p.requires_grad for p in m.parameters()])
+            for name, m in model.named_modules()
+        }
+        for model in (ours, theirs)
+    ]
     if any(modes[0][name] != mode for name, mode in modes[1].items()):
         yield 'other modules train'
 
@@ -332,8 +387,9 @@ def one_step(model: nn.Module, images: Tensor) -> tuple:
     """Outputs and buffers after one step of SGD, and its gradients."""
     model.train()
     torch.manual_seed(0)  # of stochastic depth and dropout
-    loss = sum((out * torch.randn(out.shape)).mean()
-               for out in tensors(model(images)))
+    loss = sum(
+        (out * torch.randn(out.shape)).mean() for out in tensors(model(images))
+    )
     if loss.requires_grad:  # not where all stages are frozen
         loss.backward()
     moved = [p for p in model.parameters() if p.grad is not None]
@@ -349,7 +405,8 @@ def same(got: list[Tensor], expected: list[Tensor]) -> bool:
     """Whether tensors are equal to the bit, and finite."""
     return len(got) == len(expected) and all(
         torch.equal(a, b) and bool(a.isfinite().all())
-        for a, b in zip(got, expected))
+        for a, b in zip(got, expected)
+    )
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -374,14 +431,21 @@ def config_settings(host: str) -> dict[str, list[str]]:
 
 def config_row(host: str, setting: str) -> str:
     """The verdict on a setting, see :func:`compare`."""
-    return (compare(json.loads(setting)) if setting[0] == '{'
-            else f'{HOST} config {setting}')
+    return (
+        compare(json.loads(setting))
+        if setting[0] == '{'
+        else f'{HOST} config {setting}'
+    )
 
 
 def worst(verdicts: list[str]) -> tuple[str, str]:
     """Kind and text of a config's verdict, which may have several parts."""
-    kinds = ['equal' if not v else next(
-        (k for k in KINDS if v.startswith(k)), 'different') for v in verdicts]
+    kinds = [
+        'equal'
+        if not v
+        else next((k for k in KINDS if v.startswith(k)), 'different')
+        for v in verdicts
+    ]
     order = NONE, 'equal', HOST, REFUSED, 'different'
     return max(zip(kinds, verdicts), key=lambda pair: order.index(pair[0]))
 
@@ -391,45 +455,103 @@ def config_section(host: str, rows: dict[str, str]) -> str:
     types, rest = {}, Counter()
     for settings in config_settings(host).values():
         kind, verdict = worst([rows[s] for s in settings])
-        first = (json.loads(settings[0])['type'] if settings[0][0] == '{'
-                 else '–')
+        first = (
+            json.loads(settings[0])['type'] if settings[0][0] == '{' else '–'
+        )
         types.setdefault(first, Counter())[kind] += 1
         if kind not in ('equal', NONE):
             rest[first, verdict] += 1
-    lines = [[f'`{first}`', *(counts[k] for k in KINDS)]
-             for first, counts in sorted(types.items(),
-                                         key=lambda t: -t[1].total())]
+    lines = [
+        [f'`{first}`', *(counts[k] for k in KINDS)]
+        for first, counts in sorted(types.items(), key=lambda t: -t[1].total())
+    ]
     text = markdown(['type', *KINDS], lines)
     if rest:
         text += '\nNot equal:\n\n' + markdown(
-            ['type', 'configs', 'why'], [
+            ['type', 'configs', 'why'],
+            [
                 [f'`{first}`', n, why]
-                for (first, why), n in sorted(rest.items())])
+                for (first, why), n in sorted(rest.items())
+            ],
+        )
     return text
 
 
-TEXT = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
-            intermediate_size=64, vocab_size=100, pad_token_id=0,
-            bos_token_id=1, eos_token_id=2)
-VISION = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
-              intermediate_size=64, image_size=32, patch_size=8)
+TEXT = dict(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    vocab_size=100,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+VISION = dict(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    image_size=32,
+    patch_size=8,
+)
 STAGES = dict(depths=[2, 2, 2, 2], hidden_sizes=[8, 16, 32, 64])
 TRANSFORMERS: dict[str, tuple[dict, str]] = {
-    **{name: (TEXT, 'words') for name in (
-        'Bert', 'Roberta', 'DebertaV2', 'Electra', 'CLIPText', 'Llama')},
+    **{
+        name: (TEXT, 'words')
+        for name in (
+            'Bert',
+            'Roberta',
+            'DebertaV2',
+            'Electra',
+            'CLIPText',
+            'Llama',
+        )
+    },
     'ModernBert': (dict(TEXT, cls_token_id=1, sep_token_id=2), 'words'),
     'Albert': (dict(TEXT, embedding_size=32), 'words'),
-    'XLNet': (dict(vocab_size=100, d_model=32, n_layer=3, n_head=4,
-                   d_inner=64), 'words'),
-    'T5Encoder': (dict(vocab_size=100, d_model=32, d_kv=8, d_ff=64,
-                       num_layers=3, num_heads=4), 'words'),
-    'GPT2': (dict(vocab_size=100, n_embd=32, n_layer=3, n_head=4,
-                  bos_token_id=1, eos_token_id=2), 'words'),
+    'XLNet': (
+        dict(vocab_size=100, d_model=32, n_layer=3, n_head=4, d_inner=64),
+        'words',
+    ),
+    'T5Encoder': (
+        dict(
+            vocab_size=100,
+            d_model=32,
+            d_kv=8,
+            d_ff=64,
+            num_layers=3,
+            num_heads=4,
+        ),
+        'words',
+    ),
+    'GPT2': (
+        dict(
+            vocab_size=100,
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+        'words',
+    ),
     'Mistral': (dict(TEXT, num_key_value_heads=2), 'words'),
-    **{name: (VISION, 'pixels') for name in (
-        'CLIPVision', 'SiglipVision', 'ViT', 'Dinov2', 'Beit')},
-    'Swin': (dict(image_size=32, patch_size=2, embed_dim=16, depths=[2, 2],
-                  num_heads=[2, 4], window_size=4), 'pixels'),
+    **{
+        name: (VISION, 'pixels')
+        for name in ('CLIPVision', 'SiglipVision', 'ViT', 'Dinov2', 'Beit')
+    },
+    'Swin': (
+        dict(
+            image_size=32,
+            patch_size=2,
+            embed_dim=16,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+        ),
+        'pixels',
+    ),
     'Segformer': (STAGES, 'pixels'),
     'ConvNextV2': (STAGES, 'pixels'),
 }
@@ -444,7 +566,8 @@ def names(library: str) -> list[str]:
     if library == 'transformers':
         return list(TRANSFORMERS)
     where = importlib.import_module(
-        'timm' if library == 'timm' else 'torchvision.models')
+        'timm' if library == 'timm' else 'torchvision.models'
+    )
     return where.list_models()
 
 
@@ -454,9 +577,13 @@ def family(library: str, name: str) -> str:
         kind = f'{name.removesuffix("Encoder")}Model'
         made = getattr(importlib.import_module(library), kind)
         return made.__module__.split('.')[-2]
-    builder = (importlib.import_module('timm').model_entrypoint(name)
-               if library == 'timm' else importlib.import_module(
-                   'torchvision.models').get_model_builder(name))
+    builder = (
+        importlib.import_module('timm').model_entrypoint(name)
+        if library == 'timm'
+        else importlib.import_module('torchvision.models').get_model_builder(
+            name
+        )
+    )
     return builder.__module__.partition('.models.')[2]
 
 
@@ -467,15 +594,22 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple | dict]:
         settings, kind = TRANSFORMERS[name]
         whole = name.removesuffix('Encoder')
         model = getattr(source, f'{whole}Model')(
-            getattr(source, f'{whole}Config')(**settings))
-        given = (dict(input_ids=torch.arange(24).view(2, 12))
-                 if kind == 'words' else dict(pixel_values=torch.rand(
-                     2, 3, *[settings.get('image_size', 64)] * 2)))
+            getattr(source, f'{whole}Config')(**settings)
+        )
+        given = (
+            dict(input_ids=torch.arange(24).view(2, 12))
+            if kind == 'words'
+            else dict(
+                pixel_values=torch.rand(
+                    2, 3, *[settings.get('image_size', 64)] * 2
+                )
+            )
+        )
         return model if whole == name else model.get_encoder(), given
     if library == 'timm':
         model = source.create_model(name)
         size = model.pretrained_cfg.get('input_size', (3, 224, 224))
-        return model, (torch.rand(2, *size), )
+        return model, (torch.rand(2, *size),)
     kind, options = family(library, name), {}
     if kind.startswith(('detection', 'segmentation')):
         options = dict(weights_backbone=None)
@@ -483,23 +617,28 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple | dict]:
         options.update(min_size=224, max_size=224)  # 800 takes minutes
     model = source.models.get_model(name, **options)
     if kind.startswith('detection'):
-        return model, (list(torch.rand(2, 3, 224, 224)), )
+        return model, (list(torch.rand(2, 3, 224, 224)),)
     if kind.startswith('optical_flow'):
-        return model, (torch.rand(2, 3, 128, 128), ) * 2
+        return model, (torch.rand(2, 3, 128, 128),) * 2
     if kind.startswith('video'):
-        side = next((n for k, n in VIDEO_SIDES.items()
-                     if name.startswith(k)), 112)
-        return model, (torch.rand(2, 3, 16, side, side), )
-    return model, (torch.rand(2, 3, *[
-        299 if name == 'inception_v3' else 224] * 2), )
+        side = next(
+            (n for k, n in VIDEO_SIDES.items() if name.startswith(k)), 112
+        )
+        return model, (torch.rand(2, 3, 16, side, side),)
+    return model, (
+        torch.rand(2, 3, *[299 if name == 'inception_v3' else 224] * 2),
+    )
 
 
 def family_row(library: str, name: str) -> list:
     """Steps, stages, what is left out, and what ``insert_steps`` does."""
     kind = family(library, name)
     # Detectors compare values, and torchvision's RegNet computes its widths.
-    on_meta = not (library == 'transformers' or kind == 'regnet'
-                   or kind.startswith('detection'))
+    on_meta = not (
+        library == 'transformers'
+        or kind == 'regnet'
+        or kind.startswith('detection')
+    )
     try:
         with torch.device('meta' if on_meta else 'cpu'):
             model, given = build(library, name)
@@ -513,34 +652,59 @@ def family_row(library: str, name: str) -> list:
         done = f'{len(insert_steps(model, example=given))} blocks'
     except ValueError as error:
         done = f'refused: {in_a_line(error)}'
-    return [kind, len(recorded), len({step.stage for step in recorded}),
-            '; '.join(f'{n} {why}' for why, n in reasons.items()),
-            done if found else '']
+    return [
+        kind,
+        len(recorded),
+        len({step.stage for step in recorded}),
+        '; '.join(f'{n} {why}' for why, n in reasons.items()),
+        done if found else '',
+    ]
 
 
 def family_section(library: str, rows: dict[str, list]) -> str:
     """A row a family: its first model, and the models without steps."""
     lines = []
-    for kind, group in groupby(sorted(
-            rows.items(), key=lambda r: (r[1][0], r[0])), lambda r: r[1][0]):
+    for kind, group in groupby(
+        sorted(rows.items(), key=lambda r: (r[1][0], r[0])), lambda r: r[1][0]
+    ):
         group = list(group)
         first, (_, *cells) = group[0]
         without = [f'`{name}`' for name, row in group if not row[1]]
-        lines.append([f'`{kind}`', f'`{first}`', *cells, len(group),
-                      'all' if len(without) == len(group)
-                      else ', '.join(without)])
-    return markdown([
-        'module', 'first model', 'recorded', 'stages', 'left out',
-        '`insert_steps`', 'models run', 'without steps'], lines)
+        lines.append(
+            [
+                f'`{kind}`',
+                f'`{first}`',
+                *cells,
+                len(group),
+                'all' if len(without) == len(group) else ', '.join(without),
+            ]
+        )
+    return markdown(
+        [
+            'module',
+            'first model',
+            'recorded',
+            'stages',
+            'left out',
+            '`insert_steps`',
+            'models run',
+            'without steps',
+        ],
+        lines,
+    )
 
 
 def written(page: str, sections: dict[str, str]) -> str:
     """The page with sections of these titles anew, all others as they were."""
     head, *old = re.split(r'^## ', page, flags=re.MULTILINE)
-    texts = {text.partition('\n')[0]: text.partition('\n')[2].strip()
-             for text in old} | sections
-    return head + '\n'.join(f'## {title}\n\n{text.strip()}\n'
-                            for title, text in sorted(texts.items()))
+    texts = {
+        text.partition('\n')[0]: text.partition('\n')[2].strip()
+        for text in old
+    } | sections
+    return head + '\n'.join(
+        f'## {title}\n\n{text.strip()}\n'
+        for title, text in sorted(texts.items())
+    )
 
 
 def settings_of(host: str) -> list[str]:
@@ -550,25 +714,35 @@ def settings_of(host: str) -> list[str]:
 
 COMMANDS: dict[str, tuple[Callable, Callable, Callable]] = dict(
     configs=(settings_of, config_row, config_section),
-    families=(names, family_row, family_section))
+    families=(names, family_row, family_section),
+)
 """What is gone through, its row, and the section that rows make."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('command', choices=COMMANDS)
     parser.add_argument('rows', type=Path, help='file of the rows so far')
-    parser.add_argument('libraries', nargs='+', metavar='LIBRARY',
-                        help='timm, torchvision, transformers; of configs '
-                        'mmdet, mmpretrain and others of OpenMMLab')
+    parser.add_argument(
+        'libraries',
+        nargs='+',
+        metavar='LIBRARY',
+        help='timm, torchvision, transformers; of configs '
+        'mmdet, mmpretrain and others of OpenMMLab',
+    )
     parser.add_argument('--page', type=Path, help='gets a section of each')
     args = parser.parse_args()
     warnings.simplefilter('ignore')
     args.rows.touch()
-    rows = {(library, name): row for library, name, row in map(
-        json.loads, args.rows.read_text('utf-8').splitlines())}
+    rows = {
+        (library, name): row
+        for library, name, row in map(
+            json.loads, args.rows.read_text('utf-8').splitlines()
+        )
+    }
     listed, make, section = COMMANDS[args.command]
     sections, installed = {}, metadata.packages_distributions()
     for library in args.libraries:
@@ -581,11 +755,15 @@ def main() -> None:
                     print(json.dumps([library, name, row]), file=file)
         sections[library] = (
             f'Version {metadata.version(installed[library][0])}.\n\n'
-            + section(library, {n: r for (lib, n), r in rows.items()
-                                if lib == library}))
+            + section(
+                library,
+                {n: r for (lib, n), r in rows.items() if lib == library},
+            )
+        )
     if args.page:
         args.page.write_text(
-            written(args.page.read_text('utf-8'), sections), 'utf-8')
+            written(args.page.read_text('utf-8'), sections), 'utf-8'
+        )
     else:
         print('\n'.join(sections.values()))
 

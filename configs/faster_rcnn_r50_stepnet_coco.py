@@ -13,5 +13,7 @@ model = dict(
     backbone=dict(
         type='mmstepnet.StepResNet',
         attention=dict(type='StepNet', init_step=1.0),
-        blocks=['layer2', 'layer3', 'layer4']))
+        blocks=['layer2', 'layer3', 'layer4'],
+    )
+)
 custom_hooks = [dict(type='mmstepnet.AttentionBNCalibrationHook')]

@@ -49,10 +49,14 @@ def main(images, steps):
     mmstepnet.insert_steps(model, 'StepNet', init_step=None)
     model.to(device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=torch.tensor(0.01, device=device),
-        momentum=0.9, foreach=True)
+        model.parameters(),
+        lr=torch.tensor(0.01, device=device),
+        momentum=0.9,
+        foreach=True,
+    )
     x = torch.zeros(images, 3, 64, 64, device=device).contiguous(
-        memory_format=torch.channels_last)
+        memory_format=torch.channels_last
+    )
     y = torch.zeros(images, dtype=torch.long, device=device)
     loss = torch.zeros((), device=device)
 
@@ -68,7 +72,7 @@ def main(images, steps):
 
     run = capture(step) if device == 'cuda' else step
     for k in range(steps):
-        y.copy_(torch.randint(10, (images, )))  # a loader's batch comes here
+        y.copy_(torch.randint(10, (images,)))  # a loader's batch comes here
         x.copy_(torch.randn(x.shape) + y.cpu()[:, None, None, None])
         run()
         if k % 5 == 4:
@@ -78,7 +82,8 @@ def main(images, steps):
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--images', type=int, default=8)
     parser.add_argument('--steps', type=int, default=20)
     main(**vars(parser.parse_args()))

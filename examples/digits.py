@@ -16,11 +16,16 @@ def load_split(size: int = 32) -> tuple[TensorDataset, TensorDataset]:
     images = F.interpolate(images, size=size, mode='bilinear')
     labels = torch.from_numpy(digits.target)
     train, test = train_test_split(
-        np.arange(len(labels)), test_size=360, random_state=0,
-        stratify=digits.target)
+        np.arange(len(labels)),
+        test_size=360,
+        random_state=0,
+        stratify=digits.target,
+    )
     images = (images.expand(-1, 3, -1, -1) - 0.5) / 0.5
-    return (TensorDataset(images[train], labels[train]),
-            TensorDataset(images[test], labels[test]))
+    return (
+        TensorDataset(images[train], labels[train]),
+        TensorDataset(images[test], labels[test]),
+    )
 
 
 class Scenes(Dataset):
@@ -45,16 +50,19 @@ class Scenes(Dataset):
             raise IndexError(index)
         random = np.random.default_rng((self.seed, index))
         picture = torch.zeros(3, 128, 128)
-        quarters = random.permutation(4)[:random.integers(1, 5)]
+        quarters = random.permutation(4)[: random.integers(1, 5)]
         boxes, labels = [], []
         for quarter in quarters.tolist():
             digit, label = self.digits[random.integers(len(self.digits))]
             side = int(random.integers(28, 57))
             x, y = (int(v) for v in random.integers(0, 64 - side, 2))
             x, y = x + 64 * (quarter % 2), y + 64 * (quarter // 2)
-            picture[:, y:y + side, x:x + side] = F.interpolate(
-                digit[None] * 0.5 + 0.5, size=side, mode='bilinear')[0]
+            picture[:, y : y + side, x : x + side] = F.interpolate(
+                digit[None] * 0.5 + 0.5, size=side, mode='bilinear'
+            )[0]
             boxes.append([x, y, x + side, y + side])
             labels.append(int(label) + 1)  # 0 is the background
-        return picture, dict(boxes=torch.tensor(boxes, dtype=torch.float32),
-                             labels=torch.tensor(labels))
+        return picture, dict(
+            boxes=torch.tensor(boxes, dtype=torch.float32),
+            labels=torch.tensor(labels),
+        )

@@ -11,7 +11,10 @@ model = dict(
         _delete_=True,
         type='mmstepnet.StepBackbone',
         attention=dict(type='StepNet', init_step=1.0),
-        backbone={{_base_.model.backbone}}))
+        backbone={{_base_.model.backbone}},
+    )
+)
 # No weight decay on the adaptors; lr_mult would give them a rate of their own.
 optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'step.attention.': dict(decay_mult=0)}))
+    paramwise_cfg=dict(custom_keys={'step.attention.': dict(decay_mult=0)})
+)

@@ -22,7 +22,8 @@ from mmstepnet.integrations.transformers import StepsCallback
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument('--attention', default='StepNet')
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0)
@@ -34,8 +35,13 @@ def build(attention: str) -> ResNetForImageClassification:
     """A small ResNet; of a pretrained one keep ``init_step=1.0``."""
     model = ResNetForImageClassification(
         ResNetConfig(
-            embedding_size=32, hidden_sizes=[32, 64, 128], depths=[2, 2, 2],
-            layer_type='basic', num_labels=10))
+            embedding_size=32,
+            hidden_sizes=[32, 64, 128],
+            depths=[2, 2, 2],
+            layer_type='basic',
+            num_labels=10,
+        )
+    )
     insert_steps(model, attention, init_step=None)
     return model
 
@@ -50,23 +56,44 @@ def measure(prediction: EvalPrediction) -> dict[str, float]:
     return dict(accuracy=100 * float(hits.mean()))
 
 
-def fit(model: torch.nn.Module, train: TensorDataset, test: TensorDataset,
-        args: argparse.Namespace) -> Trainer:
+def fit(
+    model: torch.nn.Module,
+    train: TensorDataset,
+    test: TensorDataset,
+    args: argparse.Namespace,
+) -> Trainer:
     lr = 2e-3
     trainer = Trainer(
         model,
         TrainingArguments(
-            args.out, num_train_epochs=args.epochs, seed=args.seed,
-            per_device_train_batch_size=64, per_device_eval_batch_size=120,
-            lr_scheduler_type='cosine', eval_strategy='epoch',
-            save_strategy='no', report_to='none', disable_tqdm=True,
-            remove_unused_columns=False, use_cpu=True),
-        data_collator=collate, train_dataset=train, eval_dataset=test,
-        compute_metrics=measure, callbacks=[StepsCallback()],
+            args.out,
+            num_train_epochs=args.epochs,
+            seed=args.seed,
+            per_device_train_batch_size=64,
+            per_device_eval_batch_size=120,
+            lr_scheduler_type='cosine',
+            eval_strategy='epoch',
+            save_strategy='no',
+            report_to='none',
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            use_cpu=True,
+        ),
+        data_collator=collate,
+        train_dataset=train,
+        eval_dataset=test,
+        compute_metrics=measure,
+        callbacks=[StepsCallback()],
         # The Trainer's own would give gates the others' rate and decay.
-        optimizers=(torch.optim.AdamW(
-            step_parameters(model, lr=10 * lr, weight_decay=0.0), lr=lr,
-            weight_decay=0.05), None))
+        optimizers=(
+            torch.optim.AdamW(
+                step_parameters(model, lr=10 * lr, weight_decay=0.0),
+                lr=lr,
+                weight_decay=0.05,
+            ),
+            None,
+        ),
+    )
     trainer.train()
     return trainer
 
@@ -77,8 +104,10 @@ def main() -> None:
     train, test = load_split()
     trainer = fit(build(args.attention), train, test, args)
     found = trainer.evaluate()
-    print(f'{args.attention}: accuracy {found["eval_accuracy"]:.2f} %, '
-          f'TNS {found["eval_tns"]:.4f}')
+    print(
+        f'{args.attention}: accuracy {found["eval_accuracy"]:.2f} %, '
+        f'TNS {found["eval_tns"]:.4f}'
+    )
 
     # transformers knows nothing of the steps: load_steps puts them in again.
     trainer.save_model(args.out)

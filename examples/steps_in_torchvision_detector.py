@@ -16,7 +16,8 @@ from mmstepnet import insert_steps, step_parameters
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument('--attention', default='StepNet')
     parser.add_argument('--pictures', type=int, default=400)
     parser.add_argument('--epochs', type=int, default=4)
@@ -29,12 +30,21 @@ def collate(rows: list[tuple]) -> tuple[list[Tensor], list[dict]]:
     return list(images), list(targets)
 
 
-def train_epoch(model: nn.Module, loader: DataLoader,
-                optimizer: torch.optim.Optimizer, warm_up: bool) -> float:
+def train_epoch(
+    model: nn.Module,
+    loader: DataLoader,
+    optimizer: torch.optim.Optimizer,
+    warm_up: bool,
+) -> float:
     """One epoch, with a rising learning rate in the first; mean loss."""
     model.train()
-    rising = torch.optim.lr_scheduler.LinearLR(
-        optimizer, 1e-2, total_iters=len(loader) - 1) if warm_up else None
+    rising = (
+        torch.optim.lr_scheduler.LinearLR(
+            optimizer, 1e-2, total_iters=len(loader) - 1
+        )
+        if warm_up
+        else None
+    )
     total = 0.0
     for images, targets in loader:
         loss = sum(model(images, targets).values())
@@ -75,35 +85,56 @@ def main() -> None:
     torch.manual_seed(args.seed)
     train, test = load_split()
     loaders = [
-        DataLoader(Scenes(digits, count, seed), 4, shuffle=not seed,
-                   collate_fn=collate)
-        for seed, (digits, count) in enumerate((
-            (train, args.pictures), (test, max(args.pictures // 8, 8))))]
+        DataLoader(
+            Scenes(digits, count, seed),
+            4,
+            shuffle=not seed,
+            collate_fn=collate,
+        )
+        for seed, (digits, count) in enumerate(
+            ((train, args.pictures), (test, max(args.pictures // 8, 8)))
+        )
+    ]
 
     # From scratch, hence with norms that learn; for a pretrained backbone
     # leave norms and init_step as they are by default.
     backbone = resnet_fpn_backbone(
-        backbone_name='resnet18', weights=None, norm_layer=nn.BatchNorm2d,
-        trainable_layers=5)
+        backbone_name='resnet18',
+        weights=None,
+        norm_layer=nn.BatchNorm2d,
+        trainable_layers=5,
+    )
     # A small picture has few digits; the head costs more than all else.
     model = FasterRCNN(
-        backbone, num_classes=11, min_size=128, max_size=128,
-        image_mean=[0.5] * 3, image_std=[0.5] * 3,
-        box_batch_size_per_image=64, rpn_post_nms_top_n_test=100)
+        backbone,
+        num_classes=11,
+        min_size=128,
+        max_size=128,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        box_batch_size_per_image=64,
+        rpn_post_nms_top_n_test=100,
+    )
     blocks = insert_steps(model, args.attention, init_step=None)
     print(f'{args.attention} in {", ".join(blocks)}')
 
     optimizer = torch.optim.SGD(
-        step_parameters(model, weight_decay=0.0), lr=0.02, momentum=0.9,
-        weight_decay=1e-4)
+        step_parameters(model, weight_decay=0.0),
+        lr=0.02,
+        momentum=0.9,
+        weight_decay=1e-4,
+    )
     schedule = torch.optim.lr_scheduler.MultiStepLR(
-        optimizer, [max(args.epochs - 1, 1)], 0.1)
+        optimizer, [max(args.epochs - 1, 1)], 0.1
+    )
     for epoch in range(1, args.epochs + 1):
         loss = train_epoch(model, loaders[0], optimizer, epoch == 1)
         schedule.step()
         found, right = evaluate(model, loaders[1])
-        print(f'epoch {epoch}: loss {loss:.3f}, {found:.1f} % of the digits '
-              f'found, {right:.1f} % of the boxes right')
+        print(
+            f'epoch {epoch}: loss {loss:.3f}, {found:.1f} % of the digits '
+            f'found, {right:.1f} % of the boxes right'
+        )
 
 
 if __name__ == '__main__':

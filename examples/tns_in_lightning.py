@@ -18,7 +18,8 @@ from mmstepnet.integrations.lightning import StepsCallback
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument('--attention', default='StepNet')
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0)
@@ -46,13 +47,18 @@ class Classifier(lightning.LightningModule):
         # Gates start at weights of zero and move slowly.
         return torch.optim.SGD(
             step_parameters(self.network, lr=10 * self.lr, weight_decay=0.0),
-            lr=self.lr, momentum=0.9, weight_decay=1e-4)
+            lr=self.lr,
+            momentum=0.9,
+            weight_decay=1e-4,
+        )
 
     def on_validation_end(self) -> None:
         logged = self.trainer.callback_metrics
         if 'tns' in logged:
-            print(f'epoch {self.current_epoch + 1}: accuracy '
-                  f'{logged["accuracy"]:.2f} %, TNS {logged["tns"]:.4f}')
+            print(
+                f'epoch {self.current_epoch + 1}: accuracy '
+                f'{logged["accuracy"]:.2f} %, TNS {logged["tns"]:.4f}'
+            )
 
 
 def main() -> None:
@@ -64,14 +70,20 @@ def main() -> None:
     blocks = insert_steps(network, args.attention, init_step=None)
     print(f'{args.attention} in {", ".join(blocks)}')
     trainer = lightning.Trainer(
-        max_epochs=args.epochs, accelerator='cpu', num_sanity_val_steps=0,
-        logger=CSVLogger(args.out), callbacks=[StepsCallback()],
-        enable_progress_bar=False, enable_model_summary=False,
-        log_every_n_steps=10)
+        max_epochs=args.epochs,
+        accelerator='cpu',
+        num_sanity_val_steps=0,
+        logger=CSVLogger(args.out),
+        callbacks=[StepsCallback()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=10,
+    )
     trainer.fit(
         Classifier(network, lr=0.02),
         DataLoader(train, 64, shuffle=True, drop_last=True),
-        DataLoader(test, 120))
+        DataLoader(test, 120),
+    )
 
 
 if __name__ == '__main__':

@@ -34,28 +34,59 @@ if TYPE_CHECKING:
 
 _NAMES = {
     'attentions': ('ECA', 'SE', 'StepNet'),
-    'propagation': ('MetricAttention', ),
-    'steps': ('ResidualStep', 'find_steps', 'insert_steps', 'remove_blocks',
-              'remove_steps', 'step_parameters'),
-    'steps.calibration': ('calibrate', ),
+    'propagation': ('MetricAttention',),
+    'steps': (
+        'ResidualStep',
+        'find_steps',
+        'insert_steps',
+        'remove_blocks',
+        'remove_steps',
+        'step_parameters',
+    ),
+    'steps.calibration': ('calibrate',),
     'steps.files': ('load_steps', 'save_steps'),
-    'steps.fold': ('fold', ),
-    'steps.freezing': ('mark_only_steps_as_trainable', ),
-    'stiffness': ('TrajectoryRecorder', 'ablate_blocks', 'block_scores',
-                  'measure_stiffness'),
+    'steps.fold': ('fold',),
+    'steps.freezing': ('mark_only_steps_as_trainable',),
+    'stiffness': (
+        'TrajectoryRecorder',
+        'ablate_blocks',
+        'block_scores',
+        'measure_stiffness',
+    ),
 }
 """What is imported when it is first asked for, by where it stands."""
 
-MODULES = ('attentions', 'export', 'figures', 'propagation', 'steps',
-           'stiffness')
+MODULES = (
+    'attentions',
+    'export',
+    'figures',
+    'propagation',
+    'steps',
+    'stiffness',
+)
 """Likewise."""
 
 __all__ = [
-    'ECA', 'SE', 'MetricAttention', 'ResidualStep', 'StepNet',
-    'TrajectoryRecorder', '__version__', 'ablate_blocks', 'block_scores',
-    'calibrate', 'find_steps', 'fold', 'insert_steps', 'load_steps',
-    'mark_only_steps_as_trainable', 'measure_stiffness',
-    'remove_blocks', 'remove_steps', 'save_steps', 'step_parameters'
+    'ECA',
+    'SE',
+    'MetricAttention',
+    'ResidualStep',
+    'StepNet',
+    'TrajectoryRecorder',
+    '__version__',
+    'ablate_blocks',
+    'block_scores',
+    'calibrate',
+    'find_steps',
+    'fold',
+    'insert_steps',
+    'load_steps',
+    'mark_only_steps_as_trainable',
+    'measure_stiffness',
+    'remove_blocks',
+    'remove_steps',
+    'save_steps',
+    'step_parameters',
 ]
 
 

@@ -18,8 +18,9 @@ def check_positive(owner: str, **arguments: int) -> None:
     """
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f'{owner}: {name} must be a positive integer, '
-                             f'got {value!r}')
+            raise ValueError(
+                f'{owner}: {name} must be a positive integer, got {value!r}'
+            )
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
@@ -34,8 +35,9 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
         ValueError: It is something else.
     """
     if value not in tuple(choices):
-        raise ValueError(f'{name} must be one of {", ".join(choices)}, got '
-                         f'{value!r}')
+        raise ValueError(
+            f'{name} must be one of {", ".join(choices)}, got {value!r}'
+        )
 
 
 def check_config(name: str, value: Any, example: str) -> None:
@@ -50,8 +52,10 @@ def check_config(name: str, value: Any, example: str) -> None:
         TypeError: It is no dict, or has no ``type``.
     """
     if not isinstance(value, dict) or 'type' not in value:
-        raise TypeError(f"{name} must be a dict with 'type', such as "
-                        f'{example}, got {value!r}')
+        raise TypeError(
+            f"{name} must be a dict with 'type', such as "
+            f'{example}, got {value!r}'
+        )
 
 
 def positive_int(text: str) -> int:
@@ -75,5 +79,6 @@ def check_installed(owner: str, *names: str, install: str) -> None:
     """
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise ImportError(f'{owner} needs {" and ".join(missing)}: '
-                          f'pip install {install}')
+        raise ImportError(
+            f'{owner} needs {" and ".join(missing)}: pip install {install}'
+        )

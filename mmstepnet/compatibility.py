@@ -6,8 +6,12 @@ from torch.torch_version import TorchVersion
 
 # Both stacks share their import names, so only one of a row can be installed.
 STACKS = {
-    'onedl': ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmdetection',
-              'onedl-mmpretrain'),
+    'onedl': (
+        'onedl-mmengine',
+        'onedl-mmcv',
+        'onedl-mmdetection',
+        'onedl-mmpretrain',
+    ),
     'openmmlab': ('mmengine', 'mmcv', 'mmdet', 'mmpretrain'),
 }
 
@@ -21,9 +25,11 @@ VERSIONS = {
     'mmseg': ('1.2.2', '2.0.0'),
 }
 
-FIX = ('install one of the pinned sets of docs/install_and_versions.md, in an '
-       'environment of its own: requirements/onedl.txt or '
-       'requirements/openmmlab.txt')
+FIX = (
+    'install one of the pinned sets of docs/install_and_versions.md, in an '
+    'environment of its own: requirements/onedl.txt or '
+    'requirements/openmmlab.txt'
+)
 
 
 def check_hosts(*names: str) -> None:
@@ -37,16 +43,20 @@ def check_hosts(*names: str) -> None:
             installed over each other; the message names the fix.
     """
     installed = {
-        stack: [package for package in packages
-                if any(metadata.distributions(name=package))]
+        stack: [
+            package
+            for package in packages
+            if any(metadata.distributions(name=package))
+        ]
         for stack, packages in STACKS.items()
     }
     if all(installed.values()):
         raise ImportError(
             'two OpenMMLab stacks are installed over each other: '
-            f"{', '.join(installed['onedl'])} and "
-            f"{', '.join(installed['openmmlab'])} share their import names; "
-            f'{FIX}')
+            f'{", ".join(installed["onedl"])} and '
+            f'{", ".join(installed["openmmlab"])} share their import names; '
+            f'{FIX}'
+        )
     for name in names:
         lowest, too_new = VERSIONS[name]
         try:
@@ -56,8 +66,10 @@ def check_hosts(*names: str) -> None:
                 raise
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, which is not '
-                f'installed; {FIX}') from error
+                f'installed; {FIX}'
+            ) from error
         if not lowest <= TorchVersion(version) < too_new:
             raise ImportError(
                 f'mmstepnet needs {name}>={lowest},<{too_new}, but {version} '
-                f'is installed; {FIX}')
+                f'is installed; {FIX}'
+            )

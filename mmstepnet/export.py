@@ -23,12 +23,14 @@ TOLERANCE = 1e-3
 """Largest difference to PyTorch, relative to an output's largest value."""
 
 
-def export_onnx(model: nn.Module,
-                path: str | Path,
-                size: Sequence[int] = (224, 224),
-                *,
-                channels: int = 3,
-                dynamic_size: bool = True) -> float:
+def export_onnx(
+    model: nn.Module,
+    path: str | Path,
+    size: Sequence[int] = (224, 224),
+    *,
+    channels: int = 3,
+    dynamic_size: bool = True,
+) -> float:
     """Write a model as an ONNX file, and compare it with PyTorch.
 
     The file takes ``images``, (N, C, H, W) in float32 and prepared as the
@@ -66,15 +68,19 @@ def export_onnx(model: nn.Module,
         >>> export_onnx(model, 'resnet18.onnx') < 1e-3  # doctest: +SKIP
         True
     """
-    check_installed('an ONNX export', *NEEDED,
-                    install="'.[onnx]' in a checkout")
+    check_installed(
+        'an ONNX export', *NEEDED, install="'.[onnx]' in a checkout"
+    )
     has_steps = any(isinstance(m, ResidualStep) for m in model.modules())
     more = 32 if dynamic_size else 0
-    trials = [torch.rand(2, channels, *size),
-              torch.rand(3, channels, *(side + more for side in size))]
+    trials = [
+        torch.rand(2, channels, *size),
+        torch.rand(3, channels, *(side + more for side in size)),
+    ]
     plain = _Flat(copy.deepcopy(model))
-    folded = _Flat(fold(model, trials[0]) if has_steps
-                   else copy.deepcopy(model))
+    folded = _Flat(
+        fold(model, trials[0]) if has_steps else copy.deepcopy(model)
+    )
     axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
     try:
         with torch.no_grad():
@@ -82,28 +88,39 @@ def export_onnx(model: nn.Module,
             content = _export(folded, trials[0], len(wanted[0]), axes)
         found = _run(content, trials)
     except Exception as error:
-        others = {str(p.dtype) for p in model.parameters()
-                  if p.is_floating_point()} - {'torch.float32'}
+        others = {
+            str(p.dtype) for p in model.parameters() if p.is_floating_point()
+        } - {'torch.float32'}
         advice = ''
         if others:
-            advice = (f'; its weights are in {", ".join(sorted(others))} and '
-                      f'the images in float32, so call model.float() before')
+            advice = (
+                f'; its weights are in {", ".join(sorted(others))} and '
+                f'the images in float32, so call model.float() before'
+            )
         elif dynamic_size:
             advice = '; a model of one image size needs dynamic_size=False'
         raise RuntimeError(
             'PyTorch cannot export the model with free '
-            f'{", ".join(filter(None, axes))}{advice}') from error
+            f'{", ".join(filter(None, axes))}{advice}'
+        ) from error
     # NumPy's maximum keeps a NaN.
-    difference = float(np.max([
-        np.abs(a - b.numpy()).max() / max(b.abs().max(), 1e-12)
-        if a.shape == b.shape else np.inf
-        for outs, expected in zip(found, wanted)
-        for a, b in zip(outs, expected)]))
+    difference = float(
+        np.max(
+            [
+                np.abs(a - b.numpy()).max() / max(b.abs().max(), 1e-12)
+                if a.shape == b.shape
+                else np.inf
+                for outs, expected in zip(found, wanted)
+                for a, b in zip(outs, expected)
+            ]
+        )
+    )
     if not difference <= TOLERANCE:
         raise RuntimeError(
             f'{path} was not written: what onnxruntime computes differs from '
             f'PyTorch by {difference:.2g} of the largest value, expected at '
-            f'most {TOLERANCE:.2g}')
+            f'most {TOLERANCE:.2g}'
+        )
     write_whole(path, content)
     return difference
 
@@ -120,14 +137,20 @@ class _Flat(nn.Module):
         return tuple(tensors(self.model(images)))
 
 
-def _export(model: nn.Module, images: Tensor, outputs: int,
-            axes: Sequence[str | None]) -> bytes:
+def _export(
+    model: nn.Module, images: Tensor, outputs: int, axes: Sequence[str | None]
+) -> bytes:
     names = [f'output_{i}' for i in range(outputs)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'model.onnx'
         torch.onnx.export(
-            model, (images, ), str(path), input_names=['images'],
-            output_names=names, **onnx_arguments(axes))
+            model,
+            (images,),
+            str(path),
+            input_names=['images'],
+            output_names=names,
+            **onnx_arguments(axes),
+        )
         return path.read_bytes()
 
 
@@ -135,6 +158,6 @@ def _run(content: bytes, trials: list[Tensor]) -> list[list[np.ndarray]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(
-        content, providers=['CPUExecutionProvider'])
-    return [session.run(None, {'images': images.numpy()})
-            for images in trials]
+        content, providers=['CPUExecutionProvider']
+    )
+    return [session.run(None, {'images': images.numpy()}) for images in trials]

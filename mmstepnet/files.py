@@ -8,7 +8,7 @@ from pathlib import Path
 TEMPORARY = '.unfinished'
 """Ending of the name under which a file is written."""
 
-ABANDONED = 3600.
+ABANDONED = 3600.0
 """Seconds without a write after which a file under such a name is removed.
 A younger one may belong to another job, which is still writing it."""
 

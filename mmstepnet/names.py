@@ -30,8 +30,10 @@ class NameTable(dict[str, type]):
             KeyError: Another class has the name.
         """
         if self.setdefault(cls.__name__, cls) is not cls:
-            raise KeyError(f'{self.what} {cls.__name__!r} is registered '
-                           f'already, as {self[cls.__name__]}')
+            raise KeyError(
+                f'{self.what} {cls.__name__!r} is registered '
+                f'already, as {self[cls.__name__]}'
+            )
         return cls
 
     def find(self, name: Any) -> type:
@@ -50,8 +52,10 @@ class NameTable(dict[str, type]):
         else:
             found = name
         if found not in self.values():
-            raise KeyError(f'{self.what} {name!r} is unknown; registered are '
-                           f'{sorted(self)}')
+            raise KeyError(
+                f'{self.what} {name!r} is unknown; registered are '
+                f'{sorted(self)}'
+            )
         return found
 
 

@@ -15,8 +15,11 @@ from mmengine import registry  # noqa: E402
 
 def _node(parent: registry.Registry, *rooms: str) -> registry.Registry:
     return registry.Registry(
-        parent.name, parent=parent, scope='mmstepnet',
-        locations=[f'mmstepnet.{room}' for room in rooms])
+        parent.name,
+        parent=parent,
+        scope='mmstepnet',
+        locations=[f'mmstepnet.{room}' for room in rooms],
+    )
 
 
 MODELS = _node(registry.MODELS, 'models')

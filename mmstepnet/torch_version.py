@@ -38,8 +38,10 @@ def is_transformed() -> bool:
     return not is_compiling() and bool(
         torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
-        or _MODES and torch._C._get_dispatch_mode(_MODES.PROXY) is not None
-        or forward_ad._current_level >= 0)
+        or _MODES
+        and torch._C._get_dispatch_mode(_MODES.PROXY) is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 _MODES = getattr(torch._C, '_TorchDispatchModeKey', None)  # torch >= 2.2
@@ -53,8 +55,11 @@ def is_backward() -> bool:
 def is_batched(tensor: torch.Tensor) -> bool:
     """Whether it stands for several tensors, as under ``is_grads_batched``."""
     legacy = getattr(functorch, 'is_legacy_batchedtensor', None)  # >= 2.2
-    return (functorch.is_batchedtensor(tensor)
-            or legacy is not None and legacy(tensor))
+    return (
+        functorch.is_batchedtensor(tensor)
+        or legacy is not None
+        and legacy(tensor)
+    )
 
 
 def onnx_arguments(axes: Sequence[str | None]) -> dict:
@@ -67,8 +72,8 @@ def onnx_arguments(axes: Sequence[str | None]) -> dict:
     if torch.__version__ < '2.6':  # by tracing
         return dict(opset_version=17, dynamic_axes=dict(images=free))
     return dict(
-        dynamo=True, external_data=False, verbose=False,
-        dynamic_shapes=(free, ))
+        dynamo=True, external_data=False, verbose=False, dynamic_shapes=(free,)
+    )
 
 
 def has_values(tensor: torch.Tensor) -> bool:
@@ -94,10 +99,16 @@ def compute_dtype(like: torch.Tensor) -> torch.dtype:
         dtype = torch.get_autocast_dtype(kind) if enabled else None
     else:  # torch < 2.4
         on_cpu = kind == 'cpu'
-        enabled = (torch.is_autocast_cpu_enabled()
-                   if on_cpu else torch.is_autocast_enabled())
-        dtype = (torch.get_autocast_cpu_dtype()
-                 if on_cpu else torch.get_autocast_gpu_dtype())
+        enabled = (
+            torch.is_autocast_cpu_enabled()
+            if on_cpu
+            else torch.is_autocast_enabled()
+        )
+        dtype = (
+            torch.get_autocast_cpu_dtype()
+            if on_cpu
+            else torch.get_autocast_gpu_dtype()
+        )
     if enabled and like.dtype != torch.float64:
         return dtype
     return like.dtype

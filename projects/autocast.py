@@ -29,6 +29,8 @@ class AutocastOptimWrapper(OptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Autocast around the forward pass."""
         device = next(model.parameters()).device.type
-        with (super().optim_context(model),
-              torch.autocast(device, dtype=torch.bfloat16)):
+        with (
+            super().optim_context(model),
+            torch.autocast(device, dtype=torch.bfloat16),
+        ):
             yield

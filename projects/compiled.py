@@ -23,5 +23,5 @@ class CompiledTrainingHook(Hook):
         compiled = torch.compile(plain, dynamic=False)
         full = runner.train_dataloader.batch_size
         backbone.forward = lambda images: (
-            compiled if backbone.training and len(images) == full
-            else plain)(images)
+            compiled if backbone.training and len(images) == full else plain
+        )(images)

@@ -19,13 +19,18 @@ from tests.utils import perturb
 def restored_mmengine(monkeypatch):
     """The tools' patches of it would last for a process."""
     monkeypatch.setattr(torch, 'load', torch.load)
-    monkeypatch.setattr(checkpoint, 'get_torch_safe_globals',
-                        getattr(checkpoint, 'get_torch_safe_globals', list),
-                        raising=False)
-    monkeypatch.setattr(CheckpointLoader, '_schemes',
-                        CheckpointLoader._schemes.copy())
-    monkeypatch.setattr(registry_utils, 'backends',
-                        dict(registry_utils.backends))
+    monkeypatch.setattr(
+        checkpoint,
+        'get_torch_safe_globals',
+        getattr(checkpoint, 'get_torch_safe_globals', list),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        CheckpointLoader, '_schemes', CheckpointLoader._schemes.copy()
+    )
+    monkeypatch.setattr(
+        registry_utils, 'backends', dict(registry_utils.backends)
+    )
     monkeypatch.setitem(registry_utils.prefix_to_backends, '', LocalBackend)
 
 
@@ -62,12 +67,18 @@ def mmengine_content():
     hub.update_info('epoch', 3)
     hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
     return dict(
-        meta=dict(classes=('a', 'b'), where=slice(1, 2), seen={1, 2},
-                  dataset_meta=dict(joints=ConfigDict(left=dict(id=0)))),
+        meta=dict(
+            classes=('a', 'b'),
+            where=slice(1, 2),
+            seen={1, 2},
+            dataset_meta=dict(joints=ConfigDict(left=dict(id=0))),
+        ),
         state_dict=OrderedDict(
             half=torch.ones(2, dtype=torch.bfloat16),
-            parameter=torch.nn.Parameter(torch.arange(3.)),
-            view=torch.arange(6).view(2, 3).t()),
+            parameter=torch.nn.Parameter(torch.arange(3.0)),
+            view=torch.arange(6).view(2, 3).t(),
+        ),
         # Of MultiStepLR, whose steps may come twice.
         param_schedulers=[dict(milestones=Counter([2, 2, 5]))],
-        message_hub=hub.state_dict())
+        message_hub=hub.state_dict(),
+    )

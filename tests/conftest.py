@@ -13,24 +13,44 @@ torch.manual_seed(0)  # modules made at collection are the same each time
 ALONE = find_spec('mmengine') is None
 """Whether the library is tested without OpenMMLab."""
 
-HOSTS = ('benchmarks.propagation', 'benchmarks.steps',
-         'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'projects',
-         'mmstepnet.datasets', 'mmstepnet.engine', 'mmstepnet.jobs',
-         'mmstepnet.models', 'mmstepnet.registry', 'tests.checkpoints')
+HOSTS = (
+    'benchmarks.propagation',
+    'benchmarks.steps',
+    'mmcv',
+    'mmdet',
+    'mmengine',
+    'mmpretrain',
+    'mmseg',
+    'projects',
+    'mmstepnet.datasets',
+    'mmstepnet.engine',
+    'mmstepnet.jobs',
+    'mmstepnet.models',
+    'mmstepnet.registry',
+    'tests.checkpoints',
+)
 """What only works with OpenMMLab."""
 
 if ALONE:
+
     def pytest_ignore_collect(collection_path):
         """Leave out what needs OpenMMLab, read from its imports."""
         if collection_path.suffix != '.py':
             return None
         tree = ast.parse(collection_path.read_text('utf-8'))
-        names = [f'{getattr(node, "module", "")}.{alias.name}.'.lstrip('.')
-                 for node in tree.body
-                 if isinstance(node, (ast.Import, ast.ImportFrom))
-                 for alias in node.names]
-        return True if any(name.startswith(f'{host}.')
-                           for name in names for host in HOSTS) else None
+        names = [
+            f'{getattr(node, "module", "")}.{alias.name}.'.lstrip('.')
+            for node in tree.body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        ]
+        return (
+            True
+            if any(
+                name.startswith(f'{host}.') for name in names for host in HOSTS
+            )
+            else None
+        )
 else:
     from mmengine.config import utils
     from mmengine.utils import ManagerMixin
@@ -43,7 +63,8 @@ else:
 def one_process(tmp_path):
     """A group of this process alone."""
     torch.distributed.init_process_group(
-        'gloo', f'file://{tmp_path}/store', rank=0, world_size=1)
+        'gloo', f'file://{tmp_path}/store', rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 

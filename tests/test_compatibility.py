@@ -11,8 +11,10 @@ from mmstepnet.compatibility import STACKS, check_hosts
 def test_versions_outside_the_range_name_the_fix(monkeypatch, version):
     monkeypatch.setattr(mmcv, '__version__', version)
     with pytest.raises(
-            ImportError, match=rf'needs mmcv>=.*but {version} is installed; '
-            r'install one of the pinned sets.*requirements/onedl\.txt'):
+        ImportError,
+        match=rf'needs mmcv>=.*but {version} is installed; '
+        r'install one of the pinned sets.*requirements/onedl\.txt',
+    ):
         check_hosts('mmcv')
 
 
@@ -28,8 +30,11 @@ def test_what_a_host_lacks_is_not_the_host(monkeypatch, tmp_path):
 
 def test_two_stacks_over_each_other(monkeypatch):
     installed = {STACKS['onedl'][1], STACKS['openmmlab'][2]}
-    monkeypatch.setattr(metadata, 'distributions', lambda name: (
-        [name] if name in installed else []))
+    monkeypatch.setattr(
+        metadata,
+        'distributions',
+        lambda name: [name] if name in installed else [],
+    )
     with pytest.raises(ImportError, match='onedl-mmcv and mmdet share'):
         check_hosts('mmengine')
     installed.remove('mmdet')

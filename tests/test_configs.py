@@ -12,20 +12,37 @@ from tests.documents import CONFIGS
 from tests.utils import perturb
 
 # The newcomers' environment has not what Multi30k needs.
-BUILT = [path for path in CONFIGS
-         if 'multi30k' not in path.name or find_spec('tokenizers')]
-SIZES = ('data_preprocessor', 'depth', 'img_size', 'in_channels', 'init_cfg',
-         'num_classes')
+BUILT = [
+    path
+    for path in CONFIGS
+    if 'multi30k' not in path.name or find_spec('tokenizers')
+]
+SIZES = (
+    'data_preprocessor',
+    'depth',
+    'img_size',
+    'in_channels',
+    'init_cfg',
+    'num_classes',
+)
 
 
 def kind_of(cfg):
     """What a parameter could be silent by: a model but for its sizes."""
+
     def small(node):
         if isinstance(node, dict):
-            return {key: small(value) for key, value in node.items()
-                    if key not in SIZES}
-        return [small(value) for value in node] if isinstance(
-            node, (list, tuple)) else node
+            return {
+                key: small(value)
+                for key, value in node.items()
+                if key not in SIZES
+            }
+        return (
+            [small(value) for value in node]
+            if isinstance(node, (list, tuple))
+            else node
+        )
+
     return repr(small(cfg.model.to_dict()))
 
 
@@ -37,27 +54,38 @@ def test_basenames_are_unique():
 
 def classification_batch(cfg):
     from mmpretrain.structures import DataSample
-    crop = [t for t in cfg.train_dataloader.dataset.pipeline
-            if t.type in ('RandomCrop', 'RandomResizedCrop')]
+
+    crop = [
+        t
+        for t in cfg.train_dataloader.dataset.pipeline
+        if t.type in ('RandomCrop', 'RandomResizedCrop')
+    ]
     large = any(t.type == 'RandomResizedCrop' for t in crop)
     size = 64 if large else crop[0].crop_size if crop else 32
     classes = cfg.model.head.num_classes
     return dict(
-        inputs=[torch.randint(0, 256, (3, size, size), dtype=torch.uint8)
-                for _ in range(4)],
-        data_samples=[DataSample().set_gt_label(i % classes)
-                      for i in range(4)])
+        inputs=[
+            torch.randint(0, 256, (3, size, size), dtype=torch.uint8)
+            for _ in range(4)
+        ],
+        data_samples=[
+            DataSample().set_gt_label(i % classes) for i in range(4)
+        ],
+    )
 
 
 def detection_batch(cfg):
     from mmdet.testing import demo_mm_inputs
+
     heads = cfg.model.get('roi_head', {})
     head = heads.get('bbox_head', cfg.model.get('bbox_head'))
     return demo_mm_inputs(
-        2, [(3, 64, 96), (3, 64, 96)],
+        2,
+        [(3, 64, 96), (3, 64, 96)],
         num_items=[4, 4],
         num_classes=head.num_classes,
-        with_mask='mask_head' in heads)
+        with_mask='mask_head' in heads,
+    )
 
 
 def silent_parameters(cfg, seed):
@@ -72,7 +100,8 @@ def silent_parameters(cfg, seed):
     assert loss.isfinite()
     loss.backward()
     return {
-        key for key, p in model.named_parameters()
+        key
+        for key, p in model.named_parameters()
         if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)
     }
 

@@ -23,12 +23,15 @@ def is_program(snippet):
 
 PROGRAMS = {
     path: list(filter(is_program, snippets(path, 'python')))
-    for path in PAGES if path != READMES[1]}
+    for path in PAGES
+    if path != READMES[1]
+}
 CONFIGS = [
     pytest.param(snippet, id=f'{path.name}-{number}')
     for path in PROGRAMS  # the second README's code is that of the first
     for number, snippet in enumerate(snippets(path, 'python'))
-    if not is_program(snippet) and 'mmseg::' not in snippet
+    if not is_program(snippet)
+    and 'mmseg::' not in snippet
     and all(map(find_spec, re.findall(r"\['(\w+)::", snippet)))
 ]
 
@@ -47,25 +50,32 @@ def test_readme_is_short(readme):
 def test_readmes_show_the_same_code():
     first, second = (
         [ast.dump(ast.parse(snippet)) for snippet in snippets(path, 'python')]
-        for path in READMES)
+        for path in READMES
+    )
     assert first == second
     first, second = (
         [re.sub(r'\s*#.*', '', snippet) for snippet in snippets(path, 'bash')]
-        for path in READMES)
+        for path in READMES
+    )
     assert first == second
 
 
-@pytest.mark.parametrize('page', [p for p in PROGRAMS if PROGRAMS[p]],
-                         ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    'page', [p for p in PROGRAMS if PROGRAMS[p]], ids=lambda path: path.name
+)
 def test_programs_run(page, tmp_path, monkeypatch):
     """One after the other, as a reader of the page runs them."""
     monkeypatch.chdir(tmp_path)
     names = {'__name__': page.name}
     for snippet in PROGRAMS[page]:
-        if any(words in snippet and not find_spec(library) for library, words
-               in (('transformers', 'transformers import'),
-                   ('torch_geometric', 'integrations.torch_geometric'),
-                   ('peft', 'import peft'))):
+        if any(
+            words in snippet and not find_spec(library)
+            for library, words in (
+                ('transformers', 'transformers import'),
+                ('torch_geometric', 'integrations.torch_geometric'),
+                ('peft', 'import peft'),
+            )
+        ):
             continue  # those that follow do without
         if 'ultralytics' in snippet:  # which needs pictures, and the net
             continue
@@ -82,6 +92,7 @@ def test_config_builds(snippet, tmp_path):
     pytest.importorskip('mmpretrain', reason='needs OpenMMLab')
     from mmengine.config import Config
     from mmengine.registry import HOOKS, MODELS, init_default_scope
+
     if 'mmdet::' in snippet:
         pytest.importorskip('mmdet', reason='needs MMDetection')
     (tmp_path / 'documented.py').write_text(snippet)
@@ -102,13 +113,16 @@ def test_config_builds(snippet, tmp_path):
 @pytest.mark.parametrize('page', PAGES, ids=lambda path: path.name)
 def test_commands_exist(page):
     for line in '\n'.join(snippets(page, 'bash')).splitlines():
-        for script in re.findall(r'\b(?:tools|configs|requirements)/[\w/.-]+',
-                                 line):
+        for script in re.findall(
+            r'\b(?:tools|configs|requirements)/[\w/.-]+', line
+        ):
             assert (ROOT / script).exists(), line
         for module in re.findall(r'python -m ([\w.]+)', line):
             path = ROOT / module.replace('.', '/')
-            assert path.with_suffix('.py').exists() or (
-                path / '__main__.py').exists(), line
+            assert (
+                path.with_suffix('.py').exists()
+                or (path / '__main__.py').exists()
+            ), line
 
 
 @pytest.mark.parametrize('stack', ['onedl', 'openmmlab', 'core'])
@@ -140,8 +154,12 @@ def test_what_a_package_index_shows():
 @pytest.mark.parametrize('page', READMES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     """Those of other pages are looked at where the site is built."""
-    text = re.sub(r'^```.*?^```', '', page.read_text('utf-8'),
-                  flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r'^```.*?^```',
+        '',
+        page.read_text('utf-8'),
+        flags=re.DOTALL | re.MULTILINE,
+    )
     for link in re.findall(r'\]\(([^)\s]+)\)', text):
         if link.startswith(('http://', 'https://')):
             continue

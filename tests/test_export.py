@@ -23,12 +23,14 @@ FAMILIES = {
 
 def network(key):
     """One with steps, or a pruned one, which need not have any."""
-    models = pytest.importorskip('timm' if key == 'timm' else
-                                 'torchvision.models')
+    models = pytest.importorskip(
+        'timm' if key == 'timm' else 'torchvision.models'
+    )
     if key == 'pruned':
         model = models.resnet18(num_classes=3).eval()
         assert remove_blocks(
-            model, ['layer1.1'], example=torch.rand(2, 3, 64, 64))
+            model, ['layer1.1'], example=torch.rand(2, 3, 64, 64)
+        )
         return model, {}
     families, name, options = FAMILIES[key]
     family = families()[name]
@@ -39,19 +41,34 @@ def network(key):
 def computed(path, **inputs):
     """What onnxruntime makes of a file's inputs."""
     import onnxruntime
+
     session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider'])
+        path.read_bytes(), providers=['CPUExecutionProvider']
+    )
     assert [given.name for given in session.get_inputs()] == list(inputs)
-    return [torch.from_numpy(found) for found in session.run(
-        None, {name: value.numpy() for name, value in inputs.items()})]
+    return [
+        torch.from_numpy(found)
+        for found in session.run(
+            None, {name: value.numpy() for name, value in inputs.items()}
+        )
+    ]
 
 
-@pytest.mark.parametrize('key', [
-    'torchvision', 'pruned', *(pytest.param(key, marks=pytest.mark.slow)
-                               for key in ('timm', 'tokens'))])
+@pytest.mark.parametrize(
+    'key',
+    [
+        'torchvision',
+        'pruned',
+        *(
+            pytest.param(key, marks=pytest.mark.slow)
+            for key in ('timm', 'tokens')
+        ),
+    ],
+)
 def test_file_computes_what_the_model_does(key, tmp_path):
     """Of sizes that it was not written with, too."""
     import onnx
+
     model, options = network(key)
     size = (32, 32) if key == 'tokens' else (48, 40)
     path = tmp_path / 'new' / 'model.onnx'
@@ -61,11 +78,12 @@ def test_file_computes_what_the_model_does(key, tmp_path):
     model.eval()
     onnx.checker.check_model(str(path))
     images = torch.rand(5, 3, *size) if options else torch.rand(1, 3, 80, 64)
-    found, = computed(path, images=images)
+    (found,) = computed(path, images=images)
     with torch.no_grad():
-        wanted, = outputs(model, images)
-    torch.testing.assert_close(found, wanted, rtol=1e-4,
-                               atol=1e-4 * float(wanted.abs().max()))
+        (wanted,) = outputs(model, images)
+    torch.testing.assert_close(
+        found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())
+    )
     # Adaptors and norms were folded.
     types = {node.op_type for node in onnx.load(path).graph.node}
     assert 'BatchNormalization' not in types
@@ -79,26 +97,34 @@ def test_one_image_size_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('dtype', [
-    torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    'dtype', [torch.float16, torch.bfloat16, torch.float64], ids=str
+)
 @pytest.mark.parametrize('options', [{}, dict(dynamic_size=False)])
 def test_another_dtype_is_named(dtype, options, tmp_path):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)).to(dtype)
-    with pytest.raises(RuntimeError, match=(
-            f'its weights are in {dtype} .* call model.float')):
+    with pytest.raises(
+        RuntimeError, match=(f'its weights are in {dtype} .* call model.float')
+    ):
         export_onnx(model, tmp_path / 'model.onnx', (8, 8), **options)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('factors, by', [
-    ((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')])
+@pytest.mark.parametrize(
+    'factors, by', [((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')]
+)
 def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     """Also a NaN in the images of another size alone."""
     model, _ = network('torchvision')
     run = export._run
-    monkeypatch.setattr(export, '_run', lambda *args: [
-        [out * factor for out in outs]
-        for factor, outs in zip(factors, run(*args))])
+    monkeypatch.setattr(
+        export,
+        '_run',
+        lambda *args: [
+            [out * factor for out in outs]
+            for factor, outs in zip(factors, run(*args))
+        ],
+    )
     with pytest.raises(RuntimeError, match=f'differs from PyTorch by {by}'):
         export_onnx(model, tmp_path / 'model.onnx', (32, 32))
     assert not list(tmp_path.iterdir())
@@ -110,8 +136,16 @@ def test_causal_attention_over_padded_tokens(tmp_path):
     x, keep = torch.randn(2, 20, 16), torch.ones(2, 1, 20, dtype=torch.bool)
     keep[:, :, 12:] = False
     path, options = tmp_path / 'model.onnx', dict(mask=keep, is_causal=True)
-    torch.onnx.export(model, (x, ), str(path), kwargs=options, dynamo=True,
-                      verbose=False, external_data=False)
-    found, = computed(path, x=x, mask=keep)
-    torch.testing.assert_close(found, model(x, **options), rtol=1e-4,
-                               atol=1e-5)
+    torch.onnx.export(
+        model,
+        (x,),
+        str(path),
+        kwargs=options,
+        dynamo=True,
+        verbose=False,
+        external_data=False,
+    )
+    (found,) = computed(path, x=x, mask=keep)
+    torch.testing.assert_close(
+        found, model(x, **options), rtol=1e-4, atol=1e-5
+    )

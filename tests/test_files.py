@@ -17,10 +17,12 @@ def test_writes(tmp_path, name):
         write_whole(str(link), content)
         assert link.is_symlink()
         assert path.read_bytes() == (
-            content if isinstance(content, bytes) else content.encode())
+            content if isinstance(content, bytes) else content.encode()
+        )
     assert os.listdir(path.parent) == [name]
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(
-        plain.stat().st_mode)
+        plain.stat().st_mode
+    )
 
 
 def test_remove_unfinished(tmp_path):

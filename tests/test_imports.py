@@ -12,8 +12,7 @@ import pytest
 
 from tests.documents import ROOT
 
-FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version',
-         'version'}
+FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version', 'version'}
 """Modules that every layer may import."""
 
 CORE = {'attentions', 'steps', 'stiffness', 'propagation'}
@@ -28,12 +27,14 @@ BELOW = {
 """Rooms and modules, and what each may import beside itself."""
 
 LIBRARIES = {'torch', 'numpy', 'scipy', 'tqdm'}
-INTEGRATED = {'lightning', 'torch_geometric', 'torchmetrics',
-              'transformers'}
+INTEGRATED = {'lightning', 'torch_geometric', 'torchmetrics', 'transformers'}
 """Libraries that ``integrations/`` stands on, a file each."""
 
-FURTHER = {'triton.py': {'triton'}, 'triton_kernels.py': {'triton'},
-           'files.py': {'safetensors', 'huggingface_hub', 'transformers'}}
+FURTHER = {
+    'triton.py': {'triton'},
+    'triton_kernels.py': {'triton'},
+    'files.py': {'safetensors', 'huggingface_hub', 'transformers'},
+}
 """More of them in ``steps/``."""
 
 
@@ -44,17 +45,21 @@ def imported(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            start = package[:len(package) - node.level + 1]
-            base = '.'.join((*(start if node.level else ()),
-                             *filter(None, [node.module])))
+            start = package[: len(package) - node.level + 1]
+            base = '.'.join(
+                (*(start if node.level else ()), *filter(None, [node.module]))
+            )
             for alias in node.names:
                 # A package's submodule, or a name of a module.
                 yield f'{base}.{alias.name}'
 
 
 def files(*folders):
-    return [path for folder in folders
-            for path in sorted((ROOT / folder).rglob('*.py'))]
+    return [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob('*.py'))
+    ]
 
 
 @pytest.mark.parametrize('room', sorted(BELOW))
@@ -78,21 +83,28 @@ def test_a_room_imports_what_is_below_it(room):
                 assert top in libraries, (path, name)
 
 
-@pytest.mark.parametrize('folders, exempt, names', [
-    # What is drawn with is imported where it is drawn.
-    (('mmstepnet', ), 'figures/', ('altair', 'vl_convert', 'jinja2')),
-    (('mmstepnet', 'tools', 'configs'), None, ('projects', 'benchmarks')),
-    # But the command reads checkpoints of MMEngine by it.
-    (('mmstepnet', ), 'jobs/|cli/models.py', ('mmstepnet.jobs', ))])
+@pytest.mark.parametrize(
+    'folders, exempt, names',
+    [
+        # What is drawn with is imported where it is drawn.
+        (('mmstepnet',), 'figures/', ('altair', 'vl_convert', 'jinja2')),
+        (('mmstepnet', 'tools', 'configs'), None, ('projects', 'benchmarks')),
+        # But the command reads checkpoints of MMEngine by it.
+        (('mmstepnet',), 'jobs/|cli/models.py', ('mmstepnet.jobs',)),
+    ],
+)
 def test_nobody_else_imports(folders, exempt, names):
     for path in files(*folders):
         if not exempt or not re.search(exempt, path.as_posix()):
             for name in imported(path):
-                assert not any(f'{name}.'.startswith(f'{top}.')
-                               for top in names), (path, name)
+                assert not any(
+                    f'{name}.'.startswith(f'{top}.') for top in names
+                ), (path, name)
 
 
 def test_modules_are_there_without_an_import_of_their_own():
-    code = ('import mmstepnet; mmstepnet.export.export_onnx; '
-            'assert {"insert_steps", "figures"} <= set(dir(mmstepnet))')
+    code = (
+        'import mmstepnet; mmstepnet.export.export_onnx; '
+        'assert {"insert_steps", "figures"} <= set(dir(mmstepnet))'
+    )
     subprocess.run([sys.executable, '-c', code], check=True)

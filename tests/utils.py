@@ -27,8 +27,7 @@ class Adds(nn.Module):
 
 def seeded(*shape, seed=0):
     """Normal numbers, the same ones in every process."""
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def free_port():
@@ -53,7 +52,7 @@ def perturb(model, seed=0):
             if name.endswith('running_var'):
                 tensor.copy_(1 + 0.3 * noise.abs())
             elif tensor.dim() > 1:
-                tensor.copy_(noise / tensor[0].numel()**0.5)
+                tensor.copy_(noise / tensor[0].numel() ** 0.5)
             elif name.endswith('weight') and 'attention' not in name:
                 tensor.copy_(1 + 0.3 * noise)
             else:
@@ -66,8 +65,10 @@ def run(model, x):
     x = x.clone().requires_grad_()
     outs = model(x)
     weights = torch.Generator().manual_seed(1)
-    loss = sum((out * torch.randn(out.shape, generator=weights)).mean()
-               for out in outs)
+    loss = sum(
+        (out * torch.randn(out.shape, generator=weights)).mean()
+        for out in outs
+    )
     loss.backward()
     grads = {n: p.grad for n, p in model.named_parameters()}
     return dict(enumerate(outs)), grads, dict(x=x.grad)
@@ -75,8 +76,7 @@ def run(model, x):
 
 def same_tensors(got, expected, exact=False):
     """Of two ways through one network."""
-    assert any(e is not None and e.abs().sum() > 0
-               for e in expected.values())
+    assert any(e is not None and e.abs().sum() > 0 for e in expected.values())
     if exact:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
     else:
@@ -89,8 +89,10 @@ def same(got, expected):
     There rounding stays far below this bound on every CPU, and any mistake
     is far above it. In float32 a network may round by 1e-4.
     """
-    assert all(t is None or t.dtype == torch.float64
-               for t in tree_leaves((got, expected)))
+    assert all(
+        t is None or t.dtype == torch.float64
+        for t in tree_leaves((got, expected))
+    )
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 

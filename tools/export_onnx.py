@@ -23,20 +23,30 @@ from mmstepnet.jobs.job import add_config_options, load_model
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_config_options(parser)
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('out', type=Path, help='where to, OUT.onnx')
     parser.add_argument(
-        '--part', default='', metavar='NAME',
-        help='export a part of the model, such as backbone. Default: all')
+        '--part',
+        default='',
+        metavar='NAME',
+        help='export a part of the model, such as backbone. Default: all',
+    )
     parser.add_argument(
-        '--size', nargs=2, type=positive_int, default=(224, 224),
-        metavar=('H', 'W'), help='of images that the model works on. '
-        'Default: 224 224')
+        '--size',
+        nargs=2,
+        type=positive_int,
+        default=(224, 224),
+        metavar=('H', 'W'),
+        help='of images that the model works on. Default: 224 224',
+    )
     parser.add_argument(
-        '--fixed-size', action='store_true',
-        help='for a model of one image size, such as most ViTs')
+        '--fixed-size',
+        action='store_true',
+        help='for a model of one image size, such as most ViTs',
+    )
     return parser.parse_args()
 
 
@@ -57,13 +67,18 @@ def main() -> None:
     part = model.get_submodule(args.part) if args.part else Raw(model)
     try:
         difference = export_onnx(
-            part, args.out, args.size, dynamic_size=not args.fixed_size)
+            part, args.out, args.size, dynamic_size=not args.fixed_size
+        )
     except RuntimeError as error:
         parts = ', '.join(name for name, _ in model.named_children())
-        raise SystemExit(f'{error}.\n{error.__cause__ or ""}\n--part names '
-                         f'what else could be exported: {parts}') from error
-    print(f'{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB, differs '
-          f'from PyTorch by {difference:.1e} of the largest value')
+        raise SystemExit(
+            f'{error}.\n{error.__cause__ or ""}\n--part names '
+            f'what else could be exported: {parts}'
+        ) from error
+    print(
+        f'{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB, differs '
+        f'from PyTorch by {difference:.1e} of the largest value'
+    )
 
 
 if __name__ == '__main__':

@@ -30,10 +30,12 @@ DIGITS = 8
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
-        'out', type=Path, help='where to, without hash and ending')
+        'out', type=Path, help='where to, without hash and ending'
+    )
     return parser.parse_args()
 
 
@@ -48,12 +50,16 @@ def strip(checkpoint: dict) -> tuple[dict[str, Tensor], dict]:
         for name, value in checkpoint['state_dict'].items()
         if isinstance(value, Tensor)
     }
-    broken = [name for name, value in weights.items()
-              if not value.isfinite().all()]
+    broken = [
+        name for name, value in weights.items() if not value.isfinite().all()
+    ]
     if broken or not weights:
-        raise ValueError('not published, because these weights are not '
-                         f'finite: {", ".join(broken)}' if broken else
-                         'the checkpoint holds no weights')
+        raise ValueError(
+            'not published, because these weights are not '
+            f'finite: {", ".join(broken)}'
+            if broken
+            else 'the checkpoint holds no weights'
+        )
     meta = checkpoint['meta']
     return weights, {key: meta[key] for key in META if key in meta}
 
@@ -73,8 +79,10 @@ def main() -> None:
     torch.save(dict(meta=meta, state_dict=weights), buffer)
     write(buffer.getvalue(), args.out, '.pth')
     # Arrays, which data sets of poses have, become lists.
-    described = {key: json.dumps(value, default=lambda array: array.tolist())
-                 for key, value in meta.items()}
+    described = {
+        key: json.dumps(value, default=lambda array: array.tolist())
+        for key, value in meta.items()
+    }
     write(save(weights, described), args.out, '.safetensors')
 
 

@@ -62,16 +62,25 @@ class Stage(NamedTuple):
     result: Path | None = None
 
 
-BASIS = Stage('environment, 1 to 5 min',
-              ['bash', 'tools/setup_env.sh', 'basis'])
+BASIS = Stage(
+    'environment, 1 to 5 min', ['bash', 'tools/setup_env.sh', 'basis']
+)
 FIRST = Stage(
     'the first picture: how stiff a trained network is, 20 to 60 s',
-    ['python', 'tools/analysis_tools/stiffness.py',
-     f'configs/digits/{READY}.py', f'weights/{READY}.safetensors',
-     '--out', str(OUT / 'first_picture')],
-    OUT / 'first_picture' / f'stiffness_test_{READY}_figure_3.png')
-OPS = Stage("mmcv's compiled ops, what is left of them, 0 to 8 min",
-            ['bash', 'tools/setup_env.sh', 'ops'])
+    [
+        'python',
+        'tools/analysis_tools/stiffness.py',
+        f'configs/digits/{READY}.py',
+        f'weights/{READY}.safetensors',
+        '--out',
+        str(OUT / 'first_picture'),
+    ],
+    OUT / 'first_picture' / f'stiffness_test_{READY}_figure_3.png',
+)
+OPS = Stage(
+    "mmcv's compiled ops, what is left of them, 0 to 8 min",
+    ['bash', 'tools/setup_env.sh', 'ops'],
+)
 
 
 def hold(path: Path, what: str) -> TextIO:
@@ -91,10 +100,18 @@ def train(title: str, name: str, settings: dict[str, object]) -> Stage:
     epochs = settings['train_cfg.max_epochs']
     return Stage(
         title,
-        ['python', 'tools/train.py', f'configs/digits/{name}.py', '--work-dir',
-         str(OUT / name), '--resume', '--cfg-options',
-         *(f'{key}={value}' for key, value in settings.items())],
-        OUT / name / f'epoch_{epochs}.pth')
+        [
+            'python',
+            'tools/train.py',
+            f'configs/digits/{name}.py',
+            '--work-dir',
+            str(OUT / name),
+            '--resume',
+            '--cfg-options',
+            *(f'{key}={value}' for key, value in settings.items()),
+        ],
+        OUT / name / f'epoch_{epochs}.pth',
+    )
 
 
 def evaluate(training: Stage) -> Stage:
@@ -102,9 +119,18 @@ def evaluate(training: Stage) -> Stage:
     folder = training.result.parent
     return Stage(
         'how good it is, 20 to 45 s',
-        ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
-         str(training.result), '--work-dir', f'{folder}/test', '--out',
-         f'{folder}/metrics.json'], folder / 'metrics.json')
+        [
+            'python',
+            'tools/test.py',
+            f'{folder}/{folder.name}.py',
+            str(training.result),
+            '--work-dir',
+            f'{folder}/test',
+            '--out',
+            f'{folder}/metrics.json',
+        ],
+        folder / 'metrics.json',
+    )
 
 
 def draw(training: Stage, *options: str) -> Stage:
@@ -113,39 +139,80 @@ def draw(training: Stage, *options: str) -> Stage:
     pictures = OUT / 'pictures' / folder.name
     return Stage(
         'what it finds in ten pictures, 20 to 45 s',
-        ['python', 'tools/test.py', f'{folder}/{folder.name}.py',
-         str(training.result), '--work-dir', f'{OUT}/logs/{folder.name}',
-         '--show-dir', str(pictures), '--cfg-options', *options,
-         'test_dataloader.dataset.indices=10'], pictures)
+        [
+            'python',
+            'tools/test.py',
+            f'{folder}/{folder.name}.py',
+            str(training.result),
+            '--work-dir',
+            f'{OUT}/logs/{folder.name}',
+            '--show-dir',
+            str(pictures),
+            '--cfg-options',
+            *options,
+            'test_dataloader.dataset.indices=10',
+        ],
+        pictures,
+    )
 
 
 def report(title: str, *trainings: Stage) -> Stage:
     """Draw the page that compares the stiffness of runs."""
     runs = [str(training.result.parent) for training in trainings]
-    return Stage(title, ['python', '-m', 'mmstepnet', 'report', *runs, '--out',
-                         str(OUT / f'stiffness_of_{len(runs)}')])
+    return Stage(
+        title,
+        [
+            'python',
+            '-m',
+            'mmstepnet',
+            'report',
+            *runs,
+            '--out',
+            str(OUT / f'stiffness_of_{len(runs)}'),
+        ],
+    )
 
 
 def plan() -> list[Stage]:
     """All stages; those behind the ops need them."""
     stepnet, se, plain = (
         train(title, f'resnet20_{name}_digits', CLASSIFIERS)
-        for title, name in (('StepNet learns to read digits, 1 to 2 min',
-                             'stepnet'), ('SE does, too, 1 to 2 min', 'se'),
-                            ('and a plain network, 1 to 2 min', 'plain')))
-    detector = train('a detector with StepNet learns to find them, 3 to 6 min',
-                     'faster_rcnn_r18_stepnet_digits', DETECTOR)
+        for title, name in (
+            ('StepNet learns to read digits, 1 to 2 min', 'stepnet'),
+            ('SE does, too, 1 to 2 min', 'se'),
+            ('and a plain network, 1 to 2 min', 'plain'),
+        )
+    )
+    detector = train(
+        'a detector with StepNet learns to find them, 3 to 6 min',
+        'faster_rcnn_r18_stepnet_digits',
+        DETECTOR,
+    )
     return [
-        FIRST, stepnet, evaluate(stepnet),
+        FIRST,
+        stepnet,
+        evaluate(stepnet),
         draw(stepnet, 'default_hooks.visualization.rescale_factor=16'),
         report('its stiffness, 15 to 45 s', stepnet),
-        se, evaluate(se), plain, evaluate(plain),
+        se,
+        evaluate(se),
+        plain,
+        evaluate(plain),
         report('stiffness of the three, 15 to 45 s', stepnet, se, plain),
         OPS,
-        Stage('pictures to find digits in, 15 to 45 s', [
-            'python', 'tools/dataset_converters/compose_digits.py', '--out',
-            PICTURES]),
-        detector, evaluate(detector), draw(detector)]
+        Stage(
+            'pictures to find digits in, 15 to 45 s',
+            [
+                'python',
+                'tools/dataset_converters/compose_digits.py',
+                '--out',
+                PICTURES,
+            ],
+        ),
+        detector,
+        evaluate(detector),
+        draw(detector),
+    ]
 
 
 def run(stage: Stage, number: str, env: dict[str, str]) -> None:
@@ -158,13 +225,24 @@ def run(stage: Stage, number: str, env: dict[str, str]) -> None:
     print(f'[{number}] {stage.title}', flush=True)
     start = time.monotonic()
     with log.open('wb') as file:
-        done = subprocess.run(stage.command, stdin=subprocess.DEVNULL,
-                              stdout=file, stderr=subprocess.STDOUT, env=env)
+        done = subprocess.run(
+            stage.command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=env,
+        )
     lines = log.read_text(errors='replace').splitlines()
     if done.returncode:
-        raise SystemExit('\n'.join([
-            *lines[-20:], f'failed; the whole output is in {log}, and the '
-            'same command goes on from here']))
+        raise SystemExit(
+            '\n'.join(
+                [
+                    *lines[-20:],
+                    f'failed; the whole output is in {log}, and the '
+                    'same command goes on from here',
+                ]
+            )
+        )
     print(f'      done in {time.monotonic() - start:.0f} s', flush=True)
     if stage.result is None:
         print(*(f'      {line}' for line in lines[-1:]))
@@ -184,8 +262,9 @@ def main() -> None:
         with hold(OUT / 'lock', f'writes {OUT}'):
             run_stages(venv, path)
     except KeyboardInterrupt:
-        raise SystemExit('\ninterrupted; the same command goes on from '
-                         'here') from None
+        raise SystemExit(
+            '\ninterrupted; the same command goes on from here'
+        ) from None
 
 
 def run_stages(venv: Path, path: str) -> None:
@@ -194,16 +273,23 @@ def run_stages(venv: Path, path: str) -> None:
     # up what the others need to end.
     env = dict(os.environ, PATH=path, OMP_WAIT_POLICY='PASSIVE')
     (OUT / 'logs').mkdir(parents=True, exist_ok=True)
-    stages = [stage for stage in plan()
-              if stage.result is None or not stage.result.exists()]
+    stages = [
+        stage
+        for stage in plan()
+        if stage.result is None or not stage.result.exists()
+    ]
     lock = venv / 'setup.lock'  # that of setup_env.sh, whose words are kept
     hold(lock, f'makes {venv}').close()
     run(BASIS, f'0/{len(stages)}', env)
     # Beside the first trainings.
     with (OUT / 'logs' / 'wheel.log').open('wb') as log:
         wheel = subprocess.Popen(
-            ['nice', 'bash', 'tools/setup_env.sh', 'wheel'], env=env,
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            ['nice', 'bash', 'tools/setup_env.sh', 'wheel'],
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         for number, stage in enumerate(stages, 1):
             if stage is OPS:

@@ -24,10 +24,13 @@ def parse_args() -> argparse.Namespace:
     add_job_options(parser)
     parser.add_argument('checkpoint', help='checkpoint file or address')
     parser.add_argument(
-        '--out', help='FILE.json gets the metrics, FILE.pkl the predictions')
+        '--out', help='FILE.json gets the metrics, FILE.pkl the predictions'
+    )
     parser.add_argument(
-        '--show-dir', metavar='DIR',
-        help='draw what was found into the pictures and write them to DIR')
+        '--show-dir',
+        metavar='DIR',
+        help='draw what was found into the pictures and write them to DIR',
+    )
     args = parser.parse_args()
     if args.out and not args.out.endswith(('.json', '.pkl')):
         parser.error(f'--out must end in .json or .pkl, got {args.out!r}')
@@ -37,8 +40,9 @@ def parse_args() -> argparse.Namespace:
 def dump_predictions(cfg: Config, path: str) -> None:
     """Make the evaluator write the predictions too."""
     # Masks need mmdet's own, which encodes them.
-    name = ('mmdet.DumpDetResults'
-            if find_host(cfg) == 'mmdet' else 'DumpResults')
+    name = (
+        'mmdet.DumpDetResults' if find_host(cfg) == 'mmdet' else 'DumpResults'
+    )
     evaluators = cfg.test_evaluator
     if not isinstance(evaluators, (list, tuple)):
         evaluators = [evaluators]
@@ -53,14 +57,14 @@ def draw_predictions(cfg: Config, folder: str) -> None:
         'DetVisualizationHook': dict(draw=True, test_out_dir=folder),
         'SegVisualizationHook': dict(draw=True, interval=1),
         'VisualizationHook': dict(enable=True, interval=1, out_dir=folder),
-        'PoseVisualizationHook': dict(enable=True, interval=1,
-                                      out_dir=folder),
+        'PoseVisualizationHook': dict(enable=True, interval=1, out_dir=folder),
     }.get(str(hook.get('type')).rpartition('.')[2])
     if settings is None:
         raise ValueError(
-            '--show-dir needs a host\'s hook that draws, such as '
+            "--show-dir needs a host's hook that draws, such as "
             "default_hooks.visualization=dict(type='DetVisualizationHook'), "
-            f'and the config has {hook or "none"}')
+            f'and the config has {hook or "none"}'
+        )
     hook.update(settings)
     if 'out_dir' not in settings and 'test_out_dir' not in settings:
         cfg.visualizer.save_dir = folder  # where MMSegmentation looks
@@ -77,10 +81,16 @@ def main() -> None:
     with process_group(cfg):
         runner = RUNNERS.build(cfg)
         # FlexibleRunner builds its model only when it tests.
-        model = runner.model if isinstance(
-            runner.model, nn.Module) else MODELS.build(runner.model)
-        load_weights(model, CheckpointLoader.load_checkpoint(
-            args.checkpoint, 'cpu'), args.checkpoint)
+        model = (
+            runner.model
+            if isinstance(runner.model, nn.Module)
+            else MODELS.build(runner.model)
+        )
+        load_weights(
+            model,
+            CheckpointLoader.load_checkpoint(args.checkpoint, 'cpu'),
+            args.checkpoint,
+        )
         metrics = runner.test()
         if (args.out or '').endswith('.json') and is_main_process():
             mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')

@@ -6,4 +6,5 @@ _base_ = [
 ]
 model = dict(roi_head=dict(bbox_head=dict(num_classes=3)))
 default_hooks = dict(
-    logger=dict(interval=10), checkpoint=dict(interval=1, max_keep_ckpts=2))
+    logger=dict(interval=10), checkpoint=dict(interval=1, max_keep_ckpts=2)
+)

@@ -12,14 +12,17 @@ train_dataloader = dict(
             dict(type='RandomCrop', crop_size=32, padding=4),
             dict(type='RandomFlip', prob=0.5, direction='horizontal'),
             dict(type='PackInputs'),
-        ]))
+        ],
+    )
+)
 val_dataloader = dict(
     dataset=dict(
         _delete_=True,
         type='CustomDataset',
         data_root='data/cifar10/test',
-        pipeline=[dict(type='LoadImageFromFile'),
-                  dict(type='PackInputs')]))
+        pipeline=[dict(type='LoadImageFromFile'), dict(type='PackInputs')],
+    )
+)
 test_dataloader = val_dataloader
 # Files are read in BGR order.
 data_preprocessor = dict(to_rgb=True)

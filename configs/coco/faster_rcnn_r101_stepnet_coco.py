@@ -3,4 +3,6 @@ _base_ = ['../faster_rcnn_r50_stepnet_coco.py']
 
 model = dict(
     backbone=dict(
-        depth=101, init_cfg=dict(checkpoint='torchvision://resnet101')))
+        depth=101, init_cfg=dict(checkpoint='torchvision://resnet101')
+    )
+)

@@ -1,4 +1,5 @@
 _base_ = ['./resnet20_stepnet_digits.py']
 
 model = dict(
-    backbone=dict(attention=None, norm_cfg=dict(type='mmstepnet.IEBN')))
+    backbone=dict(attention=None, norm_cfg=dict(type='mmstepnet.IEBN'))
+)

@@ -8,5 +8,6 @@ _base_ = [
 # A last batch of one image would leave BN no variance.
 train_dataloader = dict(drop_last=True)
 default_hooks = dict(
-    logger=dict(interval=10), checkpoint=dict(interval=5, max_keep_ckpts=2))
+    logger=dict(interval=10), checkpoint=dict(interval=5, max_keep_ckpts=2)
+)
 randomness = dict(seed=0)

@@ -1,4 +1,5 @@
 _base_ = ['./resnet164_stepnet_stl10.py']
 
 model = dict(
-    backbone=dict(attention=None, norm_cfg=dict(type='mmstepnet.IEBN')))
+    backbone=dict(attention=None, norm_cfg=dict(type='mmstepnet.IEBN'))
+)

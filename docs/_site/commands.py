@@ -27,32 +27,46 @@ Written by `python docs/_site/commands.py`; not edited by hand. A name in capita
 PARTS = {
     'Stiffness of any network': ['mmstepnet/__main__.py'],
     'Configs of OpenMMLab': [
-        'tools/train.py', 'tools/test.py', 'tools/analysis_tools/*.py',
-        'tools/export_onnx.py', 'tools/publish_model.py',
-        'tools/dataset_converters/*.py'],
+        'tools/train.py',
+        'tools/test.py',
+        'tools/analysis_tools/*.py',
+        'tools/export_onnx.py',
+        'tools/publish_model.py',
+        'tools/dataset_converters/*.py',
+    ],
     "The papers' experiments": ['projects/**/*.py'],
     'Speed': ['benchmarks/*.py'],
 }
-SCRIPTS = ('quickstart', 'setup_env', 'run_tests', 'dist_train', 'dist_test',
-           'slurm_train', 'slurm_test')
+SCRIPTS = (
+    'quickstart',
+    'setup_env',
+    'run_tests',
+    'dist_train',
+    'dist_test',
+    'slurm_train',
+    'slurm_test',
+)
 
 
 def help_of(path: Path, *command: str) -> Iterator[str]:
     """A section for a program, and one for each of its commands."""
     name = path.relative_to(ROOT).as_posix()
-    module = name.removesuffix('.py').replace('/', '.').removesuffix(
-        '.__main__')
+    module = (
+        name.removesuffix('.py').replace('/', '.').removesuffix('.__main__')
+    )
     tool = name.startswith('tools/')
     program = f'python {name}' if tool else f'python -m {module}'
-    with patch.object(sys, 'argv', [program, *command, '--help']), \
-            redirect_stdout(io.StringIO()) as out, suppress(SystemExit):
+    with (
+        patch.object(sys, 'argv', [program, *command, '--help']),
+        redirect_stdout(io.StringIO()) as out,
+        suppress(SystemExit),
+    ):
         if tool:
             runpy.run_path(str(path), run_name='__main__')
         else:
             runpy.run_module(module, run_name='__main__')
     text = out.getvalue()
-    yield (f'### `{" ".join([program, *command])}`\n\n'
-           f'```text\n{text}```\n\n')
+    yield (f'### `{" ".join([program, *command])}`\n\n```text\n{text}```\n\n')
     for inner in re.findall(r'^ {4}(\w+)  +\w', text, re.MULTILINE):
         yield from help_of(path, inner)
 
@@ -66,13 +80,22 @@ def write() -> str:
             for path in sorted(ROOT.glob(pattern)):
                 text = path.read_text('utf-8')
                 if path.stem == '__main__' or (
-                        'ArgumentParser(' in text and '__main__' in text):
+                    'ArgumentParser(' in text and '__main__' in text
+                ):
                     parts += help_of(path)
     parts.append('## Scripts\n\n| command | what it does |\n|---|---|\n')
     for name in SCRIPTS:
         lines = (ROOT / 'tools' / f'{name}.sh').read_text().splitlines()[1:]
-        text = ' '.join(line.strip('# ') for line in lines[:next(
-            k for k, line in enumerate(lines) if not line.startswith('#'))])
+        text = ' '.join(
+            line.strip('# ')
+            for line in lines[
+                : next(
+                    k
+                    for k, line in enumerate(lines)
+                    if not line.startswith('#')
+                )
+            ]
+        )
         parts.append(f'| `bash tools/{name}.sh` | {text} |\n')
     return ''.join(parts)
 

@@ -10,8 +10,9 @@ from latex2mathml.converter import convert
 ROLE = re.compile(r':(?!math)[a-z]+:`~?(?:[^`<]*<)?([^`>]*)>?`')
 EXAMPLE = re.compile(r'^( *)Example:$', re.MULTILINE)
 INLINE = re.compile(r':math:`([^`]+)`')
-DISPLAY = re.compile(r'^( *)\.\. math::[ ]?(.*\n(?:\1 +.*\n|\s*\n)*)',
-                     re.MULTILINE)
+DISPLAY = re.compile(
+    r'^( *)\.\. math::[ ]?(.*\n(?:\1 +.*\n|\s*\n)*)', re.MULTILINE
+)
 
 
 def last_name(role: re.Match) -> str:

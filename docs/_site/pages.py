@@ -15,9 +15,15 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-BESIDE = ('CONTRIBUTING.md', 'CHANGELOG.md', 'configs/*/README.md',
-          'examples/README.md', 'weights/README.md', 'projects/**/*.md',
-          'projects/**/*.png')
+BESIDE = (
+    'CONTRIBUTING.md',
+    'CHANGELOG.md',
+    'configs/*/README.md',
+    'examples/README.md',
+    'weights/README.md',
+    'projects/**/*.md',
+    'projects/**/*.png',
+)
 LINK = re.compile(r'(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)')
 
 
@@ -25,23 +31,37 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add them under the paths that they have in the checkout."""
     for pattern in BESIDE:
         for path in sorted(ROOT.glob(pattern)):
-            files.append(File.generated(
-                config, path.relative_to(ROOT).as_posix(),
-                abs_src_path=str(path)))
+            files.append(
+                File.generated(
+                    config,
+                    path.relative_to(ROOT).as_posix(),
+                    abs_src_path=str(path),
+                )
+            )
     return files
 
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Draw the report of the first page."""
     subprocess.run(
-        [sys.executable, '-m', 'mmstepnet', 'report',
-         *map(str, sorted(ROOT.glob('docs/recordings/*.npz'))),
-         '--out', f'{config.site_dir}/report'], cwd=ROOT, check=True,
-        stdout=subprocess.DEVNULL)
+        [
+            sys.executable,
+            '-m',
+            'mmstepnet',
+            'report',
+            *map(str, sorted(ROOT.glob('docs/recordings/*.npz'))),
+            '--out',
+            f'{config.site_dir}/report',
+        ],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig,
-                     files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
     """Lead links from and to these pages to where they are in the site."""
     source = Path(page.file.abs_src_path)
     here = PurePosixPath(page.file.src_uri)

@@ -56,8 +56,14 @@ class Attention(Recorded):
     @property
     def recorded_type(self) -> str:
         """Name of the registered class, of which it may be a subclass."""
-        return next((cls.__name__ for cls in type(self).__mro__
-                     if cls in ATTENTIONS.values()), type(self).__name__)
+        return next(
+            (
+                cls.__name__
+                for cls in type(self).__mro__
+                if cls in ATTENTIONS.values()
+            ),
+            type(self).__name__,
+        )
 
     def init_weights(self) -> None:
         """Bring every parameter to its starting value: here, all layers."""
@@ -76,8 +82,10 @@ class Attention(Recorded):
 
     def extra_repr(self) -> str:
         """All arguments, for ``print(model)``."""
-        return ', '.join(f'{name}={getattr(self, name)!r}' for name in (
-            'channels', 'init_step', *self.recorded))
+        return ', '.join(
+            f'{name}={getattr(self, name)!r}'
+            for name in ('channels', 'init_step', *self.recorded)
+        )
 
 
 class ChannelGate(Attention):
@@ -138,8 +146,11 @@ def normalises_by_batch(attention: nn.Module, norm: nn.Module) -> bool:
     """
     if norm.running_mean is None:
         return True
-    return norm.training and hasattr(norm, 'momentum') and (
-        norm.momentum is None or not is_frozen(attention))
+    return (
+        norm.training
+        and hasattr(norm, 'momentum')
+        and (norm.momentum is None or not is_frozen(attention))
+    )
 
 
 def normalise(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
@@ -181,38 +192,67 @@ def normalise_maps(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
     """
     if not isinstance(pooled, Tensor):  # a trace by torch.fx
         return norm(pooled)
-    if (getattr(norm, 'running_mean', None) is None or not norm.training
-            or not hasattr(norm, 'momentum')):  # a frozen BN
+    if (
+        getattr(norm, 'running_mean', None) is None
+        or not norm.training
+        or not hasattr(norm, 'momentum')
+    ):  # a frozen BN
         return norm(pooled)
     if not normalises_by_batch(attention, norm):
-        return F.batch_norm(pooled, norm.running_mean, norm.running_var,
-                            norm.weight, norm.bias, eps=norm.eps)
-    if (isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
-            and pooled.numel() == pooled.shape[1]):
+        return F.batch_norm(
+            pooled,
+            norm.running_mean,
+            norm.running_var,
+            norm.weight,
+            norm.bias,
+            eps=norm.eps,
+        )
+    if (
+        isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
+        and pooled.numel() == pooled.shape[1]
+    ):
         raise ValueError(
             'the attention normalises pooled features over the batch and '
             'needs at least 2 images a process in training, got 1; use '
             'batch_size >= 2 (drop_last=True), norm_eval=True with '
-            "AttentionBNCalibrationHook, or sync_bn='torch'")
-    if (type(norm).forward is not _BatchNorm.forward or norm.momentum is None
-            or 'forward' in vars(norm) or norm._forward_hooks
-            or norm._forward_pre_hooks or norm._backward_hooks):
+            "AttentionBNCalibrationHook, or sync_bn='torch'"
+        )
+    if (
+        type(norm).forward is not _BatchNorm.forward
+        or norm.momentum is None
+        or 'forward' in vars(norm)
+        or norm._forward_hooks
+        or norm._forward_pre_hooks
+        or norm._backward_hooks
+    ):
         # SyncBN, timm's split BN, an average of batches, somebody's hooks
         return norm(pooled)
     count: Any = norm.num_batches_tracked
     count.add_(1)
     kept: Any = norm.running_mean, norm.running_var
     mean, var = torch.stack(kept)
-    out = F.batch_norm(pooled, mean, var, norm.weight, norm.bias, True,
-                       norm.momentum, norm.eps)
+    out = F.batch_norm(
+        pooled,
+        mean,
+        var,
+        norm.weight,
+        norm.bias,
+        True,
+        norm.momentum,
+        norm.eps,
+    )
     finite = var < torch.inf  # then the mean is finite, too
     for running, now in zip(kept, (mean, var)):
         torch.where(finite, now, running, out=running)
     return out
 
 
-def choose_step(attention: nn.Module, x: Tensor, f: Tensor,
-                known: Mapping[str, Tensor] = {}) -> Tensor:
+def choose_step(
+    attention: nn.Module,
+    x: Tensor,
+    f: Tensor,
+    known: Mapping[str, Tensor] = {},
+) -> Tensor:
     """Choose the step by an attention of either kind.
 
     Args:
@@ -231,14 +271,16 @@ def choose_step(attention: nn.Module, x: Tensor, f: Tensor,
         pooled = getattr(getattr(attention, 'module', None), 'pooled', None)
     if not isinstance(pooled, tuple):
         return attention(x, f)
-    vectors = (known[name] if name in known else STATISTICS[name](x, f)
-               for name in pooled)
+    vectors = (
+        known[name] if name in known else STATISTICS[name](x, f)
+        for name in pooled
+    )
     return attention(*vectors).to(f.dtype)[..., None, None]
 
 
-def build_attention(cfg: dict,
-                    channels: int,
-                    map_size: int | None = None) -> Attention:
+def build_attention(
+    cfg: dict, channels: int, map_size: int | None = None
+) -> Attention:
     """Build an attention from its config, whatever the default scope is.
 
     Args:

@@ -38,19 +38,22 @@ class CBAM(MapAttention):
     """
 
     initial_logits = (0.0, 0.0)
-    recorded = ('reduction', )
+    recorded = ('reduction',)
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 reduction: int = 16,
-                 init_step: float | None = None):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        reduction: int = 16,
+        init_step: float | None = None,
+    ):
         super().__init__(channels, init_step=init_step)
         self.reduction = reduction
         self.mlp = SE(channels, reduction=reduction, init_step=init_step)
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
         self.bn = (nn.BatchNorm2d if init_step is None else ZeroBatchNorm2d)(
-            1, momentum=0.01)
+            1, momentum=0.01
+        )
         self.init_weights()
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:

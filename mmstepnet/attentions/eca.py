@@ -32,14 +32,15 @@ class ECA(ChannelGate):
             Defaults to None.
     """
 
-    pooled = ('f_mean', )
+    pooled = ('f_mean',)
 
     def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__(channels, init_step=init_step)
         size = int((math.log2(channels) + 1) / 2)
         size += 1 - size % 2
         self.conv = (nn.Conv1d if init_step is None else ZeroConv1d)(
-            1, 1, size, padding=size // 2, bias=False)
+            1, 1, size, padding=size // 2, bias=False
+        )
         self.init_weights()
 
     def excite(self, pooled: Tensor) -> Tensor:

@@ -18,8 +18,24 @@ from .se import Excitation
 
 # The 16 best frequencies (vertical, horizontal) of the paper's search on a
 # 7x7 grid ("top16" of FCA-TS).
-TOP_16 = ((0, 0), (0, 1), (6, 0), (0, 5), (0, 2), (1, 0), (1, 2), (4, 0),
-          (5, 0), (1, 6), (3, 0), (0, 4), (0, 6), (0, 3), (3, 5), (2, 2))
+TOP_16 = (
+    (0, 0),
+    (0, 1),
+    (6, 0),
+    (0, 5),
+    (0, 2),
+    (1, 0),
+    (1, 2),
+    (4, 0),
+    (5, 0),
+    (1, 6),
+    (3, 0),
+    (0, 4),
+    (0, 6),
+    (0, 3),
+    (3, 5),
+    (2, 2),
+)
 GRID = 7
 
 
@@ -55,37 +71,42 @@ class FCA(Excitation, MapAttention):
     needs_map_size = True
     recorded = ('map_size', 'reduction')
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 map_size: int,
-                 reduction: int = 16,
-                 init_step: float | None = None):
-        super().__init__(
-            channels, reduction=reduction, init_step=init_step)
+    def __init__(
+        self,
+        channels: int,
+        *,
+        map_size: int,
+        reduction: int = 16,
+        init_step: float | None = None,
+    ):
+        super().__init__(channels, reduction=reduction, init_step=init_step)
         if not isinstance(map_size, int) or map_size < GRID:
             raise ValueError(
                 f"FCA: map_size, the side of the stage's feature map, must be "
                 f'an integer of at least {GRID}, got {map_size!r}; give one '
-                "as in dict(type='FCA', map_size=14)")
+                "as in dict(type='FCA', map_size=14)"
+            )
         self.map_size = map_size
         # Not persistent: it follows from the arguments.
         self.basis: Tensor
         self.register_buffer(
-            'basis', dct_basis(channels, map_size, torch.float32), False)
+            'basis', dct_basis(channels, map_size, torch.float32), False
+        )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Bring all to its start; transformers leaves buffers unset, too."""
         super().reset_parameters()
-        self.basis.copy_(dct_basis(
-            self.channels, self.map_size, self.basis.dtype))
+        self.basis.copy_(
+            dct_basis(self.channels, self.map_size, self.basis.dtype)
+        )
 
     def _apply(self, *args, **kwargs) -> nn.Module:
         """Compute the basis anew in a new dtype, which rounds it once."""
         super()._apply(*args, **kwargs)
-        self.basis = dct_basis(self.channels, self.map_size, self.basis.dtype
-                               ).to(self.basis.device)
+        self.basis = dct_basis(
+            self.channels, self.map_size, self.basis.dtype
+        ).to(self.basis.device)
         return self
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:

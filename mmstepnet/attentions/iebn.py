@@ -48,19 +48,22 @@ class IEBN(Recorded, nn.BatchNorm2d):
             the paper's form. Defaults to None.
     """
 
-    initial_logits = (-1.0, )
+    initial_logits = (-1.0,)
 
-    def __init__(self,
-                 num_features: int,
-                 eps: float = 1e-5,
-                 momentum: float | None = 0.1,
-                 *,
-                 init_step: float | None = None):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        *,
+        init_step: float | None = None,
+    ):
         super().__init__(num_features, eps, momentum)
         self.set_init_step(init_step)
         self.ie_weight = nn.Parameter(torch.zeros(num_features))
-        self.ie_bias = nn.Parameter(torch.full(
-            (num_features, ), self.initial_logits[0]))
+        self.ie_bias = nn.Parameter(
+            torch.full((num_features,), self.initial_logits[0])
+        )
 
     def reset_parameters(self) -> None:
         """Bring all to its start; BN's constructor calls it before."""
@@ -84,10 +87,13 @@ class IEBN(Recorded, nn.BatchNorm2d):
         The conversion replaces every subclass of BN and calls no method of
         it. But it reads ``qconfig``, which is rarely set.
         """
-        if name == 'qconfig' and sys._getframe(
-                1).f_code.co_name == 'convert_sync_batchnorm':
+        if (
+            name == 'qconfig'
+            and sys._getframe(1).f_code.co_name == 'convert_sync_batchnorm'
+        ):
             raise RuntimeError(
                 'IEBN cannot be converted to SyncBN: the conversion would '
                 'drop its instance enhancement; leave sync_bn out of the '
-                'config')
+                'config'
+            )
         return super().__getattr__(name)

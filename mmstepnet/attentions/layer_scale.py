@@ -48,18 +48,24 @@ class LayerScale(ChannelGate):
 
     recorded = ('initial', 'shared', 'learned')
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 init_step: float | None = None,
-                 initial: float = 1e-5,
-                 shared: bool = False,
-                 learned: bool = True):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        init_step: float | None = None,
+        initial: float = 1e-5,
+        shared: bool = False,
+        learned: bool = True,
+    ):
         super().__init__(channels, init_step=init_step)
-        if isinstance(initial, bool) or not isinstance(
-                initial, Real) or not math.isfinite(initial):
-            raise ValueError('LayerScale: initial must be a finite number, '
-                             f'got {initial!r}')
+        if (
+            isinstance(initial, bool)
+            or not isinstance(initial, Real)
+            or not math.isfinite(initial)
+        ):
+            raise ValueError(
+                f'LayerScale: initial must be a finite number, got {initial!r}'
+            )
         self.initial = float(initial)
         self.shared = bool(shared)
         self.learned = bool(learned)

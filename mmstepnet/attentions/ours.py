@@ -35,13 +35,15 @@ class OursSharedMLP(Adaptor, ChannelGate):
     """
 
     pooled = ('x_mean', 'f_mean')
-    recorded = ('reduction', )
+    recorded = ('reduction',)
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 reduction: int = 16,
-                 init_step: float | None = None):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        reduction: int = 16,
+        init_step: float | None = None,
+    ):
         super().__init__(channels, init_step=init_step)
         check_positive(type(self).__name__, reduction=reduction)
         self.reduction = reduction
@@ -73,7 +75,8 @@ class OursDepthwiseConv(Adaptor, MapAttention):
     def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__(channels, init_step=init_step)
         self.conv = nn.Conv2d(
-            2 * channels, channels, 3, padding=1, groups=channels, bias=False)
+            2 * channels, channels, 3, padding=1, groups=channels, bias=False
+        )
         self.init_weights()
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ class OursNormFirst(Adaptor, ChannelGate):
     def init_mix(self) -> None:
         """Bring the parameters of the mix to their starting values."""
         # PyTorch's default for a convolution of fan-in 2.
-        nn.init.uniform_(self.pair_weight, -0.5**0.5, 0.5**0.5)
+        nn.init.uniform_(self.pair_weight, -(0.5**0.5), 0.5**0.5)
 
     def forward(self, x_mean: Tensor, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from the means of x and f."""
@@ -160,7 +163,9 @@ class OursMeanStd(Adaptor, MapAttention):
         x_next = full_precision(x) + f
         statistics = (pool(x), pool_std(x), pool(x_next), pool_std(x_next))
         weight = self.style_weight
-        z: Any = sum(weight[:, k] * statistic.to(weight.dtype)
-                     for k, statistic in enumerate(statistics))
+        z: Any = sum(
+            weight[:, k] * statistic.to(weight.dtype)
+            for k, statistic in enumerate(statistics)
+        )
         step = self.gate(z)
         return step.to(f.dtype)[..., None, None]

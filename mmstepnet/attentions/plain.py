@@ -35,8 +35,10 @@ class Plain(MapAttention):
     def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__(channels, init_step=init_step)
         if init_step not in (None, 1):
-            raise ValueError('Plain: the step of a plain network is 1, so '
-                             f'init_step must be 1 or None, got {init_step!r}')
+            raise ValueError(
+                'Plain: the step of a plain network is 1, so '
+                f'init_step must be 1 or None, got {init_step!r}'
+            )
         self.init_step = None  # it has no start to be kept at
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:

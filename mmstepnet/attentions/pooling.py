@@ -19,12 +19,14 @@ def leaf(function: Callable) -> Callable:
 
     Such a function reads dtypes or sizes, which a trace does not know.
     """
+
     @wraps(function)
     def call(*args, **kwargs):
         for arg in args:
             if isinstance(arg, Proxy):
-                return arg.tracer.create_proxy('call_function', call, args,
-                                               kwargs)
+                return arg.tracer.create_proxy(
+                    'call_function', call, args, kwargs
+                )
         return function(*args, **kwargs)
 
     return call

@@ -31,7 +31,7 @@ class Recorded(nn.Module):
     init_step: float | None
     scale: float
 
-    initial_logits = (0.0, )
+    initial_logits = (0.0,)
     """Inputs of the gate's sigmoids at the start, if ``init_step`` is set. The
     gate is the product of these sigmoids."""
 
@@ -53,21 +53,25 @@ class Recorded(nn.Module):
             ValueError: It is neither None nor a positive finite number.
         """
         number = isinstance(init_step, Real) and not isinstance(
-            init_step, bool)
+            init_step, bool
+        )
         # Its quotient by a gate of sigmoids must not leave float32.
-        if init_step is not None and not (
-                number and 1e-30 < init_step < 1e30):
+        if init_step is not None and not (number and 1e-30 < init_step < 1e30):
             raise ValueError(
                 f'{type(self).__name__}: init_step must be a positive number '
                 "(1.0 keeps a pretrained network's output) or None for the "
-                f"paper's form, got {init_step!r}")
+                f"paper's form, got {init_step!r}"
+            )
         self.init_step = None if init_step is None else float(init_step)
         self.scale = warm_start_scale(init_step, *self.initial_logits)
 
     def record(self) -> dict[str, Any]:
         """Type and arguments, but for ``channels``."""
-        return dict(type=self.recorded_type, init_step=self.init_step,
-                    **{name: getattr(self, name) for name in self.recorded})
+        return dict(
+            type=self.recorded_type,
+            init_step=self.init_step,
+            **{name: getattr(self, name) for name in self.recorded},
+        )
 
     def get_extra_state(self) -> Tensor:
         """The record: int64, (256, ) or longer, on the CPU."""
@@ -89,38 +93,50 @@ class Recorded(nn.Module):
         try:
             found = own | json.loads(bytes(content.tolist()))
         except (ValueError, TypeError, RecursionError):
-            warnings.warn(f'this is no record of {self.recorded_type}, so it '
-                          'is ignored', stacklevel=2)
+            warnings.warn(
+                f'this is no record of {self.recorded_type}, so it is ignored',
+                stacklevel=2,
+            )
             return
         if found | dict(init_step=self.init_step) != own:
             raise ValueError(
                 f'the weights are those of {found}, the model has {own}, '
                 'which may compute something else; build it with the '
-                f'arguments of the weights, or leave out the keys *.{KEY}')
+                f'arguments of the weights, or leave out the keys *.{KEY}'
+            )
         if found != own:
             warnings.warn(
                 f'{self.recorded_type} was built with init_step='
                 f'{self.init_step} and takes over init_step='
                 f'{found["init_step"]}, with which the weights that it loads '
-                'were trained', stacklevel=2)
+                'were trained',
+                stacklevel=2,
+            )
             self.set_init_step(found['init_step'])
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata,
-                              strict, missing_keys, *args) -> None:
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, *args
+    ) -> None:
         key = prefix + KEY
         super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, *args)
+            state_dict, prefix, local_metadata, strict, missing_keys, *args
+        )
         if key in missing_keys:
             missing_keys.remove(key)
-        if (self.init_step is None and any(True for _ in self.parameters())
-                and not any(name.startswith(prefix) for name in state_dict
-                            if name != key)):
+        if (
+            self.init_step is None
+            and any(True for _ in self.parameters())
+            and not any(
+                name.startswith(prefix) for name in state_dict if name != key
+            )
+        ):
             warnings.warn(
                 f'{self.recorded_type} finds no weights of its own in what is '
                 'loaded, and starts as in the paper, for training from '
                 'scratch: a pretrained network computes something else with '
                 'it. Let it start at a step of 1 by init_step=1.0',
-                stacklevel=2)
+                stacklevel=2,
+            )
 
 
 def warm_start_scale(init_step: float | None, *logits: float) -> float:
@@ -140,11 +156,18 @@ def warm_start_scale(init_step: float | None, *logits: float) -> float:
         return 1.0
     # Not on the default device, which may be any.
     gate, gate64 = (
-        torch.tensor(logits, dtype=dtype, device='cpu').sigmoid().prod(
-        ).numpy() for dtype in (torch.float32, torch.float64))
+        torch.tensor(logits, dtype=dtype, device='cpu')
+        .sigmoid()
+        .prod()
+        .numpy()
+        for dtype in (torch.float32, torch.float64)
+    )
     scale = np.float32(init_step) / gate
-    for candidate in (scale, np.nextafter(scale, np.float32(0)),
-                      np.nextafter(scale, np.float32(np.inf))):
+    for candidate in (
+        scale,
+        np.nextafter(scale, np.float32(0)),
+        np.nextafter(scale, np.float32(np.inf)),
+    ):
         if gate * candidate == np.float32(init_step):
             scale = candidate
             break

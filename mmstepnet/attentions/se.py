@@ -30,20 +30,23 @@ class Excitation(Attention):
         ValueError: ``reduction`` is not a positive integer.
     """
 
-    recorded = ('reduction', )
+    recorded = ('reduction',)
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 reduction: int = 16,
-                 init_step: float | None = None):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        reduction: int = 16,
+        init_step: float | None = None,
+    ):
         super().__init__(channels, init_step=init_step)
         check_positive(type(self).__name__, reduction=reduction)
         self.reduction = reduction
         hidden = max(channels // reduction, 1)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = (nn.Linear if init_step is None else ZeroLinear)(
-            hidden, channels)
+            hidden, channels
+        )
         self.init_weights()
 
     def excite(self, pooled: Tensor) -> Tensor:
@@ -63,7 +66,7 @@ class SE(Excitation, ChannelGate):
     Arguments are those of :class:`Excitation`.
     """
 
-    pooled = ('f_mean', )
+    pooled = ('f_mean',)
 
     def forward(self, f_mean: Tensor) -> Tensor:
         """Choose the step, (N, C), from the mean of f."""

@@ -35,15 +35,17 @@ class SEM(ChannelGate):
             Defaults to None.
     """
 
-    pooled = ('f_mean', )
+    pooled = ('f_mean',)
     initial_logits = (0.0, 0.0, 0.0)
-    recorded = ('reduction', )
+    recorded = ('reduction',)
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 reduction: int = 16,
-                 init_step: float | None = None):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        reduction: int = 16,
+        init_step: float | None = None,
+    ):
         super().__init__(channels, init_step=init_step)
         self.reduction = reduction
         self.switch = nn.Linear(channels, 3)
@@ -62,9 +64,12 @@ class SEM(ChannelGate):
         """Choose the step, (N, C), from the mean of f."""
         pooled = f_mean.to(self.ie_weight.dtype)
         switch = torch.sigmoid(self.switch(pooled))
-        logits = (self.se.excite(pooled), self.eca.excite(pooled),
-                  self.ie_weight * pooled + self.ie_bias)
+        logits = (
+            self.se.excite(pooled),
+            self.eca.excite(pooled),
+            self.ie_weight * pooled + self.ie_bias,
+        )
         gate: Any = self.scale
         for k, logit in enumerate(logits):
-            gate = gate * torch.sigmoid(switch[:, k:k + 1] * logit)
+            gate = gate * torch.sigmoid(switch[:, k : k + 1] * logit)
         return gate

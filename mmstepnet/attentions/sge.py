@@ -48,14 +48,16 @@ class SGE(MapAttention):
         ValueError: ``groups`` is not a positive integer.
     """
 
-    initial_logits = (1.0, )
-    recorded = ('groups', )
+    initial_logits = (1.0,)
+    recorded = ('groups',)
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 groups: int = 64,
-                 init_step: float | None = None):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        groups: int = 64,
+        init_step: float | None = None,
+    ):
         super().__init__(channels, init_step=init_step)
         check_positive('SGE', groups=groups)
         self.groups = max(
@@ -74,15 +76,20 @@ class SGE(MapAttention):
         split = (self.groups, self.channels // self.groups)
         # Reshaped, not unflattened: ONNX has that from opset 13 on.
         vectors = full_precision(f).reshape(
-            f.shape[0], *split, f.shape[2], f.shape[3])
+            f.shape[0], *split, f.shape[2], f.shape[3]
+        )
         mean_vector = pool(f).reshape(f.shape[0], *split, 1, 1)
         similarity = (vectors * mean_vector).sum(2)
         centred = similarity - similarity.mean((2, 3), keepdim=True)
         # A vector norm has the gradient 0 where the map is constant; a
         # standard deviation has none.
         norm = torch.linalg.vector_norm(centred, dim=(2, 3), keepdim=True)
-        sigma = norm / (f.shape[2] * f.shape[3])**0.5
+        sigma = norm / (f.shape[2] * f.shape[3]) ** 0.5
         normed = (centred / (sigma + EPS)).to(self.weight.dtype)
-        gate = torch.sigmoid(self.weight[:, None, None] * normed +
-                             self.bias[:, None, None]) * self.scale
+        gate = (
+            torch.sigmoid(
+                self.weight[:, None, None] * normed + self.bias[:, None, None]
+            )
+            * self.scale
+        )
         return gate.to(f.dtype).repeat_interleave(split[1], dim=1)

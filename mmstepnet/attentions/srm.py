@@ -38,7 +38,8 @@ class SRM(ChannelGate):
         super().__init__(channels, init_step=init_step)
         self.style_weight = nn.Parameter(torch.empty(channels, 2))
         self.bn = (nn.BatchNorm1d if init_step is None else ZeroBatchNorm1d)(
-            channels)
+            channels
+        )
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -47,7 +48,7 @@ class SRM(ChannelGate):
             nn.init.zeros_(self.style_weight)
         else:
             # PyTorch's default for a convolution of fan-in 2.
-            nn.init.uniform_(self.style_weight, -0.5**0.5, 0.5**0.5)
+            nn.init.uniform_(self.style_weight, -(0.5**0.5), 0.5**0.5)
 
     def forward(self, f_mean: Tensor, f_std: Tensor) -> Tensor:
         """Choose the step, (N, C), from mean and deviation of f.

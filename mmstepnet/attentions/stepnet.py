@@ -36,7 +36,7 @@ class Adaptor(Attention):
     """
 
     first_block = False
-    initial_logits = (-1.0, )
+    initial_logits = (-1.0,)
 
     def __init__(self, channels: int, *, init_step: float | None = None):
         super().__init__(channels, init_step=init_step)
@@ -121,36 +121,40 @@ class StepNet(Adaptor, ChannelGate):
 
     recorded = ('inputs', 'iebn')
 
-    def __init__(self,
-                 channels: int,
-                 *,
-                 init_step: float | None = None,
-                 inputs: str = 'both',
-                 iebn: str = 'appendix'):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        init_step: float | None = None,
+        inputs: str = 'both',
+        iebn: str = 'appendix',
+    ):
         super().__init__(channels, init_step=init_step)
         check_choice('StepNet: inputs', inputs, INPUTS)
         check_choice('StepNet: iebn', iebn, ('appendix', 'cited'))
         self.inputs, self.iebn = inputs, iebn
         if iebn == 'cited':
-            self.initial_logits = (0.0, )
+            self.initial_logits = (0.0,)
             self.set_init_step(init_step)
             self.bn = nn.BatchNorm1d(channels, affine=False)
             self.weight = nn.Parameter(torch.empty(channels))
             self.bias = nn.Parameter(torch.empty(channels))
         self.pair_weight = nn.Parameter(
-            torch.empty(channels, 2 if inputs == 'both' else 1))
+            torch.empty(channels, 2 if inputs == 'both' else 1)
+        )
         self.init_weights()
 
     @property
     def pooled(self) -> tuple[str, ...]:
         """Statistics that ``inputs`` needs, see :class:`ChannelGate`."""
-        return {'x': ('x_mean', ), 'difference': ('f_mean', )}.get(
-            self.inputs, ('x_mean', 'f_mean'))
+        return {'x': ('x_mean',), 'difference': ('f_mean',)}.get(
+            self.inputs, ('x_mean', 'f_mean')
+        )
 
     def init_mix(self) -> None:
         """Bring the parameters of the mix to their starting values."""
         # PyTorch's default for a convolution of this fan-in.
-        bound = self.pair_weight.shape[1]**-0.5
+        bound = self.pair_weight.shape[1] ** -0.5
         nn.init.uniform_(self.pair_weight, -bound, bound)
         if self.iebn == 'cited':
             nn.init.constant_(self.weight, float(self.init_step is None))
@@ -161,7 +165,7 @@ class StepNet(Adaptor, ChannelGate):
         if len(means) == 2:
             p, f_mean = means
             q = p + f_mean
-            means = (p, q) if self.inputs == 'both' else (q, )
+            means = (p, q) if self.inputs == 'both' else (q,)
         weight = self.pair_weight
         z = weight[:, 0] * means[0].to(weight.dtype)
         if len(means) == 2:
@@ -174,8 +178,10 @@ class StepNet(Adaptor, ChannelGate):
             return super().gate(z)
         enhanced = torch.sigmoid(self.ie_weight * z + self.ie_bias)
         normed = normalise(self, self.bn, z)
-        return torch.sigmoid(
-            self.weight * enhanced * normed + self.bias) * self.scale
+        return (
+            torch.sigmoid(self.weight * enhanced * normed + self.bias)
+            * self.scale
+        )
 
 
 class FoldedStepNet(ChannelGate):
@@ -202,13 +208,17 @@ class FoldedStepNet(ChannelGate):
                 bn = adaptor.bn
                 deviation = (bn.running_var + bn.eps).sqrt()
                 offset = offset + slope * (
-                    bn.bias - bn.running_mean * bn.weight / deviation)
+                    bn.bias - bn.running_mean * bn.weight / deviation
+                )
                 slope = slope * bn.weight / deviation
-            pair = adaptor.pair_weight @ slope.new_tensor({
-                'both': ((1, 0), (0, 1)), 'x': ((1, 0), ),
-                'x_next': ((0, 1), ),
-                'difference': ((-1, 1), ),  # GAP(f) = q - p
-            }[adaptor.inputs])
+            pair = adaptor.pair_weight @ slope.new_tensor(
+                {
+                    'both': ((1, 0), (0, 1)),
+                    'x': ((1, 0),),
+                    'x_next': ((0, 1),),
+                    'difference': ((-1, 1),),  # GAP(f) = q - p
+                }[adaptor.inputs]
+            )
             self.pair_weight = nn.Parameter(pair * slope[:, None])
             self.ie_bias = nn.Parameter(offset.clone())
 

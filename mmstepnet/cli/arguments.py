@@ -10,66 +10,123 @@ from pickle import UnpicklingError
 from mmstepnet.checks import positive_int
 from mmstepnet.version import __version__
 
-KINDS = ('timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
-         'FILE.py:FUNCTION')
+KINDS = (
+    'timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
+    'FILE.py:FUNCTION'
+)
 READINGS = 'adaptive', 'unit', 'returned'
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of all commands."""
     parser = argparse.ArgumentParser(
-        'python -m mmstepnet', description='Residual networks as Euler steps.')
-    parser.add_argument('--version', action='version',
-                        version=f'mmstepnet {__version__}')
+        'python -m mmstepnet', description='Residual networks as Euler steps.'
+    )
+    parser.add_argument(
+        '--version', action='version', version=f'mmstepnet {__version__}'
+    )
     commands = parser.add_subparsers(dest='command', required=True)
 
     stiffness = commands.add_parser(
-        'stiffness', help='measure networks on pictures')
+        'stiffness', help='measure networks on pictures'
+    )
     stiffness.add_argument('models', nargs='+', metavar='MODEL', help=KINDS)
-    stiffness.add_argument('--images', type=Path, help='folder of pictures; a '
-                           'FUNCTION may return its batches instead')
-    stiffness.add_argument('--blocks', nargs='+',
-                           help='patterns of names of blocks; else all')
+    stiffness.add_argument(
+        '--images',
+        type=Path,
+        help='folder of pictures; a FUNCTION may return its batches instead',
+    )
+    stiffness.add_argument(
+        '--blocks', nargs='+', help='patterns of names of blocks; else all'
+    )
     gates = commands.add_parser(
-        'gates', help='whether an attention adapts to its pictures, or only '
-        'scales')
+        'gates',
+        help='whether an attention adapts to its pictures, or only scales',
+    )
     gates.add_argument('models', nargs=1, metavar='MODEL', help=KINDS)
-    gates.add_argument('images', nargs='?', type=Path, metavar='FOLDER',
-                       help='of pictures, unless a FUNCTION returns batches')
+    gates.add_argument(
+        'images',
+        nargs='?',
+        type=Path,
+        metavar='FOLDER',
+        help='of pictures, unless a FUNCTION returns batches',
+    )
     for command in (stiffness, gates):
         add = command.add_argument
-        add('--labels', action='store_true', help='also measure the accuracy: '
-            'the folders of the pictures are the classes of the model')
-        add('--weights', type=Path, nargs='+', default=[], help='files of '
-            'weights, one a model, or several of one model, as of its epochs')
+        add(
+            '--labels',
+            action='store_true',
+            help='also measure the accuracy: '
+            'the folders of the pictures are the classes of the model',
+        )
+        add(
+            '--weights',
+            type=Path,
+            nargs='+',
+            default=[],
+            help='files of '
+            'weights, one a model, or several of one model, as of its epochs',
+        )
         add('--pretrained', action='store_true', help='fetch the weights')
         add('--steps', help='file of save_steps')
-        add('--samples', type=_samples, metavar='N', help='pictures at most, '
-            'evenly drawn, or "all". Default: 256, and all with --labels')
-        add('--batch-size', type=positive_int, default=16,
-            help='pictures at once')
+        add(
+            '--samples',
+            type=_samples,
+            metavar='N',
+            help='pictures at most, '
+            'evenly drawn, or "all". Default: 256, and all with --labels',
+        )
+        add(
+            '--batch-size',
+            type=positive_int,
+            default=16,
+            help='pictures at once',
+        )
         add('--device', help='cuda where there is one')
     report = commands.add_parser(
-        'report', help='make the page anew, of recordings alone')
+        'report', help='make the page anew, of recordings alone'
+    )
     report.add_argument(
-        'recordings', nargs='+', type=Path, help='.npz files, or work '
+        'recordings',
+        nargs='+',
+        type=Path,
+        help='.npz files, or work '
         'directories of StiffnessHook: their last recording, and all over '
-        'the training')
+        'the training',
+    )
     for command in (stiffness, gates, report):
-        command.add_argument('--json', action='store_true',
-                             help='print an object a network, a line each')
+        command.add_argument(
+            '--json',
+            action='store_true',
+            help='print an object a network, a line each',
+        )
     for command in (stiffness, report):
-        command.add_argument('--reading', choices=READINGS, default='adaptive',
-                             help='reading of NSI that is printed and drawn')
-        command.add_argument('--out', type=Path, default=Path('stiffness'),
-                             help='folder of what is written')
+        command.add_argument(
+            '--reading',
+            choices=READINGS,
+            default='adaptive',
+            help='reading of NSI that is printed and drawn',
+        )
+        command.add_argument(
+            '--out',
+            type=Path,
+            default=Path('stiffness'),
+            help='folder of what is written',
+        )
 
     blocks = commands.add_parser(
-        'blocks', help='which residual steps a network has, and which are '
-        'left out and why')
+        'blocks',
+        help='which residual steps a network has, and which are '
+        'left out and why',
+    )
     blocks.add_argument('model', metavar='MODEL', help=KINDS)
-    blocks.add_argument('--size', type=positive_int, nargs='+', default=[224],
-                        help='side of the pictures, or height and width')
+    blocks.add_argument(
+        '--size',
+        type=positive_int,
+        nargs='+',
+        default=[224],
+        help='side of the pictures, or height and width',
+    )
     commands.add_parser('env', help='versions of all that matters')
     return parser
 
@@ -79,7 +136,8 @@ def _samples(text: str) -> int | str:
         return text
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"must be a positive integer or 'all', got {text!r}")
+            f"must be a positive integer or 'all', got {text!r}"
+        )
     return positive_int(text)
 
 
@@ -88,10 +146,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     from . import commands
+
     try:
         getattr(commands, f'run_{args.command}')(args)
-    except (ValueError, OSError, ImportError, RuntimeError, AttributeError,
-            UnpicklingError) as error:
+    except (
+        ValueError,
+        OSError,
+        ImportError,
+        RuntimeError,
+        AttributeError,
+        UnpicklingError,
+    ) as error:
         print(f'mmstepnet: {" ".join(str(error).split())}', file=sys.stderr)
         return 2
     return 0

@@ -14,10 +14,28 @@ import torch
 from mmstepnet.version import __version__
 
 DISTRIBUTIONS = (
-    'numpy', 'scipy', 'safetensors', 'torch', 'torchvision', 'triton', 'timm',
-    'transformers', 'altair', 'vl-convert-python', 'onedl-mmengine',
-    'onedl-mmcv', 'onedl-mmpretrain', 'onedl-mmdetection', 'onedl-mim',
-    'mmengine', 'mmcv', 'mmcv-lite', 'mmpretrain', 'mmdet', 'openmim')
+    'numpy',
+    'scipy',
+    'safetensors',
+    'torch',
+    'torchvision',
+    'triton',
+    'timm',
+    'transformers',
+    'altair',
+    'vl-convert-python',
+    'onedl-mmengine',
+    'onedl-mmcv',
+    'onedl-mmpretrain',
+    'onedl-mmdetection',
+    'onedl-mim',
+    'mmengine',
+    'mmcv',
+    'mmcv-lite',
+    'mmpretrain',
+    'mmdet',
+    'openmim',
+)
 
 
 def run_env(args: argparse.Namespace) -> None:

@@ -17,8 +17,16 @@ from mmstepnet.steps.files import read_weights
 
 from .arguments import KINDS
 
-PACKAGES = ('PIL', 'altair', 'jinja2', 'mmstepnet', 'numpy', 'torch',
-            'torchvision', 'vl_convert')
+PACKAGES = (
+    'PIL',
+    'altair',
+    'jinja2',
+    'mmstepnet',
+    'numpy',
+    'torch',
+    'torchvision',
+    'vl_convert',
+)
 """What the command imports, also after it has run a user's file."""
 
 
@@ -35,7 +43,8 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise ValueError(
             f'{path} is not read: it is no file of PyTorch, or holds other '
             f'objects than tensors; save the state dict alone or, for a '
-            f'checkpoint of a Runner of MMEngine, give mm:CONFIG') from error
+            f'checkpoint of a Runner of MMEngine, give mm:CONFIG'
+        ) from error
 
 
 @dataclass
@@ -82,8 +91,9 @@ class NamedModel:
             raise ValueError(f'{path} cannot be read: {error}') from error
 
 
-def load_model(name: str, pretrained: bool = False,
-               labels: bool = False) -> NamedModel:
+def load_model(
+    name: str, pretrained: bool = False, labels: bool = False
+) -> NamedModel:
     """Build a model by its name.
 
     Args:
@@ -99,8 +109,11 @@ def load_model(name: str, pretrained: bool = False,
     """
     kind, _, rest = name.partition(':')
     loaders: dict[str, Callable] = dict(
-        timm=_timm, torchvision=_torchvision, mm=_openmmlab,
-        hf=partial(_transformers, labels=labels))
+        timm=_timm,
+        torchvision=_torchvision,
+        mm=_openmmlab,
+        hf=partial(_transformers, labels=labels),
+    )
     if kind in loaders and rest:
         return loaders[kind](rest, pretrained)
     path, _, function = name.rpartition(':')
@@ -116,14 +129,18 @@ def _opened(transform: Callable[[Any], Any]) -> Callable[[Path], Tensor]:
     def prepare(path: Path) -> Tensor:
         with Image.open(path) as image:
             if image.mode[0] in 'IF':  # Pillow would cut its values off
-                raise ValueError(f'its values have 16 bits or are float (mode '
-                                 f'{image.mode}); save it with 8 bits')
+                raise ValueError(
+                    f'its values have 16 bits or are float (mode '
+                    f'{image.mode}); save it with 8 bits'
+                )
             return transform(ImageOps.exif_transpose(image).convert('RGB'))
+
     return prepare
 
 
 def _timm(name: str, pretrained: bool) -> NamedModel:
     import timm.data
+
     model = timm.create_model(name, pretrained=pretrained)
     config = timm.data.resolve_model_data_config(model)
     transform: Any = timm.data.create_transform(**config)
@@ -132,13 +149,18 @@ def _timm(name: str, pretrained: bool) -> NamedModel:
 
 def _torchvision(name: str, pretrained: bool) -> NamedModel:
     from torchvision import models
+
     known: Any = models.get_model_weights(name).DEFAULT
     given = dict(weights=known if pretrained else None)
-    if not pretrained and 'weights_backbone' in signature(
-            models.get_model_builder(name)).parameters:
+    if (
+        not pretrained
+        and 'weights_backbone'
+        in signature(models.get_model_builder(name)).parameters
+    ):
         given['weights_backbone'] = None  # fetched by default
-    return NamedModel(models.get_model(name, **given),
-                      _opened(known.transforms()))
+    return NamedModel(
+        models.get_model(name, **given), _opened(known.transforms())
+    )
 
 
 def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
@@ -147,6 +169,7 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
     from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
     from mmstepnet.integrations.transformers import load_folder
+
     config = AutoConfig.from_pretrained(name)
     kind: Any = AutoModel
     build = AutoModel.from_config
@@ -155,25 +178,38 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
         if not hasattr(transformers, named):
             raise ValueError(
                 f'hf:{name} has no scores of classes, which --labels needs: '
-                f'transformers has no class {named!r}, which it names')
+                f'transformers has no class {named!r}, which it names'
+            )
         kind = build = getattr(transformers, named)
-    model: Any = (kind.from_pretrained(name)
-                  if pretrained or Path(name).is_dir() else build(config))
+    model: Any = (
+        kind.from_pretrained(name)
+        if pretrained or Path(name).is_dir()
+        else build(config)
+    )
     if Path(name).is_dir():
         load_folder(model, name)
     if model.main_input_name != 'pixel_values':
-        raise ValueError(f'hf:{name} takes no pictures; give FILE.py:FUNCTION '
-                         f'that returns the model and its batches')
+        raise ValueError(
+            f'hf:{name} takes no pictures; give FILE.py:FUNCTION '
+            f'that returns the model and its batches'
+        )
     processor = AutoImageProcessor.from_pretrained(name)
     # The blocks keep the names that they have in the base model alone.
     base = model.base_model_prefix
     inside = labels and isinstance(
-        getattr(model, base, None), transformers.PreTrainedModel)
+        getattr(model, base, None), transformers.PreTrainedModel
+    )
     return NamedModel(
-        model, _opened(lambda image: processor(
-            images=image, return_tensors='pt')['pixel_values'][0]),
-        part=base if inside else '', runs_whole=labels,
-        classes=config.label2id or {})
+        model,
+        _opened(
+            lambda image: processor(images=image, return_tensors='pt')[
+                'pixel_values'
+            ][0]
+        ),
+        part=base if inside else '',
+        runs_whole=labels,
+        classes=config.label2id or {},
+    )
 
 
 def _openmmlab(name: str, pretrained: bool) -> NamedModel:
@@ -182,6 +218,7 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
     from mmengine.registry import MODELS, init_default_scope
 
     from mmstepnet.jobs.checkpoint import read_checkpoint
+
     config = Config.fromfile(name)
     init_default_scope(config.get('default_scope', 'mmengine'))
     if config.get('data_preprocessor'):  # as a runner hands it on
@@ -191,10 +228,14 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
         model.init_weights()
     # Only a classifier is run to its end: others have heads that decode.
     classifies = any(
-        kind.__name__ == 'BaseClassifier' for kind in type(model).__mro__)
+        kind.__name__ == 'BaseClassifier' for kind in type(model).__mro__
+    )
     # Of labels nothing is needed.
-    steps = [step for step in config.test_dataloader.dataset.pipeline
-             if 'LoadAnnotations' not in step['type']]
+    steps = [
+        step
+        for step in config.test_dataloader.dataset.pipeline
+        if 'LoadAnnotations' not in step['type']
+    ]
     pipeline = Compose(steps)
 
     def prepare(path: Path) -> Tensor:
@@ -208,15 +249,22 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
             raise ValueError(
                 f'mm:{name} is a config whose test pipeline reads no files; '
                 f'give FILE.py:FUNCTION that returns the model and a '
-                f'transform') from error
+                f'transform'
+            ) from error
+
     return NamedModel(
-        model, prepare, part='' if classifies else 'backbone',
-        read=lambda path: read_checkpoint(str(path))['state_dict'])
+        model,
+        prepare,
+        part='' if classifies else 'backbone',
+        read=lambda path: read_checkpoint(str(path))['state_dict'],
+    )
 
 
 def _from_file(path: Path, function: str) -> NamedModel:
-    for kind, names in (("Python's module", sys.stdlib_module_names),
-                        ('the package', PACKAGES)):
+    for kind, names in (
+        ("Python's module", sys.stdlib_module_names),
+        ('the package', PACKAGES),
+    ):
         if path.stem in names:
             raise ValueError(f'{path} hides {kind} {path.stem}; rename it')
     # As Python runs a file: what lies beside it can be imported.
@@ -229,7 +277,8 @@ def _from_file(path: Path, function: str) -> NamedModel:
     if not isinstance(model, nn.Module):
         raise ValueError(
             f'{path}:{function} must return a model, or it and a transform or '
-            f'its batches, got {type(model).__name__}')
+            f'its batches, got {type(model).__name__}'
+        )
     if callable(feed):
         return NamedModel(model, _opened(feed))
     return NamedModel(model, batches=feed)

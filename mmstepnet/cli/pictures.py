@@ -36,13 +36,15 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
     parts = [folder]
     found, others, seen = [], Counter(), {os.path.realpath(folder)}
     if labels:
-        inside = [path for path in sorted(folder.iterdir())
-                  if path.name[0] != '.']
+        inside = [
+            path for path in sorted(folder.iterdir()) if path.name[0] != '.'
+        ]
         parts = [path for path in inside if path.is_dir()]
         others['outside of the classes'] = len(inside) - len(parts)
         if not parts:
-            raise ValueError(f'{folder} has no folders, which are the '
-                             f'classes with --labels')
+            raise ValueError(
+                f'{folder} has no folders, which are the classes with --labels'
+            )
     endings = _endings()
     for part in parts:
         before = len(found)
@@ -54,8 +56,10 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
             else:
                 others[ending or 'without an ending'] += 1
         if len(found) == before:
-            raise ValueError(f'the folder {part} has no pictures of its own; '
-                             f'{_passed_by(others)}')
+            raise ValueError(
+                f'the folder {part} has no pictures of its own; '
+                f'{_passed_by(others)}'
+            )
     if others.total():
         print(f'{folder}: {_passed_by(others)}', file=sys.stderr)
     return found
@@ -63,23 +67,30 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
 
 def _endings() -> set[str]:
     from torchvision.datasets.folder import IMG_EXTENSIONS
+
     return {*IMG_EXTENSIONS, *MORE}
 
 
 def _passed_by(others: Counter[str]) -> str:
-    kinds = ', '.join(f'{count} {kind}' for kind, count
-                      in others.most_common(5) if count)
+    kinds = ', '.join(
+        f'{count} {kind}' for kind, count in others.most_common(5) if count
+    )
     return f'{others.total()} other files are passed by' + (
-        f' ({kinds})' if kinds else '')
+        f' ({kinds})' if kinds else ''
+    )
 
 
 def _files(folder: Path, seen: set[str]) -> Iterator[Path]:
     """Files below a folder, whose real paths are not among those seen."""
     for root, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in sorted(folders)
-                      if _is_new(root, name, seen)]
-        yield from (Path(root, name) for name in sorted(files)
-                    if _is_new(root, name, seen))
+        folders[:] = [
+            name for name in sorted(folders) if _is_new(root, name, seen)
+        ]
+        yield from (
+            Path(root, name)
+            for name in sorted(files)
+            if _is_new(root, name, seen)
+        )
 
 
 def _is_new(root: str, name: str, seen: set[str]) -> bool:

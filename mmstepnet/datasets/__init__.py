@@ -12,5 +12,8 @@ from .folder_in_memory import FolderInMemory  # noqa: E402
 from .stl10 import STL10  # noqa: E402
 
 __all__ = [
-    'STL10', 'DigitsClassification', 'FolderInMemory', 'load_digit_split'
+    'STL10',
+    'DigitsClassification',
+    'FolderInMemory',
+    'load_digit_split',
 ]

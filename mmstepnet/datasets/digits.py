@@ -31,8 +31,11 @@ def load_digit_split(split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     check_choice('split of the digits', split, DIGIT_SPLITS)
     digits = load_digits()
     positions = train_test_split(
-        np.arange(len(digits.target)), test_size=0.2, random_state=0,
-        stratify=digits.target)
+        np.arange(len(digits.target)),
+        test_size=0.2,
+        random_state=0,
+        stratify=digits.target,
+    )
     chosen = np.sort(positions[DIGIT_SPLITS.index(split)])
     images = np.rint(digits.images[chosen] * (255 / 16))  # ink is 0 to 16
     return images.astype(np.uint8), digits.target[chosen], chosen

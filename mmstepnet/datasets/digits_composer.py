@@ -16,7 +16,7 @@ LEAST_OPACITY = 0.3
 MOST_HIDDEN = 0.05
 PLACES_TRIED = 20
 # Cells a side and standard deviation of each layer of the texture.
-TEXTURE_LAYERS = ((2, 20.), (4, 15.), (8, 12.), (16, 8.), (32, 6.))
+TEXTURE_LAYERS = ((2, 20.0), (4, 15.0), (8, 12.0), (16, 8.0), (32, 6.0))
 CANVAS_COLOURS = (20, 110)
 INK_COLOURS = (150, 255)
 
@@ -48,9 +48,11 @@ def compose(
         ValueError: The largest digit does not fit into ``size``.
     """
     if min(size) < SIZES[1]:
-        raise ValueError(f'a canvas needs at least {SIZES[1]}x{SIZES[1]} px '
-                         f'to hold the largest digit, got '
-                         f'{size[0]}x{size[1]}')
+        raise ValueError(
+            f'a canvas needs at least {SIZES[1]}x{SIZES[1]} px '
+            f'to hold the largest digit, got '
+            f'{size[0]}x{size[1]}'
+        )
     rng = np.random.default_rng(seed)
     picture = texture(rng, size).astype(np.float32)
     # Which digit a pixel shows, -1 for the canvas.
@@ -70,9 +72,11 @@ def compose(
         chosen.append(pick)
         ink_sizes.append(np.count_nonzero(opacity))
     boxes = [_extent(owner == index) for index in range(len(chosen))]
-    return (np.rint(picture).astype(np.uint8),
-            np.array(boxes, dtype=np.int64).reshape(-1, 4),
-            labels[np.array(chosen, dtype=np.int64)])
+    return (
+        np.rint(picture).astype(np.uint8),
+        np.array(boxes, dtype=np.int64).reshape(-1, 4),
+        labels[np.array(chosen, dtype=np.int64)],
+    )
 
 
 def texture(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -90,7 +94,8 @@ def texture(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     for cells, deviation in TEXTURE_LAYERS:
         layer = deviation * rng.standard_normal((cells, cells, 3))
         canvas += cv2.resize(
-            layer, (width, height), interpolation=cv2.INTER_CUBIC)
+            layer, (width, height), interpolation=cv2.INTER_CUBIC
+        )
     return np.rint(canvas.clip(0, 255)).astype(np.uint8)
 
 
@@ -102,15 +107,21 @@ def _scale(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
     length = np.exp(rng.uniform(*np.log(SIZES)))
     scale = length / max(width, height)
     opacity = cv2.resize(
-        ink, (max(round(width * scale), 1), max(round(height * scale), 1)),
-        interpolation=cv2.INTER_CUBIC).clip(0, 1)
+        ink,
+        (max(round(width * scale), 1), max(round(height * scale), 1)),
+        interpolation=cv2.INTER_CUBIC,
+    ).clip(0, 1)
     # A faint rim would make the box larger than what can be seen.
     opacity[opacity < LEAST_OPACITY] = 0
     return opacity
 
 
-def _find_place(rng: np.random.Generator, owner: np.ndarray, ink: np.ndarray,
-                ink_sizes: list[int]) -> tuple[slice, slice] | None:
+def _find_place(
+    rng: np.random.Generator,
+    owner: np.ndarray,
+    ink: np.ndarray,
+    ink_sizes: list[int],
+) -> tuple[slice, slice] | None:
     """Find where the ink hides little of the digits that lie there."""
     height, width = ink.shape
     for _ in range(PLACES_TRIED):
@@ -120,8 +131,9 @@ def _find_place(rng: np.random.Generator, owner: np.ndarray, ink: np.ndarray,
         left = owner.copy()
         left[place][ink] = -1
         if all(
-                np.count_nonzero(left == index) >= (1 - MOST_HIDDEN) * size
-                for index, size in enumerate(ink_sizes)):
+            np.count_nonzero(left == index) >= (1 - MOST_HIDDEN) * size
+            for index, size in enumerate(ink_sizes)
+        ):
             return place
     return None
 

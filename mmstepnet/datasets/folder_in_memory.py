@@ -36,11 +36,13 @@ class FolderInMemory(CustomDataset):
         OSError: A file is no image.
     """
 
-    def __init__(self,
-                 data_root: str,
-                 per_class: int | None = None,
-                 seed: int = 0,
-                 **kwargs):
+    def __init__(
+        self,
+        data_root: str,
+        per_class: int | None = None,
+        seed: int = 0,
+        **kwargs,
+    ):
         if per_class is not None:
             check_positive('FolderInMemory', per_class=per_class)
         self.per_class = per_class
@@ -52,8 +54,11 @@ class FolderInMemory(CustomDataset):
         classes = defaultdict(list)
         for sample in super().load_data_list():
             classes[sample['gt_label']].append(sample)
-        chosen = [sample for label in range(len(self.CLASSES))
-                  for sample in self._share(label, classes[label])]
+        chosen = [
+            sample
+            for label in range(len(self.CLASSES))
+            for sample in self._share(label, classes[label])
+        ]
         for sample in chosen:
             sample['img'] = mmcv.imread(sample['img_path'])
             if sample['img'] is None:
@@ -66,9 +71,10 @@ class FolderInMemory(CustomDataset):
                 f'FolderInMemory: class {self.CLASSES[label]!r} of '
                 f'{self.data_root!r} has {len(samples)} images, expected at '
                 f'least {self.per_class or 1}; unpack its archive again, or '
-                'choose per_class accordingly')
+                'choose per_class accordingly'
+            )
         if self.per_class is None:
             return samples
         samples = sorted(samples, key=lambda sample: sample['img_path'])
         order = np.random.RandomState(self.seed).permutation(len(samples))
-        return [samples[i] for i in sorted(order[:self.per_class])]
+        return [samples[i] for i in sorted(order[: self.per_class])]

@@ -9,8 +9,18 @@ from mmpretrain.datasets import BaseDataset
 from mmstepnet.checks import check_choice
 from mmstepnet.registry import DATASETS
 
-STL10_CLASSES = ('airplane', 'bird', 'car', 'cat', 'deer', 'dog', 'horse',
-                 'monkey', 'ship', 'truck')
+STL10_CLASSES = (
+    'airplane',
+    'bird',
+    'car',
+    'cat',
+    'deer',
+    'dog',
+    'horse',
+    'monkey',
+    'ship',
+    'truck',
+)
 STL10_SPLITS = ('train', 'test')
 
 
@@ -38,11 +48,13 @@ class STL10(BaseDataset):
 
     METAINFO = dict(classes=STL10_CLASSES)
 
-    def __init__(self,
-                 data_root: str,
-                 split: str = 'train',
-                 download: bool = True,
-                 **kwargs):
+    def __init__(
+        self,
+        data_root: str,
+        split: str = 'train',
+        download: bool = True,
+        **kwargs,
+    ):
         check_choice('STL10: split', split, STL10_SPLITS)
         self.split = split
         self.download = download

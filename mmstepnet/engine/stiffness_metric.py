@@ -95,8 +95,7 @@ class StiffnessMetric(BaseMetric):
 
     default_prefix = PREFIX
 
-    def __init__(self, recorder: LenientRecorder, size: int,
-                 settings: dict):
+    def __init__(self, recorder: LenientRecorder, size: int, settings: dict):
         super().__init__(collect_device='gpu')  # not by way of files
         self.recorder = recorder
         self.size = size
@@ -121,8 +120,9 @@ class StiffnessMetric(BaseMetric):
         # mmengine's sampler deals samples to ranks like cards.
         return -(-self.size // get_world_size())
 
-    def process(self, data_batch: object,
-                data_samples: Sequence) -> str | None:
+    def process(
+        self, data_batch: object, data_samples: Sequence
+    ) -> str | None:
         """Count the samples of a batch, and see whether each was recorded.
 
         Returns:
@@ -131,17 +131,28 @@ class StiffnessMetric(BaseMetric):
         recorder, size = self.recorder, len(data_samples)
         without, failed = recorder.left_out, recorder.failed
         if failed is None and recorder.seen != size:
-            failed = (f'the blocks saw {recorder.seen} samples where the '
-                      f'model returned {size}: it passes an image in parts, '
-                      f'or several times; choose other blocks by blocks=')
+            failed = (
+                f'the blocks saw {recorder.seen} samples where the '
+                f'model returned {size}: it passes an image in parts, '
+                f'or several times; choose other blocks by blocks='
+            )
             if recorder.seen:
                 recorder.drop_last()
         if failed is not None:
             without = dict.fromkeys(range(size), failed)
         self._left_out.update(
-            (self.measured + k, str(getattr(
-                data_samples[k], 'img_path', f'sample {self.measured + k}')))
-            for k in without)
+            (
+                self.measured + k,
+                str(
+                    getattr(
+                        data_samples[k],
+                        'img_path',
+                        f'sample {self.measured + k}',
+                    )
+                ),
+            )
+            for k in without
+        )
         self.measured += size
         return next(iter(without.values()), None)
 
@@ -153,10 +164,12 @@ class StiffnessMetric(BaseMetric):
         rows = iter(())
         if len(self.recorder):
             record = self.recorder.record
-            rows = iter(torch.stack(
-                [record[name] for name in FIELDS], 1).numpy())
-        self.results = [self._left_out.get(k) or next(rows)
-                        for k in range(self.measured)]
+            rows = iter(
+                torch.stack([record[name] for name in FIELDS], 1).numpy()
+            )
+        self.results = [
+            self._left_out.get(k) or next(rows) for k in range(self.measured)
+        ]
         return super().evaluate(size)
 
     def compute_metrics(self, results: list) -> dict[str, float]:
@@ -170,22 +183,28 @@ class StiffnessMetric(BaseMetric):
         fields = dict(zip(FIELDS, np.stack(results, 1)))
         recorder, reading = self.recorder, self.settings['reading']
         self.trajectories = found = Trajectories(
-            **fields, stages=recorder.stages, blocks=recorder.blocks,
-            excluded=recorder.excluded, settings=self.settings)
+            **fields,
+            stages=recorder.stages,
+            blocks=recorder.blocks,
+            excluded=recorder.excluded,
+            settings=self.settings,
+        )
         return {
             'tns': found.tns(reading),
             'p_hat': found.proportion(reading),
             'nsi': float(found.nsi(reading).mean(dtype=np.float64)),
             **{
-                f'tns_{name}' + ('' if mu == MEANS[0] else f'_{mu}'):
-                found.tns(name, mu)
-                for mu in MEANS for name in READINGS
-            }
+                f'tns_{name}'
+                + ('' if mu == MEANS[0] else f'_{mu}'): found.tns(name, mu)
+                for mu in MEANS
+                for name in READINGS
+            },
         }
 
 
-def describe(runner: Runner, split: str, reading: str,
-             size: int) -> dict[str, Any]:
+def describe(
+    runner: Runner, split: str, reading: str, size: int
+) -> dict[str, Any]:
     """Settings of a recording of the runner's model.
 
     Args:
@@ -198,14 +217,20 @@ def describe(runner: Runner, split: str, reading: str,
         dict: ``model``, ``split``, ``reading`` and ``dataset_size``, and, in
         a training, ``epoch`` and ``iter``.
     """
-    name = (Path(runner.cfg.filename).stem
-            if getattr(runner.cfg, 'filename', None) else
-            type(unwrap(runner.model)).__name__)
+    name = (
+        Path(runner.cfg.filename).stem
+        if getattr(runner.cfg, 'filename', None)
+        else type(unwrap(runner.model)).__name__
+    )
     settings = dict(
-        model=name, split=split, reading=reading, dataset_size=size)
+        model=name, split=split, reading=reading, dataset_size=size
+    )
     # Asking the runner builds its training loop, data and all.
-    if (runner._train_loop is None or isinstance(runner._train_loop, dict)
-            or runner.iter == 0):
+    if (
+        runner._train_loop is None
+        or isinstance(runner._train_loop, dict)
+        or runner.iter == 0
+    ):
         return settings
     if isinstance(runner.train_loop, EpochBasedTrainLoop):
         settings['epoch'] = runner.epoch

@@ -10,8 +10,11 @@ from .figures import save_charts
 from .style import COLORS, block_bars, panels
 
 
-def save_block_scores(scores: Mapping[str, Mapping[str, float]],
-                      path: str | Path, title: str = '') -> None:
+def save_block_scores(
+    scores: Mapping[str, Mapping[str, float]],
+    path: str | Path,
+    title: str = '',
+) -> None:
     """Draw what is known of each block as bars, a panel for each score.
 
     Args:
@@ -36,8 +39,9 @@ def save_block_scores(scores: Mapping[str, Mapping[str, float]],
     save_charts({Path(path): block_scores_figure(scores, title)})
 
 
-def block_scores_figure(scores: Mapping[str, Mapping[str, float]],
-                        title: str = '') -> alt.ConcatChart:
+def block_scores_figure(
+    scores: Mapping[str, Mapping[str, float]], title: str = ''
+) -> alt.ConcatChart:
     """The figure of :func:`save_block_scores`."""
     first = next(iter(scores.values()))
     blocks = list(first)
@@ -46,9 +50,14 @@ def block_scores_figure(scores: Mapping[str, Mapping[str, float]],
         shared = [block for block in blocks if block in values]
         what = name
         if i and len(shared) > 2:
-            rho = spearmanr([values[block] for block in shared],
-                            [first[block] for block in shared]).statistic
+            rho = spearmanr(
+                [values[block] for block in shared],
+                [first[block] for block in shared],
+            ).statistic
             what += f', Spearman ρ = {rho:.2f}'
-        parts.append(block_bars(what, blocks, values, 'score').encode(
-            color=alt.value(COLORS[i % len(COLORS)])))
+        parts.append(
+            block_bars(what, blocks, values, 'score').encode(
+                color=alt.value(COLORS[i % len(COLORS)])
+            )
+        )
     return panels(parts, columns=1).properties(title=title)

@@ -29,12 +29,22 @@ class Measure(NamedTuple):
     none: str
 
 
-OCCURRENCE = Measure('δ(M)', stiffness_occurrence, 'TNS', lambda run: run.tns,
-                     'no sample is stiff')
+OCCURRENCE = Measure(
+    'δ(M)',
+    stiffness_occurrence,
+    'TNS',
+    lambda run: run.tns,
+    'no sample is stiff',
+)
 """Share of samples that are stiff to degree M, Figure 2."""
 
-PROPORTION = Measure('p̂(M)', stiffness_proportion, '∬p̂',
-                     lambda run: run.proportion, 'no block is stiff')
+PROPORTION = Measure(
+    'p̂(M)',
+    stiffness_proportion,
+    '∬p̂',
+    lambda run: run.proportion,
+    'no block is stiff',
+)
 """Mean share of stiff blocks, Figure 6."""
 
 
@@ -45,31 +55,63 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> alt.ConcatChart:
     grids = [measure.values(*each, m1, m2) for each in shown]
     highest = max(grid.max() for grid in grids)
     axis = alt.Axis(grid=False, labelFlush=False)
-    x, y = (channel(f'{column}:Q', title=title, axis=axis,
-                    scale=alt.Scale(domain=[0, m[0] + m[-1]], nice=False))
-            for channel, column, title, m in (
-                (alt.X, 'left', 'M1', m1), (alt.Y, 'low', 'M2', m2)))
+    x, y = (
+        channel(
+            f'{column}:Q',
+            title=title,
+            axis=axis,
+            scale=alt.Scale(domain=[0, m[0] + m[-1]], nice=False),
+        )
+        for channel, column, title, m in (
+            (alt.X, 'left', 'M1', m1),
+            (alt.Y, 'low', 'M2', m2),
+        )
+    )
     parts = []
     for run, grid in zip(runs, grids):
         # Cells of 0 are the ground of the map.
         i, j = np.nonzero(grid)
-        layers = [chart(
-            m1=m1[i], m2=m2[j], value=grid[i, j]).transform_calculate(
-            left=f'datum.m1 - {m1[0]}', right=f'datum.m1 + {m1[0]}',
-            low=f'datum.m2 - {m2[0]}', high=f'datum.m2 + {m2[0]}',
-        ).mark_rect().encode(
-            x, alt.X2('right:Q'), y, alt.Y2('high:Q'),
-            heat('value', measure.symbol, highest),
-            tooltip=[number('m1', 'M1'), number('m2', 'M2'),
-                     number('value', measure.symbol)])]
+        layers = [
+            chart(m1=m1[i], m2=m2[j], value=grid[i, j])
+            .transform_calculate(
+                left=f'datum.m1 - {m1[0]}',
+                right=f'datum.m1 + {m1[0]}',
+                low=f'datum.m2 - {m2[0]}',
+                high=f'datum.m2 + {m2[0]}',
+            )
+            .mark_rect()
+            .encode(
+                x,
+                alt.X2('right:Q'),
+                y,
+                alt.Y2('high:Q'),
+                heat('value', measure.symbol, highest),
+                tooltip=[
+                    number('m1', 'M1'),
+                    number('m2', 'M2'),
+                    number('value', measure.symbol),
+                ],
+            )
+        ]
         integral = measure.integral(run)
         if not integral:
             middle = len(m1) // 2
-            layers.append(chart(left=[m1[middle]], low=[m2[middle]]).mark_text(
-                text=measure.none, color='white').encode(x, y))
-        parts.append(alt.layer(
-            *layers, view=alt.ViewBackground(fill=GROUND)).properties(
-                title=[*wrapped(run.label),
-                       f'{measure.integral_symbol} ({run.reading}) = '
-                       f'{integral:.3g}'], width=240, height=160))
+            layers.append(
+                chart(left=[m1[middle]], low=[m2[middle]])
+                .mark_text(text=measure.none, color='white')
+                .encode(x, y)
+            )
+        parts.append(
+            alt.layer(
+                *layers, view=alt.ViewBackground(fill=GROUND)
+            ).properties(
+                title=[
+                    *wrapped(run.label),
+                    f'{measure.integral_symbol} ({run.reading}) = '
+                    f'{integral:.3g}',
+                ],
+                width=240,
+                height=160,
+            )
+        )
     return panels(parts).resolve_scale(color='shared')

@@ -21,11 +21,13 @@ from .trajectories import overlay_figure, trajectory_figure
 FORMATS = 'png', 'svg', 'pdf'
 
 
-def save_stiffness_figures(trajectories: Trajectories,
-                           out_dir: str | Path,
-                           name: str,
-                           reading: str = DEFAULT_READING,
-                           format: str = 'png') -> list[Path]:
+def save_stiffness_figures(
+    trajectories: Trajectories,
+    out_dir: str | Path,
+    name: str,
+    reading: str = DEFAULT_READING,
+    format: str = 'png',
+) -> list[Path]:
     """Draw the figures of one recording.
 
     The paper's Figures 2 (δ over the degrees M), 3 (NSI along the blocks),
@@ -48,18 +50,27 @@ def save_stiffness_figures(trajectories: Trajectories,
         RuntimeError: A figure cannot be drawn.
     """
     run = Run(name, name, trajectories, reading)
-    charts = {'figure_2': degrees_figure([run], OCCURRENCE),
-              'figure_3': trajectory_figure([run]),
-              'figure_6': degrees_figure([run], PROPORTION)}
+    charts = {
+        'figure_2': degrees_figure([run], OCCURRENCE),
+        'figure_3': trajectory_figure([run]),
+        'figure_6': degrees_figure([run], PROPORTION),
+    }
     if run.adapts:
         charts['figure_9'] = attention_figure(run)
-    return save_charts({Path(out_dir, f'{name}_{figure}.{format}'): chart
-                        for figure, chart in charts.items()})
+    return save_charts(
+        {
+            Path(out_dir, f'{name}_{figure}.{format}'): chart
+            for figure, chart in charts.items()
+        }
+    )
 
 
-def save_report_figures(runs: Sequence[Run], out_dir: str | Path,
-                        trainings: Trainings | None = None,
-                        format: str = 'png') -> list[Path]:
+def save_report_figures(
+    runs: Sequence[Run],
+    out_dir: str | Path,
+    trainings: Trainings | None = None,
+    format: str = 'png',
+) -> list[Path]:
     """Draw a report's Figures 2, 3, 6, 7, 9 and 10, and one a training.
 
     Args:
@@ -78,17 +89,23 @@ def save_report_figures(runs: Sequence[Run], out_dir: str | Path,
         ValueError: The format is unknown.
         RuntimeError: A figure cannot be drawn.
     """
-    return save_charts({
-        Path(out_dir, f'{name}.{format}'): chart
-        for name, chart in report_charts(runs, trainings).items()})
+    return save_charts(
+        {
+            Path(out_dir, f'{name}.{format}'): chart
+            for name, chart in report_charts(runs, trainings).items()
+        }
+    )
 
 
-def report_charts(runs: Sequence[Run], trainings: Trainings | None = None,
-                  ) -> dict[str, alt.ConcatChart]:
+def report_charts(
+    runs: Sequence[Run], trainings: Trainings | None = None
+) -> dict[str, alt.ConcatChart]:
     """The figures of :func:`save_report_figures`, by the files' stems."""
-    charts = {'figure_2': degrees_figure(runs, OCCURRENCE),
-              'figure_3': trajectory_figure(runs),
-              'figure_6': degrees_figure(runs, PROPORTION)}
+    charts = {
+        'figure_2': degrees_figure(runs, OCCURRENCE),
+        'figure_3': trajectory_figure(runs),
+        'figure_6': degrees_figure(runs, PROPORTION),
+    }
     groups = runs_by_metric(runs)
     if groups:
         charts['figure_7'] = ranking_figure(groups)
@@ -114,9 +131,13 @@ def save_charts(charts: Mapping[Path, alt.ConcatChart]) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name('convert.py'))],
-        input=json.dumps({
-            str(path): chart.to_dict() for path, chart in charts.items()}),
-        capture_output=True, encoding='utf-8', timeout=900)
+        input=json.dumps(
+            {str(path): chart.to_dict() for path, chart in charts.items()}
+        ),
+        capture_output=True,
+        encoding='utf-8',
+        timeout=900,
+    )
     if done.returncode:
         raise RuntimeError(f'figures cannot be drawn: {done.stderr.strip()}')
     return list(charts)

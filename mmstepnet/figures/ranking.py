@@ -19,8 +19,11 @@ def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
     Returns:
         RankCorrelation | str: See :func:`correlate_ranks`.
     """
-    return correlate_ranks([run.tns for run in runs],
-                           [run.known_accuracy.value for run in runs], 'runs')
+    return correlate_ranks(
+        [run.tns for run in runs],
+        [run.known_accuracy.value for run in runs],
+        'runs',
+    )
 
 
 def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -41,20 +44,39 @@ def ranking_figure(groups: dict[str, list[Run]]) -> alt.ConcatChart:
     parts = []
     for name, runs in groups.items():
         known = [run.known_accuracy for run in runs]
-        parts.append(chart(
-            tns=[run.tns for run in runs], value=[a.value for a in known],
-            model=[run.model for run in runs], run=[r.label for r in runs],
-            where=[a.where for a in known]).mark_point(
-                size=70, filled=True).encode(
-            alt.X('tns:Q', title=f'TNS ({runs[0].reading})',
-                  scale=alt.Scale(zero=False)),
-            alt.Y('value:Q', title=known[0].metric,
-                  scale=alt.Scale(zero=False)),
-            alt.Color('model:N', scale=colors(models)),
-            alt.Shape('model:N', scale=alt.Scale(domain=models)),
-            tooltip=['run:N', number('tns', 'TNS'),
-                     number('value', 'accuracy'), 'where:N']).properties(
-            title=[*wrapped(name),
-                   *wrapped(str(rank_correlation(runs)))],
-            width=480, height=280))
+        parts.append(
+            chart(
+                tns=[run.tns for run in runs],
+                value=[a.value for a in known],
+                model=[run.model for run in runs],
+                run=[r.label for r in runs],
+                where=[a.where for a in known],
+            )
+            .mark_point(size=70, filled=True)
+            .encode(
+                alt.X(
+                    'tns:Q',
+                    title=f'TNS ({runs[0].reading})',
+                    scale=alt.Scale(zero=False),
+                ),
+                alt.Y(
+                    'value:Q',
+                    title=known[0].metric,
+                    scale=alt.Scale(zero=False),
+                ),
+                alt.Color('model:N', scale=colors(models)),
+                alt.Shape('model:N', scale=alt.Scale(domain=models)),
+                tooltip=[
+                    'run:N',
+                    number('tns', 'TNS'),
+                    number('value', 'accuracy'),
+                    'where:N',
+                ],
+            )
+            .properties(
+                title=[*wrapped(name), *wrapped(str(rank_correlation(runs)))],
+                width=480,
+                height=280,
+            )
+        )
     return panels(parts, models).resolve_scale(color='shared', shape='shared')

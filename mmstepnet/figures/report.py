@@ -23,8 +23,11 @@ MOST_POINTS = 10_000
 """Points of all scatter plots of a page together: about 0.2 MB of it."""
 
 
-def save_report(runs: Sequence[Run], out_dir: str | Path,
-                trainings: Trainings | None = None) -> Path:
+def save_report(
+    runs: Sequence[Run],
+    out_dir: str | Path,
+    trainings: Trainings | None = None,
+) -> Path:
     """Write the page and the PNG figures that compare runs.
 
     Args:
@@ -38,16 +41,21 @@ def save_report(runs: Sequence[Run], out_dir: str | Path,
         Path: The page. It holds all that it shows, Vega included.
     """
     charts = report_charts(runs, trainings)
-    images = save_charts({Path(out_dir, f'{name}.png'): chart
-                          for name, chart in charts.items()})
+    images = save_charts(
+        {Path(out_dir, f'{name}.png'): chart for name, chart in charts.items()}
+    )
     path = Path(out_dir, 'stiffness_report.html')
     path.write_text(
-        report_page(runs, charts, [i.name for i in images]), 'utf-8')
+        report_page(runs, charts, [i.name for i in images]), 'utf-8'
+    )
     return path
 
 
-def report_page(runs: Sequence[Run], charts: Mapping[str, alt.ConcatChart],
-                images: Sequence[str] = ()) -> str:
+def report_page(
+    runs: Sequence[Run],
+    charts: Mapping[str, alt.ConcatChart],
+    images: Sequence[str] = (),
+) -> str:
     """The page, HTML.
 
     Args:
@@ -57,18 +65,30 @@ def report_page(runs: Sequence[Run], charts: Mapping[str, alt.ConcatChart],
         images (Sequence[str]): PNG files beside the page. Defaults to none.
     """
     adapting = [run for run in runs if run.adapts]
-    points = max(MOST_POINTS // max(
-        sum(len(run.trajectories.blocks) for run in adapting), 1), 20)
-    charts = {**charts, **{
-        f'figure_9_run_{i:02}': attention_figure(run, points, blocks=None)
-        for i, run in enumerate(runs, 1) if run.adapts}}
+    points = max(
+        MOST_POINTS
+        // max(sum(len(run.trajectories.blocks) for run in adapting), 1),
+        20,
+    )
+    charts = {
+        **charts,
+        **{
+            f'figure_9_run_{i:02}': attention_figure(run, points, blocks=None)
+            for i, run in enumerate(runs, 1)
+            if run.adapts
+        },
+    }
     panels = {}
     for name, chart in charts.items():
         panel = re.split('_run_|_set_|(?<=training)_', name)[0]
         panels.setdefault(panel, []).append(chart.to_dict())
     pages = jinja2.Environment(
-        loader=jinja2.PackageLoader('mmstepnet.figures', ''), autoescape=True,
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+        loader=jinja2.PackageLoader('mmstepnet.figures', ''),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
     pages.policies['json.dumps_kwargs'] = {'separators': (',', ':')}
     return pages.get_template('report.html.jinja').render(
         runs=runs,
@@ -86,7 +106,8 @@ def report_page(runs: Sequence[Run], charts: Mapping[str, alt.ConcatChart],
         points=points,
         images=images,
         version=__version__,
-        vega_js=vl_convert.javascript_bundle())  # type: ignore
+        vega_js=vl_convert.javascript_bundle(),
+    )  # type: ignore
 
 
 def spread(values: Sequence[float]) -> str:

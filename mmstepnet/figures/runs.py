@@ -113,15 +113,20 @@ def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups = {}
     for run in runs:
         for model in (run.model, ''):
-            groups.setdefault(
-                (model, run.trajectories.structure), []).append(run)
+            groups.setdefault((model, run.trajectories.structure), []).append(
+                run
+            )
     sets = {}
     for (model, _), members in sorted(
-            groups.items(), key=lambda group: not group[0][0]):
+        groups.items(), key=lambda group: not group[0][0]
+    ):
         count = f'{len(members)} run' + 's' * (len(members) > 1)
         blocks = len(members[0].trajectories.blocks)
-        title = (f'{model}, {count}' if model else
-                 f'all runs with these {blocks} blocks ({count})')
+        title = (
+            f'{model}, {count}'
+            if model
+            else f'all runs with these {blocks} blocks ({count})'
+        )
         while title in sets:
             title += ', other blocks'
         if not model or len(members) > 1:

@@ -8,8 +8,18 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-COLORS = ('#2f5fd0', '#e07a1f', '#1f9d73', '#c2417c', '#7d55c7', '#b3261e',
-          '#0f8fb3', '#8a6d1c', '#5b6b7b', '#6fa31d')
+COLORS = (
+    '#2f5fd0',
+    '#e07a1f',
+    '#1f9d73',
+    '#c2417c',
+    '#7d55c7',
+    '#b3261e',
+    '#0f8fb3',
+    '#8a6d1c',
+    '#5b6b7b',
+    '#6fa31d',
+)
 
 
 def chart(**columns: Iterable) -> alt.Chart:
@@ -28,8 +38,11 @@ def chart(**columns: Iterable) -> alt.Chart:
             row[name] = [float(f'{value:.5g}') for value in values.tolist()]
         else:
             row[name] = values.tolist()
-    return alt.Chart(alt.InlineData(values=[row])).transform_flatten(
-        [*row]).transform_calculate(**texts)
+    return (
+        alt.Chart(alt.InlineData(values=[row]))
+        .transform_flatten([*row])
+        .transform_calculate(**texts)
+    )
 
 
 def block_names(blocks: Sequence[str]) -> list[str]:
@@ -40,10 +53,9 @@ def block_names(blocks: Sequence[str]) -> list[str]:
     """
     parts = [block.split('.') for block in blocks]
     shared = 0
-    while len({tuple(p[:shared + 1]) for p in parts}) == 1 < len(blocks):
+    while len({tuple(p[: shared + 1]) for p in parts}) == 1 < len(blocks):
         shared += 1
-    while shared and any(
-            not p[shared:] or p[shared].isdigit() for p in parts):
+    while shared and any(not p[shared:] or p[shared].isdigit() for p in parts):
         shared -= 1
     return ['.'.join(p[shared:]) for p in parts]
 
@@ -54,11 +66,20 @@ def block_axis(blocks: Sequence[str], column: str = 'at') -> alt.X:
     Every block is named, whole; on a narrow page as many as fit.
     """
     names = json.dumps(block_names(blocks))
-    return alt.X(f'{column}:Q', title='recorded block', scale=alt.Scale(
-        domain=[0.5, len(blocks) + 0.5], nice=False), axis=alt.Axis(
-            values=[*range(1, len(blocks) + 1)], labelAngle=-90, grid=False,
-            labelLimit=0, labelOverlap=True, labelFontSize=10,
-            labelExpr=f'{names}[datum.value - 1]'))
+    return alt.X(
+        f'{column}:Q',
+        title='recorded block',
+        scale=alt.Scale(domain=[0.5, len(blocks) + 0.5], nice=False),
+        axis=alt.Axis(
+            values=[*range(1, len(blocks) + 1)],
+            labelAngle=-90,
+            grid=False,
+            labelLimit=0,
+            labelOverlap=True,
+            labelFontSize=10,
+            labelExpr=f'{names}[datum.value - 1]',
+        ),
+    )
 
 
 def block_width(blocks: Sequence[str]) -> int:
@@ -66,18 +87,30 @@ def block_width(blocks: Sequence[str]) -> int:
     return max(300, 13 * len(blocks))
 
 
-def block_bars(title: str, blocks: Sequence[str],
-               values: Mapping[str, float], unit: str) -> alt.Chart:
+def block_bars(
+    title: str, blocks: Sequence[str], values: Mapping[str, float], unit: str
+) -> alt.Chart:
     """A bar at each block that has a value."""
     shown = [k for k, block in enumerate(blocks) if block in values]
-    return chart(
-        at=np.add(shown, 1), block=[blocks[k] for k in shown],
-        value=[values[blocks[k]] for k in shown]).transform_calculate(
-        left='datum.at - 0.35', right='datum.at + 0.35').mark_rect().encode(
-        block_axis(blocks, 'left'), alt.X2('right:Q'),
-        alt.Y('value:Q', title=unit), alt.Y2Datum(0),
-        tooltip=['block:N', number('value', unit)],
-    ).properties(title=wrapped(title), width=block_width(blocks), height=140)
+    return (
+        chart(
+            at=np.add(shown, 1),
+            block=[blocks[k] for k in shown],
+            value=[values[blocks[k]] for k in shown],
+        )
+        .transform_calculate(left='datum.at - 0.35', right='datum.at + 0.35')
+        .mark_rect()
+        .encode(
+            block_axis(blocks, 'left'),
+            alt.X2('right:Q'),
+            alt.Y('value:Q', title=unit),
+            alt.Y2Datum(0),
+            tooltip=['block:N', number('value', unit)],
+        )
+        .properties(
+            title=wrapped(title), width=block_width(blocks), height=140
+        )
+    )
 
 
 def colors(labels: Sequence[str]) -> alt.Scale:
@@ -87,17 +120,24 @@ def colors(labels: Sequence[str]) -> alt.Scale:
 
 def dashes(labels: Sequence[str]) -> alt.Scale:
     """A dash for each label: with :func:`colors`, 30 labels differ."""
-    return alt.Scale(domain=[*labels], range=[
-        ([1, 0], [6, 3], [2, 2])[i // len(COLORS) % 3]
-        for i in range(len(labels))])
+    return alt.Scale(
+        domain=[*labels],
+        range=[
+            ([1, 0], [6, 3], [2, 2])[i // len(COLORS) % 3]
+            for i in range(len(labels))
+        ],
+    )
 
 
 def heat(column: str, title: str, highest: float) -> alt.Color:
     """Colours of a heat map from 0 to its highest value."""
     # All zero is the lower end of the colours.
-    return alt.Color(f'{column}:Q', title=title, scale=alt.Scale(
-        scheme='viridis', domain=[0, highest or 1.0]), legend=alt.Legend(
-            orient='bottom', gradientLength=200))
+    return alt.Color(
+        f'{column}:Q',
+        title=title,
+        scale=alt.Scale(scheme='viridis', domain=[0, highest or 1.0]),
+        legend=alt.Legend(orient='bottom', gradientLength=200),
+    )
 
 
 def number(column: str, title: str) -> alt.Tooltip:
@@ -110,8 +150,12 @@ def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 40)
 
 
-def panels(charts: Sequence[Any], labels: Sequence[str] = (),
-           columns: int | None = None, name: str = '') -> alt.ConcatChart:
+def panels(
+    charts: Sequence[Any],
+    labels: Sequence[str] = (),
+    columns: int | None = None,
+    name: str = '',
+) -> alt.ConcatChart:
     """Charts beside each other, in the theme of all figures.
 
     Args:
@@ -125,20 +169,39 @@ def panels(charts: Sequence[Any], labels: Sequence[str] = (),
     columns = min(columns or max(1100 // (width + 90), 1), len(charts))
     # A letter is about 6.5 pixels wide.
     entry = 6.5 * max(map(len, labels), default=0) + 40
-    return alt.concat(
-        *charts, columns=columns, spacing=24,
-        usermeta=dict(entry=entry, name=name),
-    ).configure(
-        background='white', padding=8, font='Helvetica, Arial, sans-serif',
-    ).configure_axis(
-        domainColor='#9aa4b2', tickColor='#9aa4b2', gridColor='#e6e9ef',
-        labelColor='#1d2733', titleColor='#1d2733', titleFontWeight='normal',
-    ).configure_view(stroke=None).configure_title(
-        fontSize=13, fontWeight='normal', anchor='start', frame='group',
-        offset=16,
-    ).configure_mark(
-        color=COLORS[0],
-    ).configure_legend(
-        orient='bottom', title=None, labelLimit=0, symbolLimit=0,
-        symbolOpacity=1,
-        columns=max(int(columns * width / entry), 1))
+    return (
+        alt.concat(
+            *charts,
+            columns=columns,
+            spacing=24,
+            usermeta=dict(entry=entry, name=name),
+        )
+        .configure(
+            background='white', padding=8, font='Helvetica, Arial, sans-serif'
+        )
+        .configure_axis(
+            domainColor='#9aa4b2',
+            tickColor='#9aa4b2',
+            gridColor='#e6e9ef',
+            labelColor='#1d2733',
+            titleColor='#1d2733',
+            titleFontWeight='normal',
+        )
+        .configure_view(stroke=None)
+        .configure_title(
+            fontSize=13,
+            fontWeight='normal',
+            anchor='start',
+            frame='group',
+            offset=16,
+        )
+        .configure_mark(color=COLORS[0])
+        .configure_legend(
+            orient='bottom',
+            title=None,
+            labelLimit=0,
+            symbolLimit=0,
+            symbolOpacity=1,
+            columns=max(int(columns * width / entry), 1),
+        )
+    )

@@ -48,31 +48,52 @@ def spread_indices(count: int, most: int) -> np.ndarray:
 def trajectory_figure(runs: Sequence[Run]) -> alt.ConcatChart:
     """Figure 3, a panel a run: mean, 80 % band and single samples."""
     names = ['mean', '10–90 % of samples', 'single samples']
-    color = alt.Color('what:N', scale=alt.Scale(
-        domain=names, range=[COLORS[0], '#a3b8ec', GREY]))
+    color = alt.Color(
+        'what:N',
+        scale=alt.Scale(domain=names, range=[COLORS[0], '#a3b8ec', GREY]),
+    )
     parts = []
     for run in runs:
         blocks = run.trajectories.blocks
         at = np.arange(1, len(blocks) + 1)
         low, high = np.quantile(run.nsi, (0.1, 0.9), axis=0)
         rows = spread_indices(len(run.nsi), SAMPLES)
-        axes = (block_axis(blocks),
-                alt.Y('nsi:Q', title=f'NSI ({run.reading})'), color)
-        parts.append(alt.layer(
-            *_stages(run.trajectories),
-            chart(at=at, nsi=low, high=high, what=names[1:2] * len(at)
-                  ).mark_area(opacity=0.5).encode(*axes, alt.Y2('high:Q')),
-            chart(at=np.tile(at, len(rows)), block=blocks * len(rows),
-                  nsi=run.nsi[rows].ravel(), sample=np.repeat(rows, len(at)),
-                  what=names[2:] * len(at) * len(rows),
-                  ).mark_line(strokeWidth=0.7, opacity=0.7).encode(
-                *axes, detail='sample:N',
-                tooltip=['sample:N', 'block:N', number('nsi', 'NSI')]),
-            chart(at=at, block=blocks, nsi=run.nsi.mean(0),
-                  what=names[:1] * len(at)).mark_line(point=True).encode(
-                *axes, tooltip=['block:N', number('nsi', 'mean NSI')]),
-        ).properties(title=wrapped(run.label), width=block_width(blocks),
-                     height=220))
+        axes = (
+            block_axis(blocks),
+            alt.Y('nsi:Q', title=f'NSI ({run.reading})'),
+            color,
+        )
+        parts.append(
+            alt.layer(
+                *_stages(run.trajectories),
+                chart(at=at, nsi=low, high=high, what=names[1:2] * len(at))
+                .mark_area(opacity=0.5)
+                .encode(*axes, alt.Y2('high:Q')),
+                chart(
+                    at=np.tile(at, len(rows)),
+                    block=blocks * len(rows),
+                    nsi=run.nsi[rows].ravel(),
+                    sample=np.repeat(rows, len(at)),
+                    what=names[2:] * len(at) * len(rows),
+                )
+                .mark_line(strokeWidth=0.7, opacity=0.7)
+                .encode(
+                    *axes,
+                    detail='sample:N',
+                    tooltip=['sample:N', 'block:N', number('nsi', 'NSI')],
+                ),
+                chart(
+                    at=at,
+                    block=blocks,
+                    nsi=run.nsi.mean(0),
+                    what=names[:1] * len(at),
+                )
+                .mark_line(point=True)
+                .encode(*axes, tooltip=['block:N', number('nsi', 'mean NSI')]),
+            ).properties(
+                title=wrapped(run.label), width=block_width(blocks), height=220
+            )
+        )
     return panels(parts, names)
 
 
@@ -80,31 +101,51 @@ def overlay_figure(runs: Sequence[Run], title: str) -> alt.ConcatChart:
     """Figure 10: mean NSI of runs with the same blocks, in one panel."""
     labels = [run.label for run in runs]
     blocks = runs[0].trajectories.blocks
-    lines = chart(
-        at=[*range(1, len(blocks) + 1)] * len(runs), block=blocks * len(runs),
-        nsi=np.concatenate([run.nsi.mean(0) for run in runs]),
-        run=np.repeat(labels, len(blocks))).mark_line(point=True).encode(
-        block_axis(blocks),
-        alt.Y('nsi:Q', title=f'NSI ({runs[0].reading}), mean over samples'),
-        alt.Color('run:N', scale=colors(labels)),
-        alt.StrokeDash('run:N', scale=dashes(labels)),
-        tooltip=['run:N', 'block:N', number('nsi', 'mean NSI')])
-    return panels([alt.layer(*_stages(runs[0].trajectories), lines).properties(
-        title=wrapped(title), width=block_width(blocks), height=260)], labels,
-        name=title)
+    lines = (
+        chart(
+            at=[*range(1, len(blocks) + 1)] * len(runs),
+            block=blocks * len(runs),
+            nsi=np.concatenate([run.nsi.mean(0) for run in runs]),
+            run=np.repeat(labels, len(blocks)),
+        )
+        .mark_line(point=True)
+        .encode(
+            block_axis(blocks),
+            alt.Y(
+                'nsi:Q', title=f'NSI ({runs[0].reading}), mean over samples'
+            ),
+            alt.Color('run:N', scale=colors(labels)),
+            alt.StrokeDash('run:N', scale=dashes(labels)),
+            tooltip=['run:N', 'block:N', number('nsi', 'mean NSI')],
+        )
+    )
+    return panels(
+        [
+            alt.layer(*_stages(runs[0].trajectories), lines).properties(
+                title=wrapped(title), width=block_width(blocks), height=260
+            )
+        ],
+        labels,
+        name=title,
+    )
 
 
 def _stages(recorded: Trajectories) -> tuple[alt.Chart, alt.Chart]:
     """Shades of every other stage, and the stages' names above."""
     spans = stage_spans(recorded.stages)
     x = block_axis(recorded.blocks)
-    stages = chart(at=[first - 0.5 for first, _ in spans],
-                   end=[last + 0.5 for _, last in spans],
-                   middle=[(first + last) / 2 for first, last in spans],
-                   stage=[_stage_label(recorded, *span) for span in spans],
-                   fill=(['#f1f4f9', 'white'] * len(spans))[:len(spans)])
-    return (stages.mark_rect().encode(
-                x, alt.X2('end:Q'), fill=alt.Fill('fill:N', scale=None)),
-            stages.transform_calculate(at='datum.middle').mark_text(
-                baseline='bottom', dy=-3, fontSize=10, color=GREY).encode(
-                    x, y=alt.value(0), text='stage:N'))
+    stages = chart(
+        at=[first - 0.5 for first, _ in spans],
+        end=[last + 0.5 for _, last in spans],
+        middle=[(first + last) / 2 for first, last in spans],
+        stage=[_stage_label(recorded, *span) for span in spans],
+        fill=(['#f1f4f9', 'white'] * len(spans))[: len(spans)],
+    )
+    return (
+        stages.mark_rect().encode(
+            x, alt.X2('end:Q'), fill=alt.Fill('fill:N', scale=None)
+        ),
+        stages.transform_calculate(at='datum.middle')
+        .mark_text(baseline='bottom', dy=-3, fontSize=10, color=GREY)
+        .encode(x, y=alt.value(0), text='stage:N'),
+    )

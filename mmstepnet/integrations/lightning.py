@@ -61,7 +61,8 @@ class StepsCallback(Options, lightning.Callback):
         self.checkpoints = trainer.strategy.checkpoint_io
         if self.save:
             trainer.strategy.checkpoint_io = _StepsBeside(
-                self.checkpoints, pl_module, self.network)
+                self.checkpoints, pl_module, self.network
+            )
 
     def teardown(self, trainer, pl_module, stage) -> None:
         """Write checkpoints as before."""
@@ -78,19 +79,25 @@ class StepsCallback(Options, lightning.Callback):
         if self.calibration_batches:
             loaders = trainer.train_dataloader
             with randomness_kept(loaders):
-                calibrate(network, _batches(
-                    trainer, loaders, self.calibration_batches),
-                    forward=self.forward)
+                calibrate(
+                    network,
+                    _batches(trainer, loaders, self.calibration_batches),
+                    forward=self.forward,
+                )
 
     def on_validation_epoch_end(self, trainer, pl_module) -> None:
         """Log TNS and the mean NSI."""
         if self.measured_batches and not trainer.sanity_checking:
             loaders = trainer.val_dataloaders
             with randomness_kept(loaders):
-                pl_module.log_dict(stiffness_of(
-                    pl_module.get_submodule(self.network),
-                    _batches(trainer, loaders, self.measured_batches),
-                    self.forward, pl_module.device))
+                pl_module.log_dict(
+                    stiffness_of(
+                        pl_module.get_submodule(self.network),
+                        _batches(trainer, loaders, self.measured_batches),
+                        self.forward,
+                        pl_module.device,
+                    )
+                )
 
 
 class _StepsBeside(CheckpointIO):
@@ -108,9 +115,15 @@ class _StepsBeside(CheckpointIO):
             prefix = f'{self.network}.' if self.network else ''
             weights = checkpoint.get('state_dict')
             save_beside(
-                self.module.get_submodule(self.network), _beside(path),
-                weights and {key.removeprefix(prefix): value for key, value
-                             in weights.items() if key.startswith(prefix)})
+                self.module.get_submodule(self.network),
+                _beside(path),
+                weights
+                and {
+                    key.removeprefix(prefix): value
+                    for key, value in weights.items()
+                    if key.startswith(prefix)
+                },
+            )
 
     def load_checkpoint(self, *args, **kwargs) -> dict[str, Any]:
         """Read a checkpoint."""
@@ -126,14 +139,18 @@ class _StepsBeside(CheckpointIO):
         self.inner.teardown()
 
 
-def _describe(checkpoint: dict[str, Any], module: nn.Module,
-              network: str) -> None:
+def _describe(
+    checkpoint: dict[str, Any], module: nn.Module, network: str
+) -> None:
     """Write into a checkpoint what :func:`load_steps` needs beside it."""
     try:
         about = describe_steps(module.get_submodule(network))
     except Exception as error:  # the training goes on
-        LOGGER.warning('the checkpoint does not say what its steps are '
-                       '(%s: %s)', type(error).__name__, error)
+        LOGGER.warning(
+            'the checkpoint does not say what its steps are (%s: %s)',
+            type(error).__name__,
+            error,
+        )
     else:
         checkpoint[METADATA] = json.dumps(dict(about, network=network))
 
@@ -146,11 +163,13 @@ def _beside(path: str | Path) -> Path:
 
 def _run_inputs(network: nn.Module, batch: Any) -> Any:
     return run_batch(
-        network, batch[0] if isinstance(batch, (tuple, list)) else batch)
+        network, batch[0] if isinstance(batch, (tuple, list)) else batch
+    )
 
 
-def _batches(trainer: lightning.Trainer, loaders: Any,
-             count: int) -> Iterator[Any]:
+def _batches(
+    trainer: lightning.Trainer, loaders: Any, count: int
+) -> Iterator[Any]:
     """The first batches of each loader, as a step gets them.
 
     Args:

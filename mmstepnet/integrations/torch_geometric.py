@@ -37,8 +37,9 @@ class PropagationConv(MessagePassing):
         super().__init__(aggr='add')
         self.propagation = propagation
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor],
-                edge_index: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor
+    ) -> Tensor:
         """Inform each node by its neighbours.
 
         Args:
@@ -53,14 +54,28 @@ class PropagationConv(MessagePassing):
         sources, receivers = (x, x) if isinstance(x, Tensor) else x
         b, v = self.propagation.project(sources)
         a = self.propagation.pseudo_metric.map_receivers(receivers)
-        return self.propagation.merge(self.propagate(
-            edge_index, a=(None, a), b=(b, None), v=(v, None),
-            size=(sources.shape[0], receivers.shape[0])))
+        return self.propagation.merge(
+            self.propagate(
+                edge_index,
+                a=(None, a),
+                b=(b, None),
+                v=(v, None),
+                size=(sources.shape[0], receivers.shape[0]),
+            )
+        )
 
-    def message(self, a_i: Tensor, b_j: Tensor, v_j: Tensor, index: Tensor,
-                ptr: OptTensor, size_i: int) -> Tensor:
+    def message(
+        self,
+        a_i: Tensor,
+        b_j: Tensor,
+        v_j: Tensor,
+        index: Tensor,
+        ptr: OptTensor,
+        size_i: int,
+    ) -> Tensor:
         """Weigh what each edge brings, (H, E, D) -> (H, E, D)."""
         scores = -self.propagation.pseudo_metric.compare(a_i, b_j)
-        weights = softmax(scores / self.propagation.eps, index, ptr, size_i,
-                          dim=-1)
+        weights = softmax(
+            scores / self.propagation.eps, index, ptr, size_i, dim=-1
+        )
         return weights.unsqueeze(-1) * v_j

@@ -67,8 +67,9 @@ def _generators(part: Any, seen: set[int]) -> Iterator[torch.Generator]:
             yield from _generators(inner, seen)
 
 
-def save_beside(model: nn.Module, path: Path,
-                state_dict: dict[str, Any] | None = None) -> None:
+def save_beside(
+    model: nn.Module, path: Path, state_dict: dict[str, Any] | None = None
+) -> None:
     """Write the steps of a model, whose checkpoint has been written.
 
     The checkpoint has them, too, so a failure is logged and ends no training.
@@ -87,13 +88,20 @@ def save_beside(model: nn.Module, path: Path,
             model.load_state_dict(state_dict, strict=False)
         save_steps(model, path)
     except Exception as error:
-        LOGGER.warning('the steps were not written to %s (%s: %s)', path,
-                       type(error).__name__, error)
+        LOGGER.warning(
+            'the steps were not written to %s (%s: %s)',
+            path,
+            type(error).__name__,
+            error,
+        )
 
 
-def stiffness_of(model: nn.Module, batches: Iterable[Any],
-                 forward: Callable[[nn.Module, Any], Any] | None,
-                 device: torch.device) -> dict[str, float]:
+def stiffness_of(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any] | None,
+    device: torch.device,
+) -> dict[str, float]:
     """TNS and mean NSI over the samples of all processes.
 
     Args:
@@ -112,10 +120,14 @@ def stiffness_of(model: nn.Module, batches: Iterable[Any],
     try:
         found = measure_stiffness(model, batches, forward=forward)
         sums = len(found) * sums.new_tensor(
-            [1, found.tns(), found.nsi().mean()])
+            [1, found.tns(), found.nsi().mean()]
+        )
     except Exception as error:
-        LOGGER.warning('the stiffness was not measured (%s: %s)',
-                       type(error).__name__, error)
+        LOGGER.warning(
+            'the stiffness was not measured (%s: %s)',
+            type(error).__name__,
+            error,
+        )
     if dist.is_available() and dist.is_initialized():
         sums = sums.to(device)
         dist.all_reduce(sums)

@@ -45,42 +45,71 @@ class StepsCallback(Options, TrainerCallback):
             on a batch. None calls ``model(**batch)``. Defaults to None.
     """
 
-    def on_train_begin(self, args, state, control, *, model, train_dataloader,
-                       **kwargs) -> None:
+    def on_train_begin(
+        self, args, state, control, *, model, train_dataloader, **kwargs
+    ) -> None:
         """Calibrate gates that have seen no data; have the steps saved."""
         if self.save and _saves_itself(model):
             model.save_pretrained = MethodType(save_pretrained, model)
         if self.calibration_batches:
             with randomness_kept(train_dataloader):
-                calibrate(model, _batches(
-                    train_dataloader, self.calibration_batches, args.device),
-                    forward=self.forward)
+                calibrate(
+                    model,
+                    _batches(
+                        train_dataloader, self.calibration_batches, args.device
+                    ),
+                    forward=self.forward,
+                )
 
-    def on_evaluate(self, args, state, control, *, metrics, model,
-                    eval_dataloader, **kwargs) -> None:
+    def on_evaluate(
+        self,
+        args,
+        state,
+        control,
+        *,
+        metrics,
+        model,
+        eval_dataloader,
+        **kwargs,
+    ) -> None:
         """Add TNS and the mean NSI to the metrics."""
         if self.measured_batches:
             # Of one data set among several, 'eval_NAME'.
-            prefix = next((key.removesuffix('_runtime') for key in metrics
-                           if key.endswith('_runtime')), 'eval')
+            prefix = next(
+                (
+                    key.removesuffix('_runtime')
+                    for key in metrics
+                    if key.endswith('_runtime')
+                ),
+                'eval',
+            )
             with randomness_kept(eval_dataloader):
-                measured = stiffness_of(model, _batches(
-                    eval_dataloader, self.measured_batches, args.device),
-                    self.forward, args.device)
+                measured = stiffness_of(
+                    model,
+                    _batches(
+                        eval_dataloader, self.measured_batches, args.device
+                    ),
+                    self.forward,
+                    args.device,
+                )
             found = {f'{prefix}_{name}': v for name, v in measured.items()}
             metrics.update(found)
             state.log_history.append(
-                dict(found, epoch=state.epoch, step=state.global_step))
+                dict(found, epoch=state.epoch, step=state.global_step)
+            )
 
     def on_save(self, args, state, control, *, model, **kwargs) -> None:
         """Write the steps into the checkpoint's folder."""
         if self.save and not _saves_itself(model):
-            save_beside(model, Path(args.output_dir) /
-                        f'checkpoint-{state.global_step}')
+            save_beside(
+                model,
+                Path(args.output_dir) / f'checkpoint-{state.global_step}',
+            )
 
 
-def save_pretrained(model: Any, save_directory: str | Path, *args: Any,
-                    **kwargs: Any) -> None:
+def save_pretrained(
+    model: Any, save_directory: str | Path, *args: Any, **kwargs: Any
+) -> None:
     """Save a model as its class does, and its steps beside it.
 
     The steps are those of the weights that are saved, ``state_dict``, and no
@@ -100,7 +129,8 @@ def save_pretrained(model: Any, save_directory: str | Path, *args: Any,
 def _saves_itself(model: Any) -> bool:
     """Whether one process saves all of a model, without the others' help."""
     return hasattr(model, 'save_pretrained') and not any(
-        hasattr(p, 'full_tensor') for p in model.parameters())
+        hasattr(p, 'full_tensor') for p in model.parameters()
+    )
 
 
 def load_folder(model: Any, folder: str | Path) -> list[str]:
@@ -122,25 +152,33 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
             they are.
     """
     names = []
-    keys = [key for path in Path(folder).glob('model*.safetensors')
-            for key in safe_open(path, 'pt').keys()]
+    keys = [
+        key
+        for path in Path(folder).glob('model*.safetensors')
+        for key in safe_open(path, 'pt').keys()
+    ]
     for path in Path(folder).glob('pytorch_model*.bin'):
         keys += torch.load(path, 'meta', weights_only=True, mmap=True)
     if hasattr(model.config, 'metric_attention'):
         from .transformers_attention import load_metrics
+
         names = load_metrics(model, folder)
     elif metrics := [key for key in keys if '.metric.hidden.' in key]:
         raise ValueError(
             f'{folder} has metrics ({metrics[0]}), and its config does not '
             f'say of which attention; build the model as it was, call '
-            f'add_metrics and load_state_dict')
+            f'add_metrics and load_state_dict'
+        )
     if (Path(folder) / NAME).is_file():
         return names + load_steps(model, folder)
-    steps = [key for key in keys
-             if re.search(r'step(_\d+)?\.attention\.', key)]
+    steps = [
+        key for key in keys if re.search(r'step(_\d+)?\.attention\.', key)
+    ]
     if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
-        raise ValueError(f'{folder} has steps ({steps[0]}) and no {NAME} that '
-                         f'says what they are; {WHOLE}')
+        raise ValueError(
+            f'{folder} has steps ({steps[0]}) and no {NAME} that '
+            f'says what they are; {WHOLE}'
+        )
     return names
 
 

@@ -30,8 +30,7 @@ from mmstepnet.steps.examples import guess_inputs, run_batch
 from mmstepnet.steps.files import read_weights
 from mmstepnet.steps.finding import in_mode
 
-REFUSED = ('dropout', 'output_attentions', 'position_bias', 's_aux',
-           'softcap')
+REFUSED = ('dropout', 'output_attentions', 'position_bias', 's_aux', 'softcap')
 """What a model may ask for that needs the N x M scores themselves."""
 
 
@@ -62,9 +61,13 @@ _heads: dict[nn.Module, int] | None = None
 """Modules that call an attention of ours, and the width of their heads."""
 
 
-def add_metrics(model: Any, *, eps: float | None = 1.0,
-                hidden_dims: int | None = None,
-                example: dict[str, Tensor] | None = None) -> list[str]:
+def add_metrics(
+    model: Any,
+    *,
+    eps: float | None = 1.0,
+    hidden_dims: int | None = None,
+    example: dict[str, Tensor] | None = None,
+) -> list[str]:
     r"""Give each attention of a model its time scale and its metric.
 
     One for all its heads, as ``metric`` of the module; ``'l2'`` needs none.
@@ -98,10 +101,17 @@ def add_metrics(model: Any, *, eps: float | None = 1.0,
     _heads = {}
     try:
         with in_mode(model, False), torch.no_grad():
-            run_batch(model, next(guess_inputs(model, True))
-                      if example is None else example)
-        heads = {name: (module, _heads[module]) for name, module
-                 in model.named_modules() if module in _heads}
+            run_batch(
+                model,
+                next(guess_inputs(model, True))
+                if example is None
+                else example,
+            )
+        heads = {
+            name: (module, _heads[module])
+            for name, module in model.named_modules()
+            if module in _heads
+        }
     finally:
         _heads = None
     kind = model.config._attn_implementation
@@ -109,14 +119,17 @@ def add_metrics(model: Any, *, eps: float | None = 1.0,
         raise ValueError(
             f'{type(model).__name__} with attn_implementation={kind!r} calls '
             "no attention of ours: give 'l2' or 'metric' where it is built, "
-            'and take an architecture that calls what is registered')
+            'and take an architecture that calls what is registered'
+        )
     for module, width in heads.values():
         module.metric_eps = eps
         if kind == 'metric':
             module.metric = Metric(width, hidden_dims=hidden_dims).to(
-                next(module.parameters()))
+                next(module.parameters())
+            )
     model.config.metric_attention = dict(
-        kind=kind, hidden_dims=hidden_dims, eps=eps)
+        kind=kind, hidden_dims=hidden_dims, eps=eps
+    )
     return list(heads)
 
 
@@ -126,14 +139,18 @@ def load_metrics(model: Any, folder: str | Path) -> list[str]:
     register_attentions()
     model.set_attn_implementation(about['kind'])
     names = add_metrics(
-        model, hidden_dims=about['hidden_dims'], eps=about['eps'])
+        model, hidden_dims=about['hidden_dims'], eps=about['eps']
+    )
     # The folder may be of the model with a head, or without.
     prefix = f'{model.base_model_prefix}.'
-    saved = {key.removeprefix(prefix): t
-             for path in Path(folder).glob('model*.safetensors')
-             for key, t in read_weights(path).items()}
-    own = {key: t for key, t in model.state_dict().items()
-           if '.metric.' in key}
+    saved = {
+        key.removeprefix(prefix): t
+        for path in Path(folder).glob('model*.safetensors')
+        for key, t in read_weights(path).items()
+    }
+    own = {
+        key: t for key, t in model.state_dict().items() if '.metric.' in key
+    }
     for key, t in zip(_names_in_files(model, list(own)), own.values()):
         t.copy_(saved[key.removeprefix(prefix)])
     return names
@@ -142,17 +159,29 @@ def load_metrics(model: Any, folder: str | Path) -> list[str]:
 def _names_in_files(model: Any, keys: list[str]) -> list[str]:
     """What save_pretrained writes for keys: some models keep older names."""
     with TemporaryDirectory() as folder:
-        model.save_pretrained(folder, state_dict={
-            key: torch.tensor([i]) for i, key in enumerate(keys)})
-        names = {int(t): name for path in Path(folder).glob('*.safetensors')
-                 for name, t in read_weights(path).items()}
+        model.save_pretrained(
+            folder,
+            state_dict={key: torch.tensor([i]) for i, key in enumerate(keys)},
+        )
+        names = {
+            int(t): name
+            for path in Path(folder).glob('*.safetensors')
+            for name, t in read_weights(path).items()
+        }
     return [names[i] for i in range(len(keys))]
 
 
-def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
-            attention_mask: Tensor | None, *, scaling: float | None = None,
-            is_causal: bool | None = None,
-            **asked: Any) -> tuple[Tensor, None]:
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **asked: Any,
+) -> tuple[Tensor, None]:
     """Attend as transformers calls it: (B, H, N, D) gives (B, N, H, E)."""
     for name in REFUSED:
         if isinstance(asked.get(name), Tensor) or asked.get(name):
@@ -160,18 +189,21 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
                 f'{type(module).__name__}: metric-attention never has its '
                 f'matrix of weights, so it has no {name}; build and call the '
                 f'model without, such as attention_probs_dropout_prob=0.0 in '
-                f'the config')
+                f'the config'
+            )
     if _heads is not None:
         _heads[module] = query.shape[-1]
     elif not hasattr(module, 'metric_eps'):
-        raise ValueError(f'{type(module).__name__} has no metric and no time '
-                         f'scale; call add_metrics(model) when it is built, '
-                         f'or load_folder(model, folder)')
+        raise ValueError(
+            f'{type(module).__name__} has no metric and no time '
+            f'scale; call add_metrics(model) when it is built, '
+            f'or load_folder(model, folder)'
+        )
     elif hasattr(module, 'metric'):
         query, key = module.metric.embed(query), module.metric.embed(key)
     divisor: Any = getattr(module, 'metric_eps', 1.0)
     if divisor is None:
-        divisor = 1 / (query.shape[-1]**-0.5 if scaling is None else scaling)
+        divisor = 1 / (query.shape[-1] ** -0.5 if scaling is None else scaling)
     n, groups = query.shape[2], query.shape[1] // key.shape[1]
     if is_causal is None:
         is_causal = getattr(module, 'is_causal', True)
@@ -182,13 +214,16 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor,
     alone = None
     if attention_mask is not None:
         if attention_mask.dtype.is_floating_point:
-            raise ValueError(f'{type(module).__name__}: metric-attention '
-                             f'takes masks in bool, got a bias of the scores')
+            raise ValueError(
+                f'{type(module).__name__}: metric-attention '
+                f'takes masks in bool, got a bias of the scores'
+            )
         # Padding sees nothing, and gets 0.
         alone = ~attention_mask.any(-1, keepdim=True)
         attention_mask = attention_mask | alone
-    out = metric_propagation(query, key, value, divisor, attention_mask,
-                             is_causal=is_causal)
+    out = metric_propagation(
+        query, key, value, divisor, attention_mask, is_causal=is_causal
+    )
     if alone is not None:
         out = out.masked_fill(alone, 0)
     return out.transpose(1, 2).contiguous(), None

@@ -37,7 +37,8 @@ def _getattr(owner: type, name: str) -> Any:
     if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
         return getattr(owner, name)
     raise pickle.UnpicklingError(
-        f'Unsupported global: GLOBAL builtins.getattr of {owner!r}, {name!r}')
+        f'Unsupported global: GLOBAL builtins.getattr of {owner!r}, {name!r}'
+    )
 
 
 # What mmengine stores beside tensors, by its name in a file.
@@ -49,12 +50,18 @@ ALLOWED = {
     'builtins.set': set,
     'numpy.ndarray': np.ndarray,
     'numpy.dtype': np.dtype,
-    **{f'numpy.{core}.multiarray.{name}': value.__reduce__()[0]
-       for core in ('core', '_core')  # of NumPy 1 and 2
-       for name, value in (('_reconstruct', np.zeros(0)),
-                           ('scalar', np.float64(0)))},
-    **{f'{kind.__module__}.{kind.__qualname__}': kind
-       for kind in (type(np.dtype(code)) for code in '?bhilqBHILQefdFD')},
+    **{
+        f'numpy.{core}.multiarray.{name}': value.__reduce__()[0]
+        for core in ('core', '_core')  # of NumPy 1 and 2
+        for name, value in (
+            ('_reconstruct', np.zeros(0)),
+            ('scalar', np.float64(0)),
+        )
+    },
+    **{
+        f'{kind.__module__}.{kind.__qualname__}': kind
+        for kind in (type(np.dtype(code)) for code in '?bhilqBHILQefdFD')
+    },
 }
 
 
@@ -66,16 +73,21 @@ class _Unpickler(pickle.Unpickler):
         # torch.save writes the names that Python 2 had.
         full = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
         known = {
-            'collections.Counter': Counter, '_codecs.encode': codecs.encode,
-            **torch._weights_only_unpickler._get_allowed_globals(), **ALLOWED}
+            'collections.Counter': Counter,
+            '_codecs.encode': codecs.encode,
+            **torch._weights_only_unpickler._get_allowed_globals(),
+            **ALLOWED,
+        }
         if full not in known:
             raise pickle.UnpicklingError(f'Unsupported global: GLOBAL {full}')
         return known[full]
 
 
 _pickle = SimpleNamespace(
-    __name__='restricted', Unpickler=_Unpickler,
-    load=lambda file, **kwargs: _Unpickler(file, **kwargs).load())
+    __name__='restricted',
+    Unpickler=_Unpickler,
+    load=lambda file, **kwargs: _Unpickler(file, **kwargs).load(),
+)
 
 
 def load_as_data(file: Any, map_location: Any = None, *args, **kwargs) -> Any:
@@ -89,14 +101,17 @@ def load_as_data(file: Any, map_location: Any = None, *args, **kwargs) -> Any:
     """
     try:
         if not HAS_ALLOWLIST:
-            return torch_load(file, map_location, weights_only=False,
-                              pickle_module=_pickle)
+            return torch_load(
+                file, map_location, weights_only=False, pickle_module=_pickle
+            )
         with torch.serialization.safe_globals(
-                [(value, name) for name, value in ALLOWED.items()]):
+            [(value, name) for name, value in ALLOWED.items()]
+        ):
             return torch_load(file, map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(
-            r'(?:GLOBAL|Unsupported class) `?([\w.]+)', str(error))
+            r'(?:GLOBAL|Unsupported class) `?([\w.]+)', str(error)
+        )
         if named is None:
             raise
         raise UnsafeCheckpointError(
@@ -105,8 +120,9 @@ def load_as_data(file: Any, map_location: Any = None, *args, **kwargs) -> Any:
         ) from error
 
 
-def read_checkpoint(path: str, map_location: Any = 'cpu',
-                    trusted: bool = False) -> dict:
+def read_checkpoint(
+    path: str, map_location: Any = 'cpu', trusted: bool = False
+) -> dict:
     """Read a checkpoint of ``torch.save`` or of safetensors.
 
     Args:
@@ -136,7 +152,8 @@ def read_checkpoint(path: str, map_location: Any = 'cpu',
     except Exception as error:  # whatever a reader makes of damaged bytes
         raise ValueError(
             f'{path!r} is not a whole PyTorch checkpoint ({error}); take an '
-            'earlier one') from error
+            'earlier one'
+        ) from error
     if 'state_dict' not in content:
         content = dict(state_dict=content)
     content.setdefault('meta', {})
@@ -152,6 +169,7 @@ def patch_reading(trusted: bool = False) -> None:
     Args:
         trusted (bool): Whether checkpoints may run code. Defaults to False.
     """
+
     @CheckpointLoader.register_scheme('', force=True)
     def load_from_local(filename: str, map_location: Any = 'cpu') -> dict:
         return read_checkpoint(filename, map_location, trusted)
@@ -177,8 +195,10 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
         ValueError: Names or shapes differ from the model's.
     """
     model, weights = unwrap(model), checkpoint['state_dict']
-    found = OrderedDict((str(name).removeprefix('module.'), value)
-                        for name, value in weights.items())
+    found = OrderedDict(
+        (str(name).removeprefix('module.'), value)
+        for name, value in weights.items()
+    )
     # By which a model's own reading renames what older versions wrote.
     found._metadata = getattr(weights, '_metadata', None)
     # The config says how pictures are normalised; old checkpoints do, too.
@@ -189,4 +209,5 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
     except RuntimeError as error:
         raise ValueError(
             f'{path!r} does not fit the model of this config; is it the '
-            f'checkpoint of another one? {error}') from error
+            f'checkpoint of another one? {error}'
+        ) from error

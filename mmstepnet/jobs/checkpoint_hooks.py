@@ -42,19 +42,21 @@ class DurableCheckpointHook(CheckpointHook):
         for folder in (self.out_dir, runner.work_dir):
             remove_unfinished(folder)
 
-    def before_save_checkpoint(self, runner: Runner,
-                               checkpoint: dict) -> None:
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Look at the weights.
 
         Raises:
             FloatingPointError: Some are NaN.
         """
-        if any(torch.is_tensor(value) and value.isnan().any()
-               for value in checkpoint['state_dict'].values()):
+        if any(
+            torch.is_tensor(value) and value.isnan().any()
+            for value in checkpoint['state_dict'].values()
+        ):
             raise FloatingPointError(
                 f'training has diverged, with NaN after iteration '
                 f'{runner.iter + 1}; no checkpoint was written. Go on from '
-                'the last one with a lower learning rate or clipped gradients')
+                'the last one with a lower learning rate or clipped gradients'
+            )
 
     def _save_checkpoint_with_step(self, runner, step, meta):
         with self._deleting_last():
@@ -74,8 +76,11 @@ class DurableCheckpointHook(CheckpointHook):
         finally:
             self.file_backend.remove = remove
         # A name may have been written anew.
-        kept = {self.last_ckpt, getattr(self, 'best_ckpt_path', None),
-                *getattr(self, 'best_ckpt_path_dict', {}).values()}
+        kept = {
+            self.last_ckpt,
+            getattr(self, 'best_ckpt_path', None),
+            *getattr(self, 'best_ckpt_path_dict', {}).values(),
+        }
         for path in deleted:
             if path not in kept:
                 remove(path)
@@ -94,5 +99,9 @@ class InterimCheckpointHook(DurableCheckpointHook):
     """
 
     def __init__(self, interval: int):
-        super().__init__(interval, by_epoch=False, save_last=False,
-                         filename_tmpl='interim.pth')
+        super().__init__(
+            interval,
+            by_epoch=False,
+            save_last=False,
+            filename_tmpl='interim.pth',
+        )

@@ -18,8 +18,11 @@ from mmstepnet.steps.finding import unwrap
 CLASS_HEAD = re.compile(r'head|(roi_head\.)?(bbox|mask)_head(\.\d+)?')
 """Names of a model's parts that have an output for each class."""
 
-COCO_IDS = [k for k in range(1, 91) if k not in (
-    12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+COCO_IDS = [
+    k
+    for k in range(1, 91)
+    if k not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+]
 """Numbers of COCO's 80 categories, in the order of its files."""
 
 
@@ -49,7 +52,8 @@ class DataCheckHook(Hook):
         for dataset in _parts(loader.dataset):
             for problem in problems(dataset, unwrap(runner.model)):
                 source = getattr(dataset, 'ann_file', '') or getattr(
-                    dataset, 'data_root', '')
+                    dataset, 'data_root', ''
+                )
                 raise ValueError(f'the {split} data set {source} {problem}')
 
 
@@ -63,8 +67,10 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
     """
     given = dataset.metainfo.get('classes') or ()
     if isinstance(given, str):
-        yield (f'has metainfo.classes={given!r}, whose letters would be the '
-               f'classes: write ({given!r}, )')
+        yield (
+            f'has metainfo.classes={given!r}, whose letters would be the '
+            f'classes: write ({given!r}, )'
+        )
         return
     names = list(given)
     kind, there = 'folders', list(getattr(dataset, 'folder_to_idx', ()))
@@ -76,37 +82,52 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
         there = list(numbers)
         for name, ids in numbers.items():
             if name in names and len(ids) > 1:
-                yield (f'has {"two" if len(ids) == 2 else len(ids)} '
-                       f'categories called {name!r} (ids '
-                       f'{", ".join(map(str, ids))}): merge them in the file')
+                yield (
+                    f'has {"two" if len(ids) == 2 else len(ids)} '
+                    f'categories called {name!r} (ids '
+                    f'{", ".join(map(str, ids))}): merge them in the file'
+                )
         if lacking := {*names} - {*there}:
-            yield (f'lacks the classes {_listed(lacking)}; its "categories" '
-                   f'are {_listed(there)}. Correct them, or metainfo.classes '
-                   f'of the data set')
+            yield (
+                f'lacks the classes {_listed(lacking)}; its "categories" '
+                f'are {_listed(there)}. Correct them, or metainfo.classes '
+                f'of the data set'
+            )
     there = [name for name in there if name in names]
     if names != there and {*names} == {*there}:
-        yield (f'has the {kind} {_listed(there)}, and its classes are in '
-               f'another order, {_listed(names)}: write them in that of the '
-               f'{kind}')
+        yield (
+            f'has the {kind} {_listed(there)}, and its classes are in '
+            f'another order, {_listed(names)}: write them in that of the '
+            f'{kind}'
+        )
     things = dataset.metainfo.get('thing_classes') or names
     for name, head in model.named_modules():
         found = getattr(head, 'num_classes', None)
         # A classifier may be tested on a part of its classes.
-        if (things and CLASS_HEAD.fullmatch(name) and isinstance(found, int)
-                and (found < len(things) or found > len(things)
-                     and name != 'head')
-                and not getattr(head, 'class_agnostic', False)
-                and not hasattr(model, 'language_model')):
-            yield (f'has the {len(things)} classes {_listed(things)}, and '
-                   f'model.{name} has num_classes={found}; set that, or '
-                   'metainfo.classes of the data set')
-    paths = [dataset.get_data_info(i).get('img_path')
-             for i in (0, len(dataset) - 1)]
+        if (
+            things
+            and CLASS_HEAD.fullmatch(name)
+            and isinstance(found, int)
+            and (found < len(things) or found > len(things) and name != 'head')
+            and not getattr(head, 'class_agnostic', False)
+            and not hasattr(model, 'language_model')
+        ):
+            yield (
+                f'has the {len(things)} classes {_listed(things)}, and '
+                f'model.{name} has num_classes={found}; set that, or '
+                'metainfo.classes of the data set'
+            )
+    paths = [
+        dataset.get_data_info(i).get('img_path') for i in (0, len(dataset) - 1)
+    ]
     if not getattr(dataset, 'backend_args', None) and all(
-            isinstance(path, str) and '://' not in path
-            and not osp.exists(path) for path in paths):
-        yield (f'names the picture {paths[0]!r}, which is not there; set '
-               'data_root or data_prefix of the data set')
+        isinstance(path, str) and '://' not in path and not osp.exists(path)
+        for path in paths
+    ):
+        yield (
+            f'names the picture {paths[0]!r}, which is not there; set '
+            'data_root or data_prefix of the data set'
+        )
 
 
 def _is_hosts_own(dataset: Any, names: list[str]) -> bool:
@@ -116,11 +137,14 @@ def _is_hosts_own(dataset: Any, names: list[str]) -> bool:
     read by ``CocoDataset``, so there the numbers of the categories decide.
     """
     cls = type(dataset)
-    return (cls.__module__.startswith('mmdet.')
-            and len(dataset.cat_ids) == len(names)
-            and names == list(dataset.METAINFO.get('classes', ()))
-            and (cls.__name__ != 'CocoDataset'
-                 or list(dataset.cat_ids) == COCO_IDS))
+    return (
+        cls.__module__.startswith('mmdet.')
+        and len(dataset.cat_ids) == len(names)
+        and names == list(dataset.METAINFO.get('classes', ()))
+        and (
+            cls.__name__ != 'CocoDataset' or list(dataset.cat_ids) == COCO_IDS
+        )
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

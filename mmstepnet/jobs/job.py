@@ -23,23 +23,35 @@ def add_config_options(parser: ArgumentParser) -> None:
     """Add what every tool takes that reads a config and a checkpoint."""
     parser.add_argument('config', help='config file')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={},
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        default={},
         help='settings that override the config, such as '
-        'train_dataloader.batch_size=4 optim_wrapper.optimizer.lr=0.1')
+        'train_dataloader.batch_size=4 optim_wrapper.optimizer.lr=0.1',
+    )
     parser.add_argument(
-        TRUST_FLAG, action='store_true',
+        TRUST_FLAG,
+        action='store_true',
         help='let checkpoints run the code that they name; by default they '
-        'are read as data, and others are refused')
+        'are read as data, and others are refused',
+    )
     parser.set_defaults(work_dir=None, launcher='none', local_rank='0')
 
 
 def add_job_options(parser: ArgumentParser) -> None:
     """Add the arguments that training and testing have in common."""
     add_config_options(parser)
-    parser.add_argument('--work-dir', help='folder of logs and results; '
-                        'default: ./work_dirs/NAME_OF_THE_CONFIG')
-    parser.add_argument('--launcher', help='what starts the processes',
-                        choices=['none', 'pytorch', 'slurm', 'mpi'])
+    parser.add_argument(
+        '--work-dir',
+        help='folder of logs and results; '
+        'default: ./work_dirs/NAME_OF_THE_CONFIG',
+    )
+    parser.add_argument(
+        '--launcher',
+        help='what starts the processes',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+    )
     # torch.distributed.launch passes the one or the other spelling.
     parser.add_argument('--local_rank', '--local-rank')
 
@@ -67,15 +79,19 @@ def load_config(args: Namespace) -> Config:
         if host == 'mmpretrain' and loader is not None:
             loader.setdefault('collate_fn', dict(type='default_collate'))
             loader.setdefault('pin_memory', torch.cuda.is_available())
-            loader.setdefault('persistent_workers',
-                              loader.get('num_workers', 0) > 0)
+            loader.setdefault(
+                'persistent_workers', loader.get('num_workers', 0) > 0
+            )
     cfg.merge_from_dict(args.cfg_options)
-    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []),
-                        dict(type='mmstepnet.DataCheckHook')]
+    cfg.custom_hooks = [
+        *(cfg.get('custom_hooks') or []),
+        dict(type='mmstepnet.DataCheckHook'),
+    ]
     cfg.launcher = args.launcher
     name = osp.splitext(osp.basename(args.config))[0]
-    cfg.work_dir = args.work_dir or cfg.get('work_dir') or osp.join(
-        'work_dirs', name)
+    cfg.work_dir = (
+        args.work_dir or cfg.get('work_dir') or osp.join('work_dirs', name)
+    )
     return cfg
 
 
@@ -117,9 +133,11 @@ def process_group(cfg: Config) -> Iterator[None]:
     if cfg.launcher == 'pytorch' and not torch.cuda.is_available():
         dist.init_process_group('gloo')
         cfg.model_wrapper_cfg = dict(
-            type='MMDistributedDataParallel', device_ids=None,
+            type='MMDistributedDataParallel',
+            device_ids=None,
             broadcast_buffers=False,
-            find_unused_parameters=cfg.get('find_unused_parameters', False))
+            find_unused_parameters=cfg.get('find_unused_parameters', False),
+        )
     yield
     if dist.is_initialized():
         # A thread of gloo's needs the GIL to let go of a tensor that it has

@@ -17,8 +17,11 @@ def seed_generators(*numbers: int) -> None:
     """Seed PyTorch's, NumPy's and Python's generator by several numbers."""
     # Mixed: CPU generators look at the lowest 32 bits alone.
     mixed = np.random.SeedSequence(numbers)
-    for seed, draw in zip((torch.manual_seed, np.random.seed, random.seed),
-                          mixed.generate_state(3), strict=True):
+    for seed, draw in zip(
+        (torch.manual_seed, np.random.seed, random.seed),
+        mixed.generate_state(3),
+        strict=True,
+    ):
         seed(int(draw))
 
 
@@ -94,7 +97,8 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         # The sampler's; resuming gives the runner the checkpoint's.
         self._seed = runner.seed
         self._batches = SeededBatches(
-            self.dataloader.batch_sampler, runner.seed, get_rank())
+            self.dataloader.batch_sampler, runner.seed, get_rank()
+        )
         # A data loader refuses to change it, because workers that run would
         # not learn of it; none run yet.
         self.dataloader.__dict__['batch_sampler'] = self._batches
@@ -111,14 +115,16 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
             raise ValueError(
                 f'this run orders its samples by the seed {self._seed}; '
                 f'resume it with randomness.seed={self.runner.seed}, the '
-                "checkpoint's")
+                "checkpoint's"
+            )
         length = len(self.dataloader)
         trained = self._iter - self._epoch * length
         if not 0 <= trained <= length:
             raise ValueError(
                 f'the checkpoint stands at iteration {self._iter} in epoch '
                 f'{self._epoch + 1}, which no epochs of {length} iterations '
-                'have; resume it with its batch size, data and processes')
+                'have; resume it with its batch size, data and processes'
+            )
         self._batches.epoch, self._batches.trained = self._epoch, trained
         super().run_epoch()
 

@@ -23,9 +23,19 @@ from .pseudo_metric import PseudoMetric
 from .pseudo_metrics import L2, DotProduct, GraphAttention, Metric
 
 __all__ = [
-    'L2', 'AttentionBlock', 'DotProduct', 'DotProductAttention',
-    'GraphAttention', 'L2Attention', 'Metric', 'MetricAttention',
-    'ProjectedSources', 'Propagation', 'PseudoMetric',
-    'dot_product_propagation', 'metric_propagation', 'neighbourhood',
-    'pseudo_metric_propagation'
+    'L2',
+    'AttentionBlock',
+    'DotProduct',
+    'DotProductAttention',
+    'GraphAttention',
+    'L2Attention',
+    'Metric',
+    'MetricAttention',
+    'ProjectedSources',
+    'Propagation',
+    'PseudoMetric',
+    'dot_product_propagation',
+    'metric_propagation',
+    'neighbourhood',
+    'pseudo_metric_propagation',
 ]

@@ -46,20 +46,24 @@ class AttentionBlock(PropagationModule):
             divide it, or ``eps`` is not a positive number.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 eps: float = 1.0,
-                 bias: bool = True,
-                 pseudo_metric: Callable[..., PseudoMetric] = Metric):
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int = 1,
+        eps: float = 1.0,
+        bias: bool = True,
+        pseudo_metric: Callable[..., PseudoMetric] = Metric,
+    ):
         super().__init__(embed_dims, eps)
         check_heads(type(self).__name__, embed_dims, num_heads)
         self.num_heads = num_heads
         self.head_dims = embed_dims // num_heads
         self.value = nn.Linear(embed_dims, embed_dims, bias=bias)
-        self.proj = nn.Linear(
-            embed_dims, embed_dims,
-            bias=bias) if num_heads > 1 else nn.Identity()
+        self.proj = (
+            nn.Linear(embed_dims, embed_dims, bias=bias)
+            if num_heads > 1
+            else nn.Identity()
+        )
         self.pseudo_metric = pseudo_metric(embed_dims, num_heads)
 
     def send(self, sources: Tensor) -> Tensor:
@@ -88,13 +92,16 @@ class DotProductAttention(AttentionBlock):
         ValueError: See :class:`AttentionBlock`.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 eps: float = 1.0,
-                 bias: bool = True):
-        super().__init__(embed_dims, num_heads, eps, bias,
-                         partial(DotProduct, bias=bias))
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int = 1,
+        eps: float = 1.0,
+        bias: bool = True,
+    ):
+        super().__init__(
+            embed_dims, num_heads, eps, bias, partial(DotProduct, bias=bias)
+        )
 
 
 class L2Attention(AttentionBlock):
@@ -115,11 +122,13 @@ class L2Attention(AttentionBlock):
         ValueError: See :class:`AttentionBlock`.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 eps: float = 1.0,
-                 bias: bool = True):
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int = 1,
+        eps: float = 1.0,
+        bias: bool = True,
+    ):
         super().__init__(embed_dims, num_heads, eps, bias, L2)
 
 
@@ -140,11 +149,18 @@ class MetricAttention(AttentionBlock):
             positive integer.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 eps: float = 1.0,
-                 bias: bool = True,
-                 hidden_dims: int | None = None):
-        super().__init__(embed_dims, num_heads, eps, bias,
-                         partial(Metric, hidden_dims=hidden_dims))
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int = 1,
+        eps: float = 1.0,
+        bias: bool = True,
+        hidden_dims: int | None = None,
+    ):
+        super().__init__(
+            embed_dims,
+            num_heads,
+            eps,
+            bias,
+            partial(Metric, hidden_dims=hidden_dims),
+        )

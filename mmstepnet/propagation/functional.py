@@ -35,14 +35,16 @@ LARGEST_ERROR, LARGEST_HALF_ERROR = 1e-4, 0.5
 """Of a score, which is as much of a weight; the second in half precision."""
 
 
-def pseudo_metric_propagation(f: Callable[[Tensor, Tensor], Tensor],
-                              a: Tensor,
-                              b: Tensor,
-                              v: Tensor,
-                              eps: float = 1.0,
-                              mask: Tensor | None = None,
-                              *,
-                              is_causal: bool = False) -> Tensor:
+def pseudo_metric_propagation(
+    f: Callable[[Tensor, Tensor], Tensor],
+    a: Tensor,
+    b: Tensor,
+    v: Tensor,
+    eps: float = 1.0,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
     r"""Propagate v by any pseudo-metric, pair by pair.
 
     The definition itself, with the N x M matrix; a sparse mask costs its
@@ -72,22 +74,29 @@ def pseudo_metric_propagation(f: Callable[[Tensor, Tensor], Tensor],
     b, v = _seen(mask, is_causal, b, v)
     if mask is not None and mask.is_sparse:
         return _over_edges(
-            mask, v,
-            lambda i, j: -f(_at(a, i), _at(b, j)) / eps).to(dtype)
+            mask, v, lambda i, j: -f(_at(a, i), _at(b, j)) / eps
+        ).to(dtype)
     with without_autocast(a.device.type):
-        scores = -f(full_precision(a).unsqueeze(-2),
-                    full_precision(b).unsqueeze(-3)) / eps
+        scores = (
+            -f(
+                full_precision(a).unsqueeze(-2),
+                full_precision(b).unsqueeze(-3),
+            )
+            / eps
+        )
     return _dense(scores, v, mask, is_causal).to(dtype)
 
 
-def metric_propagation(a: Tensor,
-                       b: Tensor,
-                       v: Tensor,
-                       eps: float = 1.0,
-                       mask: Tensor | None = None,
-                       *,
-                       is_causal: bool = False,
-                       dense: bool = False) -> Tensor:
+def metric_propagation(
+    a: Tensor,
+    b: Tensor,
+    v: Tensor,
+    eps: float = 1.0,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    dense: bool = False,
+) -> Tensor:
     r"""Propagate v by closeness, :math:`f(a, b) = \|a - b\|^2`.
 
     .. math::
@@ -139,32 +148,35 @@ def metric_propagation(a: Tensor,
     check_eps(eps)
     if _is_sparse(mask) and not dense:
         return pseudo_metric_propagation(
-            squared_distance, a, b, v, eps, mask, is_causal=is_causal)
+            squared_distance, a, b, v, eps, mask, is_causal=is_causal
+        )
     dtype, mask = _check(a, b, v, mask, is_causal)
     b, v = _seen(mask, is_causal, b, v)
     if dense:
-        scores = -_squared_distances(
-            full_precision(a), full_precision(b)) / eps
+        scores = (
+            -_squared_distances(full_precision(a), full_precision(b)) / eps
+        )
         return _dense(scores, v, mask, is_causal).to(dtype)
     seen = None if mask is None else mask.any(-2, keepdim=True)
     centre = _centre(b.detach(), seen)
     wide = _kept_by(dtype, a.detach(), b.detach(), centre, seen, eps)
     if wide == dtype:
-        return propagate(
-            a, b, v.to(dtype), 2 / eps, centre, mask, is_causal)
+        return propagate(a, b, v.to(dtype), 2 / eps, centre, mask, is_causal)
     a, b, v, centre = (t.to(wide) for t in (a, b, v.to(dtype), centre))
     with without_autocast(a.device.type):
         return propagate(a, b, v, 2 / eps, centre, mask, is_causal).to(dtype)
 
 
-def dot_product_propagation(q: Tensor,
-                            k: Tensor,
-                            v: Tensor,
-                            eps: float = 1.0,
-                            mask: Tensor | None = None,
-                            *,
-                            is_causal: bool = False,
-                            dense: bool = False) -> Tensor:
+def dot_product_propagation(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eps: float = 1.0,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    dense: bool = False,
+) -> Tensor:
     r"""Propagate v by the dot product, :math:`f(q, k) = -q \cdot k`.
 
     .. math::
@@ -178,7 +190,8 @@ def dot_product_propagation(q: Tensor,
     check_eps(eps)
     if _is_sparse(mask) and not dense:
         return pseudo_metric_propagation(
-            minus_dot_product, q, k, v, eps, mask, is_causal=is_causal)
+            minus_dot_product, q, k, v, eps, mask, is_causal=is_causal
+        )
     dtype, mask = _check(q, k, v, mask, is_causal)
     k, v = _seen(mask, is_causal, k, v)
     if dense:
@@ -204,18 +217,25 @@ def check_eps(eps: float) -> None:
     Raises:
         ValueError: It is not.
     """
-    if isinstance(eps, bool) or not isinstance(
-            eps, Real) or not 0 < eps < math.inf or math.isinf(2 / eps):
-        raise ValueError('eps, the time scale of the similarity, must be a '
-                         f'positive number, got {eps!r}')
+    if (
+        isinstance(eps, bool)
+        or not isinstance(eps, Real)
+        or not 0 < eps < math.inf
+        or math.isinf(2 / eps)
+    ):
+        raise ValueError(
+            'eps, the time scale of the similarity, must be a '
+            f'positive number, got {eps!r}'
+        )
 
 
 def _is_sparse(mask: Tensor | None) -> bool:
     return isinstance(mask, Tensor) and mask.is_sparse
 
 
-def _seen(mask: Tensor | None, is_causal: bool, b: Tensor,
-          v: Tensor) -> tuple[Tensor, Tensor]:
+def _seen(
+    mask: Tensor | None, is_causal: bool, b: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
     """Sources and what they send, 0 where nobody sees them.
 
     A weight of 0 would leave NaN and infinity what they are.
@@ -229,33 +249,45 @@ def _seen(mask: Tensor | None, is_causal: bool, b: Tensor,
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    if is_transformed() or (torch.is_grad_enabled()
-                            and (a.requires_grad or b.requires_grad)):
+    if is_transformed() or (
+        torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    ):
         # cdist has first derivatives by backward alone.
         return squared_distance(a.unsqueeze(-2), b.unsqueeze(-3))
     return torch.cdist(
-        a, b, compute_mode='donot_use_mm_for_euclid_dist').square()
+        a, b, compute_mode='donot_use_mm_for_euclid_dist'
+    ).square()
 
 
-def _check(a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None,
-           is_causal: bool) -> tuple[torch.dtype, Tensor | None]:
+def _check(
+    a: Tensor, b: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+) -> tuple[torch.dtype, Tensor | None]:
     """Refuse what does not fit; the result's dtype, and the mask."""
-    if (min(a.ndim, b.ndim, v.ndim) < 2
-            or not a.shape[:-2] == b.shape[:-2] == v.shape[:-2]
-            or a.shape[-1] != b.shape[-1] or b.shape[-2] != v.shape[-2]
-            or 0 in (*b.shape[-2:], v.shape[-1])):
+    if (
+        min(a.ndim, b.ndim, v.ndim) < 2
+        or not a.shape[:-2] == b.shape[:-2] == v.shape[:-2]
+        or a.shape[-1] != b.shape[-1]
+        or b.shape[-2] != v.shape[-2]
+        or 0 in (*b.shape[-2:], v.shape[-1])
+    ):
         raise ValueError(
             'receivers (..., N, d), sources (..., M, d) and values (..., M, '
             'e) are needed, M, d and e at least 1, got '
-            f'{", ".join(str(tuple(t.shape)) for t in (a, b, v))}')
+            f'{", ".join(str(tuple(t.shape)) for t in (a, b, v))}'
+        )
     dtype = compute_dtype(a)
-    if not (dtype == compute_dtype(b) == compute_dtype(v)
-            and all(t.is_floating_point() for t in (a, b, v))):
-        raise ValueError('receivers, sources and values must be of one '
-                         f'floating dtype, got {a.dtype}, {b.dtype} and '
-                         f'{v.dtype}')
-    return dtype, check_mask(mask, a.shape[-2], b.shape[-2], is_causal,
-                             a.shape[:-2])
+    if not (
+        dtype == compute_dtype(b) == compute_dtype(v)
+        and all(t.is_floating_point() for t in (a, b, v))
+    ):
+        raise ValueError(
+            'receivers, sources and values must be of one '
+            f'floating dtype, got {a.dtype}, {b.dtype} and '
+            f'{v.dtype}'
+        )
+    return dtype, check_mask(
+        mask, a.shape[-2], b.shape[-2], is_causal, a.shape[:-2]
+    )
 
 
 def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
@@ -268,12 +300,22 @@ def _centre(b: Tensor, seen: Tensor | None) -> Tensor:
         return (kept / kept.sum(-1, keepdim=True)) @ b
 
 
-def _kept_by(dtype: torch.dtype, a: Tensor, b: Tensor, centre: Tensor,
-             seen: Tensor | None, eps: float) -> torch.dtype:
+def _kept_by(
+    dtype: torch.dtype,
+    a: Tensor,
+    b: Tensor,
+    centre: Tensor,
+    seen: Tensor | None,
+    eps: float,
+) -> torch.dtype:
     """The dtype, or a wider one, whose dot product keeps these distances."""
     # Elsewhere a look at values would wait for the device, or is impossible.
-    if (dtype == torch.float64 or a.device.type != 'cpu' or is_compiling()
-            or is_transformed()):
+    if (
+        dtype == torch.float64
+        or a.device.type != 'cpu'
+        or is_compiling()
+        or is_transformed()
+    ):
         return dtype
     if a.numel() == 0 or not has_values(a):  # there is no largest
         return dtype
@@ -284,19 +326,25 @@ def _kept_by(dtype: torch.dtype, a: Tensor, b: Tensor, centre: Tensor,
     largest = sources.amax().item()
     # |a . b| and |b|² / 2, the terms of a score.
     term = math.sqrt(largest) * max(
-        math.sqrt(receivers.amax().item()), math.sqrt(largest) / 2)
+        math.sqrt(receivers.amax().item()), math.sqrt(largest) / 2
+    )
     score = 2 / eps * term
-    if (dtype != torch.float32
-            and score * torch.finfo(dtype).eps > LARGEST_HALF_ERROR):
+    if (
+        dtype != torch.float32
+        and score * torch.finfo(dtype).eps > LARGEST_HALF_ERROR
+    ):
         dtype = torch.float32
-    if (dtype == torch.float32
-            and score * torch.finfo(dtype).eps > LARGEST_ERROR):
+    if (
+        dtype == torch.float32
+        and score * torch.finfo(dtype).eps > LARGEST_ERROR
+    ):
         dtype = torch.float64
     return dtype
 
 
-def _dense(scores: Tensor, v: Tensor, mask: Tensor | None,
-           is_causal: bool) -> Tensor:
+def _dense(
+    scores: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+) -> Tensor:
     if mask is not None:
         mask = mask.to_dense() if mask.is_sparse else mask
         scores = scores.masked_fill(~mask, -math.inf)
@@ -324,7 +372,8 @@ def _over_edges(mask: Tensor, v: Tensor, score_edges) -> Tensor:
     shape = (*scores.shape[:-1], mask.shape[0])
     # Weights do not depend on the shift; a row's largest keeps them finite.
     highest = scores.new_full(shape, -math.inf).scatter_reduce(
-        -1, i.expand_as(scores), scores.detach(), 'amax')
+        -1, i.expand_as(scores), scores.detach(), 'amax'
+    )
     weights = (scores - highest.index_select(-1, i)).exp()
     total = weights.new_zeros(shape).index_add(-1, i, weights)
     sent = weights.unsqueeze(-1) * _at(v, j)

@@ -7,11 +7,13 @@ from torch import Tensor
 from mmstepnet.torch_version import has_values, is_compiling
 
 
-def check_mask(mask: Tensor | None,
-               receivers: int,
-               sources: int,
-               is_causal: bool = False,
-               lead: tuple[int, ...] = ()) -> Tensor | None:
+def check_mask(
+    mask: Tensor | None,
+    receivers: int,
+    sources: int,
+    is_causal: bool = False,
+    lead: tuple[int, ...] = (),
+) -> Tensor | None:
     r"""Refuse a mask that does not fit or leaves a row without a source.
 
     Args:
@@ -41,22 +43,30 @@ def check_mask(mask: Tensor | None,
         return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError('mask must be a bool tensor, True where j may inform '
-                        f'i, got {got}; an additive mask becomes mask == 0, '
-                        'one of 1 where j may inform i becomes mask == 1')
+        raise TypeError(
+            'mask must be a bool tensor, True where j may inform '
+            f'i, got {got}; an additive mask becomes mask == 0, '
+            'one of 1 where j may inform i becomes mask == 1'
+        )
     wanted = (*lead, receivers, sources)
     if mask.is_sparse:
         return _check_edges(mask, wanted[-2:], is_causal)
     if not 2 <= mask.ndim <= len(wanted) or any(
-            own not in (1, size)
-            for own, size in zip(mask.shape[::-1], wanted[::-1])):
-        raise ValueError(f'mask must broadcast to {wanted}, True where source '
-                         f'j may inform receiver i, got {tuple(mask.shape)}; '
-                         'a mask of sources alone is (..., 1, M)')
+        own not in (1, size)
+        for own, size in zip(mask.shape[::-1], wanted[::-1])
+    ):
+        raise ValueError(
+            f'mask must broadcast to {wanted}, True where source '
+            f'j may inform receiver i, got {tuple(mask.shape)}; '
+            'a mask of sources alone is (..., 1, M)'
+        )
     seen = mask.tril() if is_causal and mask.shape[-2] > 1 else mask
-    _refuse_unless(seen.any(-1), 'a row of the mask leaves no source, '
-                   'so that its softmax is not defined; let an isolated point '
-                   'inform itself (set the diagonal), or drop it')
+    _refuse_unless(
+        seen.any(-1),
+        'a row of the mask leaves no source, '
+        'so that its softmax is not defined; let an isolated point '
+        'inform itself (set the diagonal), or drop it',
+    )
     return mask
 
 
@@ -87,32 +97,38 @@ def _refuse_unless(good: Tensor, message: str) -> None:
     while not is_compiling() and functorch.is_functorch_wrapped_tensor(good):
         good = functorch.get_unwrapped(good)
     good = good.all()
-    if (is_compiling() or good.device.type != 'cpu'
-            or not has_values(good)):
+    if is_compiling() or good.device.type != 'cpu' or not has_values(good):
         torch._assert_async(good, message)
     elif not good:
         raise ValueError(message)
 
 
-def _check_edges(mask: Tensor, shape: tuple[int, ...],
-                 is_causal: bool) -> Tensor:
+def _check_edges(
+    mask: Tensor, shape: tuple[int, ...], is_causal: bool
+) -> Tensor:
     if tuple(mask.shape) != shape or is_causal:
-        raise ValueError(f'a sparse mask must be of shape {shape} and stand '
-                         f'without is_causal, got {tuple(mask.shape)}, '
-                         f'is_causal={is_causal}; a batch of graphs is one '
-                         'graph of several parts, and edges with j > i can '
-                         'be left out')
+        raise ValueError(
+            f'a sparse mask must be of shape {shape} and stand '
+            f'without is_causal, got {tuple(mask.shape)}, '
+            f'is_causal={is_causal}; a batch of graphs is one '
+            'graph of several parts, and edges with j > i can '
+            'be left out'
+        )
     mask = mask.coalesce()  # a GPU is waited for unless it is already
     _refuse_unless(
-        mask.values(), 'a sparse mask stores the edges alone, and this '
-        'one stores False too; build it from the True ones')
+        mask.values(),
+        'a sparse mask stores the edges alone, and this '
+        'one stores False too; build it from the True ones',
+    )
     if not is_compiling():
         informed = torch.zeros(
-            shape[0], dtype=torch.bool, device=mask.device).index_fill_(
-                0, mask.indices()[0], True)
+            shape[0], dtype=torch.bool, device=mask.device
+        ).index_fill_(0, mask.indices()[0], True)
         _refuse_unless(
-            informed, 'a node has no neighbour in the sparse mask, so '
-            'that its softmax is not defined; add self-loops, or drop it')
+            informed,
+            'a node has no neighbour in the sparse mask, so '
+            'that its softmax is not defined; add self-loops, or drop it',
+        )
     return mask
 
 
@@ -132,9 +148,11 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
         RuntimeError: It names a node that is not there.
     """
     if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
-        raise ValueError('edges must be (E, 2), int64, got '
-                         f'{tuple(edges.shape)}, {edges.dtype}; '
-                         "PyTorch Geometric's edge_index is edges.T")
+        raise ValueError(
+            'edges must be (E, 2), int64, got '
+            f'{tuple(edges.shape)}, {edges.dtype}; '
+            "PyTorch Geometric's edge_index is edges.T"
+        )
     loops = torch.arange(nodes, device=edges.device)
     pairs = torch.cat([edges.t(), edges.t().flip(0), loops.expand(2, -1)], 1)
     pairs = torch.unique(pairs, dim=1)
@@ -144,4 +162,5 @@ def neighbourhood(edges: Tensor, nodes: int) -> Tensor:
             pairs,
             torch.ones(pairs.shape[1], dtype=torch.bool, device=edges.device),
             (nodes, nodes),
-            is_coalesced=True)
+            is_coalesced=True,
+        )

@@ -70,15 +70,18 @@ class PropagationModule(nn.Module):
         """
         self._check_points('sources', sources)
         return ProjectedSources(
-            self.pseudo_metric.map_sources(sources), self.send(sources))
+            self.pseudo_metric.map_sources(sources), self.send(sources)
+        )
 
-    def forward(self,
-                x: Tensor,
-                sources: Tensor | ProjectedSources | None = None,
-                *,
-                mask: Tensor | None = None,
-                is_causal: bool = False,
-                dense: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sources: Tensor | ProjectedSources | None = None,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        dense: bool = False,
+    ) -> Tensor:
         """Inform x by the sources.
 
         Args:
@@ -103,18 +106,20 @@ class PropagationModule(nn.Module):
         mapped = self.pseudo_metric.tied and sources is x
         if not isinstance(sources, ProjectedSources):
             sources = self.project(sources)
-        if (isinstance(mask, Tensor) and not mask.is_sparse
-                and mask.ndim > 2):
+        if isinstance(mask, Tensor) and not mask.is_sparse and mask.ndim > 2:
             mask = mask.unsqueeze(-3)
         return self.merge(
             self.pseudo_metric.propagate(
                 sources.keys
-                if mapped else self.pseudo_metric.map_receivers(x),
+                if mapped
+                else self.pseudo_metric.map_receivers(x),
                 *sources,
                 self.eps,
                 mask,
                 is_causal=is_causal,
-                dense=dense))
+                dense=dense,
+            )
+        )
 
     def extra_repr(self) -> str:
         """The time scale, for ``print(model)``."""
@@ -124,7 +129,8 @@ class PropagationModule(nn.Module):
         if points.ndim < 2 or points.shape[-1] != self.embed_dims:
             raise ValueError(
                 f'{type(self).__name__}: {name} must be (..., points, '
-                f'{self.embed_dims}), got {tuple(points.shape)}')
+                f'{self.embed_dims}), got {tuple(points.shape)}'
+            )
 
 
 class Propagation(PropagationModule):
@@ -157,10 +163,12 @@ class Propagation(PropagationModule):
         (5, 8)
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 pseudo_metric: Callable[..., PseudoMetric] = Metric,
-                 eps: float = 1.0):
+    def __init__(
+        self,
+        embed_dims: int,
+        pseudo_metric: Callable[..., PseudoMetric] = Metric,
+        eps: float = 1.0,
+    ):
         super().__init__(embed_dims, eps)
         self.pseudo_metric = pseudo_metric(embed_dims)
 

@@ -58,15 +58,17 @@ class PseudoMetric(nn.Module):
         """
         raise NotImplementedError
 
-    def propagate(self,
-                  a: Tensor,
-                  b: Tensor,
-                  v: Tensor,
-                  eps: float = 1.0,
-                  mask: Tensor | None = None,
-                  *,
-                  is_causal: bool = False,
-                  dense: bool = False) -> Tensor:
+    def propagate(
+        self,
+        a: Tensor,
+        b: Tensor,
+        v: Tensor,
+        eps: float = 1.0,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        dense: bool = False,
+    ) -> Tensor:
         """Weigh v by the similarity of mapped points.
 
         This form serves any ``compare`` and has the N x M matrix; on the
@@ -88,7 +90,8 @@ class PseudoMetric(nn.Module):
         if dense and isinstance(mask, Tensor) and mask.is_sparse:
             mask = mask.to_dense()
         return pseudo_metric_propagation(
-            self.compare, a, b, v, eps, mask, is_causal=is_causal)
+            self.compare, a, b, v, eps, mask, is_causal=is_causal
+        )
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         r"""Evaluate :math:`f_\theta` on all pairs.
@@ -116,5 +119,7 @@ def check_heads(what: str, embed_dims: int, num_heads: int) -> None:
     """
     check_positive(what, embed_dims=embed_dims, num_heads=num_heads)
     if embed_dims % num_heads:
-        raise ValueError(f'{what}: num_heads must divide embed_dims, got '
-                         f'{num_heads} heads for {embed_dims}')
+        raise ValueError(
+            f'{what}: num_heads must divide embed_dims, got '
+            f'{num_heads} heads for {embed_dims}'
+        )

@@ -43,10 +43,9 @@ class DotProduct(PseudoMetric):
         ValueError: See :class:`PseudoMetric`.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 bias: bool = False):
+    def __init__(
+        self, embed_dims: int, num_heads: int = 1, bias: bool = False
+    ):
         super().__init__(embed_dims, num_heads)
         self.query = nn.Linear(embed_dims, embed_dims, bias=bias)
         self.key = nn.Linear(embed_dims, embed_dims, bias=bias)
@@ -63,8 +62,15 @@ class DotProduct(PseudoMetric):
         """Evaluate minus the dot product, (..., D) -> (...)."""
         return minus_dot_product(a, b)
 
-    def propagate(self, a: Tensor, b: Tensor, v: Tensor, eps: float = 1.0,
-                  mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def propagate(
+        self,
+        a: Tensor,
+        b: Tensor,
+        v: Tensor,
+        eps: float = 1.0,
+        mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Propagate by :func:`dot_product_propagation`."""
         return dot_product_propagation(a, b, v, eps, mask, **kwargs)
 
@@ -98,8 +104,15 @@ class SquaredDistance(PseudoMetric):
         """Evaluate the squared distance, (..., D) -> (...)."""
         return squared_distance(a, b)
 
-    def propagate(self, a: Tensor, b: Tensor, v: Tensor, eps: float = 1.0,
-                  mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def propagate(
+        self,
+        a: Tensor,
+        b: Tensor,
+        v: Tensor,
+        eps: float = 1.0,
+        mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Propagate by :func:`metric_propagation`."""
         return metric_propagation(a, b, v, eps, mask, **kwargs)
 
@@ -147,10 +160,12 @@ class Metric(SquaredDistance):
         ValueError: See :class:`PseudoMetric`.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 hidden_dims: int | None = None):
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int = 1,
+        hidden_dims: int | None = None,
+    ):
         super().__init__(embed_dims, num_heads)
         hidden_dims = embed_dims if hidden_dims is None else hidden_dims
         check_positive('Metric', hidden_dims=hidden_dims)
@@ -186,10 +201,12 @@ class GraphAttention(PseudoMetric):
         ValueError: See :class:`PseudoMetric`, or there is no such activation.
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 num_heads: int = 1,
-                 activation: str = 'leaky_relu'):
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int = 1,
+        activation: str = 'leaky_relu',
+    ):
         super().__init__(embed_dims, num_heads)
         check_choice('GraphAttention: activation', activation, ACTIVATIONS)
         self.activation = activation

@@ -22,18 +22,24 @@ HALF = (torch.float16, torch.bfloat16)
 CPU_VECTOR = 16
 """With fewer sources PyTorch's kernel for CPUs makes 0 of NaN scores."""
 
-SHUT_SCORES = {torch.float64: 1e300, torch.float32: 1e30,
-               torch.bfloat16: 1e30, torch.float16: 1e30}
+SHUT_SCORES = {
+    torch.float64: 1e300,
+    torch.float32: 1e30,
+    torch.bfloat16: 1e30,
+    torch.float16: 1e30,
+}
 """No weight survives its negative; finite, for kernels that multiply it."""
 
 
-def propagate(q: Tensor,
-              k: Tensor,
-              v: Tensor,
-              scale: float,
-              centre: Tensor | None = None,
-              mask: Tensor | None = None,
-              is_causal: bool = False) -> Tensor:
+def propagate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    centre: Tensor | None = None,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
     r"""Compute softmax over j of ``scale * q_i . k_j``, times v.
 
     With ``centre`` the softmax of ``-scale / 2 * |q_i - k_j|^2``: q and k are
@@ -71,8 +77,11 @@ def propagate(q: Tensor,
     width, lead = v.shape[-1], q.shape[:-2]
     columns = []
     of_sources = mask if mask is not None and mask.shape[-2] == 1 else None
-    informed = (informed_rows(of_sources, q.shape[-2])
-                if of_sources is not None and is_causal else None)
+    informed = (
+        informed_rows(of_sources, q.shape[-2])
+        if of_sources is not None and is_causal
+        else None
+    )
     no_mask = is_causal or (q.device.type == 'cpu' and not CPU_TAKES_MASK)
     # Rebound as they change: what is no longer needed is freed before the
     # kernel runs.
@@ -84,13 +93,19 @@ def propagate(q: Tensor,
     if centre is not None:
         # Of the points as the kernel will see them.
         bias = full_precision(k).square().sum(-1) / -2
-        if (bias.requires_grad or no_mask or k.dtype in HALF
-                or is_transformed() or mask is not of_sources):
+        if (
+            bias.requires_grad
+            or no_mask
+            or k.dtype in HALF
+            or is_transformed()
+            or mask is not of_sources
+        ):
             columns = _columns(bias, k.dtype)
         else:
             bias = scale * bias.unsqueeze(-2)
-            mask = (bias if mask is None else
-                    bias.masked_fill(~mask, -torch.inf))
+            mask = (
+                bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+            )
     # Kernels take no mask beside is_causal, and the fastest none at all.
     if of_sources is not None and (columns or no_mask):
         columns = _shut(columns, of_sources, k, scale)
@@ -112,14 +127,17 @@ def propagate(q: Tensor,
         _four(v, lead),
         attn_mask=mask,
         is_causal=is_causal,
-        scale=scale)
+        scale=scale,
+    )
     out = out[..., :width].reshape(*lead, q.shape[-2], width)
     # Zeros, or NaN where there is something to be seen. An exported graph
     # cannot ask how many sources there are.
-    if q.device.type == 'cpu' and (
-            is_exporting() or k.shape[-2] < CPU_VECTOR):
-        out = (out + (0 * q).sum(-1, keepdim=True)
-               + (0 * k).sum((-2, -1), keepdim=True))
+    if q.device.type == 'cpu' and (is_exporting() or k.shape[-2] < CPU_VECTOR):
+        out = (
+            out
+            + (0 * q).sum(-1, keepdim=True)
+            + (0 * k).sum((-2, -1), keepdim=True)
+        )
     if informed is not None:
         out = out.masked_fill(~informed.unsqueeze(-1), 0)
     return out
@@ -158,27 +176,32 @@ def _columns(bias: Tensor, dtype: torch.dtype) -> Columns:
     return [(high, unit), (bias - high, unit)]
 
 
-def _shut(columns: Columns, mask: Tensor, k: Tensor,
-          scale: float) -> Columns:
+def _shut(columns: Columns, mask: Tensor, k: Tensor, scale: float) -> Columns:
     """Give sources that the mask shuts out a bias no weight survives."""
     shut = ~mask.expand(*k.shape[:-2], 1, k.shape[-2]).squeeze(-2)
     meets = 2.0**15 if k.dtype in HALF else 1.0
-    lowest = -min(SHUT_SCORES[k.dtype] / scale / meets,
-                  torch.finfo(k.dtype).max / 4)
+    lowest = -min(
+        SHUT_SCORES[k.dtype] / scale / meets, torch.finfo(k.dtype).max / 4
+    )
     if -lowest * meets * scale < 100:
         raise ValueError(
             f'{k.dtype} cannot close a key padding mask at a factor of the '
-            f'scores of {scale:g}; take a smaller eps, bfloat16 or float32')
+            f'scores of {scale:g}; take a smaller eps, bfloat16 or float32'
+        )
     if columns and k.dtype not in HALF:
-        (bias, one), = columns
+        ((bias, one),) = columns
         return [(bias.masked_fill(shut, lowest), one)]
     closed = k.new_zeros(()).masked_fill(shut, lowest)
     return [*columns, (closed, meets)]
 
 
-def _append(q: Tensor, k: Tensor,
-            columns: Columns) -> tuple[Tensor, Tensor]:
+def _append(q: Tensor, k: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
     sources = torch.stack([column.to(k.dtype) for column, _ in columns], -1)
-    meets = torch.stack([(q.new_ones(()) * value).to(q.dtype).expand(
-        q.shape[:-1]) for _, value in columns], -1)
+    meets = torch.stack(
+        [
+            (q.new_ones(()) * value).to(q.dtype).expand(q.shape[:-1])
+            for _, value in columns
+        ],
+        -1,
+    )
     return torch.cat([q, meets], -1), torch.cat([k, sources], -1)

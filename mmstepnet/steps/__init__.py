@@ -13,7 +13,13 @@ from .residual import ResidualStep
 from .tail import fused
 
 __all__ = [
-    'FoundStep', 'RemovedBlock', 'ResidualStep', 'find_steps',
-    'fused', 'insert_steps', 'remove_blocks', 'remove_steps',
-    'step_parameters'
+    'FoundStep',
+    'RemovedBlock',
+    'ResidualStep',
+    'find_steps',
+    'fused',
+    'insert_steps',
+    'remove_blocks',
+    'remove_steps',
+    'step_parameters',
 ]

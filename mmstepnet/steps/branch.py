@@ -63,9 +63,12 @@ class Spot(NamedTuple):
         if isinstance(key, str):
             return args, {**last, key: t}
         if not self.returned:
-            return (*args[:key], t, *args[key + 1:]), last
-        return type(last)((*last[:key], t, *last[key + 1:])) if isinstance(
-            last, (tuple, list)) else t
+            return (*args[:key], t, *args[key + 1 :]), last
+        return (
+            type(last)((*last[:key], t, *last[key + 1 :]))
+            if isinstance(last, (tuple, list))
+            else t
+        )
 
 
 class Place(NamedTuple):
@@ -83,16 +86,24 @@ class Place(NamedTuple):
     def to_maps(self, t: Tensor) -> Tensor:
         """View a state as maps, (N, C, H, W)."""
         t = t.movedim((self.batch, self.channels), (0, 1))
-        return t.flatten(3) if self.dims > 4 else t[
-            (..., *[None] * (4 - self.dims))]
+        return (
+            t.flatten(3)
+            if self.dims > 4
+            else t[(..., *[None] * (4 - self.dims))]
+        )
 
     def from_maps(self, step: Tensor, f: Tensor) -> Tensor:
         """View a step that was chosen for such maps as one for a branch."""
         if self.dims != 4:
-            places = [size for axis, size in enumerate(f.shape)
-                      if axis not in (self.batch, self.channels)]
-            step = step.reshape(*step.shape[:2], *(
-                places if step.shape[2:].numel() > 1 else [1] * len(places)))
+            places = [
+                size
+                for axis, size in enumerate(f.shape)
+                if axis not in (self.batch, self.channels)
+            ]
+            step = step.reshape(
+                *step.shape[:2],
+                *(places if step.shape[2:].numel() > 1 else [1] * len(places)),
+            )
         return step.movedim((0, 1), (self.batch, self.channels))
 
 
@@ -105,8 +116,7 @@ class BlockPass:
             copies of them, or wrappers around them.
     """
 
-    def __init__(self, places: tuple[Place, ...],
-                 steps: dict[str, nn.Module]):
+    def __init__(self, places: tuple[Place, ...], steps: dict[str, nn.Module]):
         self.places, self.steps = places, steps
         self.states: dict[str, Tensor] = {}
         """States x_t by the steps' names, between their two spots."""
@@ -172,8 +182,9 @@ class KeepsState(StepHook):
         """Where it hangs."""
         return self.place.state
 
-    def __call__(self, module: nn.Module, args: tuple,
-                 last: Any = None) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple, last: Any = None
+    ) -> None:
         run, name = self.find_pass(), self.place.name
         if run.is_due(self.spot, name):
             run.states[name] = self.spot.take(args, last)
@@ -196,7 +207,8 @@ class ScalesBranch(StepHook):
                 f'{name} has a branch, from {self.spot.module!r}, but no '
                 f'state, from {self.place.state.module or "the block"!r}: '
                 f'checkpoint the whole block, not a part of it, and let '
-                f'torch.fx trace both of these modules or neither')
+                f'torch.fx trace both of these modules or neither'
+            )
         x, f = run.states.pop(name), self.spot.take(args, last)
         run.counts[name] += 1
         step = run.steps.get(name, self.step)
@@ -230,11 +242,16 @@ class SteppedBlock(Generated):
             raise RuntimeError(
                 f'{self.step_places[0].name} is in a replica of '
                 f'nn.DataParallel, whose gates would learn nothing; take '
-                f'DistributedDataParallel')
+                f'DistributedDataParallel'
+            )
         self.place_hooks()
-        run = BlockPass(self.step_places, {
-            place.name: self._modules[place.name]
-            for place in self.step_places})
+        run = BlockPass(
+            self.step_places,
+            {
+                place.name: self._modules[place.name]
+                for place in self.step_places
+            },
+        )
         for place in self.step_places:
             if not place.state.module:  # it is given the state itself
                 run.states[place.name] = place.state.take(args, kwargs)
@@ -249,7 +266,8 @@ class SteppedBlock(Generated):
         for place in self.step_places:
             count = run.counts[place.name]
             if isinstance(first, torch.fx.Proxy) and not (
-                    count or place.name in run.states):
+                count or place.name in run.states
+            ):
                 continue  # leaves stand at both spots: the graph runs them
             if count != 1:
                 raise RuntimeError(
@@ -258,7 +276,8 @@ class SteppedBlock(Generated):
                     f'{place.state.module or "the block"!r} and '
                     f'{place.branch.module!r}; the block goes another way '
                     f'than with the example of insert_steps, so remove the '
-                    f'steps and insert them anew')
+                    f'steps and insert them anew'
+                )
         return out
 
     def place_hooks(self) -> None:
@@ -276,8 +295,11 @@ class SteppedBlock(Generated):
                 if not hook.spot.module:
                     continue
                 module = self._at(hook.spot, place.name)
-                hooks = (module._forward_hooks if hook.spot.returned
-                         else module._forward_pre_hooks)
+                hooks = (
+                    module._forward_hooks
+                    if hook.spot.returned
+                    else module._forward_pre_hooks
+                )
                 if any(hook == other for other in hooks.values()):
                     continue
                 if is_compiling():
@@ -285,7 +307,8 @@ class SteppedBlock(Generated):
                         f'the module {hook.spot.module}, at which '
                         f'{place.name} of {self.host.__name__} stands, is '
                         f'another one; call the model once before it is '
-                        f'compiled')
+                        f'compiled'
+                    )
                 remove_hooks(self, hook.__eq__)
                 if hook.spot.returned:
                     module.register_forward_hook(hook)
@@ -299,7 +322,8 @@ class SteppedBlock(Generated):
             raise RuntimeError(
                 f'the module {spot.module}, at which {name} of '
                 f'{self.host.__name__} stands, is gone; call remove_steps '
-                f'before the network is changed in this way') from error
+                f'before the network is changed in this way'
+            ) from error
 
 
 class BranchStep(ResidualStep):
@@ -362,9 +386,9 @@ def remove_hooks(module: nn.Module, is_meant: Callable[[Any], bool]) -> None:
     """Remove some hooks of a module and of all that is in it."""
     for part in module.modules():
         for hooks, noted in (
-                (part._forward_hooks, part._forward_hooks_with_kwargs),
-                (part._forward_pre_hooks,
-                 part._forward_pre_hooks_with_kwargs)):
+            (part._forward_hooks, part._forward_hooks_with_kwargs),
+            (part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs),
+        ):
             for key in [k for k, hook in hooks.items() if is_meant(hook)]:
                 del hooks[key]
                 noted.pop(key, None)

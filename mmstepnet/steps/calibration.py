@@ -15,8 +15,12 @@ from .examples import run_batch
 from .finding import hooked, in_mode, uncompiled
 
 
-def calibrate(model: nn.Module, batches: Iterable[Any], *,
-              forward: Callable[[nn.Module, Any], Any] | None = None) -> int:
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+) -> int:
     """Give new attentions' BNs their running statistics.
 
     Where BNs stay in eval mode, as in detection, an attention that was put
@@ -60,25 +64,35 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
     """
     norms: dict[Any, bool] = {
         norm: any(p.requires_grad for p in attention.parameters())
-        for attention in model.modules() if isinstance(attention, Attention)
-        for norm in attention.modules() if isinstance(norm, _BatchNorm)
-        and norm.num_batches_tracked == 0
+        for attention in model.modules()
+        if isinstance(attention, Attention)
+        for norm in attention.modules()
+        if isinstance(norm, _BatchNorm) and norm.num_batches_tracked == 0
     }  # and whether its gate is trained
     if not norms:
         return 0
     # Count, sum and sum of squares, in one tensor for one all_reduce; in
     # float64 on the CPU, because not all devices have it.
-    sums = {norm: torch.zeros(2 * norm.num_features + 1, dtype=torch.float64)
-            for norm in norms}
+    sums = {
+        norm: torch.zeros(2 * norm.num_features + 1, dtype=torch.float64)
+        for norm in norms
+    }
 
     def add(norm: nn.Module, inputs: tuple[Tensor]) -> None:
         values = inputs[0].detach().cpu().double().transpose(0, 1).flatten(1)
-        sums[norm] += torch.cat([values.new_tensor([values.shape[1]]),
-                                 values.sum(1), values.square().sum(1)])
+        sums[norm] += torch.cat(
+            [
+                values.new_tensor([values.shape[1]]),
+                values.sum(1),
+                values.square().sum(1),
+            ]
+        )
 
     # Compiled code passes hooks by.
-    handles = [uncompiled.enter(), *(
-        norm.register_forward_pre_hook(add) for norm in norms)]
+    handles = [
+        uncompiled.enter(),
+        *(norm.register_forward_pre_hook(add) for norm in norms),
+    ]
     seen = 0
     with hooked(handles), in_mode(model, False), torch.no_grad():
         for batch in batches:
@@ -90,9 +104,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *,
             dist.all_reduce(over_all)
             sums[norm] = over_all.cpu()
     # A frozen one that does not run here, as in a teacher, needs none.
-    found = {norm: _statistics(norm, sums[norm])
-             for norm, is_trained in norms.items()
-             if is_trained or sums[norm][0] > 0}
+    found = {
+        norm: _statistics(norm, sums[norm])
+        for norm, is_trained in norms.items()
+        if is_trained or sums[norm][0] > 0
+    }
     for norm, (mean, variance) in found.items():
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
@@ -104,18 +120,23 @@ def _statistics(norm: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance."""
     count, total, squares = sums[0], *sums[1:].chunk(2)
     if count < 2:
-        raise ValueError(f'a BN of an attention saw {int(count)} pooled '
-                         f'vectors and needs at least 2: are there any data?')
+        raise ValueError(
+            f'a BN of an attention saw {int(count)} pooled '
+            f'vectors and needs at least 2: are there any data?'
+        )
     if not sums.isfinite().all():
-        raise ValueError('an attention was given NaN or infinite features; '
-                         'look at the images and the weights')
+        raise ValueError(
+            'an attention was given NaN or infinite features; '
+            'look at the images and the weights'
+        )
     mean = total / count
     variance = (squares - count * mean.square()) / (count - 1)
     # Below it is what rounding to float32 makes of one value.
-    spread = variance > torch.finfo(torch.float32).eps**2 * mean.square()
+    spread = variance > torch.finfo(torch.float32).eps ** 2 * mean.square()
     if not spread.any():
         raise ValueError(
             'an attention gives its BN the same value for every image, from '
             'which no variance can be set; give the attention init_step=1.0, '
-            'with which it starts from what it sees')
+            'with which it starts from what it sees'
+        )
     return mean, torch.where(spread, variance, norm.running_var.cpu())

@@ -40,37 +40,57 @@ def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
         outermost (bool): Whether a module of MMEngine counts as a model: its
             parts look like one.
     """
-    like = next((p for p in model.parameters() if p.is_floating_point()),
-                torch.zeros(()))
+    like = next(
+        (p for p in model.parameters() if p.is_floating_point()),
+        torch.zeros(()),
+    )
     config = getattr(model, 'config', None)
     named = getattr(model, 'main_input_name', None)  # of transformers
     if isinstance(named, str) and named != 'pixel_values':
         inputs: Any = model.dummy_inputs
         yield {name: t.to(like.device) for name, t in inputs.items()}
     elif isinstance(named, str) or (
-            outermost and any(hasattr(model, name) for name in MMENGINE)
-            or hasattr(model, 'pretrained_cfg')  # of timm
-            or type(model).__module__.startswith(IMAGE_MODELS)):
-        first = next((m for m in model.modules() if isinstance(
-            m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+        outermost
+        and any(hasattr(model, name) for name in MMENGINE)
+        or hasattr(model, 'pretrained_cfg')  # of timm
+        or type(model).__module__.startswith(IMAGE_MODELS)
+    ):
+        first = next(
+            (
+                m
+                for m in model.modules()
+                if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+            ),
+            None,
+        )
         owners = config, *model.modules()
         about = getattr(model, 'pretrained_cfg', None) or {}  # of timm
         size = _attribute(owners, SIZES, (about.get('input_size') or ())[1:])
         # Where it names none, the usual one, and one for large strides.
-        sizes = [(256, )] if isinstance(first, nn.Conv1d) else [
-            (224, 224), (256, 256)] if not size else [
-            (size, size) if isinstance(size, int) else tuple(size)]
+        sizes = (
+            [(256,)]
+            if isinstance(first, nn.Conv1d)
+            else [(224, 224), (256, 256)]
+            if not size
+            else [(size, size) if isinstance(size, int) else tuple(size)]
+        )
         frames = _attribute(
-            owners, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0)
+            owners, FRAMES, 16 if isinstance(first, nn.Conv3d) else 0
+        )
         # Networks of frames may mix those of a clip, which lie side by side.
-        samples = _attribute(owners[1:], ('num_segments', ), 1)
+        samples = _attribute(owners[1:], ('num_segments',), 1)
         # A stem may take space into channels before.
-        for channels, size in product(dict.fromkeys(
-                (getattr(first, 'in_channels', 3), 3)), sizes):
+        for channels, size in product(
+            dict.fromkeys((getattr(first, 'in_channels', 3), 3)), sizes
+        ):
             axes = [channels, frames] if frames else [channels]
             images = torch.zeros(
-                samples, *(reversed(axes) if named else axes), *size,
-                dtype=like.dtype, device=like.device)
+                samples,
+                *(reversed(axes) if named else axes),
+                *size,
+                dtype=like.dtype,
+                device=like.device,
+            )
             yield dict(pixel_values=images) if named else images
 
 
@@ -87,16 +107,22 @@ def on_meta(model: nn.Module) -> Iterator[None]:
     What its modules keep of a pass meanwhile is forgotten.
     """
     before = [(vars(m), dict(vars(m))) for m in model.modules()]
-    kept = [(value, copy(value)) for _, saved in before
-            for value in saved.values() if type(value) in CONTAINERS]
+    kept = [
+        (value, copy(value))
+        for _, saved in before
+        for value in saved.values()
+        if type(value) in CONTAINERS
+    ]
     try:
         for attributes, saved in before:
             for key, value in saved.items():
                 if isinstance(value, Tensor):
                     attributes[key] = value.to('meta')
                 elif key in ('_parameters', '_buffers'):
-                    attributes[key] = {k: t if t is None else t.detach().to(
-                        'meta') for k, t in value.items()}
+                    attributes[key] = {
+                        k: t if t is None else t.detach().to('meta')
+                        for k, t in value.items()
+                    }
         yield
     finally:
         for attributes, saved in before:
@@ -107,8 +133,9 @@ def on_meta(model: nn.Module) -> Iterator[None]:
             (value.extend if isinstance(value, list) else value.update)(saved)
 
 
-def call_of(example: object, samples: int | None = None,
-            device: str | None = None) -> tuple[tuple, dict]:
+def call_of(
+    example: object, samples: int | None = None, device: str | None = None
+) -> tuple[tuple, dict]:
     """Arguments of a call, with another number of samples or elsewhere.
 
     Also of tensors in dicts, lists and tuples among the arguments.
@@ -116,10 +143,9 @@ def call_of(example: object, samples: int | None = None,
     if isinstance(example, Mapping):  # a dict, or what a tokenizer gives
         args, kwargs = (), dict(example)
     else:
-        args = example if isinstance(example, (tuple, list)) else (example, )
+        args = example if isinstance(example, (tuple, list)) else (example,)
         kwargs = {}
-    size = next((len(t) for t in _tensors_in((args, kwargs)) if t.dim()),
-                None)
+    size = next((len(t) for t in _tensors_in((args, kwargs)) if t.dim()), None)
 
     def change(value: Any) -> Any:
         if next(_tensors_in(value), None) is None:
@@ -131,8 +157,11 @@ def call_of(example: object, samples: int | None = None,
             return made
         if isinstance(value, (list, tuple)):
             parts = map(change, value)
-            return (type(value)(*parts) if hasattr(value, '_fields')
-                    else type(value)(parts))
+            return (
+                type(value)(*parts)
+                if hasattr(value, '_fields')
+                else type(value)(parts)
+            )
         t = value if device is None else value.to(device)
         if samples is not None and t.dim() and len(t) == size:
             t = t[:1].expand(samples, *t.shape[1:]).contiguous()
@@ -146,8 +175,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
-        for part in (value.values() if isinstance(value, Mapping)
-                     else value):
+        for part in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_in(part)
 
 
@@ -168,8 +196,12 @@ def arguments_for(model: nn.Module, batch: object) -> tuple[tuple, dict]:
     """
     args, kwargs = call_of(batch)
     call = signature(unwrap(model).forward)
-    places = [p for p in call.parameters.values() if p.kind in (
-        Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    places = [
+        p
+        for p in call.parameters.values()
+        if p.kind
+        in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
     needed = [p for p in places if p.default is Parameter.empty]
     has_labels = _is_labelled(args)
     if has_labels and len(needed) == 1:
@@ -184,7 +216,8 @@ def arguments_for(model: nn.Module, batch: object) -> tuple[tuple, dict]:
             f'{type(model).__name__} cannot be called with a batch of '
             f'{", ".join(kwargs) or f"{len(args)} tensors"} ({error}); give '
             f'what it is called with, or forward=, which calls it with a part '
-            f'of the batch') from error
+            f'of the batch'
+        ) from error
     return args, kwargs
 
 
@@ -193,13 +226,20 @@ def _is_labelled(args: tuple) -> bool:
     if len(args) != 2 or not all(isinstance(t, Tensor) for t in args):
         return False
     images, labels = args
-    is_integer = not (labels.is_floating_point() or labels.is_complex()
-                      or labels.dtype == torch.bool)
-    return images.is_floating_point() and is_integer and (
-        labels.shape == images.shape[:1])
+    is_integer = not (
+        labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    )
+    return (
+        images.is_floating_point()
+        and is_integer
+        and (labels.shape == images.shape[:1])
+    )
 
 
 @cache
 def _say_that_labels_are_left_out(kind: str) -> None:
-    LOGGER.warning('%s is called with the images of each batch, without the '
-                   'labels', kind)
+    LOGGER.warning(
+        '%s is called with the images of each batch, without the labels', kind
+    )

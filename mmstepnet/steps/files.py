@@ -45,12 +45,15 @@ METADATA = 'mmstepnet'
 CHECKPOINT_KEYS = 'state_dict', 'model_state_dict', 'model'
 """Where checkpoints of trainers hold the weights."""
 
-WHOLE = ('steps in the weights of a whole model are read by insert_steps, '
-         'with the arguments of then, and load_state_dict')
+WHOLE = (
+    'steps in the weights of a whole model are read by insert_steps, '
+    'with the arguments of then, and load_state_dict'
+)
 
 
-def save_steps(model: nn.Module, path: str | Path,
-               modules_to_save: Iterable[str] = ()) -> None:
+def save_steps(
+    model: nn.Module, path: str | Path, modules_to_save: Iterable[str] = ()
+) -> None:
     """Write the steps of a model, and nothing else, to a file.
 
     The names of blocks that :func:`remove_blocks` took out are in it, too.
@@ -87,7 +90,8 @@ def save_steps(model: nn.Module, path: str | Path,
     tensors = {
         f'{name}.{key}': _whole(t).detach().cpu().contiguous().clone()
         for name, module in saved.items()
-        for key, t in _tensors(module).items()}
+        for key, t in _tensors(module).items()
+    }
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
     about = _about(blocks, kept)
@@ -113,17 +117,23 @@ def describe_steps(model: nn.Module) -> dict[str, Any]:
 
 def step_keys(model: nn.Module) -> set[str]:
     """Keys in a model's state dict of all that its steps have learned."""
-    return {f'{name}.{key}' for name, module in model.named_modules()
-            if isinstance(module, ResidualStep) for key in _tensors(module)}
+    return {
+        f'{name}.{key}'
+        for name, module in model.named_modules()
+        if isinstance(module, ResidualStep)
+        for key in _tensors(module)
+    }
 
 
-def _about(blocks: dict[str, dict],
-           kept: Iterable[str] = ()) -> dict[str, Any]:
+def _about(
+    blocks: dict[str, dict], kept: Iterable[str] = ()
+) -> dict[str, Any]:
     return dict(format_version=FORMAT, blocks=blocks, modules_to_save=[*kept])
 
 
-def _steps_to_save(modules: dict[str, nn.Module]
-                   ) -> tuple[dict[str, dict], dict[str, nn.Module]]:
+def _steps_to_save(
+    modules: dict[str, nn.Module],
+) -> tuple[dict[str, dict], dict[str, nn.Module]]:
     """What a file says of the blocks of a model, and their attentions."""
     blocks: dict[str, dict] = {}
     saved: dict[str, nn.Module] = {}
@@ -134,13 +144,19 @@ def _steps_to_save(modules: dict[str, nn.Module]
         elif gates:
             saved |= _by_name(name, gates)
             blocks[name] = dict(
-                places=[step.place for step in map(_in_use, block.children())
-                        if isinstance(step, BranchStep)],
+                places=[
+                    step.place
+                    for step in map(_in_use, block.children())
+                    if isinstance(step, BranchStep)
+                ],
                 steps={key: _record(gate) for key, gate in gates.items()},
-                cls=cls)
+                cls=cls,
+            )
     if not blocks:
-        raise ValueError(f'{type(modules[""]).__name__} has no steps to '
-                         f'save; call insert_steps first')
+        raise ValueError(
+            f'{type(modules[""]).__name__} has no steps to '
+            f'save; call insert_steps first'
+        )
     return blocks, saved
 
 
@@ -175,36 +191,56 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
     try:
         read = _read if path.suffix == '.safetensors' else _read_checkpoint
         return _load(_base(model), *read(path))
-    except (AttributeError, KeyError, StopIteration, TypeError,
-            ValueError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(f'{path}: {error}') from error
 
 
-def _load(model: nn.Module, about: dict,
-          tensors: dict[str, Tensor]) -> list[str]:
+def _load(
+    model: nn.Module, about: dict, tensors: dict[str, Tensor]
+) -> list[str]:
     """Check what a file says, and then change the model."""
     modules = modules_by_name(model)
     rename = _rename(about['blocks'], modules)
     blocks, tensors = rename(about['blocks']), rename(tensors)
     named = rename(dict.fromkeys(about['modules_to_save']))
     if len(named) < len(about['modules_to_save']):
-        LOGGER.warning('Of %s only %s is loaded: the model has no other.',
-                       about['modules_to_save'], list(named))
-    others = [name for name, block in modules.items()
-              if name not in blocks and (
-                  _gates(block) or isinstance(block, RemovedBlock))]
+        LOGGER.warning(
+            'Of %s only %s is loaded: the model has no other.',
+            about['modules_to_save'],
+            list(named),
+        )
+    others = [
+        name
+        for name, block in modules.items()
+        if name not in blocks
+        and (_gates(block) or isinstance(block, RemovedBlock))
+    ]
     if others:
-        raise ValueError(f'it knows nothing of what was changed in '
-                         f'{others[0]}; load it onto the model without')
-    targets = {name: _in_use(module) for name, module in
-               find_modules_to_save(modules, named).items()}
-    removed = {name: stand_in(modules[name], *saved['removed'])
-               for name, saved in blocks.items() if 'removed' in saved
-               and not isinstance(modules[name], RemovedBlock)}
+        raise ValueError(
+            f'it knows nothing of what was changed in '
+            f'{others[0]}; load it onto the model without'
+        )
+    targets = {
+        name: _in_use(module)
+        for name, module in find_modules_to_save(modules, named).items()
+    }
+    removed = {
+        name: stand_in(modules[name], *saved['removed'])
+        for name, saved in blocks.items()
+        if 'removed' in saved and not isinstance(modules[name], RemovedBlock)
+    }
     for name in removed:
         if stage := stage_asked_for(modules, name):
-            raise ValueError(f'it lacks {name}, which makes what out_features '
-                             f'names {stage!r}; leave that out there')
+            raise ValueError(
+                f'it lacks {name}, which makes what out_features '
+                f'names {stage!r}; leave that out there'
+            )
     stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
     new = []
     for name in stepped:
@@ -215,8 +251,10 @@ def _load(model: nn.Module, about: dict,
             gates = {key: gate for key, (_, gate) in steps.items()}
         found = {key: _record(gate) for key, gate in gates.items()}
         if found != saved['steps']:
-            raise ValueError(f'{name} has other attentions here, {found}, '
-                             f'than {saved["steps"]}')
+            raise ValueError(
+                f'{name} has other attentions here, {found}, '
+                f'than {saved["steps"]}'
+            )
         targets |= _by_name(name, gates)
     if new or removed:
         check_unsharded(model)
@@ -226,8 +264,12 @@ def _load(model: nn.Module, about: dict,
     exchange(model, removed)
     for name, target in targets.items():
         target.load_state_dict(
-            {key: _like(tensors[f'{name}.{key}'], own)
-             for key, own in _tensors(target).items()}, strict=False)
+            {
+                key: _like(tensors[f'{name}.{key}'], own)
+                for key, own in _tensors(target).items()
+            },
+            strict=False,
+        )
     return stepped
 
 
@@ -239,8 +281,9 @@ def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
             about = json.loads((file.metadata() or {})[METADATA])
         digest = about.pop('digest', None)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f'this is no whole file of save_steps ({error!r}); '
-                         f'{WHOLE}') from error
+        raise ValueError(
+            f'this is no whole file of save_steps ({error!r}); {WHOLE}'
+        ) from error
     _check_format(about)
     if digest != _digest(about, tensors):
         raise ValueError('it was changed after save_steps had written it')
@@ -255,28 +298,40 @@ def _read_checkpoint(path: Path) -> tuple[dict, dict[str, Tensor]]:
         raise ValueError(
             f'it is damaged, or holds more than tensors, numbers and text '
             f'({type(error).__name__}); load the file of steps that was '
-            f'written beside it') from error
+            f'written beside it'
+        ) from error
     if not isinstance(checkpoint, dict) or METADATA not in checkpoint:
         raise ValueError(
-            f"it does not say what its steps are, as checkpoints of "
-            f"Lightning's StepsCallback do; {WHOLE}")
+            f'it does not say what its steps are, as checkpoints of '
+            f"Lightning's StepsCallback do; {WHOLE}"
+        )
     about = json.loads(checkpoint[METADATA])
     _check_format(about)
     prefix = f'{about.pop("network")}.'.lstrip('.')
-    gates = tuple(f'{name}.{key}.attention.'
-                  for name, block in about['blocks'].items()
-                  for key in block.get('steps', ()))
-    tensors = {_inside(key.removeprefix(prefix)): t
-               for key, t in checkpoint['state_dict'].items()
-               if key.startswith(prefix)}
-    return about, {key: t for key, t in tensors.items()
-                   if key.startswith(gates) and not key.endswith(f'.{KEY}')}
+    gates = tuple(
+        f'{name}.{key}.attention.'
+        for name, block in about['blocks'].items()
+        for key in block.get('steps', ())
+    )
+    tensors = {
+        _inside(key.removeprefix(prefix)): t
+        for key, t in checkpoint['state_dict'].items()
+        if key.startswith(prefix)
+    }
+    return about, {
+        key: t
+        for key, t in tensors.items()
+        if key.startswith(gates) and not key.endswith(f'.{KEY}')
+    }
 
 
 def _inside(key: str) -> str:
     """Key of a state dict, without the names of wrappers."""
-    return '.'.join(part for part in key.split('.')
-                    if part not in ('_orig_mod', '_checkpoint_wrapped_module'))
+    return '.'.join(
+        part
+        for part in key.split('.')
+        if part not in ('_orig_mod', '_checkpoint_wrapped_module')
+    )
 
 
 def _check_format(about: dict) -> None:
@@ -284,7 +339,8 @@ def _check_format(about: dict) -> None:
     if version != FORMAT:
         raise ValueError(
             f'it has format {version} and format {FORMAT} is read; load it by '
-            f'the mmstepnet that wrote it, and save the whole model: {WHOLE}')
+            f'the mmstepnet that wrote it, and save the whole model: {WHOLE}'
+        )
 
 
 def _digest(about: dict, tensors: dict[str, Tensor]) -> str:
@@ -296,72 +352,110 @@ def _digest(about: dict, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _rename(blocks: dict[str, dict], modules: dict[str, nn.Module]
-            ) -> Callable[[dict], dict]:
+def _rename(
+    blocks: dict[str, dict], modules: dict[str, nn.Module]
+) -> Callable[[dict], dict]:
     """How what a file names is named in a model.
 
     The one has, or is, a part of the other.
     """
     first = next(iter(blocks))
     pairs = {
-        *(('', name.removesuffix(first)) for name in modules
-          if f'.{name}'.endswith(f'.{first}')),
-        *((first.removesuffix(name), '') for name in modules
-          if f'.{first}'.endswith(f'.{name}'))}
-    fitting = [(old, new) for old, new in pairs if all(
-        name.startswith(old) and host_of(modules.get(
-            new + name.removeprefix(old))).__qualname__ == saved['cls']
-        for name, saved in blocks.items())]
+        *(
+            ('', name.removesuffix(first))
+            for name in modules
+            if f'.{name}'.endswith(f'.{first}')
+        ),
+        *(
+            (first.removesuffix(name), '')
+            for name in modules
+            if f'.{first}'.endswith(f'.{name}')
+        ),
+    }
+    fitting = [
+        (old, new)
+        for old, new in pairs
+        if all(
+            name.startswith(old)
+            and host_of(modules.get(new + name.removeprefix(old))).__qualname__
+            == saved['cls']
+            for name, saved in blocks.items()
+        )
+    ]
     if len(fitting) != 1:
         raise ValueError(
             f'it is of a network with the block {first} '
             f'({blocks[first]["cls"]}); the model has such blocks '
-            f'{len(fitting)} times, and must have them once')
-    (old, new), = fitting
+            f'{len(fitting)} times, and must have them once'
+        )
+    ((old, new),) = fitting
     return lambda table: {
         new + name.removeprefix(old): value
-        for name, value in table.items() if name.startswith(old)}
+        for name, value in table.items()
+        if name.startswith(old)
+    }
 
 
-def _build(name: str, block: nn.Module, places: list, steps: dict,
-           **_: str) -> dict[str, tuple[Place | None, Any]]:
+def _build(
+    name: str, block: nn.Module, places: list, steps: dict, **_: str
+) -> dict[str, tuple[Place | None, Any]]:
     """Places and attentions of the steps of a block that has none."""
-    made = [Place(step, Spot(*state), Spot(*branch), *axes)
-            for step, state, branch, *axes in places]
+    made = [
+        Place(step, Spot(*state), Spot(*branch), *axes)
+        for step, state, branch, *axes in places
+    ]
     for place in made:
         block.get_submodule(place.state.module)
         block.get_submodule(place.branch.module)
     sizes = {size for p in block.parameters() for size in p.shape}
     if not (made or is_fusable(block)) or any(
-            place.width not in sizes for place in made):
+        place.width not in sizes for place in made
+    ):
         raise ValueError(f'{name} is built otherwise than what was saved')
     standing = {place.name: place for place in made} or dict(step=None)
-    return {key: (place, build(steps[key], name, block, place))
-            for key, place in standing.items()}
+    return {
+        key: (place, build(steps[key], name, block, place))
+        for key, place in standing.items()
+    }
 
 
-def _check_tensors(tensors: dict[str, Tensor],
-                   targets: dict[str, nn.Module]) -> None:
+def _check_tensors(
+    tensors: dict[str, Tensor], targets: dict[str, nn.Module]
+) -> None:
     """See that tensors are those of the modules, of the same shapes."""
-    wanted = {f'{name}.{key}': t for name, module in targets.items()
-              for key, t in _tensors(module).items()}
+    wanted = {
+        f'{name}.{key}': t
+        for name, module in targets.items()
+        for key, t in _tensors(module).items()
+    }
     odd = sorted(tensors.keys() ^ wanted.keys()) or [
-        key for key, t in tensors.items() if wanted[key].shape != t.shape
-        or wanted[key].is_floating_point() != t.is_floating_point()]
+        key
+        for key, t in tensors.items()
+        if wanted[key].shape != t.shape
+        or wanted[key].is_floating_point() != t.is_floating_point()
+    ]
     if odd:
-        raise ValueError(f'{odd[0]} is not in both, the file and the model, '
-                         f'or of two shapes')
+        raise ValueError(
+            f'{odd[0]} is not in both, the file and the model, '
+            f'or of two shapes'
+        )
     if any(t.is_meta for t in wanted.values()):
-        raise ValueError('the model is on the meta device and has no '
-                         'memory; load its weights first')
+        raise ValueError(
+            'the model is on the meta device and has no '
+            'memory; load its weights first'
+        )
 
 
 def _tensors(module: nn.Module) -> dict[str, Any]:
     """State dict of a module, without the records of gates."""
-    records = {f'{name}.{KEY}'.lstrip('.') for name, m in
-               module.named_modules() if isinstance(m, Recorded)}
-    return {key: t for key, t in module.state_dict().items()
-            if key not in records}
+    records = {
+        f'{name}.{KEY}'.lstrip('.')
+        for name, m in module.named_modules()
+        if isinstance(m, Recorded)
+    }
+    return {
+        key: t for key, t in module.state_dict().items() if key not in records
+    }
 
 
 def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
@@ -376,14 +470,20 @@ def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
     state = torch.load(path, map_location='cpu', weights_only=True)
     if not isinstance(state, Mapping):
-        raise ValueError(f'{path} holds a {type(state).__name__}, expected a '
-                         f'state dict')
-    found = [key for key in CHECKPOINT_KEYS
-             if isinstance(state.get(key), Mapping)
-             and any(isinstance(t, Tensor) for t in state[key].values())]
+        raise ValueError(
+            f'{path} holds a {type(state).__name__}, expected a state dict'
+        )
+    found = [
+        key
+        for key in CHECKPOINT_KEYS
+        if isinstance(state.get(key), Mapping)
+        and any(isinstance(t, Tensor) for t in state[key].values())
+    ]
     if len(found) > 1:
-        raise ValueError(f'{path} has weights under {" and ".join(found)}; '
-                         f'save those that are meant in a file of their own')
+        raise ValueError(
+            f'{path} has weights under {" and ".join(found)}; '
+            f'save those that are meant in a file of their own'
+        )
     return state[found[0]] if found else state
 
 
@@ -408,8 +508,11 @@ def _gates(block: nn.Module) -> dict[str, Any]:
     if isinstance(block, nn.ModuleDict) or _in_use(block) is not block:
         return {}  # a wrapper of a step is no block
     steps = {key: _in_use(child) for key, child in block.named_children()}
-    return {key: _in_use(step.attention) for key, step in steps.items()
-            if isinstance(step, ResidualStep) and step.attention is not None}
+    return {
+        key: _in_use(step.attention)
+        for key, step in steps.items()
+        if isinstance(step, ResidualStep) and step.attention is not None
+    }
 
 
 def _record(gate: Any) -> dict[str, Any]:
@@ -418,14 +521,17 @@ def _record(gate: Any) -> dict[str, Any]:
         record, channels = gate.record(), cast(Any, gate).channels
         with torch.device('meta'):
             fresh = build_attention(record, channels)
-        shapes, wanted = ({key: t.shape for key, t in _tensors(m).items()}
-                          for m in (gate, fresh))
+        shapes, wanted = (
+            {key: t.shape for key, t in _tensors(m).items()}
+            for m in (gate, fresh)
+        )
         if shapes == wanted:
             return record
     raise ValueError(
         f'a {type(gate).__name__} could not be built again from its type and '
         f'arguments: register its class in ATTENTIONS, save before fold, make '
-        f'pruning permanent, and in FSDP1 save inside summon_full_params')
+        f'pruning permanent, and in FSDP1 save inside summon_full_params'
+    )
 
 
 def _whole(t: Any) -> Tensor:
@@ -438,4 +544,5 @@ def _like(t: Tensor, own: Any) -> Tensor:
     if not hasattr(own, 'full_tensor'):
         return t
     from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(t.to(own.device), own.device_mesh, own.placements)

@@ -21,8 +21,9 @@ from .residual import ResidualStep
 from .tail.dispatch import is_as_made
 
 
-def fold(model: nn.Module,
-         example: Tensor | tuple | dict | None = None) -> nn.Module:
+def fold(
+    model: nn.Module, example: Tensor | tuple | dict | None = None
+) -> nn.Module:
     """Fold the gates of a model; the outputs stay those of ``eval()``.
 
     Each StepNet adaptor becomes :class:`FoldedStepNet`, three numbers a
@@ -50,13 +51,13 @@ def fold(model: nn.Module,
     if not any(isinstance(m, ResidualStep) for m in model.modules()):
         raise TypeError(
             f'fold expects a model with residual steps, such as StepResNet or '
-            f'what insert_steps made, got {type(model).__name__}')
+            f'what insert_steps made, got {type(model).__name__}'
+        )
     check_unsharded(model)
     model = copy.deepcopy(model)
     model.train(False)  # eval() of some hosts returns nothing
     for module in list(model.modules()):
-        if isinstance(module, ResidualStep) and _is_foldable(
-                module.attention):
+        if isinstance(module, ResidualStep) and _is_foldable(module.attention):
             module.attention = FoldedStepNet(module.attention)
     _fold_constants(model, example)
     return model
@@ -64,14 +65,17 @@ def fold(model: nn.Module,
 
 def _is_foldable(attention: Any) -> bool:
     """Whether it is StepNet's adaptor that is nothing else."""
-    if type(attention) not in (StepNet, OursNoNorm) or (
-            attention.iebn != 'appendix') or not all(
-            map(is_as_made, attention.modules())):
+    if (
+        type(attention) not in (StepNet, OursNoNorm)
+        or (attention.iebn != 'appendix')
+        or not all(map(is_as_made, attention.modules()))
+    ):
         return False
     norm = attention.bn
     return type(norm) is nn.Identity or (
         type(norm) in (nn.BatchNorm1d, nn.SyncBatchNorm)
-        and norm.running_mean is not None)
+        and norm.running_mean is not None
+    )
 
 
 def _is_constant(attention: Any) -> bool:
@@ -82,14 +86,19 @@ def _is_constant(attention: Any) -> bool:
 def _fold_constants(model: nn.Module, example: object) -> None:
     """Multiply constant steps into the layers before them, in place."""
     constants = {
-        step: block for block in modules_by_name(model).values()
+        step: block
+        for block in modules_by_name(model).values()
         for step in steps_of(block)
-        if _is_constant(step.attention)}
+        if _is_constant(step.attention)
+    }
     if not constants:
         return
     # What a ResNet's block ends in is known; the others run to show it.
-    layers = {step: block.last_layer() for step, block in constants.items()
-              if isinstance(block, FusedBlock)}
+    layers = {
+        step: block.last_layer()
+        for step, block in constants.items()
+        if isinstance(block, FusedBlock)
+    }
     others = constants.keys() - layers.keys()
     if others:
         layers |= find_givers(model, others, example)
@@ -116,5 +125,6 @@ def _scale(layer: Any, factors: Tensor) -> None:
     for weights in (layer.weight, layer.bias):
         if weights is not None:
             # In the wider of both types, and rounded once.
-            weights.copy_(weights * factors.view(
-                -1, *[1] * (weights.dim() - 1)))
+            weights.copy_(
+                weights * factors.view(-1, *[1] * (weights.dim() - 1))
+            )

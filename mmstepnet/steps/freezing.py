@@ -10,9 +10,12 @@ from .modules import find_modules_to_save, modules_by_name
 from .residual import ResidualStep
 
 
-def mark_only_steps_as_trainable(model: nn.Module,
-                                 modules_to_save: Iterable[str] = (),
-                                 *, unfreeze: bool = False) -> int:
+def mark_only_steps_as_trainable(
+    model: nn.Module,
+    modules_to_save: Iterable[str] = (),
+    *,
+    unfreeze: bool = False,
+) -> int:
     """Freeze all of a model but its steps.
 
     Parameters elsewhere require no gradient any more. Modules elsewhere that
@@ -48,27 +51,38 @@ def mark_only_steps_as_trainable(model: nn.Module,
         520744
     """
     modules = modules_by_name(model)
-    gates = [m.attention for m in modules.values() if isinstance(
-        m, ResidualStep) and m.attention is not None]
+    gates = [
+        m.attention
+        for m in modules.values()
+        if isinstance(m, ResidualStep) and m.attention is not None
+    ]
     if not gates and not unfreeze:
-        raise ValueError(f'{type(modules[""]).__name__} has no steps that '
-                         f'could be trained; call insert_steps first')
-    trained = [*find_modules_to_save(modules, modules_to_save).values(),
-               *gates]
+        raise ValueError(
+            f'{type(modules[""]).__name__} has no steps that '
+            f'could be trained; call insert_steps first'
+        )
+    trained = [
+        *find_modules_to_save(modules, modules_to_save).values(),
+        *gates,
+    ]
     inside = {m for module in trained for m in module.modules()}
     kept = {p for module in trained for p in module.parameters()} - {
-        p for name, module in modules.items()
+        p
+        for name, module in modules.items()
         if name.endswith('.original_module')  # peft runs a copy of it
-        for p in module.parameters()}
+        for p in module.parameters()
+    }
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_(unfreeze or parameter in kept)
     follow_training(m for m in model.modules() if unfreeze or m in inside)
     for module in () if unfreeze else list(model.modules()):
-        if (module not in inside and _keeps_numbers(module)
-                and not isinstance(module, KeepsStatistics)
-                and not any(isinstance(m, ResidualStep)
-                            for m in module.modules())):
+        if (
+            module not in inside
+            and _keeps_numbers(module)
+            and not isinstance(module, KeepsStatistics)
+            and not any(isinstance(m, ResidualStep) for m in module.modules())
+        ):
             kept_class: Any = generated_class(KeepsStatistics, type(module))
             module.__class__ = kept_class
             module.eval()
@@ -77,9 +91,12 @@ def mark_only_steps_as_trainable(model: nn.Module,
 
 def _keeps_numbers(module: nn.Module) -> bool:
     """Whether a module may change, in training, what its state dict holds."""
-    return any(t is not None and t.is_floating_point()
-               and name not in module._non_persistent_buffers_set
-               for name, t in module._buffers.items())
+    return any(
+        t is not None
+        and t.is_floating_point()
+        and name not in module._non_persistent_buffers_set
+        for name, t in module._buffers.items()
+    )
 
 
 def follow_training(modules: Iterable[nn.Module]) -> None:

@@ -69,8 +69,13 @@ def _norm(block: Any, k: int) -> Any:
 
 def _plugins(block: Any) -> list[list[nn.Module]]:
     """MMDetection's plugins behind each of the three convolutions."""
-    return [[getattr(block, name) for name in getattr(
-        block, f'after_conv{k}_plugin_names', ())] for k in (1, 2, 3)]
+    return [
+        [
+            getattr(block, name)
+            for name in getattr(block, f'after_conv{k}_plugin_names', ())
+        ]
+        for k in (1, 2, 3)
+    ]
 
 
 def _apply(modules: list[nn.Module], x: Tensor) -> Tensor:
@@ -79,22 +84,39 @@ def _apply(modules: list[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-MODULES = 'torchvision.models.resnet', *(
-    f'{host}.models.backbones.resnet'
-    for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose'))
+MODULES = (
+    'torchvision.models.resnet',
+    *(
+        f'{host}.models.backbones.resnet'
+        for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose')
+    ),
+)
 
 TAILS = {
-    **{f'{module}.BasicBlock': Tail(
-        _basic, lambda block: _norm(block, 2), 'relu') for module in MODULES},
-    **{f'{module}.Bottleneck': Tail(
-        _bottleneck, lambda block: (_plugins(block)[2] or [
-            _norm(block, 3)])[-1], 'relu') for module in MODULES},
+    **{
+        f'{module}.BasicBlock': Tail(
+            _basic, lambda block: _norm(block, 2), 'relu'
+        )
+        for module in MODULES
+    },
+    **{
+        f'{module}.Bottleneck': Tail(
+            _bottleneck,
+            lambda block: (_plugins(block)[2] or [_norm(block, 3)])[-1],
+            'relu',
+        )
+        for module in MODULES
+    },
     'timm.models.resnet.BasicBlock': Tail(
-        _timm_basic, lambda block: block.bn2 if block.se is None
-        else block.se, 'act2'),
+        _timm_basic,
+        lambda block: block.bn2 if block.se is None else block.se,
+        'act2',
+    ),
     'timm.models.resnet.Bottleneck': Tail(
-        _timm_bottleneck, lambda block: block.bn3 if block.se is None
-        else block.se, 'act3'),
+        _timm_bottleneck,
+        lambda block: block.bn3 if block.se is None else block.se,
+        'act3',
+    ),
 }
 """Tails of blocks by the names of their classes. No library is imported."""
 
@@ -117,9 +139,14 @@ class TailStep(ResidualStep):
     def __init__(self, attention: Any = None):
         super().__init__(attention)
 
-    def forward(self, identity: Tensor, branch: Tensor,
-                tail: ByHand | ByImage | None, activation: Any,
-                drop_path: Any) -> Tensor:
+    def forward(
+        self,
+        identity: Tensor,
+        branch: Tensor,
+        tail: ByHand | ByImage | None,
+        activation: Any,
+        drop_path: Any,
+    ) -> Tensor:
         """Take the step, see :meth:`ResidualStep.take`."""
         return self.take(identity, branch, tail, activation, drop_path)
 
@@ -144,16 +171,28 @@ class FusedBlock(Generated):
     def _forward(self, x: Tensor) -> Tensor:
         branch = self.tail.branch(self, x)  # first, as the hosts do
         identity = x if self.downsample is None else self.downsample(x)
-        return self._end(identity, branch, self.tail.end(self),
-                         getattr(self, self.tail.activation))
+        return self._end(
+            identity,
+            branch,
+            self.tail.end(self),
+            getattr(self, self.tail.activation),
+        )
 
-    def _end(self, identity: Tensor, branch: Tensor, norm: Any = None,
-             activation: Any = None) -> Tensor:
+    def _end(
+        self,
+        identity: Tensor,
+        branch: Tensor,
+        norm: Any = None,
+        activation: Any = None,
+    ) -> Tensor:
         """Take the step, together with the norm where that is possible."""
         behind = activation, getattr(self, 'drop_path', None)
         # Who wraps or hooks the step may hand on something else.
-        tail = read_tail(self.step, identity, branch, norm, *behind) if (
-            type(self.step) is TailStep and is_as_made(self.step)) else None
+        tail = (
+            read_tail(self.step, identity, branch, norm, *behind)
+            if (type(self.step) is TailStep and is_as_made(self.step))
+            else None
+        )
         if tail is None and norm is not None:
             branch = norm(branch)
         return self.step(identity, branch, tail, *behind)
@@ -187,13 +226,27 @@ def is_fusable(block: nn.Module) -> bool:
     if isinstance(block, FusedBlock):
         return True
     tail = _tail_of(type(block))
-    if tail is None or isinstance(block, Generated) or (
-            'forward' in vars(block)):
+    if (
+        tail is None
+        or isinstance(block, Generated)
+        or ('forward' in vars(block))
+    ):
         return False
     # One trial serves all blocks that are put together alike.
-    key = type(block), type(block).forward, tuple(
-        (name, type(m), 'forward' in vars(m), len(m._forward_hooks),
-         len(m._forward_pre_hooks)) for name, m in block.named_modules())
+    key = (
+        type(block),
+        type(block).forward,
+        tuple(
+            (
+                name,
+                type(m),
+                'forward' in vars(m),
+                len(m._forward_hooks),
+                len(m._forward_pre_hooks),
+            )
+            for name, m in block.named_modules()
+        ),
+    )
     if key not in TRIED:
         TRIED[key] = _computes(block, tail)
     return TRIED[key]
@@ -214,8 +267,11 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
     the caller's default type, device and autocast are.
     """
     try:
-        with (torch.random.fork_rng([]), torch.device('cpu'),
-              torch.autocast('cpu', enabled=False)):
+        with (
+            torch.random.fork_rng([]),
+            torch.device('cpu'),
+            torch.autocast('cpu', enabled=False),
+        ):
             torch.manual_seed(0)
             probe: Any = copy.deepcopy(block).to_empty(device='cpu').float()
             probe.train(False)
@@ -225,7 +281,8 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
                 else:
                     t.zero_()
             x = torch.randn(
-                2, probe.conv1.in_channels, 8, 8, dtype=torch.float32)
+                2, probe.conv1.in_channels, 8, 8, dtype=torch.float32
+            )
             end: Any = tail.end(probe)
             handle = end.register_forward_hook(lambda m, args, out: out / 2)
             wanted = probe(x.clone())

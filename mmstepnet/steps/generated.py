@@ -31,8 +31,11 @@ def generated_class(kind: type[Generated], host: type) -> type[Generated]:
     """The class of a kind that is made of a host's."""
     metaclass: Any = type(host)
     name, members = kind._named_over(host)
-    return metaclass(name, (kind, host), dict(
-        host=host, __module__=kind.__module__) | members)
+    return metaclass(
+        name,
+        (kind, host),
+        dict(host=host, __module__=kind.__module__) | members,
+    )
 
 
 def _new_module(kind: type[Generated], host: type) -> Generated:
@@ -60,5 +63,8 @@ def host_of(module: nn.Module | None) -> type:
     if isinstance(module, Generated):
         return module.host
     # FSDP2 makes FSDPBlock of a Block, with a class of its own before it.
-    return next(cls for cls in type(module).__mro__
-                if not cls.__name__.startswith('FSDP'))
+    return next(
+        cls
+        for cls in type(module).__mro__
+        if not cls.__name__.startswith('FSDP')
+    )

@@ -44,19 +44,25 @@ def is_scalable(layer: Any, model: nn.Module) -> bool:
     """
     if not _is_known(layer) or getattr(layer, 'weight', None) is None:
         return False
-    hooks = (*layer._forward_hooks.values(),
-             *layer._forward_pre_hooks.values())
+    hooks = (
+        *layer._forward_hooks.values(),
+        *layer._forward_pre_hooks.values(),
+    )
     if 'forward' in vars(layer) or not all(
-            isinstance(hook, StepHook) for hook in hooks):
+        isinstance(hook, StepHook) for hook in hooks
+    ):
         return False
     owners = Counter(
-        id(t) for m in model.modules() for t in (
-            *m._parameters.values(), *m._buffers.values()))
+        id(t)
+        for m in model.modules()
+        for t in (*m._parameters.values(), *m._buffers.values())
+    )
     places = Counter(
-        m for parent in model.modules() for m in parent._modules.values())
+        m for parent in model.modules() for m in parent._modules.values()
+    )
     return places[layer] < 2 and all(
-        owners[id(t)] < 2 for t in (layer.weight, layer.bias)
-        if t is not None)
+        owners[id(t)] < 2 for t in (layer.weight, layer.bias) if t is not None
+    )
 
 
 def _is_known(layer: Any) -> bool:
@@ -64,13 +70,16 @@ def _is_known(layer: Any) -> bool:
     kind = type(layer)
     if kind is nn.LayerNorm:
         return len(layer.normalized_shape) == 1
-    return kind in (*CONVOLUTIONS, *NORMS, *TOKENS) or (
-        kind.__module__, kind.__name__) in NAMED and all(
-            type(part) is nn.Identity for part in layer.children())
+    return (
+        kind in (*CONVOLUTIONS, *NORMS, *TOKENS)
+        or (kind.__module__, kind.__name__) in NAMED
+        and all(type(part) is nn.Identity for part in layer.children())
+    )
 
 
-def find_givers(model: nn.Module, steps: Collection[ResidualStep],
-                example: object) -> dict[ResidualStep, nn.Module]:
+def find_givers(
+    model: nn.Module, steps: Collection[ResidualStep], example: object
+) -> dict[ResidualStep, nn.Module]:
     """Find the layer that alone gives the branch of each of some steps.
 
     Args:
@@ -89,13 +98,17 @@ def find_givers(model: nn.Module, steps: Collection[ResidualStep],
     failed: ValueError | None = None
     for name, part in modules_by_name(model).items():
         inside = set(part.modules())
-        here = [step for step in steps
-                if step in inside and step not in found]
+        here = [step for step in steps if step in inside and step not in found]
         if not here:
             continue
         try:
-            results, = run_on(example, part, partial(_follow, steps=here),
-                              None, outermost=name in ('', 'backbone'))
+            (results,) = run_on(
+                example,
+                part,
+                partial(_follow, steps=here),
+                None,
+                outermost=name in ('', 'backbone'),
+            )
             found |= results
         except ValueError as error:
             failed = failed or error
@@ -117,8 +130,13 @@ class _Reads(TorchDispatchMode):
         self.tags = Tags()  # while they live no other memory is taken for it
         self.count: Counter = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if not describe_operation(func).views:
             self.count.update(self.memory(*args, kwargs))
@@ -130,9 +148,12 @@ class _Reads(TorchDispatchMode):
 
 
 @torch.no_grad()
-def _follow(model: nn.Module, args: tuple, kwargs: dict,
-            steps: Collection[ResidualStep]
-            ) -> dict[ResidualStep, nn.Module | None]:
+def _follow(
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict,
+    steps: Collection[ResidualStep],
+) -> dict[ResidualStep, nn.Module | None]:
     """Layers that give the branches of the steps that ran, or None.
 
     What the layers return is kept until then.
@@ -140,12 +161,19 @@ def _follow(model: nn.Module, args: tuple, kwargs: dict,
     returned: dict[nn.Module, list[Any]] = defaultdict(list)
     branches: dict[ResidualStep, list[Tensor]] = defaultdict(list)
     # Before the hook of a step, which returns the scaled branch.
-    handles: list = [uncompiled.enter(), *(
-        layer.register_forward_hook(
-            lambda layer, _, out: returned[layer].append(out), prepend=True)
-        for layer in filter(_is_known, model.modules())), *(
-        step.observe(lambda step, x, f, *_: branches[step].append(f))
-        for step in steps)]
+    handles: list = [
+        uncompiled.enter(),
+        *(
+            layer.register_forward_hook(
+                lambda layer, _, out: returned[layer].append(out), prepend=True
+            )
+            for layer in filter(_is_known, model.modules())
+        ),
+        *(
+            step.observe(lambda step, x, f, *_: branches[step].append(f))
+            for step in steps
+        ),
+    ]
     reads = _Reads()
     with hooked(handles), reads:
         out = model(*args, **kwargs)
@@ -156,12 +184,17 @@ def _follow(model: nn.Module, args: tuple, kwargs: dict,
         """Whether a layer, which runs once, gives f to a step alone."""
         (out, *again), (f, *others) = returned[layer], branches[step]
         own = reads.memory(f, layer.weight, layer.bias)
-        return not (again or others) and own <= once and _channels(
-            f, _axis_of_step(step)) == _channels(
-            out, _axis_of_layer(layer, out))
+        return (
+            not (again or others)
+            and own <= once
+            and _channels(f, _axis_of_step(step))
+            == _channels(out, _axis_of_layer(layer, out))
+        )
 
-    return {step: next((layer for layer in returned if gives(layer, step)),
-                       None) for step in branches}
+    return {
+        step: next((layer for layer in returned if gives(layer, step)), None)
+        for step in branches
+    }
 
 
 def _channels(t: Tensor, axis: int) -> tuple:

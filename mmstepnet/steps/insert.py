@@ -24,15 +24,17 @@ from .spots import find_places
 LOGGER = logging.getLogger(__name__)
 
 
-def insert_steps(model: nn.Module,
-                 attention: str | type = 'StepNet',
-                 *,
-                 blocks: Selection | None = None,
-                 example: Tensor | tuple | dict | None = None,
-                 layout: str | None = None,
-                 first_block: bool | None = None,
-                 init_step: float | None = 1.0,
-                 **attention_args) -> list[str]:
+def insert_steps(
+    model: nn.Module,
+    attention: str | type = 'StepNet',
+    *,
+    blocks: Selection | None = None,
+    example: Tensor | tuple | dict | None = None,
+    layout: str | None = None,
+    first_block: bool | None = None,
+    init_step: float | None = 1.0,
+    **attention_args,
+) -> list[str]:
     r"""Put an attention into the residual blocks of a model, in place.
 
     Each block then takes the step
@@ -105,8 +107,10 @@ def insert_steps(model: nn.Module,
         True
     """
     if layout is not None and not {'N', 'C'} < set(layout):
-        raise ValueError(f"layout must name the axes of a state, such as "
-                         f"'NCHW', 'NHWC' or 'NLC', got {layout!r}")
+        raise ValueError(
+            f'layout must name the axes of a state, such as '
+            f"'NCHW', 'NHWC' or 'NLC', got {layout!r}"
+        )
     check_unsharded(model)
     meant = _Meant(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
@@ -118,11 +122,13 @@ def insert_steps(model: nn.Module,
         for name, places in found.items():
             if not is_within(name, known):
                 block = meant.modules[name]
-                ready[name] = [(place, build(cfg, name, block, place))
-                               for place in places]
+                ready[name] = [
+                    (place, build(cfg, name, block, place)) for place in places
+                ]
     meant.check(ready, without)
-    changed = {name: block for name, block in meant.modules.items()
-               if ready.get(name)}
+    changed = {
+        name: block for name, block in meant.modules.items() if ready.get(name)
+    }
     _warn(changed, without)
     for name, block in changed.items():
         put_in(block, ready[name])
@@ -137,55 +143,81 @@ all: the block is left out, because it projects its identity."""
 class _Meant:
     """The modules of a model among which blocks are looked for."""
 
-    def __init__(self, modules: dict[str, nn.Module],
-                 blocks: Selection | None):
+    def __init__(
+        self, modules: dict[str, nn.Module], blocks: Selection | None
+    ):
         self.all, self.kind = modules, type(modules['']).__name__
-        self.chosen: dict[Any, set[str]] = {'': {''}} if blocks is None else (
-            select(modules, blocks))
+        self.chosen: dict[Any, set[str]] = (
+            {'': {''}} if blocks is None else (select(modules, blocks))
+        )
         names = set().union(*self.chosen.values())
-        self.scope = 'backbone.' if blocks is None and isinstance(
-            getattr(modules[''], 'backbone', None), nn.Module) else ''
+        self.scope = (
+            'backbone.'
+            if blocks is None
+            and isinstance(getattr(modules[''], 'backbone', None), nn.Module)
+            else ''
+        )
         self.modules = {
-            name: module for name, module in modules.items()
-            if is_within(name, names) and name.startswith(self.scope)}
-        self.named = {name for item, found in self.chosen.items()
-                      for name in found if item and isinstance(item, str)
-                      and not set(item) & set('*?[')}
+            name: module
+            for name, module in modules.items()
+            if is_within(name, names) and name.startswith(self.scope)
+        }
+        self.named = {
+            name
+            for item, found in self.chosen.items()
+            for name in found
+            if item and isinstance(item, str) and not set(item) & set('*?[')
+        }
         """Those that were named one by one."""
-        stepped = [name for name, block in self.modules.items() if any(
-            step.attention is not None for step in steps_of(block))]
+        stepped = [
+            name
+            for name, block in self.modules.items()
+            if any(step.attention is not None for step in steps_of(block))
+        ]
         if stepped:
             raise ValueError(
                 f'there are steps already in {", ".join(stepped)}; call '
                 f'remove_steps(model) first, or, in a backbone of mmstepnet, '
-                f'choose its attention=')
+                f'choose its attention='
+            )
 
     def without(self, blocks: Iterable[str]) -> dict[Any, set[str]]:
         """Choices in which there is none of some blocks."""
-        return {item: names for item, names in self.chosen.items()
-                if not any(is_within(name, names) for name in blocks)}
+        return {
+            item: names
+            for item, names in self.chosen.items()
+            if not any(is_within(name, names) for name in blocks)
+        }
 
     def check(self, ready: dict[str, Steps], refused: list[str]) -> None:
         """Refuse a choice in which there is no block that takes steps."""
         taking = [name for name, steps in ready.items() if steps]
         for item, names in self.without(taking).items():
             where = f'of blocks={item!r} ' if item else ''
-            why = [f'{name} projects its identity; first_block=True includes '
-                   f'it' for name in ready if is_within(name, names)]
+            why = [
+                f'{name} projects its identity; first_block=True includes it'
+                for name in ready
+                if is_within(name, names)
+            ]
             raise ValueError(
                 f'{self.kind}: no block {where}can take steps: '
-                + '; '.join((why or refused)[:4]))
+                + '; '.join((why or refused)[:4])
+            )
 
 
-def _fused(meant: _Meant, cfg: dict, first_block: bool | None
-           ) -> dict[str, Steps]:
+def _fused(
+    meant: _Meant, cfg: dict, first_block: bool | None
+) -> dict[str, Steps]:
     """Blocks of ResNets."""
     ready: dict[str, Steps] = {}
     for name, block in meant.modules.items():
         if is_fusable(block):
             gate = build(cfg, name, block)
-            is_in = name in meant.named or block.downsample is None or (
-                gate.first_block if first_block is None else first_block)
+            is_in = (
+                name in meant.named
+                or block.downsample is None
+                or (gate.first_block if first_block is None else first_block)
+            )
             ready[name] = [(None, gate)] if is_in else []
     return ready
 
@@ -203,8 +235,9 @@ def put_in(block: Any, steps: Steps) -> None:
         step.attention = attention
 
 
-def _found(meant: _Meant, example: object, layout: str | None
-           ) -> tuple[dict[str, tuple[Place, ...]], list[str]]:
+def _found(
+    meant: _Meant, example: object, layout: str | None
+) -> tuple[dict[str, tuple[Place, ...]], list[str]]:
     """Places in a model, or in the outermost parts that run by themselves."""
     found: dict[str, tuple[Place, ...]] = {}
     without: list[str] = []
@@ -212,26 +245,37 @@ def _found(meant: _Meant, example: object, layout: str | None
     for name, part in meant.all.items():
         prefix = name and f'{name}.'
         if prefix.startswith(tuple(ran)) or (
-                example is None and not prefix.startswith(meant.scope)):
+            example is None and not prefix.startswith(meant.scope)
+        ):
             continue
         try:
             places, refused, seen = find_places(
-                part, example, layout, outermost=name in ('', 'backbone'))
+                part, example, layout, outermost=name in ('', 'backbone')
+            )
         except ValueError as error:
             if example is not None:
                 raise
             LOGGER.debug('%s', error)  # its own parts may run
             continue
-        found.update({prefix + n: p for n, p in places.items()
-                      if prefix + n in meant.modules})
-        without += [prefix + r for r in refused if (
-            prefix + r).split()[0] in meant.modules]
+        found.update(
+            {
+                prefix + n: p
+                for n, p in places.items()
+                if prefix + n in meant.modules
+            }
+        )
+        without += [
+            prefix + r
+            for r in refused
+            if (prefix + r).split()[0] in meant.modules
+        ]
         if not (places or refused):
             without.append(seen)
         ran.append(prefix)
     return found, without if ran else [
         'it was not run; give example=, what it is called with, such as '
-        'torch.zeros(1, 3, 224, 224)']
+        'torch.zeros(1, 3, 224, 224)'
+    ]
 
 
 def _warn(blocks: dict[str, nn.Module], without: list[str]) -> None:
@@ -239,19 +283,29 @@ def _warn(blocks: dict[str, nn.Module], without: list[str]) -> None:
     if without:
         LOGGER.warning('Without steps: %s', '; '.join(without))
     # As zero_init_last of timm and zero_init_residual of others have it.
-    silent = [name for name, block in blocks.items() if any(
-        p.ndim == 1 and key.endswith('weight') and has_values(p)
-        and not p.any() for key, p in block.named_parameters())]
+    silent = [
+        name
+        for name, block in blocks.items()
+        if any(
+            p.ndim == 1
+            and key.endswith('weight')
+            and has_values(p)
+            and not p.any()
+            for key, p in block.named_parameters()
+        )
+    ]
     if silent:
         LOGGER.warning(
             'A norm of %s starts at zero, so f is 0 there: no gate has a '
-            'gradient until the norm moves', ', '.join(silent))
-    if any(p.is_meta for block in blocks.values()
-           for p in block.parameters()):
+            'gradient until the norm moves',
+            ', '.join(silent),
+        )
+    if any(p.is_meta for block in blocks.values() for p in block.parameters()):
         LOGGER.warning(
             'The gates are on the meta device. to_empty() gives them their '
             'start; who fills their memory in another way, as from_pretrained '
-            'of transformers does, calls reset_parameters() of each')
+            'of transformers does, calls reset_parameters() of each'
+        )
 
 
 def remove_steps(model: nn.Module) -> list[str]:
@@ -272,7 +326,8 @@ def remove_steps(model: nn.Module) -> list[str]:
     for name, block in modules_by_name(model).items():
         steps: list[Any] = steps_of(block)
         if isinstance(block, SteppedBlock) or any(
-                step.attention is not None for step in steps):
+            step.attention is not None for step in steps
+        ):
             names.append(name)
         if steps or isinstance(block, SteppedBlock):
             take_out_steps(block)
@@ -319,20 +374,24 @@ def step_parameters(model: nn.Module, **options) -> list[dict]:
         [62, 25]
     """
     gates = dict.fromkeys(
-        p for step in model.modules()
+        p
+        for step in model.modules()
         if isinstance(step, ResidualStep) and step.attention is not None
-        for p in step.attention.parameters())
+        for p in step.attention.parameters()
+    )
     if not gates:
         raise ValueError(
             f'{type(model).__name__} has no step whose attention has '
             f'parameters of its own; call insert_steps first, and FSDP with '
-            f'use_orig_params=True')
+            f'use_orig_params=True'
+        )
     rest = [p for p in model.parameters() if p not in gates]
     return [dict(params=rest), dict(params=list(gates), **options)]
 
 
-def build(cfg: dict, name: str, block: nn.Module,
-          place: Place | None = None) -> Attention:
+def build(
+    cfg: dict, name: str, block: nn.Module, place: Place | None = None
+) -> Attention:
     """An attention for a block, on its device and in its dtype.
 
     Args:
@@ -348,21 +407,29 @@ def build(cfg: dict, name: str, block: nn.Module,
     """
     cfg = dict(cfg)
     if isinstance(cfg.get('map_size'), Mapping):
-        sizes = [size for stage, size in cfg['map_size'].items()
-                 if any(is_named(n, stage) for n in around(name))]
+        sizes = [
+            size
+            for stage, size in cfg['map_size'].items()
+            if any(is_named(n, stage) for n in around(name))
+        ]
         if len(sizes) != 1:
-            raise ValueError(f'map_size must name the stage of {name} once, '
-                             f'got {cfg["map_size"]!r}')
+            raise ValueError(
+                f'map_size must name the stage of {name} once, '
+                f'got {cfg["map_size"]!r}'
+            )
         cfg['map_size'] = sizes[0]
     reference = next(p for p in block.parameters() if p.is_floating_point())
     with torch.device(reference.device):  # whatever the default device is
         attention = build_attention(
-            cfg, place.width if place else state_width(block))
+            cfg, place.width if place else state_width(block)
+        )
     if attention.needs_positions and place and place.dims < 4:
         raise ValueError(
             f'{type(attention).__name__} looks at positions and cannot stand '
             f'in {name} ({type(block).__name__}), whose state is a set of '
             f'tokens; take an attention over channels, such as StepNet, SE or '
-            f'ECA')
+            f'ECA'
+        )
     return attention.to(reference.device, reference.dtype).train(
-        block.training)
+        block.training
+    )

@@ -20,25 +20,31 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for module, name in name_modules(model).items()}
 
 
-def find_modules_to_save(modules: dict[str, nn.Module],
-                         names: Iterable[str]) -> dict[str, nn.Module]:
+def find_modules_to_save(
+    modules: dict[str, nn.Module], names: Iterable[str]
+) -> dict[str, nn.Module]:
     """What the argument ``modules_to_save`` names."""
     checked = list(names)
     if isinstance(names, str) or not all(
-            isinstance(name, str) and name for name in checked):
-        raise TypeError(f'modules_to_save must be a list of names, got '
-                        f'{names!r}')
+        isinstance(name, str) and name for name in checked
+    ):
+        raise TypeError(
+            f'modules_to_save must be a list of names, got {names!r}'
+        )
     for name in checked:
         if name not in modules:
-            raise ValueError(f'modules_to_save names {name!r}, and the model '
-                             f'has no such module')
+            raise ValueError(
+                f'modules_to_save names {name!r}, and the model '
+                f'has no such module'
+            )
     return {name: modules[name] for name in checked}
 
 
 def steps_of(block: nn.Module) -> list[ResidualStep]:
     """Steps among the children of a block, those in wrappers too."""
-    return [m for m in map(unwrap, block.children())
-            if isinstance(m, ResidualStep)]
+    return [
+        m for m in map(unwrap, block.children()) if isinstance(m, ResidualStep)
+    ]
 
 
 def check_unsharded(model: nn.Module) -> None:
@@ -52,4 +58,5 @@ def check_unsharded(model: nn.Module) -> None:
             raise RuntimeError(
                 f'{name or "the model"} is in {type(module).__name__}, which '
                 f'would not see new parameters; change steps before it is '
-                f'wrapped')
+                f'wrapped'
+            )

@@ -20,8 +20,11 @@ from .spots import SpotFinder, identity, run_on
 from .tail import fused, only_looks
 
 
-def remove_blocks(model: nn.Module, names: Selection,
-                  example: Tensor | tuple | dict | None = None) -> list[str]:
+def remove_blocks(
+    model: nn.Module,
+    names: Selection,
+    example: Tensor | tuple | dict | None = None,
+) -> list[str]:
     r"""Take residual blocks out of a model, in place.
 
     What is left is :math:`x_{t+1} = x_t`, as if f were 0 in
@@ -70,8 +73,9 @@ def remove_blocks(model: nn.Module, names: Selection,
 
 
 @contextmanager
-def without_blocks(model: nn.Module,
-                   removed: dict[str, 'RemovedBlock']) -> Iterator[None]:
+def without_blocks(
+    model: nn.Module, removed: dict[str, 'RemovedBlock']
+) -> Iterator[None]:
     """Run a model without some blocks, which come back afterwards."""
     undo = exchange(model, removed)
     try:
@@ -81,20 +85,26 @@ def without_blocks(model: nn.Module,
             children[key] = module
 
 
-def exchange(model: nn.Module, others: dict[str, 'RemovedBlock']
-             ) -> list[tuple[dict, str, nn.Module]]:
+def exchange(
+    model: nn.Module, others: dict[str, 'RemovedBlock']
+) -> list[tuple[dict, str, nn.Module]]:
     """Put modules in the places of those named, wrappers included."""
     outermost = {name: m for m, name in reversed(name_modules(model).items())}
     new = {outermost[name]: other for name, other in others.items()}
-    undo = [(parent._modules, key, child) for parent in model.modules()
-            for key, child in parent._modules.items() if child in new]
+    undo = [
+        (parent._modules, key, child)
+        for parent in model.modules()
+        for key, child in parent._modules.items()
+        if child in new
+    ]
     for children, key, child in undo:
         children[key] = new[child]
     return undo
 
 
-def prepare_removal(model: nn.Module, names: Selection | None,
-                    example: object = None) -> dict[str, 'RemovedBlock']:
+def prepare_removal(
+    model: nn.Module, names: Selection | None, example: object = None
+) -> dict[str, 'RemovedBlock']:
     """What may stand in the place of blocks, by name; nothing is changed.
 
     Args:
@@ -111,23 +121,32 @@ def prepare_removal(model: nn.Module, names: Selection | None,
         if not any(is_within(name, found) for name in blocks):
             raise ValueError(
                 f'blocks={item!r} means no residual block of the model; '
-                f'find_steps shows where its steps are')
-    meant = {name for name in blocks if names is None or is_within(
-        name, set().union(*chosen.values()))}
+                f'find_steps shows where its steps are'
+            )
+    meant = {
+        name
+        for name in blocks
+        if names is None or is_within(name, set().union(*chosen.values()))
+    }
     removed, refused = {}, []
     for name in [name for name in blocks if name in meant]:
         way, *others = ways.get(name, [None])
         if blocks[name]:
             refused.append(f'{name} projects its identity')
         elif way is None or others:
-            refused.append(f'{name} returns something else than the sum of '
-                           f'its state and its branches, or a ReLU of it')
+            refused.append(
+                f'{name} returns something else than the sum of '
+                f'its state and its branches, or a ReLU of it'
+            )
         elif _is_counted(modules, name, {name} if names is None else meant):
-            refused.append(f'{name} has a number in a cache, and a layer '
-                           f'behind it stays')
+            refused.append(
+                f'{name} has a number in a cache, and a layer behind it stays'
+            )
         elif stage := stage_asked_for(modules, name):
-            refused.append(f'{name} makes what out_features names '
-                           f'{stage!r}; leave that out there')
+            refused.append(
+                f'{name} makes what out_features names '
+                f'{stage!r}; leave that out there'
+            )
         else:
             removed[name] = stand_in(modules[name], *way)
     if refused and names is not None:
@@ -135,15 +154,22 @@ def prepare_removal(model: nn.Module, names: Selection | None,
     return removed
 
 
-def _is_counted(modules: dict[str, nn.Module], name: str,
-                removed: set[str]) -> bool:
+def _is_counted(
+    modules: dict[str, nn.Module], name: str, removed: set[str]
+) -> bool:
     """Whether a cache knows a layer by its number, and one behind it."""
-    numbers = {n: m.layer_idx for n, m in modules.items() if isinstance(
-        getattr(m, 'layer_idx', None), int)
-        and n.startswith(f'{name.rpartition(".")[0]}.'.lstrip('.'))}
+    numbers = {
+        n: m.layer_idx
+        for n, m in modules.items()
+        if isinstance(getattr(m, 'layer_idx', None), int)
+        and n.startswith(f'{name.rpartition(".")[0]}.'.lstrip('.'))
+    }
     own: list[Any] = [k for n, k in numbers.items() if is_within(n, {name})]
-    return any(k > min(own) for n, k in numbers.items()
-               if own and not is_within(n, removed))
+    return any(
+        k > min(own)
+        for n, k in numbers.items()
+        if own and not is_within(n, removed)
+    )
 
 
 def stage_asked_for(modules: dict[str, nn.Module], name: str) -> str | None:
@@ -155,8 +181,11 @@ def stage_asked_for(modules: dict[str, nn.Module], name: str) -> str | None:
     for owner, backbone in modules.items():
         stages = getattr(backbone, 'stage_names', None)
         if stages and is_within(name, {owner}):
-            numbers = [int(part) for part in name.removeprefix(owner).split(
-                '.') if part.isdigit()]
+            numbers = [
+                int(part)
+                for part in name.removeprefix(owner).split('.')
+                if part.isdigit()
+            ]
             if len(numbers) == 1 and numbers[0] + 1 < len(stages):
                 made = stages[numbers[0] + 1]
                 if made in getattr(backbone, 'out_features', ()):
@@ -192,8 +221,12 @@ class _WayFinder(SpotFinder):
         size = len(out) if type(out) is tuple else 0
         first: Any = out[0] if size else out
         state, way = self.given.pop(module), None
-        if state and is_real(first) and first.shape == state[4] and all(
-                t is None for t in (out[1:] if size else ())):
+        if (
+            state
+            and is_real(first)
+            and first.shape == state[4]
+            and all(t is None for t in (out[1:] if size else ()))
+        ):
             kinds, end = [], identity(first)[:4]
             while end != state[:4] and end in self.origins:
                 kind, before, _ = self.origins[end]
@@ -205,8 +238,9 @@ class _WayFinder(SpotFinder):
         self.ways[self.names[module]].add(way)
 
 
-def _passes(model: nn.Module, args: tuple, kwargs: dict
-            ) -> tuple[dict[str, bool], dict[str, set]]:
+def _passes(
+    model: nn.Module, args: tuple, kwargs: dict
+) -> tuple[dict[str, bool], dict[str, set]]:
     """Whether blocks project their identity, and ways through all modules.
 
     After a pass in evaluation mode comes one with the blocks in training mode.
@@ -218,10 +252,15 @@ def _passes(model: nn.Module, args: tuple, kwargs: dict
         model(*args, **kwargs)
         ways, arrangement = finder.ways, Arrangement(finder)
         projects = dict.fromkeys(arrangement.by_block(), False) | {
-            block.name: True for _, found, block in arrangement.named
-            if block and not found.state}
-        blocks = {name: projects[name] for name in projects if not any(
-            other.startswith(f'{name}.') for other in projects)}
+            block.name: True
+            for _, found, block in arrangement.named
+            if block and not found.state
+        }
+        blocks = {
+            name: projects[name]
+            for name in projects
+            if not any(other.startswith(f'{name}.') for other in projects)
+        }
         for name in blocks:
             arrangement.modules[name].train()
         model(*args, **kwargs)
@@ -251,10 +290,16 @@ class RemovedBlock(Generated):
         return f'Removed{self.host.__name__}'
 
 
-HOOKS = ('_forward_hooks', '_forward_hooks_with_kwargs',
-         '_forward_hooks_always_called', '_forward_pre_hooks',
-         '_forward_pre_hooks_with_kwargs', '_backward_hooks',
-         '_backward_pre_hooks', '_is_full_backward_hook')
+HOOKS = (
+    '_forward_hooks',
+    '_forward_hooks_with_kwargs',
+    '_forward_hooks_always_called',
+    '_forward_pre_hooks',
+    '_forward_pre_hooks_with_kwargs',
+    '_backward_hooks',
+    '_backward_pre_hooks',
+    '_is_full_backward_hook',
+)
 """Attributes of a module that hold what others have registered to be run."""
 
 
@@ -270,12 +315,21 @@ def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
     removed: Any = cls.__new__(cls)
     nn.Module.__init__(removed)
     own = vars(removed)
-    own.update({key: value for key, value in vars(block).items()
-                if key not in (*own, 'forward', '_compiled_call_impl')
-                and not isinstance(value, Tensor)},
-               size=size, is_relu=is_relu,
-               **{key: _without_steps(vars(block)[key]) for key in HOOKS
-                  if key in vars(block)})
+    own.update(
+        {
+            key: value
+            for key, value in vars(block).items()
+            if key not in (*own, 'forward', '_compiled_call_impl')
+            and not isinstance(value, Tensor)
+        },
+        size=size,
+        is_relu=is_relu,
+        **{
+            key: _without_steps(vars(block)[key])
+            for key in HOOKS
+            if key in vars(block)
+        },
+    )
     return removed.train(block.training)
 
 
@@ -285,7 +339,15 @@ def _without_steps(hooks: Any) -> Any:
     If there are none, they are the same object: who has registered a hook
     can still remove it.
     """
-    own = [key for key, hook in hooks.items() if isinstance(hook, StepHook)
-           ] if isinstance(hooks, dict) else []
-    return type(hooks)((key, hook) for key, hook in hooks.items()
-                       if key not in own) if own else hooks
+    own = (
+        [key for key, hook in hooks.items() if isinstance(hook, StepHook)]
+        if isinstance(hooks, dict)
+        else []
+    )
+    return (
+        type(hooks)(
+            (key, hook) for key, hook in hooks.items() if key not in own
+        )
+        if own
+        else hooks
+    )

@@ -12,8 +12,9 @@ from mmstepnet.attentions import Plain, choose_step
 
 from .tail import ByHand, ByImage, read_tail, take_tail
 
-Observer = Callable[['ResidualStep', Tensor, Tensor, Tensor | None, Tensor],
-                    None]
+Observer = Callable[
+    ['ResidualStep', Tensor, Tensor, Tensor | None, Tensor], None
+]
 
 
 class ResidualStep(nn.Module):
@@ -43,20 +44,21 @@ class ResidualStep(nn.Module):
             :math:`f \otimes \Delta t`. Defaults to None.
     """
 
-    def __init__(self,
-                 attention: nn.Module | None = None,
-                 activation: nn.Module | None = None,
-                 drop_path: nn.Module | None = None):
+    def __init__(
+        self,
+        attention: nn.Module | None = None,
+        activation: nn.Module | None = None,
+        drop_path: nn.Module | None = None,
+    ):
         super().__init__()
         self.attention = attention
         self.activation = activation
         self.drop_path = drop_path
         self._observers = OrderedDict()
 
-    def forward(self,
-                identity: Tensor,
-                branch: Tensor,
-                norm: nn.Module | None = None) -> Tensor:
+    def forward(
+        self, identity: Tensor, branch: Tensor, norm: nn.Module | None = None
+    ) -> Tensor:
         """Take the step.
 
         Args:
@@ -75,9 +77,14 @@ class ResidualStep(nn.Module):
             branch = norm(branch)
         return self.take(identity, branch, tail, *behind)
 
-    def take(self, identity: Tensor, branch: Tensor,
-             tail: ByHand | ByImage | None, activation: Any,
-             drop_path: Any) -> Tensor:
+    def take(
+        self,
+        identity: Tensor,
+        branch: Tensor,
+        tail: ByHand | ByImage | None,
+        activation: Any,
+        drop_path: Any,
+    ) -> Tensor:
         """Take the step, with the norm or behind it.
 
         Args:
@@ -93,8 +100,9 @@ class ResidualStep(nn.Module):
             Tensor: State x_{t+1} after the activation, (N, C, H, W).
         """
         if tail is not None:
-            return take_tail(tail, self, identity, branch, activation,
-                             drop_path)
+            return take_tail(
+                tail, self, identity, branch, activation, drop_path
+            )
         step = self.choose(identity, branch)
         residual = branch if step is None else branch * step
         residual = residual if drop_path is None else drop_path(residual)
@@ -117,8 +125,9 @@ class ResidualStep(nn.Module):
             return None
         return choose_step(self.attention, x, f)
 
-    def report(self, x: Tensor, f: Tensor, step: Tensor | None,
-               out: Tensor) -> None:
+    def report(
+        self, x: Tensor, f: Tensor, step: Tensor | None, out: Tensor
+    ) -> None:
         """Tell all observers of a step that was taken, see :meth:`observe`."""
         for observer in tuple(self._observers.values()):
             observer(self, x, f, step, out)

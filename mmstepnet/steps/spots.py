@@ -21,11 +21,17 @@ from .finding.operations import Operation, describe_operation
 from .finding.tags import Tags, is_real
 from .tail import only_looks
 
-NAMES = {1: ('step', ), 2: ('attn_step', 'mlp_step'),
-         3: ('attn_step', 'cross_step', 'mlp_step')}
+NAMES = {
+    1: ('step',),
+    2: ('attn_step', 'mlp_step'),
+    3: ('attn_step', 'cross_step', 'mlp_step'),
+}
 
-CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase,
-                  nn.GroupNorm)
+CHANNELS_FIRST = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+)
 CHANNELS_LAST = nn.Linear, nn.MultiheadAttention
 
 
@@ -85,12 +91,17 @@ class SpotFinder(Finder):
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         super()._enter(module, args, kwargs)
         if module is self.model:
-            self.texts = {t.shape for t in tensors(args, kwargs)
-                          if t.dim() > 1 and not t.is_floating_point()}
+            self.texts = {
+                t.shape
+                for t in tensors(args, kwargs)
+                if t.dim() > 1 and not t.is_floating_point()
+            }
         self.calls[module] += 1
         given = [*enumerate(args), *kwargs.items()]
-        self.arguments.setdefault(self.names[module], [
-            tuple(t.shape) for _, t in given if isinstance(t, Tensor)])
+        self.arguments.setdefault(
+            self.names[module],
+            [tuple(t.shape) for _, t in given if isinstance(t, Tensor)],
+        )
         for key, t in given:
             self._see(module, False, key, t)
 
@@ -101,23 +112,38 @@ class SpotFinder(Finder):
         for key, t in enumerate(outs):
             self._see(module, True, key, t)
 
-    def _see(self, module: nn.Module, returned: bool, key: int | str,
-             t: Any) -> None:
+    def _see(
+        self, module: nn.Module, returned: bool, key: int | str, t: Any
+    ) -> None:
         if is_real(t):
             self.tags.make(t)  # while it lives no other has its memory
             self.time += 1
-            self.seen[identity(t)].append(Event(
-                self.time, module, self.names[module], returned, key,
-                self.calls[module] - 1))
+            self.seen[identity(t)].append(
+                Event(
+                    self.time,
+                    module,
+                    self.names[module],
+                    returned,
+                    key,
+                    self.calls[module] - 1,
+                )
+            )
 
-    def __torch_dispatch__(self, func: Any, types: tuple, args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
         operation = describe_operation(func)
         is_ours = bool(self.stack) and self.stack[-1].is_closed
         self.origin = None
         if operation.name == 'relu' or is_ours and operation.pairs:
-            self.origin = 'step' if operation.pairs else 'relu', identity(
-                args[0])
+            self.origin = (
+                'step' if operation.pairs else 'relu',
+                identity(args[0]),
+            )
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.origin is not None and is_real(out):
             self.tags.make(out)
@@ -129,25 +155,29 @@ class SpotFinder(Finder):
             self.looked_up |= 1 << self.tags.mark(out)
         return out
 
-    def _multiple(self, operation: Operation,
-                  args: tuple) -> tuple[Tensor, Any] | None:
+    def _multiple(
+        self, operation: Operation, args: tuple
+    ) -> tuple[Tensor, Any] | None:
         found = super()._multiple(operation, args)
         if found is not None and operation.scales:
             self.origin = 'product', identity(found[0])
         return found
 
-    def _begin(self, owner: Run, x: Tensor, f: Tensor, args: tuple,
-               kwargs: dict) -> Sum | None:
+    def _begin(
+        self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
+    ) -> Sum | None:
         if x is args[0] or kwargs.get('alpha', 1) == 1:
             self.origin = 'step', identity(x)
         branch, key = [], identity(f)
         while key is not None:
             branch.append(list(self.seen.get(key, ())))
-            kind, before, made = self.origins.get(key[:4], (None, ) * 3)
+            kind, before, made = self.origins.get(key[:4], (None,) * 3)
             key = before if kind == 'product' and made == key else None
         seen = Surroundings(
-            list(self.seen.get(identity(x), ())), branch,
-            bool(self.tags.make(x).plain & self.looked_up))
+            list(self.seen.get(identity(x), ())),
+            branch,
+            bool(self.tags.make(x).plain & self.looked_up),
+        )
         found = super()._begin(owner, x, f, args, kwargs)
         if found is not None:
             self.surroundings.setdefault(found, seen)
@@ -163,9 +193,12 @@ def identity(t: Tensor, writes: int = 0) -> tuple:
     return *Tags.view(t), version, t.shape, t.stride()
 
 
-def find_places(model: nn.Module, example: object, layout: str | None = None,
-                outermost: bool = True
-                ) -> tuple[dict[str, tuple[Place, ...]], list[str], str]:
+def find_places(
+    model: nn.Module,
+    example: object,
+    layout: str | None = None,
+    outermost: bool = True,
+) -> tuple[dict[str, tuple[Place, ...]], list[str], str]:
     """Find the blocks of a model and where each takes its steps.
 
     The model runs in evaluation mode with two and with three samples, which
@@ -206,9 +239,13 @@ def find_places(model: nn.Module, example: object, layout: str | None = None,
     return places, [*dict.fromkeys(refused)], found[0].explain()
 
 
-def run_on(example: object, model: nn.Module,
-           follow: Callable[[nn.Module, tuple, dict], Any],
-           *samples: int | None, outermost: bool = True) -> list:
+def run_on(
+    example: object,
+    model: nn.Module,
+    follow: Callable[[nn.Module, tuple, dict], Any],
+    *samples: int | None,
+    outermost: bool = True,
+) -> list:
     """Follow passes on the meta device or, where the model cannot, really.
 
     Args:
@@ -224,21 +261,25 @@ def run_on(example: object, model: nn.Module,
         ValueError: The model does not run on the example.
     """
     failed: Exception = ValueError(
-        'nothing can be guessed for a model of its class')
+        'nothing can be guessed for a model of its class'
+    )
     for given, (device, sizes) in product(
-            guess_inputs(model, outermost) if example is None else (example, ),
-            (('meta', samples), (None, samples),
-             (None, [None] * len(samples)))):
+        guess_inputs(model, outermost) if example is None else (example,),
+        (('meta', samples), (None, samples), (None, [None] * len(samples))),
+    ):
         try:
             with on_meta(model) if device else nullcontext():
-                return [follow(model, *call_of(given, size, device))
-                        for size in sizes]
+                return [
+                    follow(model, *call_of(given, size, device))
+                    for size in sizes
+                ]
         except Exception as error:
             failed = error
     raise ValueError(
         f'{type(model).__name__} does not run on the example that its blocks '
         f'are to be found with ({type(failed).__name__}: {failed}); give '
-        f'example= that it takes') from failed
+        f'example= that it takes'
+    ) from failed
 
 
 def _follow(model: nn.Module, args: tuple, kwargs: dict) -> SpotFinder:
@@ -259,15 +300,21 @@ def _holders(arrangement: Arrangement) -> dict[str, list[Sum]]:
         for found in sums:
             holder, owner = name, found.owner.name
             while holder != owner and isinstance(
-                    arrangement.modules[holder], nn.Sequential):
+                arrangement.modules[holder], nn.Sequential
+            ):
                 prefix = f'{holder}.'.lstrip('.')
                 holder = prefix + owner.removeprefix(prefix).split('.')[0]
             table[holder].append(found)
     return table
 
 
-def _place(finders: list[SpotFinder], block: str, name: str,
-           sums: list[Sum], layout: str | None) -> Place:
+def _place(
+    finders: list[SpotFinder],
+    block: str,
+    name: str,
+    sums: list[Sum],
+    layout: str | None,
+) -> Place:
     finder, found = finders[0], sums[0]
     seen, module = finder.surroundings.get(found), finder.modules[block]
     if finder.calls[module] != 1:
@@ -282,10 +329,18 @@ def _place(finders: list[SpotFinder], block: str, name: str,
     if seen.is_text or _is_masked(finders, block, sums, batch, channels):
         raise RefusedError(
             'has tokens of a text or beside padding, over which a gate would '
-            'pool: it can be measured, but takes no steps')
+            'pool: it can be measured, but takes no steps'
+        )
     state, branch = _spots(finder, block, seen)
-    return Place(name, state, branch, len(found.shape), batch, channels,
-                 found.shape[channels])
+    return Place(
+        name,
+        state,
+        branch,
+        len(found.shape),
+        batch,
+        channels,
+        found.shape[channels],
+    )
 
 
 def _spots(finder: SpotFinder, block: str, seen: Surroundings) -> list[Spot]:
@@ -301,30 +356,59 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings) -> list[Spot]:
         parts = event.name.removeprefix(own).split('.')
         is_inside = any(
             finder.modules[own + '.'.join(parts[:k])] in finder.learns
-            for k in range(1, len(parts)))
-        kind = 0 if event.module not in finder.learns else (
-            1 if event.module._modules else 2)
+            for k in range(1, len(parts))
+        )
+        kind = (
+            0
+            if event.module not in finder.learns
+            else (1 if event.module._modules else 2)
+        )
         return is_inside, kind, len(parts), event.time
 
-    ends = next(filter(None, (_ends([
-        e for e in events if e.name.startswith(own) and e.name != block],
-        finder.learns) for events in seen.branch)), [])
+    ends = next(
+        filter(
+            None,
+            (
+                _ends(
+                    [
+                        e
+                        for e in events
+                        if e.name.startswith(own) and e.name != block
+                    ],
+                    finder.learns,
+                )
+                for events in seen.branch
+            ),
+        ),
+        [],
+    )
     if not ends:
         raise RefusedError(
             'has a branch that none of its modules returns; let it end in an '
-            'nn.Identity()')
+            'nn.Identity()'
+        )
     end = min(ends, key=rank)
-    states = [e for e in seen.state if e.time < end.time and (
-        not e.returned if e.name == block else e.name.startswith(own))]
+    states = [
+        e
+        for e in seen.state
+        if e.time < end.time
+        and (not e.returned if e.name == block else e.name.startswith(own))
+    ]
     if not states:
         raise RefusedError('has a state that none of its modules is given')
     # A block that checkpoints its own forward calls its parts anew, and its
     # own hooks not.
-    state = min(states, key=lambda e: (
-        (0.5, ) if e.name == block else rank(e)))
-    return [Spot(e.name.removeprefix(own) if e.name != block else '',
-                 e.returned, e.key, e.call, finder.calls[e.module])
-            for e in (state, end)]
+    state = min(states, key=lambda e: (0.5,) if e.name == block else rank(e))
+    return [
+        Spot(
+            e.name.removeprefix(own) if e.name != block else '',
+            e.returned,
+            e.key,
+            e.call,
+            finder.calls[e.module],
+        )
+        for e in (state, end)
+    ]
 
 
 def _ends(branch: list[Event], learns: set[nn.Module]) -> list[Event]:
@@ -333,56 +417,85 @@ def _ends(branch: list[Event], learns: set[nn.Module]) -> list[Event]:
     These have no weights and return what they are given, as stochastic depth.
     """
     returning = {e.module for e in branch if e.returned}
-    passing = {e.module for e in branch if not e.returned
-               and e.module in returning and e.module not in learns}
+    passing = {
+        e.module
+        for e in branch
+        if not e.returned and e.module in returning and e.module not in learns
+    }
     return [e for e in branch if e.returned != (e.module in passing)]
 
 
-def _is_masked(finders: list[SpotFinder], block: str, sums: list[Sum],
-               batch: int, channels: int) -> bool:
+def _is_masked(
+    finders: list[SpotFinder],
+    block: str,
+    sums: list[Sum],
+    batch: int,
+    channels: int,
+) -> bool:
     """Whether a block is given a mask of each sample's tokens."""
     shapes = [s.shape for s in sums]
     if len(shapes[0]) != 3:
         return False
     tokens = shapes[0][3 - batch - channels]
     return any(
-        len(a) > 1 and a[-1] == tokens and a != shapes[0]
-        and a != b and len(a) == len(b)
-        for a, b in zip(*(f.arguments[block] for f in finders)))
+        len(a) > 1
+        and a[-1] == tokens
+        and a != shapes[0]
+        and a != b
+        and len(a) == len(b)
+        for a, b in zip(*(f.arguments[block] for f in finders))
+    )
 
 
-def _axes(finders: list[SpotFinder], sums: list[Sum], seen: Surroundings,
-          block: nn.Module, layout: str | None) -> tuple[int, int]:
+def _axes(
+    finders: list[SpotFinder],
+    sums: list[Sum],
+    seen: Surroundings,
+    block: nn.Module,
+    layout: str | None,
+) -> tuple[int, int]:
     """Axes of the samples and of the channels of a state."""
     shape = sums[0].shape
     if layout is not None and len(layout) == len(shape):
         return layout.index('N'), layout.index('C')
-    grows = [axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape))
-             if m != n]
+    grows = [
+        axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape)) if m != n
+    ]
     given, other = (finder.arguments[''] for finder in finders)
-    if len(grows) > 1 or not grows and (
-            len(shape) == 3 or given != other) or (
-            grows == [0] and shape in finders[0].wrong_shapes):
+    if (
+        len(grows) > 1
+        or not grows
+        and (len(shape) == 3 or given != other)
+        or (grows == [0] and shape in finders[0].wrong_shapes)
+    ):
         raise RefusedError(
             f'has states {shape} whose axis of samples is not clear; give '
-            f"layout=, such as 'NLC' or 'LNC'")
+            f"layout=, such as 'NLC' or 'LNC'"
+        )
     batch = grows[0] if grows else 0
     for event in (*seen.state, *chain(*seen.branch)):
         module = event.module
         if isinstance(module, CHANNELS_FIRST) and batch != 1:
             return batch, 1
         if isinstance(module, CHANNELS_LAST) or (
-                type(module) is nn.LayerNorm
-                and len(module.normalized_shape) == 1):
+            type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+        ):
             return batch, len(shape) - 1
-    near = [p for event in seen.state
-            for p in event.module.parameters(recurse=False)]
+    near = [
+        p
+        for event in seen.state
+        for p in event.module.parameters(recurse=False)
+    ]
     for weights in (near, [*block.parameters()]):
         widths = {len(p) for p in weights if p.dim() == 1}
-        found = [axis for axis, size in enumerate(shape)
-                 if axis != batch and size in widths]
+        found = [
+            axis
+            for axis, size in enumerate(shape)
+            if axis != batch and size in widths
+        ]
         if len(found) == 1:
             return batch, found[0]
     raise RefusedError(
         f'has states {shape} whose axis of channels is not clear; give '
-        f"layout=, such as 'NCHW', 'NHWC', 'NLC' or 'LNC'")
+        f"layout=, such as 'NCHW', 'NHWC', 'NLC' or 'LNC'"
+    )

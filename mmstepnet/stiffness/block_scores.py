@@ -26,9 +26,13 @@ SCORES = (*READINGS, 'f_norm', 'influence')
 """Scores of :func:`block_scores`."""
 
 
-def block_scores(model: nn.Module, batches: Iterable[Any],
-                 score: str = 'adaptive', *,
-                 blocks: Selection | None = None) -> dict[str, float]:
+def block_scores(
+    model: nn.Module,
+    batches: Iterable[Any],
+    score: str = 'adaptive',
+    *,
+    blocks: Selection | None = None,
+) -> dict[str, float]:
     """Score residual blocks; the one with the least would be removed first.
 
     None of them knows what the network is asked for. What a block is worth
@@ -81,12 +85,19 @@ def block_scores(model: nn.Module, batches: Iterable[Any],
         if score == 'influence':
             return _influence(model, chain([batch], batches), of_step)
     values = getattr(recorder.trajectories(), score).mean(0)
-    return {name: float(sum(value for value, block in zip(values, of_step)
-                            if block == name)) for name in of_step}
+    return {
+        name: float(
+            sum(
+                value for value, block in zip(values, of_step) if block == name
+            )
+        )
+        for name in of_step
+    }
 
 
-def _influence(model: nn.Module, batches: Iterable[Any],
-               names: list[str]) -> dict[str, float]:
+def _influence(
+    model: nn.Module, batches: Iterable[Any], names: list[str]
+) -> dict[str, float]:
     """1 minus the mean cosine of what each block is given and returns."""
     states: dict[str, Tensor] = {}
     cosines: dict[str, list[Tensor]] = defaultdict(list)
@@ -101,30 +112,46 @@ def _influence(model: nn.Module, batches: Iterable[Any],
 
     def leave(block: nn.Module, args: tuple, out: Any) -> None:
         name = named[block]
-        x, y = map(full_precision, (
-            states.pop(name), out if isinstance(out, Tensor) else out[0]))
+        x, y = map(
+            full_precision,
+            (states.pop(name), out if isinstance(out, Tensor) else out[0]),
+        )
         if x.dim() != 3:
             x, y = x.flatten(1), y.flatten(1)
         cosine = F.cosine_similarity(x, y, -1).float().flatten().cpu()
         if not cosine.isfinite().all():
-            raise ValueError(f'{name} is given or returns NaN or infinite '
-                             f'features, which have no block influence')
+            raise ValueError(
+                f'{name} is given or returns NaN or infinite '
+                f'features, which have no block influence'
+            )
         cosines[name].append(cosine)
 
-    with hooked([handle for block in named for handle in (
-            block.register_forward_pre_hook(enter, with_kwargs=True),
-            block.register_forward_hook(leave))]):
+    with hooked(
+        [
+            handle
+            for block in named
+            for handle in (
+                block.register_forward_pre_hook(enter, with_kwargs=True),
+                block.register_forward_hook(leave),
+            )
+        ]
+    ):
         for batch in batches:
             run_batch(model, batch)
-    return {name: 1 - float(torch.cat(cosines[name]).mean())
-            for name in dict.fromkeys(names)}
+    return {
+        name: 1 - float(torch.cat(cosines[name]).mean())
+        for name in dict.fromkeys(names)
+    }
 
 
-def ablate_blocks(model: nn.Module,
-                  evaluate: Callable[[nn.Module], float],
-                  blocks: Selection | None = None, *,
-                  example: Tensor | tuple | dict | None = None,
-                  found: dict[str, float] | None = None) -> dict[str, float]:
+def ablate_blocks(
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], float],
+    blocks: Selection | None = None,
+    *,
+    example: Tensor | tuple | dict | None = None,
+    found: dict[str, float] | None = None,
+) -> dict[str, float]:
     """What the model loses without each of its blocks.
 
     Args:
@@ -156,11 +183,14 @@ def ablate_blocks(model: nn.Module,
         >>> list(lost)
         ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """  # noqa: E501
+
     def value(which: str) -> float:
         found = evaluate(model)
         if not math.isfinite(found):
-            raise ValueError(f'evaluate gives {found} for the model {which}; '
-                             f'expected a finite number')
+            raise ValueError(
+                f'evaluate gives {found} for the model {which}; '
+                f'expected a finite number'
+            )
         return found
 
     removed = prepare_removal(model, blocks, example)

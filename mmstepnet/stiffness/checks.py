@@ -34,14 +34,16 @@ def to_float64(**values: ArrayLike) -> tuple[list[Tensor], Callable]:
     for name, value in values.items():
         if not isinstance(value, Tensor):
             value = torch.as_tensor(
-                np.array(value), device=given[0].device if given else None)
+                np.array(value), device=given[0].device if given else None
+            )
         if value.is_complex():
             raise TypeError(f'{name} is complex, expected real numbers')
         value = value.detach().double()
         if not value.isfinite().all():
             raise ValueError(
                 f'{name} holds NaN or infinity, first at index '
-                f'{first_index(~value.isfinite())}; expected finite values')
+                f'{first_index(~value.isfinite())}; expected finite values'
+            )
         tensors.append(value)
     return tensors, (lambda value: value) if given else Tensor.numpy
 
@@ -64,11 +66,14 @@ def check_shape(name: str, value: Tensor, shape: Iterable[Any]) -> None:
     """
     shape = tuple(shape)
     if value.dim() != len(shape) or any(
-            have != want if isinstance(want, int) else have == 0
-            for have, want in zip(value.shape, shape)):
+        have != want if isinstance(want, int) else have == 0
+        for have, want in zip(value.shape, shape)
+    ):
         wanted = ', '.join(map(str, shape))
-        raise ValueError(f'{name} must have shape ({wanted}) without empty '
-                         f'dimensions, got {tuple(value.shape)}')
+        raise ValueError(
+            f'{name} must have shape ({wanted}) without empty '
+            f'dimensions, got {tuple(value.shape)}'
+        )
 
 
 def check_trajectories(nsi: Tensor, stages: Tensor) -> None:
@@ -86,5 +91,7 @@ def check_trajectories(nsi: Tensor, stages: Tensor) -> None:
     check_shape('stages', stages, nsi.shape[1:])
     if nsi.amin() < 0:
         where = first_index(nsi < 0)
-        raise ValueError(f'nsi is a ratio of norms and not negative, got '
-                         f'{nsi[where].item():g} at index {where}')
+        raise ValueError(
+            f'nsi is a ratio of norms and not negative, got '
+            f'{nsi[where].item():g} at index {where}'
+        )

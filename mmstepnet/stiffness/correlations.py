@@ -29,8 +29,10 @@ def row_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     defined = rows_vary(x) & rows_vary(y)
     if x.shape[1] > 2 and defined.any():
         result[defined] = stats.pearsonr(
-            x[defined].astype(np.float64), y[defined].astype(np.float64),
-            axis=1).statistic
+            x[defined].astype(np.float64),
+            y[defined].astype(np.float64),
+            axis=1,
+        ).statistic
     return result
 
 
@@ -48,13 +50,16 @@ class RankCorrelation(NamedTuple):
     spearman_p: float
 
     def __str__(self):
-        return (f'Kendall τ = {self.kendall:.3f} (p = {self.kendall_p:.2g}), '
-                f'Spearman ρ = {self.spearman:.3f} '
-                f'(p = {self.spearman_p:.2g})')
+        return (
+            f'Kendall τ = {self.kendall:.3f} (p = {self.kendall_p:.2g}), '
+            f'Spearman ρ = {self.spearman:.3f} '
+            f'(p = {self.spearman_p:.2g})'
+        )
 
 
-def correlate_ranks(tns: Sequence[float], accuracy: Sequence[float],
-                    what: str) -> RankCorrelation | str:
+def correlate_ranks(
+    tns: Sequence[float], accuracy: Sequence[float], what: str
+) -> RankCorrelation | str:
     """Rank runs or models by TNS and by accuracy.
 
     Args:
@@ -67,12 +72,16 @@ def correlate_ranks(tns: Sequence[float], accuracy: Sequence[float],
         are not defined, why.
     """
     if len(tns) < 3:
-        return (f'Kendall and Spearman need at least 3 {what} with an '
-                f'accuracy, here {len(tns)}')
+        return (
+            f'Kendall and Spearman need at least 3 {what} with an '
+            f'accuracy, here {len(tns)}'
+        )
     for name, values in (('TNS', tns), ('accuracy', accuracy)):
         if len(set(values)) == 1:
-            return (f'Kendall and Spearman are not defined: all {what} have '
-                    f'{name} {values[0]:.4g}')
+            return (
+                f'Kendall and Spearman are not defined: all {what} have '
+                f'{name} {values[0]:.4g}'
+            )
     # The p-values of SciPy are those of many runs without ties.
     ranks = stats.rankdata(accuracy)
     signs = _order_of_pairs(np.array(accuracy))
@@ -80,7 +89,8 @@ def correlate_ranks(tns: Sequence[float], accuracy: Sequence[float],
         stats.kendalltau(tns, accuracy).statistic,
         _permuted(tns, lambda x: _order_of_pairs(x) @ signs),
         stats.spearmanr(tns, accuracy).statistic,
-        _permuted(stats.rankdata(tns), lambda x: x @ ranks))
+        _permuted(stats.rankdata(tns), lambda x: x @ ranks),
+    )
 
 
 def _order_of_pairs(values: np.ndarray) -> np.ndarray:
@@ -95,6 +105,11 @@ def _permuted(values: Sequence[float], statistic: Callable) -> float:
     All orders of up to 7 runs are tried, of more a fixed sample.
     """
     return stats.permutation_test(
-        (values, ), lambda x, axis: statistic(x), vectorized=True,
-        permutation_type='pairings', n_resamples=9999, random_state=0,
-        batch=100).pvalue  # of n (n - 1) / 2 pairs each
+        (values,),
+        lambda x, axis: statistic(x),
+        vectorized=True,
+        permutation_type='pairings',
+        n_resamples=9999,
+        random_state=0,
+        batch=100,
+    ).pvalue  # of n (n - 1) / 2 pairs each

@@ -58,9 +58,11 @@ class GateStatistics(NamedTuple):
     elsewhere: list[str]
 
 
-def measure_gates(model: nn.Module, batches: Iterable[Any],
-                  evaluate: Callable[[nn.Module], float] | None = None
-                  ) -> GateStatistics:
+def measure_gates(
+    model: nn.Module,
+    batches: Iterable[Any],
+    evaluate: Callable[[nn.Module], float] | None = None,
+) -> GateStatistics:
     """Measure whether the attention of a network adapts to its images.
 
     It may be any factor of f that was computed from the state, one number an
@@ -110,22 +112,28 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
                 elif step in finder.constant:
                     constant[name] = None
             elsewhere |= dict.fromkeys(
-                product[0] for product in finder.products.values()
-                if product not in products.values() and not isinstance(
-                    finder.modules[product[0]], Attention))
+                product[0]
+                for product in finder.products.values()
+                if product not in products.values()
+                and not isinstance(finder.modules[product[0]], Attention)
+            )
     if not (products or constant or elsewhere):
-        raise ValueError(f'no step of {type(model).__name__} has an attention '
-                         f'value, one number an image and channel')
+        raise ValueError(
+            f'no step of {type(model).__name__} has an attention '
+            f'value, one number an image and channel'
+        )
     if not products:
         return GateStatistics(
-            {}, {}, {}, 0.0, {}, list(constant), list(elsewhere))
+            {}, {}, {}, 0.0, {}, list(constant), list(elsewhere)
+        )
     gates = {name: torch.cat(parts) for name, parts in values.items()}
     means = {name: gate.mean(0) for name, gate in gates.items()}
     blocks = torch.stack([mean.mean() for mean in means.values()])
     kinds: dict[str, dict] = {
         'attention': {},
         'channel mean': {products[name]: means[name] for name in means},
-        'one number': dict.fromkeys(products.values(), blocks.mean())}
+        'one number': dict.fromkeys(products.values(), blocks.mean()),
+    }
     results = {}
     for kind, constants in kinds.items():
         if evaluate is not None:
@@ -133,15 +141,22 @@ def measure_gates(model: nn.Module, batches: Iterable[Any],
             with finder.following(), fused(False):
                 results[kind] = float(evaluate(model))
             if not finder.products:
-                raise ValueError('evaluate ran no gate, expected a call of '
-                                 'the model that it is given: model(images)')
+                raise ValueError(
+                    'evaluate ran no gate, expected a call of '
+                    'the model that it is given: model(images)'
+                )
     return GateStatistics(
         dict(zip(means, blocks.tolist())),
-        {name: float(gate.std(0, correction=0).mean())
-         for name, gate in gates.items()},
+        {
+            name: float(gate.std(0, correction=0).mean())
+            for name, gate in gates.items()
+        },
         {name: float(mean.std(correction=0)) for name, mean in means.items()},
-        float(blocks.std(correction=0)), results, list(constant),
-        list(elsewhere))
+        float(blocks.std(correction=0)),
+        results,
+        list(constant),
+        list(elsewhere),
+    )
 
 
 class _GateFinder(Finder):
@@ -153,11 +168,15 @@ class _GateFinder(Finder):
             number or one a channel. None measures the gates.
     """
 
-    def __init__(self, model: nn.Module,
-                 constants: Mapping[Product, Tensor] | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        constants: Mapping[Product, Tensor] | None = None,
+    ):
         self.constants = constants or {}
         super().__init__(
-            model, norms=StepMeasurement if constants is None else None)
+            model, norms=StepMeasurement if constants is None else None
+        )
 
     def forget(self) -> None:
         """Forget the last pass."""
@@ -184,17 +203,20 @@ class _GateFinder(Finder):
             self._scaled.add(self.tags.make(found[0]))
         return found
 
-    def _follow(self, operation: Operation, x: Tensor, k: Any,
-                out: Any) -> None:
+    def _follow(
+        self, operation: Operation, x: Tensor, k: Any, out: Any
+    ) -> None:
         super()._follow(operation, x, k, out)
         if operation.scales or self.tags.make(x) in self._scaled:
             self._scaled.add(self.tags.make(out))
 
-    def _begin(self, owner: Run, x: Tensor, f: Tensor, args: tuple,
-               kwargs: dict) -> Sum | None:
+    def _begin(
+        self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
+    ) -> Sum | None:
         found = super()._begin(owner, x, f, args, kwargs)
-        if found is not None and (kwargs.get('alpha', 1) != 1
-                                  or self.tags.make(f) in self._scaled):
+        if found is not None and (
+            kwargs.get('alpha', 1) != 1 or self.tags.make(f) in self._scaled
+        ):
             self.constant.add(found)
         return found
 
@@ -210,15 +232,27 @@ class _GateFinder(Finder):
                     self.constant.add(found)
         return found
 
-    def _observe(self, module: ResidualStep, x: Tensor, f: Tensor,
-                 step: Tensor | None, out: Tensor) -> None:
+    def _observe(
+        self,
+        module: ResidualStep,
+        x: Tensor,
+        f: Tensor,
+        step: Tensor | None,
+        out: Tensor,
+    ) -> None:
         count = len(self.sums)
         super()._observe(module, x, f, step, out)
         if len(self.sums) > count and self._is_constant(x, step):
             self.constant.add(self.sums[-1])
 
-    def _observe_branch(self, module: ResidualStep, x: Tensor, f: Tensor,
-                        step: Tensor | None, scaled: Tensor) -> None:
+    def _observe_branch(
+        self,
+        module: ResidualStep,
+        x: Tensor,
+        f: Tensor,
+        step: Tensor | None,
+        scaled: Tensor,
+    ) -> None:
         super()._observe_branch(module, x, f, step, scaled)
         if self._is_here(module) and self._is_constant(x, step):
             self._scaled.add(self.tags.make(scaled))
@@ -226,13 +260,17 @@ class _GateFinder(Finder):
     def _is_constant(self, x: Tensor, step: Tensor | None) -> bool:
         """Whether a step was computed from nothing that the state was."""
         return step is not None and not (
-            self.tags.make(step).known & self.tags.make(x).known)
+            self.tags.make(step).known & self.tags.make(x).known
+        )
 
     def _factor(self, operation: Operation, a: Tensor, b: Tensor) -> Any:
         factor = super()._factor(operation, a, b)
         # Of one image, weights that a module returns look like a gate.
-        if factor is not None and factor.gate is not None and (
-                self.tags.make(a).known & self.tags.make(b).known):
+        if (
+            factor is not None
+            and factor.gate is not None
+            and (self.tags.make(a).known & self.tags.make(b).known)
+        ):
             name = self.stack[-1].name
             product = name, self.count[name]
             self.count[name] += 1

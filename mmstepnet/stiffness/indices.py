@@ -21,8 +21,9 @@ DENSE_SIZE = 128
 """Up to this size :func:`stiffness_index` computes all eigenvalues."""
 
 
-def neural_stiffness_index(x: ArrayLike, x_next: ArrayLike,
-                           step: ArrayLike = 1.0) -> Array:
+def neural_stiffness_index(
+    x: ArrayLike, x_next: ArrayLike, step: ArrayLike = 1.0
+) -> Array:
     r"""Neural stiffness index of one residual block, Eq. 4.
 
     .. math::
@@ -97,8 +98,9 @@ def stiffness_aware_index(u: ArrayLike, t: ArrayLike) -> Array:
     return give_back(_relative_norm(_finite_difference(u, t), u[:-1]))
 
 
-def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
-                    **arpack) -> float:
+def stiffness_index(
+    rhs: Callable[[Tensor], Tensor], u: ArrayLike, **arpack
+) -> float:
     r"""Stiffness index of du/dt = rhs(u) at one state, §2.1.2.
 
     .. math::
@@ -145,7 +147,8 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         # The fused kernels of attention have no forward-mode derivative.
         with _attention_by_formula():
             value, change = torch.func.jvp(
-                lambda v: rhs(v.clone()), (u, ), (tangent.view_as(u), ))[:2]
+                lambda v: rhs(v.clone()), (u,), (tangent.view_as(u),)
+            )[:2]
         if not (value + change).isfinite().all():
             raise ValueError('rhs(u) or its derivative holds NaN or infinity')
         return change.reshape(-1).cpu().numpy()
@@ -154,9 +157,10 @@ def stiffness_index(rhs: Callable[[Tensor], Tensor], u: ArrayLike,
         jacobian = np.stack([product(e) for e in np.eye(u.numel())], axis=1)
         return float(np.abs(np.linalg.eigvals(jacobian).real).max())
     jacobian = LinearOperator(
-        (u.numel(), ) * 2,
+        (u.numel(),) * 2,
         matvec=product,
-        dtype=np.float32 if u.dtype == torch.float32 else np.float64)
+        dtype=np.float32 if u.dtype == torch.float32 else np.float64,
+    )
     # ARPACK would draw another start at each call.
     start = np.random.default_rng(0).standard_normal(u.numel())
     if not product(start).any():  # a Jacobian of zeros, which it refuses
@@ -183,14 +187,17 @@ def _relative_norm(change: Tensor, state: Tensor) -> Tensor:
     Raises:
         ValueError: A ratio is not finite.
     """
-    changes, norms = (torch.linalg.vector_norm(
-        t.reshape(len(t), -1), dim=1) for t in (change, state))
+    changes, norms = (
+        torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1)
+        for t in (change, state)
+    )
     index = torch.where(changes == 0, changes, changes / norms)
     bad = ~index.isfinite()
     if bad.any():
         raise ValueError(
             f'the index is not finite at {first_index(bad)}: a state of norm '
-            f'0 changes, or a step is 0, by which Eq. 4 divides; leave it out')
+            f'0 changes, or a step is 0, by which Eq. 4 divides; leave it out'
+        )
     return index
 
 
@@ -201,7 +208,8 @@ def _finite_difference(u: Tensor, t: Tensor) -> Tensor:
     if (interval <= 0).any():
         raise ValueError(
             f'times must increase, but do not at '
-            f'{first_index(interval <= 0)}; sort them and drop duplicates')
+            f'{first_index(interval <= 0)}; sort them and drop duplicates'
+        )
     return u.diff(dim=0) / interval[:, None]
 
 
@@ -210,5 +218,6 @@ def _attention_by_formula() -> AbstractContextManager:
         from torch.nn.attention import SDPBackend, sdpa_kernel
     except ImportError:  # PyTorch before 2.3
         return torch.backends.cuda.sdp_kernel(
-            enable_flash=False, enable_mem_efficient=False)
+            enable_flash=False, enable_mem_efficient=False
+        )
     return sdpa_kernel(SDPBackend.MATH)

@@ -52,8 +52,14 @@ class StepMeasurement:
     def _samples_first(self, t: Tensor) -> Tensor:
         return t.movedim(self.axis, 0) if self.axis else t
 
-    def see_branch(self, f: Tensor, step: Tensor | None, scale: float,
-                   dropped: bool, scales: tuple = ()) -> None:
+    def see_branch(
+        self,
+        f: Tensor,
+        step: Tensor | None,
+        scale: float,
+        dropped: bool,
+        scales: tuple = (),
+    ) -> None:
         """Measure the branch, which may soon be overwritten.
 
         Args:
@@ -71,16 +77,19 @@ class StepMeasurement:
             if step is not None and step.dim() == f.dim():
                 step = self._samples_first(step)
             self.f, self.change, self.step = branch_norms(
-                self._samples_first(f), step)
+                self._samples_first(f), step
+            )
             if scale != 1:
                 self.f, self.change = (
-                    value * abs(scale) for value in (self.f, self.change))
+                    value * abs(scale) for value in (self.f, self.change)
+                )
 
     def see_sum(self, total: Tensor) -> None:
         """Measure the branch by what it has changed."""
         with hidden():
             self.x, self.change = norm_and_distance(
-                self.state, self._samples_first(total))
+                self.state, self._samples_first(total)
+            )
             self.f, self.step = self.change, torch.ones_like(self.change)
 
     def hand_on(self, run: Run | None, value: Tensor, same: bool) -> None:
@@ -97,7 +106,8 @@ class StepMeasurement:
         else:
             with hidden():
                 self.x, distance = norm_and_distance(
-                    self.state, self._samples_first(value))
+                    self.state, self._samples_first(value)
+                )
         self.returned[run] = distance
 
     def settle(self) -> None:
@@ -120,17 +130,19 @@ class StepMeasurement:
             returns, and the mean attention value, (5, N), float64.
         """
         returned = self.returned.get(
-            block, self.returned.get(None, self.change))
-        parts = torch.stack([
-            self.x, self.f, self.change, returned, self.step
-        ]).view(5, samples, -1)
+            block, self.returned.get(None, self.change)
+        )
+        parts = torch.stack(
+            [self.x, self.f, self.change, returned, self.step]
+        ).view(5, samples, -1)
         if parts.shape[2] == 1:
             return parts[..., 0]
         return torch.cat([parts[:4].square().sum(2).sqrt(), parts[4:].mean(2)])
 
 
-def compute_fields(names: Sequence[str],
-                   norms: Tensor) -> tuple[Tensor, dict[int, str]]:
+def compute_fields(
+    names: Sequence[str], norms: Tensor
+) -> tuple[Tensor, dict[int, str]]:
     """All fields of one forward pass.
 
     Args:
@@ -149,15 +161,18 @@ def compute_fields(names: Sequence[str],
     fields = torch.cat([nsi, torch.stack([x, f, step], 1)], 1).float()
     without = {}
     for sample, block in (~fields.isfinite().all(1)).nonzero().tolist():
-        why = (f'has no finite index at block {names[block]}: its features '
-               'are NaN or infinite (half precision overflows above 65504), '
-               'or a state of norm 0 changes')
+        why = (
+            f'has no finite index at block {names[block]}: its features '
+            'are NaN or infinite (half precision overflows above 65504), '
+            'or a state of norm 0 changes'
+        )
         without.setdefault(sample, why)
     return fields, without
 
 
-def input_sizes(inputs: Sequence, named: dict
-                ) -> tuple[int | None, int | None, set[int]]:
+def input_sizes(
+    inputs: Sequence, named: dict
+) -> tuple[int | None, int | None, set[int]]:
     """Numbers of samples and of tokens that a model was given.
 
     They are the first two axes of the first tensor with several axes. A list,
@@ -171,8 +186,11 @@ def input_sizes(inputs: Sequence, named: dict
     several = [s for s in shapes if len(s) > 1]
     first = next(iter((*inputs, *named.values())), None)
     shape = next(iter((*several, *shapes)), ())
-    if isinstance(first, list) and first and not (
-            isinstance(first[0], Tensor) and first[0].dim() > 3):
-        shape = len(first),
+    if (
+        isinstance(first, list)
+        and first
+        and not (isinstance(first[0], Tensor) and first[0].dim() > 3)
+    ):
+        shape = (len(first),)
     samples, tokens = (*shape, None, None)[:2]
     return samples, tokens, {s[0] for s in several} - {samples}

@@ -18,7 +18,7 @@ LONGEST_ROW = 1 << 14
 
 def norm(x: Tensor) -> Tensor:
     """2-norm of each sample of ``x``, (N, ...) -> (N,)."""
-    rows, = _rows(x)
+    (rows,) = _rows(x)
     return _of_samples(_row_norms(rows), len(x))
 
 
@@ -33,12 +33,15 @@ def norm_and_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         tuple[Tensor, Tensor]: Norms, both (N,).
     """
     x_rows, y_rows = _rows(x, y)
-    return (_of_samples(_row_norms(x_rows), len(x)),
-            _of_samples(_row_norms(x_rows - y_rows), len(x)))
+    return (
+        _of_samples(_row_norms(x_rows), len(x)),
+        _of_samples(_row_norms(x_rows - y_rows), len(x)),
+    )
 
 
-def branch_norms(f: Tensor,
-                 step: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def branch_norms(
+    f: Tensor, step: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """‖f‖, ‖f ⊗ Δt‖ and the mean of Δt, sample by sample.
 
     Args:
@@ -52,7 +55,7 @@ def branch_norms(f: Tensor,
     if step is None:
         f_norm = norm(f)
         return f_norm, f_norm, torch.ones_like(f_norm)
-    step = step.detach()[(None, ) * (f.dim() - step.dim())]
+    step = step.detach()[(None,) * (f.dim() - step.dim())]
     step = step.expand(len(f), *step.shape[1:])
     mean = step.flatten(1).double().mean(1)
     f, step = _wide(f), _wide(step)
@@ -63,9 +66,13 @@ def branch_norms(f: Tensor,
     # ‖f ⊗ Δt‖² = Σ_c Δt_c² ‖f_c‖²: one pass, and nothing as large as f.
     long = f.flatten(shared[0]).shape[-1] > LONGEST_ROW
     norms = torch.linalg.vector_norm(
-        f, dim=shared, keepdim=True, dtype=torch.float64 if long else None)
-    return (_of_samples(norms.reshape(-1), len(f)),
-            _of_samples((norms * step).reshape(-1), len(f)), mean)
+        f, dim=shared, keepdim=True, dtype=torch.float64 if long else None
+    )
+    return (
+        _of_samples(norms.reshape(-1), len(f)),
+        _of_samples((norms * step).reshape(-1), len(f)),
+        mean,
+    )
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -95,4 +102,5 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 def _of_samples(norms: Tensor, samples: int) -> Tensor:
     return torch.linalg.vector_norm(
-        norms.view(samples, -1), dim=1, dtype=torch.float64)
+        norms.view(samples, -1), dim=1, dtype=torch.float64
+    )

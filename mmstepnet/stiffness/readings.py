@@ -8,7 +8,7 @@ READING_TEXTS = {
     'adaptive': "step Δt is the block's attention value: ‖f‖ / ‖x_t‖",
     'unit': 'step Δt = 1: ‖f ⊗ Δt‖ / ‖x_t‖',
     'returned': 'what the block returns, activation included: '
-                '‖out − x_t‖ / ‖x_t‖',
+    '‖out − x_t‖ / ‖x_t‖',
 }
 """The three readings of NSI that are recorded, and what they mean."""
 

@@ -143,12 +143,14 @@ class TrajectoryRecorder:
         self._finder = Finder(self.model, norms=self._measure)
         self._handles = [
             self.model.register_forward_pre_hook(
-                self._begin_pass, with_kwargs=True),
+                self._begin_pass, with_kwargs=True
+            ),
             *self._finder.attach(),
             self.model.register_forward_hook(self._end_pass),
             # Runs where the model raises, too.
             self.model.register_forward_hook(
-                self._leave_pass, always_call=True),
+                self._leave_pass, always_call=True
+            ),
         ]
 
     def stop(self) -> None:
@@ -195,10 +197,17 @@ class TrajectoryRecorder:
         """
         arrays: dict[str, Any] = {**self.record, 'stages': self.stages}
         return Trajectories(
-            **arrays, blocks=self.blocks, excluded=self.excluded,
+            **arrays,
+            blocks=self.blocks,
+            excluded=self.excluded,
             settings=dict(
-                model=type(self.model).__name__, split='unknown',
-                reading=DEFAULT_READING, dataset_size=len(self)) | settings)
+                model=type(self.model).__name__,
+                split='unknown',
+                reading=DEFAULT_READING,
+                dataset_size=len(self),
+            )
+            | settings,
+        )
 
     @property
     def nsi(self) -> Tensor:
@@ -219,7 +228,8 @@ class TrajectoryRecorder:
         if self._found is None:
             raise RuntimeError(
                 'no forward pass was recorded: call the object that the '
-                'recorder was given between start() and stop(), in one thread')
+                'recorder was given between start() and stop(), in one thread'
+            )
         return self._found
 
     @property
@@ -234,8 +244,7 @@ class TrajectoryRecorder:
         names = list(dict.fromkeys(stages))
         return torch.tensor([names.index(stage) for stage in stages])
 
-    def _begin_pass(self, model: nn.Module, args: tuple,
-                    kwargs: dict) -> None:
+    def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         if model is self.model and not is_backward():
             self._given = input_sizes(args, kwargs)
 
@@ -254,8 +263,10 @@ class TrajectoryRecorder:
                 axis = self._axis
             elif x.shape[0] == samples:
                 self._axis = 0
-        if axis == 0 and (tuple(x.shape) in self._finder.wrong_shapes or (
-                x.dim() == 4 and x.shape[0] != samples == x.shape[1] > 1)):
+        if axis == 0 and (
+            tuple(x.shape) in self._finder.wrong_shapes
+            or (x.dim() == 4 and x.shape[0] != samples == x.shape[1] > 1)
+        ):
             axis = None
         return StepMeasurement(x, axis)
 
@@ -274,28 +285,41 @@ class TrajectoryRecorder:
             raise RuntimeError(
                 'a forward pass took other steps than the first one, among '
                 f'them {", ".join(sorted(other)[:5])}; call eval(), or name '
-                'those that run each time by blocks=')
+                'those that run each time by blocks='
+            )
         found.recorded.sort(key=lambda step: known.index(step[0]))
         samples = self._given[0] or len(found.recorded[0][1].norms.x)
         for name, total, _ in found.recorded:
             count = len(total.norms.x)
-            if (total.norms.axis is None or count % samples
-                    or count in self._given[2]):
+            if (
+                total.norms.axis is None
+                or count % samples
+                or count in self._given[2]
+            ):
                 raise ValueError(
                     f'{name} has a state {total.shape}, in which the axis of '
                     f'{samples} samples is not clear: record batches of '
                     'another size, such as 1, build modules with '
-                    'batch_first=True, or choose others by blocks=')
+                    'batch_first=True, or choose others by blocks='
+                )
         with hidden():
-            part, without = compute_fields(known, torch.stack([
-                total.norms.norms(block.run, samples)
-                for _, total, block in found.recorded], 2))
+            part, without = compute_fields(
+                known,
+                torch.stack(
+                    [
+                        total.norms.norms(block.run, samples)
+                        for _, total, block in found.recorded
+                    ],
+                    2,
+                ),
+            )
         part = self._leave_out(part, without)
         if self._found is None:
             if found.without:
                 LOGGER.warning(
                     'no addition to a state was seen in %s, blocks of a stage',
-                    ', '.join(block.name for block in found.without))
+                    ', '.join(block.name for block in found.without),
+                )
             self._found, self.excluded = found.steps, found.excluded
         self._parts.append(part)
         self._samples += len(part)
@@ -305,7 +329,8 @@ class TrajectoryRecorder:
         raise RuntimeError(
             'all steps ran several times in one forward pass, each time on '
             'new inputs; a sample that passes several times, or in parts, has '
-            'no single trajectory: record the part that takes one input')
+            'no single trajectory: record the part that takes one input'
+        )
 
     def _leave_out(self, part: Tensor, without: dict[int, str]) -> Tensor:
         """Fields of a pass, without samples that cannot be measured."""
@@ -321,10 +346,15 @@ class TrajectoryRecorder:
                 self.stop()
 
 
-def measure_stiffness(model: nn.Module, batches: Iterable[Any], /, *,
-                      blocks: Selection | None = None,
-                      forward: Callable[[nn.Module, Any], Any] | None = None,
-                      **settings: Any) -> Trajectories:
+def measure_stiffness(
+    model: nn.Module,
+    batches: Iterable[Any],
+    /,
+    *,
+    blocks: Selection | None = None,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+    **settings: Any,
+) -> Trajectories:
     """Record a model in eval mode; modes are restored afterwards.
 
     Args:
@@ -350,8 +380,11 @@ def measure_stiffness(model: nn.Module, batches: Iterable[Any], /, *,
         >>> found.blocks
         ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """
-    with in_mode(model, False), torch.no_grad(), (
-            TrajectoryRecorder(model, blocks)) as recorder:
+    with (
+        in_mode(model, False),
+        torch.no_grad(),
+        TrajectoryRecorder(model, blocks) as recorder,
+    ):
         for batch in batches:
             (forward or run_batch)(model, batch)
     return recorder.trajectories(**settings)

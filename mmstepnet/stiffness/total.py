@@ -47,8 +47,9 @@ GRID_POINTS = 40
 """Thresholds on each axis of :func:`degree_axes`."""
 
 
-def total_neural_stiffness(nsi: ArrayLike, stages: ArrayLike,
-                           mu: str = 'stage') -> Array:
+def total_neural_stiffness(
+    nsi: ArrayLike, stages: ArrayLike, mu: str = 'stage'
+) -> Array:
     r"""Total neural stiffness of each sample, Definition 2, in closed form.
 
     .. math::
@@ -91,8 +92,9 @@ def total_neural_stiffness(nsi: ArrayLike, stages: ArrayLike,
     return give_back((width * height).sum(1))
 
 
-def total_stiffness_proportion(nsi: ArrayLike, stages: ArrayLike,
-                               mu: str = 'stage') -> Array:
+def total_stiffness_proportion(
+    nsi: ArrayLike, stages: ArrayLike, mu: str = 'stage'
+) -> Array:
     r"""Integral of the proportion of stiff blocks, in closed form.
 
     .. math::
@@ -110,8 +112,9 @@ def total_stiffness_proportion(nsi: ArrayLike, stages: ArrayLike,
     return give_back(area.mean(1))
 
 
-def block_stiffness(nsi: ArrayLike, stages: ArrayLike,
-                    mu: str = 'stage') -> Array:
+def block_stiffness(
+    nsi: ArrayLike, stages: ArrayLike, mu: str = 'stage'
+) -> Array:
     r"""Stiffness of each block over all thresholds.
 
     The area of all degrees to which block t is stiff is
@@ -129,8 +132,13 @@ def block_stiffness(nsi: ArrayLike, stages: ArrayLike,
     return give_back(area.mean(0))
 
 
-def stiffness_occurrence(nsi: ArrayLike, stages: ArrayLike, m1: ArrayLike,
-                         m2: ArrayLike, mu: str = 'stage') -> Array:
+def stiffness_occurrence(
+    nsi: ArrayLike,
+    stages: ArrayLike,
+    m1: ArrayLike,
+    m2: ArrayLike,
+    mu: str = 'stage',
+) -> Array:
     r"""Share of samples that are stiff to degree (M1, M2), Eq. 5, Fig. 2.
 
     Args:
@@ -147,14 +155,20 @@ def stiffness_occurrence(nsi: ArrayLike, stages: ArrayLike, m1: ArrayLike,
         ValueError: As :func:`total_neural_stiffness`.
     """
     (nsi, stages, m1, m2), give_back = to_float64(
-        nsi=nsi, stages=stages, m1=m1, m2=m2)
+        nsi=nsi, stages=stages, m1=m1, m2=m2
+    )
     # Where all is 0, 0 >= 0 (1 + M1): every M1 is met, but M2 only at 0.
     sides = _stage_rectangles(nsi, stages, mu, at_rest=float('inf'))
     return give_back(_share_of_rows(*sides, m1, m2))
 
 
-def stiffness_proportion(nsi: ArrayLike, stages: ArrayLike, m1: ArrayLike,
-                         m2: ArrayLike, mu: str = 'stage') -> Array:
+def stiffness_proportion(
+    nsi: ArrayLike,
+    stages: ArrayLike,
+    m1: ArrayLike,
+    m2: ArrayLike,
+    mu: str = 'stage',
+) -> Array:
     r"""Mean share of blocks that are stiff to degree (M1, M2), Fig. 6.
 
     The share is that of the blocks of ``nsi``, hence without the first ones
@@ -165,15 +179,18 @@ def stiffness_proportion(nsi: ArrayLike, stages: ArrayLike, m1: ArrayLike,
         Tensor | ndarray: :math:`\hat p(M)`, (A, B).
     """
     (nsi, stages, m1, m2), give_back = to_float64(
-        nsi=nsi, stages=stages, m1=m1, m2=m2)
+        nsi=nsi, stages=stages, m1=m1, m2=m2
+    )
     mean, index = _stage_means(nsi, stages, mu)
     excess = _excess(nsi, mean[:, index], at_rest=float('inf'))
-    return give_back(_share_of_rows(
-        excess.reshape(-1, 1), nsi.reshape(-1, 1), m1, m2))
+    return give_back(
+        _share_of_rows(excess.reshape(-1, 1), nsi.reshape(-1, 1), m1, m2)
+    )
 
 
-def degree_axes(trajectories: Sequence[tuple[ArrayLike, ArrayLike]],
-                mu: str = 'stage') -> tuple[np.ndarray, np.ndarray]:
+def degree_axes(
+    trajectories: Sequence[tuple[ArrayLike, ArrayLike]], mu: str = 'stage'
+) -> tuple[np.ndarray, np.ndarray]:
     """Thresholds M1 and M2 that show all of some models on the same axes.
 
     They are the centres of equal cells, from 0 to where one sample in a
@@ -187,17 +204,22 @@ def degree_axes(trajectories: Sequence[tuple[ArrayLike, ArrayLike]],
         tuple[ndarray, ndarray]: M1 and M2, each (:data:`GRID_POINTS`,).
     """
     checked = (to_float64(nsi=n, stages=s)[0] for n, s in trajectories)
-    ends = [[np.percentile(side.amax(1).cpu(), 99)
-             for side in _stage_rectangles(nsi, stages, mu)]
-            for nsi, stages in checked]
+    ends = [
+        [
+            np.percentile(side.amax(1).cpu(), 99)
+            for side in _stage_rectangles(nsi, stages, mu)
+        ]
+        for nsi, stages in checked
+    ]
     widest, highest = np.max(ends, axis=0)
     centres = (np.arange(GRID_POINTS) + 0.5) / GRID_POINTS
     # Nothing spreads where each stage has one block: any axis will do.
     return centres * (widest or 1.0), centres * (highest or 1.0)
 
 
-def _stage_means(nsi: Tensor, stages: Tensor,
-                 mu: str) -> tuple[Tensor, Tensor]:
+def _stage_means(
+    nsi: Tensor, stages: Tensor, mu: str
+) -> tuple[Tensor, Tensor]:
     """Means, (N, S), and the place in S of each block's, (L,)."""
     check_choice('mu', mu, MEANS)
     check_trajectories(nsi, stages)
@@ -213,8 +235,9 @@ def _excess(value: Tensor, mean: Tensor, at_rest: float) -> Tensor:
     return torch.where(mean == 0, at_rest, value / mean - 1)
 
 
-def _block_areas(nsi: ArrayLike, stages: ArrayLike,
-                 mu: str) -> tuple[Tensor, Callable]:
+def _block_areas(
+    nsi: ArrayLike, stages: ArrayLike, mu: str
+) -> tuple[Tensor, Callable]:
     """Area of every block's rectangle, (N, L)."""
     (nsi, stages), give_back = to_float64(nsi=nsi, stages=stages)
     mean, index = _stage_means(nsi, stages, mu)
@@ -222,18 +245,21 @@ def _block_areas(nsi: ArrayLike, stages: ArrayLike,
     return excess * nsi, give_back
 
 
-def _stage_rectangles(nsi: Tensor, stages: Tensor, mu: str,
-                      at_rest: float = 0.0) -> tuple[Tensor, Tensor]:
+def _stage_rectangles(
+    nsi: Tensor, stages: Tensor, mu: str, at_rest: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Sides of the largest rectangle of each mean, both (N, S)."""
     mean, index = _stage_means(nsi, stages, mu)
     peak = torch.zeros_like(mean).scatter_reduce(
-        1, index.expand_as(nsi), nsi, 'amax')
+        1, index.expand_as(nsi), nsi, 'amax'
+    )
     # The mean of equal values may round to above them.
     return _excess(peak, mean, at_rest).clamp(min=0), peak
 
 
-def _share_of_rows(width: Tensor, height: Tensor, m1: Tensor,
-                   m2: Tensor) -> Tensor:
+def _share_of_rows(
+    width: Tensor, height: Tensor, m1: Tensor, m2: Tensor
+) -> Tensor:
     """Share of rows some of whose rectangles hold each (M1, M2), (A, B).
 
     Args:

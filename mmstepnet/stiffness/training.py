@@ -26,11 +26,13 @@ def find_recordings(path: str | Path) -> list[Path]:
         return [path]
     found = sorted(
         path.rglob('stiffness_*.npz'),
-        key=lambda file: (file.stat().st_mtime_ns, file.name))
+        key=lambda file: (file.stat().st_mtime_ns, file.name),
+    )
     if not found:
         raise FileNotFoundError(
             f'{path} is no file and holds no stiffness_*.npz: StiffnessHook '
-            'writes them; of python -m mmstepnet stiffness name the files')
+            'writes them; of python -m mmstepnet stiffness name the files'
+        )
     return [file for file in found if file.parent == found[-1].parent]
 
 
@@ -40,11 +42,19 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     Args:
         paths (Sequence[Path]): Files, whose endings are left out, or folders.
     """
-    parts = [(path if path.is_dir() else path.with_suffix('')).parts
-             for path in paths]
+    parts = [
+        (path if path.is_dir() else path.with_suffix('')).parts
+        for path in paths
+    ]
     depths = range(1, 1 + max(map(len, parts), default=0))
-    depth = next((k for k in depths if len({part[-k:] for part in parts}) == (
-        len(set(paths)))), len(depths))
+    depth = next(
+        (
+            k
+            for k in depths
+            if len({part[-k:] for part in parts}) == (len(set(paths)))
+        ),
+        len(depths),
+    )
     return ['.'.join(part[-depth:]) for part in parts]
 
 
@@ -73,6 +83,8 @@ def read_trainings(paths: Iterable[Path]) -> dict[str, list[Trajectories]]:
         if len(members) > 1:
             while name in trainings:
                 name += f', {folder}'
-            trainings[name] = [members[at] for at in (
-                members if unit == 'weights' else sorted(members))]
+            trainings[name] = [
+                members[at]
+                for at in (members if unit == 'weights' else sorted(members))
+            ]
     return trainings

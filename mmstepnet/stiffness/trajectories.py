@@ -74,20 +74,23 @@ class Trajectories:
             raise ValueError(f'settings must have {", ".join(SETTINGS)}')
         check_choice('reading', self.settings['reading'], READINGS)
         values: dict[str, Any] = {
-            name: np.array(getattr(self, name),
-                           np.float32 if name in FIELDS else None)
-            for name in (*FIELDS, 'stages')}
+            name: np.array(
+                getattr(self, name), np.float32 if name in FIELDS else None
+            )
+            for name in (*FIELDS, 'stages')
+        }
         *tensors, stages = to_float64(**values)[0]
         for name, t in zip(FIELDS, tensors):
             check_shape(name, t, tensors[0].shape)
             values[name].flags.writeable = False
-        for t in tensors[:len(READINGS)]:
+        for t in tensors[: len(READINGS)]:
             check_trajectories(t, stages)
         for name in ('blocks', 'excluded'):
             values[name] = list(map(str, getattr(self, name)))
         if len(values['blocks']) != len(stages):
-            raise ValueError(f'{len(stages)} blocks need as many names, got '
-                             f'{self.blocks}')
+            raise ValueError(
+                f'{len(stages)} blocks need as many names, got {self.blocks}'
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -103,27 +106,39 @@ class Trajectories:
         """A small table, for notebooks."""
         rows = ''.join(
             f'<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>'
-            for name, value in self._summary())
+            for name, value in self._summary()
+        )
         return f'<table>{rows}</table>'
 
     def _summary(self) -> list[tuple[str, str]]:
         reading = self.settings['reading']
         low, high = self.tns_interval(reading)
-        tns = (f'{self.tns(reading):.4g}, 95 % over samples {low:.4g} to '
-               f'{high:.4g}')
+        tns = (
+            f'{self.tns(reading):.4g}, 95 % over samples {low:.4g} to '
+            f'{high:.4g}'
+        )
         if self.single_block_stages:
-            tns = ('0 by definition, because one block a stage is counted; '
-                   f'{self.tns(reading, "all"):.4g} with the mean of all '
-                   'blocks')
+            tns = (
+                '0 by definition, because one block a stage is counted; '
+                f'{self.tns(reading, "all"):.4g} with the mean of all '
+                'blocks'
+            )
         if not self.nsi(reading).any():
             tns = '0, because every branch f is 0: do norms start at zero?'
         return [
-            (f'{self.settings["model"]} ({self.settings["split"]})',
-             f'{len(self)} samples, {len(self.blocks)} blocks'),
+            (
+                f'{self.settings["model"]} ({self.settings["split"]})',
+                f'{len(self)} samples, {len(self.blocks)} blocks',
+            ),
             (f'TNS, {reading}', tns),
-            ('stiffest blocks', ', '.join(
-                f'{name} (stiffness {score:.3g}, NSI {nsi:.3g})' for
-                name, score, nsi in self.stiffest_blocks(3, reading)))]
+            (
+                'stiffest blocks',
+                ', '.join(
+                    f'{name} (stiffness {score:.3g}, NSI {nsi:.3g})'
+                    for name, score, nsi in self.stiffest_blocks(3, reading)
+                ),
+            ),
+        ]
 
     def nsi(self, reading: str = DEFAULT_READING) -> np.ndarray:
         """NSI in a reading, (N, L).
@@ -144,11 +159,15 @@ class Trajectories:
             reading (str): Reading of NSI. Defaults to ``'adaptive'``.
             mu (str): ``'stage'`` or ``'all'``. Defaults to ``'stage'``.
         """
-        return float(total.total_neural_stiffness(
-            self.nsi(reading), self.stages, mu).mean())
+        return float(
+            total.total_neural_stiffness(
+                self.nsi(reading), self.stages, mu
+            ).mean()
+        )
 
-    def tns_interval(self, reading: str = DEFAULT_READING,
-                     mu: str = 'stage') -> tuple[float, float]:
+    def tns_interval(
+        self, reading: str = DEFAULT_READING, mu: str = 'stage'
+    ) -> tuple[float, float]:
         """95 % interval of TNS over samples, by a percentile bootstrap.
 
         As many samples as were recorded are drawn from them with replacement,
@@ -160,26 +179,32 @@ class Trajectories:
         Returns:
             tuple[float, float]: Lower and upper end.
         """
-        each = total.total_neural_stiffness(
-            self.nsi(reading), self.stages, mu)
+        each = total.total_neural_stiffness(self.nsi(reading), self.stages, mu)
         generator = np.random.default_rng(0)
-        means = [each[generator.integers(len(each), size=len(each))].mean()
-                 for _ in range(DRAWS)]
+        means = [
+            each[generator.integers(len(each), size=len(each))].mean()
+            for _ in range(DRAWS)
+        ]
         low, high = np.percentile(means, (2.5, 97.5))
         return float(low), float(high)
 
-    def proportion(self, reading: str = DEFAULT_READING,
-                   mu: str = 'stage') -> float:
+    def proportion(
+        self, reading: str = DEFAULT_READING, mu: str = 'stage'
+    ) -> float:
         """Integral of the stiffness proportion, the mean over samples.
 
         See :func:`~mmstepnet.stiffness.total_stiffness_proportion`, and
         :meth:`tns` for the arguments.
         """
-        return float(total.total_stiffness_proportion(
-            self.nsi(reading), self.stages, mu).mean())
+        return float(
+            total.total_stiffness_proportion(
+                self.nsi(reading), self.stages, mu
+            ).mean()
+        )
 
-    def stiffest_blocks(self, k: int = 5, reading: str = DEFAULT_READING
-                        ) -> list[tuple[str, float, float]]:
+    def stiffest_blocks(
+        self, k: int = 5, reading: str = DEFAULT_READING
+    ) -> list[tuple[str, float, float]]:
         """The blocks that are stiffest over all thresholds.
 
         Beside the mean of their stage, or of all blocks where each stage has
@@ -195,13 +220,15 @@ class Trajectories:
         """
         nsi = self.nsi(reading)
         stiffness = total.block_stiffness(
-            nsi, self.stages, 'all' if self.single_block_stages else 'stage')
+            nsi, self.stages, 'all' if self.single_block_stages else 'stage'
+        )
         order = np.argsort(-stiffness, kind='stable')[:k]
-        return [(self.blocks[i], float(stiffness[i]), float(nsi[:, i].mean()))
-                for i in order]
+        return [
+            (self.blocks[i], float(stiffness[i]), float(nsi[:, i].mean()))
+            for i in order
+        ]
 
-    def block_correlations(self,
-                           reading: str = DEFAULT_READING) -> np.ndarray:
+    def block_correlations(self, reading: str = DEFAULT_READING) -> np.ndarray:
         """Correlation of NSI and attention value over samples, (L,).
 
         NaN marks a block where one of them is constant.
@@ -209,7 +236,8 @@ class Trajectories:
         return row_correlations(self.nsi(reading).T, self.step_mean.T)
 
     def trajectory_correlations(
-            self, reading: str = DEFAULT_READING) -> dict[str, np.ndarray]:
+        self, reading: str = DEFAULT_READING
+    ) -> dict[str, np.ndarray]:
         """Correlation of NSI and attention value along each trajectory.
 
         Returns:
@@ -217,15 +245,22 @@ class Trajectories:
             blocks, and for all blocks together, those of the N samples that
             have one. A name without any is left out.
         """
-        parts = {name: self.stages == stage
-                 for stage, name in self.stage_names.items()}
+        parts = {
+            name: self.stages == stage
+            for stage, name in self.stage_names.items()
+        }
         parts['all stages'] = np.full(len(self.stages), True)
-        found = {name: row_correlations(
-            self.nsi(reading)[:, blocks], self.step_mean[:, blocks])
-            for name, blocks in parts.items()}
-        return {name: values[~np.isnan(values)]
-                for name, values in found.items()
-                if not np.isnan(values).all()}
+        found = {
+            name: row_correlations(
+                self.nsi(reading)[:, blocks], self.step_mean[:, blocks]
+            )
+            for name, blocks in parts.items()
+        }
+        return {
+            name: values[~np.isnan(values)]
+            for name, values in found.items()
+            if not np.isnan(values).all()
+        }
 
     @cached_property
     def adaptive_blocks(self) -> list[int]:
@@ -235,14 +270,18 @@ class Trajectories:
     @cached_property
     def stage_names(self) -> dict[int, str]:
         """Name of each recorded stage, in the order of the blocks."""
-        return {stage: f'stage {n}' for n, stage in enumerate(
-            dict.fromkeys(self.stages.tolist()), 1)}
+        return {
+            stage: f'stage {n}'
+            for n, stage in enumerate(dict.fromkeys(self.stages.tolist()), 1)
+        }
 
     def stage_nsi(self, reading: str = DEFAULT_READING) -> list[float]:
         """Mean NSI of each stage, in the order of the blocks."""
         nsi = self.nsi(reading)
-        return [float(nsi[:, self.stages == stage].mean(dtype=np.float64))
-                for stage in self.stage_names]
+        return [
+            float(nsi[:, self.stages == stage].mean(dtype=np.float64))
+            for stage in self.stage_names
+        ]
 
     @property
     def checkpoint(self) -> tuple[str, int | str]:
@@ -251,8 +290,14 @@ class Trajectories:
         ``('epoch', 3)``, ``('iter', 300)`` or ``('weights', 'last.pth')``;
         two times ``''`` where the settings have none of them.
         """
-        return next(((unit, self.settings[unit]) for unit in (
-            'epoch', 'iter', 'weights') if unit in self.settings), ('', ''))
+        return next(
+            (
+                (unit, self.settings[unit])
+                for unit in ('epoch', 'iter', 'weights')
+                if unit in self.settings
+            ),
+            ('', ''),
+        )
 
     @property
     def structure(self) -> tuple:
@@ -282,9 +327,15 @@ class Trajectories:
         for name in ('blocks', 'excluded'):
             arrays[name] = np.array(arrays[name], np.str_)
         arrays['settings'] = np.array(
-            json.dumps({**self.settings, 'mmstepnet': __version__},
-                       default=lambda v: v.tolist() if isinstance(
-                           v, np.generic | np.ndarray) else str(v)))
+            json.dumps(
+                {**self.settings, 'mmstepnet': __version__},
+                default=lambda v: (
+                    v.tolist()
+                    if isinstance(v, np.generic | np.ndarray)
+                    else str(v)
+                ),
+            )
+        )
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
         write_whole(path, content.getvalue())
@@ -309,5 +360,6 @@ class Trajectories:
         except FileNotFoundError:
             raise
         except Exception as error:  # zip, zlib, NumPy and JSON have many
-            raise ValueError(f'{path} is damaged or no recording of '
-                             f'stiffness: {error}') from error
+            raise ValueError(
+                f'{path} is damaged or no recording of stiffness: {error}'
+            ) from error

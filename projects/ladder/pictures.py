@@ -15,8 +15,9 @@ SHIFT = 4
 
 
 @cache
-def read_pictures(data: Path, split: str, start: int, stop: int | None
-                  ) -> tuple[Tensor, Tensor]:
+def read_pictures(
+    data: Path, split: str, start: int, stop: int | None
+) -> tuple[Tensor, Tensor]:
     """Pictures of each class, by the sorted names of their files.
 
     Args:
@@ -30,16 +31,20 @@ def read_pictures(data: Path, split: str, start: int, stop: int | None
     """
     pixels, labels = [], []
     for label, folder in enumerate(
-            sorted((data / 'cifar10' / split).iterdir())):
+        sorted((data / 'cifar10' / split).iterdir())
+    ):
         for path in sorted(folder.iterdir())[start:stop]:
             pixels.append(np.asarray(Image.open(path).convert('RGB')))
             labels.append(label)
-    return (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2),
-            torch.tensor(labels))
+    return (
+        torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2),
+        torch.tensor(labels),
+    )
 
 
-def draw_crops(pixels: Tensor, generator: Generator,
-               mirrored: Tensor | None = None) -> Tensor:
+def draw_crops(
+    pixels: Tensor, generator: Generator, mirrored: Tensor | None = None
+) -> Tensor:
     """Shift pictures by up to four pixels and mirror half of them.
 
     Args:
@@ -52,20 +57,26 @@ def draw_crops(pixels: Tensor, generator: Generator,
     padded = F.pad(pixels, (SHIFT, SHIFT, SHIFT, SHIFT))
     rows, columns = (
         torch.randint(2 * SHIFT + 1, (n, 1), generator=generator)
-        + torch.arange(side) for _ in range(2))
+        + torch.arange(side)
+        for _ in range(2)
+    )
     if mirrored is None:
         mirrored = torch.rand(n, generator=generator) < 0.5
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-    places = (torch.arange(n)[:, None, None, None],
-              torch.arange(channels)[:, None, None],
-              rows[:, None, :, None], columns[:, None, None, :])
+    places = (
+        torch.arange(n)[:, None, None, None],
+        torch.arange(channels)[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    )
     return padded[tuple(place.to(pixels.device) for place in places)]
 
 
 def normalise(pixels: Tensor) -> Tensor:
     """What the ResNets take, by the mean and deviation of ImageNet."""
-    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]],
-                             device=pixels.device)[..., None, None]
+    mean, std = torch.tensor(
+        [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], device=pixels.device
+    )[..., None, None]
     return (pixels.float() / 255 - mean) / std
 
 

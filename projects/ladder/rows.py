@@ -44,19 +44,31 @@ def describe_program() -> dict[str, Any]:
     name = platform.processor()
     cpus = Path('/proc/cpuinfo')
     if cpus.is_file():
-        names = [line.partition(':')[2].strip()
-                 for line in cpus.read_text().splitlines()
-                 if line.startswith('model name')]
+        names = [
+            line.partition(':')[2].strip()
+            for line in cpus.read_text().splitlines()
+            if line.startswith('model name')
+        ]
         name = names[0] if names else name
     commit = subprocess.run(
         ['git', '-C', ROOT, 'describe', '--always', '--dirty', '--abbrev=40'],
-        capture_output=True, text=True, check=False).stdout.strip()
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
     return dict(
         cpu=f'{name}, {torch.backends.cpu.get_cpu_capability()}',
-        torch=torch.__version__, commit=commit or None)
+        torch=torch.__version__,
+        commit=commit or None,
+    )
 
 
 def markdown(header: list[str], lines: list[list[str]]) -> str:
     """A table."""
-    return '\n'.join(f'| {" | ".join(line)} |' for line in (
-        header, ['---'] * len(header), *lines)) + '\n'
+    return (
+        '\n'.join(
+            f'| {" | ".join(line)} |'
+            for line in (header, ['---'] * len(header), *lines)
+        )
+        + '\n'
+    )

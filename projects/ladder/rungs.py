@@ -32,7 +32,7 @@ RUNGS = {
     'layer-scale': LAYER_SCALE,
     'norms': NORMS,
     'layer-scale-block': Rung(dict(attention='LayerScale', shared=True)),
-    'sigmoid-bias': Rung(dict(attention='StepNet'), ('ie_bias', )),
+    'sigmoid-bias': Rung(dict(attention='StepNet'), ('ie_bias',)),
     'iebn-cited': Rung(dict(attention='StepNet', iebn='cited')),
     'se': Rung(dict(attention='SE')),
     'head': Rung(head=True),
@@ -72,9 +72,13 @@ def last_norm(block: nn.Module) -> nn.BatchNorm2d:
     return [m for m in block.modules() if isinstance(m, nn.BatchNorm2d)][-1]
 
 
-def put_in(model: nn.Module, rung: Rung, blocks: Sequence[str],
-           example: object = None, init_step: float | None = 1.0
-           ) -> list[nn.Parameter]:
+def put_in(
+    model: nn.Module,
+    rung: Rung,
+    blocks: Sequence[str],
+    example: object = None,
+    init_step: float | None = 1.0,
+) -> list[nn.Parameter]:
     """Put a rung into a network, and freeze what it does not train.
 
     Args:
@@ -89,13 +93,19 @@ def put_in(model: nn.Module, rung: Rung, blocks: Sequence[str],
     """
     parameters: list[nn.Parameter] = []
     if rung.attention is not None:
-        mmstepnet.insert_steps(model, blocks=list(blocks), example=example,
-                               init_step=init_step, **rung.attention)
+        mmstepnet.insert_steps(
+            model,
+            blocks=list(blocks),
+            example=example,
+            init_step=init_step,
+            **rung.attention,
+        )
         for gates in mmstepnet.step_parameters(model)[1:]:
             parameters += gates['params']
     if rung.trained:
-        names = {p: name.rpartition('.')[2]
-                 for name, p in model.named_parameters()}
+        names = {
+            p: name.rpartition('.')[2] for name, p in model.named_parameters()
+        }
         parameters = [p for p in parameters if names[p] in rung.trained]
     if rung.norms:
         for name in blocks:
@@ -108,8 +118,9 @@ def put_in(model: nn.Module, rung: Rung, blocks: Sequence[str],
     return parameters
 
 
-def put_start(model: nn.Module, start: Start, blocks: Sequence[str],
-              example: object) -> list[nn.Parameter]:
+def put_start(
+    model: nn.Module, start: Start, blocks: Sequence[str], example: object
+) -> list[nn.Parameter]:
     """Give a network the start of a rung from scratch.
 
     Gates draw their weights from PyTorch's own generator, the body is left as
@@ -129,6 +140,7 @@ def put_start(model: nn.Module, start: Start, blocks: Sequence[str],
     for p in body:
         p.requires_grad_()
     for name in blocks:
-        nn.init.constant_(last_norm(model.get_submodule(name)).weight,
-                          start.norms)
+        nn.init.constant_(
+            last_norm(model.get_submodule(name)).weight, start.norms
+        )
     return body + gates

@@ -42,9 +42,14 @@ ROWS = Path(__file__).parent / 'results' / 'scratch'
 WORK_DIR = ROOT / 'work_dirs' / 'ladder'
 MAIN = 'stepnet', 'sigmoid-bias', 'norms-start'
 QUESTIONS = ('stepnet', 'sigmoid-bias'), ('stepnet', 'norms-start')
-EXPLORED = (('norms-start', 'plain'), ('stepnet', 'plain'),
-            ('norms-half', 'plain'), ('layer-scale-half', 'norms-half'),
-            ('se-half', 'norms-half'), ('se-half', 'layer-scale-half'))
+EXPLORED = (
+    ('norms-start', 'plain'),
+    ('stepnet', 'plain'),
+    ('norms-half', 'plain'),
+    ('layer-scale-half', 'norms-half'),
+    ('se-half', 'norms-half'),
+    ('se-half', 'layer-scale-half'),
+)
 SEEDS = range(12)
 MARGIN = 0.5
 """Points of accuracy that are worth something."""
@@ -77,9 +82,12 @@ class Seed:
         generator = Generator().manual_seed(number)
         self.body = draw_body(network, generator)
         self.batches = [
-            chosen for _ in range(EPOCHS)
-            for chosen in torch.randperm(
-                pictures, generator=generator).split(BATCH)]
+            chosen
+            for _ in range(EPOCHS)
+            for chosen in torch.randperm(pictures, generator=generator).split(
+                BATCH
+            )
+        ]
         self.crops = generator.get_state()
 
 
@@ -98,8 +106,9 @@ def blocks_of(network: str) -> list[str]:
     return mmstepnet.insert_steps(untrained(network), example=EXAMPLE)
 
 
-def build_rung(network: str, body: dict[str, Tensor], seed: int, name: str
-               ) -> tuple[nn.Module, list[nn.Parameter]]:
+def build_rung(
+    network: str, body: dict[str, Tensor], seed: int, name: str
+) -> tuple[nn.Module, list[nn.Parameter]]:
     """The network of a rung at its start, and what is trained of it."""
     model = untrained(network)
     model.load_state_dict(body)
@@ -129,8 +138,14 @@ def rate_at(step: int, epoch: int, steps: int) -> float:
     return RATE * (1 + math.cos(turn)) / 2
 
 
-def train(model: nn.Module, parameters: list[nn.Parameter], seed: Seed,
-          pictures: Pictures, kept: Path, program: dict) -> float:
+def train(
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    seed: Seed,
+    pictures: Pictures,
+    kept: Path,
+    program: dict,
+) -> float:
     """Train a network, or go on with it where it was kept.
 
     Args:
@@ -146,8 +161,9 @@ def train(model: nn.Module, parameters: list[nn.Parameter], seed: Seed,
         float: Seconds of the CPU, those before a stop included.
     """
     pixels, labels = pictures
-    optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM,
-                                weight_decay=DECAY)
+    optimizer = torch.optim.SGD(
+        parameters, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY
+    )
     crops = Generator()
     crops.set_state(seed.crops)
     done, seconds = 0, 0.0
@@ -170,10 +186,17 @@ def train(model: nn.Module, parameters: list[nn.Parameter], seed: Seed,
         optimizer.step()
         if (step + 1) % KEPT_EVERY == 0 or step + 1 == steps:
             buffer = io.BytesIO()
-            torch.save(dict(
-                model=model.state_dict(), optimizer=optimizer.state_dict(),
-                crops=crops.get_state(), steps=step + 1, program=program,
-                seconds=time.process_time() - start), buffer)
+            torch.save(
+                dict(
+                    model=model.state_dict(),
+                    optimizer=optimizer.state_dict(),
+                    crops=crops.get_state(),
+                    steps=step + 1,
+                    program=program,
+                    seconds=time.process_time() - start,
+                ),
+                buffer,
+            )
             write_whole(kept, buffer.getvalue())
     return time.process_time() - start
 
@@ -190,9 +213,14 @@ def test(model: nn.Module, pictures: Pictures) -> dict:
     model.eval()
     pixels, labels = pictures
     gates: dict[nn.Module, list[Tensor]] = {
-        m: [] for m in model.modules() if isinstance(m, Attention)}
-    handles = [gate.register_forward_hook(
-        lambda gate, _, step: gates[gate].append(step)) for gate in gates]
+        m: [] for m in model.modules() if isinstance(m, Attention)
+    }
+    handles = [
+        gate.register_forward_hook(
+            lambda gate, _, step: gates[gate].append(step)
+        )
+        for gate in gates
+    ]
     scores = torch.cat([model(prepare(part)) for part in pixels.split(250)])
     for handle in handles:
         handle.remove()
@@ -200,36 +228,59 @@ def test(model: nn.Module, pictures: Pictures) -> dict:
     found = dict(
         accuracy=100 * int((answers == labels).sum()) / len(labels),
         loss=float(F.cross_entropy(scores, labels)),
-        answers=''.join(map(str, answers.tolist())))
+        answers=''.join(map(str, answers.tolist())),
+    )
     if gates:
         steps = [torch.cat(parts).double() for parts in gates.values()]
         found['gates'] = dict(
             mean=float(np.mean([float(step.mean()) for step in steps])),
-            over_images=float(np.mean([
-                float(step.std(0, correction=0).mean()) for step in steps])))
+            over_images=float(
+                np.mean(
+                    [float(step.std(0, correction=0).mean()) for step in steps]
+                )
+            ),
+        )
     return found
 
 
-def run(seed: Seed, name: str, trained: Pictures, tested: Pictures,
-        work_dir: Path, program: dict) -> dict:
+def run(
+    seed: Seed,
+    name: str,
+    trained: Pictures,
+    tested: Pictures,
+    work_dir: Path,
+    program: dict,
+) -> dict:
     """Train a rung and test it.
 
     Returns:
         dict: The row.
     """
-    model, parameters = build_rung(seed.network, seed.body, seed.number,
-                                   name)
+    model, parameters = build_rung(seed.network, seed.body, seed.number, name)
     kept = work_dir / f'{name}_{seed.number:02}.pt'
     seconds = train(model, parameters, seed, trained, kept, program)
     return dict(
-        network=seed.network, rung=name, seed=seed.number, rate=RATE,
-        **test(model, tested), numbers=sum(p.numel() for p in parameters),
-        seconds=round(seconds), dtype='float32', body=digest(seed.body),
-        **program)
+        network=seed.network,
+        rung=name,
+        seed=seed.number,
+        rate=RATE,
+        **test(model, tested),
+        numbers=sum(p.numel() for p in parameters),
+        seconds=round(seconds),
+        dtype='float32',
+        body=digest(seed.body),
+        **program,
+    )
 
 
-def run_missing(names: list[str], seeds: list[int], trained: Pictures,
-                tested: Pictures, folder: Path, work_dir: Path) -> None:
+def run_missing(
+    names: list[str],
+    seeds: list[int],
+    trained: Pictures,
+    tested: Pictures,
+    folder: Path,
+    work_dir: Path,
+) -> None:
     """Train what has no row yet, seed by seed.
 
     Raises:
@@ -238,8 +289,11 @@ def run_missing(names: list[str], seeds: list[int], trained: Pictures,
     program = describe_program()
     for number in seeds:
         there = [row for row in read_rows(folder) if row['seed'] == number]
-        wanted = [name for name in names
-                  if name not in [row['rung'] for row in there]]
+        wanted = [
+            name
+            for name in names
+            if name not in [row['rung'] for row in there]
+        ]
         if not wanted:
             continue
         for row in there:
@@ -248,23 +302,29 @@ def run_missing(names: list[str], seeds: list[int], trained: Pictures,
                 raise ValueError(
                     f'the rows of seed {number} were made by {made_by}, and '
                     f'this is {program}; all rows of a seed need one program: '
-                    'run other seeds, or move its rows away')
+                    'run other seeds, or move its rows away'
+                )
         seed = Seed(number, len(trained[1]))
         for name in wanted:
             row = run(seed, name, trained, tested, work_dir, program)
             append_row(folder / f'seed_{number:02}.jsonl', row)
-            print(f'{name} seed {number}: {row["accuracy"]:.2f} %, '
-                  f'loss {row["loss"]:.4f}, {row["seconds"]} s', flush=True)
+            print(
+                f'{name} seed {number}: {row["accuracy"]:.2f} %, '
+                f'loss {row["loss"]:.4f}, {row["seconds"]} s',
+                flush=True,
+            )
 
 
 def accuracies(rows: list[dict], name: str) -> dict[int, float]:
     """Accuracies of a rung, by seed."""
-    return {row['seed']: row['accuracy'] for row in rows
-            if row['rung'] == name}
+    return {
+        row['seed']: row['accuracy'] for row in rows if row['rung'] == name
+    }
 
 
-def compare(rows: list[dict], first: str, second: str, seeds: list[int]
-            ) -> Difference:
+def compare(
+    rows: list[dict], first: str, second: str, seeds: list[int]
+) -> Difference:
     """First rung minus second, seed by seed."""
     ours, others = accuracies(rows, first), accuracies(rows, second)
     return compare_over_seeds([ours[s] - others[s] for s in seeds])
@@ -276,20 +336,35 @@ def verdicts(rows: list[dict], is_ended: bool) -> Iterator[list[str]]:
     There is one look: when all seeds of the main rungs are there, or no more
     will come.
     """
-    seeds = sorted(set.intersection(
-        *(set(accuracies(rows, name)) for name in MAIN)) & {*SEEDS})
+    seeds = sorted(
+        set.intersection(*(set(accuracies(rows, name)) for name in MAIN))
+        & {*SEEDS}
+    )
     is_whole = len(seeds) == len(SEEDS)
     if len(seeds) < 2 or not (is_whole or is_ended):
         for first, second in QUESTIONS:
-            yield [f'{first} − {second}', str(len(seeds)), '', '', '', '',
-                   'not yet']
+            yield [
+                f'{first} − {second}',
+                str(len(seeds)),
+                '',
+                '',
+                '',
+                '',
+                'not yet',
+            ]
         return
     found = [compare(rows, *names, seeds) for names in QUESTIONS]
     answered = holm([d.p_value() for d in found])
     for (first, second), d, is_answered in zip(QUESTIONS, found, answered):
-        yield [f'{first} − {second}', str(len(seeds)), f'{d.mean:+.2f}',
-               interval(d, LEVEL / len(QUESTIONS)), interval(d, 2 * LEVEL),
-               f'{d.p_value():.3g}', give_verdict(d, is_answered, MARGIN)]
+        yield [
+            f'{first} − {second}',
+            str(len(seeds)),
+            f'{d.mean:+.2f}',
+            interval(d, LEVEL / len(QUESTIONS)),
+            interval(d, 2 * LEVEL),
+            f'{d.p_value():.3g}',
+            give_verdict(d, is_answered, MARGIN),
+        ]
 
 
 def interval(difference: Difference, level: float = LEVEL) -> str:
@@ -298,20 +373,34 @@ def interval(difference: Difference, level: float = LEVEL) -> str:
     return f'{low:+.2f} to {high:+.2f}'
 
 
-def explored(rows: list[dict], pairs: Sequence[tuple[str, str]] = EXPLORED
-             ) -> Iterator[list[str]]:
+def explored(
+    rows: list[dict], pairs: Sequence[tuple[str, str]] = EXPLORED
+) -> Iterator[list[str]]:
     """Differences without a verdict: those that the plan calls exploratory."""
     for first, second in pairs:
-        seeds = sorted(accuracies(rows, first).keys()
-                       & accuracies(rows, second).keys())
+        seeds = sorted(
+            accuracies(rows, first).keys() & accuracies(rows, second).keys()
+        )
         if len(seeds) > 1:
             d = compare(rows, first, second, seeds)
-            yield [f'{first} − {second}', str(len(seeds)), f'{d.mean:+.2f}',
-                   interval(d)]
+            yield [
+                f'{first} − {second}',
+                str(len(seeds)),
+                f'{d.mean:+.2f}',
+                interval(d),
+            ]
 
 
-MEANS = ('rung', 'numbers', 'seeds', 'accuracy, %', 'cross-entropy',
-         'mean Δt', 'its deviation over pictures', 'minutes')
+MEANS = (
+    'rung',
+    'numbers',
+    'seeds',
+    'accuracy, %',
+    'cross-entropy',
+    'mean Δt',
+    'its deviation over pictures',
+    'minutes',
+)
 
 
 def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
@@ -320,54 +409,87 @@ def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
         own = [row for row in rows if row['rung'] == name]
         if not own:
             continue
-        deviation = (np.std([row['accuracy'] for row in own], ddof=1)
-                     if len(own) > 1 else np.nan)
+        deviation = (
+            np.std([row['accuracy'] for row in own], ddof=1)
+            if len(own) > 1
+            else np.nan
+        )
         gates = [row['gates'] for row in own if 'gates' in row]
-        yield [name, f'{own[0]["numbers"]:,}', str(len(own)),
-               f'{np.mean([row["accuracy"] for row in own]):.2f} '
-               f'± {deviation:.2f}',
-               f'{np.mean([row["loss"] for row in own], dtype=float):.4f}',
-               *(f'{np.mean([g[key] for g in gates]):.4f}' if gates else ''
-                 for key in ('mean', 'over_images')),
-               f'{np.mean([row["seconds"] for row in own]) / 60:.1f}']
+        yield [
+            name,
+            f'{own[0]["numbers"]:,}',
+            str(len(own)),
+            f'{np.mean([row["accuracy"] for row in own]):.2f} '
+            f'± {deviation:.2f}',
+            f'{np.mean([row["loss"] for row in own], dtype=float):.4f}',
+            *(
+                f'{np.mean([g[key] for g in gates]):.4f}' if gates else ''
+                for key in ('mean', 'over_images')
+            ),
+            f'{np.mean([row["seconds"] for row in own]) / 60:.1f}',
+        ]
 
 
 def table(folder: Path = ROWS, is_ended: bool = False) -> str:
     """What the page shows."""
     rows = list(read_rows(folder))
-    return '\n'.join([
-        markdown(['difference', 'seeds', 'points', '97.5 % interval',
-                  '90 % interval', 'p', 'verdict'],
-                 list(verdicts(rows, is_ended))),
-        markdown([*MEANS], list(mean_rows(rows))),
-        markdown(['exploratory difference', 'seeds', 'points',
-                  '95 % interval'], list(explored(rows)))])
+    return '\n'.join(
+        [
+            markdown(
+                [
+                    'difference',
+                    'seeds',
+                    'points',
+                    '97.5 % interval',
+                    '90 % interval',
+                    'p',
+                    'verdict',
+                ],
+                list(verdicts(rows, is_ended)),
+            ),
+            markdown([*MEANS], list(mean_rows(rows))),
+            markdown(
+                ['exploratory difference', 'seeds', 'points', '95 % interval'],
+                list(explored(rows)),
+            ),
+        ]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('command', choices=['run', 'table'])
     parser.add_argument('--data', type=Path, default=Path('data'))
     parser.add_argument('--rows', type=Path, default=ROWS)
     parser.add_argument('--work-dir', type=Path, default=WORK_DIR)
     parser.add_argument('--seeds', nargs='+', type=int, default=[*SEEDS])
-    parser.add_argument('--rungs', nargs='+', default=MAIN,
-                        choices=FROM_SCRATCH, metavar='RUNG',
-                        help=', '.join(FROM_SCRATCH))
-    parser.add_argument('--ended', action='store_true',
-                        help='no more seeds will come: verdicts of those that '
-                        'are there')
+    parser.add_argument(
+        '--rungs',
+        nargs='+',
+        default=MAIN,
+        choices=FROM_SCRATCH,
+        metavar='RUNG',
+        help=', '.join(FROM_SCRATCH),
+    )
+    parser.add_argument(
+        '--ended',
+        action='store_true',
+        help='no more seeds will come: verdicts of those that are there',
+    )
     args = parser.parse_args()
     if args.command == 'table':
         print(table(args.rows, args.ended))
         return
     torch.set_num_threads(1)
-    trained, tested = (read_pictures(args.data, split, 0, None)
-                       for split in ('train', 'test'))
-    run_missing(list(args.rungs), args.seeds, trained, tested, args.rows,
-                args.work_dir)
+    trained, tested = (
+        read_pictures(args.data, split, 0, None) for split in ('train', 'test')
+    )
+    run_missing(
+        list(args.rungs), args.seeds, trained, tested, args.rows, args.work_dir
+    )
 
 
 if __name__ == '__main__':

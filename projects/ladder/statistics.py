@@ -43,8 +43,11 @@ def compare_over_seeds(differences: Sequence[float]) -> Difference:
         differences (Sequence): Points, one a seed.
     """
     n = len(differences)
-    return Difference(float(np.mean(differences)),
-                      float(np.std(differences, ddof=1)) / n**0.5, n - 1)
+    return Difference(
+        float(np.mean(differences)),
+        float(np.std(differences, ddof=1)) / n**0.5,
+        n - 1,
+    )
 
 
 def compare_over_pictures(ours: np.ndarray, others: np.ndarray) -> Difference:
@@ -60,13 +63,19 @@ def compare_over_pictures(ours: np.ndarray, others: np.ndarray) -> Difference:
             same seeds and pictures.
     """
     points = 100.0 * (ours.astype(float) - others)
-    parts = [(means.var(ddof=1) / len(means), len(means) - 1)
-             for means in (points.mean(1), points.mean(0))]
+    parts = [
+        (means.var(ddof=1) / len(means), len(means) - 1)
+        for means in (points.mean(1), points.mean(0))
+    ]
     variance = sum(part for part, _ in parts)
-    freedom = (variance**2 / sum(part**2 / n for part, n in parts)
-               if variance else 1.0)
-    return Difference(float(points.mean()), float(variance**0.5),
-                      float(freedom))
+    freedom = (
+        variance**2 / sum(part**2 / n for part, n in parts)
+        if variance
+        else 1.0
+    )
+    return Difference(
+        float(points.mean()), float(variance**0.5), float(freedom)
+    )
 
 
 def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
@@ -80,8 +89,9 @@ def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
     return answered
 
 
-def give_verdict(difference: Difference, is_answered: bool, margin: float
-                 ) -> str:
+def give_verdict(
+    difference: Difference, is_answered: bool, margin: float
+) -> str:
     """The plan's words for a difference.
 
     Args:

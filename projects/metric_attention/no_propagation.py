@@ -12,9 +12,11 @@ from scipy.stats import ttest_rel
 
 from projects.reproduction.rows import quantities, read_rows
 
-DATA = {'moon': ('Moon', 1, range(5, 15)),
-        'mnist': ('MNIST', 1, range(1, 11)),
-        'human_seg': ('human segmentation', 4, range(10))}
+DATA = {
+    'moon': ('Moon', 1, range(5, 15)),
+    'mnist': ('MNIST', 1, range(1, 11)),
+    'human_seg': ('human segmentation', 4, range(10)),
+}
 """Its name, propagations of the compared rows, and the planned seeds."""
 
 LEVEL = 0.05 / 9
@@ -23,8 +25,9 @@ ATTENTIONS = {'dot_product': 'dot product', 'l2': 'L2', 'metric': 'metric'}
 
 def accuracies(name: str, seeds: range) -> np.ndarray:
     """Accuracy (%) after the last epoch, by seed."""
-    rows = {row['seed']: quantities(row)['Accuracy']
-            for row in read_rows(name)}
+    rows = {
+        row['seed']: quantities(row)['Accuracy'] for row in read_rows(name)
+    }
     return np.array([rows[seed] for seed in seeds])
 
 
@@ -40,20 +43,33 @@ def comparisons() -> list[list[str]]:
             mean = (own - none).mean()
             # Equal differences have no deviation to be tested by.
             decided = test.pvalue < LEVEL or not np.ptp(own - none)
-            found.append([
-                label, name, f'{none.mean():.2f}', f'{own.mean():.2f}',
-                f'{mean:+.2f} [{low:+.2f}, {high:+.2f}]',
-                f'{test.pvalue:.1g}', 'undecided' if not decided or not mean
-                else 'helps' if mean > 0 else 'hurts'])
+            found.append(
+                [
+                    label,
+                    name,
+                    f'{none.mean():.2f}',
+                    f'{own.mean():.2f}',
+                    f'{mean:+.2f} [{low:+.2f}, {high:+.2f}]',
+                    f'{test.pvalue:.1g}',
+                    'undecided'
+                    if not decided or not mean
+                    else 'helps'
+                    if mean > 0
+                    else 'hurts',
+                ]
+            )
     return found
 
 
 def main() -> None:
     argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    print('| data | propagation | none (%) | with it (%) | difference, 95 % '
-          'interval | p | verdict |\n|---|---|---|---|---|---|---|')
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
+    print(
+        '| data | propagation | none (%) | with it (%) | difference, 95 % '
+        'interval | p | verdict |\n|---|---|---|---|---|---|---|'
+    )
     for row in comparisons():
         print('| ' + ' | '.join(row) + ' |')
 

@@ -87,8 +87,9 @@ class Pictures:
     @torch.no_grad()
     def compute_stem(self, pixels: Tensor) -> Tensor:
         """What is handed to the rest of the network."""
-        return torch.cat([self.stem(self.prepare(part))
-                          for part in pixels.split(BATCH)])
+        return torch.cat(
+            [self.stem(self.prepare(part)) for part in pixels.split(BATCH)]
+        )
 
     def test(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Test pictures of each class behind the stem, and their classes."""
@@ -103,7 +104,8 @@ class Pictures:
         """What a new head is trained on first, without crops."""
         _, model = self.build()
         head_of(model).register_forward_pre_hook(
-            lambda head, args: kept.append(args[0]))
+            lambda head, args: kept.append(args[0])
+        )
         kept: list[Tensor] = []
         with torch.no_grad():
             for part in self.compute_stem(self.train[0]).split(BATCH):
@@ -139,7 +141,7 @@ class Seed:
         generator = Generator().manual_seed(seed)
         pixels, labels = pictures.train
         # Calibration sees pictures as they are, from a draw of their own.
-        few = torch.randperm(len(labels), generator=generator)[:8 * BATCH]
+        few = torch.randperm(len(labels), generator=generator)[: 8 * BATCH]
         self.calibration = pictures.compute_stem(pixels[few]).split(BATCH)
         self.head = None
         if pictures.network == LITE0:
@@ -151,7 +153,8 @@ class Seed:
                 if len(chosen) == BATCH:
                     crops = draw_crops(pixels[chosen], generator)
                     self.batches.append(
-                        (pictures.compute_stem(crops), labels[chosen]))
+                        (pictures.compute_stem(crops), labels[chosen])
+                    )
 
     def build(self) -> nn.Module:
         """The network that all rungs of the seed start from."""
@@ -161,28 +164,35 @@ class Seed:
         return model
 
 
-def train_head(pictures: Pictures, generator: Generator
-               ) -> dict[str, Tensor]:
+def train_head(pictures: Pictures, generator: Generator) -> dict[str, Tensor]:
     """Train a new head on what the network gives as it is."""
     head = copy.deepcopy(head_of(pictures.build()[1]))
     bound = head.in_features**-0.5  # PyTorch's start of a linear layer
     for p in head.parameters():
         nn.init.uniform_(p, -bound, bound, generator=generator)
     features, (_, labels) = pictures.features, pictures.train
-    batches = [(features[chosen], labels[chosen])
-               for _ in range(EPOCHS)
-               for chosen in torch.randperm(
-                   len(labels), generator=generator).split(BATCH)]
+    batches = [
+        (features[chosen], labels[chosen])
+        for _ in range(EPOCHS)
+        for chosen in torch.randperm(len(labels), generator=generator).split(
+            BATCH
+        )
+    ]
     train(head, list(head.parameters()), batches, HEAD_RATE)
     return head.state_dict()
 
 
-def train(model: nn.Module, parameters: list[nn.Parameter],
-          batches: list[tuple[Tensor, Tensor]], rate: float) -> None:
+def train(
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    batches: list[tuple[Tensor, Tensor]],
+    rate: float,
+) -> None:
     """AdamW without decay, its rate along half a cosine."""
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, len(batches))
+        optimizer, len(batches)
+    )
     for x, labels in batches:
         optimizer.zero_grad()
         F.cross_entropy(model(x), labels).backward()
@@ -209,12 +219,17 @@ def build_rung(seed: Seed, name: str) -> tuple[nn.Module, list[nn.Parameter]]:
     """
     model = seed.build()
     torch.manual_seed(seed.number)  # of the gates alone
-    parameters = put_in(model, RUNGS[name], blocks_of(seed.pictures),
-                        example(seed.pictures))
-    gates = [m for m in model.modules()
-             if isinstance(m, mmstepnet.attentions.Attention)]
-    if any(isinstance(m, nn.BatchNorm1d)
-           for gate in gates for m in gate.modules()):
+    parameters = put_in(
+        model, RUNGS[name], blocks_of(seed.pictures), example(seed.pictures)
+    )
+    gates = [
+        m
+        for m in model.modules()
+        if isinstance(m, mmstepnet.attentions.Attention)
+    ]
+    if any(
+        isinstance(m, nn.BatchNorm1d) for gate in gates for m in gate.modules()
+    ):
         mmstepnet.calibrate(model, seed.calibration)
     for gate in gates:
         gate.train()
@@ -243,12 +258,17 @@ def run(seed: Seed, name: str, rate: float, is_search: bool) -> dict:
     scores = answer(model, x)
     answers = scores.argmax(1)
     row = dict(
-        network=seed.pictures.network, rung=name, seed=seed.number, rate=rate,
+        network=seed.pictures.network,
+        rung=name,
+        seed=seed.number,
+        rate=rate,
         loss=float(F.cross_entropy(scores, labels)),
         accuracy=100 * float((answers == labels).float().mean()),
         numbers=sum(p.numel() for p in parameters),
-        seconds=round(time.process_time() - start), dtype='float32',
-        **describe_program())
+        seconds=round(time.process_time() - start),
+        dtype='float32',
+        **describe_program(),
+    )
     if not is_search:
         row['answers'] = ''.join(map(str, answers.tolist()))
         if name == 'stepnet':
@@ -265,64 +285,85 @@ def replace_gates(model: nn.Module, x: Tensor, labels: Tensor) -> dict:
 
     with torch.no_grad():
         found = measure_gates(model, x.split(250), accuracy)
-    return dict(mean=float(np.mean(list(found.mean.values()))),
-                over_images=float(np.mean(list(found.over_images.values()))),
-                **found.results)
+    return dict(
+        mean=float(np.mean(list(found.mean.values()))),
+        over_images=float(np.mean(list(found.over_images.values()))),
+        **found.results,
+    )
 
 
 def choose_rate(rows: list[dict], network: str, rung: str) -> float | None:
     """The rate of the lowest loss, once all rates were tried."""
-    losses = {row['rate']: row['loss'] for row in rows
-              if (row['network'], row['rung'], row['seed'])
-              == (network, rung, SEARCH_SEED)}
+    losses = {
+        row['rate']: row['loss']
+        for row in rows
+        if (row['network'], row['rung'], row['seed'])
+        == (network, rung, SEARCH_SEED)
+    }
     if set(losses) != set(RATES):
         return None
     return min(losses, key=lambda rate: losses[rate])
 
 
-def run_missing(network: str, rungs: list[str], seeds: range, data: Path,
-                folder: Path) -> None:
+def run_missing(
+    network: str, rungs: list[str], seeds: range, data: Path, folder: Path
+) -> None:
     """Train what has no row yet: first all rates, then seed by seed."""
     path = folder / f'{network}.jsonl'
     pictures = Pictures(network, data)
 
     def is_there(rung: str, seed: int, rate: float) -> bool:
-        return any((row['network'], row['rung'], row['seed'], row['rate'])
-                   == (network, rung, seed, rate)
-                   for row in read_rows(folder))
+        return any(
+            (row['network'], row['rung'], row['seed'], row['rate'])
+            == (network, rung, seed, rate)
+            for row in read_rows(folder)
+        )
 
     def measure(seed: Seed, rung: str, rate: float, is_search: bool) -> None:
         row = run(seed, rung, rate, is_search)
         append_row(path, row)
-        print(f'{network} {rung} seed {seed.number} rate {rate:g}: '
-              f'{row["accuracy"]:.2f} %, loss {row["loss"]:.4f}, '
-              f'{row["seconds"]} s', flush=True)
+        print(
+            f'{network} {rung} seed {seed.number} rate {rate:g}: '
+            f'{row["accuracy"]:.2f} %, loss {row["loss"]:.4f}, '
+            f'{row["seconds"]} s',
+            flush=True,
+        )
 
-    missing = [(rung, rate) for rung, rate in product(rungs, RATES)
-               if not is_there(rung, SEARCH_SEED, rate)]
+    missing = [
+        (rung, rate)
+        for rung, rate in product(rungs, RATES)
+        if not is_there(rung, SEARCH_SEED, rate)
+    ]
     if missing:
         search = Seed(pictures, SEARCH_SEED)
         for rung, rate in missing:
             measure(search, rung, rate, is_search=True)
         del search  # the next seed needs its memory
-    rates = {rung: choose_rate(list(read_rows(folder)), network, rung)
-             for rung in rungs}
+    rates = {
+        rung: choose_rate(list(read_rows(folder)), network, rung)
+        for rung in rungs
+    }
     for number in seeds:
-        wanted = [rung for rung in rungs
-                  if not is_there(rung, number, rates[rung])]
+        wanted = [
+            rung for rung in rungs if not is_there(rung, number, rates[rung])
+        ]
         if wanted:
             seed = Seed(pictures, number)
             for rung in wanted:
                 measure(seed, rung, rates[rung], is_search=False)
 
 
-def read_answers(rows: list[dict], network: str, rung: str
-                 ) -> dict[int, np.ndarray]:
+def read_answers(
+    rows: list[dict], network: str, rung: str
+) -> dict[int, np.ndarray]:
     """Which answers are right, by seed."""
     labels = np.repeat(np.arange(10), ALL - SEARCHED)
-    return {row['seed']: np.array([*map(int, row['answers'])]) == labels
-            for row in rows if 'answers' in row
-            and (row['network'], row['rung']) == (network, rung)}
+    return {
+        row['seed']: np.array([*map(int, row['answers'])]) == labels
+        for row in rows
+        if 'answers' in row
+        and (row['network'], row['rung']) == (network, rung)
+    }
 
 
 def verdicts(rows: list[dict]) -> list[list[str]]:
@@ -333,26 +374,44 @@ def verdicts(rows: list[dict]) -> list[list[str]]:
     asked = list(product(PRETRAINED, QUESTIONS))
     found = []
     for network, (first, second) in asked:
-        ours, others = (read_answers(rows, network, rung)
-                        for rung in (first, second))
+        ours, others = (
+            read_answers(rows, network, rung) for rung in (first, second)
+        )
         seeds = sorted(ours.keys() & others.keys())
-        found.append(compare_over_pictures(
-            np.array([ours[s] for s in seeds]),
-            np.array([others[s] for s in seeds])) if len(seeds) > 1 else None)
+        found.append(
+            compare_over_pictures(
+                np.array([ours[s] for s in seeds]),
+                np.array([others[s] for s in seeds]),
+            )
+            if len(seeds) > 1
+            else None
+        )
     is_whole = all(found) and all(
         len(read_answers(rows, network, rung)) >= len(SEEDS)
-        for network, rung in product(PRETRAINED, MAIN))
+        for network, rung in product(PRETRAINED, MAIN)
+    )
     words = ['not yet'] * len(asked)
     if is_whole:
-        words = [give_verdict(d, is_answered, MARGIN) for d, is_answered
-                 in zip(found, holm([d.p_value() for d in found]))]
+        words = [
+            give_verdict(d, is_answered, MARGIN)
+            for d, is_answered in zip(
+                found, holm([d.p_value() for d in found])
+            )
+        ]
     lines = []
     for (network, (first, second)), d, word in zip(asked, found, words):
         if d is not None:
             low, high = d.interval()
-            lines.append([network, f'{first} − {second}', f'{d.mean:+.2f}',
-                          f'{low:+.2f} to {high:+.2f}', f'{d.p_value():.3g}',
-                          word])
+            lines.append(
+                [
+                    network,
+                    f'{first} − {second}',
+                    f'{d.mean:+.2f}',
+                    f'{low:+.2f} to {high:+.2f}',
+                    f'{d.p_value():.3g}',
+                    word,
+                ]
+            )
     return lines
 
 
@@ -360,46 +419,96 @@ def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
     """Mean and deviation over seeds of each rung, and its rates."""
     for network, rung in product(PRETRAINED, RUNGS):
         rate = choose_rate(rows, network, rung)
-        own = [row for row in rows if 'answers' in row
-               and (row['network'], row['rung']) == (network, rung)]
+        own = [
+            row
+            for row in rows
+            if 'answers' in row
+            and (row['network'], row['rung']) == (network, rung)
+        ]
         if rate is None or not own:
             continue
         accuracies = [row['accuracy'] for row in own]
         losses = [row['loss'] for row in own]
         deviation = np.std(accuracies, ddof=1) if len(own) > 1 else np.nan
-        yield [network, rung, f'{own[0]["numbers"]:,}', f'{rate:g}',
-               str(len(own)), f'{np.mean(accuracies):.2f} ± {deviation:.2f}',
-               f'{np.mean(losses):.4f}']
+        yield [
+            network,
+            rung,
+            f'{own[0]["numbers"]:,}',
+            f'{rate:g}',
+            str(len(own)),
+            f'{np.mean(accuracies):.2f} ± {deviation:.2f}',
+            f'{np.mean(losses):.4f}',
+        ]
 
 
 def table(folder: Path = ROWS) -> str:
     """What RESULTS.md shows."""
     rows = list(read_rows(folder))
     replaced = [
-        [row['network'], str(row['seed']),
-         *(f'{row["gates"][key]:.4f}' for key in ('mean', 'over_images')),
-         *(f'{row["gates"][key]:.2f}'
-           for key in ('attention', 'channel mean', 'one number'))]
-        for row in rows if 'gates' in row]
-    return '\n'.join([
-        markdown(['network', 'difference', 'points', '95 % interval', 'p',
-                  'verdict'], verdicts(rows)),
-        markdown(['network', 'rung', 'numbers', 'rate', 'seeds',
-                  'accuracy, %', 'cross-entropy'], list(mean_rows(rows))),
-        markdown(['network', 'seed', 'mean Δt', 'its deviation over pictures',
-                  'accuracy, %', 'with channel means', 'with one number'],
-                 replaced)])
+        [
+            row['network'],
+            str(row['seed']),
+            *(f'{row["gates"][key]:.4f}' for key in ('mean', 'over_images')),
+            *(
+                f'{row["gates"][key]:.2f}'
+                for key in ('attention', 'channel mean', 'one number')
+            ),
+        ]
+        for row in rows
+        if 'gates' in row
+    ]
+    return '\n'.join(
+        [
+            markdown(
+                [
+                    'network',
+                    'difference',
+                    'points',
+                    '95 % interval',
+                    'p',
+                    'verdict',
+                ],
+                verdicts(rows),
+            ),
+            markdown(
+                [
+                    'network',
+                    'rung',
+                    'numbers',
+                    'rate',
+                    'seeds',
+                    'accuracy, %',
+                    'cross-entropy',
+                ],
+                list(mean_rows(rows)),
+            ),
+            markdown(
+                [
+                    'network',
+                    'seed',
+                    'mean Δt',
+                    'its deviation over pictures',
+                    'accuracy, %',
+                    'with channel means',
+                    'with one number',
+                ],
+                replaced,
+            ),
+        ]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('command', choices=['run', 'table'])
     parser.add_argument('--data', type=Path, default=Path('data'))
     parser.add_argument('--rows', type=Path, default=ROWS)
-    parser.add_argument('--networks', nargs='+', default=PRETRAINED,
-                        choices=PRETRAINED)
+    parser.add_argument(
+        '--networks', nargs='+', default=PRETRAINED, choices=PRETRAINED
+    )
     parser.add_argument('--rungs', nargs='+', default=MAIN, choices=RUNGS)
     args = parser.parse_args()
     if args.command == 'table':

@@ -50,8 +50,11 @@ class Claim(NamedTuple):
 MARGIN = 0.5
 """The smallest difference of accuracy (%) that matters; ours."""
 
-PLAIN, SE_1, STEPNET_1 = 'Plain|ResNet|ViT', 'SE, init_step=1', (
-    'StepNet, init_step=1')
+PLAIN, SE_1, STEPNET_1 = (
+    'Plain|ResNet|ViT',
+    'SE, init_step=1',
+    ('StepNet, init_step=1'),
+)
 STEPNET, SGE = 'StepNet|ViT+StepNet', 'SGE, 4 groups|SGE'
 FEW = 'StepNet in the 3 stiffest|StepNet in the 5 stiffest'
 TABLE_1 = ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'IEBN')
@@ -70,39 +73,69 @@ def each(rows: Sequence[str], other: str) -> list[tuple[str, str]]:
 
 
 PLAN = [
-    Claim(f'StepNet is more accurate than {name} (Table 1)',
-          against('StepNet', row), margin=MARGIN, table='small',
-          column='CIFAR-10 JPEG, 10k images, 20 epochs', seeds=range(3, 35))
-    for name, row in (('the plain network', 'Plain'), ('SE', 'SE'))]
+    Claim(
+        f'StepNet is more accurate than {name} (Table 1)',
+        against('StepNet', row),
+        margin=MARGIN,
+        table='small',
+        column='CIFAR-10 JPEG, 10k images, 20 epochs',
+        seeds=range(3, 35),
+    )
+    for name, row in (('the plain network', 'Plain'), ('SE', 'SE'))
+]
 """The confirmatory claims, as PLAN.md set them down before their runs. Their
 level is divided by their number (Bonferroni)."""
 
 
-def of_metric_attention(table: str, column: str, rest: str,
-                        seeds: range) -> list[Claim]:
+def of_metric_attention(
+    table: str, column: str, rest: str, seeds: range
+) -> list[Claim]:
     """Accuracy, efficiency and robustness of Section 4.2."""
-    ours, *others = (f'{name}{rest}' for name in (
-        'Metric-attention', 'Dot product', 'L2'))
-    text = (f'{ours}{"," * bool(rest)} %s than the dot product and L2 '
-            '(Section 4.2)')
+    ours, *others = (
+        f'{name}{rest}' for name in ('Metric-attention', 'Dot product', 'L2')
+    )
+    text = (
+        f'{ours}{"," * bool(rest)} %s than the dot product and L2 '
+        '(Section 4.2)'
+    )
     where = dict(table=table, column=column, seeds=seeds)
     return [
-        Claim(text % 'is more accurate', against(ours, *others),
-              margin=MARGIN, **where),
-        Claim(text % 'has a lower training loss at the end',
-              each(others, ours), LOSS, **where),
-        Claim(text % 'varies less over the seeds', each(others, ours),
-              variance=True, **where)]
+        Claim(
+            text % 'is more accurate',
+            against(ours, *others),
+            margin=MARGIN,
+            **where,
+        ),
+        Claim(
+            text % 'has a lower training loss at the end',
+            each(others, ours),
+            LOSS,
+            **where,
+        ),
+        Claim(
+            text % 'varies less over the seeds',
+            each(others, ours),
+            variance=True,
+            **where,
+        ),
+    ]
 
 
 METRIC_PLAN = [
-    claim for table, column, seeds, counts in (
+    claim
+    for table, column, seeds, counts in (
         ('moon-printed', 'Moon', range(5, 15), (1, 2, 4)),
         ('mnist-printed', 'MNIST', range(1, 11), (1, 2, 4)),
-        ('human-seg-printed', 'Human segmentation', range(5), (None, )))
-    for count in counts for claim in of_metric_attention(
-        table, column, f', {count} module{"s" * (count > 1)}' if count else '',
-        seeds)]
+        ('human-seg-printed', 'Human segmentation', range(5), (None,)),
+    )
+    for count in counts
+    for claim in of_metric_attention(
+        table,
+        column,
+        f', {count} module{"s" * (count > 1)}' if count else '',
+        seeds,
+    )
+]
 """The second paper's claims, as projects/metric_attention/PLAN.md set them
 down; corrected like :data:`PLAN`, and apart from it."""
 
@@ -117,57 +150,111 @@ def paper_gate(rows: Sequence[str]) -> list[tuple[str, str]]:
 
 
 CLAIMS = [
-    Claim('1. StepNet is more accurate than the plain network and the '
-          'attentions of Table 1 (Tables 1, 2 and 7)',
-          against(STEPNET, PLAIN, *TABLE_1)),
-    Claim("1. StepNet beside a ViT's attention is more accurate than the ViT "
-          '(the second reading of Table 7)',
-          [('ViT+StepNet, beside the attention', 'ViT')]),
-    Claim('1. StepNet is more accurate than SGE (Table 2)',
-          [('StepNet', SGE)]),
-    Claim('1. StepNet has a higher AP than the plain network, SE, ECA and '
-          'SGE (Table 3)', against('StepNet', PLAIN, 'SE', 'ECA', 'SGE'),
-          'AP'),
-    Claim('1. StepNet with its gate starting at 1 is more accurate than the '
-          'plain network and SE with either gate (ours)',
-          against(STEPNET_1, 'Plain', 'SE', SE_1)),
-    Claim('2. Both inputs are better than one (Table 4)',
-          against('StepNet', *(f'StepNet, F({x})' for x in (
-              'x_t', 'x_{t+1}', 'x_{t+1} - x_t')))),
-    Claim("2. StepNet's adaptor is better than others (Table 4; the others "
-          'are ours)', against('StepNet', 'Ours, no BN',
-                               'Ours, BN before the convolution')),
-    Claim('3b. Attention networks have a larger TNS than the plain one '
-          '(Fig. 2)', each(('SE', 'FCA', 'ECA', 'SRM'), 'Plain'), 'TNS'),
-    Claim('3b. So have those that Fig. 2 does not show (ours)',
-          each(('CBAM', 'SEM', SGE, STEPNET), PLAIN), 'TNS'),
-    Claim('3b. So have plain networks that are trained with tricks (Fig. 8)',
-          each(('Label smoothing', 'Mixup', 'CutMix', 'Cosine schedule'),
-               'Plain'), 'TNS'),
-    Claim("3e. SE's NSI changes more from block to block than the plain "
-          "network's (Fig. 3)", [('SE', 'Plain')], 'change of NSI'),
-    Claim("3e. So it does relative to the network's mean NSI (ours)",
-          [('SE', 'Plain')], 'change of NSI over its mean'),
-    Claim('4. Stiff blocks are the ones to choose: StepNet in the 3 stiffest '
-          'of 6 blocks is better than in the other 3 (ours)',
-          [('StepNet in the 3 stiffest', 'StepNet in the other 3')]),
-    Claim('4. Stiff blocks are the ones to choose: StepNet in the stiffest '
-          'tenth of 51 blocks is better than in a random and in the least '
-          'stiff tenth (ours)',
-          against('StepNet in the 5 stiffest', 'StepNet in a random 5',
-                  'StepNet in the 5 least stiff')),
-    Claim('4. A few blocks are enough (lottery ticket): StepNet in them is '
-          f'no more than {MARGIN} points behind StepNet in all blocks',
-          [(FEW, 'StepNet')], behind=MARGIN),
-    Claim('4. A few blocks are enough (lottery ticket): StepNet in them is '
-          'better than the plain network', [(FEW, 'Plain')]),
-    Claim("5. A warm start (ours) keeps a pretrained network's accuracy at "
-          'once, where a plain insertion loses it',
-          paper_gate(WARM_AT_ONCE) + each(WARM_AT_ONCE, 'none, at once')),
-    Claim('5. A warm start (ours) keeps its lead over a plain insertion '
-          'after further training', paper_gate(WARM_LATER)),
-    Claim(f'5. A warm start (ours) keeps up: no more than {MARGIN} points '
-          'behind the plain network trained on likewise',
-          each(WARM_LATER, 'none, trained on'), behind=MARGIN),
+    Claim(
+        '1. StepNet is more accurate than the plain network and the '
+        'attentions of Table 1 (Tables 1, 2 and 7)',
+        against(STEPNET, PLAIN, *TABLE_1),
+    ),
+    Claim(
+        "1. StepNet beside a ViT's attention is more accurate than the ViT "
+        '(the second reading of Table 7)',
+        [('ViT+StepNet, beside the attention', 'ViT')],
+    ),
+    Claim(
+        '1. StepNet is more accurate than SGE (Table 2)', [('StepNet', SGE)]
+    ),
+    Claim(
+        '1. StepNet has a higher AP than the plain network, SE, ECA and '
+        'SGE (Table 3)',
+        against('StepNet', PLAIN, 'SE', 'ECA', 'SGE'),
+        'AP',
+    ),
+    Claim(
+        '1. StepNet with its gate starting at 1 is more accurate than the '
+        'plain network and SE with either gate (ours)',
+        against(STEPNET_1, 'Plain', 'SE', SE_1),
+    ),
+    Claim(
+        '2. Both inputs are better than one (Table 4)',
+        against(
+            'StepNet',
+            *(f'StepNet, F({x})' for x in ('x_t', 'x_{t+1}', 'x_{t+1} - x_t')),
+        ),
+    ),
+    Claim(
+        "2. StepNet's adaptor is better than others (Table 4; the others "
+        'are ours)',
+        against('StepNet', 'Ours, no BN', 'Ours, BN before the convolution'),
+    ),
+    Claim(
+        '3b. Attention networks have a larger TNS than the plain one (Fig. 2)',
+        each(('SE', 'FCA', 'ECA', 'SRM'), 'Plain'),
+        'TNS',
+    ),
+    Claim(
+        '3b. So have those that Fig. 2 does not show (ours)',
+        each(('CBAM', 'SEM', SGE, STEPNET), PLAIN),
+        'TNS',
+    ),
+    Claim(
+        '3b. So have plain networks that are trained with tricks (Fig. 8)',
+        each(
+            ('Label smoothing', 'Mixup', 'CutMix', 'Cosine schedule'), 'Plain'
+        ),
+        'TNS',
+    ),
+    Claim(
+        "3e. SE's NSI changes more from block to block than the plain "
+        "network's (Fig. 3)",
+        [('SE', 'Plain')],
+        'change of NSI',
+    ),
+    Claim(
+        "3e. So it does relative to the network's mean NSI (ours)",
+        [('SE', 'Plain')],
+        'change of NSI over its mean',
+    ),
+    Claim(
+        '4. Stiff blocks are the ones to choose: StepNet in the 3 stiffest '
+        'of 6 blocks is better than in the other 3 (ours)',
+        [('StepNet in the 3 stiffest', 'StepNet in the other 3')],
+    ),
+    Claim(
+        '4. Stiff blocks are the ones to choose: StepNet in the stiffest '
+        'tenth of 51 blocks is better than in a random and in the least '
+        'stiff tenth (ours)',
+        against(
+            'StepNet in the 5 stiffest',
+            'StepNet in a random 5',
+            'StepNet in the 5 least stiff',
+        ),
+    ),
+    Claim(
+        '4. A few blocks are enough (lottery ticket): StepNet in them is '
+        f'no more than {MARGIN} points behind StepNet in all blocks',
+        [(FEW, 'StepNet')],
+        behind=MARGIN,
+    ),
+    Claim(
+        '4. A few blocks are enough (lottery ticket): StepNet in them is '
+        'better than the plain network',
+        [(FEW, 'Plain')],
+    ),
+    Claim(
+        "5. A warm start (ours) keeps a pretrained network's accuracy at "
+        'once, where a plain insertion loses it',
+        paper_gate(WARM_AT_ONCE) + each(WARM_AT_ONCE, 'none, at once'),
+    ),
+    Claim(
+        '5. A warm start (ours) keeps its lead over a plain insertion '
+        'after further training',
+        paper_gate(WARM_LATER),
+    ),
+    Claim(
+        f'5. A warm start (ours) keeps up: no more than {MARGIN} points '
+        'behind the plain network trained on likewise',
+        each(WARM_LATER, 'none, trained on'),
+        behind=MARGIN,
+    ),
 ]
 """Exploratory: intervals, no verdicts."""

@@ -32,14 +32,19 @@ class Comparison(NamedTuple):
     p_small: float = 1.0
 
 
-def interval(values: Sequence[float], level: float = LEVEL
-             ) -> tuple[float, float]:
+def interval(
+    values: Sequence[float], level: float = LEVEL
+) -> tuple[float, float]:
     """Student's confidence interval of a mean."""
     return ttest_1samp(values, 0).confidence_interval(1 - level)
 
 
-def compare(name: str, differences: Sequence[float], decimals: int = 2,
-            margin: float | None = None) -> Comparison:
+def compare(
+    name: str,
+    differences: Sequence[float],
+    decimals: int = 2,
+    margin: float | None = None,
+) -> Comparison:
     """Student's paired t-tests: of a difference, and of equivalence (TOST).
 
     Without variation there is no test: metrics come in steps, and seeds that
@@ -57,20 +62,34 @@ def compare(name: str, differences: Sequence[float], decimals: int = 2,
     text = f'{mean:+.{decimals}f}'
     seeds = f' ({n} seed{"s" * (n > 1)})'
     if n < 2 or np.ptp(differences) < EQUAL:
-        return Comparison(name, text + ', all equal' * (n > 1) + seeds, mean,
-                          1.0)
+        return Comparison(
+            name, text + ', all equal' * (n > 1) + seeds, mean, 1.0
+        )
     low, high = interval(differences)
-    text += (f', {1 - LEVEL:.0%} interval {low:+.{decimals}f} to '
-             f'{high:+.{decimals}f}{seeds}')
-    small = 1.0 if margin is None else max(
-        ttest_1samp(differences, side * margin, alternative=where).pvalue
-        for side, where in ((-1, 'greater'), (1, 'less')))
-    return Comparison(name, text, mean,
-                      float(ttest_1samp(differences, 0).pvalue), float(small))
+    text += (
+        f', {1 - LEVEL:.0%} interval {low:+.{decimals}f} to '
+        f'{high:+.{decimals}f}{seeds}'
+    )
+    small = (
+        1.0
+        if margin is None
+        else max(
+            ttest_1samp(differences, side * margin, alternative=where).pvalue
+            for side, where in ((-1, 'greater'), (1, 'less'))
+        )
+    )
+    return Comparison(
+        name,
+        text,
+        mean,
+        float(ttest_1samp(differences, 0).pvalue),
+        float(small),
+    )
 
 
-def compare_variances(name: str, ours: Sequence[float],
-                      others: Sequence[float]) -> Comparison:
+def compare_variances(
+    name: str, ours: Sequence[float], others: Sequence[float]
+) -> Comparison:
     """Brown and Forsythe's test (1974) that the first varies more.
 
     Args:
@@ -79,10 +98,17 @@ def compare_variances(name: str, ours: Sequence[float],
         others (Sequence[float]): Of the row that varies less.
     """
     first, second = np.var(ours, ddof=1), np.var(others, ddof=1)
-    p = (1.0 if max(np.ptp(ours), np.ptp(others)) < EQUAL
-         else levene(ours, others, center='median').pvalue)
-    return Comparison(name, f'variances over {len(ours)} seeds {first:.3g} '
-                      f'and {second:.3g}', float(first - second), float(p))
+    p = (
+        1.0
+        if max(np.ptp(ours), np.ptp(others)) < EQUAL
+        else levene(ours, others, center='median').pvalue
+    )
+    return Comparison(
+        name,
+        f'variances over {len(ours)} seeds {first:.3g} and {second:.3g}',
+        float(first - second),
+        float(p),
+    )
 
 
 def judge(comparisons: Sequence[Comparison], level: float = LEVEL) -> str:

@@ -13,8 +13,14 @@ from .comparisons import interval
 from .report import by_seed, markdown
 from .rows import RESULTS, read_rows
 
-ROWS = {name: f'resnet164_{config}_cifar10-10k' for name, config in (
-    ('plain', 'plain'), ('frozen', 'stepnet-frozen'), ('StepNet', 'stepnet'))}
+ROWS = {
+    name: f'resnet164_{config}_cifar10-10k'
+    for name, config in (
+        ('plain', 'plain'),
+        ('frozen', 'stepnet-frozen'),
+        ('StepNet', 'stepnet'),
+    )
+}
 LEAD = 14.0
 """Points by which StepNet was ahead, which are to be explained."""
 
@@ -29,8 +35,9 @@ def verdict(constant: Sequence[float], adaptive: Sequence[float]) -> str:
         constant (Sequence[float]): Frozen minus plain, a number a seed.
         adaptive (Sequence[float]): StepNet minus frozen.
     """
-    (a, a_end), (b, b_end) = (interval(values, LEVEL)
-                              for values in (constant, adaptive))
+    (a, a_end), (b, b_end) = (
+        interval(values, LEVEL) for values in (constant, adaptive)
+    )
     if a > 0 and b > 0:
         return 'both have a share'
     if a > 0 and b_end < LEAD:
@@ -42,8 +49,10 @@ def verdict(constant: Sequence[float], adaptive: Sequence[float]) -> str:
 
 def program(row: dict) -> set[tuple[str, ...]]:
     """Machine, PyTorch and commit that a row was made with."""
-    return {tuple(start[key] for key in ('machine', 'torch', 'commit'))
-            for start in row['starts']}
+    return {
+        tuple(start[key] for key in ('machine', 'torch', 'commit'))
+        for start in row['starts']
+    }
 
 
 def table(results: Path = RESULTS / 'constant_step') -> str:
@@ -53,35 +62,45 @@ def table(results: Path = RESULTS / 'constant_step') -> str:
         ValueError: Rows are of several programs, whose difference would be
             that of the programs, too.
     """
-    rows = {name: read_rows(config, results)
-            for name, config in ROWS.items()}
-    programs = set().union(*(program(row) for found in rows.values()
-                             for row in found))
+    rows = {name: read_rows(config, results) for name, config in ROWS.items()}
+    programs = set().union(
+        *(program(row) for found in rows.values() for row in found)
+    )
     if len(programs) > 1:
-        raise ValueError(f'{results}: rows are of {len(programs)} programs, '
-                         'expected one; keep the others in another folder')
+        raise ValueError(
+            f'{results}: rows are of {len(programs)} programs, '
+            'expected one; keep the others in another folder'
+        )
     found = {name: by_seed(r, 'Accuracy') for name, r in rows.items()}
     seeds = sorted(set.union(*map(set, found.values())))
-    lines = [[name, *(f'{values[s]:.2f}' if s in values else '–'
-                      for s in seeds)] for name, values in found.items()]
+    lines = [
+        [name, *(f'{values[s]:.2f}' if s in values else '–' for s in seeds)]
+        for name, values in found.items()
+    ]
     text = markdown(['accuracy (%), seed', *map(str, seeds)], lines)
     common = sorted(set.intersection(*map(set, found.values())))
-    constant, adaptive = ([found[a][s] - found[b][s] for s in common]
-                          for a, b in (('frozen', 'plain'),
-                                       ('StepNet', 'frozen')))
-    for name, values in (('frozen − plain', constant),
-                         ('StepNet − frozen', adaptive)):
+    constant, adaptive = (
+        [found[a][s] - found[b][s] for s in common]
+        for a, b in (('frozen', 'plain'), ('StepNet', 'frozen'))
+    )
+    for name, values in (
+        ('frozen − plain', constant),
+        ('StepNet − frozen', adaptive),
+    ):
         low, high = interval(values, LEVEL)
-        text += (f'\n- {name}: {sum(values) / len(values):+.2f}, '
-                 f'{1 - LEVEL:.1%} interval {low:+.2f} to {high:+.2f} '
-                 f'({len(values)} seeds)')
+        text += (
+            f'\n- {name}: {sum(values) / len(values):+.2f}, '
+            f'{1 - LEVEL:.1%} interval {low:+.2f} to {high:+.2f} '
+            f'({len(values)} seeds)'
+        )
     return f'{text}\n\nVerdict: {verdict(constant, adaptive)}.'
 
 
 def main() -> None:
     argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     print(table())
 
 

@@ -9,9 +9,9 @@ TEST = 'test'
 """Step under which :func:`logged_metric` files the result of a test run."""
 
 
-def logged_metric(work_dir: str | Path,
-                  name: str,
-                  finite_only: bool = False) -> dict[int | str, float]:
+def logged_metric(
+    work_dir: str | Path, name: str, finite_only: bool = False
+) -> dict[int | str, float]:
     """Read one metric from all logs of a work directory.
 
     Validation results stand in ``TIMESTAMP/vis_data/*.json``, one JSON object
@@ -44,8 +44,9 @@ def logged_metric(work_dir: str | Path,
     }
 
 
-def logged_losses(work_dir: str | Path,
-                  name: str = 'loss') -> dict[int, float]:
+def logged_losses(
+    work_dir: str | Path, name: str = 'loss'
+) -> dict[int, float]:
     """Read the training loss of each epoch.
 
     Where it is logged several times in an epoch, the mean counts. Where a
@@ -76,8 +77,7 @@ def logged_losses(work_dir: str | Path,
 
 def _finite(path: Path, name: str, value: object) -> float:
     if not _is_finite(value):
-        raise ValueError(
-            f'{path}: {name} is {value!r}, not a finite number')
+        raise ValueError(f'{path}: {name} is {value!r}, not a finite number')
     return value
 
 
@@ -89,10 +89,17 @@ def log_files(work_dir: str | Path) -> list[Path]:
     """The JSON logs of a work directory, oldest start first."""
     work_dir = Path(work_dir)
     return sorted(
-        (path for start in work_dir.iterdir() if start.is_dir()
-         for path in (*start.glob('vis_data/*.json'),
-                      *start.glob(f'{start.name}.json'))),
-        key=lambda path: path.relative_to(work_dir).parts[0])
+        (
+            path
+            for start in work_dir.iterdir()
+            if start.is_dir()
+            for path in (
+                *start.glob('vis_data/*.json'),
+                *start.glob(f'{start.name}.json'),
+            )
+        ),
+        key=lambda path: path.relative_to(work_dir).parts[0],
+    )
 
 
 def _entries(path: Path) -> list[dict]:

@@ -32,9 +32,13 @@ STIFFNESS = {'tns': 'TNS', 'p_hat': '∬p̂', 'few_stiff': 'p̂ ≤ 10 %'}
 
 def read_rows(name: str, results: Path = RESULTS) -> list[dict[str, Any]]:
     """Rows of all seeds of a config, by seed."""
-    return sorted((json.loads(path.read_text())
-                   for path in (results / name).glob('seed_*.json')),
-                  key=lambda row: row['seed'])
+    return sorted(
+        (
+            json.loads(path.read_text())
+            for path in (results / name).glob('seed_*.json')
+        ),
+        key=lambda row: row['seed'],
+    )
 
 
 def quantities(row: dict[str, Any]) -> dict[str, float]:
@@ -47,8 +51,11 @@ def quantities(row: dict[str, Any]) -> dict[str, float]:
     with Δt.
     """
     metrics = row['last']['metrics']
-    found = {name: metrics[m.key] * m.scale for name, m in METRICS.items()
-             if m.key in metrics}
+    found = {
+        name: metrics[m.key] * m.scale
+        for name, m in METRICS.items()
+        if m.key in metrics
+    }
     losses = dict(row.get('curves', {}).get('loss', ()))
     if row['last']['epoch'] in losses:
         found[LOSS] = losses[row['last']['epoch']]
@@ -67,15 +74,18 @@ def _stiffness(kept: dict[str, Any]) -> dict[str, float]:
                 found |= {} if value is None else {name: value}
             else:
                 means = value if isinstance(value, dict) else {'stage': value}
-                found |= {f'{name}, {MEANS[mu]}': number
-                          for mu, number in means.items()}
+                found |= {
+                    f'{name}, {MEANS[mu]}': number
+                    for mu, number in means.items()
+                }
     if kept:
         found['Δt'] = float(np.mean(kept['step']))
         nsi, stages = np.array(kept['nsi']), np.array(kept['stages'])
         changes = np.abs(np.diff(nsi))
         for jumps, kept_changes in (
-                ('', changes[np.diff(stages) == 0]),
-                ('; jumps between stages, too', changes)):
+            ('', changes[np.diff(stages) == 0]),
+            ('; jumps between stages, too', changes),
+        ):
             mean = float(kept_changes.mean())
             found[f'change of NSI{jumps}'] = mean
             found[f'change of NSI over its mean{jumps}'] = mean / nsi.mean()
@@ -83,8 +93,9 @@ def _stiffness(kept: dict[str, Any]) -> dict[str, float]:
         found[f'−r over images; {reading} NSI'] = -np.mean(r)
     for reading, stages in kept.get('along', {}).items():
         if 'stage 1' in stages:
-            found[f'−r along a trajectory; {reading} NSI'] = (
-                -stages['stage 1']['mean'])
+            found[f'−r along a trajectory; {reading} NSI'] = -stages[
+                'stage 1'
+            ]['mean']
     return found
 
 
@@ -97,7 +108,12 @@ def first_stage(kept: dict[str, Any]) -> dict[str, list[float]]:
     stages, found = kept.get('stages', ()), kept.get('correlation', {})
     if not isinstance(found, dict):  # of before the other readings
         found = {'adaptive': found}
-    blocks = {reading: [r for r, stage in zip(values, stages)
-                        if stage == stages[0] and r is not None]
-              for reading, values in found.items()}
+    blocks = {
+        reading: [
+            r
+            for r, stage in zip(values, stages)
+            if stage == stages[0] and r is not None
+        ]
+        for reading, values in found.items()
+    }
     return {reading: values for reading, values in blocks.items() if values}

@@ -55,27 +55,37 @@ def summarise_stiffness(record: str | Path) -> dict[str, Any]:
         'blocks': run.blocks,
         'stages': run.stages.tolist(),
         'p_hat': _by_reading(run.proportion),
-        'few_stiff': {reading: _few_stiff(run, reading)
-                      for reading in READINGS},
+        'few_stiff': {
+            reading: _few_stiff(run, reading) for reading in READINGS
+        },
         'tns': _by_reading(run.tns),
         'nsi': [_short(v) for v in run.nsi().mean(0, dtype=np.float64)],
         'step': [_short(v) for v in run.step_mean.mean(0, dtype=np.float64)],
         'correlation': {
-            reading: [None if np.isnan(r) else _short(r)
-                      for r in run.block_correlations(reading)]
-            for reading in READINGS},
+            reading: [
+                None if np.isnan(r) else _short(r)
+                for r in run.block_correlations(reading)
+            ]
+            for reading in READINGS
+        },
         'along': {
             reading: {
-                name: dict(mean=_short(r.mean(dtype=np.float64)),
-                           negative=_short((r < 0).mean()))
-                for name, r in run.trajectory_correlations(reading).items()}
-            for reading in READINGS},
+                name: dict(
+                    mean=_short(r.mean(dtype=np.float64)),
+                    negative=_short((r < 0).mean()),
+                )
+                for name, r in run.trajectory_correlations(reading).items()
+            }
+            for reading in READINGS
+        },
     }
 
 
 def _by_reading(total: Callable[[str, str], float]) -> dict:
-    return {reading: {mu: _short(total(reading, mu)) for mu in MEANS}
-            for reading in READINGS}
+    return {
+        reading: {mu: _short(total(reading, mu)) for mu in MEANS}
+        for reading in READINGS
+    }
 
 
 def _few_stiff(run: Trajectories, reading: str) -> float | None:

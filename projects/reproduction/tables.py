@@ -84,20 +84,35 @@ def read_tables(root: Path = ROOT) -> dict[str, list[Cell]]:
     Args:
         root (Path): Folder of ``model-index.yml``. Defaults to this checkout.
     """
-    indices = [root / INDEX, *sorted(root.glob(f'projects/*/{INDEX}'),
-                                     reverse=True)]
+    indices = [
+        root / INDEX,
+        *sorted(root.glob(f'projects/*/{INDEX}'), reverse=True),
+    ]
     tables: dict[str, list[Cell]] = {}
     for index in indices:
         for name in _load(index)['Import']:
             for table, entry, config in _entries(_load(root / name)):
                 paper = entry.get('Paper', {})
                 metrics = tuple(entry.get('Metrics', paper))
-                tables.setdefault(str(table), []).append(Cell(
-                    str(table), str(entry['Row']), str(entry['Column']),
-                    tuple(m for m in metrics if m != 'Parameters'), paper,
-                    config and root / config))
-    return dict(sorted(tables.items(), key=lambda item: (
-        not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0)))
+                tables.setdefault(str(table), []).append(
+                    Cell(
+                        str(table),
+                        str(entry['Row']),
+                        str(entry['Column']),
+                        tuple(m for m in metrics if m != 'Parameters'),
+                        paper,
+                        config and root / config,
+                    )
+                )
+    return dict(
+        sorted(
+            tables.items(),
+            key=lambda item: (
+                not item[0].isdigit(),
+                int(item[0]) if item[0].isdigit() else 0,
+            ),
+        )
+    )
 
 
 def select_cells(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
@@ -115,9 +130,13 @@ def select_cells(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
     if missing := [row for key, row in wanted.items() if key not in known]:
         raise ValueError(
             f'table {cells[0].table!r} has no row {missing[0]!r}; expected '
-            f'one of {"; ".join(dict.fromkeys(c.row for c in cells))}')
-    return [c for c in cells if not rows
-            or {c.row.casefold(), c.name.casefold()} & wanted.keys()]
+            f'one of {"; ".join(dict.fromkeys(c.row for c in cells))}'
+        )
+    return [
+        c
+        for c in cells
+        if not rows or {c.row.casefold(), c.name.casefold()} & wanted.keys()
+    ]
 
 
 def _load(path: Path) -> dict:
@@ -126,10 +145,14 @@ def _load(path: Path) -> dict:
 
 def _entries(metafile: dict) -> Iterator[tuple[str, dict, str | None]]:
     for model in metafile['Models']:
-        for table, entry in model.get('Metadata', {}).get(
-                'Tables', {}).items():
+        for table, entry in (
+            model.get('Metadata', {}).get('Tables', {}).items()
+        ):
             yield table, entry, model['Config']
     for collection in metafile.get('Collections', []):
-        for table, entries in collection.get('Metadata', {}).get(
-                'Rows Without Config', {}).items():
+        for table, entries in (
+            collection.get('Metadata', {})
+            .get('Rows Without Config', {})
+            .items()
+        ):
             yield from ((table, entry, None) for entry in entries)

@@ -5,10 +5,15 @@ from mmstepnet import attentions
 
 # name: arguments beside the channels
 ATTENTIONS = {
-    **{name: dict(type=name) for name in sorted(attentions.ATTENTIONS)
-       if name != 'Plain'},
-    **{f'StepNet-{inputs}': dict(type='StepNet', inputs=inputs)
-       for inputs in ('x', 'x_next', 'difference')},
+    **{
+        name: dict(type=name)
+        for name in sorted(attentions.ATTENTIONS)
+        if name != 'Plain'
+    },
+    **{
+        f'StepNet-{inputs}': dict(type='StepNet', inputs=inputs)
+        for inputs in ('x', 'x_next', 'difference')
+    },
     'StepNet-cited': dict(type='StepNet', iebn='cited'),
     'LayerScale-shared': dict(type='LayerScale', shared=True),
 }

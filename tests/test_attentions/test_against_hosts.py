@@ -22,9 +22,10 @@ def test_same_features(name, training, maps):
         ours, theirs = {
             'SE': lambda: (SE(C), layers.SEModule(C, rd_channels=C // 16)),
             'ECA': lambda: (ECA(C), layers.EcaModule(C)),
-            'CBAM': lambda: (CBAM(C),
-                             cbam.CbamModule(
-                                 C, rd_channels=C // 16, mlp_bias=True)),
+            'CBAM': lambda: (
+                CBAM(C),
+                cbam.CbamModule(C, rd_channels=C // 16, mlp_bias=True),
+            ),
         }[name]()
     perturb(ours).train(training)
     theirs.train(training)
@@ -35,4 +36,5 @@ def test_same_features(name, training, maps):
     x, f = maps(4, C, 9, 7)
 
     torch.testing.assert_close(
-        f * choose_step(ours, x, f), theirs(f), rtol=1e-5, atol=1e-5)
+        f * choose_step(ours, x, f), theirs(f), rtol=1e-5, atol=1e-5
+    )

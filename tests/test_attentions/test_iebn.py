@@ -18,10 +18,19 @@ CFG = dict(type='mmstepnet.IEBN')
 
 
 @pytest.mark.parametrize('training', [False, True])
-@pytest.mark.parametrize('dtype, atol', [
-    (torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-1),
-    pytest.param(torch.float16, 2e-2, marks=not_on_torch_21(
-        'has no float16 batch_norm on CPU'))])
+@pytest.mark.parametrize(
+    'dtype, atol',
+    [
+        (torch.float64, 1e-12),
+        (torch.float32, 1e-5),
+        (torch.bfloat16, 1e-1),
+        pytest.param(
+            torch.float16,
+            2e-2,
+            marks=not_on_torch_21('has no float16 batch_norm on CPU'),
+        ),
+    ],
+)
 def test_is_the_formula(dtype, atol, training):
     """Also of maps whose sum is beyond float16; it starts as in the paper."""
     layer = perturb(IEBN(4)).train(training)
@@ -31,31 +40,43 @@ def test_is_the_formula(dtype, atol, training):
     w = {k: v.double().numpy() for k, v in layer.state_dict().items()}
     a = x.double().numpy()
     normed = F.batch_norm(
-        x.double(), layer.running_mean.double(), layer.running_var.double(),
-        training=training).numpy()
+        x.double(),
+        layer.running_mean.double(),
+        layer.running_var.double(),
+        training=training,
+    ).numpy()
     gate = expit(w['ie_weight'] * a.mean((2, 3)) + w['ie_bias'])
-    expected = ((gate * w['weight'])[..., None, None] * normed +
-                w['bias'][:, None, None])
+    expected = (gate * w['weight'])[..., None, None] * normed + w['bias'][
+        :, None, None
+    ]
     out = layer(x)
     assert out.dtype == dtype
     np.testing.assert_allclose(
-        out.detach().double().numpy(), expected, rtol=1e-2 * (atol > 1e-4),
-        atol=atol)
+        out.detach().double().numpy(),
+        expected,
+        rtol=1e-2 * (atol > 1e-4),
+        atol=atol,
+    )
     fresh, plain = IEBN(4), nn.BatchNorm2d(4)
     torch.testing.assert_close(fresh(x.float()), plain(x.float()) / (1 + np.e))
 
 
-@pytest.mark.parametrize('build', [
-    partial(mmdet.models.ResNet, 18, base_channels=8),
-    partial(StepResNet, 50, attention=None, base_channels=8),
-    partial(StepResNetCIFAR, 20, attention=None, preact=True)])
+@pytest.mark.parametrize(
+    'build',
+    [
+        partial(mmdet.models.ResNet, 18, base_channels=8),
+        partial(StepResNet, 50, attention=None, base_channels=8),
+        partial(StepResNetCIFAR, 20, attention=None, preact=True),
+    ],
+)
 @pytest.mark.parametrize('training', [False, True])
 def test_plain_checkpoints_load_and_compute_the_same(build, training):
     plain = perturb(build(norm_cfg=dict(type='BN')))
     model = build(norm_cfg=dict(CFG, init_step=1.0))
     model.init_weights()
     missing, unexpected = model.load_state_dict(
-        plain.state_dict(), strict=False)
+        plain.state_dict(), strict=False
+    )
     assert missing and not unexpected
     assert all('.ie_' in f'.{key}' for key in missing)
     x = seeded(2, 3, 64, 64).double()
@@ -65,19 +86,26 @@ def test_plain_checkpoints_load_and_compute_the_same(build, training):
 
 def test_projections_keep_a_plain_norm():
     """A reading, which the parameter counts of Table 1 allow."""
-    model = StepResNet(50, attention=None, norm_cfg=dict(
-        CFG, init_step=1.0, eps=1e-3, requires_grad=False))
-    plain = {name: m for name, m in model.named_modules()
-             if type(m) is nn.BatchNorm2d}
+    model = StepResNet(
+        50,
+        attention=None,
+        norm_cfg=dict(CFG, init_step=1.0, eps=1e-3, requires_grad=False),
+    )
+    plain = {
+        name: m
+        for name, m in model.named_modules()
+        if type(m) is nn.BatchNorm2d
+    }
     assert list(plain) == [f'layer{k}.0.downsample.1' for k in (1, 2, 3, 4)]
-    assert all(m.eps == 1e-3 and not m.weight.requires_grad
-               for m in plain.values())
+    assert all(
+        m.eps == 1e-3 and not m.weight.requires_grad for m in plain.values()
+    )
 
 
-@pytest.mark.parametrize('convert', [
-    convert_sync_batchnorm,
-    torch.nn.SyncBatchNorm.convert_sync_batchnorm,
-])
+@pytest.mark.parametrize(
+    'convert',
+    [convert_sync_batchnorm, torch.nn.SyncBatchNorm.convert_sync_batchnorm],
+)
 def test_conversion_to_sync_bn_is_refused(convert):
     with pytest.raises(RuntimeError, match='leave sync_bn out'):
         convert(nn.Sequential(IEBN(4)))

@@ -11,20 +11,28 @@ from mmstepnet.attentions import ATTENTIONS, FCA, ChannelGate, build_attention
 from mmstepnet.models import StepResNetCIFAR
 
 StepResNet = partial(
-    models.StepResNet, host='mmpretrain', base_channels=16, stem_channels=16)
+    models.StepResNet, host='mmpretrain', base_channels=16, stem_channels=16
+)
 
 
-@pytest.mark.parametrize('model, side', [
-    (lambda: StepResNet(18, attention=dict(type='FCA')), 224),
-    (lambda: StepResNet(
-        18, attention=dict(type='FCA'), strides=(1, 2, 2, 1)), 224),
-    (lambda: StepResNetCIFAR(20, attention=dict(type='FCA')), 32),
-])
+@pytest.mark.parametrize(
+    'model, side',
+    [
+        (lambda: StepResNet(18, attention=dict(type='FCA')), 224),
+        (
+            lambda: StepResNet(
+                18, attention=dict(type='FCA'), strides=(1, 2, 2, 1)
+            ),
+            224,
+        ),
+        (lambda: StepResNetCIFAR(20, attention=dict(type='FCA')), 32),
+    ],
+)
 def test_backbones_know_their_map_sizes(model, side):
     model, seen = model().eval(), []
 
     def compare(attention, inputs):
-        seen.append(tuple(inputs[1].shape[2:]) == (attention.map_size, ) * 2)
+        seen.append(tuple(inputs[1].shape[2:]) == (attention.map_size,) * 2)
 
     for module in model.modules():
         if isinstance(module, FCA):
@@ -37,7 +45,7 @@ def test_backbones_know_their_map_sizes(model, side):
 class Half(ChannelGate):
     """A class of a user's own."""
 
-    pooled = ('f_mean', )
+    pooled = ('f_mean',)
 
     def forward(self, f_mean):
         return torch.full_like(f_mean, 0.5)
@@ -53,4 +61,4 @@ def test_found_in_any_scope_and_given_once(name, monkeypatch):
         assert type(model.layer1[1].step.attention) is Half
     assert ATTENTIONS.register(Half) is Half
     with pytest.raises(KeyError, match='Half.* already'):
-        ATTENTIONS.register(type('Half', (ChannelGate, ), {}))
+        ATTENTIONS.register(type('Half', (ChannelGate,), {}))

@@ -9,8 +9,18 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from mmstepnet.attentions import build_attention
 from tests.test_steps.cases import Block
 
-NAMES = ('SE', 'ECA', 'SRM', 'FCA', 'SGE', 'CBAM', 'StepNet', 'SEM',
-         'OursSharedMLP', 'LayerScale')
+NAMES = (
+    'SE',
+    'ECA',
+    'SRM',
+    'FCA',
+    'SGE',
+    'CBAM',
+    'StepNet',
+    'SEM',
+    'OursSharedMLP',
+    'LayerScale',
+)
 """One of each kind of layers, and all that tools have stopped at."""
 
 
@@ -26,6 +36,6 @@ def test_quantised(name):
     x = torch.randn(2, 8, 8, 8)
     expected = model(x)
     near(quantize_dynamic(model, {nn.Linear})(x), expected)
-    prepared = prepare_fx(model, get_default_qconfig_mapping('x86'), (x, ))
+    prepared = prepare_fx(model, get_default_qconfig_mapping('x86'), (x,))
     prepared(x)
     near(convert_fx(prepared)(x), expected)

@@ -15,8 +15,11 @@ from mmstepnet.steps import ResidualStep, fused
 from tests.test_attentions.conftest import ATTENTIONS, FIXED
 from tests.utils import perturb, seeded
 
-SETTINGS = [dict(cfg, init_step=step)
-            for cfg in (*ATTENTIONS.values(), FIXED) for step in (None, 1.0)]
+SETTINGS = [
+    dict(cfg, init_step=step)
+    for cfg in (*ATTENTIONS.values(), FIXED)
+    for step in (None, 1.0)
+]
 
 
 def step(cfg):
@@ -54,7 +57,9 @@ def test_no_pair_of_settings_loads_and_computes_something_else():
         loaded += 1
         assert 'takes over' in said
         assert torch.equal(value(target), value(source)), (
-            SETTINGS[i], SETTINGS[j])
+            SETTINGS[i],
+            SETTINGS[j],
+        )
         assert target.attention.init_step == source.attention.init_step
     assert loaded == len(SETTINGS)  # of one kind, at another init_step
 
@@ -65,9 +70,15 @@ def without_records(state):
 
 def of_release_3(state):
     """Bytes, as version 0.3 wrote them; it knew fewer arguments."""
-    return {k: torch.tensor(list(bytes(v.tolist()).replace(
-        b', "iebn": "appendix"', b'')), dtype=torch.uint8)
-        if k.endswith(KEY) else v for k, v in state.items()}
+    return {
+        k: torch.tensor(
+            list(bytes(v.tolist()).replace(b', "iebn": "appendix"', b'')),
+            dtype=torch.uint8,
+        )
+        if k.endswith(KEY)
+        else v
+        for k, v in state.items()
+    }
 
 
 def averaged(state):
@@ -80,9 +91,15 @@ def spoilt(state):
 
 
 @pytest.mark.parametrize('cfg', SETTINGS, ids=str)
-@pytest.mark.parametrize('change, told', [
-    (without_records, False), (of_release_3, True), (averaged, True),
-    (spoilt, False)])
+@pytest.mark.parametrize(
+    'change, told',
+    [
+        (without_records, False),
+        (of_release_3, True),
+        (averaged, True),
+        (spoilt, False),
+    ],
+)
 def test_strictly_loads(cfg, change, told):
     source, target = perturb(step(cfg)), step(cfg)
     said = load(target, change(source.state_dict()))
@@ -108,13 +125,15 @@ def test_plain_weights_in_gates_that_start_as_the_paper_warn(name):
         insert_steps(target, name, init_step=init_step)
         said = load(target, plain, strict=False)
         assert (f'{name} finds no weights of its own' in said) == (
-            init_step is None)
+            init_step is None
+        )
 
 
 def test_iebn_and_plain():
     source, target = perturb(IEBN(16, init_step=1.0)).eval(), IEBN(16).eval()
     assert 'IEBN was built with init_step=None and takes over' in load(
-        target, source.state_dict())
+        target, source.state_dict()
+    )
     x = torch.randn(2, 16, 3, 3)
     assert torch.equal(target(x), source(x))
     assert not Plain(16).state_dict()

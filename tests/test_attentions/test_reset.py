@@ -30,15 +30,21 @@ def parents_first(module, turn=list):
             child.reset_parameters()
 
 
-ORDERS = pytest.mark.parametrize('reset', [
-    lambda module: module.reset_parameters(), parents_first,
-    lambda module: parents_first(module, reversed)])
+ORDERS = pytest.mark.parametrize(
+    'reset',
+    [
+        lambda module: module.reset_parameters(),
+        parents_first,
+        lambda module: parents_first(module, reversed),
+    ],
+)
 
 
 @ORDERS
 @pytest.mark.parametrize('init_step', [None, 1.0])
 def test_every_attention(cfg, init_step, reset):
     """The same start, but for what is drawn."""
+
     def build():
         return build_attention(dict(cfg, init_step=init_step), 32, 7)
 
@@ -62,7 +68,7 @@ def test_every_attention(cfg, init_step, reset):
 def test_a_constant_without_parameters(reset):
     """Its value is a buffer: from any memory, also that of ``to_empty``."""
     step = ResidualStep(build_attention(dict(FIXED, init_step=0.5), 8))
-    wanted = torch.full((8, ), 0.5)
+    wanted = torch.full((8,), 0.5)
     step.to('meta')
     assert torch.equal(step.to_empty(device='cpu').attention.weight, wanted)
     reset(spoil(step.attention))
@@ -86,11 +92,14 @@ def test_from_pretrained(name, tmp_path):
     transformers = pytest.importorskip('transformers', '5')
 
     class SteppedModel(transformers.ResNetModel):
-
         def __init__(self, config):
             super().__init__(config)
-            insert_steps(self, name, init_step=config.init_step,
-                         **dict(map_size=8) if name == 'FCA' else {})
+            insert_steps(
+                self,
+                name,
+                init_step=config.init_step,
+                **dict(map_size=8) if name == 'FCA' else {},
+            )
             self.post_init()
 
         def _init_weights(self, module):
@@ -107,8 +116,13 @@ def test_from_pretrained(name, tmp_path):
             self.post_init()
 
     config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2],
-        layer_type='basic', num_labels=3, init_step=1.0)
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[2, 2],
+        layer_type='basic',
+        num_labels=3,
+        init_step=1.0,
+    )
     x = torch.randn(2, 3, 32, 32)
     model = transformers.ResNetForImageClassification(config).eval()
     for folder in ('plain', 'own'):

@@ -15,8 +15,10 @@ print(*(sum(passes_of_a_tail(gate, True, torch.bfloat16, torch.channels_last,
 """
 
 
-@pytest.mark.skipif(not torch.__version__.startswith('2.12.'),
-                    reason='it replaces insides of PyTorch 2.12')
+@pytest.mark.skipif(
+    not torch.__version__.startswith('2.12.'),
+    reason='it replaces insides of PyTorch 2.12',
+)
 def test_a_step_is_read_in_no_more_passes_than_a_plain_tail():
     pytest.importorskip('triton')
     plain, step = map(float, run_tool('-c', SCRIPT).stdout.split()[-2:])

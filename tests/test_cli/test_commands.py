@@ -106,17 +106,24 @@ def opened(folder):
 def with_steps(model, path, attention='StepNet'):
     """Put steps that have moved into a model, and write them."""
     mmstepnet.insert_steps(model, attention)
-    randomise(*(m.attention for m in model.modules()
-                if isinstance(m, ResidualStep)))
+    randomise(
+        *(m.attention for m in model.modules() if isinstance(m, ResidualStep))
+    )
     mmstepnet.save_steps(model, path)
 
 
 def of_torchvision(folder, pictures, prefix='', steps=False):
     """Weights of a wrapper, or steps of a file."""
     model, prepare = resnet18(), ResNet18_Weights.DEFAULT.transforms()
-    torch.save(dict(epoch=3, state_dict={
-        prefix + key: t for key, t in model.state_dict().items()}),
-        folder / 'net.ckpt')
+    torch.save(
+        dict(
+            epoch=3,
+            state_dict={
+                prefix + key: t for key, t in model.state_dict().items()
+            },
+        ),
+        folder / 'net.ckpt',
+    )
     args = ['torchvision:resnet18', '--weights', folder / 'net.ckpt']
     if steps:
         with_steps(model, folder)
@@ -134,15 +141,25 @@ def of_transformers(folder, pictures):
     hf = pytest.importorskip('transformers', reason='transformers')
     if int(hf.__version__.split('.')[0]) < 5:
         pytest.skip('needs transformers 5')
-    model = hf.ViTModel(hf.ViTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
-        intermediate_size=64, image_size=32, patch_size=8))
+    model = hf.ViTModel(
+        hf.ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+        )
+    )
     processor = hf.ViTImageProcessor(size=dict(height=32, width=32))
     with_steps(model, folder / 'vit', 'SE')
     model.save_pretrained(folder / 'vit')
     processor.save_pretrained(folder / 'vit')
-    return [f'hf:{folder}/vit'], model, [
-        dict(processor(opened(pictures), return_tensors='pt'))]
+    return (
+        [f'hf:{folder}/vit'],
+        model,
+        [dict(processor(opened(pictures), return_tensors='pt'))],
+    )
 
 
 def of_openmmlab(folder, pictures):
@@ -150,47 +167,78 @@ def of_openmmlab(folder, pictures):
     from mmengine.dataset import Compose
     from mmengine.logging import HistoryBuffer
     from mmengine.registry import init_default_scope
+
     init_default_scope('mmpretrain')
     model = mmpretrain.get_model(CONFIG)
     log = dict(log_scalars={'loss': HistoryBuffer([1.0], [1])})
-    torch.save(dict(state_dict=model.state_dict(), meta={}, message_hub=log),
-               folder / 'net.pth')
+    torch.save(
+        dict(state_dict=model.state_dict(), meta={}, message_hub=log),
+        folder / 'net.pth',
+    )
     pipeline = Compose(model._config.test_dataloader.dataset.pipeline)
-    batch = model.data_preprocessor(dict(inputs=[
-        pipeline(dict(img_path=str(path)))['inputs']
-        for path in paths_of(pictures)]))
-    return [f'mm:{CONFIG}', '--weights', folder / 'net.pth'], model, [
-        batch['inputs']]
+    batch = model.data_preprocessor(
+        dict(
+            inputs=[
+                pipeline(dict(img_path=str(path)))['inputs']
+                for path in paths_of(pictures)
+            ]
+        )
+    )
+    return (
+        [f'mm:{CONFIG}', '--weights', folder / 'net.pth'],
+        model,
+        [batch['inputs']],
+    )
 
 
-@pytest.mark.parametrize('make, options', [
-    (of_torchvision, dict(prefix='module._orig_mod.')),
-    (of_torchvision, dict(steps=True)), (of_a_function, {}),
-    (of_transformers, {}), (of_openmmlab, {})])
+@pytest.mark.parametrize(
+    'make, options',
+    [
+        (of_torchvision, dict(prefix='module._orig_mod.')),
+        (of_torchvision, dict(steps=True)),
+        (of_a_function, {}),
+        (of_transformers, {}),
+        (of_openmmlab, {}),
+    ],
+)
 def test_stiffness_is_that_of_the_library(
-        make, options, nets, pictures, tmp_path):
+    make, options, nets, pictures, tmp_path
+):
     for path in paths_of(pictures)[2:]:
         path.unlink()
     torch.manual_seed(0)
     args, model, batches = make(tmp_path, pictures, **options)
     wanted = mmstepnet.measure_stiffness(model, batches)
     images = [] if make is of_a_function else ['--images', pictures]
-    assert call('stiffness', *args, *images, '--device', 'cpu', '--out',
-                tmp_path / 'out') == 0
-    path, = (tmp_path / 'out').glob('*.npz')
+    assert (
+        call(
+            'stiffness',
+            *args,
+            *images,
+            '--device',
+            'cpu',
+            '--out',
+            tmp_path / 'out',
+        )
+        == 0
+    )
+    (path,) = (tmp_path / 'out').glob('*.npz')
     found = Trajectories.load(path)
     assert found.blocks == wanted.blocks and len(found.blocks) > 3
     for name in FIELDS:
         np.testing.assert_allclose(
-            getattr(found, name), getattr(wanted, name), rtol=1e-3)
+            getattr(found, name), getattr(wanted, name), rtol=1e-3
+        )
 
 
 def test_what_is_printed(nets, pictures, tmp_path, capsys):
     pytest.importorskip('altair', reason='needs the figures')
     out = tmp_path / 'out'
     given = '--images', pictures, '--device', 'cpu', '--out', out
-    assert call('stiffness', f'{nets}:net', *given, '--batch-size', 2,
-                '--json') == 0
+    assert (
+        call('stiffness', f'{nets}:net', *given, '--batch-size', 2, '--json')
+        == 0
+    )
     recording = out / 'some_nets.py.net.npz'
     wanted = Trajectories.load(recording)
     printed, shown = capsys.readouterr()
@@ -198,12 +246,15 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
     assert row['network'] == 'some_nets.py.net'
     assert row['tns']['unit'] == pytest.approx(wanted.tns('unit'))
     assert row['tns_all_blocks']['adaptive'] == pytest.approx(
-        wanted.tns(mu='all'))
-    assert row['nsi'] == pytest.approx(dict(zip(
-        wanted.blocks, wanted.adaptive.mean(0).tolist())))
+        wanted.tns(mu='all')
+    )
+    assert row['nsi'] == pytest.approx(
+        dict(zip(wanted.blocks, wanted.adaptive.mean(0).tolist()))
+    )
     assert '5/5' in shown and 'random' not in shown  # batches of two
-    assert call('stiffness', 'torchvision:resnet18', *given, '--samples',
-                1) == 0
+    assert (
+        call('stiffness', 'torchvision:resnet18', *given, '--samples', 1) == 0
+    )
     assert 'its weights are random; give --weights' in capsys.readouterr().err
     page = out / 'stiffness_report.html'
     assert page.read_text('utf-8').count('resnet18 are random.') == 2
@@ -216,21 +267,42 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
     assert f'{wanted.tns(mu="all"):.4g} with the mean of all' in printed
 
 
-@pytest.mark.parametrize('more, count, said', [
-    ((), 4, '4 of 9 pictures are measured'), (('--samples', 'all'), 9, ''),
-    (('--labels', ), 9, ''), (('--samples', 2), 2, ''),
-    (('--samples', 20), 9, '')], ids=str)
-def test_how_many_pictures(more, count, said, nets, pictures, tmp_path,
-                           capsys, monkeypatch):
+@pytest.mark.parametrize(
+    'more, count, said',
+    [
+        ((), 4, '4 of 9 pictures are measured'),
+        (('--samples', 'all'), 9, ''),
+        (('--labels',), 9, ''),
+        (('--samples', 2), 2, ''),
+        (('--samples', 20), 9, ''),
+    ],
+    ids=str,
+)
+def test_how_many_pictures(
+    more, count, said, nets, pictures, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(commands, 'FEW', 4)
-    assert call('stiffness', f'{nets}:net', f'{nets}:other', '--images',
-                pictures, '--out', tmp_path, *more) == 0
+    assert (
+        call(
+            'stiffness',
+            f'{nets}:net',
+            f'{nets}:other',
+            '--images',
+            pictures,
+            '--out',
+            tmp_path,
+            *more,
+        )
+        == 0
+    )
     err = capsys.readouterr().err
     assert err.count('pictures are measured') == bool(said) and said in err
     named = load_model(f'{nets}:net')
     drawn = np.linspace(0, 8, count).round().astype(int)
-    wanted = mmstepnet.measure_stiffness(named.model, [torch.stack(
-        [named.prepare(paths_of(pictures)[k]) for k in drawn])])
+    wanted = mmstepnet.measure_stiffness(
+        named.model,
+        [torch.stack([named.prepare(paths_of(pictures)[k]) for k in drawn])],
+    )
     found = Trajectories.load(tmp_path / 'some_nets.py.net.npz')
     np.testing.assert_allclose(found.adaptive, wanted.adaptive, rtol=1e-3)
 
@@ -256,7 +328,8 @@ def test_labels(nets, pictures, tmp_path, capsys):
     assert f'accuracy/top1: {100 * right / 9:.2f}' in capsys.readouterr().out
     saved = Trajectories.load(tmp_path / 'some_nets.py.net.npz')
     assert saved.settings['metrics']['accuracy/top1'] == pytest.approx(
-        100 * right / 9)
+        100 * right / 9
+    )
     assert call('stiffness', f'{nets}:fewer', *given) == 2
     assert '(9, 2), but --labels has 3 folders' in capsys.readouterr().err
 
@@ -270,11 +343,18 @@ def classifier(tmp_path):
 
     def make(kind, names):
         torch.manual_seed(3)
-        model = getattr(hf, kind)(hf.ViTConfig(
-            hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
-            intermediate_size=64, image_size=32, patch_size=8,
-            id2label=dict(enumerate(names)),
-            label2id={name: k for k, name in enumerate(names)}))
+        model = getattr(hf, kind)(
+            hf.ViTConfig(
+                hidden_size=32,
+                num_hidden_layers=3,
+                num_attention_heads=2,
+                intermediate_size=64,
+                image_size=32,
+                patch_size=8,
+                id2label=dict(enumerate(names)),
+                label2id={name: k for k, name in enumerate(names)},
+            )
+        )
         randomise(model)
         with_steps(model, tmp_path / 'vit', 'SE')
         model.save_pretrained(tmp_path / 'vit')
@@ -285,28 +365,45 @@ def classifier(tmp_path):
     return make
 
 
-@pytest.mark.parametrize('names, in_order', [
-    pytest.param('cab', False, id='its names'),
-    pytest.param('dcab', False, id='a class without a folder'),
-    pytest.param('xyz', True, id='other names')])
+@pytest.mark.parametrize(
+    'names, in_order',
+    [
+        pytest.param('cab', False, id='its names'),
+        pytest.param('dcab', False, id='a class without a folder'),
+        pytest.param('xyz', True, id='other names'),
+    ],
+)
 def test_labels_of_a_folder_of_transformers(
-        names, in_order, classifier, pictures, tmp_path, capsys):
+    names, in_order, classifier, pictures, tmp_path, capsys
+):
     """Its own names say which folder is which class; else the order does."""
     model, processor = classifier('ViTForImageClassification', names)
     right = 0
     for path in paths_of(pictures):
         with torch.no_grad():
-            scores = model(**processor(
-                Image.open(path), return_tensors='pt')).logits
+            scores = model(
+                **processor(Image.open(path), return_tensors='pt')
+            ).logits
         order = 'abc' if in_order else names
         right += int(scores.argmax()) == order.index(path.parent.name)
     name, given = f'hf:{tmp_path}/vit', ('--labels', '--json')
-    assert call('stiffness', name, *given, '--images', pictures, '--out',
-                tmp_path / 'out') == 0
+    assert (
+        call(
+            'stiffness',
+            name,
+            *given,
+            '--images',
+            pictures,
+            '--out',
+            tmp_path / 'out',
+        )
+        == 0
+    )
     assert ('in alphabetical order' in capsys.readouterr().err) == in_order
     found = Trajectories.load(tmp_path / 'out' / 'vit.npz')
     assert found.settings['metrics']['accuracy/top1'] == pytest.approx(
-        100 * right / 9)
+        100 * right / 9
+    )
     # The blocks are those of the base model, by its names.
     images = dict(processor(opened(pictures), return_tensors='pt'))
     wanted = mmstepnet.measure_stiffness(model.vit, [images])
@@ -320,29 +417,62 @@ def test_labels_of_a_folder_of_transformers(
     assert list(row['mean']) == list(measure_gates(model.vit, [images]).mean)
 
 
-@pytest.mark.parametrize('kind, names, words', [
-    ('ViTForImageClassification', 'xy', '(9, 2), but --labels has 3 folders'),
-    ('ViTModel', 'abc', 'no scores of classes, which --labels needs, but a B')
-], ids=['fewer classes', 'base model'])
+@pytest.mark.parametrize(
+    'kind, names, words',
+    [
+        (
+            'ViTForImageClassification',
+            'xy',
+            '(9, 2), but --labels has 3 folders',
+        ),
+        (
+            'ViTModel',
+            'abc',
+            'no scores of classes, which --labels needs, but a B',
+        ),
+    ],
+    ids=['fewer classes', 'base model'],
+)
 def test_folders_of_transformers_without_such_scores(
-        kind, names, words, classifier, pictures, tmp_path, capsys):
+    kind, names, words, classifier, pictures, tmp_path, capsys
+):
     classifier(kind, names)
-    assert call('stiffness', f'hf:{tmp_path}/vit', '--labels', '--images',
-                pictures, '--out', tmp_path) == 2
+    assert (
+        call(
+            'stiffness',
+            f'hf:{tmp_path}/vit',
+            '--labels',
+            '--images',
+            pictures,
+            '--out',
+            tmp_path,
+        )
+        == 2
+    )
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('key', [
-    'model', 'model_state_dict', 'state_dict', None])
+@pytest.mark.parametrize(
+    'key', ['model', 'model_state_dict', 'state_dict', None]
+)
 def test_weights_of_a_checkpoint(key, nets, tmp_path):
     """Beside an optimizer's tensors, and settings under the other key."""
     named = load_model(f'{nets}:alone')
     wanted = named.model.state_dict()
-    torch.save(wanted if key is None else {
-        'model': dict(depth=18), key: wanted, 'epoch': 3,
-        'optimizer': dict(state={0: torch.ones(2)})}, tmp_path / 'net.pt')
+    torch.save(
+        wanted
+        if key is None
+        else {
+            'model': dict(depth=18),
+            key: wanted,
+            'epoch': 3,
+            'optimizer': dict(state={0: torch.ones(2)}),
+        },
+        tmp_path / 'net.pt',
+    )
     torch.testing.assert_close(
-        named.read(tmp_path / 'net.pt'), wanted, rtol=0, atol=0)
+        named.read(tmp_path / 'net.pt'), wanted, rtol=0, atol=0
+    )
 
 
 def log_of_a_runner():
@@ -350,15 +480,30 @@ def log_of_a_runner():
     return logging.HistoryBuffer([1.0], [1])
 
 
-@pytest.mark.parametrize('content, words', [
-    (lambda weights: dict(model=weights, state_dict=weights),
-     'net.pt has weights under state_dict and model; save those'),
-    (lambda weights: [weights], 'net.pt holds a list, expected a state dict'),
-    (lambda weights: dict(model=weights, args=Namespace(lr=0.1)),
-     'net.pt is not read: .* holds other objects than tensors'),
-    (lambda weights: dict(state_dict=weights, message_hub=log_of_a_runner()),
-     'of a Runner of MMEngine, give mm:CONFIG')],
-    ids=['two dicts', 'list', 'settings', 'runner'])
+@pytest.mark.parametrize(
+    'content, words',
+    [
+        (
+            lambda weights: dict(model=weights, state_dict=weights),
+            'net.pt has weights under state_dict and model; save those',
+        ),
+        (
+            lambda weights: [weights],
+            'net.pt holds a list, expected a state dict',
+        ),
+        (
+            lambda weights: dict(model=weights, args=Namespace(lr=0.1)),
+            'net.pt is not read: .* holds other objects than tensors',
+        ),
+        (
+            lambda weights: dict(
+                state_dict=weights, message_hub=log_of_a_runner()
+            ),
+            'of a Runner of MMEngine, give mm:CONFIG',
+        ),
+    ],
+    ids=['two dicts', 'list', 'settings', 'runner'],
+)
 def test_weights_that_are_not_read(content, words, nets, tmp_path):
     named = load_model(f'{nets}:alone')
     torch.save(content(named.model.state_dict()), tmp_path / 'net.pt')
@@ -396,15 +541,21 @@ def test_a_file_in_a_folder_with_a_colon(nets, tmp_path, capsys):
 def test_gates(nets, pictures, capsys, json_too):
     """Against the function, called by hand."""
     given = '--labels', '--batch-size', 4, '--device', 'cpu'
-    assert call('gates', f'{nets}:gated', pictures, *given,
-                *['--json'] * json_too) == 0
+    assert (
+        call(
+            'gates', f'{nets}:gated', pictures, *given, *['--json'] * json_too
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     named, paths = load_model(f'{nets}:gated'), paths_of(pictures)
     images = torch.stack([named.prepare(path) for path in paths])
     labels = torch.tensor(['abc'.index(p.parent.name) for p in paths])
     wanted = measure_gates(
-        named.model.eval(), images.split(4),
-        lambda m: 100 * (m(images).argmax(1) == labels).double().mean())
+        named.model.eval(),
+        images.split(4),
+        lambda m: 100 * (m(images).argmax(1) == labels).double().mean(),
+    )
     if json_too:
         row = json.loads(printed)
         assert row.pop('network') == 'some_nets.py.gated'
@@ -413,10 +564,15 @@ def test_gates(nets, pictures, capsys, json_too):
     else:
         lines = printed.splitlines()
         assert [line.split() for line in lines[2:]] == [
-            *([name, *(f'{values[name]:.4f}' for values in wanted[:3])]
-              for name in wanted.mean),
-            *([*f'accuracy/top1 with {kind}:'.split(), f'{value:.2f}']
-              for kind, value in wanted.results.items())]
+            *(
+                [name, *(f'{values[name]:.4f}' for values in wanted[:3])]
+                for name in wanted.mean
+            ),
+            *(
+                [*f'accuracy/top1 with {kind}:'.split(), f'{value:.2f}']
+                for kind, value in wanted.results.items()
+            ),
+        ]
         assert f'{wanted.over_blocks:.4f}' in lines[0]
 
 
@@ -429,7 +585,8 @@ def test_a_turned_picture_is_measured_upright(nets, tmp_path):
     turned.save(tmp_path / 'a.png', exif=exif)
     np.testing.assert_allclose(
         prepare(tmp_path / 'a.png').numpy(),
-        pixels.transpose(2, 0, 1) / np.float32(255))
+        pixels.transpose(2, 0, 1) / np.float32(255),
+    )
 
 
 def no_classifier(folder):
@@ -446,10 +603,17 @@ data_preprocessor = dict(_delete_=True, type='SelfSupDataPreprocessor')
     return f'mm:{folder}/moco.py'
 
 
-@pytest.mark.parametrize('model, counted', [
-    (lambda folder: 'torchvision:resnet34', '16 residual steps, 12'),
-    (lambda folder: f'{folder}/some_nets.py:batches', '8 residual steps, 4'),
-    (no_classifier, '8 residual steps, 4')])
+@pytest.mark.parametrize(
+    'model, counted',
+    [
+        (lambda folder: 'torchvision:resnet34', '16 residual steps, 12'),
+        (
+            lambda folder: f'{folder}/some_nets.py:batches',
+            '8 residual steps, 4',
+        ),
+        (no_classifier, '8 residual steps, 4'),
+    ],
+)
 def test_blocks(model, counted, nets, tmp_path, capsys):
     """Of what is no classifier, those of the backbone."""
     assert call('blocks', model(tmp_path), '--size', 64) == 0
@@ -461,40 +625,69 @@ def test_blocks(model, counted, nets, tmp_path, capsys):
 RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 
 
-@pytest.mark.parametrize('args, message', [
-    (['blocks', 'resnet18'], "'resnet18' names no model; give"),
-    (['blocks', '{}/no.py:net'], 'no.py'),
-    (['blocks', '{}/no.py:'], "no.py:' names no model; give"),
-    (['blocks', '{}/random.py:net'], "random.py hides Python's module random; "
-     'rename it'),
-    (['blocks', '{}/altair.py:net'], 'altair.py hides the package altair; '),
-    (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
-    (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
-    (['report', 'no.npz'], 'no.npz'),
-    ([*RESNET, '{}/no'], 'there is no folder'),
-    ([*RESNET, '{}/broken'], 'x.png cannot be read'),
-    *(([*RESNET, f'{{}}/{dtype}'], 'a.tif cannot be read: its values have 16 '
-       'bits or are float') for dtype in ('uint16', 'float32')),
-    (RESNET[:-1], 'needs pictures and a transform'),
-    (['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
-     'needs pictures and a transform'),
-    ([*RESNET, '{}/flat', '--labels'], 'flat has no folders, which are the'),
-    ([*RESNET, '{}/flat'], 'flat has no pictures of its own; 0 other files'),
-    ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
-    ([*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
-     'x.png is not read'),
-    ([*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
-     'Missing key(s)'),
-    ([*RESNET[:2], *RESNET[1:], '{}'],
-     'two models would be called torchvision.resnet18'),
-])
-def test_what_is_wrong_is_one_line(args, message, pictures, nets, tmp_path,
-                                   capsys):
+@pytest.mark.parametrize(
+    'args, message',
+    [
+        (['blocks', 'resnet18'], "'resnet18' names no model; give"),
+        (['blocks', '{}/no.py:net'], 'no.py'),
+        (['blocks', '{}/no.py:'], "no.py:' names no model; give"),
+        (
+            ['blocks', '{}/random.py:net'],
+            "random.py hides Python's module random; rename it",
+        ),
+        (
+            ['blocks', '{}/altair.py:net'],
+            'altair.py hides the package altair; ',
+        ),
+        (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
+        (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
+        (['report', 'no.npz'], 'no.npz'),
+        ([*RESNET, '{}/no'], 'there is no folder'),
+        ([*RESNET, '{}/broken'], 'x.png cannot be read'),
+        *(
+            (
+                [*RESNET, f'{{}}/{dtype}'],
+                'a.tif cannot be read: its values have 16 bits or are float',
+            )
+            for dtype in ('uint16', 'float32')
+        ),
+        (RESNET[:-1], 'needs pictures and a transform'),
+        (
+            ['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
+            'needs pictures and a transform',
+        ),
+        (
+            [*RESNET, '{}/flat', '--labels'],
+            'flat has no folders, which are the',
+        ),
+        (
+            [*RESNET, '{}/flat'],
+            'flat has no pictures of its own; 0 other files',
+        ),
+        ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
+        (
+            [*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
+            'x.png is not read',
+        ),
+        (
+            [*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
+            'Missing key(s)',
+        ),
+        (
+            [*RESNET[:2], *RESNET[1:], '{}'],
+            'two models would be called torchvision.resnet18',
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    args, message, pictures, nets, tmp_path, capsys
+):
     for name in ('broken', 'flat', 'uint16', 'float32'):
         (tmp_path / name).mkdir()
         if name.endswith(('16', '32')):
             Image.fromarray(np.ones((32, 32), name)).save(
-                tmp_path / name / 'a.tif')
+                tmp_path / name / 'a.tif'
+            )
     (tmp_path / 'broken' / 'x.png').write_bytes(b'no picture')
     save_file(dict(a=torch.ones(1)), tmp_path / 'a.safetensors')
     assert call(*(arg.format(tmp_path) for arg in args)) == 2
@@ -507,10 +700,12 @@ def test_which_files_are_pictures(tmp_path, capsys):
     for ending in ('GIF', 'jfif', 'jpe', 'avif', 'JPEG', 'webp', 'png'):
         (tmp_path / 'all' / 'deep').mkdir(parents=True, exist_ok=True)
         Image.new('RGB', (8, 8), 'red').save(
-            tmp_path / 'all' / 'deep' / f'a.{ending}')
+            tmp_path / 'all' / 'deep' / f'a.{ending}'
+        )
     first, second = (Image.new('RGB', (8, 8), c) for c in ('red', 'blue'))
-    first.save(tmp_path / 'all' / 'two.gif', save_all=True,
-               append_images=[second])
+    first.save(
+        tmp_path / 'all' / 'two.gif', save_all=True, append_images=[second]
+    )
     (tmp_path / 'all' / 'b.txt').touch()
     (tmp_path / 'all' / 'README').touch()
     (tmp_path / 'all' / '.hidden').mkdir()
@@ -525,12 +720,18 @@ def test_which_files_are_pictures(tmp_path, capsys):
     (outside / 'loop').symlink_to(tmp_path / 'all')
     found = list_pictures(tmp_path / 'all', False)
     names = [str(path.relative_to(tmp_path / 'all')) for path, _ in found]
-    assert names == [*(f'deep/a.{ending}' for ending in (
-        'GIF', 'JPEG', 'avif', 'jfif', 'jpe', 'png', 'webp')), 'link.png',
-        'two.gif']
+    assert names == [
+        *(
+            f'deep/a.{ending}'
+            for ending in ('GIF', 'JPEG', 'avif', 'jfif', 'jpe', 'png', 'webp')
+        ),
+        'link.png',
+        'two.gif',
+    ]
     assert capsys.readouterr().err.endswith(
-        'all: 2 other files are passed by (1 without an ending, 1 .txt)\n')
-    wanted = torch.tensor([1., 0, 0])[:, None, None]
+        'all: 2 other files are passed by (1 without an ending, 1 .txt)\n'
+    )
+    wanted = torch.tensor([1.0, 0, 0])[:, None, None]
     prepare = _opened(ToTensor())
     for path, _ in found:  # which all are decoded
         difference = prepare(path) - wanted
@@ -554,9 +755,11 @@ def test_which_files_are_pictures(tmp_path, capsys):
 def test_nothing_is_fetched_unasked(monkeypatch):
     def fetch(*args, **kwargs):
         raise AssertionError('fetches')
+
     monkeypatch.setattr('torch.hub.load_state_dict_from_url', fetch)
-    monkeypatch.setattr('torchvision.models._api.load_state_dict_from_url',
-                        fetch)
+    monkeypatch.setattr(
+        'torchvision.models._api.load_state_dict_from_url', fetch
+    )
     load_model('torchvision:lraspp_mobilenet_v3_large')
 
 
@@ -564,15 +767,18 @@ def test_files_are_named_as_shortly_as_they_differ(tmp_path):
     for names in ('best', 'last'), ('a/best', 'c/best'):
         paths = [tmp_path / 'b' / f'{name}.pth' for name in names]
         assert list(_jobs(['torchvision:resnet18'], paths)) == [
-            f'torchvision.resnet18.{name.replace("/", ".")}' for name in names]
+            f'torchvision.resnet18.{name.replace("/", ".")}' for name in names
+        ]
     with pytest.raises(ValueError, match='2 models need as many --weights'):
         _jobs(['a', 'b'], paths[:1])
 
 
 def test_help_needs_no_pytorch():
-    code = ('import sys, mmstepnet.cli.arguments as a; a.build_parser()'
-            '.format_help(); assert "torch" not in sys.modules; '
-            'import mmstepnet; assert mmstepnet.StepNet and mmstepnet.steps')
+    code = (
+        'import sys, mmstepnet.cli.arguments as a; a.build_parser()'
+        '.format_help(); assert "torch" not in sys.modules; '
+        'import mmstepnet; assert mmstepnet.StepNet and mmstepnet.steps'
+    )
     subprocess.run([sys.executable, '-c', code], check=True)
     assert READINGS == tuple(ALL_READINGS)
 

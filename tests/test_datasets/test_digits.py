@@ -29,7 +29,8 @@ def test_splits_share_no_digit_and_lose_none():
         positions.extend(chosen)
         assert images.dtype == np.uint8 and images.max() == 255
         np.testing.assert_array_equal(
-            np.rint(images / 255 * 16), digits.images[chosen])
+            np.rint(images / 255 * 16), digits.images[chosen]
+        )
         np.testing.assert_array_equal(labels, digits.target[chosen])
         counts = np.bincount(labels) - share * np.bincount(digits.target)
         assert np.abs(counts).max() <= 1
@@ -37,7 +38,8 @@ def test_splits_share_no_digit_and_lose_none():
         assert dataset.metainfo['classes'] == tuple('0123456789')
         assert dataset.get_gt_labels().tolist() == labels.tolist()
         np.testing.assert_array_equal(
-            dataset[5]['img'], images[5][..., None].repeat(3, -1))
+            dataset[5]['img'], images[5][..., None].repeat(3, -1)
+        )
     np.testing.assert_array_equal(np.sort(positions), np.arange(1797))
     # Positions are digits: scikit-learn holds none twice.
     assert len(np.unique(digits.data, axis=0)) == 1797
@@ -74,7 +76,8 @@ def test_every_box_is_tight_and_no_ink_is_outside(solid):
 def contents(folder):
     return {
         path.relative_to(folder): path.read_bytes()
-        for path in sorted(folder.rglob('*')) if path.is_file()
+        for path in sorted(folder.rglob('*'))
+        if path.is_file()
     }
 
 
@@ -116,23 +119,35 @@ def test_files_follow_from_the_settings(tmp_path, monkeypatch):
 @pytest.fixture(scope='module')
 def detection(tmp_path_factory):
     root = tmp_path_factory.mktemp('data') / 'digits'
-    call_tool(load_tool(COMPOSER), '--out', root, '--train', 24, '--val', 30,
-              '--seed', 5)
+    call_tool(
+        load_tool(COMPOSER),
+        '--out',
+        root,
+        '--train',
+        24,
+        '--val',
+        30,
+        '--seed',
+        5,
+    )
     return root
 
 
 @pytest.mark.parametrize('split, count', [('train', 24), ('val', 30)])
 def test_what_is_written_is_coco_and_is_what_a_runner_reads(
-        detection, split, count):
+    detection, split, count
+):
     pytest.importorskip('mmdet')
     coco = COCO(detection / 'annotations' / f'instances_{split}.json')
     assert len(coco.imgs) == count < len(coco.anns)
-    assert [c['name'] for c in coco.loadCats(coco.getCatIds())
-            ] == list('0123456789')
+    assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == list(
+        '0123456789'
+    )
     assert 0 not in coco.anns  # which its evaluation takes for "no match"
 
-    cfg = Config.fromfile(ROOT / 'configs' / '_base_' / 'datasets' / (
-        'digits_detection.py'))[f'{split}_dataloader']
+    cfg = Config.fromfile(
+        ROOT / 'configs' / '_base_' / 'datasets' / ('digits_detection.py')
+    )[f'{split}_dataloader']
     cfg.update(num_workers=0, persistent_workers=False)
     cfg.dataset.data_root = f'{detection}/'
     got = {}
@@ -141,11 +156,15 @@ def test_what_is_written_is_coco_and_is_what_a_runner_reads(
             for image, sample in zip(batch['inputs'], batch['data_samples']):
                 assert image.shape == (3, 128, 128)
                 truth = sample.gt_instances
-                got[sample.img_id] = list(zip(
-                    truth.bboxes.tensor.tolist(), truth.labels.tolist()))
+                got[sample.img_id] = list(
+                    zip(truth.bboxes.tensor.tolist(), truth.labels.tolist())
+                )
     assert got == {
-        image: [([x, y, x + width, y + height], a['category_id'] - 1)
-                for a in coco.loadAnns(coco.getAnnIds(imgIds=image))
-                for x, y, width, height in [a['bbox']]]
-        for image in coco.imgs}
+        image: [
+            ([x, y, x + width, y + height], a['category_id'] - 1)
+            for a in coco.loadAnns(coco.getAnnIds(imgIds=image))
+            for x, y, width, height in [a['bbox']]
+        ]
+        for image in coco.imgs
+    }
     assert [] in got.values()  # empty pictures are trained with, too

@@ -12,8 +12,9 @@ from mmpretrain.registry import DATASETS
 
 def build(kind, root, **kwargs):
     init_default_scope('mmpretrain')
-    return DATASETS.build(dict(
-        type=f'mmstepnet.{kind}', data_root=str(root), **kwargs))
+    return DATASETS.build(
+        dict(type=f'mmstepnet.{kind}', data_root=str(root), **kwargs)
+    )
 
 
 @pytest.fixture
@@ -33,8 +34,9 @@ def test_every_image_as_it_is_on_disk_and_read_once(folder):
     dataset = build('FolderInMemory', folder)
     assert len(dataset) == 14
     assert dataset.CLASSES == ('cat', 'dog')
-    images = [cv2.imread(dataset.get_data_info(i)['img_path'])
-              for i in range(14)]
+    images = [
+        cv2.imread(dataset.get_data_info(i)['img_path']) for i in range(14)
+    ]
     for path in folder.rglob('*.png'):
         path.unlink()
     for i, image in enumerate(images):
@@ -47,8 +49,10 @@ def test_every_image_as_it_is_on_disk_and_read_once(folder):
 def test_the_share_is_balanced_fixed_and_nested(folder):
     def chosen(**kwargs):
         """(number, class) of each image, read off its first pixel."""
-        return [tuple(sample['img'][0, 0, ::2])
-                for sample in build('FolderInMemory', folder, **kwargs)]
+        return [
+            tuple(sample['img'][0, 0, ::2])
+            for sample in build('FolderInMemory', folder, **kwargs)
+        ]
 
     share = chosen(per_class=4, seed=3)
     assert [label for _, label in share] == [0] * 4 + [1] * 4
@@ -60,13 +64,27 @@ def test_the_share_is_balanced_fixed_and_nested(folder):
     assert set(chosen(per_class=2, seed=3)) < set(share)
 
 
-@pytest.mark.parametrize('spoil, kwargs, error, match', [
-    (None, dict(per_class=7), ValueError, "'dog'.*6 images"),
-    (None, dict(per_class=0), ValueError, 'got 0'),
-    (lambda root: (root / 'cow').mkdir(), {}, ValueError,
-     "'cow'.* has 0 images"),
-    (lambda root: (root / 'cat' / '03.png').write_bytes(b'no image at all'),
-     {}, OSError, 'cat/03.png is no image')])
+@pytest.mark.parametrize(
+    'spoil, kwargs, error, match',
+    [
+        (None, dict(per_class=7), ValueError, "'dog'.*6 images"),
+        (None, dict(per_class=0), ValueError, 'got 0'),
+        (
+            lambda root: (root / 'cow').mkdir(),
+            {},
+            ValueError,
+            "'cow'.* has 0 images",
+        ),
+        (
+            lambda root: (root / 'cat' / '03.png').write_bytes(
+                b'no image at all'
+            ),
+            {},
+            OSError,
+            'cat/03.png is no image',
+        ),
+    ],
+)
 def test_refused(folder, spoil, kwargs, error, match):
     if spoil is not None:
         spoil(folder)
@@ -83,13 +101,17 @@ def test_stl10(tmp_path, monkeypatch):
     binary = tmp_path / 'stl10_binary'
     binary.mkdir()
     images = np.random.default_rng(0).integers(
-        0, 256, (3, 96, 96, 3), dtype=np.uint8)
+        0, 256, (3, 96, 96, 3), dtype=np.uint8
+    )
     columns = images.transpose(0, 3, 2, 1)  # image, channel, column, row
     sums = []
     for name, values in dict(
-            train_X=columns, train_y=np.uint8([1, 10, 5]),
-            unlabeled_X=columns[:1], test_X=columns[:2],
-            test_y=np.uint8([3, 7])).items():
+        train_X=columns,
+        train_y=np.uint8([1, 10, 5]),
+        unlabeled_X=columns[:1],
+        test_X=columns[:2],
+        test_y=np.uint8([3, 7]),
+    ).items():
         values.tofile(binary / f'{name}.bin')
         sums.append([f'{name}.bin', hashlib.md5(values.tobytes()).hexdigest()])
     monkeypatch.setattr(torchvision.datasets.STL10, 'train_list', sums[:3])

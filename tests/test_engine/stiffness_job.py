@@ -24,20 +24,34 @@ def digits_runner(work_dir, images=VAL_IMAGES, hook=None, options=None):
         options (dict, optional): Dotted config keys and their values.
     """
     cfg = Config.fromfile(ROOT / 'configs/digits/resnet20_stepnet_digits.py')
-    for split, size, batch in (('train', 24, 8), ('val', images, 5),
-                               ('test', images, 5)):
+    for split, size, batch in (
+        ('train', 24, 8),
+        ('val', images, 5),
+        ('test', images, 5),
+    ):
         cfg[f'{split}_dataloader'].update(
-            batch_size=batch, num_workers=0, persistent_workers=False)
+            batch_size=batch, num_workers=0, persistent_workers=False
+        )
         cfg[f'{split}_dataloader'].dataset.indices = size
-    cfg.merge_from_dict({
-        'work_dir': str(work_dir),
-        # Runners of one second would share log and message hub.
-        'experiment_name': f'digits_{next(numbers)}',
-        'visualizer.vis_backends': [dict(type='LocalVisBackend')],
-        'train_cfg': dict(max_epochs=1, val_interval=1),
-        'param_scheduler': [], 'custom_hooks': [], **(options or {})})
-    cfg.custom_hooks.insert(0, dict(
-        type='mmstepnet.StiffnessHook', **{'figures': False, **(hook or {})}))
+    cfg.merge_from_dict(
+        {
+            'work_dir': str(work_dir),
+            # Runners of one second would share log and message hub.
+            'experiment_name': f'digits_{next(numbers)}',
+            'visualizer.vis_backends': [dict(type='LocalVisBackend')],
+            'train_cfg': dict(max_epochs=1, val_interval=1),
+            'param_scheduler': [],
+            'custom_hooks': [],
+            **(options or {}),
+        }
+    )
+    cfg.custom_hooks.insert(
+        0,
+        dict(
+            type='mmstepnet.StiffnessHook',
+            **{'figures': False, **(hook or {})},
+        ),
+    )
     runner = Runner.from_cfg(cfg)
     perturb(runner.model)
     return runner
@@ -59,8 +73,11 @@ def offline(runner, loader):
 
 
 def scalars(runner):
-    return {key: value.current() for key, value in
-            runner.message_hub.log_scalars.items() if 'stiffness' in key}
+    return {
+        key: value.current()
+        for key, value in runner.message_hub.log_scalars.items()
+        if 'stiffness' in key
+    }
 
 
 def log_text(work_dir):

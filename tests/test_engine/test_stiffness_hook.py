@@ -36,10 +36,16 @@ def remembered(save_dir, error=None):
 def test_classification(tmp_path, split):
     """Both loops alike; figures are drawn of one."""
     figures = split == 'val'
-    runner = digits_runner(tmp_path, hook=dict(figures=figures), options={
-        'visualizer.vis_backends': [
-            dict(type='LocalVisBackend'),
-            dict(type='remembered', name='remembered')]})
+    runner = digits_runner(
+        tmp_path,
+        hook=dict(figures=figures),
+        options={
+            'visualizer.vis_backends': [
+                dict(type='LocalVisBackend'),
+                dict(type='remembered', name='remembered'),
+            ]
+        },
+    )
     metrics = getattr(runner, split)()
     assert no_hooks(runner.model)
     record = recording(tmp_path, split)
@@ -49,47 +55,67 @@ def test_classification(tmp_path, split):
         np.testing.assert_allclose(getattr(record, name), value, rtol=1e-6)
     assert record.stages.tolist() == recorder.stages.tolist()
     assert (record.blocks, record.excluded) == (
-        recorder.blocks, recorder.excluded)
+        recorder.blocks,
+        recorder.excluded,
+    )
     assert record.blocks[0] == 'backbone.layer1.1'
     settings = dict(record.settings)
     assert settings.pop('metrics') == pytest.approx(metrics)
     del settings['mmstepnet']
     assert settings == dict(
-        model='resnet20_stepnet_digits', split=split, reading='adaptive',
-        dataset_size=VAL_IMAGES)
+        model='resnet20_stepnet_digits',
+        split=split,
+        reading='adaptive',
+        dataset_size=VAL_IMAGES,
+    )
 
     expected = {
         'stiffness/tns': record.tns(),
         'stiffness/p_hat': record.proportion(),
         'stiffness/nsi': record.adaptive.mean(),
-        **{f'stiffness/tns_{reading}' + ('_all' if mu == 'all' else ''):
-           record.tns(reading, mu) for mu in MEANS for reading in READINGS}}
+        **{
+            f'stiffness/tns_{reading}'
+            + ('_all' if mu == 'all' else ''): record.tns(reading, mu)
+            for mu in MEANS
+            for reading in READINGS
+        },
+    }
     assert len(set(expected.values())) == len(expected) - 1
     assert expected['stiffness/tns'] == expected['stiffness/tns_adaptive']
     backend = runner.visualizer.get_backend('remembered')
-    shown = dict(ChainMap(*(
-        call.args[0] for call in backend.add_scalars.call_args_list)))
+    shown = dict(
+        ChainMap(
+            *(call.args[0] for call in backend.add_scalars.call_args_list)
+        )
+    )
     for name, value in expected.items():
         assert value > 0
-        assert scalars(runner)[f'{split}/{name}'] == shown[
-            name] == pytest.approx(value, rel=1e-6)
+        assert (
+            scalars(runner)[f'{split}/{name}']
+            == shown[name]
+            == pytest.approx(value, rel=1e-6)
+        )
         # In the epoch's log line, with the metrics.
         assert re.search(
-            fr'Epoch\({split}\).*{name}: {value:.4f}', log_text(tmp_path))
+            rf'Epoch\({split}\).*{name}: {value:.4f}', log_text(tmp_path)
+        )
     assert 'cannot measure' not in log_text(tmp_path)
     for block, value in zip(recorder.blocks, record.adaptive.mean(0)):
         assert shown[f'stiffness/nsi/{block}'] == pytest.approx(
-            value, rel=1e-6)
+            value, rel=1e-6
+        )
     # Backends get the figures; the local one would have copied them.
     files = sorted(tmp_path.rglob('*.png'))
     assert files == sorted((tmp_path / 'stiffness').glob('*.png'))
     calls = [call.args for call in backend.add_image.call_args_list]
     for file, (name, image, step), number in zip(
-            files, calls, (2, 3, 6, 9) if figures else (), strict=True):
+        files, calls, (2, 3, 6, 9) if figures else (), strict=True
+    ):
         assert name == f'stiffness/{split}_figure_{number}'
         assert image.dtype == np.uint8 and step == 0
         np.testing.assert_array_equal(
-            image, np.rint(imread(file)[..., :3] * 255))
+            image, np.rint(imread(file)[..., :3] * 255)
+        )
 
 
 class Augmented(BaseTTAModel):
@@ -97,8 +123,9 @@ class Augmented(BaseTTAModel):
 
     def test_step(self, data):
         flipped = dict(data, inputs=[x.flip(-1) for x in data['inputs']])
-        return super().test_step({
-            key: [data[key], flipped[key]] for key in data})
+        return super().test_step(
+            {key: [data[key], flipped[key]] for key in data}
+        )
 
     def merge_preds(self, found):
         return [sample[0] for sample in found]
@@ -111,12 +138,14 @@ def test_of_samples_that_pass_twice_the_first_is_taken(tmp_path):
         runner.test()
         assert no_hooks(runner.model)
     once, twice = (
-        recording(tmp_path / name, 'test') for name in ('once', 'twice'))
+        recording(tmp_path / name, 'test') for name in ('once', 'twice')
+    )
     np.testing.assert_array_equal(twice.adaptive, once.adaptive)
     assert twice.blocks == once.blocks and len(twice) == VAL_IMAGES
     said = 'measures the first pass of each sample'
-    assert [log_text(tmp_path / name).count(said) for name in (
-        'once', 'twice')] == [0, 1]
+    assert [
+        log_text(tmp_path / name).count(said) for name in ('once', 'twice')
+    ] == [0, 1]
 
 
 @pytest.mark.parametrize('value', [float('nan'), 1e30])
@@ -137,8 +166,11 @@ def test_images_without_a_finite_index(tmp_path, value):
             model.load_state_dict(state)
             inputs[2] = value
         parts = (0, 1, 5) if len(calls) == 2 else (0, 5)
-        return [sample for a, b in itertools.pairwise(parts)
-                for sample in model(inputs[a:b], samples[a:b], 'predict')]
+        return [
+            sample
+            for a, b in itertools.pairwise(parts)
+            for sample in model(inputs[a:b], samples[a:b], 'predict')
+        ]
 
     model.val_step = step
     runner.val_loop.dataloader.batch_sampler.sampler = range(30)
@@ -146,23 +178,33 @@ def test_images_without_a_finite_index(tmp_path, value):
     assert len(calls) == 6 and no_hooks(runner.model)
     found, wanted = recording(tmp_path), recording(tmp_path / 'plain')
     np.testing.assert_allclose(
-        found.adaptive, np.delete(wanted.adaptive[:30], [2, *range(5, 10)], 0),
-        rtol=1e-6)
+        found.adaptive,
+        np.delete(wanted.adaptive[:30], [2, *range(5, 10)], 0),
+        rtol=1e-6,
+    )
     assert found.settings['left_out'] == [
-        f'sample {k}' for k in (2, *range(5, 10), *range(30, VAL_IMAGES))]
+        f'sample {k}' for k in (2, *range(5, 10), *range(30, VAL_IMAGES))
+    ]
     assert '13 of 37 samples could not be measured' in log_text(tmp_path)
 
 
 def test_networks_without_and_with_too_few_blocks_are_told(tmp_path):
-    runner = digits_runner(tmp_path / 'vgg', images=3, options={
-        'model.backbone': dict(type='VGG', depth=11, _delete_=True),
-        'model.head.in_channels': 512})
+    runner = digits_runner(
+        tmp_path / 'vgg',
+        images=3,
+        options={
+            'model.backbone': dict(type='VGG', depth=11, _delete_=True),
+            'model.head.in_channels': 512,
+        },
+    )
     assert runner.val().keys() == {'accuracy/top1'}
     assert 'no residual step of' in log_text(tmp_path / 'vgg')
     assert no_hooks(runner.model)
     runner = digits_runner(
-        tmp_path / 'few', images=3,
-        hook=dict(blocks=['layer1.[01]', 'layer2.[01]']))
+        tmp_path / 'few',
+        images=3,
+        hook=dict(blocks=['layer1.[01]', 'layer2.[01]']),
+    )
     runner.val()
     assert scalars(runner)['val/stiffness/tns'] == 0
     assert 'TNS is 0 by definition' in log_text(tmp_path / 'few')
@@ -183,4 +225,5 @@ def test_after_an_exception_the_next_validation_is_right(tmp_path):
     assert no_hooks(runner.model)
     recorder = offline(runner, runner.val_dataloader)
     np.testing.assert_allclose(
-        recording(tmp_path).adaptive, recorder.nsi, rtol=1e-6)
+        recording(tmp_path).adaptive, recorder.nsi, rtol=1e-6
+    )

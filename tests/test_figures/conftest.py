@@ -13,8 +13,11 @@ from mmstepnet.models import StepResNetCIFAR
 from mmstepnet.stiffness import FIELDS, TrajectoryRecorder
 from tests.utils import perturb, seeded
 
-ATTENTIONS = {'plain': None, 'se': dict(type='SE', reduction=4),
-              'stepnet': dict(type='StepNet')}
+ATTENTIONS = {
+    'plain': None,
+    'se': dict(type='SE', reduction=4),
+    'stepnet': dict(type='StepNet'),
+}
 
 
 @pytest.fixture(scope='session')
@@ -25,16 +28,29 @@ def runs():
     """
     found = []
     for k, (name, seed) in enumerate(itertools.product(ATTENTIONS, (0, 1))):
-        model = perturb(StepResNetCIFAR(
-            20, attention=ATTENTIONS[name]), seed).eval()
+        model = perturb(
+            StepResNetCIFAR(20, attention=ATTENTIONS[name]), seed
+        ).eval()
         with torch.no_grad(), TrajectoryRecorder(model) as recorder:
             model(seeded(40, 3, 16, 16, seed=seed))
-        found.append(Run(
-            f'{name} ({seed + 1})', name, recorder.trajectories(
-                model=name, split='val', epoch=2, iter=20),
-            accuracy=Accuracy('accuracy/top1', 90 + k - len(name) / 8,
-                              'validation at 2', 'val', 90 + k, 1),
-            source=f'{name}_{seed}/stiffness_val_epoch_2.npz'))
+        found.append(
+            Run(
+                f'{name} ({seed + 1})',
+                name,
+                recorder.trajectories(
+                    model=name, split='val', epoch=2, iter=20
+                ),
+                accuracy=Accuracy(
+                    'accuracy/top1',
+                    90 + k - len(name) / 8,
+                    'validation at 2',
+                    'val',
+                    90 + k,
+                    1,
+                ),
+                source=f'{name}_{seed}/stiffness_val_epoch_2.npz',
+            )
+        )
     return found
 
 
@@ -48,9 +64,15 @@ def drawn(chart, kind):
     """What Vega says of each mark of a kind that it has drawn, by name."""
     svg = vl_convert.vegalite_to_svg(chart.to_dict())
     marks = re.findall(
-        f'aria-label="([^"]*)"[^>]*aria-roledescription="{kind}"', svg)
-    return [dict(field.split(': ', 1) for field in html.unescape(
-        mark).replace('−', '-').split('; ')) for mark in marks]
+        f'aria-label="([^"]*)"[^>]*aria-roledescription="{kind}"', svg
+    )
+    return [
+        dict(
+            field.split(': ', 1)
+            for field in html.unescape(mark).replace('−', '-').split('; ')
+        )
+        for mark in marks
+    ]
 
 
 def numbers(marks, field):
@@ -75,10 +97,15 @@ def checkpoints(run, **settings):
         run (Run): The run.
         **settings: A list of each, such as epochs.
     """
-    (unit, values), = settings.items()
-    return [changed(run, adaptive=k * run.trajectories.adaptive, settings=dict(
-        run.trajectories.settings, **{unit: value})).trajectories
-        for k, value in enumerate(values)]
+    ((unit, values),) = settings.items()
+    return [
+        changed(
+            run,
+            adaptive=k * run.trajectories.adaptive,
+            settings=dict(run.trajectories.settings, **{unit: value}),
+        ).trajectories
+        for k, value in enumerate(values)
+    ]
 
 
 def part_of(run, samples=slice(None), blocks=slice(None)):
@@ -88,7 +115,8 @@ def part_of(run, samples=slice(None), blocks=slice(None)):
         run,
         **{name: getattr(whole, name)[samples][:, blocks] for name in FIELDS},
         stages=whole.stages[blocks],
-        blocks=list(np.array(whole.blocks)[blocks]))
+        blocks=list(np.array(whole.blocks)[blocks]),
+    )
 
 
 def flat_run(run):

@@ -45,10 +45,17 @@ from tests.test_figures.conftest import (
 )
 
 
-@pytest.mark.parametrize('measure, share, total', [
-    (OCCURRENCE, stiffness_occurrence, 'TNS (adaptive) = {0.tns:.3g}'),
-    (PROPORTION, stiffness_proportion,
-     '∬p̂ (adaptive) = {0.proportion:.3g}')])
+@pytest.mark.parametrize(
+    'measure, share, total',
+    [
+        (OCCURRENCE, stiffness_occurrence, 'TNS (adaptive) = {0.tns:.3g}'),
+        (
+            PROPORTION,
+            stiffness_proportion,
+            '∬p̂ (adaptive) = {0.proportion:.3g}',
+        ),
+    ],
+)
 def test_maps_show_the_definition(runs, measure, share, total):
     shown = [(run.nsi, run.trajectories.stages) for run in runs[1:3]]
     m1, m2 = degree_axes(shown)
@@ -56,19 +63,27 @@ def test_maps_show_the_definition(runs, measure, share, total):
     grids = [share(*each, m1, m2) for each in shown]
     # Cells of 0 are the ground; the others follow each other, M2 by M2.
     wanted = np.concatenate([grid[grid > 0] for grid in grids])
-    np.testing.assert_allclose(numbers(cells, measure.symbol), wanted,
-                               rtol=1e-4)
-    ends = np.concatenate([
-        np.stack(np.nonzero(grid), 1) + 1 for grid in grids])
     np.testing.assert_allclose(
-        numbers(cells, 'right'), ends[:, 0] * 2 * m1[0], rtol=1e-3)
+        numbers(cells, measure.symbol), wanted, rtol=1e-4
+    )
+    ends = np.concatenate(
+        [np.stack(np.nonzero(grid), 1) + 1 for grid in grids]
+    )
     np.testing.assert_allclose(
-        numbers(cells, 'high'), ends[:, 1] * 2 * m2[0], rtol=1e-3)
+        numbers(cells, 'right'), ends[:, 0] * 2 * m1[0], rtol=1e-3
+    )
+    np.testing.assert_allclose(
+        numbers(cells, 'high'), ends[:, 1] * 2 * m2[0], rtol=1e-3
+    )
     assert total.format(runs[1]) in texts(degrees_figure(runs[1:3], measure))
     flat = flat_run(runs[2])
     assert flat.trajectories.single_block_stages and flat.tns == 0
-    assert texts(degrees_figure([flat, *runs[1:3]], OCCURRENCE)).count(
-        'no sample is stiff') == 1
+    assert (
+        texts(degrees_figure([flat, *runs[1:3]], OCCURRENCE)).count(
+            'no sample is stiff'
+        )
+        == 1
+    )
 
 
 def test_figure_3(run):
@@ -76,7 +91,8 @@ def test_figure_3(run):
     figure = trajectory_figure([run])
     means = drawn(figure, 'point')
     np.testing.assert_allclose(
-        numbers(means, 'NSI (adaptive)'), run.nsi.mean(0), rtol=1e-4)
+        numbers(means, 'NSI (adaptive)'), run.nsi.mean(0), rtol=1e-4
+    )
     assert [mark['block'] for mark in means] == blocks
     spans = drawn(figure, 'rect mark')
     assert numbers(spans, 'recorded block').tolist() == [0.5, 2.5, 4.5]
@@ -85,42 +101,64 @@ def test_figure_3(run):
     starts = {mark.get('sample'): mark for mark in drawn(figure, 'line mark')}
     for sample in spread_indices(len(run.nsi), 6):
         assert float(starts[str(sample)]['NSI (adaptive)']) == pytest.approx(
-            run.nsi[sample, 0], rel=1e-4)
-    band, = drawn(figure, 'area mark')
+            run.nsi[sample, 0], rel=1e-4
+        )
+    (band,) = drawn(figure, 'area mark')
     assert float(band['high']) == pytest.approx(
-        np.quantile(run.nsi[:, 0], 0.9), rel=1e-4)
+        np.quantile(run.nsi[:, 0], 0.9), rel=1e-4
+    )
     assert {'stage 1', 'stage 2', 'stage 3', 'mean', *blocks} <= set(
-        texts(figure))
+        texts(figure)
+    )
 
 
 def test_figure_10(runs):
     points = drawn(overlay_figure(runs, 'title'), 'point')
     np.testing.assert_allclose(
         numbers(points, 'mean NSI'),
-        np.ravel([run.nsi.mean(0) for run in runs]), atol=6e-5)
+        np.ravel([run.nsi.mean(0) for run in runs]),
+        atol=6e-5,
+    )
     assert [(mark['run'], mark['recorded block']) for mark in points] == [
-        (run.label, place) for run in runs for place in '123456']
+        (run.label, place) for run in runs for place in '123456'
+    ]
 
 
 def test_figure_7(runs):
-    mixed = [*runs[:5], replace(runs[5], accuracy=None), replace(
-        runs[1], accuracy=replace(runs[1].accuracy, metric='mAP'))]
+    mixed = [
+        *runs[:5],
+        replace(runs[5], accuracy=None),
+        replace(runs[1], accuracy=replace(runs[1].accuracy, metric='mAP')),
+    ]
     groups = runs_by_metric(mixed)
-    assert groups == {'accuracy/top1, val split': mixed[:5],
-                      'mAP, val split': mixed[6:]}
+    assert groups == {
+        'accuracy/top1, val split': mixed[:5],
+        'mAP, val split': mixed[6:],
+    }
     settings = {**runs[0].trajectories.settings, 'split': 'test'}
     assert list(runs_by_metric([changed(runs[0], settings=settings)])) == [
-        'accuracy/top1, val split; TNS, test split']
+        'accuracy/top1, val split; TNS, test split'
+    ]
     figure = ranking_figure(groups)
     points = drawn(figure, 'point')
     np.testing.assert_allclose(
-        numbers(points, 'TNS'), [*(run.tns for run in mixed[:5]),
-                                 mixed[6].tns], atol=6e-5)
+        numbers(points, 'TNS'),
+        [*(run.tns for run in mixed[:5]), mixed[6].tns],
+        atol=6e-5,
+    )
     assert [mark['model'] for mark in points] == [
-        'plain', 'plain', 'se', 'se', 'stepnet', 'plain']
+        'plain',
+        'plain',
+        'se',
+        'se',
+        'stepnet',
+        'plain',
+    ]
     assert rank_correlation(mixed[:5]) == correlate_ranks(
         [run.tns for run in mixed[:5]],
-        [run.accuracy.value for run in mixed[:5]], 'runs')
+        [run.accuracy.value for run in mixed[:5]],
+        'runs',
+    )
     for text in (*groups, 'plain', 'se', 'stepnet', 'mAP'):
         assert text in texts(figure)
 
@@ -130,14 +168,22 @@ def test_figure_9(run):
     figure = attention_figure(run)
     points = drawn(figure, 'point')
     np.testing.assert_allclose(
-        numbers(points, 'NSI'), run.nsi[:, :3].T.ravel(), atol=6e-5)
+        numbers(points, 'NSI'), run.nsi[:, :3].T.ravel(), atol=6e-5
+    )
     np.testing.assert_allclose(
         numbers(points, 'attention value'),
-        recorded.step_mean[:, :3].T.ravel(), atol=6e-5)
+        recorded.step_mean[:, :3].T.ravel(),
+        atol=6e-5,
+    )
     bars = drawn(figure, 'rect mark')
-    np.testing.assert_allclose(numbers(bars, "Pearson's r"), [
-        np.corrcoef(run.nsi[:, k], recorded.step_mean[:, k])[0, 1]
-        for k in range(6)], rtol=1e-4)
+    np.testing.assert_allclose(
+        numbers(bars, "Pearson's r"),
+        [
+            np.corrcoef(run.nsi[:, k], recorded.step_mean[:, k])[0, 1]
+            for k in range(6)
+        ],
+        rtol=1e-4,
+    )
     few = attention_figure(run, 10, blocks=None)
     assert len(drawn(few, 'point')) == 30
     assert sum('  r = ' in text for text in texts(few)) == 6
@@ -146,7 +192,8 @@ def test_figure_9(run):
     step[:, :2] = 1
     figure = attention_figure(changed(run, step_mean=step), 9)
     assert {mark['block'].split()[0] for mark in drawn(figure, 'point')} == (
-        set(recorded.blocks[2:5]))
+        set(recorded.blocks[2:5])
+    )
     assert len(drawn(figure, 'rect mark')) == 4  # r of the others is NaN
 
 
@@ -155,22 +202,32 @@ def test_training(run):
     figure = training_figure('a name', training, 'adaptive')
     np.testing.assert_allclose(
         numbers(drawn(figure, 'point'), 'TNS'),
-        [k * run.tns for k in range(3)], rtol=1e-3, atol=1e-6)
+        [k * run.tns for k in range(3)],
+        rtol=1e-3,
+        atol=1e-6,
+    )
     cells = drawn(figure, 'rect mark')
     names = block_names(run.trajectories.blocks)
     assert [(mark['block'], mark['step']) for mark in cells[2:4]] == [
-        (names[0], '11'), (names[1], '1')]
+        (names[0], '11'),
+        (names[1], '1'),
+    ]
     np.testing.assert_allclose(
         numbers(cells, 'mean NSI'),
-        np.outer(run.nsi.mean(0), range(3)).ravel(), rtol=1e-3, atol=1e-6)
+        np.outer(run.nsi.mean(0), range(3)).ravel(),
+        rtol=1e-3,
+        atol=1e-6,
+    )
 
 
 def test_block_scores(tmp_path):
-    scores = {'ablation': {'a.0': 0.5, 'a.1': 0.1, 'a.2': 0.2, 'a.3': 0.3},
-              'NSI': {'a.1': 2.0, 'a.2': 1.0, 'a.3': 3.0}}
+    scores = {
+        'ablation': {'a.0': 0.5, 'a.1': 0.1, 'a.2': 0.2, 'a.3': 0.3},
+        'NSI': {'a.1': 2.0, 'a.2': 1.0, 'a.3': 3.0},
+    }
     figure = block_scores_figure(scores, 'a network')
     bars = drawn(figure, 'rect mark')
-    assert numbers(bars, 'score').tolist() == [.5, .1, .2, .3, 2, 1, 3]
+    assert numbers(bars, 'score').tolist() == [0.5, 0.1, 0.2, 0.3, 2, 1, 3]
     assert [mark['block'] for mark in bars[4:]] == ['a.1', 'a.2', 'a.3']
     # Ranks 2, 1, 3 against 1, 2, 3: 1 - 6 · 2 / 24.
     assert {'NSI, Spearman ρ = 0.50', 'a network'} <= set(texts(figure))
@@ -179,14 +236,20 @@ def test_block_scores(tmp_path):
     assert pdf.startswith(b'%PDF') and b'/Type3' not in pdf
 
 
-@pytest.mark.parametrize('blocks, names', [
-    (['net.stages.0.blocks.1', 'net.stages.3.blocks.1'],
-     ['stages.0.blocks.1', 'stages.3.blocks.1']),
-    (['a.layers.1.attention', 'a.layers.1.mlp'], ['attention', 'mlp']),
-    (['layer1.1', 'layer2.1'], ['layer1.1', 'layer2.1']),
-    (['0.1', '0.2'], ['0.1', '0.2']), (['a.b.1'], ['a.b.1']),
-    (['layers.1', 'layers.1.mlp'], ['layers.1', 'layers.1.mlp']),
-])
+@pytest.mark.parametrize(
+    'blocks, names',
+    [
+        (
+            ['net.stages.0.blocks.1', 'net.stages.3.blocks.1'],
+            ['stages.0.blocks.1', 'stages.3.blocks.1'],
+        ),
+        (['a.layers.1.attention', 'a.layers.1.mlp'], ['attention', 'mlp']),
+        (['layer1.1', 'layer2.1'], ['layer1.1', 'layer2.1']),
+        (['0.1', '0.2'], ['0.1', '0.2']),
+        (['a.b.1'], ['a.b.1']),
+        (['layers.1', 'layers.1.mlp'], ['layers.1', 'layers.1.mlp']),
+    ],
+)
 def test_names_of_blocks_are_distinct(blocks, names):
     assert block_names(blocks) == names
 
@@ -194,9 +257,11 @@ def test_names_of_blocks_are_distinct(blocks, names):
 @pytest.mark.parametrize('index, figures', [(0, '236'), (2, '2369')])
 def test_files_of_a_recording(runs, tmp_path, index, figures):
     paths = save_stiffness_figures(
-        runs[index].trajectories, tmp_path / 'new', 'stiffness_val_epoch_2')
+        runs[index].trajectories, tmp_path / 'new', 'stiffness_val_epoch_2'
+    )
     assert [path.name for path in paths] == [
-        f'stiffness_val_epoch_2_figure_{n}.png' for n in figures]
+        f'stiffness_val_epoch_2_figure_{n}.png' for n in figures
+    ]
     for path in paths:
         pixels = np.asarray(Image.open(path).convert('RGB')).reshape(-1, 3)
         assert len(np.unique(pixels, axis=0)) > 20
@@ -205,19 +270,39 @@ def test_files_of_a_recording(runs, tmp_path, index, figures):
 
 def test_files_of_a_report(runs, tmp_path):
     one = part_of(runs[2], samples=[0])  # nothing varies over its samples
-    names = [path.name for path in save_report_figures(
-        [*runs[:4], one], tmp_path, format='svg')]
-    assert names == [f'figure_{name}.svg' for name in (
-        2, 3, 6, 7, '9_run_03', '9_run_04', '10_set_01', '10_set_02',
-        '10_set_03')]
+    names = [
+        path.name
+        for path in save_report_figures(
+            [*runs[:4], one], tmp_path, format='svg'
+        )
+    ]
+    assert names == [
+        f'figure_{name}.svg'
+        for name in (
+            2,
+            3,
+            6,
+            7,
+            '9_run_03',
+            '9_run_04',
+            '10_set_01',
+            '10_set_02',
+            '10_set_03',
+        )
+    ]
     # Text stays text.
-    assert all(f'>{name}</text>' in (tmp_path / 'figure_3.svg').read_text(
-        'utf-8') for name in one.trajectories.blocks)
+    assert all(
+        f'>{name}</text>' in (tmp_path / 'figure_3.svg').read_text('utf-8')
+        for name in one.trajectories.blocks
+    )
 
 
 def test_a_converter_that_aborts_is_an_error(tmp_path):
-    chart = alt.Chart(alt.InlineData(values=[{}])).mark_point().properties(
-        width=1e6, height=1e6)
+    chart = (
+        alt.Chart(alt.InlineData(values=[{}]))
+        .mark_point()
+        .properties(width=1e6, height=1e6)
+    )
     with pytest.raises(RuntimeError, match='figures cannot be drawn'):
         save_charts({tmp_path / 'a.png': chart})
     with pytest.raises(ValueError, match='png, svg, pdf, got'):

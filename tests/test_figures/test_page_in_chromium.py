@@ -18,10 +18,15 @@ from mmstepnet.figures import save_report
 from tests.test_figures.conftest import changed, checkpoints, flat_run, part_of
 
 CHROMIUM = next(
-    filter(None, map(shutil.which, ('chromium', 'chromium-browser',
-                                    'google-chrome'))), None)
+    filter(
+        None,
+        map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')),
+    ),
+    None,
+)
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason='no Chromium (apt-get install chromium)')
+    CHROMIUM is None, reason='no Chromium (apt-get install chromium)'
+)
 
 # Chooses every option of every figure and tells what is drawn.
 USE = """<script>
@@ -103,28 +108,43 @@ def open_page(page, tmp_path, limit=300):
         return log.read_text('utf-8', 'replace')
 
     with log.open('w') as stderr:
-        browser = subprocess.Popen([
-            CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu',
-            '--disable-quic', '--no-first-run',
-            '--disable-background-networking', '--disable-component-update',
-            '--disable-sync', f'--user-data-dir={tmp_path / "profile"}',
-            '--enable-logging=stderr',
-            # All figures are in the window and hence drawn.
-            '--window-size=1300,9000', page.as_uri()
-        ], stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
+        browser = subprocess.Popen(
+            [
+                CHROMIUM,
+                '--headless',
+                '--no-sandbox',
+                '--disable-gpu',
+                '--disable-quic',
+                '--no-first-run',
+                '--disable-background-networking',
+                '--disable-component-update',
+                '--disable-sync',
+                f'--user-data-dir={tmp_path / "profile"}',
+                '--enable-logging=stderr',
+                # All figures are in the window and hence drawn.
+                '--window-size=1300,9000',
+                page.as_uri(),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
     try:
         end = time.monotonic() + limit
-        while not (outcome := re.search(
-                r'"outcome ({.*})", source:', said())):
-            assert browser.poll() is None and time.monotonic() < end, (
-                said()[-2000:])
+        while not (outcome := re.search(r'"outcome ({.*})", source:', said())):
+            assert browser.poll() is None and time.monotonic() < end, said()[
+                -2000:
+            ]
             time.sleep(0.2)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(browser.pid, signal.SIGKILL)
         browser.wait()
-    console = [line for line in said().splitlines()
-               if 'CONSOLE' in line and outcome[0] not in line]
+    console = [
+        line
+        for line in said().splitlines()
+        if 'CONSOLE' in line and outcome[0] not in line
+    ]
     return json.loads(outcome[1]), console
 
 
@@ -132,11 +152,18 @@ def hard(run):
     """Long names, many blocks, and values that differ in late digits."""
     many = part_of(run, blocks=[0] * 50)
     step = 0.26894 + 2e-3 * many.trajectories.step_mean
-    return replace(changed(
-        many, step_mean=step, stages=np.repeat([0, 1, 2, 3, 4], 10),
-        blocks=[f'backbone.stages.{i // 10}.blocks.{i}.attention_step'
-                for i in range(50)]),
-        label='timm.vit_base_patch16_clip_224.openai_ft_in12k_in1k')
+    return replace(
+        changed(
+            many,
+            step_mean=step,
+            stages=np.repeat([0, 1, 2, 3, 4], 10),
+            blocks=[
+                f'backbone.stages.{i // 10}.blocks.{i}.attention_step'
+                for i in range(50)
+            ],
+        ),
+        label='timm.vit_base_patch16_clip_224.openai_ft_in12k_in1k',
+    )
 
 
 @pytest.fixture(scope='module')
@@ -147,19 +174,33 @@ def shown(runs):
 @pytest.fixture(scope='module')
 def opened(shown, tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
-    page = save_report(shown, out, {'a training ' * 9: checkpoints(
-        shown[-2], weights=[f'epoch_{k}_of_many' for k in range(40)])})
-    page.write_text(page.read_text('utf-8').replace(
-        '</body>\n</html>', USE + '</body>\n</html>'), 'utf-8')
+    page = save_report(
+        shown,
+        out,
+        {
+            'a training ' * 9: checkpoints(
+                shown[-2], weights=[f'epoch_{k}_of_many' for k in range(40)]
+            )
+        },
+    )
+    page.write_text(
+        page.read_text('utf-8').replace(
+            '</body>\n</html>', USE + '</body>\n</html>'
+        ),
+        'utf-8',
+    )
     return open_page(page, out)
 
 
 def test_every_figure_is_drawn(opened, shown):
     panels = opened[0]['panels']
     assert list(panels) == [
-        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)), 'training']
+        *(f'figure-{n}' for n in (2, 3, 6, 7, 9, 10)),
+        'training',
+    ]
     assert [d['name'] for d in panels['figure-9']] == [
-        run.label for run in shown if run.adapts]
+        run.label for run in shown if run.adapts
+    ]
     assert len(panels['figure-10']) == 6
     for figure in itertools.chain(*panels.values()):
         assert figure['marks'] > 0, figure
@@ -168,13 +209,15 @@ def test_every_figure_is_drawn(opened, shown):
     for run in shown:
         assert set(run.trajectories.blocks) <= {
             f'backbone.{text}' if 'attention_step' in text else text
-            for text in panels['figure-3'][0]['texts']}
+            for text in panels['figure-3'][0]['texts']
+        }
 
 
 def test_no_text_is_cut_or_overprinted(opened):
     """In a wide window and on a phone."""
-    for figure in itertools.chain(*opened[0]['panels'].values(),
-                                  opened[0]['phone'].values()):
+    for figure in itertools.chain(
+        *opened[0]['panels'].values(), opened[0]['phone'].values()
+    ):
         assert figure['cut'] == [], figure
         assert figure['overprinted'] == [], figure
 
@@ -191,4 +234,5 @@ def test_the_page(opened, shown):
     assert all(600 < width <= 681 for width in printed['widths']), printed
     assert page['outline'] == 'solid'
     assert page['sorted'] == [
-        f'{tns:#.4g}' for tns in sorted(run.tns for run in shown)]
+        f'{tns:#.4g}' for tns in sorted(run.tns for run in shown)
+    ]

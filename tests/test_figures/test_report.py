@@ -28,8 +28,11 @@ class Page(HTMLParser):
         self.tag = tag
         self.text += '\0' * (tag == 'td')
         self.scripts += [''] * (tag == 'script')
-        self.loads += [value for name, value in attributes
-                       if name == 'src' or (tag, name) == ('link', 'href')]
+        self.loads += [
+            value
+            for name, value in attributes
+            if name == 'src' or (tag, name) == ('link', 'href')
+        ]
 
     def handle_endtag(self, tag):
         self.tag = None
@@ -47,37 +50,54 @@ def page(runs):
 
 
 def test_page_tells_what_it_shows(page, runs):
-    for text in ('adaptive', READING_TEXTS['adaptive'], 'Samples a run40',
-                 'layer1.0, layer2.0, layer3.0', 'need at least three runs',
-                 'ResNet-18, has TNS 0 by definition', 'Kendall τ =',
-                 'Left out, their attention value is constant: plain (1), '
-                 'plain (2).', 'author = {{The mmstepnet contributors}}'):
+    for text in (
+        'adaptive',
+        READING_TEXTS['adaptive'],
+        'Samples a run40',
+        'layer1.0, layer2.0, layer3.0',
+        'need at least three runs',
+        'ResNet-18, has TNS 0 by definition',
+        'Kendall τ =',
+        'Left out, their attention value is constant: plain (1), plain (2).',
+        'author = {{The mmstepnet contributors}}',
+    ):
         assert text in page.text, text
     for run in runs:
         low, high = run.trajectories.tns_interval()
         assert f'{run.tns:#.4g}{low:#.4g} to {high:#.4g}' in page.cells
-        assert (f'{run.label} {run.tns:#.4g} [{low:#.4g}, {high:#.4g}], n = 40'
-                in page.text)
+        assert (
+            f'{run.label} {run.tns:#.4g} [{low:#.4g}, {high:#.4g}], n = 40'
+            in page.text
+        )
         assert f'{run.proportion:#.4g}' in page.cells
         for name, stiffness, nsi in run.trajectories.stiffest_blocks(5):
             # The table's last cell goes on with what follows it.
             shown = f'{name}{stiffness:#.4g}, NSI {nsi:#.3g}'
             assert any(cell.startswith(shown) for cell in page.cells)
-        for shown in (f'{run.accuracy.value:#.4g}', *(
+        for shown in (
+            f'{run.accuracy.value:#.4g}',
+            *(
                 f'{run.trajectories.tns(reading, mu):#.4g}'
-                for reading in READINGS for mu in MEANS)):
+                for reading in READINGS
+                for mu in MEANS
+            ),
+        ):
             assert any(cell.startswith(shown) for cell in page.cells)
     tns = [run.tns for run in runs[2:4]]
-    assert (f'{np.mean(tns):#.4g} ± {abs(tns[0] - tns[1]) / 2**0.5:.2g}'
-            in page.cells)
+    assert (
+        f'{np.mean(tns):#.4g} ± {abs(tns[0] - tns[1]) / 2**0.5:.2g}'
+        in page.cells
+    )
     assert 'The runs have' not in page.text
 
 
 def test_another_reading(runs):
     page = Page([replace(run, reading='unit') for run in runs[2:]])
     assert 'TNS (unit)' in page.text
-    assert any(cell.startswith(f'{runs[2].trajectories.tns("unit"):#.4g}')
-               for cell in page.cells)
+    assert any(
+        cell.startswith(f'{runs[2].trajectories.tns("unit"):#.4g}')
+        for cell in page.cells
+    )
 
 
 def test_labels_are_text_and_nothing_is_loaded(runs):
@@ -90,19 +110,33 @@ def test_labels_are_text_and_nothing_is_loaded(runs):
     assert any(label in json.dumps(json.loads(script)) for script in charts)
 
 
-@pytest.mark.parametrize('change, note', [
-    (lambda run: changed(
-        run, settings={**run.trajectories.settings, 'split': 'test'}),
-     'The runs have 2 different data splits'),
-    (lambda run: part_of(run, samples=slice(9)),
-     'The runs have different numbers of samples'),
-    (lambda run: replace(run, accuracy=replace(
-        run.accuracy, metric='mAP')), 'The runs have 2 different metrics'),
-    (lambda run: replace(run, label='b', accuracy=None),
-     'No accuracy was found for b; Figure 7 leaves'),
-    (flat_run, 'The runs have 2 different block structures'),
-    (flat_run, 'TNS is 0 by definition for resnet18'),
-])
+@pytest.mark.parametrize(
+    'change, note',
+    [
+        (
+            lambda run: changed(
+                run, settings={**run.trajectories.settings, 'split': 'test'}
+            ),
+            'The runs have 2 different data splits',
+        ),
+        (
+            lambda run: part_of(run, samples=slice(9)),
+            'The runs have different numbers of samples',
+        ),
+        (
+            lambda run: replace(
+                run, accuracy=replace(run.accuracy, metric='mAP')
+            ),
+            'The runs have 2 different metrics',
+        ),
+        (
+            lambda run: replace(run, label='b', accuracy=None),
+            'No accuracy was found for b; Figure 7 leaves',
+        ),
+        (flat_run, 'The runs have 2 different block structures'),
+        (flat_run, 'TNS is 0 by definition for resnet18'),
+    ],
+)
 def test_notes(run, change, note):
     assert note in Page([run, change(run)]).text
 
@@ -110,12 +144,23 @@ def test_notes(run, change, note):
 def test_a_thousand_images_and_51_blocks(run):
     """What a page of three runs weighs, and what it says of its points."""
     generator = np.random.default_rng(0)
-    many = [replace(changed(
-        run, **{name: generator.random((1000, 51), np.float32)
-                for name in FIELDS},
-        stages=np.repeat([0, 1, 2], 17),
-        blocks=[f'layer{s}.{b}' for s in (1, 2, 3) for b in range(1, 18)]),
-        label=f'run {i}') for i in range(3)]
+    many = [
+        replace(
+            changed(
+                run,
+                **{
+                    name: generator.random((1000, 51), np.float32)
+                    for name in FIELDS
+                },
+                stages=np.repeat([0, 1, 2], 17),
+                blocks=[
+                    f'layer{s}.{b}' for s in (1, 2, 3) for b in range(1, 18)
+                ],
+            ),
+            label=f'run {i}',
+        )
+        for i in range(3)
+    ]
     page = Page(many)
     assert len(page.html.encode()) < 1.5e6
     assert 'Points are 65 samples a block at most' in page.text

@@ -76,28 +76,48 @@ def loader():
     """It and its sampler have generators of their own."""
     data = TensorDataset(seeded(12, 3, 32, 32), torch.arange(12))
     return DataLoader(
-        data, 4, generator=torch.Generator().manual_seed(4),
+        data,
+        4,
+        generator=torch.Generator().manual_seed(4),
         sampler=RandomSampler(
-            data, generator=torch.Generator().manual_seed(3)))
+            data, generator=torch.Generator().manual_seed(3)
+        ),
+    )
 
 
-def fit(model, tmp_path, *callbacks, epochs=1, ckpt_path=None, kind=Module,
-        **options):
+def fit(
+    model,
+    tmp_path,
+    *callbacks,
+    epochs=1,
+    ckpt_path=None,
+    kind=Module,
+    **options,
+):
     """The trainer after a training, and the module in it."""
     torch.manual_seed(5)
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator='cpu', logger=False, **options,
-        default_root_dir=tmp_path, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[
-            *callbacks, ModelCheckpoint(tmp_path, save_top_k=-1)])
+        max_epochs=epochs,
+        accelerator='cpu',
+        logger=False,
+        **options,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*callbacks, ModelCheckpoint(tmp_path, save_top_k=-1)],
+    )
     module = kind(model)
     trainer.fit(module, loader(), loader(), ckpt_path=ckpt_path)
     return trainer, module
 
 
-@pytest.mark.parametrize('kind, precision, prepare', [
-    (Module, '32-true', lambda x: x),
-    (Halving, 'bf16-true', lambda x: x.bfloat16() / 2)])
+@pytest.mark.parametrize(
+    'kind, precision, prepare',
+    [
+        (Module, '32-true', lambda x: x),
+        (Halving, 'bf16-true', lambda x: x.bfloat16() / 2),
+    ],
+)
 def test_it_calibrates_and_logs(tmp_path, kind, precision, prepare):
     """By batches as a step gets them."""
     model, kept = stepped(), {}
@@ -105,15 +125,25 @@ def test_it_calibrates_and_logs(tmp_path, kind, precision, prepare):
     batches = [prepare(batch[0]) for batch in loader()]
     assert calibrate(gates, batches) == 3
     trainer, _ = fit(
-        model, tmp_path, StepsCallback(), LambdaCallback(
+        model,
+        tmp_path,
+        StepsCallback(),
+        LambdaCallback(
             on_train_start=lambda trainer, module: kept.update(
-                copy.deepcopy(model.state_dict()))),
-        kind=kind, precision=precision)
+                copy.deepcopy(model.state_dict())
+            )
+        ),
+        kind=kind,
+        precision=precision,
+    )
     torch.testing.assert_close(kept, dict(gates.state_dict()))
-    measured, logged = measure_stiffness(model, batches), {
-        key: float(value) for key, value in trainer.callback_metrics.items()}
+    measured, logged = (
+        measure_stiffness(model, batches),
+        {key: float(value) for key, value in trainer.callback_metrics.items()},
+    )
     assert logged == pytest.approx(
-        dict(tns=measured.tns(), nsi=measured.nsi().mean()), rel=1e-5)
+        dict(tns=measured.tns(), nsi=measured.nsi().mean()), rel=1e-5
+    )
 
 
 class First(Module):
@@ -132,36 +162,60 @@ def shifted(by):
     return DataLoader(data, 4)
 
 
-@pytest.mark.parametrize('several, forward', [
-    (lambda: [shifted(0), shifted(3)], None),
-    (lambda: dict(a=shifted(0), b=shifted(3)),
-     lambda net, batch: net(batch[0])),
-    (lambda: dict(a=shifted(0), b=(shifted(3), )), None),
-    (lambda: CombinedLoader(dict(a=shifted(0), b=shifted(3)), 'sequential'),
-     None)], ids=['list', 'dict', 'nested', 'combined'])
+@pytest.mark.parametrize(
+    'several, forward',
+    [
+        (lambda: [shifted(0), shifted(3)], None),
+        (
+            lambda: dict(a=shifted(0), b=shifted(3)),
+            lambda net, batch: net(batch[0]),
+        ),
+        (lambda: dict(a=shifted(0), b=(shifted(3),)), None),
+        (
+            lambda: CombinedLoader(
+                dict(a=shifted(0), b=shifted(3)), 'sequential'
+            ),
+            None,
+        ),
+    ],
+    ids=['list', 'dict', 'nested', 'combined'],
+)
 def test_batches_of_several_loaders(tmp_path, several, forward):
     """Those of one after the other, also where it is in a dict."""
     model, kept = stepped(), {}
     gates = copy.deepcopy(model)
-    batches = [batch[0] for loader in (shifted(0), shifted(3))
-               for batch in loader]
+    batches = [
+        batch[0] for loader in (shifted(0), shifted(3)) for batch in loader
+    ]
     calibrate(gates, batches)
     trained = several()
     if isinstance(trained, CombinedLoader):
         trained = CombinedLoader(trained.iterables)
     trainer = lightning.Trainer(
-        max_epochs=1, accelerator='cpu', logger=False,
-        default_root_dir=tmp_path, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[
-            StepsCallback(save=False, forward=forward), LambdaCallback(
+        max_epochs=1,
+        accelerator='cpu',
+        logger=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[
+            StepsCallback(save=False, forward=forward),
+            LambdaCallback(
                 on_train_start=lambda trainer, module: kept.update(
-                    copy.deepcopy(model.state_dict())))])
+                    copy.deepcopy(model.state_dict())
+                )
+            ),
+        ],
+    )
     trainer.fit(First(model), trained, several())
     torch.testing.assert_close(kept, dict(gates.state_dict()))
-    measured, logged = measure_stiffness(model, batches), {
-        key: float(value) for key, value in trainer.callback_metrics.items()}
+    measured, logged = (
+        measure_stiffness(model, batches),
+        {key: float(value) for key, value in trainer.callback_metrics.items()},
+    )
     assert logged == pytest.approx(
-        dict(tns=measured.tns(), nsi=measured.nsi().mean()), rel=1e-5)
+        dict(tns=measured.tns(), nsi=measured.nsi().mean()), rel=1e-5
+    )
 
 
 def test_a_killed_run_goes_on(tmp_path):
@@ -180,12 +234,18 @@ def test_a_killed_run_goes_on(tmp_path):
     _, whole = fit(model, tmp_path / 'whole', StepsCallback(), epochs=2)
     assert whole.seen == plain.seen and len(plain.seen) == 24
     with pytest.raises(KeyError, match='killed'):
-        fit(parts, tmp_path / 'parts', StepsCallback(), LambdaCallback(
-            on_train_epoch_start=kill), epochs=2)
-    first, = (tmp_path / 'parts').glob('*.ckpt')
+        fit(
+            parts,
+            tmp_path / 'parts',
+            StepsCallback(),
+            LambdaCallback(on_train_epoch_start=kill),
+            epochs=2,
+        )
+    (first,) = (tmp_path / 'parts').glob('*.ckpt')
     parts = stepped()
-    trainer, _ = fit(parts, tmp_path / 'parts', StepsCallback(), epochs=2,
-                     ckpt_path=first)
+    trainer, _ = fit(
+        parts, tmp_path / 'parts', StepsCallback(), epochs=2, ckpt_path=first
+    )
     assert trainer.global_step == 6
     for key, value in model.state_dict().items():
         if 'num_batches_tracked' in key:
@@ -193,7 +253,8 @@ def test_a_killed_run_goes_on(tmp_path):
 
 
 def test_what_cannot_be_measured_or_written_ends_no_training(
-        tmp_path, caplog, monkeypatch):
+    tmp_path, caplog, monkeypatch
+):
     """Steps of a remote folder would go into a local one of that name."""
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 12))
@@ -201,8 +262,9 @@ def test_what_cannot_be_measured_or_written_ends_no_training(
     assert trainer.global_step == 3 and not trainer.callback_metrics
     for text in ('stiffness was not measured', 'steps were not written'):
         assert text in caplog.text
-    assert fit(stepped(), 'memory://steps', StepsCallback()
-               )[0].global_step == 3
+    assert (
+        fit(stepped(), 'memory://steps', StepsCallback())[0].global_step == 3
+    )
     assert not list(tmp_path.rglob('*.safetensors'))
 
 
@@ -211,19 +273,32 @@ def test_steps_are_those_of_each_checkpoint(tmp_path):
     files, closed = TorchCheckpointIO(), []
     files.teardown = lambda: closed.append(files)
     average = WeightAveraging(
-        avg_fn=lambda averaged, current, count: averaged)  # the first weights
-    fit(stepped(), tmp_path, StepsCallback(measured_batches=0), average,
-        ModelCheckpoint(tmp_path / 'last', save_last=True, save_top_k=1,
-                        every_n_train_steps=1), plugins=[files])
+        avg_fn=lambda averaged, current, count: averaged
+    )  # the first weights
+    fit(
+        stepped(),
+        tmp_path,
+        StepsCallback(measured_batches=0),
+        average,
+        ModelCheckpoint(
+            tmp_path / 'last',
+            save_last=True,
+            save_top_k=1,
+            every_n_train_steps=1,
+        ),
+        plugins=[files],
+    )
     assert closed
     found = sorted(tmp_path.rglob('*.ckpt'))
     assert len(found) > 2
     assert sorted(tmp_path.rglob('*.steps.safetensors')) == [
-        path.with_suffix('.steps.safetensors') for path in found]
+        path.with_suffix('.steps.safetensors') for path in found
+    ]
     for path in found:
         checkpoint = torch.load(path, weights_only=False)
-        state, live = (checkpoint[key] for key in (
-            'state_dict', 'current_model_state'))
+        state, live = (
+            checkpoint[key] for key in ('state_dict', 'current_model_state')
+        )
         for file in path, path.with_suffix('.steps.safetensors'):
             again = network()
             load_steps(again, file)
@@ -243,19 +318,31 @@ def test_names_of_steps_files(tmp_path):
         k = trainer.global_step
         for name in names:
             trainer.save_checkpoint(tmp_path / name.format(k))
-            wanted[name.format(k)] = module.network.layer1[
-                1].step.attention.ie_bias.detach().clone()
+            wanted[name.format(k)] = (
+                module.network.layer1[1]
+                .step.attention.ie_bias.detach()
+                .clone()
+            )
 
-    fit(stepped(), tmp_path, StepsCallback(measured_batches=0),
+    fit(
+        stepped(),
+        tmp_path,
+        StepsCallback(measured_batches=0),
         LambdaCallback(on_train_batch_end=save),
-        ModelCheckpoint(tmp_path, 'best', save_last='link',
-                        every_n_train_steps=3))
+        ModelCheckpoint(
+            tmp_path, 'best', save_last='link', every_n_train_steps=3
+        ),
+    )
     assert (tmp_path / 'last.ckpt').is_symlink()
     assert len({float(bias.sum()) for bias in wanted.values()}) == 3
-    assert {path.name.removesuffix('.steps.safetensors')
-            for path in tmp_path.glob('*.safetensors')} == {
-        'best', 'epoch=0-step=3', *(
-            name.removesuffix('.ckpt') for name in wanted)}
+    assert {
+        path.name.removesuffix('.steps.safetensors')
+        for path in tmp_path.glob('*.safetensors')
+    } == {
+        'best',
+        'epoch=0-step=3',
+        *(name.removesuffix('.ckpt') for name in wanted),
+    }
     for name, bias in wanted.items():
         for file in name, f'{name.removesuffix(".ckpt")}.steps.safetensors':
             load_steps(again := network(), tmp_path / file)
@@ -269,20 +356,24 @@ def test_a_checkpoint_says_what_its_steps_are(tmp_path, weights_only):
     """Of any trainer that the callback is in, also behind its training."""
     model = stepped()
     trainer, module = fit(
-        torch.nn.ModuleDict(dict(body=torch.compile(
-            model, backend='eager'))), tmp_path,
+        torch.nn.ModuleDict(dict(body=torch.compile(model, backend='eager'))),
+        tmp_path,
         StepsCallback('network.body', calibration_batches=0),
-        ModelCheckpoint(tmp_path, 'during', save_weights_only=weights_only,
-                        every_n_train_steps=3),
-        kind=Bodied)
+        ModelCheckpoint(
+            tmp_path,
+            'during',
+            save_weights_only=weights_only,
+            every_n_train_steps=3,
+        ),
+        kind=Bodied,
+    )
     files = [tmp_path / 'during.ckpt']
     if not weights_only:
         files.append(tmp_path / 'after')
         trainer.save_checkpoint(files[-1])
     for file in files:
         again = network()
-        assert load_steps(again, file) == [
-            'layer1.0', 'layer1.1', 'layer1.2']
+        assert load_steps(again, file) == ['layer1.0', 'layer1.1', 'layer1.2']
         for key, value in model.state_dict().items():
             if '.step.' in key:
                 assert torch.equal(again.state_dict()[key], value), key
@@ -290,10 +381,10 @@ def test_a_checkpoint_says_what_its_steps_are(tmp_path, weights_only):
 
 def test_checkpoints_that_do_not_say_it(tmp_path):
     fit(stepped(), tmp_path, StepsCallback(save=False))
-    path, = tmp_path.glob('*.ckpt')
+    (path,) = tmp_path.glob('*.ckpt')
     plain = network()
     keys = [*plain.state_dict()]
-    with pytest.raises(ValueError, match=r"ckpt: it does not say .*insert_s"):
+    with pytest.raises(ValueError, match=r'ckpt: it does not say .*insert_s'):
         load_steps(plain, path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match='ckpt: it is damaged, or holds'):

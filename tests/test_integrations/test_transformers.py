@@ -14,15 +14,24 @@ from mmstepnet.integrations.trainers import stiffness_of  # noqa: E402
 from mmstepnet.integrations.transformers import StepsCallback, load_folder  # noqa: E402
 
 IMAGES = seeded(12, 3, 32, 32)
-ROWS = [dict(pixel_values=image, labels=k % 3)
-        for k, image in enumerate(IMAGES)]
+ROWS = [
+    dict(pixel_values=image, labels=k % 3) for k, image in enumerate(IMAGES)
+]
 
 
 def build():
     torch.manual_seed(0)
-    model = perturb(hf.ResNetForImageClassification(hf.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[3, 2],
-        layer_type='basic', num_labels=3)))
+    model = perturb(
+        hf.ResNetForImageClassification(
+            hf.ResNetConfig(
+                embedding_size=8,
+                hidden_sizes=[8, 16],
+                depths=[3, 2],
+                layer_type='basic',
+                num_labels=3,
+            )
+        )
+    )
     insert_steps(model)
     return model
 
@@ -34,23 +43,42 @@ class Trainer(hf.Trainer):
 
     def __init__(self, out, *callbacks):
         super().__init__(
-            build(), hf.TrainingArguments(
-                str(out), num_train_epochs=2, per_device_train_batch_size=4,
-                per_device_eval_batch_size=4, eval_strategy='epoch',
-                save_strategy='epoch', seed=3, report_to='none',
-                disable_tqdm=True, use_cpu=True,
-                lr_scheduler_type='constant'),
-            train_dataset=ROWS, eval_dataset=dict(all=ROWS, some=ROWS[:4]),
-            callbacks=list(callbacks))
+            build(),
+            hf.TrainingArguments(
+                str(out),
+                num_train_epochs=2,
+                per_device_train_batch_size=4,
+                per_device_eval_batch_size=4,
+                eval_strategy='epoch',
+                save_strategy='epoch',
+                seed=3,
+                report_to='none',
+                disable_tqdm=True,
+                use_cpu=True,
+                lr_scheduler_type='constant',
+            ),
+            train_dataset=ROWS,
+            eval_dataset=dict(all=ROWS, some=ROWS[:4]),
+            callbacks=list(callbacks),
+        )
 
     def get_train_dataloader(self):
-        return super().get_train_dataloader() if self.order is None else (
-            DataLoader(ROWS, 4, shuffle=True, generator=self.order,
-                       collate_fn=self.data_collator))
+        return (
+            super().get_train_dataloader()
+            if self.order is None
+            else (
+                DataLoader(
+                    ROWS,
+                    4,
+                    shuffle=True,
+                    generator=self.order,
+                    collate_fn=self.data_collator,
+                )
+            )
+        )
 
 
 class Kill(hf.TrainerCallback):
-
     def on_epoch_begin(self, args, state, control, **kwargs):
         if state.epoch == 1:
             raise KeyError('killed')
@@ -73,9 +101,11 @@ def test_killed_and_resumed_is_bit_for_bit(tmp_path):
     for name, images in (('all', IMAGES), ('some', IMAGES[:4])):
         measured = measure_stiffness(model, [dict(pixel_values=images)])
         assert found[f'eval_{name}_tns'] == pytest.approx(
-            measured.tns(), rel=1e-5)
+            measured.tns(), rel=1e-5
+        )
         assert found[f'eval_{name}_nsi'] == pytest.approx(
-            float(measured.nsi().mean()), rel=1e-5)
+            float(measured.nsi().mean()), rel=1e-5
+        )
     logged = [row for row in parts.state.log_history if 'eval_all_tns' in row]
     assert [row['step'] for row in logged] == [3, 6, 6]
     parts.save_model(str(tmp_path / 'last'))
@@ -97,8 +127,11 @@ def test_the_order_of_batches_stays(tmp_path):
 
 def test_steps_of_a_model_that_does_not_save_itself(tmp_path):
     StepsCallback().on_save(
-        hf.TrainingArguments(str(tmp_path)), hf.TrainerState(global_step=2),
-        None, model=torch.nn.Sequential(build()))
+        hf.TrainingArguments(str(tmp_path)),
+        hf.TrainerState(global_step=2),
+        None,
+        model=torch.nn.Sequential(build()),
+    )
     assert (tmp_path / 'checkpoint-2' / 'steps.safetensors').is_file()
 
 
@@ -107,9 +140,12 @@ def test_steps_are_those_of_the_weights_that_are_saved(tmp_path, caplog):
     trainer = Trainer(tmp_path)
     model = trainer.model
     StepsCallback(calibration_batches=0).on_train_begin(
-        trainer.args, trainer.state, None, model=model, train_dataloader=None)
-    averaged = {key: value / 2 if value.is_floating_point() else value
-                for key, value in model.state_dict().items()}
+        trainer.args, trainer.state, None, model=model, train_dataloader=None
+    )
+    averaged = {
+        key: value / 2 if value.is_floating_point() else value
+        for key, value in model.state_dict().items()
+    }
     model.save_pretrained(tmp_path / 'named', state_dict={**averaged})
     model.save_pretrained(tmp_path / 'placed', True, {**averaged})
     trainer._save(str(tmp_path / 'trainer'), state_dict={**averaged})
@@ -119,8 +155,9 @@ def test_steps_are_those_of_the_weights_that_are_saved(tmp_path, caplog):
         for key, value in averaged.items():
             assert torch.equal(again.state_dict()[key], value), key
     model.save_pretrained(tmp_path / 'other', is_main_process=False)
-    without = {key: value for key, value in averaged.items()
-                if '.step.' not in key}
+    without = {
+        key: value for key, value in averaged.items() if '.step.' not in key
+    }
     model.save_pretrained(tmp_path / 'without', state_dict=without)
     assert 'the weights lack resnet.' in caplog.text
     for folder in 'other', 'without':
@@ -132,6 +169,13 @@ def test_a_device_without_doubles_ends_no_training(caplog):
 
     PyTorch for another machine has no MPS at all, and says so likewise.
     """
-    assert stiffness_of(torch.nn.Linear(2, 2), [torch.rand(1, 2)], None,
-                        torch.device('mps')) == {}
+    assert (
+        stiffness_of(
+            torch.nn.Linear(2, 2),
+            [torch.rand(1, 2)],
+            None,
+            torch.device('mps'),
+        )
+        == {}
+    )
     assert 'the stiffness was not measured' in caplog.text

@@ -17,29 +17,45 @@ if int(hf.__version__.split('.')[0]) < 5:
 from mmstepnet.integrations import transformers_attention as ours  # noqa: E402
 from mmstepnet.integrations.transformers import load_folder  # noqa: E402
 
-SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-             intermediate_size=64)
+SMALL = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+)
 WORDS = torch.arange(24).view(2, 12)
 PADDED = torch.ones(2, 12, dtype=torch.long)
 PADDED[0, 8:] = 0
 LEFT = PADDED.flip(1)
 CONFIGS = {
-    'ViT': (dict(image_size=32, patch_size=8),
-            [dict(pixel_values=torch.rand(2, 3, 32, 32))]),
-    'Bert': (dict(vocab_size=50), [
-        dict(input_ids=WORDS, attention_mask=mask)
-        for mask in (None, PADDED, LEFT)]),
-    'Qwen3': (dict(vocab_size=50, num_key_value_heads=2, head_dim=8), [
-        dict(input_ids=WORDS, attention_mask=mask)
-        for mask in (None, PADDED, LEFT)]),
+    'ViT': (
+        dict(image_size=32, patch_size=8),
+        [dict(pixel_values=torch.rand(2, 3, 32, 32))],
+    ),
+    'Bert': (
+        dict(vocab_size=50),
+        [
+            dict(input_ids=WORDS, attention_mask=mask)
+            for mask in (None, PADDED, LEFT)
+        ],
+    ),
+    'Qwen3': (
+        dict(vocab_size=50, num_key_value_heads=2, head_dim=8),
+        [
+            dict(input_ids=WORDS, attention_mask=mask)
+            for mask in (None, PADDED, LEFT)
+        ],
+    ),
 }
 
 
 def written(module, query, key, value, mask, eps, embed, **kwargs):
     """The softmax of squared distances, pair by pair, in float64."""
     query, key = embed(module, query).double(), embed(module, key).double()
-    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1)
-                  for t in (key, value.double()))
+    key, value = (
+        t.repeat_interleave(query.shape[1] // t.shape[1], 1)
+        for t in (key, value.double())
+    )
     scores = -(query.unsqueeze(3) - key.unsqueeze(2)).square().sum(-1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -1e30)
@@ -63,12 +79,16 @@ def every_mask(*args, **kwargs):
 def build(kind, attention, eps, **options):
     ours.register_attentions()
     for name, embed in (('l2', lambda module, x: x), ('metric', perceptron)):
-        hf.AttentionInterface.register(f'written {name}', partial(
-            written, eps=eps, embed=embed))
+        hf.AttentionInterface.register(
+            f'written {name}', partial(written, eps=eps, embed=embed)
+        )
         hf.AttentionMaskInterface.register(f'written {name}', every_mask)
     config = getattr(hf, f'{kind}Config')(
-        **SMALL, **CONFIGS[kind][0], **options,
-        attn_implementation=attention.removeprefix('written '))
+        **SMALL,
+        **CONFIGS[kind][0],
+        **options,
+        attn_implementation=attention.removeprefix('written '),
+    )
     torch.manual_seed(0)
     model = getattr(hf, f'{kind}Model')(config).eval()
     if attention != 'sdpa':
@@ -102,17 +122,26 @@ def test_caches(cache, mask):
     """Word by word it is what all words give at once."""
     model = build('Qwen3', 'metric', None)
     wanted = outputs(model, input_ids=WORDS, attention_mask=mask)
-    past = hf.DynamicCache(config=model.config) if cache == 'dynamic' else (
-        hf.StaticCache(config=model.config, max_cache_len=16))
+    past = (
+        hf.DynamicCache(config=model.config)
+        if cache == 'dynamic'
+        else (hf.StaticCache(config=model.config, max_cache_len=16))
+    )
     found = []
     for start, stop in ((0, 6), (6, 7), (7, 12)):
-        found.append(outputs(
-            model, input_ids=WORDS[:, start:stop], past_key_values=past,
-            use_cache=True,
-            attention_mask=None if mask is None else mask[:, :stop]))
+        found.append(
+            outputs(
+                model,
+                input_ids=WORDS[:, start:stop],
+                past_key_values=past,
+                use_cache=True,
+                attention_mask=None if mask is None else mask[:, :stop],
+            )
+        )
     seen = torch.ones_like(WORDS) if mask is None else mask
-    torch.testing.assert_close(torch.cat(found, 1)[seen > 0],
-                               wanted[seen > 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(found, 1)[seen > 0], wanted[seen > 0], rtol=1e-4, atol=1e-4
+    )
 
 
 LOADED = """
@@ -127,19 +156,28 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize('kind, attention, eps, others', [
-    ('Bert', 'metric', None, ['Model', 'ForSequenceClassification']),
-    ('Bert', 'l2', 2.0, ['Model']),
-    # Its files have other names than its modules.
-    ('ViT', 'metric', None, ['Model', 'ForImageClassification'])])
+@pytest.mark.parametrize(
+    'kind, attention, eps, others',
+    [
+        ('Bert', 'metric', None, ['Model', 'ForSequenceClassification']),
+        ('Bert', 'l2', 2.0, ['Model']),
+        # Its files have other names than its modules.
+        ('ViT', 'metric', None, ['Model', 'ForImageClassification']),
+    ],
+)
 def test_a_folder_in_a_new_process(tmp_path, kind, attention, eps, others):
     """A model comes back as it was, with a head or without."""
     model, inputs = build(kind, attention, eps), CONFIGS[kind][1][0]
     model.save_pretrained(tmp_path)
     torch.save((inputs, outputs(model, **inputs)), tmp_path / 'wanted.pth')
     for other in others:
-        run_tool('-c', LOADED, tmp_path, f'{kind}{other}',
-                 PYTHONPATH=os.pathsep.join(sys.path))
+        run_tool(
+            '-c',
+            LOADED,
+            tmp_path,
+            f'{kind}{other}',
+            PYTHONPATH=os.pathsep.join(sys.path),
+        )
 
 
 def test_metrics_of_which_the_config_says_nothing(tmp_path):
@@ -151,37 +189,77 @@ def test_metrics_of_which_the_config_says_nothing(tmp_path):
 
 
 @pytest.mark.parametrize('attention', ['l2', 'metric'])
-@pytest.mark.parametrize('kind, options, word', [
-    # These take any attn_implementation, and compute their own.
-    *((kind, options, f'{kind}Model.*calls no attention')
-      for kind, options in (
-        ('DebertaV2', {}), ('MPNet', {}), ('RoFormer', {}),
-        ('RemBert', dict(input_embedding_size=32, output_embedding_size=32)),
-        ('Bloom', dict(n_layer=2, n_head=4)))),
-    # These need the scores.
-    ('T5Encoder', dict(d_model=32, d_kv=8, num_layers=1, num_heads=4,
-                       dropout_rate=0.), 'has no position_bias'),
-    ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'has no softcap')])
+@pytest.mark.parametrize(
+    'kind, options, word',
+    [
+        # These take any attn_implementation, and compute their own.
+        *(
+            (kind, options, f'{kind}Model.*calls no attention')
+            for kind, options in (
+                ('DebertaV2', {}),
+                ('MPNet', {}),
+                ('RoFormer', {}),
+                (
+                    'RemBert',
+                    dict(input_embedding_size=32, output_embedding_size=32),
+                ),
+                ('Bloom', dict(n_layer=2, n_head=4)),
+            )
+        ),
+        # These need the scores.
+        (
+            'T5Encoder',
+            dict(
+                d_model=32, d_kv=8, num_layers=1, num_heads=4, dropout_rate=0.0
+            ),
+            'has no position_bias',
+        ),
+        ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'has no softcap'),
+    ],
+)
 def test_models_that_are_refused(kind, options, word, attention):
     ours.register_attentions()
     config = getattr(hf, kind.removesuffix('Encoder') + 'Config')
-    model = getattr(hf, f'{kind}Model')(config(
-        **{**(SMALL if kind != 'T5Encoder' else {}), 'vocab_size': 50,
-           **options}, attn_implementation=attention))
+    model = getattr(hf, f'{kind}Model')(
+        config(
+            **{
+                **(SMALL if kind != 'T5Encoder' else {}),
+                'vocab_size': 50,
+                **options,
+            },
+            attn_implementation=attention,
+        )
+    )
     with pytest.raises(ValueError, match=word):
         ours.add_metrics(model)
     assert ours._heads is None
     assert not any('.metric.' in name for name in model.state_dict())
 
 
-@pytest.mark.parametrize('change, inputs, word', [
-    (lambda model: model.train(), {}, 'no dropout; build'),
-    (lambda model: [vars(layer.attention.self).pop('metric_eps')
-                    for layer in model.encoder.layer], {}, 'call add_metrics'),
-    (lambda model: None, dict(attention_mask=torch.zeros(2, 1, 12, 12)),
-     'a bias of the scores'),
-    (lambda model: None, dict(position_bias=torch.zeros(2, 1, 12, 12)),
-     'has no position_bias; build')])
+@pytest.mark.parametrize(
+    'change, inputs, word',
+    [
+        (lambda model: model.train(), {}, 'no dropout; build'),
+        (
+            lambda model: [
+                vars(layer.attention.self).pop('metric_eps')
+                for layer in model.encoder.layer
+            ],
+            {},
+            'call add_metrics',
+        ),
+        (
+            lambda model: None,
+            dict(attention_mask=torch.zeros(2, 1, 12, 12)),
+            'a bias of the scores',
+        ),
+        (
+            lambda model: None,
+            dict(position_bias=torch.zeros(2, 1, 12, 12)),
+            'has no position_bias; build',
+        ),
+    ],
+)
 def test_calls_that_are_refused(change, inputs, word):
     model = build('Bert', 'metric', 1.0)
     change(model)
@@ -192,11 +270,17 @@ def test_calls_that_are_refused(change, inputs, word):
 def test_what_is_called_trains_and_heads_that_are_not_get_no_metric():
     """SigLIP's pooling head attends by itself."""
     ours.register_attentions()
-    model = hf.SiglipVisionModel(hf.SiglipVisionConfig(
-        **SMALL, image_size=32, patch_size=8, attn_implementation='metric'))
+    model = hf.SiglipVisionModel(
+        hf.SiglipVisionConfig(
+            **SMALL, image_size=32, patch_size=8, attn_implementation='metric'
+        )
+    )
     names = ours.add_metrics(model)
     assert len(names) == 2 and all('self_attn' in name for name in names)
     pixels = torch.rand(2, 3, 32, 32)
     model(pixel_values=pixels).pooler_output.square().sum().backward()
-    assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters()
-               if '.metric.' in name)
+    assert all(
+        p.grad.abs().sum() > 0
+        for name, p in model.named_parameters()
+        if '.metric.' in name
+    )

@@ -38,7 +38,8 @@ def reader(request, monkeypatch):
     if request.param == 'allowlist' and not checkpoint_module.HAS_ALLOWLIST:
         pytest.skip('this PyTorch has no allowlist')
     monkeypatch.setattr(
-        checkpoint_module, 'HAS_ALLOWLIST', request.param == 'allowlist')
+        checkpoint_module, 'HAS_ALLOWLIST', request.param == 'allowlist'
+    )
 
 
 def save(path, content, zipped=True):
@@ -50,8 +51,10 @@ def save(path, content, zipped=True):
 def evil(tmp_path):
     """A file that writes another one when it is read as a program."""
     written = tmp_path / 'written'
-    return written, save(tmp_path / 'evil.pth', dict(
-        state_dict={}, meta=Payload(os.system, f'touch {written}')))
+    return written, save(
+        tmp_path / 'evil.pth',
+        dict(state_dict={}, meta=Payload(os.system, f'touch {written}')),
+    )
 
 
 @pytest.mark.parametrize('zipped', [True, False])
@@ -60,7 +63,8 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
     got = read_checkpoint(save(tmp_path / 'whole.pth', content, zipped))
     assert got['meta'] == content['meta']
     torch.testing.assert_close(
-        got['state_dict'], content['state_dict'], rtol=0, atol=0)
+        got['state_dict'], content['state_dict'], rtol=0, atol=0
+    )
     assert got['param_schedulers'] == content['param_schedulers']
     scalars = got['message_hub']['log_scalars']
     assert scalars['train/loss'].current() == 0.5
@@ -70,46 +74,57 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
 
 
 @pytest.mark.parametrize('zipped', [True, False])
-@pytest.mark.parametrize('payload, name', [
-    (lambda path: Payload(os.system, f'touch {path}'), 'system'),
-    (lambda path: Payload(open, str(path), 'w'), 'open'),
-    (lambda path: Payload(eval, f"open({str(path)!r}, 'w')"), 'eval'),
-    (lambda path: Payload(getattr, 'text', 'join'), 'getattr'),
-    (lambda path: Payload(getattr, HistoryBuffer, '__init__'), 'getattr'),
-    (lambda path: Payload(torch.load, str(path)), 'load'),
-    (lambda path: Payload(torch.hub.load, str(path)), 'load'),
-    (lambda path: Payload(pickle.loads, b'cos\nsystem\n.'), 'loads'),
-    (lambda path: path, 'PosixPath'),
-])
+@pytest.mark.parametrize(
+    'payload, name',
+    [
+        (lambda path: Payload(os.system, f'touch {path}'), 'system'),
+        (lambda path: Payload(open, str(path), 'w'), 'open'),
+        (lambda path: Payload(eval, f"open({str(path)!r}, 'w')"), 'eval'),
+        (lambda path: Payload(getattr, 'text', 'join'), 'getattr'),
+        (lambda path: Payload(getattr, HistoryBuffer, '__init__'), 'getattr'),
+        (lambda path: Payload(torch.load, str(path)), 'load'),
+        (lambda path: Payload(torch.hub.load, str(path)), 'load'),
+        (lambda path: Payload(pickle.loads, b'cos\nsystem\n.'), 'loads'),
+        (lambda path: path, 'PosixPath'),
+    ],
+)
 def test_runs_nothing(tmp_path, reader, payload, name, zipped):
     """Neither we nor mmengine, from a file or an address."""
     written = tmp_path / 'written'
-    path = save(tmp_path / 'evil.pth',
-                dict(state_dict={}, meta=payload(written)), zipped)
+    path = save(
+        tmp_path / 'evil.pth',
+        dict(state_dict={}, meta=payload(written)),
+        zipped,
+    )
     patch_reading()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
         os.mkdir(tmp_path / 'checkpoints')
         os.link(path, tmp_path / 'checkpoints' / 'evil.pth')
         for read, place in (
-                (read_checkpoint, path),
-                (CheckpointLoader.load_checkpoint, path),
-                (CheckpointLoader.load_checkpoint, 'https://x.y/evil.pth')):
+            (read_checkpoint, path),
+            (CheckpointLoader.load_checkpoint, path),
+            (CheckpointLoader.load_checkpoint, 'https://x.y/evil.pth'),
+        ):
             with pytest.raises(
-                    UnsafeCheckpointError,
-                    match=f'(?s)evil.pth.*{name}.*--trust-checkpoint'):
+                UnsafeCheckpointError,
+                match=f'(?s)evil.pth.*{name}.*--trust-checkpoint',
+            ):
                 read(place)
     assert not written.exists()
 
 
-@pytest.mark.parametrize('command', [
-    ['test.py', CONFIG, 'EVIL'],
-    ['train.py', CONFIG, '--resume', 'EVIL'],
-    ['train.py', CONFIG, '--cfg-options', 'load_from=EVIL'],
-    ['analysis_tools/stiffness.py', CONFIG, 'EVIL'],
-    ['export_onnx.py', CONFIG, 'EVIL', 'x.onnx'],
-    ['publish_model.py', 'EVIL', 'x'],
-])
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['test.py', CONFIG, 'EVIL'],
+        ['train.py', CONFIG, '--resume', 'EVIL'],
+        ['train.py', CONFIG, '--cfg-options', 'load_from=EVIL'],
+        ['analysis_tools/stiffness.py', CONFIG, 'EVIL'],
+        ['export_onnx.py', CONFIG, 'EVIL', 'x.onnx'],
+        ['publish_model.py', 'EVIL', 'x'],
+    ],
+)
 def test_tools_run_nothing(evil, tmp_path, command):
     written, path = evil
     tool, *arguments = (str(part).replace('EVIL', path) for part in command)
@@ -131,7 +146,7 @@ def test_trusted_files_run(evil):
 def network():
     """As hosts have it, with a mean that the config sets."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    model.register_buffer('mean', torch.full((3, ), 120.), persistent=False)
+    model.register_buffer('mean', torch.full((3,), 120.0), persistent=False)
     return model
 
 
@@ -140,13 +155,16 @@ def load(model, path):
     return model
 
 
-@pytest.mark.parametrize('change', [
-    lambda weights: dict(state_dict=weights, meta={}),
-    lambda weights: weights,
-    lambda weights: {f'module.{k}': v for k, v in weights.items()},
-    # Published ones of before hold what the config sets.
-    lambda weights: {**weights, 'mean': torch.zeros(3)},
-])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda weights: dict(state_dict=weights, meta={}),
+        lambda weights: weights,
+        lambda weights: {f'module.{k}': v for k, v in weights.items()},
+        # Published ones of before hold what the config sets.
+        lambda weights: {**weights, 'mean': torch.zeros(3)},
+    ],
+)
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
 def test_forms_of_weights(tmp_path, change, ending):
     weights = perturb(network()).state_dict()
@@ -157,29 +175,42 @@ def test_forms_of_weights(tmp_path, change, ending):
         save_file(content.get('state_dict', content), path, dict(a='b'))
     model = load(network(), path)
     torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
-    assert model.mean.tolist() == [120.] * 3
+    assert model.mean.tolist() == [120.0] * 3
 
 
 def test_names_of_older_versions_are_the_models_to_read(tmp_path):
     """MMPretrain's first Swin had one norm, `norm`; its own reading knows."""
-    model = SwinTransformer('tiny', img_size=32, patch_size=4, window_size=4,
-                            stage_cfgs=dict(block_cfgs={}))
-    old = {k.replace('norm3.', 'norm.'): v + 1 if v.is_floating_point() else v
-           for k, v in model.state_dict().items()}
+    model = SwinTransformer(
+        'tiny',
+        img_size=32,
+        patch_size=4,
+        window_size=4,
+        stage_cfgs=dict(block_cfgs={}),
+    )
+    old = {
+        k.replace('norm3.', 'norm.'): v + 1 if v.is_floating_point() else v
+        for k, v in model.state_dict().items()
+    }
     load(model, save(tmp_path / 'old.pth', dict(state_dict=old)))
     torch.testing.assert_close(model.norm3.weight, old['norm.weight'])
 
 
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
-@pytest.mark.parametrize('spoil', [
-    lambda content: content[:-300], lambda content: content[:9],
-    lambda content: b'no checkpoint'])
+@pytest.mark.parametrize(
+    'spoil',
+    [
+        lambda content: content[:-300],
+        lambda content: content[:9],
+        lambda content: b'no checkpoint',
+    ],
+)
 def test_damaged_files(tmp_path, ending, spoil):
     path = tmp_path / f'net.{ending}'
     with pytest.raises(FileNotFoundError):
         read_checkpoint(str(path))
     (torch.save if ending == 'pth' else save_file)(
-        dict(a=torch.arange(999.)), path)
+        dict(a=torch.arange(999.0)), path
+    )
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ValueError, match='not a whole'):
         read_checkpoint(str(path))

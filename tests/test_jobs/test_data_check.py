@@ -21,8 +21,11 @@ pytest.importorskip('mmdet')
 from mmdet.datasets import CocoDataset  # noqa: E402
 
 COCO = CocoDataset.METAINFO['classes']
-NUMBERS = [k for k in range(1, 91) if k not in (
-    12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+NUMBERS = [
+    k
+    for k in range(1, 91)
+    if k not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+]
 """Of the categories in COCO's own files."""
 CONFIG = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 
@@ -30,15 +33,23 @@ CONFIG = ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 @pytest.fixture(scope='module')
 def digits(tmp_path_factory):
     root = tmp_path_factory.mktemp('coco') / 'digits'
-    call_tool(load_tool('dataset_converters/compose_digits.py'), '--out',
-              root, '--train', 4, '--val', 2)
+    call_tool(
+        load_tool('dataset_converters/compose_digits.py'),
+        '--out',
+        root,
+        '--train',
+        4,
+        '--val',
+        2,
+    )
     return root
 
 
 def spoilt(digits, path, spoil):
     """A file of annotations with other categories."""
     content = json.loads(
-        (digits / 'annotations/instances_val.json').read_text())
+        (digits / 'annotations/instances_val.json').read_text()
+    )
     spoil(content['categories'])
     path.write_text(json.dumps(content))
     return str(path)
@@ -49,13 +60,22 @@ def test_refused_before_the_first_iteration(digits, tmp_path, monkeypatch):
     """Not after the first epoch, when the validation begins."""
     monkeypatch.setattr(EpochBasedTrainLoop, 'run_iter', None)
     lacking = spoilt(digits, tmp_path / 'val.json', lambda c: c.pop())
-    roots = [f'{loop}_dataloader.dataset.data_root={digits}'
-             for loop in ('train', 'val', 'test')]
+    roots = [
+        f'{loop}_dataloader.dataset.data_root={digits}'
+        for loop in ('train', 'val', 'test')
+    ]
     with pytest.raises(ValueError, match="val data .* lacks the classes '9'"):
-        call_tool(load_tool('train.py'), CONFIG, '--work-dir', tmp_path,
-                  '--cfg-options', *IN_PROCESS, *roots,
-                  f'val_dataloader.dataset.ann_file={lacking}',
-                  f'val_evaluator.ann_file={lacking}')
+        call_tool(
+            load_tool('train.py'),
+            CONFIG,
+            '--work-dir',
+            tmp_path,
+            '--cfg-options',
+            *IN_PROCESS,
+            *roots,
+            f'val_dataloader.dataset.ann_file={lacking}',
+            f'val_evaluator.ann_file={lacking}',
+        )
 
 
 def network(name, classes):
@@ -69,21 +89,30 @@ def network(name, classes):
 
 def look(dataset, model, before='train'):
     loader = SimpleNamespace(dataset=dataset)
-    getattr(DataCheckHook(), f'before_{before}')(SimpleNamespace(
-        train_dataloader=loader, val_loop=None, test_dataloader=loader,
-        model=model))
+    getattr(DataCheckHook(), f'before_{before}')(
+        SimpleNamespace(
+            train_dataloader=loader,
+            val_loop=None,
+            test_dataloader=loader,
+            model=model,
+        )
+    )
 
 
 def coco(digits, folder, spoil=lambda categories: None, prefix='val/'):
     init_default_scope('mmdet')
     cfg = Config.fromfile(CONFIG).val_dataloader.dataset
-    cfg.update(data_root=str(digits), data_prefix=dict(img=prefix),
-               ann_file=spoilt(digits, folder / 'val.json', spoil))
+    cfg.update(
+        data_root=str(digits),
+        data_prefix=dict(img=prefix),
+        ann_file=spoilt(digits, folder / 'val.json', spoil),
+    )
     return DATASETS.build(cfg)
 
 
 def own(digits, folder, spoil=lambda categories: None):
     """A class of the user's, which has its classes in itself."""
+
     @DATASETS.register_module(force=True)
     class Own(CocoDataset):
         METAINFO = dict(classes=tuple('0123456789'))
@@ -95,22 +124,37 @@ def bare(kind, digits, folder, spoil, **metainfo):
     """A data set whose config says nothing of its classes, or else this."""
     init_default_scope('mmdet')
     cfg = Config.fromfile(CONFIG).val_dataloader.dataset
-    cfg.update(type=kind, data_root=str(digits), metainfo=metainfo or None,
-               ann_file=spoilt(digits, folder / 'val.json', spoil))
+    cfg.update(
+        type=kind,
+        data_root=str(digits),
+        metainfo=metainfo or None,
+        ann_file=spoilt(digits, folder / 'val.json', spoil),
+    )
     return DATASETS.build(cfg)
 
 
 def eighty(digits, folder, numbers, names=COCO):
     """MMDetection's class with its own names."""
-    return bare('CocoDataset', digits, folder, lambda categories: (
-        categories.__setitem__(slice(None), [
-            dict(id=k, name=name) for k, name in zip(numbers, names)])))
+    return bare(
+        'CocoDataset',
+        digits,
+        folder,
+        lambda categories: categories.__setitem__(
+            slice(None),
+            [dict(id=k, name=name) for k, name in zip(numbers, names)],
+        ),
+    )
 
 
 def called(digits, folder, classes, twice=None):
     """Digits of which two have one name, or whose classes are as given."""
-    return bare('CocoDataset', digits, folder, lambda categories: (
-        twice and categories[1].update(name=twice)), classes=classes)
+    return bare(
+        'CocoDataset',
+        digits,
+        folder,
+        lambda categories: twice and categories[1].update(name=twice),
+        classes=classes,
+    )
 
 
 def folders(digits, folder, *names):
@@ -119,50 +163,115 @@ def folders(digits, folder, *names):
         (folder / name).mkdir()
         (folder / name / '1.jpg').touch()
     return CustomDataset(
-        str(folder), metainfo=dict(classes=names) if names else None)
+        str(folder), metainfo=dict(classes=names) if names else None
+    )
 
 
-@pytest.mark.parametrize('wrap', [
-    lambda data: data, lambda data: RepeatDataset(data, 2),
-    lambda data: ConcatDataset([data, data])])
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        lambda data: data,
+        lambda data: RepeatDataset(data, 2),
+        lambda data: ConcatDataset([data, data]),
+    ],
+)
 @pytest.mark.parametrize('before', ['train', 'test'])
-@pytest.mark.parametrize('build, arguments, head, classes, message', [
-    (coco, (), 'roi_head.bbox_head', 10, None),
-    (coco, (lambda categories: categories[3].update(name=' 3'), ),
-     'roi_head.bbox_head', 10, "lacks the classes '3'; its .*' 3'"),
-    (coco, (list.reverse, ), 'roi_head.bbox_head', 10,
-     "the categories '9', .*another order, '0'"),
-    (coco, (), 'roi_head.bbox_head', 80, "has the 10 classes '0', .*model."
-     'roi_head.bbox_head has num_classes=80'),
-    (coco, (lambda categories: None, 'annotations'), 'roi_head.bbox_head', 10,
-     'names the picture .*annotations/.*not there'),
-    (own, (), 'roi_head.bbox_head', 10, None),
-    (own, (list.reverse, ), 'roi_head.bbox_head', 10,
-     "the categories '9', .*another order, '0'"),
-    (eighty, (NUMBERS, ), 'roi_head.bbox_head', 80, None),
-    (eighty, (range(80), ), 'roi_head.bbox_head', 80, None),
-    (eighty, (range(80), sorted(COCO)), 'roi_head.bbox_head', 80,
-     "the categories 'airplane', .*another order, 'person'"),
-    (called, (tuple('0123456789'), ), 'roi_head.bbox_head', 10, None),
-    (called, (tuple('023456789'), '0'), 'roi_head.bbox_head', 9,
-     r"has two categories called '0' \(ids \d, \d\): merge them"),
-    (called, ('0', ), 'roi_head.bbox_head', 1,
-     r"classes='0', whose letters would be .*: write \('0', \)"),
-    (folders, ('apple', 'pear'), 'head', 2, None),
-    (folders, ('Malus', 'Pyrus'), 'head', 2, None),
-    (folders, (), 'head', 2, None),
-    # A classifier may be tested on a part of its classes.
-    (folders, ('apple', 'pear'), 'head', 1000, None),
-    (folders, ('pear', 'apple'), 'head', 2,
-     "the folders 'apple', 'pear', and its classes"),
-    (folders, ('apple', 'pear'), 'head', 1, "has the 2 classes 'apple', "
-     "'pear', and model.head has num_classes=1"),
-])
-def test_what_is_refused(digits, tmp_path, wrap, before, build, arguments,
-                         head, classes, message):
+@pytest.mark.parametrize(
+    'build, arguments, head, classes, message',
+    [
+        (coco, (), 'roi_head.bbox_head', 10, None),
+        (
+            coco,
+            (lambda categories: categories[3].update(name=' 3'),),
+            'roi_head.bbox_head',
+            10,
+            "lacks the classes '3'; its .*' 3'",
+        ),
+        (
+            coco,
+            (list.reverse,),
+            'roi_head.bbox_head',
+            10,
+            "the categories '9', .*another order, '0'",
+        ),
+        (
+            coco,
+            (),
+            'roi_head.bbox_head',
+            80,
+            "has the 10 classes '0', .*model."
+            'roi_head.bbox_head has num_classes=80',
+        ),
+        (
+            coco,
+            (lambda categories: None, 'annotations'),
+            'roi_head.bbox_head',
+            10,
+            'names the picture .*annotations/.*not there',
+        ),
+        (own, (), 'roi_head.bbox_head', 10, None),
+        (
+            own,
+            (list.reverse,),
+            'roi_head.bbox_head',
+            10,
+            "the categories '9', .*another order, '0'",
+        ),
+        (eighty, (NUMBERS,), 'roi_head.bbox_head', 80, None),
+        (eighty, (range(80),), 'roi_head.bbox_head', 80, None),
+        (
+            eighty,
+            (range(80), sorted(COCO)),
+            'roi_head.bbox_head',
+            80,
+            "the categories 'airplane', .*another order, 'person'",
+        ),
+        (called, (tuple('0123456789'),), 'roi_head.bbox_head', 10, None),
+        (
+            called,
+            (tuple('023456789'), '0'),
+            'roi_head.bbox_head',
+            9,
+            r"has two categories called '0' \(ids \d, \d\): merge them",
+        ),
+        (
+            called,
+            ('0',),
+            'roi_head.bbox_head',
+            1,
+            r"classes='0', whose letters would be .*: write \('0', \)",
+        ),
+        (folders, ('apple', 'pear'), 'head', 2, None),
+        (folders, ('Malus', 'Pyrus'), 'head', 2, None),
+        (folders, (), 'head', 2, None),
+        # A classifier may be tested on a part of its classes.
+        (folders, ('apple', 'pear'), 'head', 1000, None),
+        (
+            folders,
+            ('pear', 'apple'),
+            'head',
+            2,
+            "the folders 'apple', 'pear', and its classes",
+        ),
+        (
+            folders,
+            ('apple', 'pear'),
+            'head',
+            1,
+            "has the 2 classes 'apple', "
+            "'pear', and model.head has num_classes=1",
+        ),
+    ],
+)
+def test_what_is_refused(
+    digits, tmp_path, wrap, before, build, arguments, head, classes, message
+):
     dataset = wrap(build(digits, tmp_path, *arguments))
-    with nullcontext() if message is None else pytest.raises(
-            ValueError, match=f'the {before} data .*{message}'):
+    with (
+        nullcontext()
+        if message is None
+        else pytest.raises(ValueError, match=f'the {before} data .*{message}')
+    ):
         look(dataset, network(head, classes), before)
 
 

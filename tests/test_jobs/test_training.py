@@ -49,8 +49,11 @@ class Model(BaseModel):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(
-            nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Dropout(0.5),
-            nn.Linear(20, 1))
+            nn.Linear(6, 20),
+            nn.BatchNorm1d(20),
+            nn.Dropout(0.5),
+            nn.Linear(20, 1),
+        )
 
     def forward(self, inputs, mode):
         y = self.layers(torch.stack(inputs))
@@ -106,43 +109,69 @@ class Spoil(Hook):
             runner.model.state_dict()[self.name].fill_(self.value)
 
 
-def train(work_dir, *hooks, epochs=2, batch_size=8, seed=3, checkpoint=(),
-          **loader):
+def train(
+    work_dir, *hooks, epochs=2, batch_size=8, seed=3, checkpoint=(), **loader
+):
     """Epochs of five iterations, which resume what is in the folder."""
-    validation = dict(
-        val_dataloader=dict(batch_size=8, dataset=Points(), sampler=dict(
-            type='DefaultSampler', shuffle=False)),
-        val_cfg=dict(), val_evaluator=dict(type=Rising)) if checkpoint else {}
+    validation = (
+        dict(
+            val_dataloader=dict(
+                batch_size=8,
+                dataset=Points(),
+                sampler=dict(type='DefaultSampler', shuffle=False),
+            ),
+            val_cfg=dict(),
+            val_evaluator=dict(type=Rising),
+        )
+        if checkpoint
+        else {}
+    )
     Runner(
         model=Model(),
         work_dir=str(work_dir),
         train_dataloader=dict(
-            batch_size=batch_size, dataset=Points(),
+            batch_size=batch_size,
+            dataset=Points(),
             sampler=dict(type='DefaultSampler', shuffle=True),
-            **{'num_workers': 0, **loader}),
+            **{'num_workers': 0, **loader},
+        ),
         train_cfg=dict(type='mmstepnet.ResumableEpochLoop', max_epochs=epochs),
         optim_wrapper=dict(optimizer=dict(type='Adam', lr=0.01)),
         param_scheduler=dict(type='LinearLR', by_epoch=False, end=8),
-        default_hooks=dict(checkpoint=dict(dict(
-            type='mmstepnet.DurableCheckpointHook', interval=1,
-            max_keep_ckpts=1), **dict(checkpoint))),
+        default_hooks=dict(
+            checkpoint=dict(
+                dict(
+                    type='mmstepnet.DurableCheckpointHook',
+                    interval=1,
+                    max_keep_ckpts=1,
+                ),
+                **dict(checkpoint),
+            )
+        ),
         custom_hooks=list(hooks),
         randomness=dict(seed=seed),
         resume=(work_dir / 'last_checkpoint').is_file(),
-        experiment_name=f'job{next(NAMES)}', **validation).train()
+        experiment_name=f'job{next(NAMES)}',
+        **validation,
+    ).train()
 
 
 def resumable(work_dir, killer=None, **kwargs):
     """Two epochs, saved after every second and fifth iteration."""
     killer = killer or Killer()
-    train(work_dir, dict(type='mmstepnet.InterimCheckpointHook', interval=2),
-          killer, **kwargs)
+    train(
+        work_dir,
+        dict(type='mmstepnet.InterimCheckpointHook', interval=2),
+        killer,
+        **kwargs,
+    )
     return killer
 
 
 def weights(work_dir):
-    return torch.load(
-        work_dir / 'epoch_2.pth', weights_only=False)['state_dict']
+    return torch.load(work_dir / 'epoch_2.pth', weights_only=False)[
+        'state_dict'
+    ]
 
 
 @pytest.fixture(scope='module')
@@ -153,20 +182,24 @@ def uninterrupted(tmp_path_factory):
     return weights(folder), killer.draws
 
 
-@pytest.mark.parametrize('iteration, saving, first, loader', [
-    (1, False, 0, {}),
-    (3, False, 2, {}),
-    (5, False, 5, {}),
-    (7, False, 6, {}),
-    (8, False, 8, {}),
-    # In a save, the epoch's and one between: what was saved before counts.
-    (6, True, 4, {}),
-    (8, True, 6, {}),
-    (8, False, 8, dict(num_workers=2)),
-    (8, False, 8, dict(num_workers=1, persistent_workers=True)),
-])
-def test_stopped_and_resumed(uninterrupted, tmp_path, iteration, saving,
-                             first, loader):
+@pytest.mark.parametrize(
+    'iteration, saving, first, loader',
+    [
+        (1, False, 0, {}),
+        (3, False, 2, {}),
+        (5, False, 5, {}),
+        (7, False, 6, {}),
+        (8, False, 8, {}),
+        # In a save, the epoch's and one between: what was saved before counts.
+        (6, True, 4, {}),
+        (8, True, 6, {}),
+        (8, False, 8, dict(num_workers=2)),
+        (8, False, 8, dict(num_workers=1, persistent_workers=True)),
+    ],
+)
+def test_stopped_and_resumed(
+    uninterrupted, tmp_path, iteration, saving, first, loader
+):
     with pytest.raises(KilledError):
         resumable(tmp_path, Killer(iteration, saving), **loader)
     Points.read = 0
@@ -175,7 +208,7 @@ def test_stopped_and_resumed(uninterrupted, tmp_path, iteration, saving,
     assert Points.read == (0 if loader else 8 * (10 - first))
     assert resumed.seen == list(range(first, 10))
     expected, draws = uninterrupted
-    assert resumed.draws == draws[3 * first:]
+    assert resumed.draws == draws[3 * first :]
     torch.testing.assert_close(weights(tmp_path), expected, rtol=0, atol=0)
 
 
@@ -186,8 +219,12 @@ def test_every_sample_draws_differently(uninterrupted, tmp_path):
     """
     killer = resumable(tmp_path, seed=4)
     inputs = torch.stack(killer.inputs)
-    clean = torch.stack([torch.randn(6, generator=torch.Generator()
-                                     .manual_seed(i)) for i in range(40)])
+    clean = torch.stack(
+        [
+            torch.randn(6, generator=torch.Generator().manual_seed(i))
+            for i in range(40)
+        ]
+    )
     noise = inputs[:, None] - clean  # of the right index alone it is constant
     spread, index = noise.std(2).min(1)
     assert spread.max() < 1e-6 and len(set(index.tolist())) == 40
@@ -196,12 +233,18 @@ def test_every_sample_draws_differently(uninterrupted, tmp_path):
     assert len(set(uninterrupted[1] + killer.draws)) == 60
 
 
-@pytest.mark.parametrize('changed, text', [
-    # Resuming brings the checkpoint's seed, but not its sampler's.
-    (dict(seed=None), 'resume it with randomness.seed=3'),
-    (dict(seed=4), 'resume it with randomness.seed=3'),
-    (dict(batch_size=40),
-     'iteration 2 in epoch 1, which no epochs of 1 iter')])
+@pytest.mark.parametrize(
+    'changed, text',
+    [
+        # Resuming brings the checkpoint's seed, but not its sampler's.
+        (dict(seed=None), 'resume it with randomness.seed=3'),
+        (dict(seed=4), 'resume it with randomness.seed=3'),
+        (
+            dict(batch_size=40),
+            'iteration 2 in epoch 1, which no epochs of 1 iter',
+        ),
+    ],
+)
 def test_another_order_of_samples(tmp_path, changed, text):
     with pytest.raises(KilledError):
         resumable(tmp_path, Killer(3))
@@ -213,8 +256,11 @@ BEST = dict(save_best='score', rule='greater')
 
 
 def files(work_dir):
-    return sorted(p.name for p in work_dir.iterdir()
-                  if p.suffix in ('.pth', '') and p.is_file())
+    return sorted(
+        p.name
+        for p in work_dir.iterdir()
+        if p.suffix in ('.pth', '') and p.is_file()
+    )
 
 
 def test_same_files_as_the_host(tmp_path):
@@ -230,8 +276,9 @@ def test_same_files_as_the_host(tmp_path):
 
 
 @pytest.mark.parametrize('failing', range(4))
-def test_a_failed_save_leaves_whole_checkpoints(tmp_path, monkeypatch,
-                                                failing):
+def test_a_failed_save_leaves_whole_checkpoints(
+    tmp_path, monkeypatch, failing
+):
     """Of every two saves of an epoch, its own and its best."""
     train(tmp_path, epochs=1, checkpoint=BEST)
     saves = []
@@ -254,11 +301,14 @@ def test_a_failed_save_leaves_whole_checkpoints(tmp_path, monkeypatch,
     assert os.path.basename(last) in kept
 
 
-@pytest.mark.parametrize('name, value, saved', [
-    ('layers.0.bias', float('nan'), 1),
-    ('layers.1.running_var', float('nan'), 1),
-    ('layers.1.running_var', float('inf'), 2),  # as masks are
-])
+@pytest.mark.parametrize(
+    'name, value, saved',
+    [
+        ('layers.0.bias', float('nan'), 1),
+        ('layers.1.running_var', float('nan'), 1),
+        ('layers.1.running_var', float('inf'), 2),  # as masks are
+    ],
+)
 def test_a_diverged_training_overwrites_nothing(tmp_path, name, value, saved):
     if saved == 1:
         with pytest.raises(FloatingPointError, match='has diverged.*NaN'):
@@ -266,4 +316,5 @@ def test_a_diverged_training_overwrites_nothing(tmp_path, name, value, saved):
     else:
         train(tmp_path, Spoil(name, value))
     assert [path.name for path in tmp_path.glob('*.pth')] == [
-        f'epoch_{saved}.pth']
+        f'epoch_{saved}.pth'
+    ]

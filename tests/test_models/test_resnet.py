@@ -13,26 +13,44 @@ from tests.utils import perturb, run, same
 StepResNet = partial(models.StepResNet, host='mmpretrain')
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=25,
-          suppress_health_check=list(HealthCheck))
+@settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=25,
+    suppress_health_check=list(HealthCheck),
+)
 @given(
-    depth=st.sampled_from([18, 50]), preact=st.booleans(),
+    depth=st.sampled_from([18, 50]),
+    preact=st.booleans(),
     attention=st.sampled_from([None, 'StepNet', 'SE', 'CBAM', 'FCA', 'SGE']),
     first_block=st.sampled_from([None, True, False]),
     frozen=st.integers(-1, 3),
     out_indices=st.lists(st.integers(0, 3), min_size=1, unique=True).map(
-        sorted),
-    norm_eval=st.booleans(), drop_path_rate=st.sampled_from([0., 0.2]),
+        sorted
+    ),
+    norm_eval=st.booleans(),
+    drop_path_rate=st.sampled_from([0.0, 0.2]),
     size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    batch=st.integers(2, 3))
-def test_any_setting_and_image(attention, frozen, out_indices, size, batch,
-                               first_block, **kwargs):
+    batch=st.integers(2, 3),
+)
+def test_any_setting_and_image(
+    attention, frozen, out_indices, size, batch, first_block, **kwargs
+):
     """Each trains, and checkpointing of activations changes nothing."""
-    pair = [StepResNet(
-        attention=attention and dict(type=attention), frozen_stages=frozen,
-        first_block=first_block, out_indices=out_indices, with_cp=with_cp,
-        stem_channels=8, base_channels=4, **kwargs)
-        for with_cp in (False, True)]
+    pair = [
+        StepResNet(
+            attention=attention and dict(type=attention),
+            frozen_stages=frozen,
+            first_block=first_block,
+            out_indices=out_indices,
+            with_cp=with_cp,
+            stem_channels=8,
+            base_channels=4,
+            **kwargs,
+        )
+        for with_cp in (False, True)
+    ]
     pair[1].load_state_dict(perturb(pair[0]).state_dict())
     x, results = torch.randn(batch, 3, *size).double(), []
     for model in pair:
@@ -40,17 +58,19 @@ def test_any_setting_and_image(attention, frozen, out_indices, size, batch,
         results.append(run(model.double().train(), x))
     carried = first_block or first_block is None and attention != 'StepNet'
     for _, block in pair[0].residual_blocks():
-        assert (block.step.attention is not None) == bool(attention and (
-            carried or block.downsample is None))
+        assert (block.step.attention is not None) == bool(
+            attention and (carried or block.downsample is None)
+        )
     same(*results)
     outs, grads, _ = results[0]
     for index, out in zip(out_indices, outs.values(), strict=True):
-        stride = 2**(index + 2)
+        stride = 2 ** (index + 2)
         assert out.shape[0] == batch
         assert out.shape[2:] == tuple(-(-side // stride) for side in size)
         assert out.isfinite().all()
-    assert all(grad is None or grad.isfinite().all()
-               for grad in grads.values())
+    assert all(
+        grad is None or grad.isfinite().all() for grad in grads.values()
+    )
 
 
 def test_preactivation_against_a_written_out_network():
@@ -60,8 +80,9 @@ def test_preactivation_against_a_written_out_network():
 
     def bn(norm, x):
         scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-        return (x - norm.running_mean[:, None, None]
-                ) * scale[:, None, None] + norm.bias[:, None, None]
+        return (x - norm.running_mean[:, None, None]) * scale[
+            :, None, None
+        ] + norm.bias[:, None, None]
 
     x = torch.randn(2, 3, 64, 64).double()
     y = model.maxpool(model.conv1(x))
@@ -73,5 +94,8 @@ def test_preactivation_against_a_written_out_network():
     expected = bn(model.bn_last, y).relu()
     same(model(x)[0], expected)
     assert isinstance(model.bn1, nn.Identity)
-    assert all(len(b.downsample) == 1 for _, b in model.residual_blocks()
-               if b.downsample is not None)
+    assert all(
+        len(b.downsample) == 1
+        for _, b in model.residual_blocks()
+        if b.downsample is not None
+    )

@@ -16,14 +16,14 @@ from mmstepnet.models import (
 )
 from tests.utils import perturb, run, same, same_tensors, seeded
 
-ARCH = dict(
-    embed_dims=24, num_layers=3, num_heads=4, feedforward_channels=40)
+ARCH = dict(embed_dims=24, num_layers=3, num_heads=4, feedforward_channels=40)
 SETTINGS = dict(arch=ARCH, img_size=32, patch_size=8)
 
 
 def host(**kwargs):
-    model = perturb(mmpretrain.models.VisionTransformer(
-        **{**SETTINGS, **kwargs}))
+    model = perturb(
+        mmpretrain.models.VisionTransformer(**{**SETTINGS, **kwargs})
+    )
     model.eval()  # returns nothing
     return model
 
@@ -34,7 +34,8 @@ def stepped(**kwargs):
 
 def propagating(similarity, eps=1.0, **kwargs):
     return PropagationVisionTransformer(
-        propagation=dict(type=similarity, eps=eps), **{**SETTINGS, **kwargs})
+        propagation=dict(type=similarity, eps=eps), **{**SETTINGS, **kwargs}
+    )
 
 
 @pytest.mark.parametrize('training', [False, True])
@@ -48,13 +49,15 @@ def test_layer_is_the_formula(training):
 
     def norm(x, name):
         return F.layer_norm(
-            x, (24, ), w[f'{name}.weight'], w[f'{name}.bias'], 1e-6)
+            x, (24,), w[f'{name}.weight'], w[f'{name}.bias'], 1e-6
+        )
 
     x = tokens.double()
     f = linear(linear(norm(x, 'ln1'), 'attn.value'), 'attn.proj')
     gate = {k.removeprefix('step.attention.'): v for k, v in w.items()}
-    z = (gate['pair_weight'][:, 0] * x.mean(1) +
-         gate['pair_weight'][:, 1] * (x + f).mean(1))
+    z = gate['pair_weight'][:, 0] * x.mean(1) + gate['pair_weight'][:, 1] * (
+        x + f
+    ).mean(1)
     mean, var = gate['bn.running_mean'], gate['bn.running_var']
     if training:
         mean, var = z.mean(0), z.var(0, correction=0)
@@ -65,14 +68,21 @@ def test_layer_is_the_formula(training):
     x = x + linear(hidden, 'ffn.layers.1')
 
     torch.testing.assert_close(
-        layer(tokens).detach().double(), x, rtol=0, atol=2e-5)
+        layer(tokens).detach().double(), x, rtol=0, atol=2e-5
+    )
 
 
-@pytest.mark.parametrize('kwargs', [
-    dict(out_type='raw'), dict(out_type='featmap'),
-    dict(out_type='avg_featmap', with_cls_token=False), dict(qkv_bias=False),
-    dict(layer_scale_init_value=0.1),
-    dict(layer_cfgs=dict(ffn_type='swiglu_fused'))])
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        dict(out_type='raw'),
+        dict(out_type='featmap'),
+        dict(out_type='avg_featmap', with_cls_token=False),
+        dict(qkv_bias=False),
+        dict(layer_scale_init_value=0.1),
+        dict(layer_cfgs=dict(ffn_type='swiglu_fused')),
+    ],
+)
 def test_all_but_the_attention_is_the_hosts(kwargs):
     """Without a branch both are the host's transformer."""
     theirs, model = host(**kwargs), perturb(stepped(**kwargs), seed=5).eval()
@@ -88,16 +98,27 @@ def test_all_but_the_attention_is_the_hosts(kwargs):
         same(model(images)[0], theirs(images)[0])
 
 
-@pytest.mark.parametrize('kwargs', [
-    dict(), dict(qkv_bias=False), dict(arch={**ARCH, 'num_heads': 1}),
-    dict(with_cls_token=False, out_type='avg_featmap',
-         layer_scale_init_value=0.1)])
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        dict(),
+        dict(qkv_bias=False),
+        dict(arch={**ARCH, 'num_heads': 1}),
+        dict(
+            with_cls_token=False,
+            out_type='avg_featmap',
+            layer_scale_init_value=0.1,
+        ),
+    ],
+)
 def test_dot_product_is_the_host(kwargs):
     theirs = host(**kwargs).double()
     heads = kwargs.get('arch', ARCH)['num_heads']
-    model = propagating(
-        'DotProductAttention', math.sqrt(24 / heads),
-        **kwargs).double().eval()
+    model = (
+        propagating('DotProductAttention', math.sqrt(24 / heads), **kwargs)
+        .double()
+        .eval()
+    )
     model.load_state_dict(theirs.state_dict())
     images = seeded(2, 3, 32, 32).double()
     out, grads, inputs = run(model, images)
@@ -106,18 +127,30 @@ def test_dot_product_is_the_host(kwargs):
     same_tensors(inputs, host_inputs)
     # Loaded as weights, the host's gradients have our names.
     twin = copy.deepcopy(model).requires_grad_(False)
-    twin.load_state_dict({**theirs.state_dict(), **{
-        k: g for k, g in host_grads.items() if g is not None}})
+    twin.load_state_dict(
+        {
+            **theirs.state_dict(),
+            **{k: g for k, g in host_grads.items() if g is not None},
+        }
+    )
     # The gradient of a key's bias is zero but for rounding.
-    found = {k: g for k, g in grads.items()
-             if g is not None and not k.endswith('key.bias')}
+    found = {
+        k: g
+        for k, g in grads.items()
+        if g is not None and not k.endswith('key.bias')
+    }
     same_tensors(found, {k: twin.get_parameter(k).data for k in found})
 
 
 @pytest.mark.parametrize('load', [nn.Module.load_state_dict, mmengine_load])
-@pytest.mark.parametrize('build', [
-    lambda: propagating('MetricAttention'), lambda: propagating('L2Attention'),
-    stepped])
+@pytest.mark.parametrize(
+    'build',
+    [
+        lambda: propagating('MetricAttention'),
+        lambda: propagating('L2Attention'),
+        stepped,
+    ],
+)
 def test_what_a_host_has_saved_is_taken_over(build, load):
     theirs, model = host(), build()
     state = theirs.state_dict()
@@ -127,10 +160,11 @@ def test_what_a_host_has_saved_is_taken_over(build, load):
     for layer, our in zip(theirs.layers, model.layers):
         attn = getattr(our.attn, 'propagation', our.attn)
         for kind in ('weight', 'bias'):
-            value = getattr(layer.attn.qkv, kind)[2 * 24:]
+            value = getattr(layer.attn.qkv, kind)[2 * 24 :]
             assert torch.equal(getattr(attn.value, kind), value)
-            assert torch.equal(getattr(attn.proj, kind),
-                               getattr(layer.attn.proj, kind))
+            assert torch.equal(
+                getattr(attn.proj, kind), getattr(layer.attn.proj, kind)
+            )
     for name, value in state.items():
         assert '.attn.' in name or torch.equal(taken[name], value)
     # Its own are read as they were written.

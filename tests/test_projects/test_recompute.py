@@ -14,13 +14,16 @@ CHOSEN = {'stepnet': 1e-3, 'layer-scale': 1e-2, 'norms': 1e-1}
 LINES = {
     'resnet20': (
         'stepnet - layer-scale: ahead',
-        'stepnet - norms: ahead, by less than half a point'),
+        'stepnet - norms: ahead, by less than half a point',
+    ),
     'resnet32': (
         'stepnet - layer-scale: behind',
-        'stepnet - norms: behind, by less than half a point'),
+        'stepnet - norms: behind, by less than half a point',
+    ),
     'efficientnet_lite0': (
         'stepnet - layer-scale: worth less than half a point',
-        'stepnet - norms: undecided'),
+        'stepnet - norms: undecided',
+    ),
 }
 
 
@@ -37,8 +40,15 @@ def more_right(network, rung, seed):
 
 
 def one_row(network, rung, seed, rate):
-    row = dict(network=network, rung=rung, seed=seed, rate=rate,
-               loss=1 + abs(rate - CHOSEN[rung]), accuracy=0, commit='abc')
+    row = dict(
+        network=network,
+        rung=rung,
+        seed=seed,
+        rate=rate,
+        loss=1 + abs(rate - CHOSEN[rung]),
+        accuracy=0,
+        commit='abc',
+    )
     if seed == 100:
         return row
     answers = np.repeat(np.arange(10), 800)
@@ -53,14 +63,18 @@ def network_rows(network):
     """What the plan asks for: the search of the rates, then the seeds."""
     return [
         one_row(network, rung, seed, rate)
-        for rung, chosen in CHOSEN.items() for seed, rate in (
+        for rung, chosen in CHOSEN.items()
+        for seed, rate in (
             *((100, rate) for rate in (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
-            *((seed, chosen) for seed in range(8)))]
+            *((seed, chosen) for seed in range(8)),
+        )
+    ]
 
 
 def write(folder, network, rows):
     (folder / f'{network}.jsonl').write_text(
-        ''.join(json.dumps(row) + '\n' for row in rows))
+        ''.join(json.dumps(row) + '\n' for row in rows)
+    )
 
 
 def test_imports_nothing_of_the_first_program():
@@ -79,12 +93,13 @@ def test_verdicts(tmp_path, capsys):
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     for network, verdicts in LINES.items():
         start = lines.index(network)
-        assert lines[start + 1:start + 7:2] == [
+        assert lines[start + 1 : start + 7 : 2] == [
             'stepnet: rate 0.001 has the lowest loss, '
             'and is the first or last of the five',
             'layer-scale: rate 0.01 has the lowest loss',
             'norms: rate 0.1 has the lowest loss, '
-            'and is the first or last of the five']
+            'and is the first or last of the five',
+        ]
         assert lines[start + 7] == 'accuracy is that of the answers: 24 rows'
         assert (lines[start + 8], lines[start + 12]) == verdicts
 
@@ -96,9 +111,11 @@ def test_verdicts(tmp_path, capsys):
     start = lines.index(LINES['efficientnet_lite0'][0])
     assert lines[start + 1] == (
         f'difference 0.0500 points, standard error {error:.4f}, '
-        '7999.00 degrees of freedom')
+        '7999.00 degrees of freedom'
+    )
     assert float(lines[start + 3].split()[1].strip(',')) == pytest.approx(
-        p, rel=1e-3)
+        p, rel=1e-3
+    )
     assert lines[start + 3].endswith('Holm: not found')
 
 
@@ -110,9 +127,13 @@ def test_rule_with_the_variances_of_numpy():
     seeds = d.mean(1).var(ddof=1) / 8
     pictures = d.mean(0).var(ddof=1) / 500
     result = recompute.compare(first.tolist(), second.tolist())
-    assert tuple(result) == pytest.approx((
-        d.mean(), (seeds + pictures) ** 0.5,
-        (seeds + pictures) ** 2 / (seeds ** 2 / 7 + pictures ** 2 / 499)))
+    assert tuple(result) == pytest.approx(
+        (
+            d.mean(),
+            (seeds + pictures) ** 0.5,
+            (seeds + pictures) ** 2 / (seeds**2 / 7 + pictures**2 / 499),
+        )
+    )
 
 
 @pytest.mark.parametrize('what_varies', ['seeds', 'pictures'])
@@ -127,7 +148,8 @@ def test_one_of_two_samples_is_students_test(what_varies):
     assert result.freedom == 7
     for confidence in 0.9, 0.95:
         assert result.interval(confidence) == pytest.approx(
-            expected.confidence_interval(confidence))
+            expected.confidence_interval(confidence)
+        )
 
 
 @pytest.mark.parametrize('difference', [0.25, -0.25])
@@ -151,31 +173,56 @@ def change(rows, at, **values):
     return rows
 
 
-@pytest.mark.parametrize(['spoil', 'words'], [
-    pytest.param(lambda rows: rows[:-1],
-                 "0 of the row .*'norms', 7, 0.1.*expected 1", id='missing'),
-    pytest.param(lambda rows: rows[1:], "0 of the row .*'stepnet', 100, 0.00",
-                 id='missing in the search'),
-    pytest.param(lambda rows: [*rows, rows[-1]],
-                 "2 of the row .*'norms', 7, 0.1.*expected 1", id='doubled'),
-    pytest.param(lambda rows: change(rows, -1, rate=0.03),
-                 "1 of the row .*'norms', 7, 0.03.*expected 0",
-                 id='rate not chosen'),
-    pytest.param(lambda rows: change(rows, 3, loss=0.9),
-                 "1 of the row .*'stepnet', 0, 0.001.*expected 0",
-                 id='rate not of the lowest loss'),
-    pytest.param(lambda rows: change(rows, -1, seed=8),
-                 "1 of the row .*'norms', 8, 0.1.*expected 0",
-                 id='a ninth seed'),
-    pytest.param(lambda rows: change(rows, 0, network='resnet32'),
-                 "1 of the row .*'resnet32'.*expected 0",
-                 id='of another network'),
-    pytest.param(lambda rows: change(rows, 6, commit='def'),
-                 r"seed 1 from the commits \['abc', 'def'\]",
-                 id='commit of a seed'),
-    pytest.param(lambda rows: change(rows, 2, commit='def'),
-                 'seed 100 from the commits', id='commit of the search'),
-])
+@pytest.mark.parametrize(
+    ['spoil', 'words'],
+    [
+        pytest.param(
+            lambda rows: rows[:-1],
+            "0 of the row .*'norms', 7, 0.1.*expected 1",
+            id='missing',
+        ),
+        pytest.param(
+            lambda rows: rows[1:],
+            "0 of the row .*'stepnet', 100, 0.00",
+            id='missing in the search',
+        ),
+        pytest.param(
+            lambda rows: [*rows, rows[-1]],
+            "2 of the row .*'norms', 7, 0.1.*expected 1",
+            id='doubled',
+        ),
+        pytest.param(
+            lambda rows: change(rows, -1, rate=0.03),
+            "1 of the row .*'norms', 7, 0.03.*expected 0",
+            id='rate not chosen',
+        ),
+        pytest.param(
+            lambda rows: change(rows, 3, loss=0.9),
+            "1 of the row .*'stepnet', 0, 0.001.*expected 0",
+            id='rate not of the lowest loss',
+        ),
+        pytest.param(
+            lambda rows: change(rows, -1, seed=8),
+            "1 of the row .*'norms', 8, 0.1.*expected 0",
+            id='a ninth seed',
+        ),
+        pytest.param(
+            lambda rows: change(rows, 0, network='resnet32'),
+            "1 of the row .*'resnet32'.*expected 0",
+            id='of another network',
+        ),
+        pytest.param(
+            lambda rows: change(rows, 6, commit='def'),
+            r"seed 1 from the commits \['abc', 'def'\]",
+            id='commit of a seed',
+        ),
+        pytest.param(
+            lambda rows: change(rows, 2, commit='def'),
+            'seed 100 from the commits',
+            id='commit of the search',
+        ),
+    ],
+)
 def test_rows_that_are_not_the_plans(spoil, words, tmp_path):
     write(tmp_path, 'resnet20', spoil(network_rows('resnet20')))
     with pytest.raises(SystemExit, match=words):
@@ -194,4 +241,5 @@ def test_accuracy_that_is_one_picture_off(capsys):
     rows = {('norms', 3): dict(accuracy=75.0125)}
     recompute.print_rows({}, {}, rows, {('norms', 3): [True] * 6000})
     assert capsys.readouterr().out == (
-        '  accuracy is not that of the answers: norms with seed 3\n')
+        '  accuracy is not that of the answers: norms with seed 3\n'
+    )

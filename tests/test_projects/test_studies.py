@@ -43,43 +43,62 @@ def grouped(found, key, values):
     groups = defaultdict(list)
     for row in found:
         groups[tuple(row[k] for k in key)].append(
-            [float(row[k]) for k in values])
+            [float(row[k]) for k in values]
+        )
     return {name: np.transpose(group) for name, group in groups.items()}
 
 
-@pytest.mark.parametrize('study, file, key, values, digits', [
-    ('recipes', 'rows.tsv', (0, 1), (3, 4), (2, 4)),
-    ('decisions', 'placement.tsv', (1, 2), (3, 4), (2, 4)),
-    ('pruning', 'fine_tuning.tsv', (1, 3, 2), (4, 5, 6, 7), (3, 1, 3, 1))])
+@pytest.mark.parametrize(
+    'study, file, key, values, digits',
+    [
+        ('recipes', 'rows.tsv', (0, 1), (3, 4), (2, 4)),
+        ('decisions', 'placement.tsv', (1, 2), (3, 4), (2, 4)),
+        ('pruning', 'fine_tuning.tsv', (1, 3, 2), (4, 5, 6, 7), (3, 1, 3, 1)),
+    ],
+)
 def test_means_over_seeds(study, file, key, values, digits):
     groups = grouped(rows(f'{study}/{file}'), key, values)
     assert len(groups) > 8
     lines = page(f'projects/{study}/RESULTS.md').splitlines()
     for name, columns in groups.items():
-        cells = [str(len(columns[0])), *(
-            interval(column, d) for column, d in zip(columns, digits))]
-        line, = (line for line in lines
-                 if line.startswith(f'| {" | ".join(name)} |')
-                 and line.endswith(f'| {" | ".join(cells)} |'))
+        cells = [
+            str(len(columns[0])),
+            *(interval(column, d) for column, d in zip(columns, digits)),
+        ]
+        (line,) = (
+            line
+            for line in lines
+            if line.startswith(f'| {" | ".join(name)} |')
+            and line.endswith(f'| {" | ".join(cells)} |')
+        )
 
 
 def test_gains_of_gates_and_head():
     """How far either raises the accuracy of the ResNets, on both pages."""
-    means = {name: columns.mean(1) for name, columns in grouped(
-        rows('recipes/rows.tsv'), (0, 1), (3, 4)).items()}
+    means = {
+        name: columns.mean(1)
+        for name, columns in grouped(
+            rows('recipes/rows.tsv'), (0, 1), (3, 4)
+        ).items()
+    }
     resnets = 'resnet20', 'resnet32', 'resnet44'
     shown = set()
     for part in ('gates', 'head'):
-        gains = [means[net, part][0] - means[net, 'as it is'][0]
-                 for net in resnets]
+        gains = [
+            means[net, part][0] - means[net, 'as it is'][0] for net in resnets
+        ]
         shown.add(f'{min(gains):.1f} to {max(gains):.1f} points')
-    words, = shown
-    first, second = (page(name) for name in (
-        'projects/recipes/RESULTS.md', 'docs/save_and_load.md'))
+    (words,) = shown
+    first, second = (
+        page(name)
+        for name in ('projects/recipes/RESULTS.md', 'docs/save_and_load.md')
+    )
     assert first.count(words) == 2 and second.count(words) == 1
     for net in resnets:
-        cells = ['{:.1f} / {:.3f}'.format(*means[net, part]) for part in (
-            'as it is', 'gates', 'head', 'gates and head', 'all')]
+        cells = [
+            '{:.1f} / {:.3f}'.format(*means[net, part])
+            for part in ('as it is', 'gates', 'head', 'gates and head', 'all')
+        ]
         assert f'| ResNet-{net[6:]} | {" | ".join(cells)} |' in second
 
 
@@ -88,10 +107,13 @@ def test_removed_blocks():
     cells = defaultdict(list)
     for file in ('blocks', 'thirds'):
         for (score, _), (one, other) in grouped(
-                rows(f'pruning/{file}.tsv'), (0, 1), (3, 4)).items():
+            rows(f'pruning/{file}.tsv'), (0, 1), (3, 4)
+        ).items():
             cells[file, score].append(
-                f'{stats.spearmanr(one, other)[0]:.2f}' if file == 'blocks'
-                else f'{one.mean():.2f}, {other.mean():.1f} %')
+                f'{stats.spearmanr(one, other)[0]:.2f}'
+                if file == 'blocks'
+                else f'{one.mean():.2f}, {other.mean():.1f} %'
+            )
     text = re.sub(r' \(.*?\)', '', page('projects/pruning/RESULTS.md'))
     for (_, score), found in cells.items():
         assert f'\n| {score} | {" | ".join(found)} |' in text
@@ -100,12 +122,18 @@ def test_removed_blocks():
 def test_what_stiffness_tells():
     """Its intervals are those of the studies' pages, rounded."""
     text = page('docs/what_stiffness_tells.md')
-    studies = '\n'.join(page(f'projects/{name}/RESULTS.md')
-                        for name in ('pruning', 'decisions'))
+    studies = '\n'.join(
+        page(f'projects/{name}/RESULTS.md')
+        for name in ('pruning', 'decisions')
+    )
     for shown, source, least in (
-            (rf'({NUMBER}) \(({NUMBER}) to ({NUMBER})\)',
-             rf'({NUMBER}) \(({NUMBER}), ({NUMBER})\)', 14),
-            (rf'({NUMBER}) ± ({NUMBER})', rf'({NUMBER}) ± ({NUMBER})', 2)):
+        (
+            rf'({NUMBER}) \(({NUMBER}) to ({NUMBER})\)',
+            rf'({NUMBER}) \(({NUMBER}), ({NUMBER})\)',
+            14,
+        ),
+        (rf'({NUMBER}) ± ({NUMBER})', rf'({NUMBER}) ± ({NUMBER})', 2),
+    ):
         known = [[*map(float, each)] for each in re.findall(source, studies)]
         found = re.findall(shown, text)
         assert len(found) >= least
@@ -124,14 +152,25 @@ def test_no_propagation():
 
 def test_single_blocks():
     """The fall of accuracy without a block, on the page of the claims."""
-    found = json.loads((ROOT / 'projects' / 'reproduction' / 'results'
-                        / 'single_blocks.json').read_text())
+    found = json.loads(
+        (
+            ROOT
+            / 'projects'
+            / 'reproduction'
+            / 'results'
+            / 'single_blocks.json'
+        ).read_text()
+    )
     text = page('docs/papers_tables.md')
     for name, kept in found.items():
         rho = stats.spearmanr(kept['nsi'], kept['fall'])
         falls = ' | '.join(f'{v:.1f}' for v in kept['fall'])
-        assert (f'| {name} | {falls} | {rho.statistic:.2f} '
-                f'(p = {rho.pvalue:.2f}) |') in text
+        assert (
+            f'| {name} | {falls} | {rho.statistic:.2f} '
+            f'(p = {rho.pvalue:.2f}) |'
+        ) in text
         first, last = kept['deviation'][0], kept['deviation'][-1]
-        assert (f'\n| {name} | {kept["accuracy"]:.2f}, {kept["finer"]:.2f} | '
-                f'{first:.2f} to {last:.2f} |') in text
+        assert (
+            f'\n| {name} | {kept["accuracy"]:.2f}, {kept["finer"]:.2f} | '
+            f'{first:.2f} to {last:.2f} |'
+        ) in text

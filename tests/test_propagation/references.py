@@ -16,17 +16,22 @@ from tests.utils import not_on_torch_21
 EPS = 3.0
 HALF = (
     pytest.param(
-        torch.float16,
-        marks=not_on_torch_21('has no float16 products on CPU')),
+        torch.float16, marks=not_on_torch_21('has no float16 products on CPU')
+    ),
     torch.bfloat16,
 )
 FORMS = {
     'metric': lambda a, b, v, **kw: metric_propagation(a, b, v, EPS, **kw),
     'dot product': lambda q, k, v, **kw: dot_product_propagation(
-        q, k, v, max(q.shape[-1], 1)**0.5, **kw),
+        q, k, v, max(q.shape[-1], 1) ** 0.5, **kw
+    ),
 }
-TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-9,
-             torch.bfloat16: 2e-2, torch.float16: 2e-2}
+TOLERANCE = {
+    torch.float32: 5e-5,
+    torch.float64: 1e-9,
+    torch.bfloat16: 2e-2,
+    torch.float16: 2e-2,
+}
 N = 33
 
 
@@ -42,11 +47,11 @@ def by_numpy(form, a, b, v, mask=None, is_causal=False, eps=EPS):
         where = tuple(where)
         row = allowed[where][i].copy()
         if is_causal:
-            row[i + 1:] = False
+            row[i + 1 :] = False
             if not row.any():
                 continue  # of padding on the left
         if form == 'metric':
-            score = -((b[where][row] - a[where][i])**2).sum(-1) / eps
+            score = -((b[where][row] - a[where][i]) ** 2).sum(-1) / eps
         else:
             score = b[where][row] @ a[where][i] / math.sqrt(a.shape[-1])
         weight = np.exp(score - score.max())
@@ -56,9 +61,10 @@ def by_numpy(form, a, b, v, mask=None, is_causal=False, eps=EPS):
 
 def points(*lead, n=N, m=N, d=8, e=8, dtype=torch.float64, offset=0.0):
     torch.manual_seed(0)
-    return [(torch.randn(*lead, *shape, dtype=torch.float64) + shift).to(dtype)
-            for shape, shift in (((n, d), offset), ((m, d), offset),
-                                 ((m, e), 0.0))]
+    return [
+        (torch.randn(*lead, *shape, dtype=torch.float64) + shift).to(dtype)
+        for shape, shift in (((n, d), offset), ((m, d), offset), ((m, e), 0.0))
+    ]
 
 
 def masks(n=N, m=N, lead=(2, 3)):
@@ -71,15 +77,17 @@ def masks(n=N, m=N, lead=(2, 3)):
         return dict(mask=mask)
 
     left = dict(mask=torch.ones(*lead, 1, m, dtype=torch.bool))
-    left['mask'][-1:, ..., :m // 3] = False
+    left['mask'][-1:, ..., : m // 3] = False
     found = {
         'all': {},
         'boolean': some(n, m),
         'boolean of each': some(*lead, n, m),
         'keys': some(*lead, 1, m),
     }
-    causal = {f'causal, {name}': dict(is_causal=True, **kwargs)
-              for name, kwargs in (*found.items(), ('left', left))}
+    causal = {
+        f'causal, {name}': dict(is_causal=True, **kwargs)
+        for name, kwargs in (*found.items(), ('left', left))
+    }
     edges = torch.rand(n, m, generator=generator) < 0.1
     edges[:, 0] = True
     return found | causal | {'edges': dict(mask=edges.to_sparse())}
@@ -116,11 +124,11 @@ def copy_attention(host, ours):
 
 def no_matrix(monkeypatch):
     """Keep the N x M form out of a comparison with itself."""
+
     def refuse(*args):
         raise AssertionError('the N x M form was taken')
 
-    monkeypatch.setattr('mmstepnet.propagation.functional._dense',
-                        refuse)
+    monkeypatch.setattr('mmstepnet.propagation.functional._dense', refuse)
 
 
 def graph(nodes=N):

@@ -17,12 +17,14 @@ from tests.test_propagation.references import no_matrix
 from tests.utils import perturb
 
 NODES = 100
-KINDS = {kind.__name__: kind
-         for kind in (DotProduct, L2, Metric, GraphAttention)}
+KINDS = {
+    kind.__name__: kind for kind in (DotProduct, L2, Metric, GraphAttention)
+}
 
 
 def pseudo_metric(kind, w):
     """f of two points, from weights by name."""
+
     def perceptron(x):
         hidden = np.tanh(w['hidden.weight'] @ x + w['hidden.bias'])
         return x + w['metric.weight'] @ hidden
@@ -34,14 +36,18 @@ def pseudo_metric(kind, w):
         return lambda x: w[name].ravel() @ w['linear.weight'] @ x
 
     return {
-        'DotProduct': (lambda x: w['query.weight'] @ x,
-                       lambda x: w['key.weight'] @ x,
-                       lambda a, b: -(a @ b)),
-        'L2': (linear, linear, lambda a, b: ((a - b)**2).sum()),
-        'Metric': (perceptron, perceptron, lambda a, b: ((a - b)**2).sum()),
+        'DotProduct': (
+            lambda x: w['query.weight'] @ x,
+            lambda x: w['key.weight'] @ x,
+            lambda a, b: -(a @ b),
+        ),
+        'L2': (linear, linear, lambda a, b: ((a - b) ** 2).sum()),
+        'Metric': (perceptron, perceptron, lambda a, b: ((a - b) ** 2).sum()),
         'GraphAttention': (
-            score('receiver'), score('source'),
-            lambda a, b: -(a - b if a > b else 0.2 * (a - b))),
+            score('receiver'),
+            score('source'),
+            lambda a, b: -(a - b if a > b else 0.2 * (a - b)),
+        ),
     }[kind]
 
 
@@ -50,8 +56,9 @@ def algorithm_1(module, x, adjacent):
 
     And the pseudo-metrics of whom each node sees.
     """
-    weights = {k: v.numpy() for k, v in module.pseudo_metric.state_dict()
-               .items()}
+    weights = {
+        k: v.numpy() for k, v in module.pseudo_metric.state_dict().items()
+    }
     kind = type(module.pseudo_metric).__name__
     of_receiver, of_source, compare = pseudo_metric(kind, weights)
     a, b = [of_receiver(p) for p in x], [of_source(p) for p in x]
@@ -84,7 +91,8 @@ def test_algorithm_1(kind, width, on, monkeypatch):
     x = rng.standard_normal((NODES // 10, width)).repeat(10, 0)
     x += 0.3 * rng.standard_normal((NODES, width))
     x *= {'DotProduct': width**-0.25, 'GraphAttention': 1.0}.get(
-        kind, 2 * width**-0.5)
+        kind, 2 * width**-0.5
+    )
     adjacent = None if on == 'all' else neighbours()
     expected, distances = algorithm_1(module, x, adjacent)
     if adjacent is None:

@@ -34,14 +34,23 @@ SHAPES = {
     'one source': dict(lead=(2, 3), n=19, m=1),
     'one number each': dict(lead=(2, 3), n=5, m=5, d=1, e=1),
     'no receiver': dict(lead=(2, 3), n=0, m=5),
-    'no group': dict(lead=(0, ), n=5, m=7),
+    'no group': dict(lead=(0,), n=5, m=7),
     'alone': dict(lead=(), n=5, m=7),
     'many groups': dict(lead=(2, 1, 2, 3), n=5, m=7),
 }
-CASES = [(shape, dtype) for shape in SHAPES
-         for dtype in (torch.float64, torch.float32)]
-CASES += [pytest.param('square', *getattr(dtype, 'values', (dtype, )),
-                       marks=getattr(dtype, 'marks', ())) for dtype in HALF]
+CASES = [
+    (shape, dtype)
+    for shape in SHAPES
+    for dtype in (torch.float64, torch.float32)
+]
+CASES += [
+    pytest.param(
+        'square',
+        *getattr(dtype, 'values', (dtype,)),
+        marks=getattr(dtype, 'marks', ()),
+    )
+    for dtype in HALF
+]
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -54,18 +63,23 @@ def test_every_form_is_the_formula(form, shape, dtype, monkeypatch):
         settings.pop('offset', None)
     inputs = points(*lead, dtype=dtype, **settings)
     tolerance = TOLERANCE[dtype]
-    for name, kwargs in masks(inputs[0].shape[-2], inputs[1].shape[-2],
-                              lead).items():
+    for name, kwargs in masks(
+        inputs[0].shape[-2], inputs[1].shape[-2], lead
+    ).items():
         expected = by_numpy(form, *inputs, **kwargs)
-        matrix = gradients(function, [t.double() for t in inputs],
-                           dense=True, **kwargs)
+        matrix = gradients(
+            function, [t.double() for t in inputs], dense=True, **kwargs
+        )
         assert error(matrix[0], expected) < 1e-10, name
-        assert error(function(*inputs, dense=True, **kwargs),
-                     expected) < tolerance, name
+        assert (
+            error(function(*inputs, dense=True, **kwargs), expected)
+            < tolerance
+        ), name
         with monkeypatch.context() as patch:
             no_matrix(patch)
-            for got, want in zip(gradients(function, inputs, **kwargs),
-                                 matrix):
+            for got, want in zip(
+                gradients(function, inputs, **kwargs), matrix
+            ):
                 assert got.dtype == dtype
                 assert error(got, want) < tolerance, name
             with torch.no_grad():
@@ -90,11 +104,16 @@ def test_memory_does_not_grow_with_the_square():
     a, b, v = points(1, 2, n=n, m=n, dtype=torch.float32)
     keys = torch.arange(n)[None] < n - 9
     for needs in (False, True):
-        for kwargs in ({}, dict(mask=keys), dict(is_causal=True),
-                       dict(mask=keys, is_causal=True)):
+        for kwargs in (
+            {},
+            dict(mask=keys),
+            dict(is_causal=True),
+            dict(mask=keys, is_causal=True),
+        ):
             with Sizes():
-                out = metric_propagation(a, b.requires_grad_(needs), v, EPS,
-                                         **kwargs)
+                out = metric_propagation(
+                    a, b.requires_grad_(needs), v, EPS, **kwargs
+                )
                 if needs:
                     out.sum().backward()
     assert 0 < largest < 2 * n * 16 * 4
@@ -103,18 +122,29 @@ def test_memory_does_not_grow_with_the_square():
     assert largest >= 2 * n * n * 4
 
 
-@pytest.mark.parametrize('kwargs', [{}, dict(is_causal=True), dict(
-    mask=torch.rand(N, N, generator=torch.Generator().manual_seed(1))
-    > torch.full((N, N), 0.5).fill_diagonal_(-1))])
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {},
+        dict(is_causal=True),
+        dict(
+            mask=torch.rand(N, N, generator=torch.Generator().manual_seed(1))
+            > torch.full((N, N), 0.5).fill_diagonal_(-1)
+        ),
+    ],
+)
 @pytest.mark.parametrize('width', [10, 100, 1000, 1e4])
 def test_clumps_far_from_each_other(width, kwargs):
     """Whose distances to their own clump are small beside the others'."""
     _, noise, v = points(2, n=N, d=3, dtype=torch.float32)
-    x = noise[..., :3] + width * torch.rand(
-        2, 5, 3)[:, torch.arange(N) % 5]
+    x = noise[..., :3] + width * torch.rand(2, 5, 3)[:, torch.arange(N) % 5]
     expected = by_numpy('metric', x, x, v, **kwargs)
-    matrix = gradients(FORMS['metric'], (x.double(), x.double(), v.double()),
-                       dense=True, **kwargs)
+    matrix = gradients(
+        FORMS['metric'],
+        (x.double(), x.double(), v.double()),
+        dense=True,
+        **kwargs,
+    )
     fused = gradients(FORMS['metric'], (x, x, v), **kwargs)
     assert fused[0].dtype == torch.float32
     assert error(fused[0], expected) < 2e-4
@@ -129,14 +159,15 @@ def test_shut_sources_say_nothing_at_any_eps(eps):
     loud = v.masked_fill(~seen.mT, 1e6)
     for needs, is_causal in itertools.product((False, True), repeat=2):
         b.requires_grad_(needs)
-        quiet, heard = (metric_propagation(
-            a, b, values, eps, seen, is_causal=is_causal)
-            for values in (v, loud))
+        quiet, heard = (
+            metric_propagation(a, b, values, eps, seen, is_causal=is_causal)
+            for values in (v, loud)
+        )
         assert torch.equal(quiet, heard) and heard.abs().max() < 10
         if needs:
-            gradient, = torch.autograd.grad(heard.square().sum(), b)
+            (gradient,) = torch.autograd.grad(heard.square().sum(), b)
             assert gradient.isfinite().all()
-            assert not gradient[..., N // 2:, :].any()
+            assert not gradient[..., N // 2 :, :].any()
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -149,8 +180,9 @@ def test_autocast(form):
         for values in (v, v.bfloat16()):
             for needs in (False, True):
                 with torch.autocast('cpu', torch.bfloat16):
-                    out = FORMS[form](a, b.requires_grad_(needs), values,
-                                      **kwargs)
+                    out = FORMS[form](
+                        a, b.requires_grad_(needs), values, **kwargs
+                    )
                     matrix = FORMS[form](a, b, values, dense=True, **kwargs)
                 assert out.dtype == matrix.dtype == torch.bfloat16
                 assert error(out, expected) < 2e-2
@@ -158,8 +190,9 @@ def test_autocast(form):
     with torch.autocast('cpu', torch.bfloat16):
         a, b, v = (t.double() for t in (a, b, v))
         out = FORMS[form](a, b, v)
-        sparse = FORMS[form](a.bfloat16(), b.bfloat16(), v.bfloat16(),
-                             mask=graph())
+        sparse = FORMS[form](
+            a.bfloat16(), b.bfloat16(), v.bfloat16(), mask=graph()
+        )
     assert error(out, by_numpy(form, a, b, v)) < 1e-10
     assert sparse.dtype == torch.bfloat16
 
@@ -182,8 +215,9 @@ def test_half_precision_of_points_that_lie_apart(dtype, autocast):
         assert error(one, other) < 1e-2
 
 
-@pytest.mark.parametrize('form', [
-    lambda keep: keep, lambda keep: keep.expand(2, N, N).clone()])
+@pytest.mark.parametrize(
+    'form', [lambda keep: keep, lambda keep: keep.expand(2, N, N).clone()]
+)
 def test_a_far_source_in_float16(form):
     """Seen or in the padding, it costs the others nothing."""
     a, b, v = points(2, dtype=torch.float16)
@@ -194,20 +228,22 @@ def test_a_far_source_in_float16(form):
         out = metric_propagation(a, b, v, EPS, mask)
         assert error(out, by_numpy('metric', a, b, v, mask=mask)) < 5e-3
         with torch.no_grad():
-            sent = propagate(a, b, v, 2 / EPS, b[:, :-1].mean(
-                1, keepdim=True), mask)  # as on other devices
+            sent = propagate(
+                a, b, v, 2 / EPS, b[:, :-1].mean(1, keepdim=True), mask
+            )  # as on other devices
         assert error(sent, out) < 5e-2
 
 
 @pytest.mark.parametrize('distance', [1e14, 1e15, 1e17])
 def test_a_shut_source_at_the_receiver(distance):
     """However far the others are, in whatever form it is shut out."""
-    a = torch.tensor([[0.], [distance]])
-    v, keep = torch.tensor([[100.], [1.]]), torch.tensor([[False, True]])
+    a = torch.tensor([[0.0], [distance]])
+    v, keep = torch.tensor([[100.0], [1.0]]), torch.tensor([[False, True]])
     for needs in (False, True):
-        out = metric_propagation(a, a.clone().requires_grad_(needs), v, 1.,
-                                 keep)
-        assert out.tolist() == [[1.], [1.]]
+        out = metric_propagation(
+            a, a.clone().requires_grad_(needs), v, 1.0, keep
+        )
+        assert out.tolist() == [[1.0], [1.0]]
 
 
 @not_on_torch_21('has no batching rule for its attention kernel')
@@ -237,12 +273,18 @@ def test_gradients_of_each_sample(dense):
 def exported(model, x):
     dim = torch.export.Dim('tokens', min=2, max=4096)
     return torch.export.export(
-        model, (x, ), dynamic_shapes=({1: dim}, )).module()
+        model, (x,), dynamic_shapes=({1: dim},)
+    ).module()
 
 
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
-@pytest.mark.parametrize('make', [torch.jit.trace, pytest.param(
-    exported, marks=not_on_torch_21('has another exporter'))])
+@pytest.mark.parametrize(
+    'make',
+    [
+        torch.jit.trace,
+        pytest.param(exported, marks=not_on_torch_21('has another exporter')),
+    ],
+)
 def test_graphs_for_any_number_of_tokens(make):
     model = MetricAttention(16, 2).eval()
     for tokens in (10, 40):

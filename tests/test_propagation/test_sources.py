@@ -47,12 +47,15 @@ def test_what_nobody_sees_may_be_anything(way, dense, value, of, causal):
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
         with torch.no_grad():
             torch.testing.assert_close(
-                way(*spoilt, **kwargs), expected, atol=1e-5, rtol=0)
+                way(*spoilt, **kwargs), expected, atol=1e-5, rtol=0
+            )
         weights = torch.randn(expected.shape)
         torch.testing.assert_close(
             torch.autograd.grad((out * weights).sum(), spoilt),
             torch.autograd.grad((expected * weights).sum(), clean),
-            atol=1e-4, rtol=0)
+            atol=1e-4,
+            rtol=0,
+        )
 
 
 @pytest.mark.parametrize('nodes, node', [(2, 1), (17, 5), (40, 39)])
@@ -63,21 +66,33 @@ def test_nan_is_seen(which, nodes, node):
         tensors = [*torch.randn(3, 2, nodes, 3)]
         tensors[which][1, node, 2] = torch.nan
         tensors[0].requires_grad_(grad)
-        got = metric_propagation(
-            *tensors, 1.0, is_causal=is_causal).isnan().any(-1)
+        got = (
+            metric_propagation(*tensors, 1.0, is_causal=is_causal)
+            .isnan()
+            .any(-1)
+        )
         expected = torch.zeros(2, nodes, dtype=torch.bool)
-        expected[1, slice(node, node + 1) if which == 0 else slice(
-            node if is_causal else 0, None)] = True
+        expected[
+            1,
+            slice(node, node + 1)
+            if which == 0
+            else slice(node if is_causal else 0, None),
+        ] = True
         # A kernel may multiply by the weight 0 what is later.
-        assert torch.equal(got, expected) or is_causal and (
-            got >= expected).all() and not got[0].any()
+        assert (
+            torch.equal(got, expected)
+            or is_causal
+            and (got >= expected).all()
+            and not got[0].any()
+        )
 
 
 @pytest.mark.parametrize('form', FORMS)
 def test_second_derivatives_of_the_dense_form(form):
     given = [t.requires_grad_() for t in points(n=3, m=4, d=2, e=2)]
     assert torch.autograd.gradgradcheck(
-        lambda *t: FORMS[form](*t, dense=True), given)
+        lambda *t: FORMS[form](*t, dense=True), given
+    )
 
 
 def test_no_wait_for_a_gpu():
@@ -111,6 +126,15 @@ def test_neighbourhood(both):
     # What says of itself that it is coalesced, is.
     assert torch.equal(mask.indices(), expected.to_sparse().indices())
     twice = mask.indices().repeat(1, 2)
-    torch.testing.assert_close(metric_propagation(
-        a, b, v, 1.0, torch.sparse_coo_tensor(
-            twice, torch.ones(twice.shape[1], dtype=torch.bool), (5, 5))), out)
+    torch.testing.assert_close(
+        metric_propagation(
+            a,
+            b,
+            v,
+            1.0,
+            torch.sparse_coo_tensor(
+                twice, torch.ones(twice.shape[1], dtype=torch.bool), (5, 5)
+            ),
+        ),
+        out,
+    )

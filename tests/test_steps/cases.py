@@ -24,7 +24,8 @@ class Block(nn.Module):
     def __init__(self, attention):
         super().__init__()
         self.conv1, self.conv2 = (
-            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2)
+        )
         self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
         self.step = ResidualStep(attention, nn.ReLU(inplace=True))
 
@@ -47,7 +48,8 @@ def randomise(*modules):
 def build(attention, channels, relu=True):
     """A step and the norm before it."""
     step = ResidualStep(
-        attention(channels), nn.ReLU(inplace=True) if relu else None)
+        attention(channels), nn.ReLU(inplace=True) if relu else None
+    )
     norm = nn.BatchNorm2d(channels)
     randomise(step, norm)
     return step, norm
@@ -57,17 +59,18 @@ def build_modes(norm, gate, channels=6, relu=True):
     """A step and a norm of :data:`GATES` and :data:`NORMS`, in float64."""
     step, _ = build(StepNet, channels, relu)
     if gate == 'untracked':
-        step.attention.bn = nn.BatchNorm1d(channels,
-                                           track_running_stats=False)
+        step.attention.bn = nn.BatchNorm1d(channels, track_running_stats=False)
     step.train(gate == 'batch')
     if norm == 'frozen':
         made = pytest.importorskip('torchvision').ops.FrozenBatchNorm2d(
-            channels)
+            channels
+        )
     elif norm == 'identity':
         made = nn.Identity()
     else:
         made = nn.BatchNorm2d(
-            channels, track_running_stats=norm != 'untracked')
+            channels, track_running_stats=norm != 'untracked'
+        )
         made.train(norm == 'batch')
     modules = nn.ModuleList([step, made]).double()
     randomise(*modules)
@@ -80,8 +83,10 @@ def inputs(shape, dtype=torch.float64, memory_format=FORMATS[0], mean=1.0):
     x, c, g = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
     # Images differ in their means, as real ones do. A BN over nearly equal
     # pooled values would amplify rounding, in either path.
-    x, c = (t + torch.randn(shape[:2], dtype=torch.float64)[..., None, None]
-            for t in (x, c))
+    x, c = (
+        t + torch.randn(shape[:2], dtype=torch.float64)[..., None, None]
+        for t in (x, c)
+    )
     return [
         t.to(dtype).contiguous(memory_format=memory_format)
         for t in (x, 2 * c + mean, g)
@@ -90,16 +95,26 @@ def inputs(shape, dtype=torch.float64, memory_format=FORMATS[0], mean=1.0):
 
 def away_from_kink(step, norm, x, c, grad, margin):
     """Drop the gradient where rounding decides on which side of 0 we are."""
-    step, norm = (module and copy.deepcopy(module).double()
-                  for module in (step, norm))
+    step, norm = (
+        module and copy.deepcopy(module).double() for module in (step, norm)
+    )
     step.activation = nn.Identity()
     with steps.fused(False), torch.no_grad():
         total = step(x.double(), c.double(), norm)
     return grad * (total.abs() > margin * total.abs().mean()).to(grad)
 
 
-def run(fused, step, norm, x, c, grad, dtype=None, observer=None,
-        wrap=lambda step: step):
+def run(
+    fused,
+    step,
+    norm,
+    x,
+    c,
+    grad,
+    dtype=None,
+    observer=None,
+    wrap=lambda step: step,
+):
     """Outputs, all gradients and all buffers of one pass."""
     step, norm = copy.deepcopy((step, norm))
     if observer is not None:
@@ -115,9 +130,11 @@ def run(fused, step, norm, x, c, grad, dtype=None, observer=None,
         out = wrap(step)(x, c, norm)
     out.backward(grad)
     return {
-        'out': out.detach(), 'x': x.grad, 'c': c.grad,
+        'out': out.detach(),
+        'x': x.grad,
+        'c': c.grad,
         **{k: p.grad for k, p in modules.named_parameters()},
-        **dict(modules.named_buffers())
+        **dict(modules.named_buffers()),
     }
 
 
@@ -125,8 +142,10 @@ def errors(got, expected):
     """Error of each entry, relative to the entry's norm."""
     assert got.keys() == expected.keys()
     return {
-        k: ((got[k].double() - v.double()).norm() /
-            v.double().norm().clamp(min=1e-12)).item()
+        k: (
+            (got[k].double() - v.double()).norm()
+            / v.double().norm().clamp(min=1e-12)
+        ).item()
         for k, v in expected.items()
     }
 

@@ -21,11 +21,12 @@ from tests.test_steps.small_networks import (
 
 def flat(model):
     return fsdp.FullyShardedDataParallel(
-        model, device_id=torch.device('cpu'), use_orig_params=True)
+        model, device_id=torch.device('cpu'), use_orig_params=True
+    )
 
 
 def by_parameter(model):
-    mesh = dist.device_mesh.init_device_mesh('cpu', (2, ))
+    mesh = dist.device_mesh.init_device_mesh('cpu', (2,))
     for part in (*model, model):
         fsdp.fully_shard(part, mesh=mesh)
     return model
@@ -33,8 +34,11 @@ def by_parameter(model):
 
 def train(model, x):
     """In eval mode: a norm's statistics would be each rank's own."""
-    groups = [dict(params=model.parameters())] if isinstance(
-        model, ByHand) else mmstepnet.step_parameters(model)
+    groups = (
+        [dict(params=model.parameters())]
+        if isinstance(model, ByHand)
+        else mmstepnet.step_parameters(model)
+    )
     optimizer = torch.optim.SGD(groups, lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -57,10 +61,11 @@ for wrap in WRAPS:
         x = inputs(kind)
         before = reference.eval()(x)
         wrapped = WRAPS[wrap](model.eval())
-        out, wanted = train(wrapped, x[2 * rank:][:2]), train(reference, x)
+        out, wanted = train(wrapped, x[2 * rank :][:2]), train(reference, x)
         assert (wanted - before).abs().max() > 1e-3
         torch.testing.assert_close(
-            out, wanted[2 * rank:][:2], rtol=1e-4, atol=1e-5)
+            out, wanted[2 * rank :][:2], rtol=1e-4, atol=1e-5
+        )
         with pytest.raises(RuntimeError, match='before it is wrapped'):
             mmstepnet.remove_steps(wrapped)
         with pytest.raises(RuntimeError, match='before it is wrapped'):
@@ -75,12 +80,15 @@ for wrap in WRAPS:
                 for p in step.attention.parameters():
                     p.zero_()
         assert mmstepnet.load_steps(wrapped, path) == ['0', '1', '2']
-        torch.testing.assert_close(wrapped(x[2 * rank:][:2]), out)
+        torch.testing.assert_close(wrapped(x[2 * rank :][:2]), out)
         plain = network(kind)  # the file is whole
         mmstepnet.load_steps(plain, path)
-        for one, other in zip(steps_of(plain).values(),
-                              steps_of(wrapped).values()):
+        for one, other in zip(
+            steps_of(plain).values(), steps_of(wrapped).values()
+        ):
             for p, own in zip(one.parameters(), other.parameters()):
-                assert torch.equal(p, own.full_tensor() if hasattr(
-                    own, 'full_tensor') else own)
+                assert torch.equal(
+                    p,
+                    own.full_tensor() if hasattr(own, 'full_tensor') else own,
+                )
 dist.destroy_process_group()

@@ -9,10 +9,22 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-QUICK = ('ResNet, basic', 'ResNet, frozen norms', 'ConvNeXt', 'ViT', 'Swin',
-         'mmpretrain ResNet-18', 'mmpretrain ConvNeXt', 'mmpretrain ViT',
-         'mmdet ResNet-50, DCN', 'mmseg ResNet-50, plugins, dilated',
-         'mmdet CSPNeXt', 'DETR, backbone', 'CaiT', 'DINOv2')
+QUICK = (
+    'ResNet, basic',
+    'ResNet, frozen norms',
+    'ConvNeXt',
+    'ViT',
+    'Swin',
+    'mmpretrain ResNet-18',
+    'mmpretrain ConvNeXt',
+    'mmpretrain ViT',
+    'mmdet ResNet-50, DCN',
+    'mmseg ResNet-50, plugins, dilated',
+    'mmdet CSPNeXt',
+    'DETR, backbone',
+    'CaiT',
+    'DINOv2',
+)
 """Families that every run of the tests builds; the others are slow."""
 
 
@@ -57,27 +69,51 @@ def torchvision_families() -> dict[str, Family]:
     def convnext():
         return tv.ConvNeXt(
             [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 1)],
-            stochastic_depth_prob=0.5, num_classes=5)
+            stochastic_depth_prob=0.5,
+            num_classes=5,
+        )
 
     return {
         'ResNet, basic': Family(resnet(BasicBlock), 3),
         'ResNet, bottleneck': Family(
-            resnet(), 6, options=(('first_block', True), )),
+            resnet(), 6, options=(('first_block', True),)
+        ),
         'ResNet, frozen norms': Family(
-            resnet(BasicBlock, norm_layer=FrozenBatchNorm2d), 3),
+            resnet(BasicBlock, norm_layer=FrozenBatchNorm2d), 3
+        ),
         'RegNet': Family(
             lambda: RegNet(
-                BlockParams([2, 2], [16, 32], [8, 8], [1.0, 1.0], [2, 2], 0.25
-                            ), num_classes=5), 2),
+                BlockParams(
+                    [2, 2], [16, 32], [8, 8], [1.0, 1.0], [2, 2], 0.25
+                ),
+                num_classes=5,
+            ),
+            2,
+        ),
         'ConvNeXt': Family(convnext, 3),
-        'ViT': Family(lambda: tv.VisionTransformer(
-            32, 8, 2, 4, 32, 64, num_classes=5), 2, lambda: images(32)),
-        'Swin': Family(lambda: tv.SwinTransformer(
-            [4, 4], 16, [2, 1], [2, 4], [7, 7], stochastic_depth_prob=0.5,
-            num_classes=5), 3),
+        'ViT': Family(
+            lambda: tv.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5),
+            2,
+            lambda: images(32),
+        ),
+        'Swin': Family(
+            lambda: tv.SwinTransformer(
+                [4, 4],
+                16,
+                [2, 1],
+                [2, 4],
+                [7, 7],
+                stochastic_depth_prob=0.5,
+                num_classes=5,
+            ),
+            3,
+        ),
         'MobileNetV3': Family(
             lambda: tv.mobilenet_v3_small(
-                num_classes=5, width_mult=0.25, dropout=0.0), 7),
+                num_classes=5, width_mult=0.25, dropout=0.0
+            ),
+            7,
+        ),
     }
 
 
@@ -100,30 +136,76 @@ def timm_families() -> dict[str, Family]:
     return {
         'ResNet, basic': Family(resnet(BasicBlock, drop_path_rate=0.2), 3),
         'ResNet-D, anti-aliased, SE': Family(
-            resnet(stem_type='deep', avg_down=True, block_args=dict(
-                attn_layer='se'), stem_width=32), 2, recorded=False),
+            resnet(
+                stem_type='deep',
+                avg_down=True,
+                block_args=dict(attn_layer='se'),
+                stem_width=32,
+            ),
+            2,
+            recorded=False,
+        ),
         'Res2Net': Family(
-            resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2),
+            resnet(Bottle2neck, base_width=26, block_args=dict(scale=4)), 2
+        ),
         'ConvNeXt': Family(
-            lambda: ConvNeXt(depths=(2, 1, 1, 1), dims=(16, 24, 32, 40),
-                             num_classes=5, drop_path_rate=0.5), 5),
-        'ViT': Family(lambda: VisionTransformer(
-            32, 8, num_classes=5, embed_dim=32, depth=2, num_heads=4,
-            drop_path_rate=0.5), 2, **tokens),
-        'Swin': Family(lambda: SwinTransformer(
-            img_size=56, patch_size=4, embed_dim=16, depths=(2, 1),
-            num_heads=(2, 4), window_size=7, num_classes=5,
-            drop_path_rate=0.5), 3, lambda: images(56)),
+            lambda: ConvNeXt(
+                depths=(2, 1, 1, 1),
+                dims=(16, 24, 32, 40),
+                num_classes=5,
+                drop_path_rate=0.5,
+            ),
+            5,
+        ),
+        'ViT': Family(
+            lambda: VisionTransformer(
+                32,
+                8,
+                num_classes=5,
+                embed_dim=32,
+                depth=2,
+                num_heads=4,
+                drop_path_rate=0.5,
+            ),
+            2,
+            **tokens,
+        ),
+        'Swin': Family(
+            lambda: SwinTransformer(
+                img_size=56,
+                patch_size=4,
+                embed_dim=16,
+                depths=(2, 1),
+                num_heads=(2, 4),
+                window_size=7,
+                num_classes=5,
+                drop_path_rate=0.5,
+            ),
+            3,
+            lambda: images(56),
+        ),
         'EfficientNet': Family(
-            create('efficientnet_b0', drop_path_rate=0.2), 9),
+            create('efficientnet_b0', drop_path_rate=0.2), 9
+        ),
         'HRNet': Family(create('hrnet_w18_small'), 18, recorded=False),
         'CaiT': Family(
-            create('cait_xxs24_224', img_size=32, depth=2, num_heads=4,
-                   embed_dim=32, drop_path_rate=0.5), 4, **tokens,
-            options=(('example', images(32)), )),
+            create(
+                'cait_xxs24_224',
+                img_size=32,
+                depth=2,
+                num_heads=4,
+                embed_dim=32,
+                drop_path_rate=0.5,
+            ),
+            4,
+            **tokens,
+            options=(('example', images(32)),),
+        ),
         'CoaT': Family(
-            create('coat_lite_tiny', img_size=64, drop_path_rate=0.2), 8,
-            options=(('example', images(64)), )),
+            create('coat_lite_tiny', img_size=64, drop_path_rate=0.2),
+            8,
+            options=(('example', images(64)),),
+        ),
         'EfficientViT': Family(create('efficientvit_b0'), 7),
     }
 
@@ -134,65 +216,112 @@ def openmmlab_families() -> dict[str, Family]:
     Names begin with the package's, which is imported by ``build``.
     """
     # Two stages: 3 and 4 bottlenecks, of which the first ones project.
-    small = dict(base_channels=8, stem_channels=8, num_stages=2,
-                 strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
+    small = dict(
+        base_channels=8,
+        stem_channels=8,
+        num_stages=2,
+        strides=(1, 2),
+        dilations=(1, 1),
+        out_indices=(0, 1),
+    )
     plugins = [
-        dict(cfg=dict(type='ContextBlock', ratio=1 / 4, postfix=k),
-             stages=(True, True), position=f'after_conv{k}')
+        dict(
+            cfg=dict(type='ContextBlock', ratio=1 / 4, postfix=k),
+            stages=(True, True),
+            position=f'after_conv{k}',
+        )
         for k in (1, 2, 3)
     ]
     dcn = dict(
         dcn=dict(type='DCN', deform_groups=1, fallback_on_stride=False),
-        stage_with_dcn=(False, True))
+        stage_with_dcn=(False, True),
+    )
     vit = dict(
-        arch=dict(embed_dims=32, num_layers=2, num_heads=4,
-                  feedforward_channels=64),
-        img_size=32, patch_size=8)
+        arch=dict(
+            embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64
+        ),
+        img_size=32,
+        patch_size=8,
+    )
     swin = dict(embed_dims=16, depths=(2, 1), num_heads=(2, 4))
     convnext = dict(
-        arch=dict(depths=[2, 1], channels=[16, 24]), out_indices=(1, ))
+        arch=dict(depths=[2, 1], channels=[16, 24]), out_indices=(1,)
+    )
 
     def of(name, *args, **kwargs):
         package, cls = name.split('.')
         return lambda: getattr(
-            import_module(f'{package}.models.backbones'), cls)(
-                *args, **kwargs)
+            import_module(f'{package}.models.backbones'), cls
+        )(*args, **kwargs)
 
     tokens = dict(inputs=lambda: images(32))
     return {
         'mmpretrain ResNet-50, checkpointed': Family(
-            of('mmpretrain.ResNet', 50, with_cp=True, **small), 7,
-            options=(('first_block', True), )),
+            of('mmpretrain.ResNet', 50, with_cp=True, **small),
+            7,
+            options=(('first_block', True),),
+        ),
         'mmpretrain SEResNet-50': Family(
-            of('mmpretrain.SEResNet', 50, **small), 5, recorded=False),
+            of('mmpretrain.SEResNet', 50, **small), 5, recorded=False
+        ),
         'mmpretrain ResNet-18': Family(
-            of('mmpretrain.ResNet', 18, **small), 3),
+            of('mmpretrain.ResNet', 18, **small), 3
+        ),
         'mmpretrain ConvNeXt': Family(
-            of('mmpretrain.ConvNeXt', drop_path_rate=0.5, **convnext), 3),
+            of('mmpretrain.ConvNeXt', drop_path_rate=0.5, **convnext), 3
+        ),
         'mmpretrain ViT': Family(
-            of('mmpretrain.VisionTransformer', **vit), 2, **tokens),
+            of('mmpretrain.VisionTransformer', **vit), 2, **tokens
+        ),
         'mmpretrain ViT, SwiGLU, layer scale': Family(
-            of('mmpretrain.VisionTransformer', drop_path_rate=0.5,
-               layer_cfgs=dict(ffn_type='swiglu_fused'),
-               layer_scale_init_value=0.1, **vit), 2, **tokens),
+            of(
+                'mmpretrain.VisionTransformer',
+                drop_path_rate=0.5,
+                layer_cfgs=dict(ffn_type='swiglu_fused'),
+                layer_scale_init_value=0.1,
+                **vit,
+            ),
+            2,
+            **tokens,
+        ),
         'mmpretrain Swin, checkpointed': Family(
-            of('mmpretrain.SwinTransformer', swin, img_size=56, with_cp=True,
-               drop_path_rate=0.5, out_indices=(1, )), 3,
-            lambda: images(56)),
+            of(
+                'mmpretrain.SwinTransformer',
+                swin,
+                img_size=56,
+                with_cp=True,
+                drop_path_rate=0.5,
+                out_indices=(1,),
+            ),
+            3,
+            lambda: images(56),
+        ),
         'mmpretrain EfficientNet': Family(
-            of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9),
+            of('mmpretrain.EfficientNet', 'b0', drop_path_rate=0.2), 9
+        ),
         'mmdet ResNet-50, frozen, norms in eval mode': Family(
-            of('mmdet.ResNet', 50, frozen_stages=1, **small), 3,
-            options=(('blocks', 'layer2'), )),
+            of('mmdet.ResNet', 50, frozen_stages=1, **small),
+            3,
+            options=(('blocks', 'layer2'),),
+        ),
         'mmdet ResNet-50, DCN': Family(
-            of('mmdet.ResNet', 50, **dcn, **small), 5),
+            of('mmdet.ResNet', 50, **dcn, **small), 5
+        ),
         'mmdet CSPNeXt': Family(
-            of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5),
+            of('mmdet.CSPNeXt', deepen_factor=0.33, widen_factor=0.125), 5
+        ),
         'mmdet MobileNetV2': Family(of('mmdet.MobileNetV2', 0.25), 11),
         'mmdet ResNeSt-50': Family(of('mmdet.ResNeSt', 50, **small), 5),
         'mmseg ResNet-50, plugins, dilated': Family(
-            of('mmseg.ResNet', 50, plugins=plugins, contract_dilation=True,
-               **{**small, 'strides': (1, 1), 'dilations': (1, 2)}), 5),
+            of(
+                'mmseg.ResNet',
+                50,
+                plugins=plugins,
+                contract_dilation=True,
+                **{**small, 'strides': (1, 1), 'dilations': (1, 2)},
+            ),
+            5,
+        ),
     }
 
 
@@ -202,42 +331,76 @@ def transformers_families() -> dict[str, Family]:
 
     def of(name, **config):
         return lambda: getattr(hf, f'{name}Model')(
-            getattr(hf, f'{name}Config')(**config))
+            getattr(hf, f'{name}Config')(**config)
+        )
 
     def pixels(size):
         return lambda: dict(pixel_values=images(size))
 
     maps = dict(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 1])
     tokens = dict(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        image_size=32, patch_size=8)
-    resnet = hf.ResNetConfig(**maps, layer_type='basic',
-                             out_features=['stage2'])
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+    )
+    resnet = hf.ResNetConfig(
+        **maps, layer_type='basic', out_features=['stage2']
+    )
     detr = dict(
-        backbone_config=resnet, d_model=32, encoder_layers=2,
-        decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=5)
+        backbone_config=resnet,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        num_queries=5,
+    )
     return {
-        'ResNet, bottleneck': Family(
-            of('ResNet', **maps), 2, pixels(64)),
+        'ResNet, bottleneck': Family(of('ResNet', **maps), 2, pixels(64)),
         'ConvNeXt': Family(
-            of('ConvNext', hidden_sizes=[16, 24, 32, 40], depths=[2, 1, 1, 1],
-               drop_path_rate=0.5), 5, pixels(64)),
+            of(
+                'ConvNext',
+                hidden_sizes=[16, 24, 32, 40],
+                depths=[2, 1, 1, 1],
+                drop_path_rate=0.5,
+            ),
+            5,
+            pixels(64),
+        ),
         'ViT': Family(
-            of('ViT', intermediate_size=64, **tokens), 2, pixels(32)),
+            of('ViT', intermediate_size=64, **tokens), 2, pixels(32)
+        ),
         'DINOv2': Family(
-            of('Dinov2', drop_path_rate=0.5, **tokens), 2, pixels(32)),
+            of('Dinov2', drop_path_rate=0.5, **tokens), 2, pixels(32)
+        ),
         'Swin': Family(
-            of('Swin', image_size=32, patch_size=2, embed_dim=16,
-               depths=[2, 2], num_heads=[2, 4], window_size=4,
-               drop_path_rate=0.5), 4, pixels(32)),
+            of(
+                'Swin',
+                image_size=32,
+                patch_size=2,
+                embed_dim=16,
+                depths=[2, 2],
+                num_heads=[2, 4],
+                window_size=4,
+                drop_path_rate=0.5,
+            ),
+            4,
+            pixels(32),
+        ),
         'DETR, backbone': Family(of('Detr', **detr), 2, pixels(64)),
     }
 
 
 LIBRARIES = dict(
-    torchvision=torchvision_families, timm=timm_families,
-    transformers=transformers_families, mmpretrain=openmmlab_families)
+    torchvision=torchvision_families,
+    timm=timm_families,
+    transformers=transformers_families,
+    mmpretrain=openmmlab_families,
+)
 
 
 def find_family(library: str, name: str) -> Family:

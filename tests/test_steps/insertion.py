@@ -25,8 +25,9 @@ def outputs(model: nn.Module, inputs: dict | Tensor) -> list[Tensor]:
     return list(_tensors(out))
 
 
-def outputs_in_training(model: nn.Module,
-                        inputs: dict | Tensor) -> list[Tensor]:
+def outputs_in_training(
+    model: nn.Module, inputs: dict | Tensor
+) -> list[Tensor]:
     """Outputs of a copy in training mode."""
     model = copy.deepcopy(model)
     model.train()  # that of some hosts returns nothing
@@ -59,14 +60,19 @@ def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
     assert len(outs) == len(wanted) > 0
     for w in wanted:
         assert torch.isfinite(w).all() and w.abs().max() > 0
-    return max(float((o - w).detach().abs().max() / w.detach().abs().max())
-               for o, w in zip(outs, wanted))
+    return max(
+        float((o - w).detach().abs().max() / w.detach().abs().max())
+        for o, w in zip(outs, wanted)
+    )
 
 
 def steps_of(model: nn.Module) -> dict[str, nn.Module]:
     """All ResidualSteps by name."""
-    return {name: module for name, module in model.named_modules()
-            if isinstance(module, ResidualStep)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, ResidualStep)
+    }
 
 
 def perturb_gates(model: nn.Module) -> nn.Module:
@@ -82,8 +88,9 @@ def with_moved_steps(model: nn.Module, **options) -> nn.Module:
     return perturb_gates(model)
 
 
-def check_insertion(model: nn.Module, inputs: dict | Tensor,
-                    **options) -> list[str]:
+def check_insertion(
+    model: nn.Module, inputs: dict | Tensor, **options
+) -> list[str]:
     """Put steps into a model, and check all that can be without a process.
 
     The model is in float64 afterwards.
@@ -102,8 +109,13 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     # Outputs, in both modes: stochastic depth draws the same numbers.
     before = outputs(plain, inputs)
     assert difference(outputs(model, inputs), before) <= BOUND
-    assert difference(outputs_in_training(model, inputs),
-                      outputs_in_training(plain, inputs)) <= BOUND
+    assert (
+        difference(
+            outputs_in_training(model, inputs),
+            outputs_in_training(plain, inputs),
+        )
+        <= BOUND
+    )
     ours, theirs = (list(map(rounding, outs, before)) for outs in singles)
     assert all(ours[k] <= 2 * theirs[k] for k in range(len(ours)))
 
@@ -116,8 +128,10 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     twin = copy.deepcopy(model)
     sum(o.square().mean() for o in outputs(twin, inputs)).backward()
     for name, step in steps_of(twin).items():
-        assert any(p.grad is not None and p.grad.abs().max() > 0
-                   for p in step.attention.parameters()), name
+        assert any(
+            p.grad is not None and p.grad.abs().max() > 0
+            for p in step.attention.parameters()
+        ), name
     perturb_gates(model)
     moved = outputs(model, inputs)
     assert difference(moved, before) > 1e-4
@@ -139,14 +153,22 @@ def check_insertion(model: nn.Module, inputs: dict | Tensor,
     assert difference(outputs(twin, inputs), before) == 0
     assert set(twin.state_dict()) == keys
     assert {name: type(m) for name, m in twin.named_modules()} == parts
-    assert not any('BranchStep' in str(hook) for m in twin.modules() for hook
-                   in (*m._forward_hooks.values(),
-                       *m._forward_pre_hooks.values()))
+    assert not any(
+        'BranchStep' in str(hook)
+        for m in twin.modules()
+        for hook in (
+            *m._forward_hooks.values(),
+            *m._forward_pre_hooks.values(),
+        )
+    )
     return names
 
 
-def check_recorder(model: nn.Module, inputs: dict | Tensor,
-                   example: dict | Tensor | None = None) -> None:
+def check_recorder(
+    model: nn.Module,
+    inputs: dict | Tensor,
+    example: dict | Tensor | None = None,
+) -> None:
     """Stiffness of the network as it is and with plain steps, in float64."""
     model.eval()
     with torch.no_grad():
@@ -167,9 +189,12 @@ def check_recorder(model: nn.Module, inputs: dict | Tensor,
 
 def check_compiles(model: nn.Module, inputs: dict | Tensor) -> None:
     """Compile each new kind of blocks alone, without a graph break."""
-    blocks = {type(m): name for name, m in model.named_modules()
-              if type(m) not in COMPILED and any(
-                  isinstance(c, ResidualStep) for c in m.children())}
+    blocks = {
+        type(m): name
+        for name, m in model.named_modules()
+        if type(m) not in COMPILED
+        and any(isinstance(c, ResidualStep) for c in m.children())
+    }
     COMPILED.update(blocks)
 
     def run(model, name):

@@ -34,8 +34,10 @@ class TokenBlock(nn.Module):
         self.drop = nn.Dropout(0.0)
         self.norm2 = nn.LayerNorm(channels)
         self.mlp = nn.Sequential(
-            nn.Linear(channels, 2 * channels), nn.GELU(),
-            nn.Linear(2 * channels, channels))
+            nn.Linear(channels, 2 * channels),
+            nn.GELU(),
+            nn.Linear(2 * channels, channels),
+        )
 
     def forward(self, x):
         x = x + self.drop(self.attn(self.norm1(x)))
@@ -81,9 +83,11 @@ class ResNetBlock(BasicBlock):
         return (x + f * step).relu()
 
 
-NETWORKS = {'tokens': (TokenBlock, (4, 5, 8)),
-            'maps': (MapBlock, (4, 8, 6, 6)),
-            'fused': (ResNetBlock, (4, 8, 6, 6))}
+NETWORKS = {
+    'tokens': (TokenBlock, (4, 5, 8)),
+    'maps': (MapBlock, (4, 8, 6, 6)),
+    'fused': (ResNetBlock, (4, 8, 6, 6)),
+}
 
 
 def network(kind: str) -> nn.Sequential:
@@ -103,9 +107,14 @@ class ByHand(nn.Module):
     def __init__(self, plain, stepped):
         super().__init__()
         self.blocks = plain
-        self.gates = nn.ModuleList(nn.ModuleList(
-            copy.deepcopy(child.attention) for child in block.children()
-            if hasattr(child, 'attention')) for block in stepped)
+        self.gates = nn.ModuleList(
+            nn.ModuleList(
+                copy.deepcopy(child.attention)
+                for child in block.children()
+                if hasattr(child, 'attention')
+            )
+            for block in stepped
+        )
 
     def forward(self, x):
         for block, gates in zip(self.blocks, self.gates):

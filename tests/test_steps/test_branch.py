@@ -29,8 +29,11 @@ def results(model, x):
     x = x.clone().requires_grad_()
     out = model(x)
     out.square().mean().backward()
-    grads = sorted((tuple(p.shape), p.grad.norm().item())
-                   for p in model.parameters() if p.grad is not None)
+    grads = sorted(
+        (tuple(p.shape), p.grad.norm().item())
+        for p in model.parameters()
+        if p.grad is not None
+    )
     return out.detach(), x.grad, grads
 
 
@@ -45,7 +48,8 @@ def check_equal(model, reference, x):
 def checkpointed(model, reentrant=False, recorded=False):
     for block in model:
         block.forward = partial(
-            cp.checkpoint, block.forward, use_reentrant=reentrant)
+            cp.checkpoint, block.forward, use_reentrant=reentrant
+        )
     if recorded:  # the forward pass alone
         TrajectoryRecorder(model).start(once=True)
     return model
@@ -58,8 +62,13 @@ def compiled_blocks(model):
 
 
 def zeros_for(model):
-    return torch.zeros(next(shape for block, shape in NETWORKS.values()
-                            if isinstance(model[0], block))).double()
+    return torch.zeros(
+        next(
+            shape
+            for block, shape in NETWORKS.values()
+            if isinstance(model[0], block)
+        )
+    ).double()
 
 
 def compiled_behind_a_plain_one(model):
@@ -67,13 +76,15 @@ def compiled_behind_a_plain_one(model):
     plain = copy.deepcopy(model)
     remove_steps(plain)
     torch.compile(plain, backend='aot_eager', fullgraph=True)(
-        zeros_for(plain).requires_grad_())
+        zeros_for(plain).requires_grad_()
+    )
     return torch.compile(model, backend='aot_eager', fullgraph=True)
 
 
 def after_a_pass_that_raised(model):
     handle = model[1].register_forward_pre_hook(
-        lambda *args: (_ for _ in ()).throw(KeyError('once')))
+        lambda *args: (_ for _ in ()).throw(KeyError('once'))
+    )
     with pytest.raises(KeyError):
         model.eval()(zeros_for(model))
     handle.remove()
@@ -84,7 +95,8 @@ def wrapped_children(model):
     for block in model:
         for name, child in list(block.named_children()):
             if next(child.parameters(), None) is not None and (
-                    'step' not in name):
+                'step' not in name
+            ):
                 setattr(block, name, checkpoint_wrapper(child))
     return model
 
@@ -119,16 +131,16 @@ SITUATIONS = {
     'as it is': lambda model: model,
     'deepcopy': copy.deepcopy,
     'pickle': lambda model: pickle.loads(pickle.dumps(model)),
-    'average': lambda model: torch.optim.swa_utils.AveragedModel(
-        model).module,
+    'average': lambda model: torch.optim.swa_utils.AveragedModel(model).module,
     'checkpoint': checkpointed,
     'reentrant checkpoint': partial(checkpointed, reentrant=True),
     'checkpoint, recorded': partial(checkpointed, recorded=True),
     'checkpoint inside': wrapped_children,
     'compiled': compiled_behind_a_plain_one,
     'compiled blocks': compiled_blocks,
-    'compiled gates': partial(wrapped_gates, wrap=partial(
-        torch.compile, backend='eager')),
+    'compiled gates': partial(
+        wrapped_gates, wrap=partial(torch.compile, backend='eager')
+    ),
     'wrapped gates': partial(wrapped_gates, wrap=Around),
     'wrapped steps': wrapped_steps,
     'folded': lambda model: fold(wrapped_gates(model, Around)),
@@ -136,11 +148,17 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize('situation, kind, training', [
-    (situation, kind, training) for situation in SITUATIONS
-    for kind in NETWORKS for training in (True, False)
-    # A compiler sees hooks alike in both modes; the tail by hand differs.
-    if training or kind == 'fused' or 'compiled' not in situation])
+@pytest.mark.parametrize(
+    'situation, kind, training',
+    [
+        (situation, kind, training)
+        for situation in SITUATIONS
+        for kind in NETWORKS
+        for training in (True, False)
+        # A compiler sees hooks alike in both modes; the tail by hand differs.
+        if training or kind == 'fused' or 'compiled' not in situation
+    ],
+)
 def test_equals_the_network_by_hand(situation, kind, training):
     model, reference = stepped_pair(kind)
     model.train(training)
@@ -167,8 +185,9 @@ def test_a_checkpoint_updates_statistics_twice(kind):
     """As PyTorch's BNs do."""
     model = checkpointed(stepped_pair(kind)[0])
     model(inputs(kind)).sum().backward()
-    assert {int(t) for name, t in model.named_buffers()
-            if 'num_batches' in name} == {2}
+    assert {
+        int(t) for name, t in model.named_buffers() if 'num_batches' in name
+    } == {2}
 
 
 def test_spots_are_names():
@@ -191,8 +210,7 @@ def test_spots_are_names():
         model[k].norm = norm
     check_equal(model.eval(), reference.eval(), inputs('maps'))
     for block in model:
-        block.conv2 = fuse_conv_bn_eval(block.conv2, copy.deepcopy(
-            block.norm))
+        block.conv2 = fuse_conv_bn_eval(block.conv2, copy.deepcopy(block.norm))
         block.norm = nn.Identity()
     same(model(inputs('maps')), reference(inputs('maps')))
 
@@ -200,8 +218,9 @@ def test_spots_are_names():
 @pytest.mark.parametrize('kind', ['tokens', 'maps'])
 def test_equal_blocks_share_one_graph(kind):
     """Twelve that are compiled one by one, as diffusers does."""
-    model = nn.Sequential(*network(kind), *network(kind),
-                          *network(kind), *network(kind)).eval()
+    model = nn.Sequential(
+        *network(kind), *network(kind), *network(kind), *network(kind)
+    ).eval()
     insert_steps(model, example=inputs(kind))
     perturb_gates(model)
     counter = CompileCounter()
@@ -230,7 +249,9 @@ def another_step(model, reference):
 def copied_block(model, reference):
     model[1] = copy.deepcopy(model[0])
     reference.blocks[1], reference.gates[1] = (
-        reference.blocks[0], reference.gates[0])
+        reference.blocks[0],
+        reference.gates[0],
+    )
 
 
 def shared_layer(model, reference):
@@ -245,9 +266,17 @@ def another_layer(model, reference):
     reference.blocks[1].mlp = reference.blocks[0].mlp
 
 
-@pytest.mark.parametrize('change', [
-    copied_step, wrapped_step, another_step, copied_block, shared_layer,
-    another_layer])
+@pytest.mark.parametrize(
+    'change',
+    [
+        copied_step,
+        wrapped_step,
+        another_step,
+        copied_block,
+        shared_layer,
+        another_layer,
+    ],
+)
 def test_what_stands_in_the_block_that_runs_is_taken(change):
     """And is taken out."""
     model, reference = stepped_pair('tokens')
@@ -256,28 +285,39 @@ def test_what_stands_in_the_block_that_runs_is_taken(change):
     same(model(x), reference(x))
     assert remove_steps(model) == ['0', '1', '2']
     assert not any('step' in name for name, _ in model.named_modules())
-    assert not any(m._forward_hooks or m._forward_pre_hooks
-                   for m in model.modules())
+    assert not any(
+        m._forward_hooks or m._forward_pre_hooks for m in model.modules()
+    )
     same(model(x), reference.blocks(x))
 
 
 def quantised(model, x):
     """Its layers are in float32 alone."""
-    found = torch.ao.quantization.quantize_dynamic(
-        model.float(), {nn.Linear})
+    found = torch.ao.quantization.quantize_dynamic(model.float(), {nn.Linear})
     return lambda x: found(x.float()).double()
 
 
 def exported(model, x):
-    return torch.export.export(model, (x, )).module()
+    return torch.export.export(model, (x,)).module()
 
 
-@pytest.mark.parametrize('kind, change', [
-    ('tokens', quantised),
-    ('maps', lambda model, x: torch.fx.symbolic_trace(model)),
-    *(pytest.param(kind, exported, marks=not_on_torch_21(
-        'cannot export what Dynamo knows no class attribute of'))
-      for kind in NETWORKS)])
+@pytest.mark.parametrize(
+    'kind, change',
+    [
+        ('tokens', quantised),
+        ('maps', lambda model, x: torch.fx.symbolic_trace(model)),
+        *(
+            pytest.param(
+                kind,
+                exported,
+                marks=not_on_torch_21(
+                    'cannot export what Dynamo knows no class attribute of'
+                ),
+            )
+            for kind in NETWORKS
+        ),
+    ],
+)
 def test_made_into_something_else(kind, change):
     model, reference = stepped_pair(kind)
     x = inputs(kind)
@@ -315,11 +355,15 @@ def replicated(model):
         block._is_replica = True  # as nn.parallel.replicate marks them
 
 
-@pytest.mark.parametrize('change, words', [
-    (hidden_state, 'checkpoint the whole block'),
-    (replicated, 'DistributedDataParallel'),
-    # A state at a leaf and a branch at a container cannot be traced.
-    (torch.fx.symbolic_trace, 'torch.fx')])
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (hidden_state, 'checkpoint the whole block'),
+        (replicated, 'DistributedDataParallel'),
+        # A state at a leaf and a branch at a container cannot be traced.
+        (torch.fx.symbolic_trace, 'torch.fx'),
+    ],
+)
 def test_refused_when_it_runs(change, words):
     model, _ = stepped_pair('tokens')
     with pytest.raises(RuntimeError, match=words):
@@ -357,9 +401,14 @@ def test_a_step_that_did_not_run_is_loud():
 
 
 @pytest.mark.parametrize('compiled', [False, True])
-@pytest.mark.parametrize('gone', [
-    lambda block: delattr(block, 'drop'),
-    lambda block: setattr(block, 'drop', None)], ids=['deleted', 'None'])
+@pytest.mark.parametrize(
+    'gone',
+    [
+        lambda block: delattr(block, 'drop'),
+        lambda block: setattr(block, 'drop', None),
+    ],
+    ids=['deleted', 'None'],
+)
 def test_a_spot_that_has_gone(gone, compiled):
     """As timm's ``reparameterize_model`` drops layers."""
     model = nn.Sequential(*(Skips() for _ in range(3)))
@@ -371,9 +420,13 @@ def test_a_spot_that_has_gone(gone, compiled):
         block.way = 'around'
     torch._dynamo.reset()
     called = torch.compile(model, backend='eager') if compiled else model
-    with pytest.raises(Exception, match=(
+    with pytest.raises(
+        Exception,
+        match=(
             'the module drop, at which step of Skips stands, is gone; call '
-            'remove_steps before the network is changed in this way')):
+            'remove_steps before the network is changed in this way'
+        ),
+    ):
         called(x)
     assert remove_steps(model) == ['0', '1', '2']
     torch.testing.assert_close(model(x), before)
@@ -388,10 +441,14 @@ def test_recorder(kind):
     seen = []
     for gate in reference.eval().gates[2]:
         gate.register_forward_hook(
-            lambda gate, args, out: seen.append(out.mean(1)))
+            lambda gate, args, out: seen.append(out.mean(1))
+        )
     with torch.no_grad():
         reference(inputs(kind))
     torch.testing.assert_close(  # recorded in float32
-        recorder.record['step_mean'].double(), torch.stack(seen, 1),
-        rtol=1e-6, atol=0)
+        recorder.record['step_mean'].double(),
+        torch.stack(seen, 1),
+        rtol=1e-6,
+        atol=0,
+    )
     assert (recorder.record['unit'] / recorder.nsi - 1).abs().max() > 1e-3

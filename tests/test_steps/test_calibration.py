@@ -33,6 +33,7 @@ def pooled(model):
         x, f = inputs[:2]  # a step that is hooked is given f
         w = step.attention.pair_weight
         seen.append(w[:, 0] * x.mean((2, 3)) + w[:, 1] * (x + f).mean((2, 3)))
+
     handle = block.step.register_forward_pre_hook(keep)
     with torch.no_grad():
         for images in batches():
@@ -53,18 +54,26 @@ def test_statistics_are_those_of_all_vectors(model):
     torch.testing.assert_close(bn.running_var, z.var(0), rtol=1e-3, atol=1e-6)
     assert bn.num_batches_tracked == 3
     assert [m.training for m in model.modules()] == modes
-    changed = {name for name, t in model.state_dict().items()
-               if not torch.equal(t, before[name])}
+    changed = {
+        name
+        for name, t in model.state_dict().items()
+        if not torch.equal(t, before[name])
+    }
     assert all('attention.bn.' in name for name in changed)
     assert mmstepnet.calibrate(model, batches()) == 0  # they have them now
 
 
-@pytest.mark.parametrize('wrap, forward', [
-    (lambda t: (t, ), None), (lambda t: [t], None),
-    (lambda t: dict(x=t), None),
-    (lambda t: UserDict(x=t), None),  # as transformers' tokenizers give
-    (lambda t: [t, torch.arange(len(t))], None),  # images and labels
-    (lambda t: 2 * t, lambda network, t: network(t / 2))])
+@pytest.mark.parametrize(
+    'wrap, forward',
+    [
+        (lambda t: (t,), None),
+        (lambda t: [t], None),
+        (lambda t: dict(x=t), None),
+        (lambda t: UserDict(x=t), None),  # as transformers' tokenizers give
+        (lambda t: [t, torch.arange(len(t))], None),  # images and labels
+        (lambda t: 2 * t, lambda network, t: network(t / 2)),
+    ],
+)
 def test_what_a_batch_may_be(model, wrap, forward):
     other = copy.deepcopy(model)
     mmstepnet.calibrate(model, batches())
@@ -82,19 +91,16 @@ class Needs(nn.Module):
 
 
 class Two(Needs):
-
     def forward(self, x, times):
         return self.network(x * times[:, None, None, None])
 
 
 class Any(Needs):
-
     def forward(self, *args):
         return self.network(args[0] * args[-1][:, None, None, None])
 
 
 class ByChoice(Needs):
-
     def forward(self, x=None, times=None):
         return self.network(x)
 
@@ -104,8 +110,7 @@ def test_integers_that_the_model_takes_are_no_labels(model, kind):
     other = copy.deepcopy(model)
     pairs = [(t, 2 + torch.arange(len(t))) for t in batches()]
     mmstepnet.calibrate(kind(model), pairs)
-    mmstepnet.calibrate(other, [
-        t * n[:, None, None, None] for t, n in pairs])
+    mmstepnet.calibrate(other, [t * n[:, None, None, None] for t, n in pairs])
     for name, t in model.state_dict().items():
         assert torch.equal(t, other.state_dict()[name])
 
@@ -116,17 +121,22 @@ def test_labels_that_are_left_out_are_said_once(model, caplog):
     mmstepnet.calibrate(model, pairs)
     mmstepnet.measure_stiffness(model, pairs)
     assert [r.message for r in caplog.records] == [
-        'ResNet is called with the images of each batch, without the labels']
+        'ResNet is called with the images of each batch, without the labels'
+    ]
 
 
 IMAGES, LABELS = torch.zeros(3, 3, 32, 32), torch.arange(3)
 
 
-@pytest.mark.parametrize('wrap, batch, words', [
-    (nn.Sequential, (IMAGES, LABELS, LABELS), 'a batch of 3 tensors'),
-    (nn.Sequential, (IMAGES, torch.eye(3)), 'a batch of 2 tensors'),
-    (nn.Sequential, dict(image=IMAGES, label=LABELS), 'of image, label'),
-    (ByChoice, (IMAGES, LABELS), 'which argument the second one is')])
+@pytest.mark.parametrize(
+    'wrap, batch, words',
+    [
+        (nn.Sequential, (IMAGES, LABELS, LABELS), 'a batch of 3 tensors'),
+        (nn.Sequential, (IMAGES, torch.eye(3)), 'a batch of 2 tensors'),
+        (nn.Sequential, dict(image=IMAGES, label=LABELS), 'of image, label'),
+        (ByChoice, (IMAGES, LABELS), 'which argument the second one is'),
+    ],
+)
 def test_a_batch_of_more_than_the_model_takes(model, wrap, batch, words):
     with pytest.raises(ValueError, match=f'cannot be .*{words}.*forward='):
         mmstepnet.calibrate(wrap(model), [batch])
@@ -147,23 +157,35 @@ def test_frozen_attentions_get_statistics_once(model):
 
 
 def test_a_frozen_gate_that_does_not_run_is_left_alone(model):
-    both = nn.ModuleDict(dict(
-        student=model, teacher=copy.deepcopy(model).requires_grad_(False)))
-    assert mmstepnet.calibrate(
-        both, batches(), forward=lambda both, x: both['student'](x)) == 5
+    both = nn.ModuleDict(
+        dict(student=model, teacher=copy.deepcopy(model).requires_grad_(False))
+    )
+    assert (
+        mmstepnet.calibrate(
+            both, batches(), forward=lambda both, x: both['student'](x)
+        )
+        == 5
+    )
     assert not both['teacher'].layer2[1].step.attention.bn.running_mean.any()
 
 
-@pytest.mark.parametrize('given, words', [
-    (lambda: [], 'saw 0 pooled vectors'),
-    (lambda: [*batches(), torch.full((2, 3, 64, 64), torch.nan)],
-     'NaN or infinite features'),
-    (lambda: [torch.ones(4, 3, 64, 64)], 'same value for every image')])
+@pytest.mark.parametrize(
+    'given, words',
+    [
+        (lambda: [], 'saw 0 pooled vectors'),
+        (
+            lambda: [*batches(), torch.full((2, 3, 64, 64), torch.nan)],
+            'NaN or infinite features',
+        ),
+        (lambda: [torch.ones(4, 3, 64, 64)], 'same value for every image'),
+    ],
+)
 def test_refusals_change_no_norm(model, given, words):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=words):
         mmstepnet.calibrate(model, given())
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
     assert norms and not any(m._forward_pre_hooks for m in norms)
-    assert all(torch.equal(t, before[k])
-               for k, t in model.state_dict().items())
+    assert all(
+        torch.equal(t, before[k]) for k, t in model.state_dict().items()
+    )

@@ -12,7 +12,12 @@ def test_two_processes(tmp_path):
 
     What the first process saves is whole, and each loads its part of it.
     """
-    run_tool('-m', 'torch.distributed.run', '--nproc-per-node=2',
-             f'--master-port={free_port()}',
-             Path(__file__).with_name('ddp_rank.py'), tmp_path,
-             PYTHONPATH=str(ROOT))
+    run_tool(
+        '-m',
+        'torch.distributed.run',
+        '--nproc-per-node=2',
+        f'--master-port={free_port()}',
+        Path(__file__).with_name('ddp_rank.py'),
+        tmp_path,
+        PYTHONPATH=str(ROOT),
+    )

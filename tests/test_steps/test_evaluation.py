@@ -48,21 +48,33 @@ def measured(model):
 
 def state(model):
     """All that a pass might change."""
-    return str([
-        (block.training, block.f[0].training, hasattr(block, 'kept'),
-         block.f[0].weight.requires_grad, block.state_dict(),
-         [m._forward_hooks for m in block.modules()],
-         [m._forward_pre_hooks for m in block.modules()])
-        for block in model] + [torch.get_rng_state().tolist()])
+    return str(
+        [
+            (
+                block.training,
+                block.f[0].training,
+                hasattr(block, 'kept'),
+                block.f[0].weight.requires_grad,
+                block.state_dict(),
+                [m._forward_hooks for m in block.modules()],
+                [m._forward_pre_hooks for m in block.modules()],
+            )
+            for block in model
+        ]
+        + [torch.get_rng_state().tolist()]
+    )
 
 
-@pytest.mark.parametrize('do', [
-    lambda model: mmstepnet.find_steps(model, X),
-    measured,
-    lambda model: find_places(model, X),
-    lambda model: prepare_removal(model, None, X),
-    lambda model: mmstepnet.ablate_blocks(model, measured, example=X),
-])
+@pytest.mark.parametrize(
+    'do',
+    [
+        lambda model: mmstepnet.find_steps(model, X),
+        measured,
+        lambda model: find_places(model, X),
+        lambda model: prepare_removal(model, None, X),
+        lambda model: mmstepnet.ablate_blocks(model, measured, example=X),
+    ],
+)
 def test_the_mode_is_that_of_the_network_and_restored(do):
     model = Net(*(Block() for _ in range(3))).train()
     model[1].f[0].eval()

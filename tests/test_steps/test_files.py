@@ -26,13 +26,19 @@ def chain():
     """A network of nobody's, with a head."""
     return nn.Sequential(
         nn.Sequential(*(Adds(nn.Linear(8, 8)) for _ in range(3))),
-        nn.Linear(8, 3))
+        nn.Linear(8, 3),
+    )
 
 
 def swin():
     return SwinTransformer(
-        [4, 4], embed_dim=16, depths=[2, 1], num_heads=[2, 4],
-        window_size=[4, 4], num_classes=3)
+        [4, 4],
+        embed_dim=16,
+        depths=[2, 1],
+        num_heads=[2, 4],
+        window_size=[4, 4],
+        num_classes=3,
+    )
 
 
 NETWORKS = {
@@ -70,18 +76,39 @@ def check_loaded(made, path):
     assert plain.state_dict().keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize('kind, dtype, attention, options', [
-    *((kind, dtype, 'StepNet', {}) for kind in NETWORKS
-      for dtype in (torch.float32, torch.bfloat16)),
-    *(('resnet', torch.float32, name, dict(blocks='layer3'))
-      for name in ATTENTIONS if name not in ('FCA', 'Plain')),
-    *(('resnet', torch.float32, name, dict(options, blocks='layer3'))
-      for name, options in (
-          ('SE', dict(reduction=4)), ('StepNet', dict(inputs='x')),
-          ('FCA', dict(map_size=14, reduction=8)),
-          ('LayerScale', dict(init_step=None, initial=-0.5, shared=True,
-                              learned=False)),
-          ('StepNet', dict(init_step=None))))])
+@pytest.mark.parametrize(
+    'kind, dtype, attention, options',
+    [
+        *(
+            (kind, dtype, 'StepNet', {})
+            for kind in NETWORKS
+            for dtype in (torch.float32, torch.bfloat16)
+        ),
+        *(
+            ('resnet', torch.float32, name, dict(blocks='layer3'))
+            for name in ATTENTIONS
+            if name not in ('FCA', 'Plain')
+        ),
+        *(
+            ('resnet', torch.float32, name, dict(options, blocks='layer3'))
+            for name, options in (
+                ('SE', dict(reduction=4)),
+                ('StepNet', dict(inputs='x')),
+                ('FCA', dict(map_size=14, reduction=8)),
+                (
+                    'LayerScale',
+                    dict(
+                        init_step=None,
+                        initial=-0.5,
+                        shared=True,
+                        learned=False,
+                    ),
+                ),
+                ('StepNet', dict(init_step=None)),
+            )
+        ),
+    ],
+)
 def test_fresh_model(kind, dtype, attention, options, tmp_path):
     model, plain, x, names = make(kind, attention, **options)
     made = model.to(dtype), plain.to(dtype), x.to(dtype), names
@@ -101,8 +128,11 @@ def test_what_is_in_the_file(named, tmp_path):
     mmstepnet.save_steps(model, tmp_path, [named] if named else [])
     with safe_open(tmp_path / 'steps.safetensors', 'pt') as file:
         assert set(file.keys()) == {
-            n for n in model.state_dict() if not n.endswith('_extra_state')
-            and ('.step.' in n or n.startswith(named or '-'))}
+            n
+            for n in model.state_dict()
+            if not n.endswith('_extra_state')
+            and ('.step.' in n or n.startswith(named or '-'))
+        }
     check_loaded(made, tmp_path)
 
 
@@ -137,15 +167,24 @@ def with_steps(model):
 
 
 WRAPS = dict(
-    itself=lambda model: model, headed=Headed, compiled=compiled,
+    itself=lambda model: model,
+    headed=Headed,
+    compiled=compiled,
     averaged=torch.optim.swa_utils.AveragedModel,
-    blocks=with_wrapped_blocks, stepped=with_steps,
-    twice=lambda model: Headed(nn.DataParallel(model)))
+    blocks=with_wrapped_blocks,
+    stepped=with_steps,
+    twice=lambda model: Headed(nn.DataParallel(model)),
+)
 
 
-@pytest.mark.parametrize('saved, loaded', [
-    *((name, 'itself') for name in WRAPS if name != 'stepped'),
-    *(('itself', name) for name in WRAPS), ('headed', 'headed')])
+@pytest.mark.parametrize(
+    'saved, loaded',
+    [
+        *((name, 'itself') for name in WRAPS if name != 'stepped'),
+        *(('itself', name) for name in WRAPS),
+        ('headed', 'headed'),
+    ],
+)
 def test_saved_in_one_and_loaded_in_another(saved, loaded, tmp_path):
     """Whatever is around the blocks: a wrapper, or more of a model."""
     model, plain, x, names = made_double('resnet')
@@ -221,6 +260,7 @@ def test_a_head_with_a_state_of_its_own(tmp_path):
 
 def change(where, value):
     """Change what a file says at a place, or one of its tensors."""
+
     def write(path, about, tensors):
         if isinstance(where, str):
             tensors[where][0] = value
@@ -231,21 +271,36 @@ def change(where, value):
                 inner = inner[key]
             inner[last] = value
         safetensors.torch.save_file(
-            tensors, path, {METADATA: json.dumps(about)})
+            tensors, path, {METADATA: json.dumps(about)}
+        )
+
     return write
 
 
 CHANGES = dict(
     axis=(change(('blocks', '0.1', 'places', 0, 5), 1), 'was changed after'),
-    variance=(change('0.1.step.attention.bn.running_var', -1.), 'was changed'),
-    format=(change(('format_version', ), 1), 'format 1 and format 2 is read.*'
-            'load_state_dict'),
-    no_blocks=(lambda path, about, tensors: safetensors.torch.save_file(
-        tensors, path), 'no whole file.*insert_steps.*load_state_dict'),
-    cut=(lambda path, about, tensors: path.write_bytes(
-        path.read_bytes()[:-9]), 'no whole file'),
-    pickled=(lambda path, about, tensors: torch.save(tensors, path),
-             'no whole file'),
+    variance=(
+        change('0.1.step.attention.bn.running_var', -1.0),
+        'was changed',
+    ),
+    format=(
+        change(('format_version',), 1),
+        'format 1 and format 2 is read.*load_state_dict',
+    ),
+    no_blocks=(
+        lambda path, about, tensors: safetensors.torch.save_file(
+            tensors, path
+        ),
+        'no whole file.*insert_steps.*load_state_dict',
+    ),
+    cut=(
+        lambda path, about, tensors: path.write_bytes(path.read_bytes()[:-9]),
+        'no whole file',
+    ),
+    pickled=(
+        lambda path, about, tensors: torch.save(tensors, path),
+        'no whole file',
+    ),
 )
 
 
@@ -280,21 +335,42 @@ OTHERS = {
     'plain': (lambda: chain()[0][0], FileNotFoundError, 'steps.safetensors'),
     'resnet50': (resnet50, ValueError, r'the block layer1.0 \(BasicB'),
     'swin': (swin, ValueError, 'the block layer1.0 .* 0 times'),
-    'two': (lambda: nn.ModuleList([resnet18(), resnet18()]), ValueError,
-            'the block layer1.0 .* 2 times'),
-    'SE': (lambda: stepped('resnet', 'SE', first_block=False), ValueError,
-           'other attentions here'),
-    'start': (lambda: stepped('resnet', init_step=0.5), ValueError,
-              'other attentions here'),
-    'more': (lambda: stepped('resnet', first_block=True), ValueError,
-             'was changed in layer2.0; load it'),
-    'classes': (lambda: resnet18(num_classes=5), ValueError,
-                'fc.bias is not in both|fc.weight is not in both'),
+    'two': (
+        lambda: nn.ModuleList([resnet18(), resnet18()]),
+        ValueError,
+        'the block layer1.0 .* 2 times',
+    ),
+    'SE': (
+        lambda: stepped('resnet', 'SE', first_block=False),
+        ValueError,
+        'other attentions here',
+    ),
+    'start': (
+        lambda: stepped('resnet', init_step=0.5),
+        ValueError,
+        'other attentions here',
+    ),
+    'more': (
+        lambda: stepped('resnet', first_block=True),
+        ValueError,
+        'was changed in layer2.0; load it',
+    ),
+    'classes': (
+        lambda: resnet18(num_classes=5),
+        ValueError,
+        'fc.bias is not in both|fc.weight is not in both',
+    ),
     'meta': (lambda: resnet18().to('meta'), ValueError, 'the meta device'),
-    'wider': (lambda: rebuilt(lambda block: setattr(
-        block, 'f', nn.Linear(16, 16))), ValueError, '0.2 is built otherwise'),
-    'renamed': (lambda: rebuilt(lambda block: delattr(block, 'f')),
-                ValueError, 'has no attribute `?f'),
+    'wider': (
+        lambda: rebuilt(lambda block: setattr(block, 'f', nn.Linear(16, 16))),
+        ValueError,
+        '0.2 is built otherwise',
+    ),
+    'renamed': (
+        lambda: rebuilt(lambda block: delattr(block, 'f')),
+        ValueError,
+        'has no attribute `?f',
+    ),
 }
 
 
@@ -303,9 +379,11 @@ def test_a_file_of_another_model_is_refused(name, tmp_path):
     build, type_, words = OTHERS[name]
     model, path = build(), tmp_path / 'steps.safetensors'
     if name != 'plain':
-        mmstepnet.save_steps(stepped(
-            'chain' if name in ('wider', 'renamed') else 'resnet'), path,
-            ['fc'] if name == 'classes' else [])
+        mmstepnet.save_steps(
+            stepped('chain' if name in ('wider', 'renamed') else 'resnet'),
+            path,
+            ['fc'] if name == 'classes' else [],
+        )
     before = list(model.modules())
     with pytest.raises(type_, match=words):
         mmstepnet.load_steps(model, path)
@@ -318,14 +396,37 @@ def pruned():
     return model
 
 
-@pytest.mark.parametrize('build, names, type_, words', [
-    (resnet18, [], ValueError, 'ResNet has no steps to save; call insert_st'),
-    (lambda: stepped('resnet'), ['head'], ValueError, "names 'head'"),
-    (lambda: stepped('resnet'), 'fc', TypeError, 'must be a list of names'),
-    (lambda: stepped('resnet'), [''], TypeError, 'must be a list of names'),
-    (lambda: mmstepnet.fold(stepped('resnet')), [], ValueError, 'before fold'),
-    (pruned, [], ValueError, 'a StepNet could not be built again'),
-])
+@pytest.mark.parametrize(
+    'build, names, type_, words',
+    [
+        (
+            resnet18,
+            [],
+            ValueError,
+            'ResNet has no steps to save; call insert_st',
+        ),
+        (lambda: stepped('resnet'), ['head'], ValueError, "names 'head'"),
+        (
+            lambda: stepped('resnet'),
+            'fc',
+            TypeError,
+            'must be a list of names',
+        ),
+        (
+            lambda: stepped('resnet'),
+            [''],
+            TypeError,
+            'must be a list of names',
+        ),
+        (
+            lambda: mmstepnet.fold(stepped('resnet')),
+            [],
+            ValueError,
+            'before fold',
+        ),
+        (pruned, [], ValueError, 'a StepNet could not be built again'),
+    ],
+)
 def test_what_is_not_saved(build, names, type_, words, tmp_path):
     with pytest.raises(type_, match=words):
         mmstepnet.save_steps(build(), tmp_path, names)

@@ -14,11 +14,19 @@ if int(transformers.__version__.split('.')[0]) < 5:
 
 from mmstepnet.integrations.transformers import load_folder  # noqa: E402
 
-IMAGES = dict(pixel_values=torch.rand(
-    2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double())
+IMAGES = dict(
+    pixel_values=torch.rand(
+        2, 3, 32, 32, generator=torch.Generator().manual_seed(0)
+    ).double()
+)
 CONFIG = transformers.ViTConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32,
-    patch_size=8, intermediate_size=64)
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    image_size=32,
+    patch_size=8,
+    intermediate_size=64,
+)
 
 
 def build(cls='ViTForImageClassification'):
@@ -37,10 +45,14 @@ def states(model):
     return (getattr(model, 'vit', model))(**IMAGES)[0]
 
 
-@pytest.mark.parametrize('saved, loaded', [
-    ('ViTForImageClassification', 'ViTForImageClassification'),
-    ('ViTForImageClassification', 'ViTModel'),
-    ('ViTModel', 'ViTForImageClassification')])
+@pytest.mark.parametrize(
+    'saved, loaded',
+    [
+        ('ViTForImageClassification', 'ViTForImageClassification'),
+        ('ViTForImageClassification', 'ViTModel'),
+        ('ViTModel', 'ViTForImageClassification'),
+    ],
+)
 def test_folder_of_save_pretrained(saved, loaded, tmp_path):
     """Where the steps file lies beside the weights."""
     model, names = stepped(saved)
@@ -48,8 +60,9 @@ def test_folder_of_save_pretrained(saved, loaded, tmp_path):
     mmstepnet.save_steps(model, tmp_path)
     again = getattr(transformers, loaded).from_pretrained(tmp_path).eval()
     assert not torch.allclose(states(again), states(model), rtol=1e-2)
-    assert [name.removeprefix('vit.') for name in load_folder(
-        again, tmp_path)] == [name.removeprefix('vit.') for name in names]
+    assert [
+        name.removeprefix('vit.') for name in load_folder(again, tmp_path)
+    ] == [name.removeprefix('vit.') for name in names]
     assert torch.equal(states(again), states(model))
 
 
@@ -69,22 +82,32 @@ def test_weights_alone_do_not_say_where_steps_stand(tmp_path):
 
 def with_lora(model, **options):
     peft = pytest.importorskip('peft')
-    return peft.get_peft_model(model, peft.LoraConfig(
-        target_modules='all-linear', **options))
+    return peft.get_peft_model(
+        model, peft.LoraConfig(target_modules='all-linear', **options)
+    )
 
 
-@pytest.mark.parametrize('trained', [
-    None, ['attn_step', 'mlp_step'], ['step.attention']])
+@pytest.mark.parametrize(
+    'trained', [None, ['attn_step', 'mlp_step'], ['step.attention']]
+)
 def test_from_a_model_in_peft_to_its_base_and_back(trained, tmp_path):
     """Also where PEFT trains copies of the steps or of their gates."""
     model, names = stepped()
     model = with_lora(model, modules_to_save=trained)
-    randomise(*(m for n, m in model.named_modules()
-                if n.endswith('modules_to_save.default')))
+    randomise(
+        *(
+            m
+            for n, m in model.named_modules()
+            if n.endswith('modules_to_save.default')
+        )
+    )
     wanted = states(model)
     mmstepnet.save_steps(model, tmp_path)
-    for other in (build(), with_lora(build()), with_lora(
-            stepped()[0], modules_to_save=['step.attention'])):
+    for other in (
+        build(),
+        with_lora(build()),
+        with_lora(stepped()[0], modules_to_save=['step.attention']),
+    ):
         assert mmstepnet.load_steps(other.eval(), tmp_path) == names
         same(states(getattr(other, 'base_model', other)), wanted)
     base = build().vit

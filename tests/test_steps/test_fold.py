@@ -26,13 +26,19 @@ def resnet(**options):
 
 MODELS = {
     'ResNet': (resnet, 5),
-    'ViT': (lambda: with_moved_steps(VisionTransformer(
-        32, 8, 2, 4, 32, 64, num_classes=3)).eval(), 4),
+    'ViT': (
+        lambda: with_moved_steps(
+            VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=3)
+        ).eval(),
+        4,
+    ),
     'SE': (lambda: resnet(attention='SE'), 0),
     'no norm': (lambda: resnet(attention='OursNoNorm'), 5),
     'paper': (lambda: resnet(init_step=None), 5),
-    **{inputs: (lambda inputs=inputs: resnet(inputs=inputs), 5)
-       for inputs in ('x', 'x_next', 'difference')},
+    **{
+        inputs: (lambda inputs=inputs: resnet(inputs=inputs), 5)
+        for inputs in ('x', 'x_next', 'difference')
+    },
 }
 
 
@@ -62,6 +68,7 @@ def test_gates_are_folded_and_nothing_else(name):
 
 def test_other_adaptors_stay():
     """A subclass may compute anything, and statistics may be missing."""
+
     class Twice(StepNet):
         def forward(self, *means):
             return super().forward(*means).clamp(max=0.5) * 2
@@ -70,9 +77,12 @@ def test_other_adaptors_stay():
         bn = block.step.attention.bn
         bn.running_mean = bn.running_var = None
 
-    for change in (lambda block: setattr(
-            block.step, 'attention', Twice(block.step.attention.channels)),
-            no_statistics):
+    for change in (
+        lambda block: setattr(
+            block.step, 'attention', Twice(block.step.attention.channels)
+        ),
+        no_statistics,
+    ):
         model = resnet()
         for stage in (model.layer1, model.layer4):
             change(stage[1].eval())
@@ -101,17 +111,33 @@ def test_refuses_models_without_steps():
 def step_resnet(**options):
     pytest.importorskip('mmpretrain')
     from mmstepnet import models
-    return perturb(models.StepResNetCIFAR(20, attention=dict(
-        type='LayerScale', init_step=None, learned=False), **options))
+
+    return perturb(
+        models.StepResNetCIFAR(
+            20,
+            attention=dict(type='LayerScale', init_step=None, learned=False),
+            **options,
+        )
+    )
 
 
 def step_vit():
     pytest.importorskip('mmpretrain')
     from mmstepnet import models
-    return perturb(models.StepVisionTransformer(
-        dict(embed_dims=16, num_layers=2, num_heads=2,
-             feedforward_channels=32), img_size=32, patch_size=8,
-        attention=dict(type='LayerScale')))
+
+    return perturb(
+        models.StepVisionTransformer(
+            dict(
+                embed_dims=16,
+                num_layers=2,
+                num_heads=2,
+                feedforward_channels=32,
+            ),
+            img_size=32,
+            patch_size=8,
+            attention=dict(type='LayerScale'),
+        )
+    )
 
 
 def vit():
@@ -123,21 +149,28 @@ def convnext():
 
 
 def timms_vit():
-    return pytest.importorskip('timm.models.vision_transformer'
-                               ).VisionTransformer(
-        32, 8, num_classes=3, embed_dim=24, depth=2, num_heads=2)
+    return pytest.importorskip(
+        'timm.models.vision_transformer'
+    ).VisionTransformer(
+        32, 8, num_classes=3, embed_dim=24, depth=2, num_heads=2
+    )
 
 
 def timms_mobilenet():
     return pytest.importorskip('timm').create_model(
-        'mobilenetv3_small_050', num_classes=3)
+        'mobilenetv3_small_050', num_classes=3
+    )
 
 
 def se_resnet():
     models = pytest.importorskip('timm.models.resnet')
     return models.ResNet(
-        models.BasicBlock, [1] * 4, num_classes=3, channels=[8] * 4,
-        block_args=dict(attn_layer='se'))
+        models.BasicBlock,
+        [1] * 4,
+        num_classes=3,
+        channels=[8] * 4,
+        block_args=dict(attn_layer='se'),
+    )
 
 
 def with_constants(build):
@@ -146,8 +179,11 @@ def with_constants(build):
 
 CONSTANTS = {
     'BN of a ResNet': (with_constants(resnet18), 8, 0),
-    'one number, not learned': (lambda: resnet(
-        attention='LayerScale', shared=True, learned=False), 8, 0),
+    'one number, not learned': (
+        lambda: resnet(attention='LayerScale', shared=True, learned=False),
+        8,
+        0,
+    ),
     'BN of StepResNet': (step_resnet, 9, 0),
     'convolution': (lambda: step_resnet(preact=True), 9, 0),
     'linear, but for multi-head attention': (with_constants(vit), 4, 2),
@@ -161,8 +197,11 @@ CONSTANTS = {
 
 
 def constants(model):
-    return [step.attention for step in steps_of(model).values()
-            if step.attention is not None]
+    return [
+        step.attention
+        for step in steps_of(model).values()
+        if step.attention is not None
+    ]
 
 
 @pytest.mark.parametrize('name', CONSTANTS)
@@ -231,15 +270,18 @@ def chain(block=Ends, *others):
     """Two blocks of nobody's, with constant steps, of which one may differ."""
     model = Last(Ends(nn.Linear(8, 8)), block(nn.Linear(8, 8), *others))
     return with_moved_steps(
-        model, attention='LayerScale', example=TOKENS).eval()
+        model, attention='LayerScale', example=TOKENS
+    ).eval()
 
 
 def changed(change):
     """A chain with a change of its second layer."""
+
     def build():
         model = chain()
         change(model, model[1].f[0])
         return model
+
     return build
 
 
@@ -248,22 +290,33 @@ STAYS = {
     'others get it': lambda: chain(Shows),
     'others read its weights': lambda: chain(Weighs),
     'not linear': lambda: chain(Ends, nn.ReLU()),
-    'no weights': lambda: chain(Ends, nn.LayerNorm(
-        8, elementwise_affine=False)),
-    'a class of its own': lambda: chain(Ends, type(
-        'Linear', (nn.Linear, ), {})(8, 8)),
-    'hooked': changed(lambda model, layer: layer.register_forward_hook(
-        lambda *args: None)),
-    'another forward': changed(lambda model, layer: setattr(
-        layer, 'forward', layer.forward)),
+    'no weights': lambda: chain(
+        Ends, nn.LayerNorm(8, elementwise_affine=False)
+    ),
+    'a class of its own': lambda: chain(
+        Ends, type('Linear', (nn.Linear,), {})(8, 8)
+    ),
+    'hooked': changed(
+        lambda model, layer: layer.register_forward_hook(lambda *args: None)
+    ),
+    'another forward': changed(
+        lambda model, layer: setattr(layer, 'forward', layer.forward)
+    ),
     'parametrised': changed(lambda model, layer: weight_norm(layer)),
-    'a shared weight': changed(lambda model, layer: setattr(
-        model, 'twin', nn.Linear(8, 8)) or setattr(
-        model.twin, 'weight', layer.weight)),
-    'a shared layer': changed(lambda model, layer: setattr(
-        model, 'twin', layer)),
-    'a hooked step': changed(lambda model, layer: steps_of(model)[
-        '1.step'].attention.register_forward_hook(lambda *args: None)),
+    'a shared weight': changed(
+        lambda model, layer: (
+            setattr(model, 'twin', nn.Linear(8, 8))
+            or setattr(model.twin, 'weight', layer.weight)
+        )
+    ),
+    'a shared layer': changed(
+        lambda model, layer: setattr(model, 'twin', layer)
+    ),
+    'a hooked step': changed(
+        lambda model, layer: steps_of(model)[
+            '1.step'
+        ].attention.register_forward_hook(lambda *args: None)
+    ),
 }
 
 
@@ -286,7 +339,8 @@ def test_what_is_gone_leaves_the_hosts_network():
     folded = mmstepnet.fold(model, TOKENS)
     assert folded.state_dict().keys() == plain.state_dict().keys()
     assert [type(m) for m in folded.modules()] == [
-        type(m) for m in plain.modules()]
+        type(m) for m in plain.modules()
+    ]
     with pytest.raises(ValueError, match='give example='):
         mmstepnet.fold(model)
 

@@ -26,7 +26,8 @@ def model():
 def train(model, steps=2):
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], 1e-3)
+        [p for p in model.parameters() if p.requires_grad], 1e-3
+    )
     for _ in range(steps):
         model.train()  # as trainers do
         optimizer.zero_grad()
@@ -35,8 +36,11 @@ def train(model, steps=2):
 
 
 def changed(model, before):
-    return {name for name, t in model.state_dict().items()
-            if not torch.equal(t, before[name])}
+    return {
+        name
+        for name, t in model.state_dict().items()
+        if not torch.equal(t, before[name])
+    }
 
 
 def test_equal_to_a_network_that_is_frozen_by_hand(model):
@@ -52,14 +56,16 @@ def test_equal_to_a_network_that_is_frozen_by_hand(model):
     for name, p in by_hand.named_parameters():
         p.requires_grad_('attention' in name or name[:2] == 'fc')
     assert mmstepnet.mark_only_steps_as_trainable(model, ['fc']) == sum(
-        p.numel() for p in by_hand.parameters() if p.requires_grad)
+        p.numel() for p in by_hand.parameters() if p.requires_grad
+    )
     train(model)
     train(by_hand)
     found, wanted = model.state_dict(), by_hand.state_dict()
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
-    assert mmstepnet.mark_only_steps_as_trainable(
-        model, unfreeze=True) == sum(p.numel() for p in model.parameters())
+    assert mmstepnet.mark_only_steps_as_trainable(model, unfreeze=True) == sum(
+        p.numel() for p in model.parameters()
+    )
     assert [type(m) for m in model.modules()] == classes
     mmstepnet.mark_only_steps_as_trainable(model)
     x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
@@ -82,23 +88,35 @@ class Codebook(nn.Module):
         return x + self.codes
 
 
-@pytest.mark.parametrize('keeps', [
-    Codebook, lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
-    lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-    lambda: nn.InstanceNorm1d(3, track_running_stats=True)])
+@pytest.mark.parametrize(
+    'keeps',
+    [
+        Codebook,
+        lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+        lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+    ],
+)
 def test_whatever_keeps_numbers_keeps_them(keeps):
-    model = nn.Sequential(keeps(), nn.Dropout(), nn.Sequential(
-        *(Adds(nn.Linear(8, 8)) for _ in range(3))))
+    model = nn.Sequential(
+        keeps(),
+        nn.Dropout(),
+        nn.Sequential(*(Adds(nn.Linear(8, 8)) for _ in range(3))),
+    )
     model.register_buffer('mean', torch.zeros(8))  # as of images
     x = torch.rand(2, 3, 8)
     mmstepnet.insert_steps(model, example=x)
     mmstepnet.mark_only_steps_as_trainable(model)
-    for other in (model, copy.deepcopy(model), pickle.loads(
-            pickle.dumps(model)) if keeps is Codebook else model):
+    for other in (
+        model,
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)) if keeps is Codebook else model,
+    ):
         before = copy.deepcopy(other[0].state_dict())
         other.train()(x)
-        assert all(torch.equal(t, before[k])
-                   for k, t in other[0].state_dict().items())
+        assert all(
+            torch.equal(t, before[k]) for k, t in other[0].state_dict().items()
+        )
         assert other.training and other[1].training
     mmstepnet.mark_only_steps_as_trainable(model, unfreeze=True)
     model.train()(x)

@@ -68,8 +68,11 @@ def test_it_stays_the_function_that_it_is(kind, path, calls):
     last = list(pair.step.parameters())[-1].requires_grad_()
     pair.train()((x, c)).square().sum().backward()
     assert last.grad is not None and pair.norm.num_batches_tracked == 1
-    assert not any(torch.equal(t, buffers[name]) for name, t in statistics(
-        pair.step).items() if 'running' in name)
+    assert not any(
+        torch.equal(t, buffers[name])
+        for name, t in statistics(pair.step).items()
+        if 'running' in name
+    )
 
 
 def freeze(module, library):
@@ -93,22 +96,32 @@ def test_frozen_behind_a_conversion_to_sync_bn(kind, library, path):
     pair = Pair(*build(kind, 8)).eval()
     x, c = maps(4)
     expected = pair((x, c))
-    pair.step = freeze(nn.SyncBatchNorm.convert_sync_batchnorm(
-        pair.step), library)
+    pair.step = freeze(
+        nn.SyncBatchNorm.convert_sync_batchnorm(pair.step), library
+    )
     pair.step.train()
     buffers = statistics(pair.step)
     torch.testing.assert_close(pair((x, c)), expected)
     torch.testing.assert_close(statistics(pair.step), buffers, rtol=0, atol=0)
-    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm)
-                   for m in pair.step.modules())
+    assert not any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm)
+        for m in pair.step.modules()
+    )
 
 
-@pytest.mark.parametrize('norm, shape', [
-    (nn.SyncBatchNorm(8), (4, 8, 1, 1)), (nn.GroupNorm(2, 8), (4, 8, 1, 1)),
-    (nn.BatchNorm2d(8), (4, 8, 1, 1)), (nn.BatchNorm1d(8), (4, 8)),
-    (nn.LayerNorm(8), (4, 8)), (nn.Identity(), (4, 8)),
-    (checkpoint_wrapper(nn.BatchNorm1d(8)), (4, 8))],
-    ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    'norm, shape',
+    [
+        (nn.SyncBatchNorm(8), (4, 8, 1, 1)),
+        (nn.GroupNorm(2, 8), (4, 8, 1, 1)),
+        (nn.BatchNorm2d(8), (4, 8, 1, 1)),
+        (nn.BatchNorm1d(8), (4, 8)),
+        (nn.LayerNorm(8), (4, 8)),
+        (nn.Identity(), (4, 8)),
+        (checkpoint_wrapper(nn.BatchNorm1d(8)), (4, 8)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 @pytest.mark.parametrize('kind', [StepNet, SRM, OursMeanStd])
 def test_what_a_norm_is_given(kind, norm, shape):
     """Maps of one place, unless it is a norm of vectors."""
@@ -116,7 +129,8 @@ def test_what_a_norm_is_given(kind, norm, shape):
     step.attention.bn = norm
     seen = []
     handle = norm.register_forward_pre_hook(
-        lambda norm, args: seen.append(tuple(args[0].shape)))
+        lambda norm, args: seen.append(tuple(args[0].shape))
+    )
     step.eval()(*maps(4), before)
     handle.remove()
     assert seen == [shape]
@@ -126,7 +140,7 @@ def test_what_a_norm_is_given(kind, norm, shape):
 def test_update_bn_sets_statistics_of_the_data(kind, path):
     """It forgets those that there were; MMEngine's averages are frozen."""
     step, norm = build(kind, 8)
-    batches = [(maps(4), ) for _ in range(3)]
+    batches = [(maps(4),) for _ in range(3)]
     average = AveragedModel(step, use_buffers=True).requires_grad_(False)
     average.update_parameters(step)
     found = []

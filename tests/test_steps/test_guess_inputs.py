@@ -32,8 +32,11 @@ def clips():
 
 def shifted():
     """Mixes the frames of a clip, which are samples, as TSM does."""
-    model = Network(nn.Conv2d(3, 8, 1), nn.Conv2d, lambda x: x.view(
-        -1, 4, *x.shape[1:]).roll(1, 1).flatten(0, 1))
+    model = Network(
+        nn.Conv2d(3, 8, 1),
+        nn.Conv2d,
+        lambda x: x.view(-1, 4, *x.shape[1:]).roll(1, 1).flatten(0, 1),
+    )
     model.num_segments = 4
     return model
 
@@ -41,14 +44,21 @@ def shifted():
 def halved():
     """Joins maps of different strides, as YOLOv7's largest networks do."""
     return Network(
-        nn.Conv2d(3, 8, 64, stride=64), nn.Conv2d,
-        after=lambda y, x: y + F.avg_pool2d(x[:, :1], 64, ceil_mode=True))
+        nn.Conv2d(3, 8, 64, stride=64),
+        nn.Conv2d,
+        after=lambda y, x: y + F.avg_pool2d(x[:, :1], 64, ceil_mode=True),
+    )
 
 
-@pytest.mark.parametrize('build, size, names', [
-    (clips, (2, 3, 6, 32, 32), ['layer1.0', 'layer1.1']),
-    (lambda: Network(nn.Conv1d(6, 8, 3), nn.Conv1d), (2, 6, 30), None),
-    (shifted, (8, 3, 6, 6), None), (halved, (2, 3, 128, 128), None)])
+@pytest.mark.parametrize(
+    'build, size, names',
+    [
+        (clips, (2, 3, 6, 32, 32), ['layer1.0', 'layer1.1']),
+        (lambda: Network(nn.Conv1d(6, 8, 3), nn.Conv1d), (2, 6, 30), None),
+        (shifted, (8, 3, 6, 6), None),
+        (halved, (2, 3, 128, 128), None),
+    ],
+)
 def test_guessed(build, size, names):
     model, x = build().double().eval(), torch.rand(size).double()
     with torch.no_grad():
@@ -62,7 +72,12 @@ def test_frames_before_channels(name):
     """As transformers' models take them."""
     transformers = pytest.importorskip('transformers')
     config = getattr(transformers, f'{name}Config')(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, image_size=32, num_frames=4)
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=32,
+        num_frames=4,
+    )
     model = getattr(transformers, f'{name}Model')(config).eval()
     assert len(insert_steps(model)) == 2

@@ -23,18 +23,25 @@ LATER = ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
 PROJECTING = ['layer2.0', 'layer3.0', 'layer4.0']
 
 
-@pytest.mark.parametrize('options, wanted', [
-    (dict(), LATER),
-    (dict(first_block=True), sorted(LATER + PROJECTING)),
-    (dict(attention='SE'), sorted(LATER + PROJECTING)),
-    (dict(attention='SE', first_block=False), LATER),
-    (dict(blocks='layer2'), ['layer2.1']),
-    (dict(blocks=['layer1', 'layer2.0']), ['layer1.0', 'layer1.1',
-                                           'layer2.0']),
-    (dict(blocks='layer2.*'), ['layer2.1']),
-    (dict(blocks=[BasicBlock, 'layer4.0']), [*LATER[:4], 'layer4.0',
-                                             'layer4.1']),
-])
+@pytest.mark.parametrize(
+    'options, wanted',
+    [
+        (dict(), LATER),
+        (dict(first_block=True), sorted(LATER + PROJECTING)),
+        (dict(attention='SE'), sorted(LATER + PROJECTING)),
+        (dict(attention='SE', first_block=False), LATER),
+        (dict(blocks='layer2'), ['layer2.1']),
+        (
+            dict(blocks=['layer1', 'layer2.0']),
+            ['layer1.0', 'layer1.1', 'layer2.0'],
+        ),
+        (dict(blocks='layer2.*'), ['layer2.1']),
+        (
+            dict(blocks=[BasicBlock, 'layer4.0']),
+            [*LATER[:4], 'layer4.0', 'layer4.1'],
+        ),
+    ],
+)
 def test_which_blocks_get_steps(options, wanted):
     model = perturb(resnet18(num_classes=3)).double().eval()
     before, keys = model(IMAGES), set(model.state_dict())
@@ -49,11 +56,16 @@ def test_which_blocks_get_steps(options, wanted):
     assert type(model.layer1[0]) is BasicBlock
 
 
-@pytest.mark.parametrize('surroundings', [
-    lambda: torch.device('meta'),
-    lambda: torch.autocast('cpu', torch.bfloat16)])
-def test_surroundings_do_not_decide_which_step_stands(surroundings,
-                                                      monkeypatch):
+@pytest.mark.parametrize(
+    'surroundings',
+    [
+        lambda: torch.device('meta'),
+        lambda: torch.autocast('cpu', torch.bfloat16),
+    ],
+)
+def test_surroundings_do_not_decide_which_step_stands(
+    surroundings, monkeypatch
+):
     monkeypatch.setattr(fused_blocks, 'TRIED', {})
     with surroundings():
         insert_steps(model := resnet18())
@@ -85,8 +97,9 @@ def test_a_block_that_computes_something_else_is_not_taken_over():
     before = model(IMAGES)
     keys = set(model.state_dict())
     assert insert_steps(model, example=IMAGES) == LATER
-    fused = [isinstance(model.get_submodule(name), FusedBlock)
-             for name in LATER]
+    fused = [
+        isinstance(model.get_submodule(name), FusedBlock) for name in LATER
+    ]
     assert fused == [True, False, True, False, True]
     new = set(model.state_dict()) - keys
     assert keys < set(model.state_dict())
@@ -100,7 +113,8 @@ def test_parts_that_are_exchanged(compiled):
     timm = pytest.importorskip('timm')
     plain, model = (
         perturb(timm.create_model('resnet10t')).double().eval()
-        for _ in range(2))
+        for _ in range(2)
+    )
     insert_steps(model)
     torch.compiler.reset()
     run = torch.compile(model, backend='eager') if compiled else model
@@ -122,16 +136,18 @@ def test_a_block_keeps_its_modules_to_itself(attention):
     model = resnet18().double().eval()
     own, running, inside = set(model.modules()), [], []
     insert_steps(model, attention, first_block=True)
-    names = [name for name, module in model.named_modules(
-        remove_duplicate=False) if module in own]
+    names = [
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if module in own
+    ]
     assert len(names) == len(own)
     norms = [m for m in own if isinstance(m, nn.BatchNorm2d)]
     for step in steps_of(model).values():
         step.register_forward_pre_hook(lambda *_: running.append(1))
         step.register_forward_hook(lambda *_: running.pop() and None)
     for norm in norms:
-        norm.register_forward_hook(
-            lambda *_: inside.append(bool(running)))
+        norm.register_forward_hook(lambda *_: inside.append(bool(running)))
     model(IMAGES)
     assert inside == [False] * len(norms)
 
@@ -145,7 +161,8 @@ def test_a_step_that_is_wrapped_or_hooked_is_given_f(calls):
     calls.clear()
     step = model.layer1[0].step
     handle = step.register_forward_pre_hook(
-        lambda step, args: (args[0], 2 * args[1], *args[2:]))
+        lambda step, args: (args[0], 2 * args[1], *args[2:])
+    )
     doubled = model(IMAGES)
     handle.remove()
     model.layer1[0].step = checkpoint_wrapper(step)
@@ -158,38 +175,69 @@ def test_a_step_that_is_wrapped_or_hooked_is_given_f(calls):
     same(model(IMAGES), doubled)
 
 
-@pytest.mark.parametrize('attention, options', [
-    ('CBAM', {}), ('SGE', dict(groups=4)), ('FCA', dict(map_size=7)),
-    ('OursDepthwiseConv', {})])
+@pytest.mark.parametrize(
+    'attention, options',
+    [
+        ('CBAM', {}),
+        ('SGE', dict(groups=4)),
+        ('FCA', dict(map_size=7)),
+        ('OursDepthwiseConv', {}),
+    ],
+)
 def test_tokens_have_no_positions(attention, options):
     with pytest.raises(ValueError, match=f'{attention} looks at positions'):
-        insert_steps(network('tokens'), attention, example=inputs('tokens'),
-                     **options)
-    assert len(insert_steps(network('maps'), attention,
-                            example=inputs('maps'), **options)) == 3
+        insert_steps(
+            network('tokens'), attention, example=inputs('tokens'), **options
+        )
+    assert (
+        len(
+            insert_steps(
+                network('maps'), attention, example=inputs('maps'), **options
+            )
+        )
+        == 3
+    )
 
 
 def test_map_sizes_by_stage():
     model = resnet18()
-    sizes = {f'layer{k}': 7 * 2**(4 - k) for k in (1, 2, 3, 4)}
+    sizes = {f'layer{k}': 7 * 2 ** (4 - k) for k in (1, 2, 3, 4)}
     insert_steps(model, 'FCA', map_size=sizes)
     for stage, size in sizes.items():
         assert getattr(model, stage)[1].step.attention.map_size == size
 
 
-@pytest.mark.parametrize('error, options, message', [
-    (ValueError, dict(blocks='layer5'), "blocks='layer5' matches no module"),
-    (ValueError, dict(init_step=-1), 'init_step must be a positive number'),
-    (ValueError, dict(blocks='layer2.0.conv1'), 'no block of .*conv1'),
-    (ValueError, dict(blocks='layer2.0*'), 'layer2.0 projects its identity'),
-    (ValueError, dict(layout='CHW'), 'layout must name the axes'),
-    (ValueError, dict(attention='FCA', map_size={'layer1': 14}),
-     'stage of layer2.0 once'),
-    (ValueError, dict(attention='FCA'), 'FCA: map_size'),
-    (KeyError, dict(attention='SD'), "'SD' is unknown; registered are"),
-    (TypeError, dict(blocks=3), 'blocks must be names'),
-    (ValueError, dict(model=network('tokens')), 'give example='),
-])
+@pytest.mark.parametrize(
+    'error, options, message',
+    [
+        (
+            ValueError,
+            dict(blocks='layer5'),
+            "blocks='layer5' matches no module",
+        ),
+        (
+            ValueError,
+            dict(init_step=-1),
+            'init_step must be a positive number',
+        ),
+        (ValueError, dict(blocks='layer2.0.conv1'), 'no block of .*conv1'),
+        (
+            ValueError,
+            dict(blocks='layer2.0*'),
+            'layer2.0 projects its identity',
+        ),
+        (ValueError, dict(layout='CHW'), 'layout must name the axes'),
+        (
+            ValueError,
+            dict(attention='FCA', map_size={'layer1': 14}),
+            'stage of layer2.0 once',
+        ),
+        (ValueError, dict(attention='FCA'), 'FCA: map_size'),
+        (KeyError, dict(attention='SD'), "'SD' is unknown; registered are"),
+        (TypeError, dict(blocks=3), 'blocks must be names'),
+        (ValueError, dict(model=network('tokens')), 'give example='),
+    ],
+)
 def test_refusals(error, options, message):
     model = options.pop('model', None) or resnet18()
     keys = set(model.state_dict())
@@ -206,7 +254,8 @@ def test_parameter_groups():
     rest, gates = step_parameters(model, lr=0.01)
     named = dict(model.named_parameters())
     assert {id(p) for p in gates['params']} == {
-        id(p) for name, p in named.items() if 'step.attention.' in name}
+        id(p) for name, p in named.items() if 'step.attention.' in name
+    }
     assert len(rest['params']) + len(gates['params']) == len(named)
     optimizer = torch.optim.SGD([rest, gates], lr=0.1)
     assert [g['lr'] for g in optimizer.param_groups] == [0.1, 0.01]
@@ -235,8 +284,9 @@ def test_mode_device_and_dtype_follow_the_block(kind, caplog):
 @pytest.mark.parametrize('zero', [False, True])
 def test_norms_that_start_at_zero_are_named(zero, caplog):
     insert_steps(resnet18(zero_init_residual=zero), blocks='layer1')
-    assert ('A norm of layer1.0, layer1.1 starts at zero' in caplog.text
-            ) == zero
+    assert (
+        'A norm of layer1.0, layer1.1 starts at zero' in caplog.text
+    ) == zero
 
 
 def test_what_is_left_out_is_named(caplog):

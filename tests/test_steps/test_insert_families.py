@@ -19,12 +19,17 @@ from .insertion import (
     with_moved_steps,
 )
 
-FOUND = {library: families() for library, families in LIBRARIES.items()
-         if find_spec(library)}
+FOUND = {
+    library: families()
+    for library, families in LIBRARIES.items()
+    if find_spec(library)
+}
 CASES = [
-    pytest.param(library, name,
-                 marks=() if name in QUICK else pytest.mark.slow)
-    for library, families in FOUND.items() for name in families
+    pytest.param(
+        library, name, marks=() if name in QUICK else pytest.mark.slow
+    )
+    for library, families in FOUND.items()
+    for name in families
 ]
 
 
@@ -32,8 +37,10 @@ CASES = [
 def test_insertion_keeps_the_network(library, name):
     family = find_family(library, name)
     model, options = family.build(), dict(family.options)
-    assert len(check_insertion(
-        model, family.inputs(), **options)) == family.blocks
+    assert (
+        len(check_insertion(model, family.inputs(), **options))
+        == family.blocks
+    )
     inputs = doubled(family.inputs())
     check_compiles(model, inputs)
     if family.recorded:
@@ -59,5 +66,6 @@ def test_pickle_in_a_fresh_process(tmp_path):
         with_moved_steps(model).eval()
         saved.append((model, inputs, model(inputs).detach()))
     torch.save(saved, tmp_path / 'm.pth')
-    run_tool('-c', FRESH, tmp_path / 'm.pth',
-             PYTHONPATH=os.pathsep.join(sys.path))
+    run_tool(
+        '-c', FRESH, tmp_path / 'm.pth', PYTHONPATH=os.pathsep.join(sys.path)
+    )

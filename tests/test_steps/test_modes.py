@@ -20,13 +20,20 @@ def stepped(library, name):
     return model, family.inputs()
 
 
-@pytest.mark.parametrize('library, name', [
-    ('torchvision', 'ResNet, basic'), ('timm', 'ConvNeXt'), ('timm', 'ViT')])
-@pytest.mark.parametrize('dtype', [
-    torch.bfloat16,
-    pytest.param(torch.float16, marks=not_on_torch_21(
-        'has no float16 autocast on CPU')),
-])
+@pytest.mark.parametrize(
+    'library, name',
+    [('torchvision', 'ResNet, basic'), ('timm', 'ConvNeXt'), ('timm', 'ViT')],
+)
+@pytest.mark.parametrize(
+    'dtype',
+    [
+        torch.bfloat16,
+        pytest.param(
+            torch.float16,
+            marks=not_on_torch_21('has no float16 autocast on CPU'),
+        ),
+    ],
+)
 def test_autocast(library, name, dtype):
     """As far from float32 as the network without steps, and trainable."""
     model, inputs = stepped(library, name)
@@ -53,14 +60,23 @@ def test_autocast(library, name, dtype):
 def gradients(model, inputs):
     model.zero_grad()
     sum(o.square().mean() for o in outputs(model, inputs)).backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters()
-            if p.grad is not None}
+    return {
+        n: p.grad.clone()
+        for n, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
-@pytest.mark.parametrize('library, name', [
-    ('timm', 'ResNet, basic'), ('timm', 'ViT'), ('transformers', 'DINOv2'),
-    ('mmpretrain', 'mmpretrain ResNet-50, checkpointed'),
-    ('mmpretrain', 'mmpretrain Swin, checkpointed')])
+@pytest.mark.parametrize(
+    'library, name',
+    [
+        ('timm', 'ResNet, basic'),
+        ('timm', 'ViT'),
+        ('transformers', 'DINOv2'),
+        ('mmpretrain', 'mmpretrain ResNet-50, checkpointed'),
+        ('mmpretrain', 'mmpretrain Swin, checkpointed'),
+    ],
+)
 def test_checkpointing_as_the_host_does(library, name):
     """Also where somebody records the forward pass alone."""
     model, inputs = stepped(library, name)
@@ -81,5 +97,8 @@ def test_checkpointing_as_the_host_does(library, name):
     assert results[0].keys() == results[1].keys()
     for key, grad in results[0].items():
         torch.testing.assert_close(
-            grad, results[1][key], rtol=1e-3,
-            atol=1e-4 * float(grad.abs().max()))
+            grad,
+            results[1][key],
+            rtol=1e-3,
+            atol=1e-4 * float(grad.abs().max()),
+        )

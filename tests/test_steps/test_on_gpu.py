@@ -21,11 +21,20 @@ from tests.utils import perturb
 
 torchvision = pytest.importorskip('torchvision')
 CUDA = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(
-    not CUDA, reason='needs an NVIDIA GPU')]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not CUDA, reason='needs an NVIDIA GPU'),
+]
 DEVICE = 'cuda' if CUDA else 'cpu'
-SHAPES = ((8, 256, 56, 56), (8, 512, 28, 28), (8, 1024, 14, 14),
-          (8, 2048, 7, 7), (4, 48, 80, 80), (5, 67, 33, 31), (4, 64, 1000, 1))
+SHAPES = (
+    (8, 256, 56, 56),
+    (8, 512, 28, 28),
+    (8, 1024, 14, 14),
+    (8, 2048, 7, 7),
+    (4, 48, 80, 80),
+    (5, 67, 33, 31),
+    (4, 64, 1000, 1),
+)
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Relative error of outputs and gradients that is no defect, rounded inputs
 given; nor is twice that of the reference path."""
@@ -60,12 +69,15 @@ def check(modules, args, dtype=torch.float32, absolute=None, **how):
     exact = run(False, *modules, *args, torch.float64)
     reference = run(False, *modules, *args)
     wanted = {k: v for k, v in exact.items() if v is not None}
-    found, reference = (errors({k: values[k] for k in wanted}, wanted)
-                        for values in (found, reference))
+    found, reference = (
+        errors({k: values[k] for k in wanted}, wanted)
+        for values in (found, reference)
+    )
     limit = max(LIMITS[dtype], 2 * max(reference.values()))
     for name, value in found.items():
-        assert value <= (limit if absolute is None else
-                         2 * (reference[name] + absolute)), name
+        assert value <= (
+            limit if absolute is None else 2 * (reference[name] + absolute)
+        ), name
 
 
 @pytest.mark.parametrize('dtype', LIMITS)
@@ -86,9 +98,15 @@ def folded(step, norm):
     return step, norm
 
 
-@pytest.mark.parametrize('change', [
-    frozen_norm, folded, lambda *pair: [m.eval() for m in pair],
-    lambda step, norm: (step.requires_grad_(False), norm)])
+@pytest.mark.parametrize(
+    'change',
+    [
+        frozen_norm,
+        folded,
+        lambda *pair: [m.eval() for m in pair],
+        lambda step, norm: (step.requires_grad_(False), norm),
+    ],
+)
 def test_other_tails(change):
     check(change(*tail(256)), maps(SHAPES[0], torch.float32))
 
@@ -96,9 +114,12 @@ def test_other_tails(change):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('memory_format', FORMATS)
 def test_unaligned_maps(dtype, memory_format):
-    args = [t.new_empty(t.numel() + 1)[1:].as_strided(
-        t.size(), t.stride(), 1).copy_(t)
-        for t in maps(SHAPES[1], dtype, memory_format)]
+    args = [
+        t.new_empty(t.numel() + 1)[1:]
+        .as_strided(t.size(), t.stride(), 1)
+        .copy_(t)
+        for t in maps(SHAPES[1], dtype, memory_format)
+    ]
     check(tail(512), args, dtype)
 
 
@@ -107,8 +128,9 @@ def test_unaligned_maps(dtype, memory_format):
 def test_large_means(mean, memory_format):
     """Below 1e-7 rounding decides."""
     args = maps((32, 64, 56, 56), torch.float32, memory_format)
-    args[1] += mean * torch.empty_like(
-        args[1][:1, :, :1, :1]).uniform_(0.8, 1.2)
+    args[1] += mean * torch.empty_like(args[1][:1, :, :1, :1]).uniform_(
+        0.8, 1.2
+    )
     check(tail(64), args, absolute=1e-7)
 
 
@@ -120,8 +142,12 @@ def test_compiled(dtype, memory_format, training):
     torch._dynamo.reset()
     modules = [m.train(training) for m in tail(64)]
     for wrap in (torch.compile, lambda step: step):
-        check(modules, maps((16, 64, 28, 28), dtype, memory_format), dtype,
-              wrap=wrap)
+        check(
+            modules,
+            maps((16, 64, 28, 28), dtype, memory_format),
+            dtype,
+            wrap=wrap,
+        )
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)
@@ -129,12 +155,25 @@ def test_more_than_2_31_elements(memory_format):
     """The last of nine images is what the reference makes of it alone."""
     shape = (9, 64, 2048, 2048) if CUDA else (9, 4, 64, 64)
     modules = [m.eval() for m in tail(shape[1])]
-    args = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).contiguous(
-        memory_format=memory_format) for _ in range(3)]
+    args = [
+        torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).contiguous(
+            memory_format=memory_format
+        )
+        for _ in range(3)
+    ]
     exact = run(False, *modules, *(t[-1:] for t in args), torch.float64)
     found = run(True, *modules, *args)
-    assert max(errors(*({k: values[k][-1:] for k in ('out', 'x', 'c')}
-                        for values in (found, exact))).values()) <= 2e-2
+    assert (
+        max(
+            errors(
+                *(
+                    {k: values[k][-1:] for k in ('out', 'x', 'c')}
+                    for values in (found, exact)
+                )
+            ).values()
+        )
+        <= 2e-2
+    )
 
 
 @pytest.mark.parametrize('which', [0, 1])
@@ -157,8 +196,11 @@ def test_another_stream_and_a_captured_graph():
     def take(x, c, grad):
         x, c = x.detach().requires_grad_(), c.detach().requires_grad_()
         out = step(x, c, norm)
-        return [out.detach(), *torch.autograd.grad(
-            out, (x, c, *wanted_of), grad)]
+        return [
+            out.detach(),
+            *torch.autograd.grad(out, (x, c, *wanted_of), grad),
+        ]
+
     wanted = take(*second)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -184,8 +226,10 @@ def resnet(memory_format=FORMATS[0]):
     model = torchvision.models.resnet50()
     insert_steps(model, 'StepNet', init_step=None)
     images = torch.randn(*(16, 3, 128, 128) if CUDA else (2, 3, 64, 64))
-    return (perturb(model).to(DEVICE, memory_format=memory_format),
-            images.to(DEVICE, memory_format=memory_format))
+    return (
+        perturb(model).to(DEVICE, memory_format=memory_format),
+        images.to(DEVICE, memory_format=memory_format),
+    )
 
 
 def gradients(model, x, autocast=None):
@@ -196,8 +240,15 @@ def gradients(model, x, autocast=None):
         loss = model(x).double().square().mean()
     (loss * scale).backward()
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    return torch.cat([getattr(g, 'full_tensor', lambda g=g: g)().double()
-                      .flatten() for g in grads]) / scale
+    return (
+        torch.cat(
+            [
+                getattr(g, 'full_tensor', lambda g=g: g)().double().flatten()
+                for g in grads
+            ]
+        )
+        / scale
+    )
 
 
 def check_network(model, x, wrap=lambda model: model, autocast=None):
@@ -206,8 +257,10 @@ def check_network(model, x, wrap=lambda model: model, autocast=None):
         reference = gradients(model, x, autocast)
         exact = gradients(copy.deepcopy(model).double(), x.double())
     found = gradients(wrap(model), x, autocast)
-    found, reference = (float((got - exact).norm() / exact.norm())
-                        for got in (found, reference))
+    found, reference = (
+        float((got - exact).norm() / exact.norm())
+        for got in (found, reference)
+    )
     assert found <= 2 * reference + 3e-2
 
 
@@ -221,23 +274,35 @@ def checkpointed(model, reentrant):
     for name in ('layer1', 'layer2', 'layer3', 'layer4'):
         layer = getattr(model, name)
         layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=reentrant)
+            checkpoint, layer.forward, use_reentrant=reentrant
+        )
     return model
 
 
 def sharded(model):
     from torch.distributed.fsdp import fully_shard
+
     return fully_shard(
-        model, mesh=dist.device_mesh.init_device_mesh(DEVICE, (1, )))
+        model, mesh=dist.device_mesh.init_device_mesh(DEVICE, (1,))
+    )
 
 
-@pytest.mark.parametrize('wrap', [
-    partial(checkpointed, reentrant=False),
-    partial(checkpointed, reentrant=True),
-    nn.parallel.DistributedDataParallel, sharded])
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        partial(checkpointed, reentrant=False),
+        partial(checkpointed, reentrant=True),
+        nn.parallel.DistributedDataParallel,
+        sharded,
+    ],
+)
 def test_wrapped(wrap, tmp_path):
-    dist.init_process_group('nccl' if CUDA else 'gloo', rank=0, world_size=1,
-                            init_method=f'file://{tmp_path}/store')
+    dist.init_process_group(
+        'nccl' if CUDA else 'gloo',
+        rank=0,
+        world_size=1,
+        init_method=f'file://{tmp_path}/store',
+    )
     try:
         check_network(*resnet(), wrap)
     finally:

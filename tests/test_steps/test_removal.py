@@ -22,15 +22,21 @@ from tests.test_steps.insertion import doubled, outputs
 from tests.test_steps.test_insert_families import CASES
 from tests.utils import Adds, perturb, same
 
-OTHERS = {'ResNet, bottleneck': 2, 'mmdet ResNeSt-50': 0, 'CaiT': 2,
-          'CoaT': 0, 'mmpretrain ResNet-50, checkpointed': 5,
-          'mmdet ResNet-50, frozen, norms in eval mode': 5}
+OTHERS = {
+    'ResNet, bottleneck': 2,
+    'mmdet ResNeSt-50': 0,
+    'CaiT': 2,
+    'CoaT': 0,
+    'mmpretrain ResNet-50, checkpointed': 5,
+    'mmdet ResNet-50, frozen, norms in eval mode': 5,
+}
 """How many blocks may go where these are not those that take steps: some
 project, end in a norm, join class and patch tokens, or are not chosen."""
 
 
 def bypass(block, relu=False):
     """Make a block return its first argument, in its form."""
+
     def keep(block, args, kwargs):
         state.append(next(iter((*args, *kwargs.values()))).clone())
 
@@ -39,8 +45,10 @@ def bypass(block, relu=False):
         return (x, *[None] * (len(out) - 1)) if isinstance(out, tuple) else x
 
     state = []
-    return (block.register_forward_pre_hook(keep, with_kwargs=True),
-            block.register_forward_hook(hand_on))
+    return (
+        block.register_forward_pre_hook(keep, with_kwargs=True),
+        block.register_forward_hook(hand_on),
+    )
 
 
 @pytest.mark.parametrize('library, name', CASES)
@@ -54,9 +62,11 @@ def test_removed_as_if_bypassed(library, name):
     assert len(names) == OTHERS.get(name, family.blocks)
     if not names:
         return
-    handles = [handle for block, other in removed.items()
-               for handle in bypass(model.get_submodule(block),
-                                    other.is_relu)]
+    handles = [
+        handle
+        for block, other in removed.items()
+        for handle in bypass(model.get_submodule(block), other.is_relu)
+    ]
     with hooked(handles):
         wanted = outputs(model, inputs)
     keys = set(model.state_dict())
@@ -64,10 +74,13 @@ def test_removed_as_if_bypassed(library, name):
     for out, other in zip(outputs(model, inputs), wanted, strict=True):
         assert torch.equal(out, other)
     assert set(model.state_dict()) == {
-        key for key in keys if not key.startswith(
-            tuple(f'{block}.' for block in names))}
-    assert all(isinstance(model.get_submodule(block), RemovedBlock)
-               for block in names)
+        key
+        for key in keys
+        if not key.startswith(tuple(f'{block}.' for block in names))
+    }
+    assert all(
+        isinstance(model.get_submodule(block), RemovedBlock) for block in names
+    )
 
 
 class Block(Adds):
@@ -93,17 +106,24 @@ class Halves(Block):
 
 
 def chain(make, count=3):
-    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(
-        *(make() for _ in range(count)))).eval()
+    return nn.Sequential(
+        nn.Conv2d(4, 4, 1), nn.Sequential(*(make() for _ in range(count)))
+    ).eval()
 
 
 MAPS = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize('in_place', [False, True])
-@pytest.mark.parametrize('after', [
-    nn.Identity, nn.ReLU, lambda: nn.ReLU(inplace=True),
-    lambda: nn.Sequential(nn.Identity(), nn.ReLU())])
+@pytest.mark.parametrize(
+    'after',
+    [
+        nn.Identity,
+        nn.ReLU,
+        lambda: nn.ReLU(inplace=True),
+        lambda: nn.Sequential(nn.Identity(), nn.ReLU()),
+    ],
+)
 def test_what_stands_behind_stays_itself(after, in_place):
     """A last ReLU is kept: it changes a state of both signs."""
     model = chain(lambda: Block(after, in_place))
@@ -120,15 +140,24 @@ def test_what_stands_behind_stays_itself(after, in_place):
 
 
 REFUSED = dict(
-    silu=nn.SiLU, relu6=nn.ReLU6, dropout=nn.Dropout,
-    pooling=lambda: nn.AvgPool2d(1), norm=lambda: nn.BatchNorm2d(4),
-    twice=lambda: nn.Sequential(nn.ReLU(), nn.ReLU6()))
+    silu=nn.SiLU,
+    relu6=nn.ReLU6,
+    dropout=nn.Dropout,
+    pooling=lambda: nn.AvgPool2d(1),
+    norm=lambda: nn.BatchNorm2d(4),
+    twice=lambda: nn.Sequential(nn.ReLU(), nn.ReLU6()),
+)
 
 
-@pytest.mark.parametrize('make', [
-    *(lambda cls=cls: Block(cls) for cls in REFUSED.values()),
-    lambda: Block(before=lambda: nn.Hardtanh(-9, 9)), Halves],
-    ids=[*REFUSED, 'before', 'halves'])
+@pytest.mark.parametrize(
+    'make',
+    [
+        *(lambda cls=cls: Block(cls) for cls in REFUSED.values()),
+        lambda: Block(before=lambda: nn.Hardtanh(-9, 9)),
+        Halves,
+    ],
+    ids=[*REFUSED, 'before', 'halves'],
+)
 def test_what_one_example_does_not_show_is_refused(make):
     """None of these changes a small state, in evaluation mode."""
     model = chain(make)
@@ -139,10 +168,13 @@ def test_what_one_example_does_not_show_is_refused(make):
     assert list(model.modules()) == before
 
 
-@pytest.mark.parametrize('names, example, words', [
-    (nn.Conv2d, MAPS, 'means no residual block'),
-    ('1.1', None, 'guessed for a model of its'),
-])
+@pytest.mark.parametrize(
+    'names, example, words',
+    [
+        (nn.Conv2d, MAPS, 'means no residual block'),
+        ('1.1', None, 'guessed for a model of its'),
+    ],
+)
 def test_refusals(names, example, words):
     with pytest.raises(ValueError, match=words):
         remove_blocks(chain(Block), names, example)
@@ -205,7 +237,8 @@ def test_compiled_before_and_afterwards(compiled):
         model[1][1] = torch.compile(model[1][1], backend='eager')
     else:
         (model[1] if compiled == 'stage' else model[1][1]).compile(
-            backend='eager')
+            backend='eager'
+        )
     model(MAPS)
     twin[1][1] = nn.ReLU()
     remove_blocks(model, '1.1', MAPS)
@@ -220,9 +253,17 @@ def vit(kind='ViT', cls='Model', **options):
     if int(hf.__version__.split('.')[0]) < 5:
         pytest.skip('needs transformers 5')
     torch.manual_seed(0)
-    return getattr(hf, f'{kind}{cls}')(getattr(hf, f'{kind}Config')(
-        hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-        image_size=32, patch_size=8, intermediate_size=64, **options)).eval()
+    return getattr(hf, f'{kind}{cls}')(
+        getattr(hf, f'{kind}Config')(
+            hidden_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=8,
+            intermediate_size=64,
+            **options,
+        )
+    ).eval()
 
 
 @pytest.mark.parametrize('stepped', [False, True])
@@ -233,8 +274,11 @@ def test_hooks_of_a_removed_block_go_on(stepped):
         insert_steps(model)
     model(IMAGES, output_hidden_states=True)  # which registers its hooks
     twin = copy.deepcopy(model)
-    names = [name for name, m in twin.named_modules()
-             if name.endswith('.1') and list(m.children())]
+    names = [
+        name
+        for name, m in twin.named_modules()
+        if name.endswith('.1') and list(m.children())
+    ]
     block = twin.get_submodule(names[0])
     handle = block.register_forward_hook(lambda *_: seen.append(1))
     with hooked(bypass(block)):
@@ -254,11 +298,14 @@ def test_hooks_of_a_removed_block_go_on(stepped):
 def test_what_a_backbone_is_asked_for_stays():
     options = dict(out_features=['stage2', 'stage4'], apply_layernorm=False)
     model = vit('Dinov2', 'Backbone', **options)
-    with pytest.raises(ValueError, match=r"layer\.1 makes what out_features "
-                       r"names 'stage2'; leave that out there"):
+    with pytest.raises(
+        ValueError,
+        match=r'layer\.1 makes what out_features '
+        r"names 'stage2'; leave that out there",
+    ):
         remove_blocks(model, 'layer.1', IMAGES)
     wanted = model(IMAGES).feature_maps
-    name, = remove_blocks(model, 'layer.2', IMAGES)
+    (name,) = remove_blocks(model, 'layer.2', IMAGES)
     found = model(IMAGES).feature_maps
     assert len(found) == len(wanted) == 2
     assert torch.equal(found[0], wanted[0])
@@ -269,9 +316,16 @@ def test_a_cache_counts_layers():
     """``generate`` reads another switch than the model's ``use_cache``."""
     hf = pytest.importorskip('transformers')
     torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=64, vocab_size=50)).eval()
+    model = hf.LlamaForCausalLM(
+        hf.LlamaConfig(
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            vocab_size=50,
+        )
+    ).eval()
     words = torch.arange(12).view(2, 6)
     for use_cache in (True, False):
         model.config.use_cache = use_cache
@@ -280,7 +334,10 @@ def test_a_cache_counts_layers():
     with hooked(bypass(model.model.layers[2])):
         wanted = model(words).logits
     assert remove_blocks(model, 'layers.2', dict(input_ids=words)) == [
-        'model.layers.2']
+        'model.layers.2'
+    ]
     assert torch.equal(model(words).logits, wanted)
     assert model.generate(words, max_new_tokens=3, do_sample=False).shape == (
-        2, 9)
+        2,
+        9,
+    )

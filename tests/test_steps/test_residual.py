@@ -27,7 +27,7 @@ def test_step_is_the_equation(attention, activation):
     handle = step.observe(lambda *told: seen.append(told))
     out = step(x, c, norm)
     torch.testing.assert_close(out, expected)
-    (module, told_x, told_f, told_delta, told), = seen
+    ((module, told_x, told_f, told_delta, told),) = seen
     assert module is step and told_x is x and told is out
     torch.testing.assert_close(told_f, f)
     if attention is None or isinstance(attention, Plain):

@@ -22,7 +22,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(8)
         self.fn = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
         self.drop = nn.Dropout(0.1)
-        self.gamma = nn.Parameter(torch.full((8, ), 0.5))
+        self.gamma = nn.Parameter(torch.full((8,), 0.5))
         self.gate = nn.Linear(8, 8)
         self.run = forward
 
@@ -51,15 +51,22 @@ def plain(b, x):
     return x + b.fn(b.norm(x))
 
 
-@pytest.mark.parametrize('forward, state, branch', [
-    (plain, 'norm', ('fn', True)),
-    (lambda b, x: x + b.drop(b.fn(b.drop(x))), 'drop', ('drop', False)),
-    (lambda b, x: x + b.gamma * b.fn(x), 'fn', ('fn', True)),
-    (lambda b, x: x + b.drop(input=b.gamma * b.fn(x)), 'fn', ('drop', False)),
-    (lambda b, x: x + 0.2 * b.fn[2](b.fn[0](x)), '', ('fn.2', True)),
-    (lambda b, x: b.fn(x.sin()) + x, '', ('fn', True)),
-    (lambda b, x: x.add_(b.drop(b.fn(x.clone()))), '', ('drop', False)),
-])
+@pytest.mark.parametrize(
+    'forward, state, branch',
+    [
+        (plain, 'norm', ('fn', True)),
+        (lambda b, x: x + b.drop(b.fn(b.drop(x))), 'drop', ('drop', False)),
+        (lambda b, x: x + b.gamma * b.fn(x), 'fn', ('fn', True)),
+        (
+            lambda b, x: x + b.drop(input=b.gamma * b.fn(x)),
+            'fn',
+            ('drop', False),
+        ),
+        (lambda b, x: x + 0.2 * b.fn[2](b.fn[0](x)), '', ('fn.2', True)),
+        (lambda b, x: b.fn(x.sin()) + x, '', ('fn', True)),
+        (lambda b, x: x.add_(b.drop(b.fn(x.clone()))), '', ('drop', False)),
+    ],
+)
 def test_spots(forward, state, branch):
     """The branch outside of children with weights, the state likewise."""
     model = nn.Sequential(*(Block(forward) for _ in range(3)))
@@ -70,19 +77,31 @@ def test_spots(forward, state, branch):
     place = model[1].step.place
     assert (place.state.module, place.branch[:2]) == (state, branch)
     assert (place.dims, place.batch, place.channels) == (3, 0, 2)
-    same(model[1](x.clone()),
-         x + branches * torch.tensor(-1.0).double().sigmoid())
+    same(
+        model[1](x.clone()),
+        x + branches * torch.tensor(-1.0).double().sigmoid(),
+    )
 
 
-@pytest.mark.parametrize('forward, why', [
-    (lambda b, x: x + b.fn(x) + b.gate(x), 'several branches'),
-    (lambda b, x: x + b.fn(x) @ b.gate.weight, 'none of its modules returns'),
-    (lambda b, x: x + b.fn(x) * b.gate(x).mean(1, True).sigmoid(),
-     'none of its modules returns'),  # f behind a gate of the host's
-    (lambda b, x: b.gate(x) + b.fn(x), 'projected|recorded'),
-    (lambda b, x: torch.addmm(x[0], b.fn(x)[0], b.gate.weight)[None],
-     'none of its modules|recorded|axis of samples'),
-])
+@pytest.mark.parametrize(
+    'forward, why',
+    [
+        (lambda b, x: x + b.fn(x) + b.gate(x), 'several branches'),
+        (
+            lambda b, x: x + b.fn(x) @ b.gate.weight,
+            'none of its modules returns',
+        ),
+        (
+            lambda b, x: x + b.fn(x) * b.gate(x).mean(1, True).sigmoid(),
+            'none of its modules returns',
+        ),  # f behind a gate of the host's
+        (lambda b, x: b.gate(x) + b.fn(x), 'projected|recorded'),
+        (
+            lambda b, x: torch.addmm(x[0], b.fn(x)[0], b.gate.weight)[None],
+            'none of its modules|recorded|axis of samples',
+        ),
+    ],
+)
 def test_refused_by_name(forward, why):
     model = nn.Sequential(*(Block(forward) for _ in range(3)))
     with pytest.raises(ValueError, match=why):
@@ -95,23 +114,29 @@ def test_a_sequence_would_call_the_step():
 
     A sequence that adds by itself is refused.
     """
+
     class Residual(nn.Sequential):
         def forward(self, x):
             return x + super().forward(x)
 
-    model = nn.Sequential(*(
-        nn.Sequential(Block(plain), nn.LayerNorm(8)) for _ in range(3)))
+    model = nn.Sequential(
+        *(nn.Sequential(Block(plain), nn.LayerNorm(8)) for _ in range(3))
+    )
     x = torch.randn(2, 5, 8)
     wanted = model(x)
     assert insert_steps(model, example=x) == ['0.0', '1.0', '2.0']
     assert torch.equal(model(x), wanted)
     with pytest.raises(ValueError, match='0 is a sequence'):
-        insert_steps(nn.Sequential(*(
-            Residual(nn.Linear(8, 8)) for _ in range(3))), example=x)
+        insert_steps(
+            nn.Sequential(*(Residual(nn.Linear(8, 8)) for _ in range(3))),
+            example=x,
+        )
 
 
-@pytest.mark.parametrize('size, layout', [
-    ((2, 3, 4, 5, 8), None), ((5, 2, 8), 'LNC'), ((2, 8, 8), None)])
+@pytest.mark.parametrize(
+    'size, layout',
+    [((2, 3, 4, 5, 8), None), ((5, 2, 8), 'LNC'), ((2, 8, 8), None)],
+)
 def test_axis_of_samples(size, layout):
     """Two numbers of samples show it; else it must be given."""
     model = nn.Sequential(*(Block(plain) for _ in range(3)))
@@ -129,16 +154,26 @@ def test_layers_that_take_samples_second():
 
 
 def test_a_norm_of_whole_maps():
-    model = nn.Sequential(*(Adds(nn.Sequential(
-        nn.LayerNorm([8, 5, 8]), nn.Conv2d(8, 8, 1))) for _ in range(3)))
+    model = nn.Sequential(
+        *(
+            Adds(nn.Sequential(nn.LayerNorm([8, 5, 8]), nn.Conv2d(8, 8, 1)))
+            for _ in range(3)
+        )
+    )
     insert_steps(model, example=torch.randn(2, 8, 5, 8))
     assert model[0].step.place.channels == 1
 
 
 def test_a_state_at_a_layer_that_is_quantised():
-    model, x = nn.Sequential(*(
-        Block(lambda b, x: x + b.fn[2](b.gate(x).tanh())) for _ in range(3)
-    )).eval(), torch.randn(2, 5, 8)
+    model, x = (
+        nn.Sequential(
+            *(
+                Block(lambda b, x: x + b.fn[2](b.gate(x).tanh()))
+                for _ in range(3)
+            )
+        ).eval(),
+        torch.randn(2, 5, 8),
+    )
     wanted = quantize_dynamic(model, {nn.Linear})(x)
     insert_steps(model, example=x)
     assert torch.equal(quantize_dynamic(model, {nn.Linear})(x), wanted)
@@ -146,6 +181,7 @@ def test_a_state_at_a_layer_that_is_quantised():
 
 def test_a_branch_that_was_permuted():
     """As EdgeNeXt's: its layers see channels last, the block adds first."""
+
     def code(b, x):
         f = b.gamma * b.fn(b.norm(x.permute(0, 2, 3, 1)))
         return x + b.drop(f.permute(0, 3, 1, 2))
@@ -169,6 +205,7 @@ def test_texts_are_measured_and_take_no_steps():
 
 def test_integers_beside_pictures_do_no_harm():
     """Labels condition the blocks of a generative network."""
+
     def conditioned(b, x, condition):
         return x + b.fn(b.norm(x) * condition)
 
@@ -192,21 +229,30 @@ Batch = namedtuple('Batch', 'x mask')
 
 PACKED = {
     'arguments': (lambda x, mask: (x, mask), lambda model: model),
-    'a dict': (lambda x, mask: (dict(x=x, mask=mask, name='a'), ),
-               lambda model: Packed(model, lambda b: (b['x'], b['mask']))),
+    'a dict': (
+        lambda x, mask: (dict(x=x, mask=mask, name='a'),),
+        lambda model: Packed(model, lambda b: (b['x'], b['mask'])),
+    ),
     'a list in a dict': (
         lambda x, mask: dict(batch=[x, {'mask': mask}]),
-        lambda model: Packed(model, lambda b: (b[0], b[1]['mask']))),
-    'a named tuple': (lambda x, mask: (Batch(x, mask), ),
-                      lambda model: Packed(model, tuple)),
+        lambda model: Packed(model, lambda b: (b[0], b[1]['mask'])),
+    ),
+    'a named tuple': (
+        lambda x, mask: (Batch(x, mask),),
+        lambda model: Packed(model, tuple),
+    ),
 }
 
 
 @pytest.mark.parametrize('how', PACKED)
-@pytest.mark.parametrize('mask, is_refused', [
-    (torch.ones(2, 5, dtype=torch.bool), True),
-    (torch.zeros(2, 1, 1, 5), True),
-    (torch.zeros(4, 5, 5), False)])  # a bias, the same for all samples
+@pytest.mark.parametrize(
+    'mask, is_refused',
+    [
+        (torch.ones(2, 5, dtype=torch.bool), True),
+        (torch.zeros(2, 1, 1, 5), True),
+        (torch.zeros(4, 5, 5), False),
+    ],
+)  # a bias, the same for all samples
 def test_a_mask_of_padding(mask, is_refused, how):
     pack, wrap = PACKED[how]
     model = wrap(Embedded(lambda b, x, mask: plain(b, x)))
@@ -220,30 +266,48 @@ def test_a_mask_of_padding(mask, is_refused, how):
 
 def test_patches_beside_padding_in_timm():
     naflex = pytest.importorskip('timm.models.naflexvit')
-    model = naflex.NaFlexVit(naflex.NaFlexVitCfg(
-        embed_dim=32, depth=2, num_heads=2, patch_size=4), num_classes=3)
-    y, x = (t.flatten() for t in torch.meshgrid(
-        torch.arange(4), torch.arange(4), indexing='ij'))
+    model = naflex.NaFlexVit(
+        naflex.NaFlexVitCfg(embed_dim=32, depth=2, num_heads=2, patch_size=4),
+        num_classes=3,
+    )
+    y, x = (
+        t.flatten()
+        for t in torch.meshgrid(
+            torch.arange(4), torch.arange(4), indexing='ij'
+        )
+    )
     batch = dict(
         patches=torch.rand(1, 16, 48),
         patch_coord=torch.stack((y, x), 1)[None],
-        patch_valid=torch.arange(16)[None] < 12)
+        patch_valid=torch.arange(16)[None] < 12,
+    )
     with pytest.raises(ValueError, match='beside padding'):
-        insert_steps(model, example=(batch, ))
+        insert_steps(model, example=(batch,))
 
 
-@pytest.mark.parametrize('name, config, blocks', [
-    ('Bert', {}, 0),
-    ('GPT2', dict(n_embd=32, n_layer=2, n_head=4), 0),
-    ('CLIPVision', dict(image_size=32, patch_size=8), 2),
-])
+@pytest.mark.parametrize(
+    'name, config, blocks',
+    [
+        ('Bert', {}, 0),
+        ('GPT2', dict(n_embd=32, n_layer=2, n_head=4), 0),
+        ('CLIPVision', dict(image_size=32, patch_size=8), 2),
+    ],
+)
 def test_networks_of_transformers(name, config, blocks):
     hf = pytest.importorskip('transformers')
-    sizes = {} if name == 'GPT2' else dict(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64)
-    model = getattr(hf, f'{name}Model')(getattr(hf, f'{name}Config')(
-        **sizes, **config)).eval()
+    sizes = (
+        {}
+        if name == 'GPT2'
+        else dict(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+        )
+    )
+    model = getattr(hf, f'{name}Model')(
+        getattr(hf, f'{name}Config')(**sizes, **config)
+    ).eval()
     if blocks:
         images = dict(pixel_values=torch.randn(2, 3, 32, 32))
         assert len(insert_steps(model, example=images)) == blocks

@@ -23,7 +23,8 @@ class Case(nn.Module):
         super().__init__()
         self.calls, self.args = calls, inputs((3, 4, 3, 3))
         self.step, self.norm = (
-            module.double() for module in build(StepNet, 4))
+            module.double() for module in build(StepNet, 4)
+        )
         self.step.activation = nn.ReLU()  # PyTorch has no hooks in place
         self.step.drop_path = nn.Identity()
         self.gate = self.step.attention
@@ -68,7 +69,6 @@ def test_switch(case, monkeypatch):
 
 
 class Times(StepNet):
-
     def forward(self, *means):
         return super().forward(*means) * 0.5
 
@@ -85,25 +85,54 @@ def norm_without(**changes):
 
 
 OTHERS = [
-    *[('norm', norm) for norm in (
-        nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), IEBN(4),
-        nn.SyncBatchNorm(4).eval(), nn.BatchNorm2d(4, affine=False),
-        norm_without(bias=None), norm_without(momentum=None),
-        norm_without(num_batches_tracked=None),
-        norm_without(running_mean=None, running_var=None))],
-    *[('step.attention', gate) for gate in (
-        CBAM(4), SE(4), LayerScale(4), Plain(4), Times(4), None, *(
-            StepNet(4, inputs=name)
-            for name in ('x', 'x_next', 'difference')))],
-    *[('step.attention.bn', bn) for bn in (
-        nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4))],
-    ('step.activation', nn.ReLU6()), ('step.activation', torch.tanh),
+    *[
+        ('norm', norm)
+        for norm in (
+            nn.GroupNorm(2, 4),
+            nn.InstanceNorm2d(4),
+            IEBN(4),
+            nn.SyncBatchNorm(4).eval(),
+            nn.BatchNorm2d(4, affine=False),
+            norm_without(bias=None),
+            norm_without(momentum=None),
+            norm_without(num_batches_tracked=None),
+            norm_without(running_mean=None, running_var=None),
+        )
+    ],
+    *[
+        ('step.attention', gate)
+        for gate in (
+            CBAM(4),
+            SE(4),
+            LayerScale(4),
+            Plain(4),
+            Times(4),
+            None,
+            *(
+                StepNet(4, inputs=name)
+                for name in ('x', 'x_next', 'difference')
+            ),
+        )
+    ],
+    *[
+        ('step.attention.bn', bn)
+        for bn in (nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4))
+    ],
+    ('step.activation', nn.ReLU6()),
+    ('step.activation', torch.tanh),
     ('step.drop_path', nn.Dropout2d(0.0)),
     ('step.drop_path', lambda residual: residual * 0),
-    *[(name, lambda t: t.as_subclass(Logged)) for name in (
-        'step.attention.ie_weight', 'step.attention.bn.weight',
-        'step.attention.bn.running_mean', 'norm.bias', 'norm.running_var',
-        'norm.num_batches_tracked')],
+    *[
+        (name, lambda t: t.as_subclass(Logged))
+        for name in (
+            'step.attention.ie_weight',
+            'step.attention.bn.weight',
+            'step.attention.bn.running_mean',
+            'norm.bias',
+            'norm.running_var',
+            'norm.num_batches_tracked',
+        )
+    ],
     ('step.attention.pair_weight', lambda t: t.t().contiguous().t()),
 ]
 """Places of parts and what else may stand there; of tensors, what of them."""
@@ -113,15 +142,19 @@ OTHERS = [
 def test_other_parts(place, other, case):
     name = place.rpartition('.')[2]
     owner = case.get_submodule(place.rpartition('.')[0])
-    tensors = owner._parameters if name in owner._parameters else (
-        owner._buffers)
+    tensors = (
+        owner._parameters if name in owner._parameters else (owner._buffers)
+    )
     if name in tensors:
         tensors[name] = other(tensors[name].detach())
     else:
         owner._modules.pop(name)
         other = copy.deepcopy(other)
-        setattr(owner, name, other.double() if isinstance(
-            other, nn.Module) else other)
+        setattr(
+            owner,
+            name,
+            other.double() if isinstance(other, nn.Module) else other,
+        )
     case.calls.clear()
     x, c, _ = case.args
     case.step(x, c, case.norm)
@@ -132,14 +165,20 @@ def test_other_maps(case):
     x, c, _ = case.args
     case.eval()
     case.calls.clear()
-    for maps in ((x.float(), c), (x[:1], c), (x[:0], c[:0]),
-                 (x.as_subclass(Logged), c), (x, c.as_subclass(Logged))):
+    for maps in (
+        (x.float(), c),
+        (x[:1], c),
+        (x[:0], c[:0]),
+        (x.as_subclass(Logged), c),
+        (x, c.as_subclass(Logged)),
+    ):
         case.step(*maps, case.norm)
     assert not case.calls
 
 
-@pytest.mark.parametrize('norm', [
-    nn.BatchNorm2d(3), nn.BatchNorm2d(1), nn.BatchNorm1d(4)])
+@pytest.mark.parametrize(
+    'norm', [nn.BatchNorm2d(3), nn.BatchNorm2d(1), nn.BatchNorm1d(4)]
+)
 @pytest.mark.parametrize('training', [True, False])
 def test_errors_are_those_of_the_reference_path(norm, training, case):
     x, c, _ = case.args
@@ -157,8 +196,9 @@ def test_transforms(case):
 
     def take(x):
         return case.step(x, c, case.norm)
+
     case.calls.clear()
-    _, tangent = torch.func.jvp(take, (x, ), (c, ))
+    _, tangent = torch.func.jvp(take, (x,), (c,))
     grad = torch.func.grad(lambda x: take(x).sum())(x)
     torch.func.vmap(take)(x[None])
     graph = make_fx(take)(x)
@@ -173,8 +213,13 @@ def test_transforms(case):
     assert len(case.calls) == 2
 
 
-PARTS = ('norm', 'step.attention', 'step.attention.bn', 'step.activation',
-         'step.drop_path')
+PARTS = (
+    'norm',
+    'step.attention',
+    'step.attention.bn',
+    'step.activation',
+    'step.drop_path',
+)
 
 
 @pytest.mark.parametrize('part', PARTS)
@@ -190,9 +235,15 @@ def test_a_forward_that_somebody_set(part, case):
     case.expect_fused()
 
 
-@pytest.mark.parametrize('kind', [
-    'forward_hook', 'forward_pre_hook', 'full_backward_hook',
-    'full_backward_pre_hook'])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        'forward_hook',
+        'forward_pre_hook',
+        'full_backward_hook',
+        'full_backward_pre_hook',
+    ],
+)
 @pytest.mark.parametrize('part', PARTS)
 def test_hooks(part, kind, case):
     """Called as often as on the reference path."""
@@ -211,11 +262,15 @@ def test_buffers_and_values_are_read_at_every_step(case):
     """Nothing that somebody changes between steps is kept."""
     gate, norm = case.gate, case.norm
     for owner, name, value in (
-            (gate, 'scale', 0.5), (gate.bn, 'eps', 0.1),
-            (gate.bn, 'momentum', 0.7), (norm, 'eps', 0.1),
-            (norm, 'weight', nn.Parameter(torch.rand(4).double())),
-            (gate.bn, 'training', False), (norm, 'training', False),
-            (norm, 'running_var', torch.rand(4).double())):
+        (gate, 'scale', 0.5),
+        (gate.bn, 'eps', 0.1),
+        (gate.bn, 'momentum', 0.7),
+        (norm, 'eps', 0.1),
+        (norm, 'weight', nn.Parameter(torch.rand(4).double())),
+        (gate.bn, 'training', False),
+        (norm, 'training', False),
+        (norm, 'running_var', torch.rand(4).double()),
+    ):
         setattr(owner, name, value)
         found = case.take()
         assert case.calls
@@ -225,15 +280,17 @@ def test_buffers_and_values_are_read_at_every_step(case):
 
 def test_a_mode_or_an_observer_does_not_change_the_path(case):
     """Which a checkpoint takes again without either."""
+
     class Silent(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
+
     for mode in (nullcontext(), Silent(), torch.device('cpu')):
         with mode:
             case.expect_fused()
     handle, seen = case.step.observe(lambda *args: seen.append(args)), []
     out = case.step(*case.args[:2], case.norm)
     handle.remove()
-    (_, x, *_, told), = seen
+    ((_, x, *_, told),) = seen
     assert x is case.args[0] and told is out
     assert torch.equal(out, case.before['out'])

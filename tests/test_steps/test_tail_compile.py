@@ -29,11 +29,13 @@ from tests.test_steps.cases import (
     run,
 )
 
-GATES = [name for name, kind in ATTENTIONS.items()
-         if issubclass(kind, ChannelGate)]
+GATES = [
+    name for name, kind in ATTENTIONS.items() if issubclass(kind, ChannelGate)
+]
 
 compilers = pytest.mark.skipif(
-    torch.__version__ < (2, 7), reason='older ones are taken for exporters')
+    torch.__version__ < (2, 7), reason='older ones are taken for exporters'
+)
 
 
 @pytest.fixture
@@ -41,8 +43,10 @@ def by_image(monkeypatch):
     """Count the steps that are read by image, also in eager mode."""
     taken = []
     monkeypatch.setattr(
-        dispatch, 'scale_by_image',
-        lambda *args: taken.append(1) or scale_by_image(*args))
+        dispatch,
+        'scale_by_image',
+        lambda *args: taken.append(1) or scale_by_image(*args),
+    )
     return taken
 
 
@@ -56,11 +60,15 @@ def as_compiled(by_image, monkeypatch):
 def check(found, wanted, limit=1e-12):
     """Compare what has a gradient, or is one."""
     # Some are 0 but for rounding: the gradient of a bias before a BN.
-    kept = {k for k, v in wanted.items()
-            if v is not None and v.double().norm() > limit}
+    kept = {
+        k
+        for k, v in wanted.items()
+        if v is not None and v.double().norm() > limit
+    }
     assert all(found[k] is None for k, v in wanted.items() if v is None)
-    found = errors(*({k: values[k] for k in kept}
-                     for values in (found, wanted)))
+    found = errors(
+        *({k: values[k] for k in kept} for values in (found, wanted))
+    )
     assert max(found.values()) < limit, found
 
 
@@ -73,7 +81,8 @@ def test_values_in_float64(name, mode, as_compiled):
     """
     _, norm = build_modes(mode, 'batch', 32)
     for how, memory_format in itertools.product(
-            ('train', 'eval', 'frozen'), FORMATS):
+        ('train', 'eval', 'frozen'), FORMATS
+    ):
         torch.manual_seed(0)
         step, _ = build(getattr(attentions, name), 32)
         step.double().train(how != 'eval').requires_grad_(how != 'frozen')
@@ -95,18 +104,28 @@ def test_precision(name, dtype, mean, as_compiled):
         norm.running_mean += mean  # as behind the first steps
         exact = run(False, step, norm, *args, torch.float64)
         for fused, sums in squares.items():
-            for key, error in errors(run(fused, step, norm, *args),
-                                     exact).items():
+            for key, error in errors(
+                run(fused, step, norm, *args), exact
+            ).items():
                 sums[key] = sums.get(key, 0) + error**2
     for key, reference in squares[False].items():
         limit = 2 * reference**0.5 + 1e-6
-        assert squares[True][key]**0.5 <= limit, key
+        assert squares[True][key] ** 0.5 <= limit, key
 
 
-@pytest.mark.parametrize('norm', [
-    None, nn.Identity(), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4),
-    nn.SyncBatchNorm(4).eval(), nn.BatchNorm2d(4, affine=False),
-    nn.BatchNorm2d(4, momentum=None)], ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    'norm',
+    [
+        None,
+        nn.Identity(),
+        nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4),
+        nn.SyncBatchNorm(4).eval(),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, momentum=None),
+    ],
+    ids=lambda n: type(n).__name__,
+)
 def test_others_take_the_reference_path(norm, as_compiled):
     """Other norms, other attentions, and what is hooked or observed."""
     x, c, _ = inputs((3, 4, 5, 6), torch.float32)
@@ -136,31 +155,42 @@ def trained(net, function, x):
     """Gradients and statistics after two passes."""
     for _ in range(2):
         function(x).square().mean().backward()
-    return {**{k: p.grad for k, p in net.named_parameters()},
-            **dict(net.named_buffers())}
+    return {
+        **{k: p.grad for k, p in net.named_parameters()},
+        **dict(net.named_buffers()),
+    }
 
 
 WAYS = {
     'whole': lambda net: net,
     'reentrant': lambda net: functools.partial(
-        checkpoint, net, use_reentrant=True),
+        checkpoint, net, use_reentrant=True
+    ),
     'non-reentrant': lambda net: functools.partial(
-        checkpoint, net, use_reentrant=False),
-    'autocast': lambda net: torch.autocast('cpu', torch.bfloat16)(
-        net.forward),
+        checkpoint, net, use_reentrant=False
+    ),
+    'autocast': lambda net: torch.autocast('cpu', torch.bfloat16)(net.forward),
 }
 
 
 @compilers
-@pytest.mark.parametrize('gate, way', [
-    *((StepNet, way) for way in WAYS), (SE, 'whole'), (SE, 'autocast')])
+@pytest.mark.parametrize(
+    'gate, way',
+    [*((StepNet, way) for way in WAYS), (SE, 'whole'), (SE, 'autocast')],
+)
 def test_compiled(gate, way, calls):
     """A training without a graph break, as in eager mode."""
     torch.compiler.reset()
     half = way == 'autocast'
     net = Net(gate).to(torch.float32 if half else torch.float64)
-    x = torch.randn(4, 8, 6, 7, requires_grad=way == 'reentrant',
-                    dtype=net[0].conv1.weight.dtype)
+    x = torch.randn(
+        4,
+        8,
+        6,
+        7,
+        requires_grad=way == 'reentrant',
+        dtype=net[0].conv1.weight.dtype,
+    )
     twin, graphs = copy.deepcopy(net), []
     with steps.fused(False):
         # A compiler updates statistics once, whatever is checkpointed.
@@ -169,8 +199,10 @@ def test_compiled(gate, way, calls):
     def backend(graph, inputs):
         graphs.append(graph.print_readable(False))
         return aot_eager_decomp_partition(graph, inputs)
-    found = trained(net, torch.compile(
-        WAYS[way](net), backend=backend, fullgraph=True), x)
+
+    found = trained(
+        net, torch.compile(WAYS[way](net), backend=backend, fullgraph=True), x
+    )
     check(found, wanted, 0.1 if half else 1e-12)
     assert 'var_mean' in graphs[0] and not calls
     torch.compiler.reset()
@@ -180,8 +212,9 @@ def test_compiled(gate, way, calls):
 def test_dynamic_shapes(by_image):
     torch.compiler.reset()
     net = Net().double()
-    compiled = torch.compile(copy.deepcopy(net), backend='eager',
-                             fullgraph=True, dynamic=True)
+    compiled = torch.compile(
+        copy.deepcopy(net), backend='eager', fullgraph=True, dynamic=True
+    )
     for n, side in ((3, 6), (5, 9), (2, 7)):
         x = torch.randn(n, 8, side, side + 1, dtype=torch.float64)
         found = compiled(x)
@@ -193,7 +226,7 @@ def test_dynamic_shapes(by_image):
 def test_traced_and_exported(calls, by_image):
     """Others know BN and pooling by their names."""
     net = Net().eval().double()
-    args = (torch.randn(3, 8, 6, 6, dtype=torch.float64), )
+    args = (torch.randn(3, 8, 6, 6, dtype=torch.float64),)
     expected = net(*args)
     calls.clear()
     with warnings.catch_warnings():  # which a tracer gives where it is asked
@@ -222,7 +255,8 @@ print([m for m in sys.modules
 """
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 2),
-                    reason='older ones import it themselves')
+@pytest.mark.skipif(
+    torch.__version__ < (2, 2), reason='older ones import it themselves'
+)
 def test_no_compiler_is_imported_by_a_training_step():
     assert run_tool('-c', SCRIPT).stdout.strip() == '[]'

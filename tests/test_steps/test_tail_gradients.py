@@ -40,20 +40,23 @@ def test_derivatives_of_both_orders(norm, gate, relu, calls):
 
     args = [t.requires_grad_() for t in inputs((3, 2, 2, 2))[:2]]
     args += list(modules.parameters())
-    assert gradcheck(function, args, fast_mode=False,
-                     check_batched_grad=not TORCH_21)
+    assert gradcheck(
+        function, args, fast_mode=False, check_batched_grad=not TORCH_21
+    )
     assert gradgradcheck(function, args, fast_mode=True)
     assert calls
 
 
 @pytest.mark.parametrize('training', [True, False])
-def test_second_derivatives_where_the_branch_comes_from_the_state(training,
-                                                                  calls):
+def test_second_derivatives_where_the_branch_comes_from_the_state(
+    training, calls
+):
     """As in every block; what comes by the branch is not the state's."""
     block = Block(StepNet(8)).double().train(training)
     randomise(block)
-    assert gradgradcheck(block, inputs((3, 8, 5, 4))[0].requires_grad_(),
-                         fast_mode=True)
+    assert gradgradcheck(
+        block, inputs((3, 8, 5, 4))[0].requires_grad_(), fast_mode=True
+    )
     assert calls
 
 
@@ -67,8 +70,11 @@ def test_a_step_is_freed_after_the_backward(calls):
         step(x, c.requires_grad_(), norm).backward(grad)
 
     def alive():
-        return sum(isinstance(o, torch.Tensor) or 'Tail' in type(o).__name__
-                   for o in gc.get_objects())
+        return sum(
+            isinstance(o, torch.Tensor) or 'Tail' in type(o).__name__
+            for o in gc.get_objects()
+        )
+
     take()  # parameters get their gradients
     gc.collect()
     gc.disable()
@@ -83,8 +89,9 @@ def test_a_step_is_freed_after_the_backward(calls):
 
 @pytest.mark.parametrize('memory_format', FORMATS)
 @pytest.mark.parametrize('mode', ['batch', 'running'])
-@pytest.mark.parametrize('wanted', [
-    w for w in itertools.product([True, False], repeat=3) if any(w)])
+@pytest.mark.parametrize(
+    'wanted', [w for w in itertools.product([True, False], repeat=3) if any(w)]
+)
 def test_whatever_is_wanted(wanted, mode, memory_format, calls):
     """Of x, c and parameters, twice; what was given is left alone.
 
@@ -102,8 +109,10 @@ def test_whatever_is_wanted(wanted, mode, memory_format, calls):
     for fused in (True, False):
         with steps.fused(fused):
             out = step(x, c, norm)
-        first, again = (torch.autograd.grad(
-            out, asked, grad, retain_graph=True) for _ in range(2))
+        first, again = (
+            torch.autograd.grad(out, asked, grad, retain_graph=True)
+            for _ in range(2)
+        )
         assert all(map(torch.equal, first, again))
         results.append(first)
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
@@ -125,8 +134,8 @@ def test_constants_serve_all_steps(calls):
     out = first(x, c)
     second(x.view(4, 8, 4, 4)[:2], c.detach().view(4, 8, 4, 4)[:2])
     with steps.fused(False):
-        wanted, = torch.autograd.grad(first(x, c).square().sum(), c)
-    found, = torch.autograd.grad(out.square().sum(), c)
+        (wanted,) = torch.autograd.grad(first(x, c).square().sum(), c)
+    (found,) = torch.autograd.grad(out.square().sum(), c)
     assert len(calls) == 3
     torch.testing.assert_close(found, wanted)
 
@@ -134,17 +143,21 @@ def test_constants_serve_all_steps(calls):
 @pytest.mark.parametrize('memory_format', FORMATS)
 def test_memory_for_the_backward(memory_format, calls):
     """Distinct storages: those of plain blocks and a few vectors."""
+
     def saved(attention):
         blocks = nn.Sequential(*(Block(attention(8)) for _ in range(3)))
         blocks.to(memory_format=memory_format)
-        own = {t.untyped_storage().data_ptr()
-               for t in (*blocks.parameters(), *blocks.buffers())}
+        own = {
+            t.untyped_storage().data_ptr()
+            for t in (*blocks.parameters(), *blocks.buffers())
+        }
         kept = {}
 
         def pack(t):
             storage = t.untyped_storage()
             kept[storage.data_ptr()] = storage.nbytes()
             return t
+
         x = torch.randn(4, 8, 32, 32).contiguous(memory_format=memory_format)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             out = blocks(x)

@@ -24,8 +24,15 @@ from tests.test_steps.cases import (
 )
 from tests.utils import TORCH_21
 
-SHAPES = ((3, 6, 7, 5), (5, 6, 3, 3), (64, 6, 1, 2), (3, 6, 1, 1),
-          (4, 6, 33, 31), (4, 1, 5, 9), (3, 130, 6, 7))
+SHAPES = (
+    (3, 6, 7, 5),
+    (5, 6, 3, 3),
+    (64, 6, 1, 2),
+    (3, 6, 1, 1),
+    (4, 6, 33, 31),
+    (4, 1, 5, 9),
+    (3, 130, 6, 7),
+)
 """From three images on: a BN over two is all but constant."""
 
 
@@ -35,8 +42,9 @@ SHAPES = ((3, 6, 7, 5), (5, 6, 3, 3), (64, 6, 1, 2), (3, 6, 1, 1),
 def test_equals_reference_in_float64(norm, gate, memory_format, calls):
     """Result, gradients and statistics; observers are told the same."""
     torch.manual_seed(0)
-    shapes = SHAPES if gate in ('batch', 'untracked') else (
-        *SHAPES, (1, 6, 9, 4))
+    shapes = (
+        SHAPES if gate in ('batch', 'untracked') else (*SHAPES, (1, 6, 9, 4))
+    )
     cases = list(itertools.product(shapes, (True, False)))
     for shape, relu in cases:
         modules = build_modes(norm, gate, shape[1], relu)
@@ -47,7 +55,8 @@ def test_equals_reference_in_float64(norm, gate, memory_format, calls):
         seen = {True: [], False: []}
         got, expected = (
             run(fused, *modules, *args, observer=seen[fused].append)
-            for fused in seen)
+            for fused in seen
+        )
         error, name = worst(got, expected)
         assert error < 1e-12, (shape, name)
         assert got['out'].stride() == args[1].stride()
@@ -56,19 +65,30 @@ def test_equals_reference_in_float64(norm, gate, memory_format, calls):
     assert len(calls) == len(cases)
 
 
-@pytest.mark.parametrize('dtype', [
-    torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.skipif(
-        TORCH_21, reason='this BN takes no float16 on a CPU'))])
+@pytest.mark.parametrize(
+    'dtype',
+    [
+        torch.bfloat16,
+        pytest.param(
+            torch.float16,
+            marks=pytest.mark.skipif(
+                TORCH_21, reason='this BN takes no float16 on a CPU'
+            ),
+        ),
+    ],
+)
 @pytest.mark.parametrize('how', ['maps', 'whole', 'autocast'])
 @pytest.mark.parametrize('norm', NORMS)
 def test_half_precision(norm, how, dtype, calls):
     """Maps alone, the whole model, or autocast."""
     for gate, memory_format in itertools.product(
-            ('batch', 'running', 'folded'), FORMATS):
+        ('batch', 'running', 'folded'), FORMATS
+    ):
         torch.manual_seed(1)
         modules = build_modes(norm, gate)
         nn.ModuleList(m for m in modules if m is not None).to(
-            dtype if how == 'whole' else torch.float32)
+            dtype if how == 'whole' else torch.float32
+        )
         args = inputs((8, 6, 14, 13), dtype, memory_format)
         args[2] = away_from_kink(*modules, *args, 0.1)
         exact = run(False, *modules, *args, torch.float64)
@@ -79,8 +99,11 @@ def test_half_precision(norm, how, dtype, calls):
         assert got['out'].dtype == dtype
         if how == 'maps' and norm == 'batch':  # its statistics are float32
             torch.testing.assert_close(
-                got['norm.running_var'].double(), exact['norm.running_var'],
-                rtol=1e-3, atol=0)
+                got['norm.running_var'].double(),
+                exact['norm.running_var'],
+                rtol=1e-3,
+                atol=0,
+            )
     assert len(calls) == 6
 
 
@@ -89,8 +112,13 @@ def test_mixed_memory_formats(calls):
     x, c, grad = inputs((3, 6, 4, 5))
     last = [t.contiguous(memory_format=FORMATS[1]) for t in (x, c, grad)]
     strided = torch.zeros(3, 6, 8, 5).double()[:, :, ::2].copy_(c)
-    for args in ((last[0], c, grad), (x, last[1], grad), (x, c, last[2]),
-                 (x, strided, grad), (x, c, grad.sum().expand(x.shape))):
+    for args in (
+        (last[0], c, grad),
+        (x, last[1], grad),
+        (x, c, last[2]),
+        (x, strided, grad),
+        (x, c, grad.sum().expand(x.shape)),
+    ):
         error, name = worst(*(run(f, *modules, *args) for f in (True, False)))
         assert error < 1e-12, name
     assert len(calls) == 5
@@ -103,16 +131,22 @@ def test_two_images_and_values_that_are_no_numbers(calls):
     reference path.
     """
     x, c, grad = inputs((2, 6, 5, 4))
-    spoilt = [c.clone().index_fill_(3, torch.tensor(0), value)
-              for value in (torch.nan, torch.inf)]
+    spoilt = [
+        c.clone().index_fill_(3, torch.tensor(0), value)
+        for value in (torch.nan, torch.inf)
+    ]
     for mode, maps in (('batch', c), *(('running', s) for s in spoilt)):
         modules = build_modes(mode, mode)
-        found, wanted = (run(f, *modules, x, maps, grad)
-                         for f in (True, False))
-        keys = wanted if mode == 'batch' else ('out', )
+        found, wanted = (
+            run(f, *modules, x, maps, grad) for f in (True, False)
+        )
+        keys = wanted if mode == 'batch' else ('out',)
         torch.testing.assert_close(
             *({k: values[k] for k in keys} for values in (found, wanted)),
-            rtol=1e-10, atol=1e-10, equal_nan=True)
+            rtol=1e-10,
+            atol=1e-10,
+            equal_nan=True,
+        )
     assert len(calls) == 3
 
 
@@ -149,17 +183,22 @@ def relative_errors(mean, memory_format, seeds=8):
         x, c, grad = x.float(), c.float(), grad.float()
         for taken in (step, plain):
             grad = away_from_kink(taken, norm, x, c, grad, 0.05)
-        for path, taken in dict(fused=step, reference=step,
-                                plain=plain).items():
+        for path, taken in dict(
+            fused=step, reference=step, plain=plain
+        ).items():
             exact = run(False, taken, norm, x, c, grad, torch.float64)
             found = run(path == 'fused', taken, norm, x, c, grad)
             for key, value in exact.items():
                 both = squares.setdefault(key, {}).setdefault(path, [0, 0])
                 both[0] += (found[key] - value).double().square().sum()
                 both[1] += value.double().square().sum()
-    return {key: {path: float(error / size)**0.5
-                  for path, (error, size) in paths.items()}
-            for key, paths in squares.items()}
+    return {
+        key: {
+            path: float(error / size) ** 0.5
+            for path, (error, size) in paths.items()
+        }
+        for key, paths in squares.items()
+    }
 
 
 @pytest.mark.parametrize('memory_format', FORMATS)
@@ -173,9 +212,12 @@ def test_precision(mean, memory_format, calls):
     too_far = {}
     for key, paths in relative_errors(mean, memory_format).items():
         factor = FURTHER.get((memory_format, mean, key), 2)
-        limit = (1e-5 if key.startswith('norm.running') else
-                 NOISE + factor * max(paths['reference'],
-                                      paths.get('plain', 0)))
+        limit = (
+            1e-5
+            if key.startswith('norm.running')
+            else NOISE
+            + factor * max(paths['reference'], paths.get('plain', 0))
+        )
         if 'bn.running' not in key and paths['fused'] > limit:
             too_far[key] = paths
     assert not too_far

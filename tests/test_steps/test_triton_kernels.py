@@ -29,14 +29,17 @@ from tests.test_steps.cases import (
 
 triton = pytest.importorskip('triton', reason='needs triton')
 if int(triton.__version__.split('.')[0]) < 3:
-    pytest.skip(f'the kernels need Triton 3, this is {triton.__version__}',
-                allow_module_level=True)
+    pytest.skip(
+        f'the kernels need Triton 3, this is {triton.__version__}',
+        allow_module_level=True,
+    )
 
 INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
 DEVICE = 'cpu' if INTERPRETED else 'cuda'
 
 compiles = pytest.mark.skipif(
-    INTERPRETED, reason='the interpreter compiles nothing')
+    INTERPRETED, reason='the interpreter compiles nothing'
+)
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def passes(monkeypatch):
     if not (INTERPRETED or torch.cuda.is_available()):
         pytest.skip('no GPU; test_in_the_interpreter runs it')
     from mmstepnet.steps.tail import triton
+
     monkeypatch.setattr(dispatch, 'passes_for', lambda maps: triton)
     return triton
 
@@ -51,30 +55,44 @@ def passes(monkeypatch):
 def run_python(*args, **env):
     result = subprocess.run(
         [sys.executable, '-W', 'ignore', *args],
-        env={**os.environ, **env}, capture_output=True, text=True)
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
     return result.stdout
 
 
 @compiles
 def test_in_the_interpreter():
-    out = run_python('-m', 'pytest', '-p', 'no:cacheprovider', __file__,
-                     TRITON_INTERPRET='1')
+    out = run_python(
+        '-m',
+        'pytest',
+        '-p',
+        'no:cacheprovider',
+        __file__,
+        TRITON_INTERPRET='1',
+    )
     assert ' passed' in out
 
 
 @compiles
 def test_compile(tmp_path):
     """For every GPU that is in use, without a register too many."""
-    out = run_python('-m', 'benchmarks.compile_kernels',
-                     TRITON_CACHE_DIR=str(tmp_path))
+    out = run_python(
+        '-m', 'benchmarks.compile_kernels', TRITON_CACHE_DIR=str(tmp_path)
+    )
     from mmstepnet.steps.tail.triton import kernels
+
     rows = [line.split() for line in out.splitlines()]
     for target in ('sm_80', 'sm_90', 'sm_100'):
         assert {row[1] for row in rows if row[0] == target} == {
-            name for name in vars(kernels) if name.endswith('_kernel')}
-    assert all(0 < int(registers) <= 128 and int(spilled) <= 8
-               for *_, registers, spilled in rows)
+            name for name in vars(kernels) if name.endswith('_kernel')
+        }
+    assert all(
+        0 < int(registers) <= 128 and int(spilled) <= 8
+        for *_, registers, spilled in rows
+    )
 
 
 @compiles
@@ -84,25 +102,44 @@ def test_launches(tmp_path):
     No time is read, so one call in each round is enough.
     """
     out = run_python(
-        '-c', 'from benchmarks import count_launches\n'
+        '-c',
+        'from benchmarks import count_launches\n'
         'count_launches.CALLS = 1\n'
-        'count_launches.main()', '--rounds', '2',
-        TRITON_CACHE_DIR=str(tmp_path))
+        'count_launches.main()',
+        '--rounds',
+        '2',
+        TRITON_CACHE_DIR=str(tmp_path),
+    )
     assert 'StepNet: 6 kernels of Triton, 0 operations of PyTorch;' in out
 
 
-@pytest.mark.parametrize('dtype,memory_format,shape,kinds', [
-    (torch.float32, FORMATS[0], (5, 3, 5, 4), backends.EVERY),
-    (torch.float32, FORMATS[1], (5, 3, 5, 4), backends.FEW),
-    (torch.float32, FORMATS[0], (1, 4, 3, 3), [
-        ('batch', 'running', True), ('running', 'none', True)]),
-    *[(dtype, memory_format, shape, backends.FEW)
-      for memory_format in FORMATS for dtype, shape in (
-          (torch.float16, (3, 3, 3, 4)), (torch.bfloat16, (3, 3, 3, 4)),
-          (torch.float32, (5, 5, 1, 1)), (torch.float32, (5, 40, 1, 3)))]])
+@pytest.mark.parametrize(
+    'dtype,memory_format,shape,kinds',
+    [
+        (torch.float32, FORMATS[0], (5, 3, 5, 4), backends.EVERY),
+        (torch.float32, FORMATS[1], (5, 3, 5, 4), backends.FEW),
+        (
+            torch.float32,
+            FORMATS[0],
+            (1, 4, 3, 3),
+            [('batch', 'running', True), ('running', 'none', True)],
+        ),
+        *[
+            (dtype, memory_format, shape, backends.FEW)
+            for memory_format in FORMATS
+            for dtype, shape in (
+                (torch.float16, (3, 3, 3, 4)),
+                (torch.bfloat16, (3, 3, 3, 4)),
+                (torch.float32, (5, 5, 1, 1)),
+                (torch.float32, (5, 40, 1, 3)),
+            )
+        ],
+    ],
+)
 def test_equal_aten(passes, dtype, memory_format, shape, kinds):
     backends.check_equals_aten(
-        passes, DEVICE, dtype, memory_format, shape, kinds)
+        passes, DEVICE, dtype, memory_format, shape, kinds
+    )
 
 
 @pytest.mark.parametrize('last', [False, True])
@@ -112,12 +149,18 @@ def test_more_than_one_split_or_chunk(passes, last, monkeypatch):
     The tiles are smaller than any that is chosen, so that few programs do.
     The last split has a tile too many.
     """
-    plan = passes.Geometry((last, 1, 1, 2, 4), 3, 2, ((5, 2, 1), 4), (2, 2),
-                           ((1, 1, 1), 4))
+    plan = passes.Geometry(
+        (last, 1, 1, 2, 4), 3, 2, ((5, 2, 1), 4), (2, 2), ((1, 1, 1), 4)
+    )
     monkeypatch.setattr(passes, 'geometry', lambda *sizes: plan)
     backends.check_equals_aten(
-        passes, DEVICE, torch.float32, FORMATS[last], (5, 2, 3, 6),
-        backends.FEW[:1])
+        passes,
+        DEVICE,
+        torch.float32,
+        FORMATS[last],
+        (5, 2, 3, 6),
+        backends.FEW[:1],
+    )
 
 
 @compiles
@@ -127,11 +170,15 @@ def test_geometry():
     Forty sizes of images compile no more than one or two kinds of tiles.
     """
     from mmstepnet.steps.tail import triton
+
     kinds = set()
-    for n, c, pixels in ((1, 128, 1600 * 1600), (65536, 64, 49), (1, 1, 1),
-                         (8, 2048, 400 * 400), *(
-                             (2, 256, side * (side + 3))
-                             for side in range(7, 300))):
+    for n, c, pixels in (
+        (1, 128, 1600 * 1600),
+        (65536, 64, 49),
+        (1, 1, 1),
+        (8, 2048, 400 * 400),
+        *((2, 256, side * (side + 3)) for side in range(7, 300)),
+    ):
         for last in (False, True):
             plan = triton.geometry(n, c, pixels, last)
             *_, block, tile = plan.tile
@@ -148,11 +195,16 @@ def test_large_means(passes):
     """Errors stay those of plain PyTorch where E[c²] - E[c]² has none left."""
     for memory_format in FORMATS:
         spec, x, c, learned = backends.tail_arguments(
-            (3, 2, 3, 3), torch.float32, memory_format, DEVICE, 'batch',
-            'batch', True)
-        c = (torch.randn_like(c) + 1e3).contiguous(
-            memory_format=memory_format)
-        _, (kept, ) = passes.forward(spec, x, c, learned)
+            (3, 2, 3, 3),
+            torch.float32,
+            memory_format,
+            DEVICE,
+            'batch',
+            'batch',
+            True,
+        )
+        c = (torch.randn_like(c) + 1e3).contiguous(memory_format=memory_format)
+        _, (kept,) = passes.forward(spec, x, c, learned)
         rstd = kept[-4]
         exact = c.double().var((0, 2, 3), correction=0).rsqrt()
         torch.testing.assert_close(rstd.double(), exact, rtol=1e-4, atol=0)
@@ -167,8 +219,10 @@ def test_whole_step(passes, training):
     step, norm = (m.to(DEVICE).train(training) for m in build(StepNet, 6))
     args = [t.to(DEVICE) for t in inputs((3, 6, 3, 5), torch.float32)]
     args[2] = away_from_kink(step, norm, *args, 1e-3)
-    error, name = worst(run(True, step, norm, *args),
-                        run(False, step, norm, *args, torch.float64))
+    error, name = worst(
+        run(True, step, norm, *args),
+        run(False, step, norm, *args, torch.float64),
+    )
     assert error < 1e-4, name
     moved = [*norm.buffers(), *step.attention.bn.buffers()]
     before = [t._version for t in moved]
@@ -177,14 +231,14 @@ def test_whole_step(passes, training):
     assert all((t._version > v) == training for t, v in zip(moved, before))
 
 
-def test_wrong_kernels_are_noticed_before_they_are_used(
-        passes, monkeypatch):
+def test_wrong_kernels_are_noticed_before_they_are_used(passes, monkeypatch):
     device, backward = torch.device(DEVICE), passes.backward
     dispatch.check(passes, device)
 
     def wrong(*args):
         d_x, d_c, d_learned = backward(*args)
         return d_x, 1.01 * d_c, d_learned
+
     monkeypatch.setattr(passes, 'backward', wrong)
     with pytest.raises(AssertionError, match='not close'):
         dispatch.check(passes, device)
@@ -193,12 +247,20 @@ def test_wrong_kernels_are_noticed_before_they_are_used(
 def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
     """Those of doubles, and those of AMD."""
     monkeypatch.setattr(dispatch, '_triton', lambda device: 'kernels')
-    for dtype, hip, wanted in ((torch.float32, None, 'kernels'),
-                               (torch.float64, None, None),
-                               (torch.float32, '6.4', None)):
+    for dtype, hip, wanted in (
+        (torch.float32, None, 'kernels'),
+        (torch.float64, None, None),
+        (torch.float32, '6.4', None),
+    ):
         monkeypatch.setattr(torch.version, 'hip', hip)
-        assert dispatch.passes_for(SimpleNamespace(
-            is_cuda=True, is_cpu=False, device='cuda', dtype=dtype)) == wanted
+        assert (
+            dispatch.passes_for(
+                SimpleNamespace(
+                    is_cuda=True, is_cpu=False, device='cuda', dtype=dtype
+                )
+            )
+            == wanted
+        )
 
 
 @compiles
@@ -215,6 +277,7 @@ def test_kernels_that_do_not_build_warn_once():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two GPUs')
 def test_on_another_than_the_current_device(passes):
-    backends.check_equals_aten(passes, 'cuda:1', torch.float32,
-                               torch.contiguous_format, (5, 3, 5, 4))
+    backends.check_equals_aten(
+        passes, 'cuda:1', torch.float32, torch.contiguous_format, (5, 3, 5, 4)
+    )
     assert torch.cuda.current_device() == 0

@@ -29,9 +29,12 @@ def readings(x, f, step, out):
     x, f, step, out = (t.double() for t in (x, f, step, out))
     return dict(
         adaptive=neural_stiffness_index(x, x + f * step, step),
-        unit=size(f * step) / size(x), returned=size(out - x) / size(x),
-        x_norm=size(x), f_norm=size(f),
-        step_mean=step.expand_as(x).flatten(1).mean(1))
+        unit=size(f * step) / size(x),
+        returned=size(out - x) / size(x),
+        x_norm=size(x),
+        f_norm=size(f),
+        step_mean=step.expand_as(x).flatten(1).mean(1),
+    )
 
 
 def recorded(model, *batches, blocks=None):
@@ -67,20 +70,34 @@ def assert_recorded(recorder, model, steps, *batches, rtol=1e-5):
         found = steps(block, *block.given)
         x, f, step = found[-1]
         ends = [x for x, *_ in found[1:]] + [
-            out if out.shape == x.shape else x + f * step]
+            out if out.shape == x.shape else x + f * step
+        ]
         rows.extend(readings(*s, end) for s, end in zip(found, ends))
 
     torch.manual_seed(0)
-    with torch.no_grad(), hooked([
-            handle for name in dict.fromkeys(names)
-            for block in [model.get_submodule(name)] for handle in (
-                block.register_forward_pre_hook(keep),
-                block.register_forward_hook(measure))]):
+    with (
+        torch.no_grad(),
+        hooked(
+            [
+                handle
+                for name in dict.fromkeys(names)
+                for block in [model.get_submodule(name)]
+                for handle in (
+                    block.register_forward_pre_hook(keep),
+                    block.register_forward_hook(measure),
+                )
+            ]
+        ),
+    ):
         for batch in batches:
             rows.clear()
             model(batch)
-            parts.append({name: torch.stack([
-                row[name] for row in rows], 1) for name in rows[0]})
+            parts.append(
+                {
+                    name: torch.stack([row[name] for row in rows], 1)
+                    for name in rows[0]
+                }
+            )
     for name, value in recorder.record.items():
         expected = torch.cat([part[name] for part in parts])
         assert value.dtype == torch.float32 and expected.mean() > 0
@@ -99,6 +116,7 @@ def branch_of(block, x):
 
 def post_activation(gate=lambda block, x, f: ONE):
     """The step of a post-activation block."""
+
     def steps(block, x):
         f = branch_of(block, x)
         return [(x, f, gate(block, x, f))]
@@ -124,17 +142,24 @@ def small_resnet():
 
 def no_hooks(model):
     return not any(
-        m._forward_hooks or m._forward_pre_hooks
-        or getattr(m, '_observers', None) for m in model.modules())
+        m._forward_hooks
+        or m._forward_pre_hooks
+        or getattr(m, '_observers', None)
+        for m in model.modules()
+    )
 
 
 class Residual(Adds):
     """A block of maps that adds in place, with an activation or without."""
 
     def __init__(self, last=None):
-        super().__init__(nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True),
-            nn.Conv2d(8, 8, 3, padding=1)))
+        super().__init__(
+            nn.Sequential(
+                nn.Conv2d(8, 8, 3, padding=1),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(8, 8, 3, padding=1),
+            )
+        )
         self.last = last
 
     def forward(self, x):

@@ -32,9 +32,11 @@ class InPlace(Adds):
 
 def build(block=Adds):
     return nn.Sequential(
-        nn.Linear(6, 6), nn.Sequential(*(
-            block(nn.Linear(6, 6)) for _ in range(4))),
-        nn.Linear(6, 1), nn.Tanh()).requires_grad_(False)
+        nn.Linear(6, 6),
+        nn.Sequential(*(block(nn.Linear(6, 6)) for _ in range(4))),
+        nn.Linear(6, 1),
+        nn.Tanh(),
+    ).requires_grad_(False)
 
 
 def expected(model, x, score):
@@ -47,14 +49,18 @@ def expected(model, x, score):
         if score == 'influence':
             found.append(1 - (a * b).sum(1) / norm / np.linalg.norm(b, axis=1))
         else:
-            found.append(np.linalg.norm(f.numpy(), axis=1) / (
-                1 if score == 'f_norm' else norm))
+            found.append(
+                np.linalg.norm(f.numpy(), axis=1)
+                / (1 if score == 'f_norm' else norm)
+            )
         x = y
     return np.mean(found[1:], 1)
 
 
-@pytest.mark.parametrize('block, dtype', [
-    (Adds, torch.float32), (InPlace, torch.float32), (Adds, torch.bfloat16)])
+@pytest.mark.parametrize(
+    'block, dtype',
+    [(Adds, torch.float32), (InPlace, torch.float32), (Adds, torch.bfloat16)],
+)
 @pytest.mark.parametrize('score', SCORES)
 def test_scores(score, block, dtype):
     """Near 1 a cosine in bfloat16 has two or three digits."""
@@ -62,20 +68,23 @@ def test_scores(score, block, dtype):
     found = block_scores(model.train(), x.split(2), score)
     assert list(found) == NAMES and model.training
     np.testing.assert_allclose(
-        list(found.values()), expected(model, x, score), rtol=1e-5)
+        list(found.values()), expected(model, x, score), rtol=1e-5
+    )
 
 
 def test_a_block_of_two_steps_has_their_sum():
     """Also in a wrapper, as a compiled or a checkpointed one."""
     timm = pytest.importorskip('timm')
     vit = timm.models.vision_transformer.VisionTransformer(
-        32, 8, embed_dim=32, depth=3, num_heads=4, num_classes=3)
+        32, 8, embed_dim=32, depth=3, num_heads=4, num_classes=3
+    )
     image = torch.rand(2, 3, 32, 32)
     steps = measure_stiffness(vit, [image]).f_norm.mean(0)
     vit.blocks[1] = checkpoint_wrapper(vit.blocks[1])
     found = block_scores(vit, [image], 'f_norm')
     assert found == dict(
-        zip(['blocks.1', 'blocks.2'], steps[::2] + steps[1::2]))
+        zip(['blocks.1', 'blocks.2'], steps[::2] + steps[1::2])
+    )
     assert list(block_scores(vit, [image], 'influence')) == list(found)
 
 

@@ -21,18 +21,22 @@ def test_nsi_equals_numpy():
     rng = np.random.default_rng(0)
     x, f = rng.standard_normal((2, 4, 3, 5, 5))
     step = rng.uniform(0.1, 1, (4, 3, 1, 1))
-    for given, moved in ((step, f), (1.0, f * step),
-                         (step.astype(np.float32), f)):
+    for given, moved in (
+        (step, f),
+        (1.0, f * step),
+        (step.astype(np.float32), f),
+    ):
         np.testing.assert_allclose(
             neural_stiffness_index(x, x + f * step, given),
             [np.sqrt((a**2).sum() / (b**2).sum()) for a, b in zip(moved, x)],
-            rtol=1e-6)
+            rtol=1e-6,
+        )
     # 60² · 1000 overflows float16.
     x = torch.full((2, 1000), 60.0, dtype=torch.float16)
     nsi = neural_stiffness_index(x, 2 * x)
     assert nsi.dtype == torch.float64 and nsi.tolist() == [1.0, 1.0]
     assert isinstance(neural_stiffness_index(x.numpy(), x.numpy()), np.ndarray)
-    assert neural_stiffness_index([[0., 0.]], [[0., 0.]]) == [0.0]
+    assert neural_stiffness_index([[0.0, 0.0]], [[0.0, 0.0]]) == [0.0]
 
 
 def test_sai_equals_numpy():
@@ -40,11 +44,13 @@ def test_sai_equals_numpy():
     u, t = rng.standard_normal((9, 4)), np.cumsum(rng.uniform(0.1, 1, 9))
     difference = np.diff(u, axis=0) / np.diff(t)[:, None]
     np.testing.assert_allclose(
-        simplified_stiffness(u, t), difference, rtol=1e-13)
+        simplified_stiffness(u, t), difference, rtol=1e-13
+    )
     np.testing.assert_allclose(
         stiffness_aware_index(torch.tensor(u), torch.tensor(t)),
         np.linalg.norm(difference, axis=1) / np.linalg.norm(u[:-1], axis=1),
-        rtol=1e-13)
+        rtol=1e-13,
+    )
 
 
 def similar(blocks, real, seed=3):
@@ -60,26 +66,31 @@ SPIRAL = [[-1.0, 100.0], [-100.0, -1.0]]  # -1 ± 100i
 GROWING = [[40.0, 7.0], [-7.0, 40.0]]  # 40 ± 7i
 
 
-@pytest.mark.parametrize('blocks, real, expected', [
-    # |Re| decides, not the modulus.
-    *(([SPIRAL, [[-50.0]]], np.linspace(-30, 0, n), 50)
-      for n in (0, 57, 397)),
-    # The largest real part may be the positive one.
-    *(([GROWING], np.linspace(-30, 5, n), 40) for n in (2, 298)),
-    # At the other end the eigenvalues lie too close for ARPACK.
-    *(([[[end]]], -np.logspace(0, 5, 299), 1e6) for end in (-1e6, 1e6)),
-])
+@pytest.mark.parametrize(
+    'blocks, real, expected',
+    [
+        # |Re| decides, not the modulus.
+        *(
+            ([SPIRAL, [[-50.0]]], np.linspace(-30, 0, n), 50)
+            for n in (0, 57, 397)
+        ),
+        # The largest real part may be the positive one.
+        *(([GROWING], np.linspace(-30, 5, n), 40) for n in (2, 298)),
+        # At the other end the eigenvalues lie too close for ARPACK.
+        *(([[[end]]], -np.logspace(0, 5, 299), 1e6) for end in (-1e6, 1e6)),
+    ],
+)
 def test_si_of_matrices(blocks, real, expected):
     matrix = similar(blocks, real)
     assert stiffness_index(matrix.mv, seeded(len(matrix)).double()) == (
-        pytest.approx(expected, rel=1e-6))
+        pytest.approx(expected, rel=1e-6)
+    )
 
 
 def van_der_pol(n):
     """Independent oscillators, of which the stiffest decides."""
     mu = 10 * seeded(n).double().abs()
-    return lambda u: torch.stack([
-        u[1], mu * (1 - u[0]**2) * u[1] - u[0]])
+    return lambda u: torch.stack([u[1], mu * (1 - u[0] ** 2) * u[1] - u[0]])
 
 
 class Cube(torch.autograd.Function):
@@ -95,21 +106,33 @@ class Cube(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, tangent):
-        return 3 * ctx.saved_tensors[0]**2 * tangent
+        return 3 * ctx.saved_tensors[0] ** 2 * tangent
 
 
-@pytest.mark.parametrize('rhs, plain, shape', [
-    *((van_der_pol(n), None, (2, n)) for n in (1, 150)),
-    *((rhs, plain, (n, )) for n in (5, 200) for rhs, plain in (
-        (lambda v: -Cube.apply(v), lambda v: -v**3),
-        (lambda v: 0 * v, None),  # as zero_init_residual starts
-        (lambda v: -v.add_(1)**3, lambda v: -(v + 1)**3))),  # in place
-    # The fused step and fused attention know no forward-mode derivative.
-    *((perturb(layer).double().eval(), None, shape) for layer, shape in (
-        (Block(StepNet(8)), (1, 8, 5, 4)),
-        (MetricAttention(8, num_heads=2), (1, 6, 8)),
-        (DotProductAttention(8, num_heads=2), (1, 6, 8)))),
-])
+@pytest.mark.parametrize(
+    'rhs, plain, shape',
+    [
+        *((van_der_pol(n), None, (2, n)) for n in (1, 150)),
+        *(
+            (rhs, plain, (n,))
+            for n in (5, 200)
+            for rhs, plain in (
+                (lambda v: -Cube.apply(v), lambda v: -(v**3)),
+                (lambda v: 0 * v, None),  # as zero_init_residual starts
+                (lambda v: -(v.add_(1) ** 3), lambda v: -((v + 1) ** 3)),
+            )
+        ),  # in place
+        # The fused step and fused attention know no forward-mode derivative.
+        *(
+            (perturb(layer).double().eval(), None, shape)
+            for layer, shape in (
+                (Block(StepNet(8)), (1, 8, 5, 4)),
+                (MetricAttention(8, num_heads=2), (1, 6, 8)),
+                (DotProductAttention(8, num_heads=2), (1, 6, 8)),
+            )
+        ),
+    ],
+)
 def test_si_of_systems(rhs, plain, shape):
     """Against the eigenvalues of a Jacobian that autograd makes by rows."""
     u = seeded(*shape).double()
@@ -117,7 +140,8 @@ def test_si_of_systems(rhs, plain, shape):
     jacobian = torch.autograd.functional.jacobian(plain or rhs, u)
     values = np.linalg.eigvals(jacobian.view(u.numel(), -1).numpy())
     assert stiffness_index(rhs, u) == pytest.approx(
-        np.abs(values.real).max(), rel=1e-6)
+        np.abs(values.real).max(), rel=1e-6
+    )
     assert torch.equal(u, given)
 
 

@@ -39,25 +39,50 @@ def transformer(block, x, *shape):
         maps = [t.transpose(1, 2)[..., None] for t in (x, f)]
         step = our_step(block, *maps)[..., 0].transpose(1, 2)
     y = x + f * step
-    return [(x, f, step), (
-        y, block.ffn.layers(getattr(block, norms[1])(y)), ONE)]
+    return [
+        (x, f, step),
+        (y, block.ffn.layers(getattr(block, norms[1])(y)), ONE),
+    ]
 
 
 ours = post_activation(gate=our_step)
 NETWORKS = {  # how it is built, its steps, how many in each stage, stages
     'ours, StepNet': (lambda: StepResNetCIFAR(20), ours, [2, 2, 2], 3),
-    'ours, ResNet-164': (
-        lambda: StepResNetCIFAR(164), ours, [17, 17, 17], 3),
+    'ours, ResNet-164': (lambda: StepResNetCIFAR(164), ours, [17, 17, 17], 3),
     'ours, preact': (
-        lambda: StepResNetCIFAR(20, preact=True), preact, [2, 2, 2], 3),
-    'ours, ViT': (lambda: StepVisionTransformer(
-        'deit-tiny', img_size=32, patch_size=8), transformer, [22], 1),
-    'mmpretrain, SE': (lambda: SEResNet(
-        50, num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(1, )
-        ), post_activation(gate=mmpretrain_se), [2, 3], 2),
-    'mmpretrain, Swin': (lambda: SwinTransformer(
-        dict(embed_dims=24, depths=[2, 2, 3, 1], num_heads=[1, 2, 4, 8]),
-        img_size=32, pad_small_map=True), transformer, [2, 2, 4, 2], 3),
+        lambda: StepResNetCIFAR(20, preact=True),
+        preact,
+        [2, 2, 2],
+        3,
+    ),
+    'ours, ViT': (
+        lambda: StepVisionTransformer('deit-tiny', img_size=32, patch_size=8),
+        transformer,
+        [22],
+        1,
+    ),
+    'mmpretrain, SE': (
+        lambda: SEResNet(
+            50,
+            num_stages=2,
+            strides=(1, 2),
+            dilations=(1, 1),
+            out_indices=(1,),
+        ),
+        post_activation(gate=mmpretrain_se),
+        [2, 3],
+        2,
+    ),
+    'mmpretrain, Swin': (
+        lambda: SwinTransformer(
+            dict(embed_dims=24, depths=[2, 2, 3, 1], num_heads=[1, 2, 4, 8]),
+            img_size=32,
+            pad_small_map=True,
+        ),
+        transformer,
+        [2, 2, 4, 2],
+        3,
+    ),
 }
 
 
@@ -77,7 +102,8 @@ def test_networks(key):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert recorder.nsi.shape == (3, sum(counts))
     assert recorder.stages.tolist() == [
-        s for s, count in enumerate(counts) for _ in range(count)]
+        s for s, count in enumerate(counts) for _ in range(count)
+    ]
     assert len(recorder.excluded) == stages
     assert all(name.endswith('.0') for name in recorder.excluded)
     assert no_hooks(model)

@@ -37,15 +37,31 @@ from tests.utils import TORCH_21, Adds, not_on_torch_21, perturb, seeded
 
 X = seeded(4, 15, 8)
 
-ELEMENTWISE = sorted(set(nn.modules.activation.__all__) - {
-    'GLU', 'MultiheadAttention', 'Softmin', 'Softmax', 'Softmax2d',
-    'LogSoftmax', 'Threshold'})
+ELEMENTWISE = sorted(
+    set(nn.modules.activation.__all__)
+    - {
+        'GLU',
+        'MultiheadAttention',
+        'Softmin',
+        'Softmax',
+        'Softmax2d',
+        'LogSoftmax',
+        'Threshold',
+    }
+)
 
 
-@pytest.mark.parametrize('last', [
-    None, nn.ReLU(inplace=True), nn.functional.relu, torch.Tensor.relu_,
-    lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
-    *(getattr(nn, name)() for name in ELEMENTWISE)])
+@pytest.mark.parametrize(
+    'last',
+    [
+        None,
+        nn.ReLU(inplace=True),
+        nn.functional.relu,
+        torch.Tensor.relu_,
+        lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
+        *(getattr(nn, name)() for name in ELEMENTWISE),
+    ],
+)
 @pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
 def test_an_activation_is_no_part_of_the_step(last, mode):
     model = ready(row(lambda: Residual(last)))
@@ -58,20 +74,36 @@ def test_an_activation_is_no_part_of_the_step(last, mode):
 ALL = [f'backbone.layer{stage}.{k}' for stage in (1, 2) for k in (1, 2)]
 
 
-@pytest.mark.parametrize('blocks, names', [
-    (None, ALL), (Residual, [*ALL, 'head.1']),
-    *((blocks, ALL[2:]) for blocks in (
-        'layer2', 'layer2.[12]', ['backbone.layer2.1', 'layer2.2']))])
+@pytest.mark.parametrize(
+    'blocks, names',
+    [
+        (None, ALL),
+        (Residual, [*ALL, 'head.1']),
+        *(
+            (blocks, ALL[2:])
+            for blocks in (
+                'layer2',
+                'layer2.[12]',
+                ['backbone.layer2.1', 'layer2.2'],
+            )
+        ),
+    ],
+)
 def test_selections(blocks, names):
     """The stage's first is left out, not the first of the selection."""
-    detector = nn.Sequential(OrderedDict(
-        backbone=nn.Sequential(OrderedDict(
-            layer1=row(Residual), layer2=row(Residual))),
-        head=row(Residual, 2)))
+    detector = nn.Sequential(
+        OrderedDict(
+            backbone=nn.Sequential(
+                OrderedDict(layer1=row(Residual), layer2=row(Residual))
+            ),
+            head=row(Residual, 2),
+        )
+    )
     recorder = recorded(detector, MAPS, blocks=blocks)
     assert recorder.blocks == names
     assert len(recorder.stages.unique()) == len(
-        {name.rpartition('.')[0] for name in names})
+        {name.rpartition('.')[0] for name in names}
+    )
 
 
 def test_large_maps_keep_their_digits():
@@ -79,12 +111,20 @@ def test_large_maps_keep_their_digits():
     model = ready(row(lambda: Residual(nn.ReLU()), 2))
     maps = 1 + torch.rand(1, 8, 723, 517)
     assert_recorded(
-        recorded(model, maps), model, residual_step, maps, rtol=1e-6)
+        recorded(model, maps), model, residual_step, maps, rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize('dtype', [
-    torch.bfloat16, pytest.param(torch.float16, marks=not_on_torch_21(
-        'has no float16 autocast on CPU'))])
+@pytest.mark.parametrize(
+    'dtype',
+    [
+        torch.bfloat16,
+        pytest.param(
+            torch.float16,
+            marks=not_on_torch_21('has no float16 autocast on CPU'),
+        ),
+    ],
+)
 def test_amp_is_measured_in_float32(dtype):
     """The readings are those of the half-precision features, not coarser."""
     model = ready(small_resnet())
@@ -163,8 +203,13 @@ def test_starting_stopping_and_clearing():
     found = recorder.trajectories(split='val', epoch=3)
     for name, value in recorder.record.items():
         np.testing.assert_array_equal(getattr(found, name), value)
-    assert found.settings == dict(model='ResNet', split='val', epoch=3,
-                                  reading='adaptive', dataset_size=3)
+    assert found.settings == dict(
+        model='ResNet',
+        split='val',
+        epoch=3,
+        reading='adaptive',
+        dataset_size=3,
+    )
     recorder.clear()
     # Batch by batch, as for a metric: each sample is seen once.
     total = []
@@ -173,16 +218,21 @@ def test_starting_stopping_and_clearing():
             model(image)
             total += total_neural_stiffness(recorder.nsi, recorder.stages)
             recorder.clear()
-    torch.testing.assert_close(torch.stack(total), total_neural_stiffness(
-        whole.nsi, whole.stages), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        torch.stack(total),
+        total_neural_stiffness(whole.nsi, whole.stages),
+        rtol=1e-5,
+        atol=0,
+    )
     # Steps come and go between recordings.
     for change in (lambda model: None, insert_steps, remove_steps):
         change(model)
         with recorder, torch.no_grad():
             model(IMAGES)
     for value in recorder.record.values():
-        torch.testing.assert_close(value[3:], value[:3].repeat(2, 1),
-                                   rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            value[3:], value[:3].repeat(2, 1), rtol=1e-5, atol=0
+        )
 
 
 def test_a_block_that_runs_several_times_is_as_many_steps():
@@ -202,8 +252,9 @@ def test_blocks_in_another_order_keep_their_columns():
         model(MAPS)
         model.order = [0, 2, 1, 3]
         model(MAPS)
-    assert torch.equal(recorder.nsi[len(MAPS):],
-                       recorded(model, MAPS).nsi[:, [1, 0, 2]])
+    assert torch.equal(
+        recorder.nsi[len(MAPS) :], recorded(model, MAPS).nsi[:, [1, 0, 2]]
+    )
 
 
 class Windows(nn.Module):
@@ -212,13 +263,15 @@ class Windows(nn.Module):
     def __init__(self):
         super().__init__()
         self.image, self.window = (
-            row(lambda: Residual(nn.ReLU()), 2) for _ in range(2))
+            row(lambda: Residual(nn.ReLU()), 2) for _ in range(2)
+        )
 
     def forward(self, x):
         n, c, h, w = x.shape
         x = self.image(x).view(n, c, 2, h // 2, 2, w // 2)
-        return self.window(x.permute(0, 2, 4, 1, 3, 5).reshape(
-            n * 4, c, h // 2, w // 2))
+        return self.window(
+            x.permute(0, 2, 4, 1, 3, 5).reshape(n * 4, c, h // 2, w // 2)
+        )
 
 
 class Tokens(nn.Module):
@@ -234,17 +287,25 @@ class Tokens(nn.Module):
         return self.blocks(x if self.first else x.transpose(0, 1))
 
 
-@pytest.mark.parametrize('make, x', [
-    (Windows, seeded(2, 8, 8, 8)),
-    *((functools.partial(Tokens, first), x) for first in (False, True)
-      for x in (X, torch.arange(64).view(4, 16) % 9))])
+@pytest.mark.parametrize(
+    'make, x',
+    [
+        (Windows, seeded(2, 8, 8, 8)),
+        *(
+            (functools.partial(Tokens, first), x)
+            for first in (False, True)
+            for x in (X, torch.arange(64).view(4, 16) % 9)
+        ),
+    ],
+)
 def test_readings_of_a_batch_are_those_of_each_sample(make, x):
     """Its tokens may come first; its windows are counted back to it."""
     model = make()
     alone, together = recorded(model, *x.split(1)), recorded(model, x)
     assert len(together) == len(x)
     torch.testing.assert_close(
-        together.record, alone.record, rtol=1e-5, atol=0)
+        together.record, alone.record, rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize('first', [True, False])
@@ -281,8 +342,11 @@ def test_bad_features():
 def test_features_are_not_kept():
     def maps():
         gc.collect()
-        return {id(t) for t in gc.get_objects() if type(t) is torch.Tensor
-                and t.dim() == 4 and t.shape[0] == 3}
+        return {
+            id(t)
+            for t in gc.get_objects()
+            if type(t) is torch.Tensor and t.dim() == 4 and t.shape[0] == 3
+        }
 
     model = ready(small_resnet())
     before = maps()  # other tests may have left some
@@ -294,6 +358,7 @@ def test_features_are_not_kept():
 
 def test_training_after_a_measurement():
     """Tables that a module makes on demand are no inference tensors."""
+
     class Positions(Residual):
         table = None
 
@@ -310,9 +375,11 @@ def test_training_after_a_measurement():
 
 
 @pytest.mark.skipif(
-    not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6')
+    not hasattr(torch.compiler, 'set_stance'), reason='PyTorch before 2.6'
+)
 def test_compiled_models_are_recorded_uncompiled():
     """Until the last recorder stops."""
+
     def backend(graph, inputs):
         calls.append(graph)
         return graph.forward
@@ -394,7 +461,8 @@ def fsdp1(block):
     if TORCH_21:
         pytest.skip('PyTorch 2.1 has no FSDP on CPUs')
     return torch.distributed.fsdp.FullyShardedDataParallel(
-        block, device_id=torch.device('cpu'))
+        block, device_id=torch.device('cpu')
+    )
 
 
 def fsdp2(block):
@@ -402,7 +470,8 @@ def fsdp2(block):
     if not hasattr(dist.fsdp, 'fully_shard'):
         pytest.skip('PyTorch before 2.6')
     return dist.fsdp.fully_shard(
-        block, mesh=dist.device_mesh.init_device_mesh('cpu', (1, )))
+        block, mesh=dist.device_mesh.init_device_mesh('cpu', (1,))
+    )
 
 
 def computes_inside(model):
@@ -410,19 +479,26 @@ def computes_inside(model):
     return model
 
 
-CHECKPOINTS = {kind: functools.partial(
-    checkpoint, use_reentrant=kind == 'reentrant')
-    for kind in ('reentrant', 'other')}
+CHECKPOINTS = {
+    kind: functools.partial(checkpoint, use_reentrant=kind == 'reentrant')
+    for kind in ('reentrant', 'other')
+}
 SITUATIONS = {
     'as it is': lambda model: model,
     '_orig_mod': wrapped(Wrapper),
     'checkpoint_wrapper': wrapped(checkpoint_wrapper),
-    **{f'{kind} checkpoint of blocks': wrapped(
-        lambda block, run=run: Wrapper(block, run))
-       for kind, run in CHECKPOINTS.items()},
-    **{f'{kind} checkpoint of all': (
-        lambda model, run=run: Wrapper(model, run))
-       for kind, run in CHECKPOINTS.items()},
+    **{
+        f'{kind} checkpoint of blocks': wrapped(
+            lambda block, run=run: Wrapper(block, run)
+        )
+        for kind, run in CHECKPOINTS.items()
+    },
+    **{
+        f'{kind} checkpoint of all': (
+            lambda model, run=run: Wrapper(model, run)
+        )
+        for kind, run in CHECKPOINTS.items()
+    },
     'peft': lora,
     'pickle': lambda model: pickle.loads(pickle.dumps(model)),
     'AveragedModel': torch.optim.swa_utils.AveragedModel,
@@ -443,8 +519,10 @@ def passed(model, forward=NOTHING, backward=NOTHING):
     if out.requires_grad:
         with backward:
             out.square().sum().backward()
-    return [out, *(t.grad for t in (x, *model.parameters())
-                   if t.grad is not None)]
+    return [
+        out,
+        *(t.grad for t in (x, *model.parameters()) if t.grad is not None),
+    ]
 
 
 @functools.cache
@@ -467,21 +545,29 @@ def test_a_measurement_changes_nothing(name, during, one_process):
         model = SITUATIONS[name](model)
     wanted = passed(model)
     recorder = TrajectoryRecorder(model)
-    for contexts in ((recorder, recorder), (recorder, NOTHING),
-                     (NOTHING, recorder)):
+    for contexts in (
+        (recorder, recorder),
+        (recorder, NOTHING),
+        (NOTHING, recorder),
+    ):
         found = passed(model, *contexts)
         assert all(map(torch.equal, found, wanted))
     assert recorder.blocks == ['blocks.1', 'blocks.2', 'blocks.3']
     assert recorder.excluded == ['blocks.0']
     torch.testing.assert_close(
-        recorder.nsi, plain().repeat(2, 1), rtol=1e-6, atol=0)
+        recorder.nsi, plain().repeat(2, 1), rtol=1e-6, atol=0
+    )
 
 
 def test_other_dispatch_modes_see_the_model_alone():
     model, counts = net(), []
     for recorder in (NOTHING, TrajectoryRecorder(model)):
-        with (Counting() as mode, FlopCounterMode(display=False) as flops,
-              recorder, torch.no_grad()):
+        with (
+            Counting() as mode,
+            FlopCounterMode(display=False) as flops,
+            recorder,
+            torch.no_grad(),
+        ):
             model(MAPS)
         counts.append((mode.seen, flops.get_total_flops()))
     assert counts[0] == counts[1] and counts[0][1] > 0

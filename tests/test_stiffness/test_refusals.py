@@ -26,7 +26,7 @@ from tests.test_stiffness.test_trajectories import SETTINGS, arrays
 from tests.utils import Adds, seeded
 
 X = seeded(2, 6, 8)
-ONE, TWO = [[1., 2.]], [[1., 2., 3.]]
+ONE, TWO = [[1.0, 2.0]], [[1.0, 2.0, 3.0]]
 
 
 class ByForeach(Adds):
@@ -137,81 +137,170 @@ def record(model, x):
 VALUES = [  # a call that raises a ValueError, and what it says
     # Arguments of the mathematics, checked in one place.
     (lambda: neural_stiffness_index(ONE, TWO), r'x_next.*\(1, 2'),
-    (lambda: neural_stiffness_index([[1., np.nan]], ONE),
-     r'x holds NaN.*\(0, 1\)'),
-    (lambda: neural_stiffness_index([[0., 0.]], ONE),
-     r'not finite at \(0,\): a state of norm 0'),
-    (lambda: stiffness_aware_index([[1.], [2.]], [0., 0.]),
-     r'must increase, but do not at \(0,\); sort'),
-    (lambda: stiffness_aware_index([[1.], [2.]], [0., 1., 2.]),
-     r't must have shape \(2\)'),
-    (lambda: stiffness_index(lambda v: (v - 2).log(), [1., 1.]),
-     r'rhs\(u\).*holds NaN'),
-    *((lambda a=a: total_neural_stiffness(*a), word) for a, word in (
-        ((np.empty((0, 3)), [0, 0, 0]), r'nsi must have shape \(N, L\)'),
-        ((np.ones((2, 3)), [0, 0]), r'stages must have shape \(3\)'),
-        (([[1.0, -0.5]], [0, 0]), r'not negative, got -0.5 at .*\(0, 1\)'),
-        (([[1.0]], [0], 'mine'), "mu must be one of stage, all, got 'mine'"))),
-    (lambda: stiffness_proportion([[1.]], [0], [1.], [[0.]]),
-     r'm2 must have shape \(B\)'),
+    (
+        lambda: neural_stiffness_index([[1.0, np.nan]], ONE),
+        r'x holds NaN.*\(0, 1\)',
+    ),
+    (
+        lambda: neural_stiffness_index([[0.0, 0.0]], ONE),
+        r'not finite at \(0,\): a state of norm 0',
+    ),
+    (
+        lambda: stiffness_aware_index([[1.0], [2.0]], [0.0, 0.0]),
+        r'must increase, but do not at \(0,\); sort',
+    ),
+    (
+        lambda: stiffness_aware_index([[1.0], [2.0]], [0.0, 1.0, 2.0]),
+        r't must have shape \(2\)',
+    ),
+    (
+        lambda: stiffness_index(lambda v: (v - 2).log(), [1.0, 1.0]),
+        r'rhs\(u\).*holds NaN',
+    ),
+    *(
+        (lambda a=a: total_neural_stiffness(*a), word)
+        for a, word in (
+            ((np.empty((0, 3)), [0, 0, 0]), r'nsi must have shape \(N, L\)'),
+            ((np.ones((2, 3)), [0, 0]), r'stages must have shape \(3\)'),
+            (([[1.0, -0.5]], [0, 0]), r'not negative, got -0.5 at .*\(0, 1\)'),
+            (
+                ([[1.0]], [0], 'mine'),
+                "mu must be one of stage, all, got 'mine'",
+            ),
+        )
+    ),
+    (
+        lambda: stiffness_proportion([[1.0]], [0], [1.0], [[0.0]]),
+        r'm2 must have shape \(B\)',
+    ),
     # Recordings.
-    *((lambda change=change: Trajectories(**{**arrays(), **change}), word)
-      for change, word in (
-        (dict(x_norm=np.ones((4, 2))), r'x_norm must have shape \(4, 3\)'),
-        (dict(blocks=['a']), '3 blocks need as many names'),
-        (dict(settings=dict(model='net')), 'model, split'),
-        (dict(settings=dict(SETTINGS, reading='mine')),
-         "adaptive, unit.* got 'mine'"))),
+    *(
+        (lambda change=change: Trajectories(**{**arrays(), **change}), word)
+        for change, word in (
+            (dict(x_norm=np.ones((4, 2))), r'x_norm must have shape \(4, 3\)'),
+            (dict(blocks=['a']), '3 blocks need as many names'),
+            (dict(settings=dict(model='net')), 'model, split'),
+            (
+                dict(settings=dict(SETTINGS, reading='mine')),
+                "adaptive, unit.* got 'mine'",
+            ),
+        )
+    ),
     # Passes.
-    *((lambda model=model, x=x: record(model(), x), word)
-      for model, x, word in (
-        (vgg11, torch.rand(1, 3, 32, 32), 'no residual step of VGG.*adds no'),
-        (encoder, X, 'batch_first=True'),
-        (lambda: encoder(Masked, batch_first=True), X, 'set_fastpath_enabled'),
-        (net, X[0, 0], r'a state \(8,\): samples'),
-        (lambda: net()[:1], X, 'Found, but left out.*no container'),
-        (lambda: net(ByForeach), X,
-         'adds no two plain tensors where hooks and disp'),
-        (lambda: net(Mixes), torch.stack([X, X], -1),
-         'both operands were computed from .*hyper-connections'),
-        (lambda: InThread(net()), X, 'adds no two plain tensors'),
-        (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'),
-        *((lambda: Last(*net()), inputs, 'axis of 2 samples is not clear')
-          for inputs in ([X[0], torch.cat([X, X])],
-                         (torch.ones(2, 5), torch.cat([X, X])))),
-        (lambda: Times(*net()), X, 'axis of 2 samples is not clear'))),
+    *(
+        (lambda model=model, x=x: record(model(), x), word)
+        for model, x, word in (
+            (
+                vgg11,
+                torch.rand(1, 3, 32, 32),
+                'no residual step of VGG.*adds no',
+            ),
+            (encoder, X, 'batch_first=True'),
+            (
+                lambda: encoder(Masked, batch_first=True),
+                X,
+                'set_fastpath_enabled',
+            ),
+            (net, X[0, 0], r'a state \(8,\): samples'),
+            (lambda: net()[:1], X, 'Found, but left out.*no container'),
+            (
+                lambda: net(ByForeach),
+                X,
+                'adds no two plain tensors where hooks and disp',
+            ),
+            (
+                lambda: net(Mixes),
+                torch.stack([X, X], -1),
+                'both operands were computed from .*hyper-connections',
+            ),
+            (lambda: InThread(net()), X, 'adds no two plain tensors'),
+            (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'),
+            *(
+                (
+                    lambda: Last(*net()),
+                    inputs,
+                    'axis of 2 samples is not clear',
+                )
+                for inputs in (
+                    [X[0], torch.cat([X, X])],
+                    (torch.ones(2, 5), torch.cat([X, X])),
+                )
+            ),
+            (lambda: Times(*net()), X, 'axis of 2 samples is not clear'),
+        )
+    ),
     # Models, blocks and scores.
-    *((lambda blocks=blocks: recorded(Net(), MAPS, blocks=blocks), word)
-      for blocks, word in (
-        ('layer9.*', r"'layer9.\*' matches no module. Names look like blocks"),
-        ('blocks.0', 'blocks.0: first of its stage'),
-        ('blocks.1.f.0', 'not chosen by blocks='))),
-    *((lambda score=score: block_scores(Net(), [MAPS * np.nan], score), word)
-      for score, word in (('nsi', 'score must be'),
-                          ('adaptive', 'blocks.1.*NaN or infinite'),
-                          ('influence', 'blocks.1.*NaN or infinite'))),
-    (lambda: ablate_blocks(Net(), lambda model: np.nan, example=MAPS),
-     'gives nan for the model as a whole'),
-    (lambda: measure_gates(nn.Linear(8, 8), [X]),
-     'no step of Linear has an attention value'),
-    (lambda: measure_gates(build(GATED['gate'], maps=True), [MAPS], lambda m:
-                           m.forward(MAPS).sum()), 'evaluate ran no gate'),
+    *(
+        (lambda blocks=blocks: recorded(Net(), MAPS, blocks=blocks), word)
+        for blocks, word in (
+            (
+                'layer9.*',
+                r"'layer9.\*' matches no module. Names look like blocks",
+            ),
+            ('blocks.0', 'blocks.0: first of its stage'),
+            ('blocks.1.f.0', 'not chosen by blocks='),
+        )
+    ),
+    *(
+        (lambda score=score: block_scores(Net(), [MAPS * np.nan], score), word)
+        for score, word in (
+            ('nsi', 'score must be'),
+            ('adaptive', 'blocks.1.*NaN or infinite'),
+            ('influence', 'blocks.1.*NaN or infinite'),
+        )
+    ),
+    (
+        lambda: ablate_blocks(Net(), lambda model: np.nan, example=MAPS),
+        'gives nan for the model as a whole',
+    ),
+    (
+        lambda: measure_gates(nn.Linear(8, 8), [X]),
+        'no step of Linear has an attention value',
+    ),
+    (
+        lambda: measure_gates(
+            build(GATED['gate'], maps=True),
+            [MAPS],
+            lambda m: m.forward(MAPS).sum(),
+        ),
+        'evaluate ran no gate',
+    ),
 ]
 
 
-@pytest.mark.parametrize('call, error, word', [
-    *((call, ValueError, word) for call, word in VALUES),
-    (lambda: record(Twice(), MAPS), RuntimeError, 'ran several times in one'),
-    (lambda: record(in_two_threads(), X), RuntimeError, 'two threads'),
-    (lambda: after([0, 1, 3]), RuntimeError, 'among them blocks.2;'),
-    (lambda: after([0, 1, 2, 2, 3]), RuntimeError, 'among them blocks.2#2'),
-    (by_itself, RuntimeError, 'call the object that the recorder was'),
-    (lambda: TrajectoryRecorder(None), TypeError, 'got NoneType; eval'),
-    (lambda: neural_stiffness_index([1j], [1.]), TypeError, 'x is complex'),
-    (lambda: find_steps(nn.Sequential(torch.jit.script(nn.Identity())), X),
-     TypeError, '0 was made by torch.jit'),
-    (lambda: TrajectoryRecorder(Net(), []), TypeError, 'got '),
-])
+@pytest.mark.parametrize(
+    'call, error, word',
+    [
+        *((call, ValueError, word) for call, word in VALUES),
+        (
+            lambda: record(Twice(), MAPS),
+            RuntimeError,
+            'ran several times in one',
+        ),
+        (lambda: record(in_two_threads(), X), RuntimeError, 'two threads'),
+        (lambda: after([0, 1, 3]), RuntimeError, 'among them blocks.2;'),
+        (
+            lambda: after([0, 1, 2, 2, 3]),
+            RuntimeError,
+            'among them blocks.2#2',
+        ),
+        (by_itself, RuntimeError, 'call the object that the recorder was'),
+        (lambda: TrajectoryRecorder(None), TypeError, 'got NoneType; eval'),
+        (
+            lambda: neural_stiffness_index([1j], [1.0]),
+            TypeError,
+            'x is complex',
+        ),
+        (
+            lambda: find_steps(
+                nn.Sequential(torch.jit.script(nn.Identity())), X
+            ),
+            TypeError,
+            '0 was made by torch.jit',
+        ),
+        (lambda: TrajectoryRecorder(Net(), []), TypeError, 'got '),
+    ],
+)
 def test_refusals(call, error, word):
     with pytest.raises(error, match=f'(?s){word}'):
         call()

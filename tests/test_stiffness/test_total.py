@@ -39,11 +39,12 @@ def integrals(nsi, stages, mu):
     """
     totals, areas = [], []
     for row, mean in zip(nsi, means(nsi, stages, mu)):
-        edges = [np.unique(np.append(side.clip(0), 0)) for side in (
-            row[mean > 0] / mean[mean > 0] - 1, row)]
+        edges = [
+            np.unique(np.append(side.clip(0), 0))
+            for side in (row[mean > 0] / mean[mean > 0] - 1, row)
+        ]
         m1, m2 = ((edge[1:] + edge[:-1]) / 2 for edge in edges)
-        hits = stiff(*(t[:, None, None] for t in (row, mean)),
-                     m1[:, None], m2)
+        hits = stiff(*(t[:, None, None] for t in (row, mean)), m1[:, None], m2)
         cells = np.outer(*map(np.diff, edges))
         totals.append((hits.any(0) * cells).sum())
         areas.append((hits * cells).sum((1, 2)))
@@ -60,11 +61,14 @@ def test_known_values():
     # Wide and low (3 x 0.4) beside narrow and high (1 x 2): union 2.8.
     nsi, stages = [[0.0, 0.0, 0.0, 0.4, 0.0, 2.0]], [7, 7, 7, 7, 2, 2]
     np.testing.assert_allclose(
-        total_neural_stiffness(nsi, stages), [2.8], rtol=1e-14)
+        total_neural_stiffness(nsi, stages), [2.8], rtol=1e-14
+    )
     # One mean, 1.25: 2 / 1.25 - 1 = 0.6 wide, 2 high; the next 0.2 x 1.5.
-    np.testing.assert_allclose(block_stiffness(
-        [[0.5, 1.0, 1.5, 2.0]], [3, 2, 1, 0], 'all'), [0, 0, 0.3, 1.2],
-        rtol=1e-14)
+    np.testing.assert_allclose(
+        block_stiffness([[0.5, 1.0, 1.5, 2.0]], [3, 2, 1, 0], 'all'),
+        [0, 0, 0.3, 1.2],
+        rtol=1e-14,
+    )
     # One block a stage equals its mean; a constant does, up to rounding.
     nsi, stages = trajectories(4, (1, 1, 1, 1))
     assert (total_neural_stiffness(nsi, stages) == 0).all()
@@ -80,22 +84,32 @@ def test_axes_end_where_one_sample_in_a_hundred_is_stiff(mu):
     sides = [[nsi / means(nsi, stages, mu) - 1, nsi] for nsi, stages in both]
     for axis, each in zip(degree_axes(both, mu), zip(*sides)):
         np.testing.assert_allclose(np.diff(axis), 2 * axis[0])
-        assert axis[-1] + axis[0] == pytest.approx(max(
-            np.percentile(side.max(1), 99) for side in each))
+        assert axis[-1] + axis[0] == pytest.approx(
+            max(np.percentile(side.max(1), 99) for side in each)
+        )
     flat = degree_axes([(np.ones((3, 4)), [0, 1, 2, 3])], mu)
     assert flat[0][-1] == pytest.approx(1 - 1 / 80)
 
 
 @settings(max_examples=50, deadline=None)
-@given(data=st.data(), nsi=hnp.arrays(
-    np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=17),
-    elements=st.one_of(st.just(0.0), st.floats(1e-3, 1e3),
-                       st.sampled_from([0.25, 0.5]))))
+@given(
+    data=st.data(),
+    nsi=hnp.arrays(
+        np.float64,
+        hnp.array_shapes(min_dims=2, max_dims=2, max_side=17),
+        elements=st.one_of(
+            st.just(0.0), st.floats(1e-3, 1e3), st.sampled_from([0.25, 0.5])
+        ),
+    ),
+)
 def test_definition_and_invariances(data, nsi):
     """Eq. 5 literally; scale, types, order of samples and blocks, splits."""
     length = nsi.shape[1]
-    stages = np.array(data.draw(st.lists(
-        st.integers(0, 3), min_size=length, max_size=length)))
+    stages = np.array(
+        data.draw(
+            st.lists(st.integers(0, 3), min_size=length, max_size=length)
+        )
+    )
     order = np.array(data.draw(st.permutations(range(length))))
     rows = np.array(data.draw(st.permutations(range(len(nsi)))))
     renamed = np.array([5, 1, 9, 2])[stages]
@@ -105,31 +119,46 @@ def test_definition_and_invariances(data, nsi):
         totals, areas = integrals(nsi, stages, mu)
         # Theorem 1: TNS <= (L - 1) max ζ. Lemma 1: δ(M) = 0 for M1 > L - 1
         # or M2 > max ζ.
-        most, top = dict(stage=np.bincount(stages).max(), all=length)[
-            mu] - 1 + 1e-9, nsi.max() * (1 + 1e-9)
-        assert (total_neural_stiffness(nsi, stages, mu) <= (
-            most * nsi.max(1))).all()
+        most, top = (
+            dict(stage=np.bincount(stages).max(), all=length)[mu] - 1 + 1e-9,
+            nsi.max() * (1 + 1e-9),
+        )
+        assert (
+            total_neural_stiffness(nsi, stages, mu) <= (most * nsi.max(1))
+        ).all()
         for outside in (([most], [1e-9, 1e-3]), ([0, 1e-3], [top + 1e-9])):
             assert not stiffness_occurrence(nsi, stages, *outside, mu).any()
         np.testing.assert_allclose(
-            block_stiffness(nsi, stages, mu), areas.mean(0), **close)
+            block_stiffness(nsi, stages, mu), areas.mean(0), **close
+        )
         for function, value in (
-                (total_neural_stiffness, totals),
-                (total_stiffness_proportion, areas.mean(1))):
+            (total_neural_stiffness, totals),
+            (total_stiffness_proportion, areas.mean(1)),
+        ):
             np.testing.assert_allclose(
-                function(nsi, stages, mu), value, **close)
-            np.testing.assert_allclose(function(
-                nsi[rows][:, order], renamed[order], mu), value[rows], **close)
+                function(nsi, stages, mu), value, **close
+            )
+            np.testing.assert_allclose(
+                function(nsi[rows][:, order], renamed[order], mu),
+                value[rows],
+                **close,
+            )
             # M2 scales with ζ, M1 does not.
             np.testing.assert_allclose(
-                function(4.0 * nsi, stages, mu), 4.0 * value, **close)
-            np.testing.assert_allclose(np.concatenate(
-                [function(row[None], stages, mu) for row in nsi]), value,
-                **close)
+                function(4.0 * nsi, stages, mu), 4.0 * value, **close
+            )
+            np.testing.assert_allclose(
+                np.concatenate(
+                    [function(row[None], stages, mu) for row in nsi]
+                ),
+                value,
+                **close,
+            )
             given = torch.tensor(nsi).to(torch.bfloat16)
             np.testing.assert_array_equal(
                 function(given, stages, mu),
-                function(given.double().numpy(), stages, mu))
+                function(given.double().numpy(), stages, mu),
+            )
         delta = stiffness_occurrence(nsi, stages, m1, m2, mu)
         p_hat = stiffness_proportion(nsi, torch.tensor(stages), m1, m2, mu)
         assert isinstance(delta, np.ndarray) and torch.is_tensor(p_hat)
@@ -139,5 +168,6 @@ def test_definition_and_invariances(data, nsi):
                 # Where ζ = μ (1 + M1), rounding of the mean decides.
                 few, many = (stiff(nsi, mean, a + d, b) for d in (1e-9, -1e-9))
                 assert few.any(1).mean() <= delta[i, j] <= many.any(1).mean()
-                assert few.mean() - 1e-12 <= p_hat[i, j] <= (
-                    many.mean() + 1e-12)
+                assert (
+                    few.mean() - 1e-12 <= p_hat[i, j] <= (many.mean() + 1e-12)
+                )

@@ -29,28 +29,38 @@ def arrays(n=4, length=3, seed=0, **settings):
         **{name: rng.uniform(0, 1, (n, length)) for name in FIELDS},
         stages=np.array([0, 0, 1] if length == 3 else [0] * length),
         blocks=[f'layer1.{k + 1}' for k in range(length)],
-        excluded=['layer1.0'], settings={**SETTINGS, **settings})
+        excluded=['layer1.0'],
+        settings={**SETTINGS, **settings},
+    )
 
 
 def test_round_trip(tmp_path, monkeypatch):
     """Plain arrays, which NumPy reads without pickle; whole or not there."""
     path = tmp_path / 'new' / 'stiffness_val.npz'
-    given = arrays(weights=tmp_path / 'net.pth', epoch=np.int64(3),
-                   mean=np.array([0.5, 0.25]))
+    given = arrays(
+        weights=tmp_path / 'net.pth',
+        epoch=np.int64(3),
+        mean=np.array([0.5, 0.25]),
+    )
     given['adaptive'] = torch.tensor(given['adaptive'])
     Trajectories(**given).save(path)
     found = Trajectories.load(path)
     for name in FIELDS:
         assert getattr(found, name).dtype == np.float32
         np.testing.assert_allclose(
-            getattr(found, name), given[name], rtol=1e-6)
+            getattr(found, name), given[name], rtol=1e-6
+        )
         with pytest.raises(ValueError, match='read-only'):
             getattr(found, name)[0] = 1
     for name in ('stages', 'blocks', 'excluded'):
         assert list(getattr(found, name)) == list(given[name])
     assert found.settings == dict(
-        SETTINGS, weights=str(tmp_path / 'net.pth'), epoch=3,
-        mean=[0.5, 0.25], mmstepnet=__version__)
+        SETTINGS,
+        weights=str(tmp_path / 'net.pth'),
+        epoch=3,
+        mean=[0.5, 0.25],
+        mmstepnet=__version__,
+    )
     with np.load(path, allow_pickle=False) as file:
         assert {*file} == {f.name for f in fields(found)}
         assert json.loads(str(file['settings']))['split'] == 'val'
@@ -74,11 +84,15 @@ def test_files_that_are_no_recordings(tmp_path):
     Trajectories(**arrays()).save(path)
     whole = path.read_bytes()
     flipped = whole[:60] + bytes(30) + whole[90:]
-    contents = [b'', b'hello', whole[:len(whole) // 2], flipped]
+    contents = [b'', b'hello', whole[: len(whole) // 2], flipped]
     good = {**arrays(), 'settings': np.array(json.dumps(SETTINGS))}
-    for change in (dict(settings=np.array('{')), dict(settings=np.array('{}')),
-                   dict(unit=np.full((4, 3), np.inf)),
-                   dict(blocks=np.array([{}] * 3, object)), None):
+    for change in (
+        dict(settings=np.array('{')),
+        dict(settings=np.array('{}')),
+        dict(unit=np.full((4, 3), np.inf)),
+        dict(blocks=np.array([{}] * 3, object)),
+        None,
+    ):
         np.savez(path, **({**good, **change} if change else dict(unit=1)))
         contents.append(path.read_bytes())
     for content in contents:
@@ -98,18 +112,23 @@ def test_what_it_prints():
     assert size == 'net (val): 4 samples, 3 blocks'
     assert [float(n) for n in re.findall(r'\d\.\d+', tns)] == [
         pytest.approx(value, rel=1e-3)
-        for value in (found.tns('unit'), *found.tns_interval('unit'))]
+        for value in (found.tns('unit'), *found.tns_interval('unit'))
+    ]
     assert found.stiffest_blocks(1, 'unit')[0][0] in stiffest
     html = replace(found, settings=dict(SETTINGS, model='a<b'))._repr_html_()
     assert html.count('<tr>') == 3 and 'a&lt;b' in html
     # One counted block a stage, as in ResNet-18.
     alone = replace(found, stages=[0, 1, 2])
     assert alone.single_block_stages and not found.single_block_stages
-    assert f'0 by definition, because one block a stage is counted; ' \
+    assert (
+        f'0 by definition, because one block a stage is counted; '
         f'{alone.tns("unit", "all"):.4g} with the mean of all' in str(alone)
+    )
     scores = block_stiffness(found.unit, [0, 1, 2], 'all')
     assert alone.stiffest_blocks(1, 'unit')[0][:2] == (
-        found.blocks[scores.argmax()], scores.max())
+        found.blocks[scores.argmax()],
+        scores.max(),
+    )
     still = replace(found, unit=0 * found.unit)
     assert '0, because every branch f is 0' in str(still)
 
@@ -120,10 +139,13 @@ def test_correlations_with_the_attention_value():
     given['step_mean'][:, 1] = 0.25 + 3e-8 * (given['unit'][:, 1] > 0.5)
     found = Trajectories(**{**given, 'stages': [3, 3, 3, 3, 3, 1, 1]})
     nsi, step = given['unit'], given['step_mean']
-    expected = [np.nan if i == 1 else np.corrcoef(nsi[:, i], step[:, i])[0, 1]
-                for i in range(7)]
+    expected = [
+        np.nan if i == 1 else np.corrcoef(nsi[:, i], step[:, i])[0, 1]
+        for i in range(7)
+    ]
     np.testing.assert_allclose(
-        found.block_correlations('unit'), expected, rtol=1e-5)
+        found.block_correlations('unit'), expected, rtol=1e-5
+    )
     assert found.adaptive_blocks == [0, 2, 3, 4, 5, 6]
     along = found.trajectory_correlations('unit')
     assert list(along) == ['stage 1', 'all stages']  # two are no trajectory
@@ -131,7 +153,8 @@ def test_correlations_with_the_attention_value():
         np.testing.assert_allclose(
             along[name],
             [np.corrcoef(a[part], b[part])[0, 1] for a, b in zip(nsi, step)],
-            rtol=1e-4)
+            rtol=1e-4,
+        )
 
 
 def test_tns_and_its_interval():
@@ -143,14 +166,21 @@ def test_tns_and_its_interval():
         each = excess.max(1) * nsi.max(1)
         assert found.tns(reading) == pytest.approx(each.mean())
         assert found.proportion(reading) == pytest.approx(
-            (excess.clip(0) * nsi).mean())
-        expected = bootstrap((each, ), np.mean, method='percentile',
-                             random_state=1).confidence_interval
+            (excess.clip(0) * nsi).mean()
+        )
+        expected = bootstrap(
+            (each,), np.mean, method='percentile', random_state=1
+        ).confidence_interval
         interval = found.tns_interval(reading)
-        assert interval == found.tns_interval(reading) == pytest.approx(
-            expected, abs=0.08 * (expected.high - expected.low))
+        assert (
+            interval
+            == found.tns_interval(reading)
+            == pytest.approx(
+                expected, abs=0.08 * (expected.high - expected.low)
+            )
+        )
     one = Trajectories(**arrays(1, 4))
-    assert one.tns_interval() == (pytest.approx(one.tns()), ) * 2
+    assert one.tns_interval() == (pytest.approx(one.tns()),) * 2
 
 
 def test_recordings_of_trainings(tmp_path):
@@ -158,26 +188,33 @@ def test_recordings_of_trainings(tmp_path):
     folder = tmp_path / 'stiffness'
     for epoch in (10, *range(1, 10)):
         Trajectories(**arrays(30, 4, epoch, epoch=epoch, iter=7 * epoch)).save(
-            folder / f'stiffness_val_epoch_{epoch}.npz')
+            folder / f'stiffness_val_epoch_{epoch}.npz'
+        )
     Trajectories(**arrays(30, 4)).save(folder / 'stiffness_test.npz')
     os.utime(folder / 'stiffness_val_epoch_10.npz', (9e9, 9e9))
     found = find_recordings(tmp_path)
     assert len(found) == 11 and found[-1].stem == 'stiffness_val_epoch_10'
-    (name, training), = read_trainings(found[::-1]).items()
+    ((name, training),) = read_trainings(found[::-1]).items()
     assert name == 'net, val'
     assert [t.checkpoint for t in training] == [
-        ('epoch', k) for k in range(1, 11)]
+        ('epoch', k) for k in range(1, 11)
+    ]
     for k, checkpoint in enumerate(training, 1):
         np.testing.assert_array_equal(
-            checkpoint.unit, Trajectories(**arrays(30, 4, k)).unit)
+            checkpoint.unit, Trajectories(**arrays(30, 4, k)).unit
+        )
     # Folders are trainings; weights stay in the order given.
-    paths = [tmp_path / folder / f'stiffness_{name}.npz'
-             for folder in 'xy' for name in ('late', 'early')]
+    paths = [
+        tmp_path / folder / f'stiffness_{name}.npz'
+        for folder in 'xy'
+        for name in ('late', 'early')
+    ]
     for k, path in enumerate(paths):
         Trajectories(**arrays(weights=f'{k}.pth')).save(path)
-    assert [[t.checkpoint[1] for t in training] for training in
-            read_trainings(paths).values()] == [
-        ['0.pth', '1.pth'], ['2.pth', '3.pth']]
+    assert [
+        [t.checkpoint[1] for t in training]
+        for training in read_trainings(paths).values()
+    ] == [['0.pth', '1.pth'], ['2.pth', '3.pth']]
     assert read_trainings(paths[::2]) == {}
     with pytest.raises(FileNotFoundError, match='holds no stiffness'):
         find_recordings(tmp_path / 'nowhere')

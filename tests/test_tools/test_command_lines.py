@@ -10,32 +10,53 @@ from tests.programs import call_tool, load_tool, run_program
 CONFIG = str(ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py')
 
 
-@pytest.mark.parametrize('name, command, text', [
-    ('test.py', [CONFIG, 'x.pth', '--out', 'x.txt'], "got 'x.txt'"),
-    ('analysis_tools/stiffness.py', [CONFIG, 'x.pth', '--max-samples', 0],
-     'positive integer, got 0'),
-    *((tool, ['configs/none.py', *more],
-       "^there is no config file 'configs/none.py'$") for tool, more in (
-           ('train.py', ()), ('test.py', ('x.pth', )),
-           ('analysis_tools/stiffness.py', ('x.pth', ))))])
+@pytest.mark.parametrize(
+    'name, command, text',
+    [
+        ('test.py', [CONFIG, 'x.pth', '--out', 'x.txt'], "got 'x.txt'"),
+        (
+            'analysis_tools/stiffness.py',
+            [CONFIG, 'x.pth', '--max-samples', 0],
+            'positive integer, got 0',
+        ),
+        *(
+            (
+                tool,
+                ['configs/none.py', *more],
+                "^there is no config file 'configs/none.py'$",
+            )
+            for tool, more in (
+                ('train.py', ()),
+                ('test.py', ('x.pth',)),
+                ('analysis_tools/stiffness.py', ('x.pth',)),
+            )
+        ),
+    ],
+)
 def test_wrong_arguments(name, command, text, capsys, tmp_path, monkeypatch):
     """Nothing is written."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         call_tool(load_tool(name), *command)
-    assert re.search(text, f'{capsys.readouterr().err}\n{stopped.value}',
-                     re.MULTILINE)
+    assert re.search(
+        text, f'{capsys.readouterr().err}\n{stopped.value}', re.MULTILINE
+    )
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('command', [
-    ['tools/dist_train.sh', CONFIG],
-    ['tools/dist_test.sh', CONFIG, 'x.pth'],
-    ['tools/slurm_train.sh', 'partition'],
-    ['tools/dist_run.sh'],
-    *(['-c', f'{gpus} bash tools/slurm_train.sh p j {CONFIG}']
-      for gpus in ('GPUS=two', 'CPUS_PER_TASK=-1')),
-])
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['tools/dist_train.sh', CONFIG],
+        ['tools/dist_test.sh', CONFIG, 'x.pth'],
+        ['tools/slurm_train.sh', 'partition'],
+        ['tools/dist_run.sh'],
+        *(
+            ['-c', f'{gpus} bash tools/slurm_train.sh p j {CONFIG}']
+            for gpus in ('GPUS=two', 'CPUS_PER_TASK=-1')
+        ),
+    ],
+)
 def test_wrong_arguments_of_scripts(command):
     done = run_program('bash', *command, check=False)
     assert done.returncode == 2

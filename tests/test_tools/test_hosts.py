@@ -50,8 +50,15 @@ train_cfg = dict(max_iters=3, val_interval=3)
 
 def detection(folder):
     """Five pictures of digits; the config."""
-    call_tool(load_tool('dataset_converters/compose_digits.py'), '--out',
-              folder / 'data', '--train', 16, '--val', 5)
+    call_tool(
+        load_tool('dataset_converters/compose_digits.py'),
+        '--out',
+        folder / 'data',
+        '--train',
+        16,
+        '--val',
+        5,
+    )
     return DETECTOR, ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 
 
@@ -68,15 +75,20 @@ def segmentation(folder):
         image = rng.normal(60 + 70 * mask[..., None], 20, (64, 64, 3))
         cv2.imwrite(f'{folder}/data/val/{i}.png', image.clip(0, 255))
         cv2.imwrite(f'{folder}/data/masks/{i}.png', mask)
-    documented, *_ = [snippet for snippet in snippets(
-        ROOT / 'docs' / 'segmentation.md', 'python') if 'mmseg::' in snippet]
+    documented, *_ = [
+        snippet
+        for snippet in snippets(ROOT / 'docs' / 'segmentation.md', 'python')
+        if 'mmseg::' in snippet
+    ]
     (folder / 'documented.py').write_text(documented)
     return SEGMENTOR, folder / 'documented.py'
 
 
-@pytest.mark.parametrize('prepare, host, metric', [
-    (detection, 'mmdet', 'coco/AR@100'), (segmentation, 'mmseg', 'mIoU')],
-    ids=['detector', 'segmentor'])
+@pytest.mark.parametrize(
+    'prepare, host, metric',
+    [(detection, 'mmdet', 'coco/AR@100'), (segmentation, 'mmseg', 'mIoU')],
+    ids=['detector', 'segmentor'],
+)
 def test_a_job(prepare, host, metric, tmp_path):
     """Trained, evaluated alike by the training and the test, and drawn."""
     if find_spec(host) is None:
@@ -84,36 +96,57 @@ def test_a_job(prepare, host, metric, tmp_path):
     text, base = prepare(tmp_path)
     config = tmp_path / 'small.py'
     config.write_text(text.format(base=str(base), data=f'{tmp_path}/data/'))
-    options = ['--cfg-options', *IN_PROCESS,
-               'default_hooks.logger.interval=1',
-               'default_hooks.checkpoint.interval=1']
-    call_tool(load_tool('train.py'), config, '--work-dir', tmp_path / 'train',
-              *options)
+    options = [
+        '--cfg-options',
+        *IN_PROCESS,
+        'default_hooks.logger.interval=1',
+        'default_hooks.checkpoint.interval=1',
+    ]
+    call_tool(
+        load_tool('train.py'),
+        config,
+        '--work-dir',
+        tmp_path / 'train',
+        *options,
+    )
     last = (tmp_path / 'train' / 'last_checkpoint').read_text()
-    run_tool('tools/test.py', config, last,
-             '--work-dir', tmp_path / 'test',
-             '--out', tmp_path / 'predictions.pkl',
-             '--show-dir', tmp_path / 'shown', *options)
+    run_tool(
+        'tools/test.py',
+        config,
+        last,
+        '--work-dir',
+        tmp_path / 'test',
+        '--out',
+        tmp_path / 'predictions.pkl',
+        '--show-dir',
+        tmp_path / 'shown',
+        *options,
+    )
     with open(tmp_path / 'predictions.pkl', 'rb') as file:
         assert len(pickle.load(file)) == 5
     assert len(list((tmp_path / 'shown').rglob('*.png'))) == 5
-    path, = (tmp_path / 'train').glob('*/vis_data/scalars.json')
+    (path,) = (tmp_path / 'train').glob('*/vis_data/scalars.json')
     records = [json.loads(line) for line in path.read_text().splitlines()]
     losses = [record['loss'] for record in records if 'loss' in record]
     assert losses and np.isfinite(losses).all()
-    validated, = (record for record in records if metric in record)
-    path, = (tmp_path / 'test').glob('*/*.json')
+    (validated,) = (record for record in records if metric in record)
+    (path,) = (tmp_path / 'test').glob('*/*.json')
     tested = json.loads(path.read_text())
     for name in (metric, 'stiffness/nsi'):
         assert validated[name] > 0
         assert tested[name] == pytest.approx(validated[name], rel=1e-3)
     measured = Trajectories.load(
-        tmp_path / 'test' / 'stiffness' / 'stiffness_test.npz')
+        tmp_path / 'test' / 'stiffness' / 'stiffness_test.npz'
+    )
     assert len(measured) == 5
     if host == 'mmseg':  # which has a checkpoint of each iteration
-        first, last = (torch.load(path, weights_only=False)['state_dict']
-                       for path in (tmp_path / 'train' / 'iter_1.pth', last))
+        first, last = (
+            torch.load(path, weights_only=False)['state_dict']
+            for path in (tmp_path / 'train' / 'iter_1.pth', last)
+        )
         gates = [key for key in first if '.step.attention.' in key]
         assert gates and not any(
-            torch.equal(first[key], last[key]) for key in gates
-            if first[key].is_floating_point())
+            torch.equal(first[key], last[key])
+            for key in gates
+            if first[key].is_floating_point()
+        )

@@ -40,9 +40,18 @@ EPOCHS = (MOST_SAVED + 1) * KILLS + 1
 
 def start(work_dir):
     return subprocess.Popen(
-        [sys.executable, 'tools/train.py', work_dir.parent / 'digits.py',
-         '--work-dir', work_dir, '--resume'],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        [
+            sys.executable,
+            'tools/train.py',
+            work_dir.parent / 'digits.py',
+            '--work-dir',
+            work_dir,
+            '--resume',
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def kill(job, work_dir, chance, while_saving):
@@ -51,14 +60,16 @@ def kill(job, work_dir, chance, while_saving):
     for line in job.stdout:
         log.append(line)
         saved += re.findall(r'Saving checkpoint at (\d+) epochs', line)
-        if 'Checkpoints will be saved' in line and not wanted or (
-                wanted and len(saved) == wanted):
+        if (
+            'Checkpoints will be saved' in line
+            and not wanted
+            or (wanted and len(saved) == wanted)
+        ):
             break
     else:
         raise AssertionError(''.join(log[-30:]))
     if while_saving:
-        while job.poll() is None and not list(
-                work_dir.glob(f'.*{TEMPORARY}')):
+        while job.poll() is None and not list(work_dir.glob(f'.*{TEMPORARY}')):
             pass
     else:
         time.sleep(chance.uniform(0, LONGEST_WAIT))
@@ -71,8 +82,9 @@ def kill(job, work_dir, chance, while_saving):
 
 def test_kills(tmp_path):
     chance = random.Random(0)
-    (tmp_path / 'digits.py').write_text(CONFIG.format(
-        base=os.path.abspath(BASE), epochs=EPOCHS))
+    (tmp_path / 'digits.py').write_text(
+        CONFIG.format(base=os.path.abspath(BASE), epochs=EPOCHS)
+    )
     work_dir = tmp_path / 'killed'
     begun, caught = 0, 0
     for number in range(KILLS):
@@ -90,8 +102,11 @@ def test_kills(tmp_path):
         # At most the checkpoint that was being written is lost.
         assert epoch >= begun - 1
         assert len(files) <= 3  # one is interim.pth
-        print(f'kill {number + 1}: epoch {begun} begun to be saved, goes on '
-              f'from {epoch}, files {[f.name for f in files]}', flush=True)
+        print(
+            f'kill {number + 1}: epoch {begun} begun to be saved, goes on '
+            f'from {epoch}, files {[f.name for f in files]}',
+            flush=True,
+        )
     assert caught > 0, 'no kill met a file that was being written'
     for path in work_dir.glob(f'.*{TEMPORARY}'):
         os.utime(path, (0, 0))  # nobody's, once it is old
@@ -104,10 +119,15 @@ def test_kills(tmp_path):
         assert not list(folder.glob(f'.*{TEMPORARY}'))
         names = {path.name for path in folder.glob('*.pth')}
         assert names == {f'epoch_{EPOCHS}.pth', 'interim.pth'}
-        outcomes.append(torch.load(folder / f'epoch_{EPOCHS}.pth',
-                                   weights_only=False)['state_dict'])
+        outcomes.append(
+            torch.load(folder / f'epoch_{EPOCHS}.pth', weights_only=False)[
+                'state_dict'
+            ]
+        )
         print(re.findall(r'accuracy/top1: [\d.]+', output)[-1], flush=True)
-    apart = max((outcomes[0][name].double() - value).abs().max().item()
-                for name, value in outcomes[1].items())
+    apart = max(
+        (outcomes[0][name].double() - value).abs().max().item()
+        for name, value in outcomes[1].items()
+    )
     print(f'{KILLS} kills against none: weights {apart} apart', flush=True)
     assert apart == 0

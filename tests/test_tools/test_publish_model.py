@@ -16,17 +16,32 @@ CONFIG = 'configs/digits/resnet20_stepnet_digits.py'
 
 def test_publish(tmp_path):
     model = perturb(get_model(CONFIG)).eval()
-    meta = dict(epoch=3, seed=1, experiment_name='mine', cfg='model = {}',
-                dataset_meta=dict(classes=tuple('0123456789'),
-                                  sigmas=np.ones(2, np.float32)))
+    meta = dict(
+        epoch=3,
+        seed=1,
+        experiment_name='mine',
+        cfg='model = {}',
+        dataset_meta=dict(
+            classes=tuple('0123456789'), sigmas=np.ones(2, np.float32)
+        ),
+    )
     torch.save(
-        dict(meta=meta, state_dict=model.state_dict(), optimizer=dict(
-            state={0: torch.zeros(1000)}), message_hub={}),
-        tmp_path / 'epoch_3.pth')
-    call_tool(load_tool('publish_model.py'), tmp_path / 'epoch_3.pth',
-              tmp_path / 'out' / 'net')
-    pickled, plain = sorted((tmp_path / 'out').iterdir(),
-                            key=lambda path: path.suffix)
+        dict(
+            meta=meta,
+            state_dict=model.state_dict(),
+            optimizer=dict(state={0: torch.zeros(1000)}),
+            message_hub={},
+        ),
+        tmp_path / 'epoch_3.pth',
+    )
+    call_tool(
+        load_tool('publish_model.py'),
+        tmp_path / 'epoch_3.pth',
+        tmp_path / 'out' / 'net',
+    )
+    pickled, plain = sorted(
+        (tmp_path / 'out').iterdir(), key=lambda path: path.suffix
+    )
     for file, ending in ((pickled, '.pth'), (plain, '.safetensors')):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         assert file.name == f'net-{digest[:8]}{ending}'
@@ -36,7 +51,8 @@ def test_publish(tmp_path):
     with safe_open(plain, 'pt') as file:
         assert json.loads(file.metadata()['epoch']) == 3
         assert json.loads(file.metadata()['dataset_meta']) == dict(
-            classes=list('0123456789'), sigmas=[1, 1])
+            classes=list('0123456789'), sigmas=[1, 1]
+        )
         for name, value in model.state_dict().items():
             assert torch.equal(file.get_tensor(name), value)
     # The host takes it.
@@ -46,12 +62,17 @@ def test_publish(tmp_path):
         assert torch.equal(loaded(x), model(x))
 
 
-@pytest.mark.parametrize('weights, message', [
-    ({}, 'holds no weights'),
-    (dict(fc=torch.tensor([1, float('inf')])), 'not finite: fc')])
+@pytest.mark.parametrize(
+    'weights, message',
+    [
+        ({}, 'holds no weights'),
+        (dict(fc=torch.tensor([1, float('inf')])), 'not finite: fc'),
+    ],
+)
 def test_what_is_not_published(tmp_path, weights, message):
     torch.save(dict(state_dict=weights), tmp_path / 'x.pth')
     with pytest.raises(ValueError, match=message):
-        call_tool(load_tool('publish_model.py'), tmp_path / 'x.pth',
-                  tmp_path / 'net')
+        call_tool(
+            load_tool('publish_model.py'), tmp_path / 'x.pth', tmp_path / 'net'
+        )
     assert [path.name for path in tmp_path.iterdir()] == ['x.pth']

@@ -38,7 +38,7 @@ def write_config(folder, ranks, hooks=()):
     path = folder / f'job{ranks}.py'
     base = ROOT / 'configs/digits/resnet20_stepnet_digits.py'
     loader = dict(num_workers=0, persistent_workers=False)
-    path.write_text(f'''
+    path.write_text(f"""
 _base_ = [{str(base)!r}]
 custom_imports = dict(imports=['tests.test_tools.test_ranks'])
 custom_hooks = [dict(
@@ -58,14 +58,21 @@ train_cfg = dict(by_epoch=False, max_iters={ITERATIONS},
 log_processor = dict(by_epoch=False)
 default_hooks = dict(checkpoint=dict(
     by_epoch=False, interval=3, max_keep_ckpts=1), logger=dict(interval=1))
-''')
+""")
     return path
 
 
 def launch(config, ranks, work_dir):
-    return run_program('bash', 'tools/dist_train.sh', config, ranks,
-                       '--work-dir', work_dir, check=False,
-                       PYTHONPATH=str(ROOT))
+    return run_program(
+        'bash',
+        'tools/dist_train.sh',
+        config,
+        ranks,
+        '--work-dir',
+        work_dir,
+        check=False,
+        PYTHONPATH=str(ROOT),
+    )
 
 
 def test_same_weights_and_evaluation(tmp_path):
@@ -78,15 +85,25 @@ def test_same_weights_and_evaluation(tmp_path):
         else:
             done = launch(config, ranks, work_dir)
             assert done.returncode == 0, done.stderr[-4000:]
-        log, = work_dir.glob('*/*.log')
-        line = re.findall(r'Iter\(val\) .*accuracy/top1.*',
-                          log.read_text())[-1]
-        scalars = {key: float(value) for key, value in re.findall(
-            r'(\S+): (-?\d[\d.e+-]*)', line) if 'time' not in key}
-        weights = torch.load(work_dir / f'iter_{ITERATIONS}.pth',
-                             weights_only=False)['state_dict']
-        found[ranks] = weights, scalars, Trajectories.load(
-            work_dir / 'stiffness' / f'stiffness_val_iter_{ITERATIONS}.npz')
+        (log,) = work_dir.glob('*/*.log')
+        line = re.findall(r'Iter\(val\) .*accuracy/top1.*', log.read_text())[
+            -1
+        ]
+        scalars = {
+            key: float(value)
+            for key, value in re.findall(r'(\S+): (-?\d[\d.e+-]*)', line)
+            if 'time' not in key
+        }
+        weights = torch.load(
+            work_dir / f'iter_{ITERATIONS}.pth', weights_only=False
+        )['state_dict']
+        found[ranks] = (
+            weights,
+            scalars,
+            Trajectories.load(
+                work_dir / 'stiffness' / f'stiffness_val_iter_{ITERATIONS}.npz'
+            ),
+        )
     (alone, evaluated, one), (shared, scalars, many) = found[1], found[2]
     assert any('tns' in key for key in evaluated), evaluated
     assert scalars == pytest.approx(evaluated, rel=1e-3)
@@ -95,22 +112,25 @@ def test_same_weights_and_evaluation(tmp_path):
     assert one.adaptive.shape == (SAMPLES, 6)
     for name in FIELDS:
         np.testing.assert_allclose(
-            getattr(many, name), getattr(one, name), rtol=1e-3)
+            getattr(many, name), getattr(one, name), rtol=1e-3
+        )
     assert many.structure == one.structure
 
 
 def test_dying_rank(tmp_path):
     """The job ends within a minute and leaves whole checkpoints."""
     config = write_config(
-        tmp_path, 2, [dict(type='DyingRankHook', rank=1, iteration=8)])
+        tmp_path, 2, [dict(type='DyingRankHook', rank=1, iteration=8)]
+    )
     done = launch(config, 2, tmp_path / 'work')
     assert done.returncode != 0
     text = re.sub(r'\x1b\[[0-9;]*m', '', done.stdout + done.stderr)
     assert 'SIGKILL' in text or 'Signal 9' in text
     iterations = [
-        int(n) for n in re.findall(r'Iter\(train\) \[ *(\d+)/', text)]
+        int(n) for n in re.findall(r'Iter\(train\) \[ *(\d+)/', text)
+    ]
     assert max(iterations) == 8
-    file, = (tmp_path / 'work').glob('*.pth')
+    (file,) = (tmp_path / 'work').glob('*.pth')
     assert file.name == 'iter_6.pth'
     assert torch.load(file, weights_only=False)['meta']['iter'] == 6
     # From the last checkpoint on, so that start-up does not count.

@@ -11,7 +11,7 @@ import pytest
 from tests.documents import ROOT
 from tests.programs import run_program
 
-FAKE = '''#!/bin/sh
+FAKE = """#!/bin/sh
 echo "$OMP_NUM_THREADS $*" >> "$CALLS"
 case "$*" in *"${HOLD:-nothing}"*)
     until [ -e "$FOLDER/go" ] || [ $((tries += 1)) = 100 ]; do
@@ -38,10 +38,16 @@ case "$*" in
     *force-reinstall*) touch "$FOLDER/ops" ;;
     *"import mmcv.ops"*) [ -e "$FOLDER/ops" ] ;;
 esac
-'''
-NAMES = {'--only-binary': 'fetch', ' download': 'download',
-         '--verbose': 'build', '--force-reinstall': 'install',
-         '-e .': 'package', 'docs.txt': 'tests', 'quick.txt': 'quick'}
+"""
+NAMES = {
+    '--only-binary': 'fetch',
+    ' download': 'download',
+    '--verbose': 'build',
+    '--force-reinstall': 'install',
+    '-e .': 'package',
+    'docs.txt': 'tests',
+    'quick.txt': 'quick',
+}
 
 
 @pytest.fixture
@@ -52,14 +58,23 @@ def environment(tmp_path):
     for name in 'python', 'ruff':
         (programs / name).write_text(FAKE)
         (programs / name).chmod(0o755)
-    return dict(VENV=str(tmp_path / 'venv'), STACK='onedl', CXX='false',
-                FOLDER=str(tmp_path), CALLS=str(tmp_path / 'calls'))
+    return dict(
+        VENV=str(tmp_path / 'venv'),
+        STACK='onedl',
+        CXX='false',
+        FOLDER=str(tmp_path),
+        CALLS=str(tmp_path / 'calls'),
+    )
 
 
 def steps_of(calls):
     """What the calls of Python did."""
-    return [name for line in calls.read_text().splitlines()
-            for mark, name in NAMES.items() if mark in line]
+    return [
+        name
+        for line in calls.read_text().splitlines()
+        for mark, name in NAMES.items()
+        if mark in line
+    ]
 
 
 @pytest.fixture
@@ -69,8 +84,14 @@ def setup_env(environment, tmp_path):
 
     def run(*arguments, code=0, **env):
         calls.write_text('')
-        done = run_program('bash', 'tools/setup_env.sh', *arguments,
-                           check=False, **environment, **env)
+        done = run_program(
+            'bash',
+            'tools/setup_env.sh',
+            *arguments,
+            check=False,
+            **environment,
+            **env,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return steps_of(calls), done.stderr
 
@@ -109,10 +130,13 @@ def test_two_calls_at_once_make_it_once(part, environment, tmp_path):
     calls.write_text('')
 
     def start(part):
-        return Popen(['bash', 'tools/setup_env.sh', part], cwd=ROOT,
-                     stdout=PIPE, text=True,
-                     env={**os.environ, **environment, 'HOLD': '-e .',
-                          'PREBUILT': '1'})
+        return Popen(
+            ['bash', 'tools/setup_env.sh', part],
+            cwd=ROOT,
+            stdout=PIPE,
+            text=True,
+            env={**os.environ, **environment, 'HOLD': '-e .', 'PREBUILT': '1'},
+        )
 
     with start('basis') as first:
         assert 'environment' in ''.join(islice(first.stdout, 2))
@@ -121,30 +145,49 @@ def test_two_calls_at_once_make_it_once(part, environment, tmp_path):
             (tmp_path / 'go').touch()
             second.communicate()
         first.communicate()
-    assert f"another call, which makes {environment['VENV']}" in said
+    assert f'another call, which makes {environment["VENV"]}' in said
     assert first.returncode == second.returncode == 0
-    assert steps_of(calls) == ['package', *(
-        ['fetch', 'install', 'quick'] if part == 'quick' else [])]
+    assert steps_of(calls) == [
+        'package',
+        *(['fetch', 'install', 'quick'] if part == 'quick' else []),
+    ]
 
 
-@pytest.mark.parametrize('given, threads', [({}, '1'), (
-    dict(OMP_NUM_THREADS='3'), '3')], ids=str)
-def test_threads_of_the_tests(given, threads, environment, tmp_path,
-                              monkeypatch):
+@pytest.mark.parametrize(
+    'given, threads', [({}, '1'), (dict(OMP_NUM_THREADS='3'), '3')], ids=str
+)
+def test_threads_of_the_tests(
+    given, threads, environment, tmp_path, monkeypatch
+):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-    run_program('bash', 'tools/run_tests.sh', **environment, PREBUILT='1',
-                **{'OMP_NUM_THREADS': '', **given})
+    run_program(
+        'bash',
+        'tools/run_tests.sh',
+        **environment,
+        PREBUILT='1',
+        **{'OMP_NUM_THREADS': '', **given},
+    )
     last = (tmp_path / 'calls').read_text().splitlines()[-1]
     assert last.startswith(f'{threads} -m pytest ')
     assert last.endswith('tests/test_imports.py')
 
 
-@pytest.mark.parametrize('stack, python, code, text', [
-    ('onedl', sys.executable, 0, sys.executable),
-    ('openmmlab', '/bin/false', 1, '/bin/false is not Python 3.10'),
-    ('mine', '', 2, "got 'mine'")])
+@pytest.mark.parametrize(
+    'stack, python, code, text',
+    [
+        ('onedl', sys.executable, 0, sys.executable),
+        ('openmmlab', '/bin/false', 1, '/bin/false is not Python 3.10'),
+        ('mine', '', 2, "got 'mine'"),
+    ],
+)
 def test_find_python(stack, python, code, text):
-    done = run_program('bash', '-c', '. tools/stack.sh; find_python',
-                       check=False, STACK=stack, PYTHON=python)
+    done = run_program(
+        'bash',
+        '-c',
+        '. tools/stack.sh; find_python',
+        check=False,
+        STACK=stack,
+        PYTHON=python,
+    )
     assert done.returncode == code
     assert text in done.stdout + done.stderr

@@ -33,28 +33,40 @@ SPLITS = ('train', 'val', 'test')
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_config_options(parser)
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
-        '--split', choices=SPLITS, default='test',
+        '--split',
+        choices=SPLITS,
+        default='test',
         help='which data loader of the config is read; the train loader with '
         'its augmentation, but every sample once and in order. '
-        'Default: test')
+        'Default: test',
+    )
     parser.add_argument(
-        '--max-samples', type=positive_int, metavar='N',
-        help='measure N samples, evenly taken from the data set. '
-        'Default: all')
+        '--max-samples',
+        type=positive_int,
+        metavar='N',
+        help='measure N samples, evenly taken from the data set. Default: all',
+    )
     parser.add_argument(
-        '--blocks', nargs='+', metavar='PATTERN',
+        '--blocks',
+        nargs='+',
+        metavar='PATTERN',
         help="names of the residual blocks, such as 'layer3.*', for a model "
-        'whose blocks are not known. Default: all that are')
+        'whose blocks are not known. Default: all that are',
+    )
     parser.add_argument(
-        '--out', metavar='DIR',
+        '--out',
+        metavar='DIR',
         help="where files go. Default: stiffness/ in the config's work_dir, "
-        'else in ./work_dirs/NAME_OF_THE_CONFIG')
+        'else in ./work_dirs/NAME_OF_THE_CONFIG',
+    )
     parser.add_argument(
-        '--device', help='such as cpu or cuda:1. Default: a GPU if there is')
+        '--device', help='such as cpu or cuda:1. Default: a GPU if there is'
+    )
     return parser.parse_args()
 
 
@@ -76,13 +88,18 @@ class KeepStiffnessHook(StiffnessHook):
         super()._warn(runner, why)
         self.why = self.why or why
 
-    def save_and_draw(self, runner: Runner, trajectories: Trajectories,
-                      scalars: dict[str, float]) -> None:
+    def save_and_draw(
+        self,
+        runner: Runner,
+        trajectories: Trajectories,
+        scalars: dict[str, float],
+    ) -> None:
         self.trajectories = trajectories
 
 
-def build_dataloader(cfg: Config, split: str,
-                     max_samples: int | None) -> DataLoader:
+def build_dataloader(
+    cfg: Config, split: str, max_samples: int | None
+) -> DataLoader:
     """The split's data, every sample once, in the data set's order.
 
     Raises:
@@ -92,19 +109,33 @@ def build_dataloader(cfg: Config, split: str,
     if loader is None:
         raise ValueError(
             f'{cfg.filename} has no {split}_dataloader; choose another '
-            f'--split of {", ".join(SPLITS)}')
+            f'--split of {", ".join(SPLITS)}'
+        )
     dataset = DATASETS.build(loader.dataset)
     if max_samples is not None and max_samples < len(dataset):
         dataset = Subset(dataset, spread_indices(len(dataset), max_samples))
-    kept = {key: value for key, value in loader.items() if key not in (
-        'batch_sampler', 'drop_last', 'num_batch_per_epoch')}
+    kept = {
+        key: value
+        for key, value in loader.items()
+        if key not in ('batch_sampler', 'drop_last', 'num_batch_per_epoch')
+    }
     return Runner.build_dataloader(
-        dict(kept, dataset=dataset,
-             sampler=dict(type='DefaultSampler', shuffle=False)), seed=0)
+        dict(
+            kept,
+            dataset=dataset,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+        ),
+        seed=0,
+    )
 
 
-def build_runner(cfg: Config, model: nn.Module, out_dir: Path, split: str,
-                 max_samples: int | None) -> Runner:
+def build_runner(
+    cfg: Config,
+    model: nn.Module,
+    out_dir: Path,
+    split: str,
+    max_samples: int | None,
+) -> Runner:
     """A runner that tests the model on the split, without log files.
 
     A part of the split is not evaluated.
@@ -122,7 +153,8 @@ def build_runner(cfg: Config, model: nn.Module, out_dir: Path, split: str,
         env_cfg=cfg.get('env_cfg') or dict(),
         log_level='WARNING',
         default_scope=cfg.get('default_scope', 'mmengine'),
-        cfg=cfg)
+        cfg=cfg,
+    )
 
 
 def main() -> None:
@@ -136,11 +168,19 @@ def main() -> None:
     runner.test()
     if hook.trajectories is None:
         raise RuntimeError(f'no sample could be measured: {hook.why}')
-    measured = replace(hook.trajectories, settings={
-        **hook.trajectories.settings, 'checkpoint': str(args.checkpoint),
-        'split': args.split,
-        **{key: checkpoint['meta'][key] for key in ('epoch', 'iter')
-           if key in checkpoint['meta']}})
+    measured = replace(
+        hook.trajectories,
+        settings={
+            **hook.trajectories.settings,
+            'checkpoint': str(args.checkpoint),
+            'split': args.split,
+            **{
+                key: checkpoint['meta'][key]
+                for key in ('epoch', 'iter')
+                if key in checkpoint['meta']
+            },
+        },
+    )
     name = Path(args.checkpoint).name.removesuffix('.pth')
     name = f'stiffness_{args.split}_{name}'
     path = out_dir / f'{name}.npz'

@@ -24,17 +24,26 @@ HEIGHT, WIDTH = 128, 128
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument(
-        '--out', type=Path, default=Path('data/digits_detection'),
-        help='folder that the data set is or will be in')
+        '--out',
+        type=Path,
+        default=Path('data/digits_detection'),
+        help='folder that the data set is or will be in',
+    )
     parser.add_argument(
-        '--train', type=positive_int, default=1000, help='training pictures')
+        '--train', type=positive_int, default=1000, help='training pictures'
+    )
     parser.add_argument(
-        '--val', type=positive_int, default=200, help='validation pictures')
+        '--val', type=positive_int, default=200, help='validation pictures'
+    )
     parser.add_argument(
-        '--seed', type=int, default=0,
-        help='equal seeds and settings give equal data')
+        '--seed',
+        type=int,
+        default=0,
+        help='equal seeds and settings give equal data',
+    )
     return parser.parse_args()
 
 
@@ -50,7 +59,8 @@ def read_settings(folder: Path) -> dict | None:
     if folder.exists() and any(folder.iterdir()):
         raise SystemExit(
             f'--out {folder} holds files, but no data set of this tool (no '
-            f'{SETTINGS}); give another folder or remove it yourself')
+            f'{SETTINGS}); give another folder or remove it yourself'
+        )
     return None
 
 
@@ -61,35 +71,58 @@ def write_split(folder: Path, split: str, count: int, seed: int) -> None:
     images, annotations = [], []
     for index in track_iter_progress(range(count)):
         picture, boxes, classes = compose(
-            (seed, DIGIT_SPLITS.index(split), index), digits, labels,
-            (HEIGHT, WIDTH))
+            (seed, DIGIT_SPLITS.index(split), index),
+            digits,
+            labels,
+            (HEIGHT, WIDTH),
+        )
         name = f'{index:06d}.png'
         path = folder / split / name
         if not cv2.imwrite(str(path), picture):
             raise OSError(f'could not write {path}')
         images.append(
-            dict(id=index, file_name=name, height=HEIGHT, width=WIDTH))
+            dict(id=index, file_name=name, height=HEIGHT, width=WIDTH)
+        )
         for (x1, y1, x2, y2), label in zip(boxes.tolist(), classes.tolist()):
-            annotations.append(dict(
-                # pycocotools takes annotation 0 for "no match".
-                id=len(annotations) + 1, image_id=index,
-                category_id=label + 1, bbox=[x1, y1, x2 - x1, y2 - y1],
-                area=(x2 - x1) * (y2 - y1), iscrowd=0))
-    categories = [dict(id=label + 1, name=name)
-                  for label, name in enumerate(DIGIT_CLASSES)]
+            annotations.append(
+                dict(
+                    # pycocotools takes annotation 0 for "no match".
+                    id=len(annotations) + 1,
+                    image_id=index,
+                    category_id=label + 1,
+                    bbox=[x1, y1, x2 - x1, y2 - y1],
+                    area=(x2 - x1) * (y2 - y1),
+                    iscrowd=0,
+                )
+            )
+    categories = [
+        dict(id=label + 1, name=name)
+        for label, name in enumerate(DIGIT_CLASSES)
+    ]
     path = folder / 'annotations' / f'instances_{split}.json'
     path.parent.mkdir(exist_ok=True)
     description = "scikit-learn's handwritten digits on textured canvases"
-    path.write_text(json.dumps(dict(
-        info=dict(description=description),
-        images=images, annotations=annotations, categories=categories)))
+    path.write_text(
+        json.dumps(
+            dict(
+                info=dict(description=description),
+                images=images,
+                annotations=annotations,
+                categories=categories,
+            )
+        )
+    )
 
 
 def main() -> None:
     args = parse_args()
     settings = dict(
-        recipe=RECIPE, train=args.train, val=args.val, size=[HEIGHT, WIDTH],
-        seed=args.seed)
+        recipe=RECIPE,
+        train=args.train,
+        val=args.val,
+        size=[HEIGHT, WIDTH],
+        seed=args.seed,
+    )
     out = args.out.resolve()
     if read_settings(out) == settings:
         print(f'{out} is complete already')
@@ -98,7 +131,8 @@ def main() -> None:
     # Written aside and moved in one step, so that a kill leaves no half of a
     # data set where one is looked for.
     with tempfile.TemporaryDirectory(
-            prefix=f'.{out.name}-', dir=out.parent) as scratch:
+        prefix=f'.{out.name}-', dir=out.parent
+    ) as scratch:
         new = Path(scratch) / 'new'
         new.mkdir()
         for split in DIGIT_SPLITS:

@@ -18,8 +18,14 @@ test_pipeline = [
     dict(type='LoadAnnotations', with_bbox=True),
     dict(
         type='PackDetInputs',
-        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
-                   'scale_factor')),
+        meta_keys=(
+            'img_id',
+            'img_path',
+            'ori_shape',
+            'img_shape',
+            'scale_factor',
+        ),
+    ),
 ]
 
 train_dataloader = dict(
@@ -32,7 +38,9 @@ train_dataloader = dict(
         metainfo=metainfo,
         ann_file='annotations/instances_train.json',
         data_prefix=dict(img='images/'),
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 val_dataloader = dict(
     batch_size=4,
     num_workers=1,
@@ -41,7 +49,9 @@ val_dataloader = dict(
         metainfo=metainfo,
         ann_file='annotations/instances_val.json',
         data_prefix=dict(img='images/'),
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = dict(
     batch_size=4,
     num_workers=1,
@@ -50,7 +60,9 @@ test_dataloader = dict(
         metainfo=metainfo,
         ann_file='annotations/instances_test.json',
         data_prefix=dict(img='images/'),
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json')
 test_evaluator = dict(ann_file=data_root + 'annotations/instances_test.json')

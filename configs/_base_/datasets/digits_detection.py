@@ -5,9 +5,19 @@ _base_ = ['mmdet::_base_/datasets/coco_detection.py']
 dataset_type = 'CocoDataset'
 metainfo = dict(
     classes=tuple('0123456789'),
-    palette=[(220, 20, 60), (0, 120, 230), (0, 150, 60), (250, 170, 30),
-             (106, 0, 228), (0, 180, 199), (197, 60, 200), (120, 90, 40),
-             (110, 110, 110), (160, 200, 0)])
+    palette=[
+        (220, 20, 60),
+        (0, 120, 230),
+        (0, 150, 60),
+        (250, 170, 30),
+        (106, 0, 228),
+        (0, 180, 199),
+        (197, 60, 200),
+        (120, 90, 40),
+        (110, 110, 110),
+        (160, 200, 0),
+    ],
+)
 data_root = 'data/digits_detection/'
 
 scale = (128, 128)
@@ -25,8 +35,14 @@ test_pipeline = [
     dict(type='LoadAnnotations', with_bbox=True),
     dict(
         type='PackDetInputs',
-        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
-                   'scale_factor')),
+        meta_keys=(
+            'img_id',
+            'img_path',
+            'ori_shape',
+            'img_shape',
+            'scale_factor',
+        ),
+    ),
 ]
 
 train_dataloader = dict(
@@ -40,7 +56,9 @@ train_dataloader = dict(
         data_prefix=dict(img='train/'),
         # Empty pictures teach what is no digit.
         filter_cfg=dict(filter_empty_gt=False, min_size=32),
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 val_dataloader = dict(
     batch_size=8,
     num_workers=1,
@@ -50,7 +68,9 @@ val_dataloader = dict(
         data_root=data_root,
         ann_file='annotations/instances_val.json',
         data_prefix=dict(img='val/'),
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json')

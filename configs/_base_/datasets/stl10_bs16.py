@@ -14,6 +14,8 @@ train_pipeline = [
 train_dataloader = dict(
     batch_size=16,
     dataset=dict(
-        type=dataset_type, data_root=data_root, pipeline=train_pipeline))
+        type=dataset_type, data_root=data_root, pipeline=train_pipeline
+    ),
+)
 val_dataloader = dict(dataset=dict(type=dataset_type, data_root=data_root))
 test_dataloader = dict(dataset=dict(type=dataset_type, data_root=data_root))

@@ -11,16 +11,19 @@ model = dict(
         init_cfg=[
             dict(type='Kaiming', layer='Conv2d'),
             dict(type='Constant', val=1, layer='_BatchNorm'),
-        ]),
+        ],
+    ),
     neck=dict(in_channels=[64, 128, 256, 512], out_channels=64),
     rpn_head=dict(
-        in_channels=64,
-        feat_channels=64,
-        anchor_generator=dict(scales=[4])),
+        in_channels=64, feat_channels=64, anchor_generator=dict(scales=[4])
+    ),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=64),
-        bbox_head=dict(in_channels=64, fc_out_channels=256)),
+        bbox_head=dict(in_channels=64, fc_out_channels=256),
+    ),
     train_cfg=dict(
         rpn_proposal=dict(nms_pre=500, max_per_img=300),
-        rcnn=dict(sampler=dict(num=128))),
-    test_cfg=dict(rpn=dict(nms_pre=500, max_per_img=300)))
+        rcnn=dict(sampler=dict(num=128)),
+    ),
+    test_cfg=dict(rpn=dict(nms_pre=500, max_per_img=300)),
+)

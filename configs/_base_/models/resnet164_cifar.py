@@ -7,4 +7,6 @@ model = dict(
         type='LinearClsHead',
         num_classes=10,
         in_channels=256,
-        loss=dict(type='CrossEntropyLoss', loss_weight=1.0)))
+        loss=dict(type='CrossEntropyLoss', loss_weight=1.0),
+    ),
+)

@@ -10,16 +10,20 @@ model = dict(
             embed_dims=384,
             num_layers=7,
             num_heads=6,
-            feedforward_channels=1536),
+            feedforward_channels=1536,
+        ),
         img_size=32,
         patch_size=4,
         with_cls_token=False,
         out_type='avg_featmap',
         # The pooled features are normalised instead.
-        final_norm=False),
+        final_norm=False,
+    ),
     neck=None,
     head=dict(
         type='LinearClsHead',
         num_classes=10,
         in_channels=384,
-        loss=dict(type='CrossEntropyLoss', loss_weight=1.0)))
+        loss=dict(type='CrossEntropyLoss', loss_weight=1.0),
+    ),
+)

@@ -2,7 +2,8 @@
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=1e-4),
-    clip_grad=dict(max_norm=10))
+    clip_grad=dict(max_norm=10),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=100),
     dict(
@@ -11,7 +12,8 @@ param_scheduler = [
         begin=0,
         end=12,
         milestones=[8, 11],
-        gamma=0.1),
+        gamma=0.1,
+    ),
 ]
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=4)
 val_cfg = dict(type='ValLoop')

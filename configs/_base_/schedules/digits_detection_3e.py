@@ -2,7 +2,8 @@
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01),
-    clip_grad=dict(max_norm=10))
+    clip_grad=dict(max_norm=10),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
     dict(
@@ -11,7 +12,8 @@ param_scheduler = [
         begin=50,
         end=375,
         T_max=325,
-        eta_min=1e-5),
+        eta_min=1e-5,
+    ),
 ]
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=3, val_interval=3)
 val_cfg = dict(type='ValLoop')

@@ -5,8 +5,10 @@ optim_wrapper = dict(
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
-        custom_keys={'.pos_embed': dict(decay_mult=0.0)}),
-    clip_grad=dict(max_norm=1.0))
+        custom_keys={'.pos_embed': dict(decay_mult=0.0)},
+    ),
+    clip_grad=dict(max_norm=1.0),
+)
 param_scheduler = [
     dict(
         type='LinearLR',
@@ -14,7 +16,8 @@ param_scheduler = [
         by_epoch=True,
         begin=0,
         end=5,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
     dict(
         type='CosineAnnealingLR',
         by_epoch=True,
@@ -22,7 +25,8 @@ param_scheduler = [
         end=200,
         T_max=195,
         eta_min=1e-6,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]
 train_cfg = dict(by_epoch=True, max_epochs=200, val_interval=1)
 val_cfg = dict()

@@ -38,10 +38,12 @@ class AttentionBNCalibrationHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Calibrate, see the class."""
         calibrated = calibrate(
-            unwrap(runner.model), self._batches(runner), forward=_run)
+            unwrap(runner.model), self._batches(runner), forward=_run
+        )
         runner.logger.info(
             f'AttentionBNCalibrationHook: {calibrated} BNs of attentions got '
-            f'statistics from data')
+            f'statistics from data'
+        )
 
     def _batches(self, runner: Runner) -> Iterator[Any]:
         yield from islice(_fresh_dataloader(runner), self.num_batches)
@@ -66,9 +68,15 @@ def _fresh_dataloader(runner: Runner) -> DataLoader:
     """
     cfg = runner.cfg.get('train_dataloader')
     if cfg is None:
-        raise ValueError('AttentionBNCalibrationHook needs a runner that was '
-                         'built with train_dataloader in its config')
-    return runner.build_dataloader({
-        **cfg, 'dataset': runner.train_dataloader.dataset,
-        'persistent_workers': False
-    }, seed=runner.seed)
+        raise ValueError(
+            'AttentionBNCalibrationHook needs a runner that was '
+            'built with train_dataloader in its config'
+        )
+    return runner.build_dataloader(
+        {
+            **cfg,
+            'dataset': runner.train_dataloader.dataset,
+            'persistent_workers': False,
+        },
+        seed=runner.seed,
+    )

@@ -80,15 +80,19 @@ class StiffnessHook(Hook):
 
     priority = 'NORMAL'  # before LoggerHook, which writes the epoch's log
 
-    def __init__(self,
-                 interval: int | None = 1,
-                 max_samples: int | None = None,
-                 reading: str = DEFAULT_READING,
-                 blocks: str | Sequence[str] | None = None,
-                 figures: bool = True):
+    def __init__(
+        self,
+        interval: int | None = 1,
+        max_samples: int | None = None,
+        reading: str = DEFAULT_READING,
+        blocks: str | Sequence[str] | None = None,
+        figures: bool = True,
+    ):
         numbers = dict(interval=interval, max_samples=max_samples)
-        check_positive('StiffnessHook', **{
-            name: n for name, n in numbers.items() if n is not None})
+        check_positive(
+            'StiffnessHook',
+            **{name: n for name, n in numbers.items() if n is not None},
+        )
         check_choice('StiffnessHook: reading', reading, READINGS)
         self.interval = interval
         self.max_samples = max_samples
@@ -108,11 +112,15 @@ class StiffnessHook(Hook):
             LenientRecorder(runner.model, self.blocks)
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop | IterBasedTrainLoop):
-            done = (runner.epoch if isinstance(loop, EpochBasedTrainLoop)
-                    else runner.iter)
+            done = (
+                runner.epoch
+                if isinstance(loop, EpochBasedTrainLoop)
+                else runner.iter
+            )
             every = loop.val_interval
             self._validations = max(
-                0, done // every - (loop.val_begin - 1) // every)
+                0, done // every - (loop.val_begin - 1) // every
+            )
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Begin to measure, at every ``interval``-th validation."""
@@ -138,11 +146,13 @@ class StiffnessHook(Hook):
 
     before_test_iter = before_val_iter
 
-    def after_val_iter(self,
-                       runner: Runner,
-                       batch_idx: int,
-                       data_batch: object = None,
-                       outputs: Sequence = ()) -> None:
+    def after_val_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: object = None,
+        outputs: Sequence = (),
+    ) -> None:
         """Check what was recorded."""
         if self._metric is not None and not self._metric.complete:
             self._metric.recorder.stop()
@@ -153,9 +163,9 @@ class StiffnessHook(Hook):
 
     after_test_iter = after_val_iter
 
-    def after_val_epoch(self,
-                        runner: Runner,
-                        metrics: dict | None = None) -> None:
+    def after_val_epoch(
+        self, runner: Runner, metrics: dict | None = None
+    ) -> None:
         """Collect, log, save and draw."""
         metric, self._metric = self._metric, None
         if metric is None:
@@ -169,19 +179,31 @@ class StiffnessHook(Hook):
             runner.logger.warning(
                 f'StiffnessHook: {len(left_out)} of {metric.size} samples '
                 f'could not be measured and are left out: '
-                f'{", ".join(left_out[:5])}' + ', …' * (len(left_out) > 5))
+                f'{", ".join(left_out[:5])}' + ', …' * (len(left_out) > 5)
+            )
         if metric.trajectories is not None:
-            numbers = {key: float(value)
-                       for key, value in (metrics or {}).items()
-                       if isinstance(value, int | float)}
-            self.save_and_draw(runner, replace(
-                metric.trajectories,
-                settings={**metric.settings, 'metrics': numbers}), scalars)
+            numbers = {
+                key: float(value)
+                for key, value in (metrics or {}).items()
+                if isinstance(value, int | float)
+            }
+            self.save_and_draw(
+                runner,
+                replace(
+                    metric.trajectories,
+                    settings={**metric.settings, 'metrics': numbers},
+                ),
+                scalars,
+            )
 
     after_test_epoch = after_val_epoch
 
-    def save_and_draw(self, runner: Runner, trajectories: Trajectories,
-                      scalars: dict[str, float]) -> None:
+    def save_and_draw(
+        self,
+        runner: Runner,
+        trajectories: Trajectories,
+        scalars: dict[str, float],
+    ) -> None:
         """Show, save and draw what was measured; on the main process.
 
         Args:
@@ -199,22 +221,27 @@ class StiffnessHook(Hook):
             f'{PREFIX}/nsi/{block}': value.item()
             for block, value in zip(
                 trajectories.blocks,
-                trajectories.nsi(self.reading).mean(0, dtype=np.float64))
+                trajectories.nsi(self.reading).mean(0, dtype=np.float64),
+            )
         }
         step = settings.get(when, 0)
         try:
             trajectories.save(path)
             runner.logger.info(
-                f'Stiffness of {len(trajectories)} samples: {path}')
+                f'Stiffness of {len(trajectories)} samples: {path}'
+            )
             # LoggerHook shows the scalars of a validation, but not of a test.
             runner.visualizer.add_scalars(
-                {**blocks, **(scalars if split == 'test' else {})}, step)
+                {**blocks, **(scalars if split == 'test' else {})}, step
+            )
             if not self.figures:
                 return
             # Drawing libraries are slow to import.
             from mmstepnet.figures import save_stiffness_figures
+
             for file in save_stiffness_figures(
-                    trajectories, path.parent, name, self.reading):
+                trajectories, path.parent, name, self.reading
+            ):
                 title = f'{split}_{file.stem.removeprefix(f"{name}_")}'
                 image = mmcv.imread(file, channel_order='rgb')
                 for backend in runner.visualizer._vis_backends.values():
@@ -223,7 +250,8 @@ class StiffnessHook(Hook):
         except Exception as error:  # a full disk, a library, a lost network
             runner.logger.warning(
                 f'StiffnessHook cannot save, draw or show {path}: '
-                f'{type(error).__name__}: {error}')
+                f'{type(error).__name__}: {error}'
+            )
 
     def _stop(self) -> None:
         """Let go of an epoch that ended with an error."""
@@ -237,28 +265,39 @@ class StiffnessHook(Hook):
         if kind and kind not in self._said:
             self._said.add(kind)
             runner.logger.warning(
-                f'StiffnessHook leaves out what it cannot measure: {why}')
+                f'StiffnessHook leaves out what it cannot measure: {why}'
+            )
 
-    def _begin_epoch(self, runner: Runner, dataloader: DataLoader,
-                     split: str) -> None:
+    def _begin_epoch(
+        self, runner: Runner, dataloader: DataLoader, split: str
+    ) -> None:
         size = len(dataloader.dataset)
         size = min(size, self.max_samples or size)
         self._metric = StiffnessMetric(
-            LenientRecorder(runner.model, self.blocks), size,
-            describe(runner, split, self.reading, size))
+            LenientRecorder(runner.model, self.blocks),
+            size,
+            describe(runner, split, self.reading, size),
+        )
 
-    def _say_what_is_measured(self, runner: Runner,
-                              recorder: LenientRecorder) -> None:
-        without = (' and leaves out the first block of each stage: '
-                   + ', '.join(recorder.excluded)) * bool(recorder.excluded)
-        runner.logger.info(f'StiffnessHook measures {len(recorder.blocks)} '
-                           f'residual steps{without}')
+    def _say_what_is_measured(
+        self, runner: Runner, recorder: LenientRecorder
+    ) -> None:
+        without = (
+            ' and leaves out the first block of each stage: '
+            + ', '.join(recorder.excluded)
+        ) * bool(recorder.excluded)
+        runner.logger.info(
+            f'StiffnessHook measures {len(recorder.blocks)} '
+            f'residual steps{without}'
+        )
         if recorder.repeated:
             runner.logger.warning(
                 'StiffnessHook measures the first pass of each sample: the '
-                'model passes it several times, flipped or in parts')
+                'model passes it several times, flipped or in parts'
+            )
         if len(recorder.blocks) == len(recorder.stages.unique()):
             runner.logger.warning(
                 'StiffnessHook: with one block a stage left, TNS is 0 by '
                 'definition (but not with the mean of all blocks); compare '
-                'deeper networks')
+                'deeper networks'
+            )

@@ -7,9 +7,14 @@ from .resnet_cifar import StepResNetCIFAR
 from .resnext import StepResNeXt
 
 __all__ = [
-    'PropagationVisionTransformer', 'StepBackbone', 'StepResNeXt',
-    'StepResNet', 'StepResNetCIFAR', 'StepResNetV1c', 'StepResNetV1d',
-    'StepVisionTransformer'
+    'PropagationVisionTransformer',
+    'StepBackbone',
+    'StepResNeXt',
+    'StepResNet',
+    'StepResNetCIFAR',
+    'StepResNetV1c',
+    'StepResNetV1d',
+    'StepVisionTransformer',
 ]
 
 try:
@@ -24,7 +29,8 @@ except Exception as error:  # it may fail beside transformers 5 in any way
         raise ImportError(
             'this backbone needs MMPretrain, which cannot be imported here '
             f'({_reason}); beside transformers 5 it never can, see '
-            'docs/install_and_versions.md')
+            'docs/install_and_versions.md'
+        )
 
     PropagationVisionTransformer = StepVisionTransformer = _refuse
     for _name in ('PropagationVisionTransformer', 'StepVisionTransformer'):

@@ -46,7 +46,8 @@ def find_host(name: str, host: str | None = None) -> type:
             f"whose {name}? The hosts' defaults differ, so name one, as in "
             f"host='mmpretrain' or host='mmdet', or build it in the scope of "
             f'one, as configs with a default_scope do; got host={host!r}, and '
-            f'the default scope is {current and current.scope_name!r}')
+            f'the default scope is {current and current.scope_name!r}'
+        )
     return found
 
 
@@ -60,7 +61,8 @@ class SteppedBackbone(Generated):
             return cls.__name__, {}
         # Hosts ask for it; MMPretrain's Swin, to convert old checkpoints.
         return f'Step{host.__name__}', dict(
-            __class__=property(lambda self: host))
+            __class__=property(lambda self: host)
+        )
 
     def init_weights(self) -> None:
         """Initialise as the host does; bring the attentions to their start.
@@ -70,10 +72,16 @@ class SteppedBackbone(Generated):
         is brought to its start when loading begins, or at the end.
         """
         initialise = getattr(super(), 'init_weights', lambda: None)
-        waiting = [] if getattr(self, 'is_init', False) else [
-            step.attention for step in self.modules()
-            if isinstance(step, ResidualStep)
-            and hasattr(step.attention, 'init_weights')]
+        waiting = (
+            []
+            if getattr(self, 'is_init', False)
+            else [
+                step.attention
+                for step in self.modules()
+                if isinstance(step, ResidualStep)
+                and hasattr(step.attention, 'init_weights')
+            ]
+        )
 
         def start(attention: nn.Module, *args) -> None:
             if attention in waiting:
@@ -82,7 +90,9 @@ class SteppedBackbone(Generated):
 
         handles = [
             attention._register_load_state_dict_pre_hook(
-                start, with_module=True) for attention in waiting
+                start, with_module=True
+            )
+            for attention in waiting
         ]
         initialise()
         for handle in handles:
@@ -122,13 +132,14 @@ def _freeze_as_the_block(block: nn.Module) -> None:
 
 @MODELS.register_module()
 def StepBackbone(  # noqa: N802, a type in configs
-                 backbone: dict,
-                 attention: dict = STEPNET,
-                 blocks: Sequence[str] | str | None = None,
-                 first_block: bool | None = None,
-                 example: Sequence[int] | None = None,
-                 layout: str | None = None,
-                 pretrained: str | None = None) -> nn.Module:
+    backbone: dict,
+    attention: dict = STEPNET,
+    blocks: Sequence[str] | str | None = None,
+    first_block: bool | None = None,
+    example: Sequence[int] | None = None,
+    layout: str | None = None,
+    pretrained: str | None = None,
+) -> nn.Module:
     """Build a host's backbone and put an attention into its blocks.
 
     :func:`mmstepnet.insert_steps` for configs. What comes back is the host's
@@ -176,8 +187,12 @@ def StepBackbone(  # noqa: N802, a type in configs
     if not isinstance(model, SteppedBackbone):
         model.__class__ = generated_class(SteppedBackbone, type(model))
     model._insert(
-        attention, blocks=blocks, first_block=first_block, layout=layout,
-        example=None if example is None else torch.zeros(tuple(example)))
+        attention,
+        blocks=blocks,
+        first_block=first_block,
+        layout=layout,
+        example=None if example is None else torch.zeros(tuple(example)),
+    )
     return model
 
 
@@ -188,7 +203,8 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         backbone (nn.Module): A backbone whose stages are frozen already.
     """
     names = [
-        name.rpartition('.')[0] for name, module in backbone.named_modules()
+        name.rpartition('.')[0]
+        for name, module in backbone.named_modules()
         if isinstance(module, ResidualStep)
         and getattr(module.attention, 'init_step', None) is not None
         and is_frozen(module.attention)
@@ -198,4 +214,6 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
             f'{type(backbone).__name__}: the attentions of '
             f'{", ".join(names)} are frozen with their blocks, so their step '
             'stays at their init_step for ever; leave these blocks out with '
-            'blocks=, or freeze fewer stages', stacklevel=4)
+            'blocks=, or freeze fewer stages',
+            stacklevel=4,
+        )

@@ -25,13 +25,15 @@ class HostAttention(BaseModule):
             raise ValueError(
                 'there are no attention weights to drop here, got attn_drop '
                 f'{host.attn_drop}: leave attn_drop_rate out of layer_cfgs '
-                'and use drop_rate')
+                'and use drop_rate'
+            )
         self.proj_drop = host.proj_drop
         self.gamma1 = host.gamma1
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        names = {name.rpartition('.')[2]: name
-                 for name, _ in self.named_modules()}
+        names = {
+            name.rpartition('.')[2]: name for name, _ in self.named_modules()
+        }
         for kind in ('weight', 'bias'):
             found = {}
             if f'{prefix}proj.{kind}' in state_dict:
@@ -39,7 +41,11 @@ class HostAttention(BaseModule):
             if f'{prefix}qkv.{kind}' in state_dict:
                 joint = state_dict.pop(f'{prefix}qkv.{kind}')
                 found.update(zip(('query', 'key', 'value'), joint.chunk(3)))
-            state_dict.update({
-                f'{prefix}{names[layer]}.{kind}': value
-                for layer, value in found.items() if layer in names})
+            state_dict.update(
+                {
+                    f'{prefix}{names[layer]}.{kind}': value
+                    for layer, value in found.items()
+                    if layer in names
+                }
+            )
         super()._load_from_state_dict(state_dict, prefix, *args)

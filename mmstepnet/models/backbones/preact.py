@@ -23,8 +23,11 @@ class PreActBlock(FusedBlock):
 
     @property
     def convs(self) -> list[nn.Module]:
-        return [getattr(self, f'conv{k}') for k in (1, 2, 3)
-                if hasattr(self, f'conv{k}')]
+        return [
+            getattr(self, f'conv{k}')
+            for k in (1, 2, 3)
+            if hasattr(self, f'conv{k}')
+        ]
 
     def branch(self, x: Tensor) -> Tensor:
         """Compute f from the activated input."""

@@ -31,8 +31,11 @@ class PropagationSelfAttention(HostAttention):
         settings = dict(propagation)
         name = settings.pop('type').removeprefix('mmstepnet.')
         self.propagation = getattr(blocks, name)(
-            host.embed_dims, host.num_heads, bias=host.qkv.bias is not None,
-            **settings)
+            host.embed_dims,
+            host.num_heads,
+            bias=host.qkv.bias is not None,
+            **settings,
+        )
         # It has a bias whatever qkv_bias says, and is there for one head too.
         self.propagation.proj = host.proj
         self.out_drop = host.out_drop
@@ -85,11 +88,13 @@ class PropagationVisionTransformer(VisionTransformer):
         [(1, 192)]
     """
 
-    def __init__(self,
-                 arch: str | dict = 'base',
-                 *,
-                 propagation: dict = METRIC_ATTENTION,
-                 **kwargs):
+    def __init__(
+        self,
+        arch: str | dict = 'base',
+        *,
+        propagation: dict = METRIC_ATTENTION,
+        **kwargs,
+    ):
         super().__init__(arch, **kwargs)
         for layer in self.layers:
             layer.attn = PropagationSelfAttention(layer.attn, propagation)

@@ -82,29 +82,36 @@ class StepResNet(SteppedBackbone):
             cls = generated_class(cls, cls._find_host(host))
         return super().__new__(cls)
 
-    def __init__(self,
-                 depth: int,
-                 *,
-                 attention: dict | None = STEPNET,
-                 blocks: Sequence[str] | str | None = None,
-                 first_block: bool | None = None,
-                 preact: bool = False,
-                 zero_init_residual: bool = False,
-                 host: str | None = None,
-                 **kwargs):
+    def __init__(
+        self,
+        depth: int,
+        *,
+        attention: dict | None = STEPNET,
+        blocks: Sequence[str] | str | None = None,
+        first_block: bool | None = None,
+        preact: bool = False,
+        zero_init_residual: bool = False,
+        host: str | None = None,
+        **kwargs,
+    ):
         if preact and (
-                zero_init_residual or kwargs.get('dcn')
-                or kwargs.get('plugins') or self.host_type != 'ResNet'):
+            zero_init_residual
+            or kwargs.get('dcn')
+            or kwargs.get('plugins')
+            or self.host_type != 'ResNet'
+        ):
             raise ValueError(
                 f'{type(self).__name__}: preact=True has no norm behind the '
                 'last convolution, which zero_init_residual needs, and '
                 'neither DCN, plugins nor a ResNeXt; leave out one or the '
-                'other')
+                'other'
+            )
         # Layers that only the host knows are looked for in its scope.
         scope = self.host.__module__.partition('.')[0]
         with DefaultScope.overwrite_default_scope(scope):
             super().__init__(
-                depth=depth, zero_init_residual=zero_init_residual, **kwargs)
+                depth=depth, zero_init_residual=zero_init_residual, **kwargs
+            )
         self.preact = preact
         self._keep_bn_in_projections()
         for _, block in self.residual_blocks():
@@ -115,8 +122,11 @@ class StepResNet(SteppedBackbone):
         if preact:
             self._move_norm_to_the_end()
         if attention is not None:
-            self._insert(self._with_map_sizes(attention), blocks=blocks,
-                         first_block=first_block)
+            self._insert(
+                self._with_map_sizes(attention),
+                blocks=blocks,
+                first_block=first_block,
+            )
 
     @classmethod
     def _find_host(cls, host: str | None) -> type:
@@ -162,11 +172,13 @@ class StepResNet(SteppedBackbone):
         """
         for _, block in self.residual_blocks():
             if block.downsample is not None and isinstance(
-                    block.downsample[-1], IEBN):
+                block.downsample[-1], IEBN
+            ):
                 cfg = {**self.norm_cfg, 'type': 'BN'}
                 cfg.pop('init_step', None)
                 _, block.downsample[-1] = build_norm_layer(
-                    cfg, block.downsample[-1].num_features)
+                    cfg, block.downsample[-1].num_features
+                )
 
     def _move_norm_to_the_end(self) -> None:
         if not self.deep_stem:
@@ -174,7 +186,8 @@ class StepResNet(SteppedBackbone):
             self.relu = nn.Identity()
         width = getattr(self, self.res_layers[-1])[-1].convs[-1].out_channels
         self.last_norm_name, norm = build_norm_layer(
-            self.norm_cfg, width, postfix='_last')
+            self.norm_cfg, width, postfix='_last'
+        )
         self.add_module(self.last_norm_name, norm)
 
 

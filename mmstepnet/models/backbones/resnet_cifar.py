@@ -11,9 +11,15 @@ from .host import find_host
 from .resnet import StepResNet
 
 THREE_STAGES = dict(
-    num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2, ),
-    stem_channels=16, base_channels=16, norm_eval=False)
-FOUR_STAGES = dict(out_indices=(3, ), norm_eval=False)
+    num_stages=3,
+    strides=(1, 2, 2),
+    dilations=(1, 1, 1),
+    out_indices=(2,),
+    stem_channels=16,
+    base_channels=16,
+    norm_eval=False,
+)
+FOUR_STAGES = dict(out_indices=(3,), norm_eval=False)
 HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
@@ -59,19 +65,27 @@ class StepResNetCIFAR(StepResNet):
             return super()._find_host(host)
         except ValueError:
             return find_host(
-                cls.host_type, host or next(filter(find_spec, HOSTS), None))
+                cls.host_type, host or next(filter(find_spec, HOSTS), None)
+            )
 
     def __init__(self, depth: int, **kwargs):
         four = depth in self.host.arch_settings
         super().__init__(
-            depth, **{**(FOUR_STAGES if four else THREE_STAGES), **kwargs})
+            depth, **{**(FOUR_STAGES if four else THREE_STAGES), **kwargs}
+        )
 
     def _make_stem_layer(self, in_channels: int, stem_channels: int) -> None:
         self.conv1 = build_conv_layer(
-            self.conv_cfg, in_channels, stem_channels, kernel_size=3,
-            padding=1, bias=False)
+            self.conv_cfg,
+            in_channels,
+            stem_channels,
+            kernel_size=3,
+            padding=1,
+            bias=False,
+        )
         self.norm1_name, norm1 = build_norm_layer(
-            self.norm_cfg, stem_channels, postfix=1)
+            self.norm_cfg, stem_channels, postfix=1
+        )
         self.add_module(self.norm1_name, norm1)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity()

@@ -34,7 +34,8 @@ class ValueProjection(HostAttention):
     def __init__(self, host: MultiheadAttention):
         super().__init__(host)
         self.value = nn.Linear(
-            host.input_dims, host.embed_dims, bias=host.qkv.bias is not None)
+            host.input_dims, host.embed_dims, bias=host.qkv.bias is not None
+        )
         self.proj = host.proj
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,9 +67,11 @@ class StepTransformerEncoderLayer(TransformerEncoderLayer):
         self.ln1 = host.ln1
         self.attn = ValueProjection(host.attn)
         self.step = ResidualStep(
-            None if attention is None else build_attention(
-                attention, host.embed_dims),
-            drop_path=host.attn.out_drop)
+            None
+            if attention is None
+            else build_attention(attention, host.embed_dims),
+            drop_path=host.attn.out_drop,
+        )
         self.ln2 = host.ln2
         self.ffn = host.ffn
         # The step adds the identity, behind the stochastic depth.
@@ -134,11 +137,13 @@ class StepVisionTransformer(VisionTransformer):
         [(1, 192)]
     """
 
-    def __init__(self,
-                 arch: str | dict = 'base',
-                 *,
-                 attention: dict | None = STEPNET,
-                 **kwargs):
+    def __init__(
+        self,
+        arch: str | dict = 'base',
+        *,
+        attention: dict | None = STEPNET,
+        **kwargs,
+    ):
         super().__init__(arch, **kwargs)
         for index, layer in enumerate(self.layers):
             self.layers[index] = StepTransformerEncoderLayer(layer, attention)

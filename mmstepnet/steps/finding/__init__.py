@@ -15,7 +15,18 @@ from .tags import tensors
 from .wrappers import unwrap
 
 __all__ = [
-    'Arrangement', 'FIRST', 'Finder', 'FoundStep', 'Run', 'Selection', 'Sum',
-    'find_steps', 'hooked', 'in_mode', 'select', 'tensors',
-    'uncompiled', 'unwrap'
+    'Arrangement',
+    'FIRST',
+    'Finder',
+    'FoundStep',
+    'Run',
+    'Selection',
+    'Sum',
+    'find_steps',
+    'hooked',
+    'in_mode',
+    'select',
+    'tensors',
+    'uncompiled',
+    'unwrap',
 ]

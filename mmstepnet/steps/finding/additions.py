@@ -24,8 +24,10 @@ NO_CONTRACTION = 'no contraction lies between the operands'
 """GRN of ConvNeXt V2 adds a multiple of its state."""
 NO_WEIGHTS = 'the module that adds has no weights'
 """A network of functions alone has no block."""
-PROJECTS = ('both operands were computed from the state, as where the '
-            'identity is projected, or by hyper-connections')
+PROJECTS = (
+    'both operands were computed from the state, as where the '
+    'identity is projected, or by hyper-connections'
+)
 """The first block of a ResNet's stage."""
 
 
@@ -60,12 +62,17 @@ class Additions(TorchDispatchMode):
         self._pending: list[Sum] = []
         self._step_of: dict[int, Sum] = {}  # by the sum's number
 
-    def __torch_dispatch__(self, func: Any, types: tuple,
-                           args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and isinstance(
-                func, torch._ops.OpOverload):
+            func, torch._ops.OpOverload
+        ):
             with self:  # elsewhere autograd takes it apart before
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -87,12 +94,20 @@ class Additions(TorchDispatchMode):
             if operation.writes:
                 self._save_states(tensors(args[:1], kwargs))  # or out=
         out = func(*args, **kwargs)
-        if operation.name == 'convolution' and is_real(out) and (
-                out.dim() == 3):
+        if (
+            operation.name == 'convolution'
+            and is_real(out)
+            and (out.dim() == 3)
+        ):
             self._rows.add(tuple(out.shape))
-        if not operation.blank and (tags or operation.random or not any(
+        if not operation.blank and (
+            tags
+            or operation.random
+            or not any(
                 is_real(t) and self._is_foreign(t)
-                for t in tensors(*args, kwargs))):
+                for t in tensors(*args, kwargs)
+            )
+        ):
             self._pass_on(operation, tags, out)
             if multiple and not operation.writes:
                 self._follow(operation, *multiple, out)
@@ -102,8 +117,9 @@ class Additions(TorchDispatchMode):
             self._conclude(found, out)
         return out
 
-    def _pass_on(self, operation: Operation, tags: list[Tag],
-                 out: Any) -> None:
+    def _pass_on(
+        self, operation: Operation, tags: list[Tag], out: Any
+    ) -> None:
         """Say of the result which states it was computed from."""
         plain = mixed = 0
         random = operation.random
@@ -125,18 +141,27 @@ class Additions(TorchDispatchMode):
                 tag.version += 1
                 tag.factor = None
 
-    def _multiple(self, operation: Operation,
-                  args: tuple) -> tuple[Tensor, Any] | None:
+    def _multiple(
+        self, operation: Operation, args: tuple
+    ) -> tuple[Tensor, Any] | None:
         """What is copied or multiplied, and the number or weights."""
         pairs = [(args[0], 1)] if operation.same else [args[:2]]
         if operation.name == 'mul':
             pairs.append(args[1::-1])
         tags = self.tags.get_all
-        return next(((x, k) for x, k in pairs if tags([x]) and not any(
-            tag.known or tag.random for tag in tags([k]))), None)
+        return next(
+            (
+                (x, k)
+                for x, k in pairs
+                if tags([x])
+                and not any(tag.known or tag.random for tag in tags([k]))
+            ),
+            None,
+        )
 
-    def _follow(self, operation: Operation, x: Tensor, k: Any,
-                out: Any) -> None:
+    def _follow(
+        self, operation: Operation, x: Tensor, k: Any, out: Any
+    ) -> None:
         """Say of a copy, or of a multiple, which state it is."""
         if isinstance(k, Tensor) and k.numel() > 1:
             return
@@ -146,8 +171,9 @@ class Additions(TorchDispatchMode):
         if number and is_real(out):
             self.tags.mark(out, number)
 
-    def _factor(self, operation: Operation, a: Tensor,
-                b: Tensor) -> Factor | None:
+    def _factor(
+        self, operation: Operation, a: Tensor, b: Tensor
+    ) -> Factor | None:
         """How a product is made, if one of its factors is a gate."""
         if not (is_real(a) and is_real(b)):
             return None
@@ -160,8 +186,11 @@ class Additions(TorchDispatchMode):
                 divided = self.tags.make(f).divided
                 of = f if divided is None else divided
                 gate = None
-            elif axis and (gate.numel() < f.numel() or 0 in gate.stride()
-                           or tag.mixed >> self.tags.number(f) & 1):
+            elif axis and (
+                gate.numel() < f.numel()
+                or 0 in gate.stride()
+                or tag.mixed >> self.tags.number(f) & 1
+            ):
                 of = f  # the last where f has one place, as the gate has
             else:
                 continue
@@ -188,12 +217,16 @@ class Additions(TorchDispatchMode):
             return False
         if not self._weights:  # FSDP and pruning keep them as attributes
             self._weights = {
-                t.untyped_storage()._cdata for m in self.names
-                for t in tensors(vars(m)) if is_real(t)}
+                t.untyped_storage()._cdata
+                for m in self.names
+                for t in tensors(vars(m))
+                if is_real(t)
+            }
         return t.untyped_storage()._cdata not in self._weights
 
-    def _see_sum(self, operation: Operation, args: tuple,
-                 kwargs: dict) -> Sum | None:
+    def _see_sum(
+        self, operation: Operation, args: tuple, kwargs: dict
+    ) -> Sum | None:
         """Find out, before it is executed, whether an operation is a step."""
         pairs = list(operation.operands(args))
         if not pairs or not self.stack or self.stack[-1].is_closed:
@@ -202,9 +235,12 @@ class Additions(TorchDispatchMode):
         reasons = [self._refuse(x, f, owner) for x, f in pairs]
         if owner is not None and None in reasons:
             return self._begin(
-                owner, *pairs[reasons.index(None)], args, kwargs)
-        self.missed[(owner or self.stack[-1]).name, next(
-            (r for r in reasons if r != NO_STATE), NO_STATE)] += 1
+                owner, *pairs[reasons.index(None)], args, kwargs
+            )
+        self.missed[
+            (owner or self.stack[-1]).name,
+            next((r for r in reasons if r != NO_STATE), NO_STATE),
+        ] += 1
         return owner and self._see_projection(owner, *args[:2])
 
     def _refuse(self, x: Tensor, f: Tensor, owner: Run | None) -> str | None:
@@ -232,20 +268,26 @@ class Additions(TorchDispatchMode):
         """
         given = owner.given if owner else 0
         return self.tags.number(x) or next(
-            (n for n in self.tags.around(x) if given >> n & 1), 0)
+            (n for n in self.tags.around(x) if given >> n & 1), 0
+        )
 
     def _base(self, number: int, tag: Tag | None, owner: Run | None) -> int:
         """The state that a branch began from, where it joins a sum.
 
         GPT-NeoX adds two branches to one state.
         """
-        while tag is not None and not tag.known >> number & 1 and (
-                step := self._step_of.get(number)) and step.owner is owner:
+        while (
+            tag is not None
+            and not tag.known >> number & 1
+            and (step := self._step_of.get(number))
+            and step.owner is owner
+        ):
             number = step.state
         return number
 
-    def _begin(self, owner: Run, x: Tensor, f: Tensor, args: tuple,
-               kwargs: dict) -> Sum | None:
+    def _begin(
+        self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
+    ) -> Sum | None:
         """Take down a step, and measure what is about to be overwritten."""
         tag = self.tags.make(f)
         number = self._state(x, owner)
@@ -264,12 +306,14 @@ class Additions(TorchDispatchMode):
         first, alpha = args[0] is x, kwargs.get('alpha', 1)
         if self.norms is not None:
             found.norms = self.norms(x if first or alpha == 1 else x * alpha)
-            found.norms.see_branch(f, gate, alpha if first else 1, dropped,
-                                   scales)
+            found.norms.see_branch(
+                f, gate, alpha if first else 1, dropped, scales
+            )
         return found
 
-    def _factors(self, f: Tensor,
-                 base: int) -> tuple[Tensor, Tensor | None, bool, tuple]:
+    def _factors(
+        self, f: Tensor, base: int
+    ) -> tuple[Tensor, Tensor | None, bool, tuple]:
         """Branch, attention value, if stochastic depth was there, scales."""
         gate, dropped, scales = None, False, ()
         while (factor := self.tags.make(f).factor) is not None:
@@ -284,14 +328,28 @@ class Additions(TorchDispatchMode):
             f, scales = factor.of, scales + factor.scales
         return f, gate, dropped, scales
 
-    def _new_sum(self, owner: Run, state: int, x: Tensor, f: Tensor,
-                 part: str | None = None) -> Sum:
+    def _new_sum(
+        self,
+        owner: Run,
+        state: int,
+        x: Tensor,
+        f: Tensor,
+        part: str | None = None,
+    ) -> Sum:
         of_state, of_branch = self.tags.make(x).known, self.tags.make(f).known
-        found = Sum(owner, tuple(x.shape), state, of_state=of_state,
-                    of_branch=of_branch, part=part)
+        found = Sum(
+            owner,
+            tuple(x.shape),
+            state,
+            of_state=of_state,
+            of_branch=of_branch,
+            part=part,
+        )
         if x.dim() < 2 or not x.numel():
-            found.left_out = (f'a state {tuple(x.shape)}: samples, (N, ...), '
-                              'one or more, were expected')
+            found.left_out = (
+                f'a state {tuple(x.shape)}: samples, (N, ...), '
+                'one or more, were expected'
+            )
         self.sums.append(found)
         self._pending.append(found)
         return found
@@ -322,8 +380,13 @@ class Additions(TorchDispatchMode):
         both = of_a.known & of_b.known
         if a.dim() < 2 or not both & owner.given & (of_a.mixed | of_b.mixed):
             return None
-        found = Sum(owner, tuple(a.shape), of_state=both,
-                    of_branch=of_a.known | of_b.known, left_out=PROJECTS)
+        found = Sum(
+            owner,
+            tuple(a.shape),
+            of_state=both,
+            of_branch=of_a.known | of_b.known,
+            left_out=PROJECTS,
+        )
         self.sums.append(found)
         return found
 
@@ -332,7 +395,8 @@ class Additions(TorchDispatchMode):
         tag = self.tags.make(t)
         is_sum = (*self.tags.view(t), tag.version) == found.values
         if not tag.plain >> found.number & 1 or not (
-                is_sum or tuple(t.shape) == found.shape):
+            is_sum or tuple(t.shape) == found.shape
+        ):
             return False
         if found.norms is not None:
             found.norms.hand_on(run, t, is_sum)

@@ -42,17 +42,20 @@ class Finder(Additions):
             of what they were given.
     """
 
-    def __init__(self, model: nn.Module,
-                 norms: Callable[[Tensor], Any] | None = None):
+    def __init__(
+        self, model: nn.Module, norms: Callable[[Tensor], Any] | None = None
+    ):
         super().__init__()
         self.model, self.norms = model, norms
         self.names = name_modules(model)
         # Of a wrapper and what is in it, the latter.
         self.modules = {name: m for m, name in self.names.items()}
-        self.learns = {m for m in self.names
-                       if next(m.parameters(), None) is not None}
-        self.tokens_first = {m for m in self.names
-                             if getattr(m, 'batch_first', True) is False}
+        self.learns = {
+            m for m in self.names if next(m.parameters(), None) is not None
+        }
+        self.tokens_first = {
+            m for m in self.names if getattr(m, 'batch_first', True) is False
+        }
         self.forget()
 
     def __deepcopy__(self, memo: dict) -> 'Finder':
@@ -61,7 +64,7 @@ class Finder(Additions):
 
     def __reduce__(self) -> tuple:
         """Become a finder of an empty model: a pickle keeps no hooks."""
-        return Finder, (nn.Module(), )
+        return Finder, (nn.Module(),)
 
     def forget(self) -> None:
         """Forget the last pass."""
@@ -79,20 +82,30 @@ class Finder(Additions):
         for module in self.names:
             handles += [
                 module.register_forward_pre_hook(
-                    self._enter, with_kwargs=True),
+                    self._enter, with_kwargs=True
+                ),
                 # Runs where the module raises, too.
-                module.register_forward_hook(self._leave, always_call=True)]
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
             if isinstance(module, ResidualStep):
-                handles.append(module.observe(
-                    self._observe_branch if isinstance(module, BranchStep)
-                    else self._observe))
+                handles.append(
+                    module.observe(
+                        self._observe_branch
+                        if isinstance(module, BranchStep)
+                        else self._observe
+                    )
+                )
         return handles
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follow passes in evaluation mode, of which nothing stays."""
-        with (hooked(self.attach()), in_mode(self.model, False),
-              torch.no_grad(), torch.random.fork_rng([])):
+        with (
+            hooked(self.attach()),
+            in_mode(self.model, False),
+            torch.no_grad(),
+            torch.random.fork_rng([]),
+        ):
             yield
 
     def remove(self) -> None:
@@ -103,8 +116,11 @@ class Finder(Additions):
 
     def _is_here(self, module: nn.Module) -> bool:
         """Whether a module's hook belongs to the pass that is followed."""
-        return (module in self.names and not is_backward()
-                and self.thread == threading.get_ident())
+        return (
+            module in self.names
+            and not is_backward()
+            and self.thread == threading.get_ident()
+        )
 
     @only_looks
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -112,7 +128,8 @@ class Finder(Additions):
             if self.thread not in (None, threading.get_ident()):
                 raise RuntimeError(
                     'the model runs in two threads at once, whose samples get '
-                    'mixed up; record one that runs in one thread')
+                    'mixed up; record one that runs in one thread'
+                )
             self.remove()  # what a pass that was interrupted has left
             self.forget()
             self.thread = threading.get_ident()
@@ -121,10 +138,15 @@ class Finder(Additions):
             return
         outer = self.stack[-1] if self.stack else None
         run = Run(
-            self.names[module], module, outer, module in self.learns,
+            self.names[module],
+            module,
+            outer,
+            module in self.learns,
             isinstance(module, (ResidualStep, nn.RNNBase))
             and not isinstance(module, BranchStep)
-            or outer is not None and outer.is_closed)
+            or outer is not None
+            and outer.is_closed,
+        )
         for t in filter(is_real, tensors(*args, kwargs)):
             run.given |= 1 << self._mark(t, outer)
             run.known |= self.tags.make(t).known
@@ -164,18 +186,29 @@ class Finder(Additions):
         run.shapes &= {tuple(t.shape) for t in outs}
         for found in run.sums:
             found.returned = any(
-                self.tags.make(t).plain >> found.number & 1 for t in outs)
+                self.tags.make(t).plain >> found.number & 1 for t in outs
+            )
         for found in self._pending[:]:
-            if run.encloses(found.owner) and (not any(
-                    self._hand_on(found, run, t) for t in outs)
-                    or not self.stack):
+            if run.encloses(found.owner) and (
+                not any(self._hand_on(found, run, t) for t in outs)
+                or not self.stack
+            ):
                 self._settle(found)
 
-    def _observe(self, module: ResidualStep, x: Tensor, f: Tensor,
-                 step: Tensor | None, out: Tensor) -> None:
+    def _observe(
+        self,
+        module: ResidualStep,
+        x: Tensor,
+        f: Tensor,
+        step: Tensor | None,
+        out: Tensor,
+    ) -> None:
         """Take down what a ResidualStep reports."""
-        run = self.stack[-1].outer if (
-            self._is_here(module) and self.stack) else None
+        run = (
+            self.stack[-1].outer
+            if (self._is_here(module) and self.stack)
+            else None
+        )
         if run is None:
             return
         part = self.names[module].rpartition('.')[2]
@@ -190,9 +223,16 @@ class Finder(Additions):
         self._hand_on(found, None, out)
         self._settle(found)
 
-    def _observe_branch(self, module: ResidualStep, x: Tensor, f: Tensor,
-                        step: Tensor | None, scaled: Tensor) -> None:
+    def _observe_branch(
+        self,
+        module: ResidualStep,
+        x: Tensor,
+        f: Tensor,
+        step: Tensor | None,
+        scaled: Tensor,
+    ) -> None:
         """Take down what a BranchStep has multiplied its branch by."""
         if step is not None and self._is_here(module):
             self.tags.make(scaled).factor = Factor(
-                f, step, self.tags.make(x).known)
+                f, step, self.tags.make(x).known
+            )

@@ -23,8 +23,11 @@ class Uncompiled:
         self.users += 1
         # Nothing was compiled where dynamo was never imported (it is slow
         # to), and PyTorch before 2.6 has no stance.
-        if (self.stance is None and 'torch._dynamo' in sys.modules
-                and hasattr(torch.compiler, 'set_stance')):
+        if (
+            self.stance is None
+            and 'torch._dynamo' in sys.modules
+            and hasattr(torch.compiler, 'set_stance')
+        ):
             self.stance = torch.compiler.set_stance('force_eager')
             self.stance.__enter__()
         return self
@@ -67,10 +70,10 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, was in before.items():
             if module.training != was and (
-                    type(module).train is not nn.Module.train):
+                type(module).train is not nn.Module.train
+            ):
                 module.train(was)
         for module, was in before.items():
             module.training = was
         for parameter, was in trained.items():
             parameter.requires_grad_(was)
-

@@ -16,11 +16,18 @@ from .tags import is_real
 
 CONTRACTION = re.compile(
     r'conv(?!ert)|mm(_|$)|(^|_)mv|dot$|attention|pool|fft|lstm|gru(_|$)|rnn'
-    r'|(^|mkldnn_)linear|cdist|^_trilinear|_encoder_layer')
+    r'|(^|mkldnn_)linear|cdist|^_trilinear|_encoder_layer'
+)
 """Mixes channels or places: only what has passed one is a branch f(x)."""
 
-SAME = {'_to_copy', 'clone', 'constant_pad_nd', 'lift_fresh', 'to_padded',
-        'pad'}
+SAME = {
+    '_to_copy',
+    'clone',
+    'constant_pad_nd',
+    'lift_fresh',
+    'to_padded',
+    'pad',
+}
 """Its result is the state that it was given, somewhere else in memory."""
 
 RANDOM = re.compile(r'bernoulli|^rand|uniform|normal')
@@ -28,7 +35,7 @@ RANDOM = re.compile(r'bernoulli|^rand|uniform|normal')
 BLANK = re.compile(r'empty|zeros')
 """Makes memory that is still to be written, perhaps by what no mode sees."""
 
-ADDITIONS = {'add': ((0, 1), (1, 0)), 'sub': ((0, 1), )}
+ADDITIONS = {'add': ((0, 1), (1, 0)), 'sub': ((0, 1),)}
 """Places of the state and of the branch among the arguments."""
 
 
@@ -62,8 +69,12 @@ class Operation:
         schema = func._schema
         aliases = [value.alias_info for value in schema.returns]
         foreign = func.namespace not in ('aten', 'prims', 'prim')
-        self.views = name == '_unsafe_view' or bool(
-            aliases) and not schema.is_mutable and all(aliases)
+        self.views = (
+            name == '_unsafe_view'
+            or bool(aliases)
+            and not schema.is_mutable
+            and all(aliases)
+        )
         self.writes = schema.is_mutable
         self.mixes = foreign or bool(CONTRACTION.search(name))
         self.carries = not re.search(r'_like$|^new_', name)
@@ -76,8 +87,12 @@ class Operation:
     def operands(self, args: tuple) -> Iterator[tuple[Tensor, Tensor]]:
         """What may be the state, and the branch that is added to it."""
         for i, j in self.pairs:
-            if max(i, j) < len(args) and is_real(args[i]) and is_real(
-                    args[j]) and args[i].shape == args[j].shape:
+            if (
+                max(i, j) < len(args)
+                and is_real(args[i])
+                and is_real(args[j])
+                and args[i].shape == args[j].shape
+            ):
                 yield args[i], args[j]
 
 

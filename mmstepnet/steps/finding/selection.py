@@ -11,8 +11,9 @@ modules that it matches, and all that is in them: ``'layer3'`` is its blocks.
 """
 
 
-def select(modules: dict[str, nn.Module], selection: Selection,
-           ) -> dict[str | type, set[str]]:
+def select(
+    modules: dict[str, nn.Module], selection: Selection
+) -> dict[str | type, set[str]]:
     """Modules that each item of a selection matches.
 
     Args:
@@ -30,30 +31,43 @@ def select(modules: dict[str, nn.Module], selection: Selection,
         TypeError: It is neither names nor classes.
     """
     items = [selection] if isinstance(selection, (str, type)) else selection
-    if not isinstance(items, Sequence) or not items or not all(
+    if (
+        not isinstance(items, Sequence)
+        or not items
+        or not all(
             isinstance(item, type) or item and isinstance(item, str)
-            for item in items):
+            for item in items
+        )
+    ):
         raise TypeError(
             "blocks must be names or patterns of names, such as 'layer1.2', "
             "'layer3' or 'layer3.*', or classes of modules, or None for all; "
-            f'got {selection!r}')
+            f'got {selection!r}'
+        )
     chosen = {}
     for item in items:
         chosen[item] = {
-            name for name, module in modules.items()
-            if (isinstance(module, item) if isinstance(item, type)
-                else is_named(name, item))}
+            name
+            for name, module in modules.items()
+            if (
+                isinstance(module, item)
+                if isinstance(item, type)
+                else is_named(name, item)
+            )
+        }
         if not chosen[item]:
             raise ValueError(
                 f'blocks={item!r} matches no module. Names look like '
-                f'{[*modules][-1]}; a * stands for one part between dots')
+                f'{[*modules][-1]}; a * stands for one part between dots'
+            )
     return chosen
 
 
 def is_named(name: str, pattern: str) -> bool:
     """Whether a pattern matches a module's name."""
     return bool(name) and PurePosixPath(name.replace('.', '/')).match(
-        pattern.replace('.', '/'))
+        pattern.replace('.', '/')
+    )
 
 
 def around(name: str) -> Iterable[str]:

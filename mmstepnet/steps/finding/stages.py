@@ -80,8 +80,9 @@ class FoundStep:
 
     def __str__(self) -> str:
         gate = f', gate {self.gate}' if self.gate else ''
-        return (f'{self.name}: {self.shape}{gate}, '
-                f'{self.left_out or "recorded"}')
+        return (
+            f'{self.name}: {self.shape}{gate}, {self.left_out or "recorded"}'
+        )
 
 
 @dataclass(eq=False)
@@ -123,21 +124,33 @@ class Arrangement:
 
     def __init__(self, finder: Finder, selection: Selection | None = None):
         self.finder, self.modules = finder, finder.modules
-        self.chosen = None if selection is None else set().union(
-            *select(self.modules, selection).values())
-        self.scope = 'backbone.' if selection is None and isinstance(
-            getattr(finder.model, 'backbone', None), nn.Module) else ''
+        self.chosen = (
+            None
+            if selection is None
+            else set().union(*select(self.modules, selection).values())
+        )
+        self.scope = (
+            'backbone.'
+            if selection is None
+            and isinstance(getattr(finder.model, 'backbone', None), nn.Module)
+            else ''
+        )
         self._containers: dict[object, Container] = {}
         stepping = {s.owner for s in finder.sums if s.state}
-        sums = [s for s in finder.sums if s.state
-                or s.returned and s.owner not in stepping]
+        sums = [
+            s
+            for s in finder.sums
+            if s.state or s.returned and s.owner not in stepping
+        ]
         places = {s: list(self._place(s)) for s in sums}
         blocks = self._blocks(places)
         if self.chosen is not None:
             self._choose(blocks, places)
         # Both are asked for each sum of each pass.
-        self._firsts = {stage: self._first(stage)
-                        for stage in {b.stage for b in blocks.values() if b}}
+        self._firsts = {
+            stage: self._first(stage)
+            for stage in {b.stage for b in blocks.values() if b}
+        }
         self._steps_of: dict[Child, list[Sum]] = defaultdict(list)
         for found, block in blocks.items():
             if block is not None and found.state:
@@ -145,18 +158,27 @@ class Arrangement:
         self._leave_out(blocks, [s for s in finder.sums if not s.state])
         self._build(blocks)
 
-    def _choose(self, blocks: dict[Sum, Child | None],
-                places: dict[Sum, list[Child]]) -> None:
+    def _choose(
+        self, blocks: dict[Sum, Child | None], places: dict[Sum, list[Child]]
+    ) -> None:
         """Keep the chosen ones of the blocks, or what is chosen inside.
 
         A module that no rule knows as a block is one where it is chosen.
         """
         chosen = self.chosen or set()
         for found, block in blocks.items():
-            inside = next((p for p in places[found] if p.name in chosen and (
-                block is None or is_within(p.name, {block.name}))), None)
+            inside = next(
+                (
+                    p
+                    for p in places[found]
+                    if p.name in chosen
+                    and (block is None or is_within(p.name, {block.name}))
+                ),
+                None,
+            )
             blocks[found] = inside or (
-                block if block and is_within(block.name, chosen) else None)
+                block if block and is_within(block.name, chosen) else None
+            )
 
     def _place(self, found: Sum) -> Iterator[Child]:
         """Modules around a sum, from inside, as children of what is around.
@@ -170,13 +192,15 @@ class Arrangement:
             while name:
                 parent = self._container(run.outer, name.rpartition('.')[0])
                 child = parent.children.setdefault(
-                    key, Child(name, run, parent))
+                    key, Child(name, run, parent)
+                )
                 child.sums.append(found)
                 child.returned |= run.returned
                 yield child
                 name = key = parent.name
                 if name == run.outer.name or not is_within(
-                        name, {run.outer.name}):
+                    name, {run.outer.name}
+                ):
                     break
             run = run.outer
 
@@ -185,28 +209,39 @@ class Arrangement:
         found = self._containers.get((outer, name))
         if found is None:
             found = self._containers[outer, name] = Container(name)
-            found.children.update({
-                run: Child(run.name, run, found, returned=set(run.returned))
-                for run in outer.inner
-                if run.name.rpartition('.')[0] == name})
+            found.children.update(
+                {
+                    run: Child(
+                        run.name, run, found, returned=set(run.returned)
+                    )
+                    for run in outer.inner
+                    if run.name.rpartition('.')[0] == name
+                }
+            )
         return found
 
-    def _blocks(self, places: dict[Sum, list[Child]]
-                ) -> dict[Sum, Child | None]:
+    def _blocks(
+        self, places: dict[Sum, list[Child]]
+    ) -> dict[Sum, Child | None]:
         """The block of each sum by its stage, the surest stages first."""
         blocks: dict[Sum, Child | None] = dict.fromkeys(places)
         for rule in STAGE_RULES:
             for found, around in places.items():
                 blocks[found] = blocks[found] or next(
-                    (p for p in around if self._is_stage(p.stage, rule)), None)
-            kinds = {self._kind(block.name)
-                     for s, block in blocks.items() if block and s.state}
+                    (p for p in around if self._is_stage(p.stage, rule)), None
+                )
+            kinds = {
+                self._kind(block.name)
+                for s, block in blocks.items()
+                if block and s.state
+            }
             for found, around in places.items():
                 if not (found.state and blocks[found]):
                     # In a stage of one block, like those in others.
                     blocks[found] = next(
                         (p for p in around if self._kind(p.name) in kinds),
-                        None)
+                        None,
+                    )
         if not any(blocks.values()):
             for s in self._alike([s for s in places if s.state and places[s]]):
                 blocks[s] = places[s][0]
@@ -223,29 +258,38 @@ class Arrangement:
             container.is_stage[rule] = (is_list or not rule.listed) and any(
                 self._are_blocks(found, child, other, rule)
                 for child in container.children.values()
-                for found in child.sums if found.state
-                for other in container.children.values())
+                for found in child.sums
+                if found.state
+                for other in container.children.values()
+            )
         return container.is_stage[rule]
 
-    def _are_blocks(self, found: Sum, child: Child, other: Child,
-                    rule: StageRule) -> bool:
+    def _are_blocks(
+        self, found: Sum, child: Child, other: Child, rule: StageRule
+    ) -> bool:
         """Whether a child with a step and another one make a stage."""
         kind = self._kind(other.name)
         if other is child or (
-                rule.alike and kind is not self._kind(child.name)):
+            rule.alike and kind is not self._kind(child.name)
+        ):
             return False
         one_shape = any(s.shape == found.shape for s in other.sums)
         if not rule.listed:
             if not one_shape or other.name == child.name:  # it runs again
                 return False
-        elif found.state not in other.returned or not one_shape and (
-                other.sums or not rule.alike):
+        elif (
+            found.state not in other.returned
+            or not one_shape
+            and (other.sums or not rule.alike)
+        ):
             return False
         # Lists are alike only if what is in them is.
         if not rule.parts and (kind not in LISTS or not rule.alike):
             return True
-        a, b = ([name for name, _ in self.modules[c.name].named_modules()]
-                for c in (child, other))
+        a, b = (
+            [name for name, _ in self.modules[c.name].named_modules()]
+            for c in (child, other)
+        )
         return a == b
 
     def _kind(self, name: str) -> type:
@@ -261,37 +305,48 @@ class Arrangement:
         """
         holders = [c for c in container.children.values() if c.sums]
         names = {c.name for c in holders}
-        kinds = {self._kind(c.name) for c in holders
-                 if any(s.state for s in c.sums)}
+        kinds = {
+            self._kind(c.name) for c in holders if any(s.state for s in c.sums)
+        }
         blocks = [
-            name for part in self.modules[container.name]._modules
+            name
+            for part in self.modules[container.name]._modules
             if (name := f'{container.name}.{part}'.lstrip('.')) in names
-            or self._kind(name) in kinds]
+            or self._kind(name) in kinds
+        ]
         if len(blocks) == len(holders) == 1:
-            sums = [s for s in holders[0].sums
-                    if not any(map(s.is_in_branch_of, holders[0].sums))]
+            sums = [
+                s
+                for s in holders[0].sums
+                if not any(map(s.is_in_branch_of, holders[0].sums))
+            ]
             # A ResidualStep may hide that its block projects the identity: it
             # reports a state that the block never received.
-            if all(s.state for s in sums) and (not sums[0].part or (
-                    sums[0].owner.given >> sums[0].state & 1)):
+            if all(s.state for s in sums) and (
+                not sums[0].part or (sums[0].owner.given >> sums[0].state & 1)
+            ):
                 return None
         first = blocks[0] if blocks else holders[0].name
         return next((c for c in holders if c.name == first), None)
 
-    def _leave_out(self, blocks: dict[Sum, Child | None],
-                   projecting: list[Sum]) -> None:
+    def _leave_out(
+        self, blocks: dict[Sum, Child | None], projecting: list[Sum]
+    ) -> None:
         """Say why steps are not recorded, by the first rule that holds."""
         for found, block in blocks.items():
             if found.left_out:
                 continue
             if block is None:
-                found.left_out = ALONE if self.chosen is None else (
-                    'not chosen by blocks=')
+                found.left_out = (
+                    ALONE if self.chosen is None else ('not chosen by blocks=')
+                )
             elif not found.owner.name.startswith(self.scope):
                 found.left_out = OUTSIDE
             elif any(map(found.is_in_branch_of, self._steps_of[block])) or any(
-                    found.is_in_branch_of(s) and is_within(
-                        s.owner.name, {block.name}) for s in projecting):
+                found.is_in_branch_of(s)
+                and is_within(s.owner.name, {block.name})
+                for s in projecting
+            ):
                 found.left_out = 'part of the branch of another step'
             elif self._firsts[block.stage] is block:
                 found.left_out = FIRST
@@ -301,8 +356,10 @@ class Arrangement:
         runs: dict[str, list[Sum]] = defaultdict(list)
         for found, block in blocks.items():
             name = self._name(found, block) if block else found.owner.name
-            if block and (found.left_out == FIRST or (
-                    not found.state and self._firsts[block.stage] is block)):
+            if block and (
+                found.left_out == FIRST
+                or (not found.state and self._firsts[block.stage] is block)
+            ):
                 self.excluded.append(block.name)
             if found.left_out in (None, FIRST):
                 runs[name].append(found)
@@ -313,14 +370,22 @@ class Arrangement:
                 self.recorded.append((name, found, block))
         self.excluded = list(dict.fromkeys(self.excluded))
         # Of a block's class, beside it, and of a state of one shape all along.
-        self.without = list({
-            child.name: child for block in blocks.values() if block
-            for child in block.stage.children.values()
-            if not child.sums and child.run.shapes
-            and self._kind(child.name) is self._kind(block.name)
-            and self._kind(child.name) not in LISTS}.values())
-        self._later = [[s for s in r[1:] if not s.of_state >> r[0].number & 1]
-                       for r in runs.values()]
+        self.without = list(
+            {
+                child.name: child
+                for block in blocks.values()
+                if block
+                for child in block.stage.children.values()
+                if not child.sums
+                and child.run.shapes
+                and self._kind(child.name) is self._kind(block.name)
+                and self._kind(child.name) not in LISTS
+            }.values()
+        )
+        self._later = [
+            [s for s in r[1:] if not s.of_state >> r[0].number & 1]
+            for r in runs.values()
+        ]
         self.repeated = bool(runs) and all(self._later)
 
     def take_first_pass(self) -> None:
@@ -334,30 +399,45 @@ class Arrangement:
         """All that was found, in the order of the pass."""
         return [
             FoundStep(
-                name, s.owner.name, block and block.name,
-                block and block.stage.name, s.shape, s.gate, s.left_out)
+                name,
+                s.owner.name,
+                block and block.name,
+                block and block.stage.name,
+                s.shape,
+                s.gate,
+                s.left_out,
+            )
             for name, s, block in self.named
-        ] + [FoundStep(c.name, c.name, c.name, c.stage.name, (), None, NO_SUM)
-             for c in self.without]
+        ] + [
+            FoundStep(c.name, c.name, c.name, c.stage.name, (), None, NO_SUM)
+            for c in self.without
+        ]
 
     def explain(self) -> str:
         """What was seen where nothing can be recorded."""
-        seen = [*(f'{step.name}: {step.left_out}' for step in self.steps),
-                *(f'{count} sums in {name or "the model itself"}: {reason}'
-                  for (name, reason), count in
-                  self.finder.missed.most_common())]
+        seen = [
+            *(f'{step.name}: {step.left_out}' for step in self.steps),
+            *(
+                f'{count} sums in {name or "the model itself"}: {reason}'
+                for (name, reason), count in self.finder.missed.most_common()
+            ),
+        ]
         lines = [
             f'no residual step of {type(self.finder.model).__name__} can be '
-            f'recorded.']
+            f'recorded.'
+        ]
         if seen:
-            lines += [f'Found, but left out, the first of {len(seen)}:',
-                      *seen[:9]]
+            lines += [
+                f'Found, but left out, the first of {len(seen)}:',
+                *seen[:9],
+            ]
         else:
             lines.append(
                 'It has no residual blocks, or adds no two plain tensors '
                 'where hooks and dispatch modes see it. PyTorch makes nested '
                 'ones of a padding mask, unless torch.backends.mha.'
-                'set_fastpath_enabled(False) was called')
+                'set_fastpath_enabled(False) was called'
+            )
         return '\n  '.join(lines)
 
     def by_block(self) -> dict[str, list[Sum]]:
@@ -366,19 +446,29 @@ class Arrangement:
         Where a step stands in no stage, its block is the module that adds, if
         there is another of its class: stages may have one block each.
         """
-        alone = self._alike([found for _, found, _ in self.named
-                             if found.state and found.left_out == ALONE])
+        alone = self._alike(
+            [
+                found
+                for _, found, _ in self.named
+                if found.state and found.left_out == ALONE
+            ]
+        )
         table: dict[str, list[Sum]] = defaultdict(list)
         for _, found, block in self.named:
-            if found in alone or found.state and block and (
-                    found.left_out in (None, FIRST, OUTSIDE)):
+            if (
+                found in alone
+                or found.state
+                and block
+                and (found.left_out in (None, FIRST, OUTSIDE))
+            ):
                 table[block.name if block else found.owner.name].append(found)
         return table
 
     def _name(self, found: Sum, block: Child) -> str:
         """Name of a block, and of its step if it has several."""
-        steps = [s for s in self._steps_of[block]
-                 if s.left_out in (None, FIRST)]
+        steps = [
+            s for s in self._steps_of[block] if s.left_out in (None, FIRST)
+        ]
         if len(steps) < 2 or found not in steps:
             return block.name
         if found.part is not None:
@@ -393,8 +483,9 @@ class Arrangement:
         return owner
 
 
-def find_steps(model: nn.Module, *inputs: object,
-               **named: object) -> list[FoundStep]:
+def find_steps(
+    model: nn.Module, *inputs: object, **named: object
+) -> list[FoundStep]:
     r"""Find the residual steps of a model by running it, without measuring.
 
     A residual step (Eq. 1 and 4),

@@ -86,5 +86,8 @@ class Sum:
 
     def is_in_branch_of(self, other: 'Sum') -> bool:
         """Whether one operand of another sum was computed from this alone."""
-        return bool(other is not self and other.of_branch >> self.number & 1
-                    and not other.of_state >> self.number & 1)
+        return bool(
+            other is not self
+            and other.of_branch >> self.number & 1
+            and not other.of_state >> self.number & 1
+        )

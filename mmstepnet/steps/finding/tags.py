@@ -83,8 +83,13 @@ class Tags:
     def get_all(self, values: Iterable) -> list[Tag]:
         """Tags of those tensors, also in lists, of which anything is known."""
         # Most are weights, of which nothing is: is_real comes last.
-        return [tag for t in tensors(*values) if t.layout is torch.strided
-                and (tag := self.get(t)) is not None and is_real(t)]
+        return [
+            tag
+            for t in tensors(*values)
+            if t.layout is torch.strided
+            and (tag := self.get(t)) is not None
+            and is_real(t)
+        ]
 
     def make(self, t: Tensor) -> Tag:
         """Tag of a tensor, a new one if need be."""
@@ -102,15 +107,20 @@ class Tags:
     def number(self, t: Tensor) -> int:
         """Number of a tensor that is a state; 0 of others."""
         found = self.get(t)
-        return found.views.get(
-            (t.storage_offset(), t.numel()), 0) if found else 0
+        return (
+            found.views.get((t.storage_offset(), t.numel()), 0) if found else 0
+        )
 
     def around(self, t: Tensor) -> list[int]:
         """Numbers of the larger states that a tensor is a slice of."""
         found, start = self.get(t), t.storage_offset()
-        return [number for (offset, size), number in (
-            found.views if found else {}).items()
-            if offset <= start < offset + size and t.numel() < size]
+        return [
+            number
+            for (offset, size), number in (
+                found.views if found else {}
+            ).items()
+            if offset <= start < offset + size and t.numel() < size
+        ]
 
     def mark(self, t: Tensor, number: int = 0) -> int:
         """Make a tensor the state of a number, or a new one; return it."""
@@ -129,11 +139,14 @@ def is_real(t: object) -> bool:
     Nested ones have no samples, parts of others cannot be measured, and those
     inside torch.func's transforms have no memory.
     """
-    return (isinstance(t, Tensor)
-            and (t.dtype.is_floating_point or t.dtype.is_complex)
-            and t.layout is torch.strided and not t.is_nested
-            and not is_traceable_wrapper_subclass(t)
-            and not is_functorch_wrapped_tensor(t))
+    return (
+        isinstance(t, Tensor)
+        and (t.dtype.is_floating_point or t.dtype.is_complex)
+        and t.layout is torch.strided
+        and not t.is_nested
+        and not is_traceable_wrapper_subclass(t)
+        and not is_functorch_wrapped_tensor(t)
+    )
 
 
 def tensors(*values: object) -> list[Tensor]:
@@ -172,7 +185,7 @@ def gate_axis(gate: Tensor, f: Tensor, is_row: bool = False) -> int | None:
     wide = [d for d in range(1, f.dim()) if sizes[d] > 1]
     if not wide:
         return 0 if sizes[0] in (1, len(f)) else None
-    channels = (1, f.dim() - 1) if f.dim() > 3 else (2 - is_row, )
+    channels = (1, f.dim() - 1) if f.dim() > 3 else (2 - is_row,)
     if sizes[0] != len(f) or len(wide) > 1 or wide[0] not in channels:
         return None
     return wide[0]

@@ -3,8 +3,12 @@
 import torch
 import torch.nn as nn
 
-WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module',
-            '_fsdp_wrapped_module', 'module')
+WRAPPERS = (
+    '_orig_mod',
+    '_checkpoint_wrapped_module',
+    '_fsdp_wrapped_module',
+    'module',
+)
 """What wrappers call the module that is in them."""
 
 
@@ -17,7 +21,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f'model must be an nn.Module, got {type(model).__name__}; '
-            f"eval() of the hosts' ResNets returns None")
+            f"eval() of the hosts' ResNets returns None"
+        )
     while (inner := _inside(model)) is not None:
         model = inner
     return model
@@ -43,7 +48,8 @@ def name_modules(model: nn.Module) -> dict[nn.Module, str]:
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError(
                 f'{name or "the model"} was made by torch.jit, whose modules '
-                'run no hooks; record the model that it was made of')
+                'run no hooks; record the model that it was made of'
+            )
         parent, _, part = name.rpartition('.')
         outer = model.get_submodule(parent)
         if name and _inside(outer) is module:

@@ -19,6 +19,11 @@ from .dispatch import (
 )
 
 __all__ = [
-    'ByHand', 'ByImage', 'fused', 'is_as_made', 'only_looks', 'read_tail',
+    'ByHand',
+    'ByImage',
+    'fused',
+    'is_as_made',
+    'only_looks',
+    'read_tail',
     'take_tail',
 ]

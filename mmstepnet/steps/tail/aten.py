@@ -21,8 +21,9 @@ from .function import Norm, TailSpec
 ATEN = torch.ops.aten
 
 
-def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
-            ) -> tuple[Tensor, tuple[Tensor, ...]]:
+def forward(
+    spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Take the tail; running statistics are updated.
 
     Args:
@@ -39,21 +40,30 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
     norm, gate, k, relu = spec
     wide = accumulation_dtype(c.dtype)
     weight, bias, pair_weight, gate_weight, gate_bias, ie_weight, ie_bias = (
-        t.to(wide) for t in learned)
+        t.to(wide) for t in learned
+    )
     mean, var, centred = _moments(norm, c, wide)
     norm.update(mean, var, c.numel() // c.shape[1])
     rstd = (var + norm.eps).rsqrt()
     a = weight * rstd
     x_mean = x.mean((2, 3), dtype=wide)
-    pair = torch.stack(
-        (x_mean, x_mean + torch.addcmul(bias, centred, a)), 2)
+    pair = torch.stack((x_mean, x_mean + torch.addcmul(bias, centred, a)), 2)
     z = (pair * pair_weight).sum(2)
-    running: Any = (t if t is None else t.to(wide, copy=gate.batch)
-                    for t in (gate.mean, gate.var))
+    running: Any = (
+        t if t is None else t.to(wide, copy=gate.batch)
+        for t in (gate.mean, gate.var)
+    )
     mean_z, var_z = running
     y, *of_batch = torch.native_batch_norm(
-        z, gate_weight, gate_bias, mean_z, var_z, gate.batch, gate.momentum,
-        gate.eps)
+        z,
+        gate_weight,
+        gate_bias,
+        mean_z,
+        var_z,
+        gate.batch,
+        gate.momentum,
+        gate.eps,
+    )
     if gate.count is not None:
         gate.count.add_(1)
         finite = var_z < torch.inf  # as in attentions.base.normalise
@@ -65,13 +75,29 @@ def forward(spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor],
     shift = torch.addcmul(step * bias, mean, scale, value=-1)
     out = _affine(c, scale, shift).add_(x)
     return out.relu_() if relu else out, (
-        mean, rstd, a, centred, pair, z, sigmoid, step, scale, mean_z, var_z,
-        *of_batch)
+        mean,
+        rstd,
+        a,
+        centred,
+        pair,
+        z,
+        sigmoid,
+        step,
+        scale,
+        mean_z,
+        var_z,
+        *of_batch,
+    )
 
 
-def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
-             learned: Sequence[Tensor], saved: Sequence[Tensor],
-             ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+def backward(
+    spec: TailSpec,
+    grad: Tensor,
+    out: Tensor | None,
+    c: Tensor,
+    learned: Sequence[Tensor],
+    saved: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """The derivatives of :func:`forward`.
 
     Args:
@@ -87,15 +113,22 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     """
     mean, rstd, a, centred, pair, z, sigmoid, step, scale, *of_z = saved
     _, bias, pair_weight, gate_weight, gate_bias, ie_weight, _ = (
-        t.to(scale.dtype) for t in learned)
+        t.to(scale.dtype) for t in learned
+    )
     images, pixels = len(c), c.shape[2] * c.shape[3]
     masked = grad if out is None else ATEN.threshold_backward(grad, out, 0)
     total, product = _sums(masked, c, mean)
     d_step = torch.addcmul(total * bias, product, a)
     d_logits = ATEN.sigmoid_backward(d_step * spec.k, sigmoid)
     d_z, by_z, d_ie_bias = ATEN.native_batch_norm_backward(
-        d_logits, z, gate_weight * ie_weight, *of_z, spec.gate.batch,
-        spec.gate.eps, (True, True, True))
+        d_logits,
+        z,
+        gate_weight * ie_weight,
+        *of_z,
+        spec.gate.batch,
+        spec.gate.eps,
+        (True, True, True),
+    )
     d_f = d_z * pair_weight[:, 1]
     d_bias = torch.addcmul(d_f, total, step).sum(0)
     d_weight = torch.addcmul(d_f * centred, product, step).sum(0) * rstd
@@ -109,18 +142,29 @@ def backward(spec: TailSpec, grad: Tensor, out: Tensor | None, c: Tensor,
     elif spec.norm.batch:
         d_c.add_(_affine(c, slope, -mean * slope))
     x_offset = (d_z * (pair_weight.sum(1) / pixels)).to(c.dtype)
-    d_x = torch.add(masked, x_offset[..., None, None],
-                    out=None if out is None else masked)
-    return d_x, d_c, (
-        d_weight, d_bias, (pair * d_z[..., None]).sum(0), by_z * ie_weight,
-        d_ie_bias * ie_weight,
-        torch.addcmul(d_ie_bias * gate_bias, by_z, gate_weight), d_ie_bias)
+    d_x = torch.add(
+        masked, x_offset[..., None, None], out=None if out is None else masked
+    )
+    return (
+        d_x,
+        d_c,
+        (
+            d_weight,
+            d_bias,
+            (pair * d_z[..., None]).sum(0),
+            by_z * ie_weight,
+            d_ie_bias * ie_weight,
+            torch.addcmul(d_ie_bias * gate_bias, by_z, gate_weight),
+            d_ie_bias,
+        ),
+    )
 
 
 @cache
 @torch.inference_mode(False)
-def constants(size: int, dtype: torch.dtype,
-              device: torch.device) -> tuple[Tensor, Tensor]:
+def constants(
+    size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Zeros and ones; to make them anew takes longer than small maps do."""
     zero = torch.zeros(size, dtype=accumulation_dtype(dtype), device=device)
     return zero, torch.ones_like(zero)
@@ -131,10 +175,15 @@ def _views(maps: Tensor, *vectors: Tensor) -> tuple[Sequence[Tensor], ...]:
 
     And behind them vectors, (N, C) or (C,), of which each has its part.
     """
-    views = ((maps.view(1, -1, *maps.shape[2:]), ) if maps.is_contiguous()
-             else maps.split(1))
-    return views, *(v.expand(maps.shape[:2]).reshape(len(views), -1).unbind()
-                    for v in vectors)
+    views = (
+        (maps.view(1, -1, *maps.shape[2:]),)
+        if maps.is_contiguous()
+        else maps.split(1)
+    )
+    return views, *(
+        v.expand(maps.shape[:2]).reshape(len(views), -1).unbind()
+        for v in vectors
+    )
 
 
 def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
@@ -153,7 +202,7 @@ def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
         return centre + rest, var, centred - rest
     if norm.batch:
         running = c.new_zeros((2, c.shape[1]), dtype=wide)  # written to
-        mean, var = torch.batch_norm_update_stats(c, *running, momentum=0.)
+        mean, var = torch.batch_norm_update_stats(c, *running, momentum=0.0)
     else:
         mean, var = norm.mean.to(wide), norm.var.to(wide)
     return mean, var, c.mean((2, 3), dtype=wide) - mean
@@ -162,16 +211,26 @@ def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
 def _affine(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """``maps * scale + shift``, vectors (N, C) or (C,), in one pass."""
     if maps.dtype == scale.dtype and not maps.is_contiguous():
-        return torch.addcmul(shift[..., None, None], maps,
-                             scale[..., None, None])
+        return torch.addcmul(
+            shift[..., None, None], maps, scale[..., None, None]
+        )
     out = torch.empty_like(maps)
     nothing = scale.new_empty(0)  # a view would be written to, too
     for view, weight, bias, result in zip(
-            *_views(maps, scale, shift), *_views(out)):
+        *_views(maps, scale, shift), *_views(out)
+    ):
         zero, one = constants(len(bias), bias.dtype, bias.device)
         torch.native_batch_norm(
-            view, weight, bias, zero, one, False, 0., 0.,
-            out=(result, nothing, nothing))
+            view,
+            weight,
+            bias,
+            zero,
+            one,
+            False,
+            0.0,
+            0.0,
+            out=(result, nothing, nothing),
+        )
     return out
 
 
@@ -179,10 +238,23 @@ def _sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of g and of g (c - centre), (N, C) each."""
     views, centres = _views(c, centre)
     _, one = constants(len(centres[0]), centre.dtype, c.device)
-    found = [ATEN.native_batch_norm_backward(
-        g, view, None, about, one, None, None, False, 0.,
-        (False, True, True))[:0:-1]
-        for g, view, about in zip(*_views(grad), views, centres)]
-    total, product = (torch.cat(parts).view(c.shape[:2]).to(centre.dtype)
-                      for parts in zip(*found))
+    found = [
+        ATEN.native_batch_norm_backward(
+            g,
+            view,
+            None,
+            about,
+            one,
+            None,
+            None,
+            False,
+            0.0,
+            (False, True, True),
+        )[:0:-1]
+        for g, view, about in zip(*_views(grad), views, centres)
+    ]
+    total, product = (
+        torch.cat(parts).view(c.shape[:2]).to(centre.dtype)
+        for parts in zip(*found)
+    )
     return total, product

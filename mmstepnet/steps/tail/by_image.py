@@ -28,8 +28,14 @@ from mmstepnet.precision import accumulation_dtype
 from .function import Norm
 
 
-def scale_by_image(attention: Any, x: Tensor, c: Tensor, how: Norm,
-                   weight: Tensor, bias: Tensor) -> Tensor:
+def scale_by_image(
+    attention: Any,
+    x: Tensor,
+    c: Tensor,
+    how: Norm,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
     """Scale f = norm(c), which is never formed, by the step Δt.
 
     Args:
@@ -48,20 +54,26 @@ def scale_by_image(attention: Any, x: Tensor, c: Tensor, how: Norm,
     # Sums are about a value near μ, as a thousand deviations cost digits. No
     # running mean: the backward, which forms the difference again, would read
     # what the forward has moved.
-    near = (maps[0, :, 0].detach().mean(-1) if how.batch else
-            how.mean.to(wide))
+    near = maps[0, :, 0].detach().mean(-1) if how.batch else how.mean.to(wide)
     maps = maps - near[:, None, None]
     variance, mean = torch.var_mean(maps, (2, 3), correction=0)
     var, centre = how.var, torch.zeros_like(bias)
     if how.batch:
         var, centre = torch.var_mean(mean, 0, correction=0)
         var = variance.mean(0) + var
-        how.update(near + centre.detach(), var.detach(),
-                   c.numel() // len(near))
+        how.update(
+            near + centre.detach(), var.detach(), c.numel() // len(near)
+        )
     a = weight * (var.to(wide) + how.eps).rsqrt()
-    step = choose_step(attention, x, maps, {
-        'f_mean': (mean - centre) * a + bias,
-        'f_std': (variance * a.square() + EPS).sqrt()})[..., 0, 0]
+    step = choose_step(
+        attention,
+        x,
+        maps,
+        {
+            'f_mean': (mean - centre) * a + bias,
+            'f_std': (variance * a.square() + EPS).sqrt(),
+        },
+    )[..., 0, 0]
     scale = step * a
     # μ goes into the vector: a difference of maps would be kept for backward.
     shift = step * bias - centre * scale

@@ -22,8 +22,11 @@ from .function import Norm, Tail, TailSpec, evaluate
 PLAIN = {Tensor, nn.Parameter}
 """Tensors that are nothing else: no proxies, fakes or wrappers."""
 
-PARTS = ((StepNet, FoldedStepNet), (nn.ReLU, nn.Identity, NoneType),
-         (nn.Identity, NoneType))
+PARTS = (
+    (StepNet, FoldedStepNet),
+    (nn.ReLU, nn.Identity, NoneType),
+    (nn.Identity, NoneType),
+)
 """Attentions, activations and drop paths that are known. Classes exactly:
 subclasses compute something else."""
 
@@ -76,8 +79,14 @@ class ByImage(NamedTuple):
     bias: Tensor
 
 
-def read_tail(step: Any, x: Tensor, branch: Tensor, norm: nn.Module | None,
-              activation: Any, drop_path: Any) -> ByHand | ByImage | None:
+def read_tail(
+    step: Any,
+    x: Tensor,
+    branch: Tensor,
+    norm: nn.Module | None,
+    activation: Any,
+    drop_path: Any,
+) -> ByHand | ByImage | None:
     """How a step can be taken together with its norm.
 
     Args:
@@ -95,17 +104,25 @@ def read_tail(step: Any, x: Tensor, branch: Tensor, norm: nn.Module | None,
     if not fused.mode or is_transformed():
         return None
     if not is_compiling():
-        return _read_by_hand((step.attention, activation, drop_path),
-                             x, branch, norm)
+        return _read_by_hand(
+            (step.attention, activation, drop_path), x, branch, norm
+        )
     # Exporters know BN and pooling by their names.
     known = not (is_exporting() or step._observers) and isinstance(
-        getattr(step.attention, 'pooled', None), tuple)
+        getattr(step.attention, 'pooled', None), tuple
+    )
     read = read_norm(norm, branch) if known else None
     return None if read is None else ByImage(*read)
 
 
-def take_tail(tail: ByHand | ByImage, step: Any, x: Tensor, branch: Tensor,
-              activation: Any, drop_path: Any) -> Tensor:
+def take_tail(
+    tail: ByHand | ByImage,
+    step: Any,
+    x: Tensor,
+    branch: Tensor,
+    activation: Any,
+    drop_path: Any,
+) -> Tensor:
     """Take a residual step together with its norm, and report it.
 
     Args:
@@ -123,8 +140,7 @@ def take_tail(tail: ByHand | ByImage, step: Any, x: Tensor, branch: Tensor,
     if isinstance(tail, ByImage):
         residual = scale_by_image(step.attention, x, branch, *tail)
         residual = residual if drop_path is None else drop_path(residual)
-        return x + residual if activation is None else activation(
-            x + residual)
+        return x + residual if activation is None else activation(x + residual)
     out = Tail.apply(tail.passes, tail.spec, x, branch, *tail.learned)
     if step._observers:
         with torch.no_grad():
@@ -133,8 +149,9 @@ def take_tail(tail: ByHand | ByImage, step: Any, x: Tensor, branch: Tensor,
     return out
 
 
-def _read_by_hand(parts: tuple, x: Tensor, branch: Tensor,
-                  norm: nn.Module | None) -> ByHand | None:
+def _read_by_hand(
+    parts: tuple, x: Tensor, branch: Tensor, norm: nn.Module | None
+) -> ByHand | None:
     """What :class:`Tail` is given; None where it does not know a part.
 
     It knows StepNet with both inputs, or a folded one; a BN with all its
@@ -147,31 +164,44 @@ def _read_by_hand(parts: tuple, x: Tensor, branch: Tensor,
         norm (nn.Module, optional): The norm behind it.
     """
     gate, relu, _ = parts
-    if not (all(type(part) in kinds and (part is None or is_as_made(part))
-                for part, kinds in zip(parts, PARTS))
-            and {type(x), type(branch)} <= PLAIN and branch.ndim == 4
-            and (x.shape, x.dtype, x.device) == (
-                branch.shape, branch.dtype, branch.device)
-            and branch.numel() and (passes := passes_for(branch))):
+    if not (
+        all(
+            type(part) in kinds and (part is None or is_as_made(part))
+            for part, kinds in zip(parts, PARTS)
+        )
+        and {type(x), type(branch)} <= PLAIN
+        and branch.ndim == 4
+        and (x.shape, x.dtype, x.device)
+        == (branch.shape, branch.dtype, branch.device)
+        and branch.numel()
+        and (passes := passes_for(branch))
+    ):
         return None
     zero, one = aten.constants(x.shape[1], x.dtype, x.device)
-    first = second = Norm(False, 0., zero, one), one, zero
+    first = second = Norm(False, 0.0, zero, one), one, zero
     if not (norm is None or type(norm) is nn.Identity and is_as_made(norm)):
         first = read_norm(norm, branch)
     weight = getattr(gate, 'ie_weight', one)  # a folded gate has none
     if type(gate) is StepNet:
         second = read_norm(gate.bn, branch, gate)
-    if (first is None or second is None
-            or not are_plain((gate.pair_weight, weight, gate.ie_bias))
-            or gate.pair_weight.shape != (x.shape[1], 2)):
+    if (
+        first is None
+        or second is None
+        or not are_plain((gate.pair_weight, weight, gate.ie_bias))
+        or gate.pair_weight.shape != (x.shape[1], 2)
+    ):
         return None
     spec = TailSpec(first[0], second[0], gate.scale, type(relu) is nn.ReLU)
-    return ByHand(passes, spec, (*first[1:], gate.pair_weight, *second[1:],
-                                 weight, gate.ie_bias))
+    return ByHand(
+        passes,
+        spec,
+        (*first[1:], gate.pair_weight, *second[1:], weight, gate.ie_bias),
+    )
 
 
-def read_norm(norm: Any, maps: Tensor,
-              gate: Any = None) -> tuple[Norm, Tensor, Tensor] | None:
+def read_norm(
+    norm: Any, maps: Tensor, gate: Any = None
+) -> tuple[Norm, Tensor, Tensor] | None:
     """What a BN does, its weight and its bias; None where it is not known.
 
     Nor where the reference path raises an error.
@@ -185,23 +215,35 @@ def read_norm(norm: Any, maps: Tensor,
             whether it takes the batch's statistics.
     """
     frozen = (type(norm).__module__, type(norm).__name__) == FROZEN
-    kind, values = ((nn.BatchNorm1d, len(maps)) if gate else
-                    (nn.BatchNorm2d, maps.numel() // maps.shape[1]))
-    known = frozen or (isinstance(norm, kind)
-                       and type(norm).forward is kind.forward)
+    kind, values = (
+        (nn.BatchNorm1d, len(maps))
+        if gate
+        else (nn.BatchNorm2d, maps.numel() // maps.shape[1])
+    )
+    known = frozen or (
+        isinstance(norm, kind) and type(norm).forward is kind.forward
+    )
     if not known or not is_as_made(norm):
         return None
-    batch = (normalises_by_batch(gate, norm) if gate else
-             not frozen and (norm.training or norm.running_mean is None))
+    batch = (
+        normalises_by_batch(gate, norm)
+        if gate
+        else not frozen and (norm.training or norm.running_mean is None)
+    )
     moved = batch and norm.training and norm.track_running_stats
-    kept: Any = [] if batch and not moved else [
-        norm.running_mean, norm.running_var]
+    kept: Any = (
+        [] if batch and not moved else [norm.running_mean, norm.running_var]
+    )
     if moved:
         kept += norm.num_batches_tracked, norm.momentum
     how = Norm(batch, norm.eps, *kept)
-    if (how.momentum is None or batch and values < 2
-            or not are_plain((norm.weight, norm.bias, *kept[:3]))
-            or norm.weight.shape[0] != maps.shape[1]):
+    if (
+        how.momentum is None
+        or batch
+        and values < 2
+        or not are_plain((norm.weight, norm.bias, *kept[:3]))
+        or norm.weight.shape[0] != maps.shape[1]
+    ):
         return None
     return how, norm.weight, norm.bias
 
@@ -216,11 +258,15 @@ def is_as_made(module: nn.Module) -> bool:
 
     It is asked at every step, for nobody tells when somebody sets one.
     """
-    forward = *module._forward_hooks.values(), *(
-        module._forward_pre_hooks.values())
-    return not ('forward' in vars(module) or module._backward_hooks
-                or module._backward_pre_hooks) and all(
-        getattr(hook, 'only_looks', False) for hook in forward)
+    forward = (
+        *module._forward_hooks.values(),
+        *(module._forward_pre_hooks.values()),
+    )
+    return not (
+        'forward' in vars(module)
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    ) and all(getattr(hook, 'only_looks', False) for hook in forward)
 
 
 def only_looks(hook: Callable) -> Callable:
@@ -245,11 +291,14 @@ def _triton(device: torch.device) -> ModuleType | None:
     """Triton's passes, where they build, run and are right on a device."""
     try:
         from . import triton as passes
+
         check(passes, device)
     except Exception as error:  # no Triton 3, driver, compiler or headers
         warnings.warn(
             f'the residual step takes the reference path on {device}, '
-            f'because its Triton kernels failed: {error}', stacklevel=2)
+            f'because its Triton kernels failed: {error}',
+            stacklevel=2,
+        )
         return None
     return passes
 
@@ -262,9 +311,10 @@ def check(passes: ModuleType, device: torch.device) -> None:
     """
     spec = TailSpec(Norm(True, 1e-5), Norm(True, 1e-5), 1.5, True)
     random, results = torch.Generator().manual_seed(0), []
-    shapes = *[(2, 5, 3, 3)] * 3, (5, ), (5, ), (5, 2), *[(5, )] * 4
-    tensors = [torch.randn(shape, generator=random, device='cpu')
-               for shape in shapes]
+    shapes = *[(2, 5, 3, 3)] * 3, (5,), (5,), (5, 2), *[(5,)] * 4
+    tensors = [
+        torch.randn(shape, generator=random, device='cpu') for shape in shapes
+    ]
     for own, place in ((passes, device), (aten, 'cpu')):
         x, c, grad, *learned = (t.to(place) for t in tensors)
         out, saved = own.forward(spec, x, c, learned)

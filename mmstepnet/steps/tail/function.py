@@ -56,7 +56,7 @@ class Norm(NamedTuple):
     var: Any = None
     count: Tensor | None = None
     """Of batches seen; None where no running statistics are updated."""
-    momentum: float = 0.
+    momentum: float = 0.0
 
     @property
     def used(self) -> tuple[Tensor | None, Tensor | None]:
@@ -86,14 +86,27 @@ class Tail(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, passes: ModuleType, spec: TailSpec, x: Tensor,
-                c: Tensor, *learned: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        passes: ModuleType,
+        spec: TailSpec,
+        x: Tensor,
+        c: Tensor,
+        *learned: Tensor,
+    ) -> Tensor:
         """Take the tail, see :func:`.aten.forward`."""
         out, saved = passes.forward(spec, *same_format(c, x), learned)
         ctx.spec, ctx.passes = spec, passes
         # Running statistics are saved so that autograd notices a change.
-        ctx.save_for_backward(*spec.norm.used, *spec.gate.used, x, c, *learned,
-                              out if spec.relu else None, *saved)
+        ctx.save_for_backward(
+            *spec.norm.used,
+            *spec.gate.used,
+            x,
+            c,
+            *learned,
+            out if spec.relu else None,
+            *saved,
+        )
         return out
 
     @staticmethod
@@ -104,25 +117,35 @@ class Tail(Function):
         # Derivatives of second order, and several gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
             _, derivatives, *_ = torch.func.vjp(
-                partial(evaluate, ctx.spec), *inputs, has_aux=True)
+                partial(evaluate, ctx.spec), *inputs, has_aux=True
+            )
             return None, None, *derivatives(grad)
         _, c, *learned = inputs
         d_x, d_c, d_learned = ctx.passes.backward(
-            ctx.spec, *same_format(c, grad, out), learned, saved)
+            ctx.spec, *same_format(c, grad, out), learned, saved
+        )
         return None, None, d_x, d_c, *d_learned
 
 
 def same_format(c: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Maps, and the branch's c behind them, in one dense format: c's."""
-    dense = next((f for f in (torch.contiguous_format, torch.channels_last)
-                  if c.is_contiguous(memory_format=f)),
-                 torch.contiguous_format)
-    return tuple(t if t is None else t.contiguous(memory_format=dense)
-                 for t in (*others, c))
+    dense = next(
+        (
+            f
+            for f in (torch.contiguous_format, torch.channels_last)
+            if c.is_contiguous(memory_format=f)
+        ),
+        torch.contiguous_format,
+    )
+    return tuple(
+        t if t is None else t.contiguous(memory_format=dense)
+        for t in (*others, c)
+    )
 
 
-def evaluate(spec: TailSpec, x: Tensor, c: Tensor,
-             *learned: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def evaluate(
+    spec: TailSpec, x: Tensor, c: Tensor, *learned: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The tail by operations whose gradients have gradients.
 
     Args:
@@ -137,12 +160,15 @@ def evaluate(spec: TailSpec, x: Tensor, c: Tensor,
     """
     wide = accumulation_dtype(c.dtype)
     weight, bias, pair, gate_weight, gate_bias, ie_weight, ie_bias = (
-        t.to(wide) for t in learned)
+        t.to(wide) for t in learned
+    )
 
     def normalise(values, norm, weight, bias):
         mean, var = (t if t is None else t.to(wide) for t in norm.used)
-        return F.batch_norm(values, mean, var, weight, bias, norm.batch, 0.,
-                            norm.eps)
+        return F.batch_norm(
+            values, mean, var, weight, bias, norm.batch, 0.0, norm.eps
+        )
+
     f = normalise(c.to(wide), spec.norm, weight, bias)
     x_mean = x.mean((2, 3), dtype=wide)
     states = torch.stack((x_mean, x_mean + f.mean((2, 3))), 2)

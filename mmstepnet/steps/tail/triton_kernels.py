@@ -55,8 +55,9 @@ def _block(block, C, BC: tl.constexpr):
 
 
 @triton.jit
-def _tile(block, tile, C, S, LAST: tl.constexpr, BC: tl.constexpr,
-          BP: tl.constexpr):
+def _tile(
+    block, tile, C, S, LAST: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
+):
     """A tile's place, those of its elements, (BC, BP), and which exist."""
     image, _, exists = _block(block, C, BC)
     first = block % tl.cdiv(C, BC) * BC
@@ -84,9 +85,23 @@ def _add_three(a, b, c, d, e, f):
 
 
 @triton.jit
-def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
-                BATCH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
-                STAGES: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+def pool_kernel(
+    x_ptr,
+    c_ptr,
+    mean_ptr,
+    partial_ptr,
+    kept_ptr,
+    N,
+    C,
+    S,
+    span,
+    BATCH: tl.constexpr,
+    LAST: tl.constexpr,
+    VEC: tl.constexpr,
+    STAGES: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
     """Σ x, Σ (c - κ) and Σ (c - κ)², of each split of ``span`` tiles."""
     C, S = _sizes(C, S, LAST, VEC)
     block, split = tl.program_id(0), tl.program_id(1)
@@ -101,8 +116,9 @@ def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
     total = tl.zeros([BC, BP], tl.float32)
     mean, square = total, total
     first = split * span
-    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
-                         num_stages=STAGES):
+    for tile in tl.range(
+        first, tl.minimum(first + span, tl.cdiv(S, BP)), num_stages=STAGES
+    ):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         total += _load(x_ptr + begin, at, mask)
         away = _load(c_ptr + begin, at, mask) - kappa[:, None]
@@ -117,9 +133,22 @@ def pool_kernel(x_ptr, c_ptr, mean_ptr, partial_ptr, kept_ptr, N, C, S, span,
 
 
 @triton.jit
-def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
-                 RELU: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
-                 STAGES: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+def write_kernel(
+    x_ptr,
+    c_ptr,
+    out_ptr,
+    kept_ptr,
+    N,
+    C,
+    S,
+    span,
+    RELU: tl.constexpr,
+    LAST: tl.constexpr,
+    VEC: tl.constexpr,
+    STAGES: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
     """relu(x + f Δt) with f = (c - μ) a + β."""
     C, S = _sizes(C, S, LAST, VEC)
     block, first = tl.program_id(0), tl.program_id(1) * span
@@ -130,13 +159,17 @@ def write_kernel(x_ptr, c_ptr, out_ptr, kept_ptr, N, C, S, span,
     scale = _load(rows_ptr + 3 * C, c, exists) * step
     shift = _load(rows_ptr + 4 * C, c, exists) * step
     kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
-    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
-                         num_stages=STAGES):
+    for tile in tl.range(
+        first, tl.minimum(first + span, tl.cdiv(S, BP)), num_stages=STAGES
+    ):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
         centred -= rest[:, None]
-        out = (_load(x_ptr + begin, at, mask) + shift[:, None]
-               + centred * scale[:, None])
+        out = (
+            _load(x_ptr + begin, at, mask)
+            + shift[:, None]
+            + centred * scale[:, None]
+        )
         if RELU:
             # Not a maximum, which may lose a NaN.
             out = tl.where(out < 0, 0.0, out)
@@ -152,10 +185,23 @@ def _masked(grad_ptr, out_ptr, at, mask, RELU: tl.constexpr):
 
 
 @triton.jit
-def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
-                  span, RELU: tl.constexpr, LAST: tl.constexpr,
-                  VEC: tl.constexpr, STAGES: tl.constexpr,
-                  BC: tl.constexpr, BP: tl.constexpr):
+def reduce_kernel(
+    grad_ptr,
+    out_ptr,
+    c_ptr,
+    kept_ptr,
+    partial_ptr,
+    N,
+    C,
+    S,
+    span,
+    RELU: tl.constexpr,
+    LAST: tl.constexpr,
+    VEC: tl.constexpr,
+    STAGES: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
     """G = Σ g and P = Σ g (c - μ), of each split of ``span`` tiles."""
     C, S = _sizes(C, S, LAST, VEC)
     block, split = tl.program_id(0), tl.program_id(1)
@@ -165,8 +211,9 @@ def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
     kappa, rest = _load(rows_ptr, c, exists), _load(rows_ptr + C, c, exists)
     total = tl.zeros([BC, BP], tl.float32)
     product = total
-    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
-                         num_stages=STAGES):
+    for tile in tl.range(
+        first, tl.minimum(first + span, tl.cdiv(S, BP)), num_stages=STAGES
+    ):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
         centred = _load(c_ptr + begin, at, mask) - kappa[:, None]
@@ -180,10 +227,26 @@ def reduce_kernel(grad_ptr, out_ptr, c_ptr, kept_ptr, partial_ptr, N, C, S,
 
 @triton.jit
 def write_gradients_kernel(
-        grad_ptr, out_ptr, c_ptr, d_x_ptr, d_c_ptr, kept_ptr, partial_ptr,
-        N, C, S, span, splits, BATCH: tl.constexpr, RELU: tl.constexpr,
-        LAST: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
-        BC: tl.constexpr, BP: tl.constexpr):
+    grad_ptr,
+    out_ptr,
+    c_ptr,
+    d_x_ptr,
+    d_c_ptr,
+    kept_ptr,
+    partial_ptr,
+    N,
+    C,
+    S,
+    span,
+    splits,
+    BATCH: tl.constexpr,
+    RELU: tl.constexpr,
+    LAST: tl.constexpr,
+    VEC: tl.constexpr,
+    STAGES: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
     """Write dx = g + x_offset and dc = g scale + (c - μ) slope + offset."""
     C, S = _sizes(C, S, LAST, VEC)
     block, first = tl.program_id(0), tl.program_id(1) * span
@@ -200,8 +263,9 @@ def write_gradients_kernel(
         offset += _load(slope_ptr + C, c, exists)
         kappa = _load(rows_ptr, c, exists)
         rest = _load(rows_ptr + C, c, exists)
-    for tile in tl.range(first, tl.minimum(first + span, tl.cdiv(S, BP)),
-                         num_stages=STAGES):
+    for tile in tl.range(
+        first, tl.minimum(first + span, tl.cdiv(S, BP)), num_stages=STAGES
+    ):
         begin, at, mask = _tile(block, tile, C, S, LAST, BC, BP)
         grad = _masked(grad_ptr + begin, out_ptr + begin, at, mask, RELU)
         d_c = grad * scale[:, None] + offset[:, None]
@@ -217,9 +281,11 @@ def write_gradients_kernel(
 def _images(first, N, C, c, BN: tl.constexpr):
     """Places of a chunk of images in (N, C), and which of them exist."""
     n = first + tl.arange(0, BN)
-    return (n.to(tl.int64)[:, None] * C + c[None, :],
-            (n < N)[:, None] & (c < C)[None, :],
-            tl.minimum(N - first, BN).to(tl.float32))
+    return (
+        n.to(tl.int64)[:, None] * C + c[None, :],
+        (n < N)[:, None] & (c < C)[None, :],
+        tl.minimum(N - first, BN).to(tl.float32),
+    )
 
 
 @triton.jit
@@ -229,14 +295,28 @@ def _join(mean, square, seen, values, mask, here):
     deviation = tl.where(mask, values - new[None, :], 0.0)
     delta = new - mean
     share = here / (seen + here)
-    return (mean + delta * share,
-            square + tl.sum(deviation * deviation, 0)
-            + delta * delta * seen * share)
+    return (
+        mean + delta * share,
+        square
+        + tl.sum(deviation * deviation, 0)
+        + delta * delta * seen * share,
+    )
 
 
 @triton.jit
-def _statistics(mean, square, count, eps, mean_ptr, var_ptr, count_ptr,
-                momentum, c, exists, BATCH: tl.constexpr):
+def _statistics(
+    mean,
+    square,
+    count,
+    eps,
+    mean_ptr,
+    var_ptr,
+    count_ptr,
+    momentum,
+    c,
+    exists,
+    BATCH: tl.constexpr,
+):
     """Mean and 1/deviation that a BN takes; it updates its running ones."""
     var = square / count
     if not BATCH:
@@ -253,12 +333,35 @@ def _statistics(mean, square, count, eps, mean_ptr, var_ptr, count_ptr,
 
 @triton.jit
 def vectors_kernel(
-        partial_ptr, kept_ptr, weight_ptr, bias_ptr, pair_ptr,
-        gate_weight_ptr, gate_bias_ptr, ie_weight_ptr, ie_bias_ptr,
-        norm_mean_ptr, norm_var_ptr, norm_count_ptr, gate_mean_ptr,
-        gate_var_ptr, gate_count_ptr, N, C, S, splits, norm_eps, norm_momentum,
-        gate_eps, gate_momentum, k, NORM: tl.constexpr, GATE: tl.constexpr,
-        BN: tl.constexpr, BC: tl.constexpr):
+    partial_ptr,
+    kept_ptr,
+    weight_ptr,
+    bias_ptr,
+    pair_ptr,
+    gate_weight_ptr,
+    gate_bias_ptr,
+    ie_weight_ptr,
+    ie_bias_ptr,
+    norm_mean_ptr,
+    norm_var_ptr,
+    norm_count_ptr,
+    gate_mean_ptr,
+    gate_var_ptr,
+    gate_count_ptr,
+    N,
+    C,
+    S,
+    splits,
+    norm_eps,
+    norm_momentum,
+    gate_eps,
+    gate_momentum,
+    k,
+    NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    BN: tl.constexpr,
+    BC: tl.constexpr,
+):
     """Between the forward's passes. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
@@ -287,9 +390,19 @@ def vectors_kernel(
     else:
         mean = tl.zeros([BC], tl.float32)  # κ is it
     square = tl.where(square < 0, 0.0, square)  # keeps a NaN
-    _mu, rstd = _statistics(_load(rows_ptr, c, exists) + mean, square, count,
-                            norm_eps, norm_mean_ptr, norm_var_ptr,
-                            norm_count_ptr, norm_momentum, c, exists, NORM)
+    _mu, rstd = _statistics(
+        _load(rows_ptr, c, exists) + mean,
+        square,
+        count,
+        norm_eps,
+        norm_mean_ptr,
+        norm_var_ptr,
+        norm_count_ptr,
+        norm_momentum,
+        c,
+        exists,
+        NORM,
+    )
     bias = _load(bias_ptr, c, exists)
     a = _load(weight_ptr, c, exists) * rstd
     tl.store(rows_ptr + C + c, mean, exists)
@@ -311,9 +424,19 @@ def vectors_kernel(
         tl.store(f_ptr + at, centred, mask)
         tl.store(z_ptr + at, z, mask)
         z_mean, square = _join(z_mean, square, first * 1.0, z, mask, here)
-    z_mean, z_rstd = _statistics(z_mean, square, N.to(tl.float32), gate_eps,
-                                 gate_mean_ptr, gate_var_ptr, gate_count_ptr,
-                                 gate_momentum, c, exists, GATE)
+    z_mean, z_rstd = _statistics(
+        z_mean,
+        square,
+        N.to(tl.float32),
+        gate_eps,
+        gate_mean_ptr,
+        gate_var_ptr,
+        gate_count_ptr,
+        gate_momentum,
+        c,
+        exists,
+        GATE,
+    )
     tl.store(rows_ptr + 5 * C + c, z_rstd, exists)
     tl.debug_barrier()
 
@@ -331,11 +454,29 @@ def vectors_kernel(
 
 @triton.jit
 def vectors_gradients_kernel(
-        partial_ptr, kept_ptr, pair_ptr, gate_weight_ptr, gate_bias_ptr,
-        ie_weight_ptr, d_weight_ptr, d_bias_ptr, d_pair_ptr,
-        d_gate_weight_ptr, d_gate_bias_ptr, d_ie_weight_ptr, d_ie_bias_ptr, N,
-        C, S, splits, k, NORM: tl.constexpr, GATE: tl.constexpr,
-        BN: tl.constexpr, BC: tl.constexpr):
+    partial_ptr,
+    kept_ptr,
+    pair_ptr,
+    gate_weight_ptr,
+    gate_bias_ptr,
+    ie_weight_ptr,
+    d_weight_ptr,
+    d_bias_ptr,
+    d_pair_ptr,
+    d_gate_weight_ptr,
+    d_gate_bias_ptr,
+    d_ie_weight_ptr,
+    d_ie_bias_ptr,
+    N,
+    C,
+    S,
+    splits,
+    k,
+    NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    BN: tl.constexpr,
+    BC: tl.constexpr,
+):
     """Between the backward's passes. NORM, GATE: by the batch's statistics."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = c < C
@@ -400,6 +541,7 @@ def vectors_gradients_kernel(
     _store(d_gate_weight_ptr, c, by_z * ie_weight, exists)
     _store(d_gate_bias_ptr, c, d_ie_bias * ie_weight, exists)
     gate_bias = _load(gate_bias_ptr, c, exists)
-    _store(d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias,
-           exists)
+    _store(
+        d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias, exists
+    )
     _store(d_ie_bias_ptr, c, d_ie_bias, exists)

@@ -25,11 +25,13 @@ class BucketBatchSampler(Sampler[list[int]]):
             Defaults to False.
     """
 
-    def __init__(self,
-                 sampler: Sampler,
-                 batch_size: int,
-                 pool: int = 50,
-                 drop_last: bool = False):
+    def __init__(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        pool: int = 50,
+        drop_last: bool = False,
+    ):
         self.sampler = sampler
         self.batch_size = batch_size
         self.pool = pool
@@ -40,17 +42,18 @@ class BucketBatchSampler(Sampler[list[int]]):
         get_length = self.sampler.dataset.get_length
         indices = list(self.sampler)
         if self.drop_last:
-            indices = indices[:len(self) * self.batch_size]
+            indices = indices[: len(self) * self.batch_size]
         size = self.pool * self.batch_size
         batches = []
         for start in range(0, len(indices), size):
-            pool = sorted(indices[start:start + size], key=get_length)
+            pool = sorted(indices[start : start + size], key=get_length)
             batches += [
-                pool[first:first + self.batch_size]
+                pool[first : first + self.batch_size]
                 for first in range(0, len(pool), self.batch_size)
             ]
-        generator = torch.Generator().manual_seed(self.sampler.seed +
-                                                  self.sampler.epoch)
+        generator = torch.Generator().manual_seed(
+            self.sampler.seed + self.sampler.epoch
+        )
         for place in torch.randperm(len(batches), generator=generator):
             yield batches[place]
 

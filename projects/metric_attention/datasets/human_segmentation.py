@@ -12,8 +12,16 @@ from mmstepnet.checks import check_choice
 from mmstepnet.propagation import neighbourhood
 from mmstepnet.registry import DATASETS
 
-HUMAN_PARTS = ('head', 'hand', 'lower arm', 'upper arm', 'body', 'upper leg',
-               'lower leg', 'foot')
+HUMAN_PARTS = (
+    'head',
+    'hand',
+    'lower arm',
+    'upper arm',
+    'body',
+    'upper leg',
+    'lower leg',
+    'foot',
+)
 
 
 @dataclass(frozen=True)
@@ -60,14 +68,20 @@ class HumanSegmentation(Dataset):
         self.metainfo = dict(self.METAINFO)
         root = Path(data_root)
         self.files = [
-            (path, None if path.suffix == '.npz' else
-             root / 'seg' / f'{path.stem}.eseg')
+            (
+                path,
+                None
+                if path.suffix == '.npz'
+                else root / 'seg' / f'{path.stem}.eseg',
+            )
             for path in sorted((root / split).glob('*'))
-            if path.suffix in ('.npz', '.obj')]
+            if path.suffix in ('.npz', '.obj')
+        ]
         if not self.files:
             raise FileNotFoundError(
                 f'there are no meshes of the split {split!r} in {root}; '
-                f'expected {split}/*.npz, or {split}/*.obj beside seg/*.eseg')
+                f'expected {split}/*.npz, or {split}/*.obj beside seg/*.eseg'
+            )
         self.samples = [_sample(load_mesh(*files)) for files in self.files]
 
     def __len__(self) -> int:
@@ -77,8 +91,9 @@ class HumanSegmentation(Dataset):
         return self.samples[index]
 
 
-def load_mesh(path: Path, labels: Path | None = None,
-              classes: int = len(HUMAN_PARTS)) -> Mesh:
+def load_mesh(
+    path: Path, labels: Path | None = None, classes: int = len(HUMAN_PARTS)
+) -> Mesh:
     """Read a mesh and the labels of its faces.
 
     Labels count from 1. They are taken for those of the faces, vertices or
@@ -101,34 +116,56 @@ def load_mesh(path: Path, labels: Path | None = None,
     if path.suffix == '.npz':
         with np.load(path, allow_pickle=False) as archive:
             vertices, faces, raw = (
-                archive[k] for k in ('vertices', 'faces', 'labels'))
+                archive[k] for k in ('vertices', 'faces', 'labels')
+            )
     else:
         lines = [line.split() for line in path.read_text().splitlines()]
-        vertices = np.array([line[1:4] for line in lines
-                             if line[:1] == ['v']], float)
-        faces = np.array([[corner.partition('/')[0] for corner in line[1:4]]
-                          for line in lines if line[:1] == ['f']], int) - 1
+        vertices = np.array(
+            [line[1:4] for line in lines if line[:1] == ['v']], float
+        )
+        faces = (
+            np.array(
+                [
+                    [corner.partition('/')[0] for corner in line[1:4]]
+                    for line in lines
+                    if line[:1] == ['f']
+                ],
+                int,
+            )
+            - 1
+        )
     if labels is not None:
         raw = np.loadtxt(labels, ndmin=1)
     faces = faces.astype(np.int64)
-    if (not np.isfinite(vertices).all()
-            or not np.array_equal(np.unique(faces), np.arange(len(vertices)))):
+    if not np.isfinite(vertices).all() or not np.array_equal(
+        np.unique(faces), np.arange(len(vertices))
+    ):
         raise ValueError(
             f'{path}: coordinates must be finite, and the faces must name '
-            f'all of the vertices 0 to {len(vertices) - 1} and no others')
+            f'all of the vertices 0 to {len(vertices) - 1} and no others'
+        )
     if not np.isin(raw, np.arange(1, classes + 1)).all():
-        raise ValueError(f'{path}: labels must be from 1 to {classes}, got '
-                         f'{raw.min()} to {raw.max()}')
+        raise ValueError(
+            f'{path}: labels must be from 1 to {classes}, got '
+            f'{raw.min()} to {raw.max()}'
+        )
     edges, of_face = mesh_edges(faces)
-    corners = {len(faces): np.arange(len(faces))[:, None].repeat(3, 1),
-               len(edges): of_face, len(vertices): faces}.get(len(raw))
+    corners = {
+        len(faces): np.arange(len(faces))[:, None].repeat(3, 1),
+        len(edges): of_face,
+        len(vertices): faces,
+    }.get(len(raw))
     if corners is None:
         raise ValueError(
             f'{path}: {len(raw)} labels are neither one each of the '
             f'{len(faces)} faces, nor of the {len(vertices)} vertices, nor '
-            f'of the {len(edges)} edges')
-    return Mesh(vertices.astype(np.float64), faces,
-                majority(raw.astype(np.int64)[corners] - 1))
+            f'of the {len(edges)} edges'
+        )
+    return Mesh(
+        vertices.astype(np.float64),
+        faces,
+        majority(raw.astype(np.int64)[corners] - 1),
+    )
 
 
 def majority(labels: np.ndarray) -> np.ndarray:
@@ -161,7 +198,8 @@ def mesh_edges(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     sides = np.stack([faces, np.roll(faces, -1, 1)], -1).reshape(-1, 2)
     edges, first, number = np.unique(
-        np.sort(sides, 1), axis=0, return_index=True, return_inverse=True)
+        np.sort(sides, 1), axis=0, return_index=True, return_inverse=True
+    )
     order = np.argsort(first)
     rank = np.argsort(order)
     return edges[order], rank[number.reshape(-1)].reshape(faces.shape)
@@ -193,8 +231,9 @@ def vertex_features(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     for corner in faces.T:
         np.add.at(normals, corner, areas)
     length = np.linalg.norm(normals, axis=1, keepdims=True)
-    normals = np.divide(normals, length, np.zeros_like(normals),
-                        where=length > 0)
+    normals = np.divide(
+        normals, length, np.zeros_like(normals), where=length > 0
+    )
     return np.concatenate([points, normals], 1)
 
 
@@ -205,4 +244,5 @@ def _sample(mesh: Mesh) -> dict[str, Tensor]:
         inputs=torch.from_numpy(features).float(),
         neighbours=neighbourhood(edges, len(features)).indices(),
         faces=torch.from_numpy(mesh.faces),
-        labels=torch.from_numpy(mesh.labels))
+        labels=torch.from_numpy(mesh.labels),
+    )

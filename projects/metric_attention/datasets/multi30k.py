@@ -51,13 +51,15 @@ class Multi30k(BaseDataset):
             not yield so many tokens.
     """
 
-    def __init__(self,
-                 data_root: str,
-                 split: str = 'train',
-                 source: str = 'en',
-                 target: str = 'de',
-                 vocab_size: int = 8000,
-                 sort: bool = False):
+    def __init__(
+        self,
+        data_root: str,
+        split: str = 'train',
+        source: str = 'en',
+        target: str = 'de',
+        vocab_size: int = 8000,
+        sort: bool = False,
+    ):
         self.split = split
         self.languages = (source, target)
         self.vocab_size = vocab_size
@@ -69,15 +71,21 @@ class Multi30k(BaseDataset):
         training = self._read('train')
         pairs = training if self.split == 'train' else self._read(self.split)
         tokenizer = train_tokenizer(
-            tuple(text for pair in training for text in pair),
-            self.vocab_size)
+            tuple(text for pair in training for text in pair), self.vocab_size
+        )
         self._metainfo['tokenizer'] = tokenizer.to_str()
-        encoded = [[encoding.ids for encoding in tokenizer.encode_batch(side)]
-                   for side in map(list, zip(*pairs))]
+        encoded = [
+            [encoding.ids for encoding in tokenizer.encode_batch(side)]
+            for side in map(list, zip(*pairs))
+        ]
         samples = [
-            dict(source=np.array(source, np.int32),
-                 target=np.array(target, np.int32), reference=reference)
-            for source, target, (_, reference) in zip(*encoded, pairs)]
+            dict(
+                source=np.array(source, np.int32),
+                target=np.array(target, np.int32),
+                reference=reference,
+            )
+            for source, target, (_, reference) in zip(*encoded, pairs)
+        ]
         if self.sort:
             samples.sort(key=sample_length)
         return samples
@@ -87,14 +95,19 @@ class Multi30k(BaseDataset):
         return sample_length(self.get_data_info(index))
 
     def _read(self, split: str) -> list[tuple[str, str]]:
-        sides = [read_lines(Path(self.data_root, 'data', 'task1', 'raw'),
-                            f'{split}.{language}')
-                 for language in self.languages]
+        sides = [
+            read_lines(
+                Path(self.data_root, 'data', 'task1', 'raw'),
+                f'{split}.{language}',
+            )
+            for language in self.languages
+        ]
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
                 f'Multi30k: the two files of {split!r} must have a line for '
                 f'each sentence, got {len(sides[0])} and {len(sides[1])} '
-                'lines; one is cut off')
+                'lines; one is cut off'
+            )
         return list(zip(*sides))
 
 
@@ -106,11 +119,15 @@ def sample_length(sample: dict) -> int:
 def read_lines(folder: Path, name: str) -> list[str]:
     """Lines of a file, which may be packed."""
     path = folder / name
-    data = (path.read_bytes() if path.is_file() else
-            gzip.decompress((folder / f'{name}.gz').read_bytes()))
+    data = (
+        path.read_bytes()
+        if path.is_file()
+        else gzip.decompress((folder / f'{name}.gz').read_bytes())
+    )
     # Only newlines: Unicode's other separators occur within sentences.
-    return [line.strip()
-            for line in data.decode().removesuffix('\n').split('\n')]
+    return [
+        line.strip() for line in data.decode().removesuffix('\n').split('\n')
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -130,13 +147,20 @@ def train_tokenizer(texts: tuple[str, ...], vocab_size: int) -> Tokenizer:
     tokenizer.normalizer = NFC()
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.train_from_iterator(texts, BpeTrainer(
-        vocab_size=vocab_size, show_progress=False,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(
+        texts,
+        BpeTrainer(
+            vocab_size=vocab_size,
+            show_progress=False,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=ByteLevel.alphabet(),
+        ),
+    )
     _, bos, eos = SPECIAL_TOKENS
     tokenizer.post_processor = TemplateProcessing(
         single=f'{bos} $A {eos}',
-        special_tokens=[(token, tokenizer.token_to_id(token))
-                        for token in (bos, eos)])
+        special_tokens=[
+            (token, tokenizer.token_to_id(token)) for token in (bos, eos)
+        ],
+    )
     return tokenizer

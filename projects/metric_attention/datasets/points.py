@@ -33,8 +33,9 @@ class Points(Dataset):
         classes (tuple[str]): Their names.
     """
 
-    def __init__(self, features: Tensor, labels: Tensor,
-                 classes: tuple[str, ...]):
+    def __init__(
+        self, features: Tensor, labels: Tensor, classes: tuple[str, ...]
+    ):
         self.features = features.float()
         self.labels = labels.long()
         self.metainfo = dict(classes=classes)
@@ -78,16 +79,18 @@ class Moon(Points):
         ValueError: ``split`` is neither.
     """
 
-    def __init__(self,
-                 split: str = 'train',
-                 size: int = 1000,
-                 noise: float = 0.2):
+    def __init__(
+        self, split: str = 'train', size: int = 1000, noise: float = 0.2
+    ):
         check_choice('Moon: split', split, MOON_SPLITS)
         points, labels = make_moons(
-            size, noise=noise, random_state=MOON_SPLITS[split])
+            size, noise=noise, random_state=MOON_SPLITS[split]
+        )
         super().__init__(
-            torch.from_numpy(points), torch.from_numpy(labels),
-            ('upper', 'lower'))
+            torch.from_numpy(points),
+            torch.from_numpy(labels),
+            ('upper', 'lower'),
+        )
 
 
 @DATASETS.register_module()
@@ -114,8 +117,9 @@ class MNISTPoints(Points):
         images = _read_idx(f'{stem}-images-idx3-ubyte')
         labels = _read_idx(f'{stem}-labels-idx1-ubyte')
         pixels = images.flatten(1).float() / 255
-        super().__init__((pixels - MNIST_MEAN) / MNIST_STD, labels,
-                         tuple('0123456789'))
+        super().__init__(
+            (pixels - MNIST_MEAN) / MNIST_STD, labels, tuple('0123456789')
+        )
 
 
 def _read_idx(stem: str) -> Tensor:
@@ -123,5 +127,6 @@ def _read_idx(stem: str) -> Tensor:
     if path is None:
         raise FileNotFoundError(
             f'there is neither {stem} nor {stem}.gz; put the four files of '
-            'MNIST there, or set data_root')
+            'MNIST there, or set data_root'
+        )
     return read_sn3_pascalvincent_tensor(path)

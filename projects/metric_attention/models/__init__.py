@@ -8,6 +8,8 @@ from .ipn import FaceSegmentor, InformationPropagationNetwork, PointClassifier
 from .transformer import TranslationTransformer
 
 __all__ = [
-    'FaceSegmentor', 'InformationPropagationNetwork', 'PointClassifier',
-    'TranslationTransformer'
+    'FaceSegmentor',
+    'InformationPropagationNetwork',
+    'PointClassifier',
+    'TranslationTransformer',
 ]

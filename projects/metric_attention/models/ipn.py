@@ -33,7 +33,8 @@ def build_propagation(cfg: dict, embed_dims: int, **kwargs) -> nn.Module:
     if 'pseudo_metric' in cfg:
         metric = dict(cfg['pseudo_metric'])
         cfg['pseudo_metric'] = partial(
-            getattr(library, metric.pop('type')), **metric)
+            getattr(library, metric.pop('type')), **metric
+        )
     return cls(embed_dims, **kwargs, **cfg)
 
 
@@ -66,22 +67,30 @@ class InformationPropagationNetwork(nn.Module):
         ValueError: A size is not a positive integer.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 embed_dims: int,
-                 out_channels: int,
-                 depth: int = 2,
-                 propagation: dict = PAPER):
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        out_channels: int,
+        depth: int = 2,
+        propagation: dict = PAPER,
+    ):
         super().__init__()
-        check_positive('IPN', in_channels=in_channels, embed_dims=embed_dims,
-                       out_channels=out_channels)
+        check_positive(
+            'IPN',
+            in_channels=in_channels,
+            embed_dims=embed_dims,
+            out_channels=out_channels,
+        )
         self.embed = nn.Linear(in_channels, embed_dims)
         self.propagations = nn.ModuleList(
-            build_propagation(propagation, embed_dims) for _ in range(depth))
+            build_propagation(propagation, embed_dims) for _ in range(depth)
+        )
         self.head = nn.Linear(embed_dims, out_channels)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None,
-                dense: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, dense: bool = False
+    ) -> Tensor:
         """Map features of nodes to outputs.
 
         Args:
@@ -117,8 +126,9 @@ class PointClassifier(BaseModel):
         super().__init__(data_preprocessor=data_preprocessor)
         self.network = InformationPropagationNetwork(**network)
 
-    def forward(self, inputs: Tensor, labels: Tensor,
-                mode: str = 'predict') -> dict | list[dict]:
+    def forward(
+        self, inputs: Tensor, labels: Tensor, mode: str = 'predict'
+    ) -> dict | list[dict]:
         """Classify the N points of a batch.
 
         Args:
@@ -134,8 +144,10 @@ class PointClassifier(BaseModel):
         logits = self.network(inputs)
         if mode == 'loss':
             return dict(loss=F.cross_entropy(logits, labels))
-        return [dict(pred_score=score, gt_label=label)
-                for score, label in zip(logits.softmax(-1), labels[:, None])]
+        return [
+            dict(pred_score=score, gt_label=label)
+            for score, label in zip(logits.softmax(-1), labels[:, None])
+        ]
 
 
 @MODELS.register_module()
@@ -161,18 +173,29 @@ class MeshDataPreprocessor(BaseDataPreprocessor):
         counts = [len(x) for x in data['inputs']]
         nodes = sum(counts)
         edges, faces = (
-            torch.cat([indices + sum(counts[:i])
-                       for i, indices in enumerate(data[name])], dim)
-            for name, dim in (('neighbours', 1), ('faces', 0)))
+            torch.cat(
+                [
+                    indices + sum(counts[:i])
+                    for i, indices in enumerate(data[name])
+                ],
+                dim,
+            )
+            for name, dim in (('neighbours', 1), ('faces', 0))
+        )
         return dict(
             inputs=torch.cat(list(data['inputs'])),
             # Sorted mesh by mesh, hence sorted.
             mask=torch.sparse_coo_tensor(
-                edges, edges.new_ones(edges.shape[1], dtype=torch.bool),
-                (nodes, nodes), check_invariants=False, is_coalesced=True),
+                edges,
+                edges.new_ones(edges.shape[1], dtype=torch.bool),
+                (nodes, nodes),
+                check_invariants=False,
+                is_coalesced=True,
+            ),
             faces=faces,
             labels=torch.cat(list(data['labels'])),
-            face_counts=[len(f) for f in data['faces']])
+            face_counts=[len(f) for f in data['faces']],
+        )
 
 
 @MODELS.register_module()
@@ -192,12 +215,19 @@ class FaceSegmentor(BaseModel):
 
     def __init__(self, network: dict):
         super().__init__(
-            data_preprocessor=dict(type='mmstepnet.MeshDataPreprocessor'))
+            data_preprocessor=dict(type='mmstepnet.MeshDataPreprocessor')
+        )
         self.network = InformationPropagationNetwork(**network)
 
-    def forward(self, inputs: Tensor, mask: Tensor, faces: Tensor,
-                labels: Tensor, face_counts: list[int],
-                mode: str = 'predict') -> dict | list[dict]:
+    def forward(
+        self,
+        inputs: Tensor,
+        mask: Tensor,
+        faces: Tensor,
+        labels: Tensor,
+        face_counts: list[int],
+        mode: str = 'predict',
+    ) -> dict | list[dict]:
         """Label the faces of a batch, see :class:`MeshDataPreprocessor`.
 
         Args:
@@ -218,5 +248,7 @@ class FaceSegmentor(BaseModel):
         if mode == 'loss':
             return dict(loss=F.cross_entropy(logits, labels))
         parts = logits.argmax(-1).split(face_counts)
-        return [dict(pred_label=part, gt_label=label)
-                for part, label in zip(parts, labels.split(face_counts))]
+        return [
+            dict(pred_label=part, gt_label=label)
+            for part, label in zip(parts, labels.split(face_counts))
+        ]

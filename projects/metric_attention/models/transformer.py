@@ -38,8 +38,9 @@ def sinusoidal_positions(length: int, dims: int) -> Tensor:
     Returns:
         Tensor: Float32, (T, C).
     """
-    frequency = 10000.0**(-torch.arange(0, dims, 2, dtype=torch.float64) /
-                          dims)
+    frequency = 10000.0 ** (
+        -torch.arange(0, dims, 2, dtype=torch.float64) / dims
+    )
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
 
@@ -54,15 +55,17 @@ class TokenEmbedding(nn.Module):
         dropout (float): Probability.
     """
 
-    def __init__(self, vocab_size: int, embed_dims: int, max_length: int,
-                 dropout: float):
+    def __init__(
+        self, vocab_size: int, embed_dims: int, max_length: int, dropout: float
+    ):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, embed_dims, PAD)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer(
             'positions',
             sinusoidal_positions(max_length, embed_dims),
-            persistent=False)
+            persistent=False,
+        )
         self.scale = embed_dims**0.5
 
     def init_tokens(self) -> None:
@@ -78,8 +81,10 @@ class TokenEmbedding(nn.Module):
             ids (Tensor): Int64, (N, T).
             start (int): Position of the first one. Defaults to 0.
         """
-        x = (self.tokens(ids) * self.scale
-             + self.positions[start:start + ids.shape[1]])
+        x = (
+            self.tokens(ids) * self.scale
+            + self.positions[start : start + ids.shape[1]]
+        )
         return self.dropout(x)
 
 
@@ -88,8 +93,11 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, embed_dims: int, hidden_dims: int, dropout: float):
         super().__init__(
-            nn.Linear(embed_dims, hidden_dims), nn.ReLU(inplace=True),
-            nn.Dropout(dropout), nn.Linear(hidden_dims, embed_dims))
+            nn.Linear(embed_dims, hidden_dims),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Linear(hidden_dims, embed_dims),
+        )
 
 
 class EncoderLayer(nn.Module):
@@ -104,11 +112,18 @@ class EncoderLayer(nn.Module):
             layer.
     """
 
-    def __init__(self, attention: dict, embed_dims: int, num_heads: int,
-                 feedforward_dims: int, dropout: float):
+    def __init__(
+        self,
+        attention: dict,
+        embed_dims: int,
+        num_heads: int,
+        feedforward_dims: int,
+        dropout: float,
+    ):
         super().__init__()
         self.self_attention = build_propagation(
-            attention, embed_dims, num_heads=num_heads)
+            attention, embed_dims, num_heads=num_heads
+        )
         self.norm1 = nn.LayerNorm(embed_dims)
         self.ffn = FeedForward(embed_dims, feedforward_dims, dropout)
         self.norm2 = nn.LayerNorm(embed_dims)
@@ -136,24 +151,34 @@ class DecoderLayer(nn.Module):
         See :class:`EncoderLayer`.
     """
 
-    def __init__(self, attention: dict, embed_dims: int, num_heads: int,
-                 feedforward_dims: int, dropout: float):
+    def __init__(
+        self,
+        attention: dict,
+        embed_dims: int,
+        num_heads: int,
+        feedforward_dims: int,
+        dropout: float,
+    ):
         super().__init__()
         self.self_attention = build_propagation(
-            attention, embed_dims, num_heads=num_heads)
+            attention, embed_dims, num_heads=num_heads
+        )
         self.norm1 = nn.LayerNorm(embed_dims)
         self.cross_attention = build_propagation(
-            attention, embed_dims, num_heads=num_heads)
+            attention, embed_dims, num_heads=num_heads
+        )
         self.norm2 = nn.LayerNorm(embed_dims)
         self.ffn = FeedForward(embed_dims, feedforward_dims, dropout)
         self.norm3 = nn.LayerNorm(embed_dims)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self,
-                x: Tensor,
-                memory: Tensor | ProjectedSources,
-                mask: Tensor,
-                past: ProjectedSources | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | ProjectedSources,
+        mask: Tensor,
+        past: ProjectedSources | None = None,
+    ) -> Tensor:
         """Compute the layer.
 
         Padding of the target needs no mask: it stands at the end, where no
@@ -175,10 +200,13 @@ class DecoderLayer(nn.Module):
         """
         informed = (
             self.self_attention(x, is_causal=True)
-            if past is None else self.self_attention(x, past))
+            if past is None
+            else self.self_attention(x, past)
+        )
         x = self.norm1(x + self.dropout(informed))
         x = self.norm2(
-            x + self.dropout(self.cross_attention(x, memory, mask=mask)))
+            x + self.dropout(self.cross_attention(x, memory, mask=mask))
+        )
         return self.norm3(x + self.dropout(self.ffn(x)))
 
 
@@ -196,15 +224,19 @@ class TranslationDataPreprocessor(BaseDataPreprocessor):
         Returns:
             dict: ``source`` (N, S) and ``target`` (N, T), int64.
         """
-        return {name: self.cast_data(_pad(data[name]))
-                for name in ('source', 'target')}
+        return {
+            name: self.cast_data(_pad(data[name]))
+            for name in ('source', 'target')
+        }
 
 
 def _pad(sentences: Sequence[np.ndarray]) -> Tensor:
     """Bring sentences to the length of the longest, (N, T)."""
     return nn.utils.rnn.pad_sequence(
         [torch.as_tensor(ids, dtype=torch.int64) for ids in sentences],
-        batch_first=True, padding_value=PAD)
+        batch_first=True,
+        padding_value=PAD,
+    )
 
 
 @MODELS.register_module()
@@ -233,25 +265,29 @@ class TranslationTransformer(BaseModel):
         max_length (int): Positions there are. Defaults to 256.
     """
 
-    def __init__(self,
-                 vocab_size: int,
-                 attention: dict,
-                 embed_dims: int = 512,
-                 num_heads: int = 8,
-                 num_layers: int = 6,
-                 feedforward_dims: int = 2048,
-                 dropout: float = 0.1,
-                 max_length: int = 256):
+    def __init__(
+        self,
+        vocab_size: int,
+        attention: dict,
+        embed_dims: int = 512,
+        num_heads: int = 8,
+        num_layers: int = 6,
+        feedforward_dims: int = 2048,
+        dropout: float = 0.1,
+        max_length: int = 256,
+    ):
         super().__init__(dict(type='mmstepnet.TranslationDataPreprocessor'))
         self.max_length = max_length
         embedding = (vocab_size, embed_dims, max_length, dropout)
         layer = (attention, embed_dims, num_heads, feedforward_dims, dropout)
         self.source_embedding = TokenEmbedding(*embedding)
         self.encoder = nn.ModuleList(
-            EncoderLayer(*layer) for _ in range(num_layers))
+            EncoderLayer(*layer) for _ in range(num_layers)
+        )
         self.target_embedding = TokenEmbedding(*embedding)
         self.decoder = nn.ModuleList(
-            DecoderLayer(*layer) for _ in range(num_layers))
+            DecoderLayer(*layer) for _ in range(num_layers)
+        )
         self.output = nn.Linear(embed_dims, vocab_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -291,8 +327,9 @@ class TranslationTransformer(BaseModel):
             x = layer(x, memory, mask)
         return x
 
-    def forward(self, source: Tensor, target: Tensor,
-                mode: str = 'predict') -> dict | list[dict]:
+    def forward(
+        self, source: Tensor, target: Tensor, mode: str = 'predict'
+    ) -> dict | list[dict]:
         """Compute what ``mode`` says.
 
         Args:
@@ -311,14 +348,18 @@ class TranslationTransformer(BaseModel):
         expected = target[:, 1:]
         real = expected != PAD
         # Padding costs no row of the widest layer.
-        nll = F.cross_entropy(self.output(x[real]).float(), expected[real],
-                              reduction='none')
+        nll = F.cross_entropy(
+            self.output(x[real]).float(), expected[real], reduction='none'
+        )
         if mode == 'loss':
             return dict(loss=nll.mean())
         counts = real.sum(1).tolist()
-        return [dict(tokens=tokens, nll=own.sum().item(), num_tokens=count)
-                for tokens, own, count in zip(
-                    self.translate(memory, mask), nll.split(counts), counts)]
+        return [
+            dict(tokens=tokens, nll=own.sum().item(), num_tokens=count)
+            for tokens, own, count in zip(
+                self.translate(memory, mask), nll.split(counts), counts
+            )
+        ]
 
     def translate(self, memory: Tensor, mask: Tensor) -> list[list[int]]:
         """Take the likeliest token at each place.
@@ -335,8 +376,9 @@ class TranslationTransformer(BaseModel):
             list[list[int]]: Tokens of each sentence.
         """
         longest = (2 * mask.sum((1, 2)) + 10).clamp(max=self.max_length)
-        sources = [layer.cross_attention.project(memory)
-                   for layer in self.decoder]
+        sources = [
+            layer.cross_attention.project(memory) for layer in self.decoder
+        ]
         past: list[ProjectedSources | None] = [None] * len(self.decoder)
         tokens = mask.new_full((len(memory), 1), BOS, dtype=torch.int64)
         ended = torch.zeros_like(longest, dtype=torch.bool)
@@ -346,8 +388,9 @@ class TranslationTransformer(BaseModel):
             for i, layer in enumerate(self.decoder):
                 now = layer.self_attention.project(x)
                 if past[i] is not None:
-                    now = ProjectedSources(*(
-                        torch.cat(pair, -2) for pair in zip(past[i], now)))
+                    now = ProjectedSources(
+                        *(torch.cat(pair, -2) for pair in zip(past[i], now))
+                    )
                 past[i] = now
                 x = layer(x, sources[i], mask, now)
             scores = self.output(x[:, 0]).float()
@@ -355,5 +398,6 @@ class TranslationTransformer(BaseModel):
             chosen = scores.argmax(1).masked_fill(ended, PAD)
             tokens = torch.cat([tokens, chosen[:, None]], 1)
             ended = ended | (chosen == EOS) | (seen + 1 >= longest)
-        return [[token for token in row if token > EOS]
-                for row in tokens.tolist()]
+        return [
+            [token for token in row if token > EOS] for row in tokens.tolist()
+        ]

@@ -39,7 +39,8 @@ class BLEU(BaseMetric):
         score = bleu.corpus_score(translations, [list(references)])
         MMLogger.get_current_instance().info(
             f'{score}, {bleu.get_signature()}; for example '
-            f'{translations[0]!r} for {references[0]!r}')
+            f'{translations[0]!r} for {references[0]!r}'
+        )
         return dict(BLEU=score.score)
 
 
@@ -55,8 +56,9 @@ class Perplexity(BaseMetric):
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         """Keep a batch's sums."""
-        self.results += [(sample['nll'], sample['num_tokens'])
-                         for sample in data_samples]
+        self.results += [
+            (sample['nll'], sample['num_tokens']) for sample in data_samples
+        ]
 
     def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
         """Average over all tokens."""

@@ -8,9 +8,12 @@ from PIL import Image
 def pictures(count, seed=0):
     """Pixels and classes, the same ones in every process."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randint(256, (count, 3, 32, 32), generator=generator,
-                          dtype=torch.uint8),
-            torch.arange(count) % 10)
+    return (
+        torch.randint(
+            256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8
+        ),
+        torch.arange(count) % 10,
+    )
 
 
 def write_cifar10(data, **counts):
@@ -23,4 +26,5 @@ def write_cifar10(data, **counts):
             for k in range(count):
                 pixels = generator.integers(256, size=(32, 32, 3))
                 Image.fromarray(pixels.astype('uint8')).save(
-                    folder / f'{k:04}.jpg')
+                    folder / f'{k:04}.jpg'
+                )

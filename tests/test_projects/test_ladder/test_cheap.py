@@ -27,17 +27,30 @@ def put(monkeypatch, **names):
 
 def test_whole_program(monkeypatch, tmp_path, capsys):
     """Ten pictures to train with, on a network of random weights."""
-    put(monkeypatch, PRETRAINED=(NETWORK, ), RATES=(1e-1, ), EPOCHS=1,
-        SEEDS=range(2), TRAINED=1, SEARCHED=1, ALL=3, BATCH=5)
+    put(
+        monkeypatch,
+        PRETRAINED=(NETWORK,),
+        RATES=(1e-1,),
+        EPOCHS=1,
+        SEEDS=range(2),
+        TRAINED=1,
+        SEARCHED=1,
+        ALL=3,
+        BATCH=5,
+    )
     write_cifar10(tmp_path, train=1, test=3)
     model = perturb(CIFARResNet(20))
     safetensors.torch.save_file(
-        model.state_dict(), tmp_path / f'{NETWORK}_cifar10.safetensors')
+        model.state_dict(), tmp_path / f'{NETWORK}_cifar10.safetensors'
+    )
     rows = tmp_path / 'rows'
 
     def call(command):
-        monkeypatch.setattr(sys, 'argv', [
-            'ladder', command, '--data', str(tmp_path), '--rows', str(rows)])
+        monkeypatch.setattr(
+            sys,
+            'argv',
+            ['ladder', command, '--data', str(tmp_path), '--rows', str(rows)],
+        )
         ladder.main()
         return capsys.readouterr().out
 
@@ -53,12 +66,14 @@ def test_whole_program(monkeypatch, tmp_path, capsys):
     found = list(read_rows(rows))
     assert [(row['rung'], row['seed']) for row in found] == [
         *((rung, 100) for rung in ladder.MAIN),
-        *((rung, seed) for seed in (0, 1) for rung in ladder.MAIN)]
+        *((rung, seed) for seed in (0, 1) for rung in ladder.MAIN),
+    ]
     assert len(again) == 1
     assert again[0].rpartition(',')[0] == first[-1].rpartition(',')[0]
     for row in found[3:]:
-        right = [int(digit) == k // 2 for k, digit in
-                 enumerate(row['answers'])]
+        right = [
+            int(digit) == k // 2 for k, digit in enumerate(row['answers'])
+        ]
         assert row['accuracy'] == pytest.approx(100 * sum(right) / 20)
     assert found[3]['gates']['mean'] == pytest.approx(1, abs=0.5)
     text = call('table')
@@ -67,12 +82,21 @@ def test_whole_program(monkeypatch, tmp_path, capsys):
 
 
 def test_a_rung_has_the_rate_of_its_lowest_loss_once_all_are_tried():
-    rows = [dict(network=network, rung='norms', seed=seed, rate=rate,
-                 loss=abs(rate - best))
-            for network, seed, best in ((NETWORK, 100, 1e-2),
-                                        (NETWORK, 0, 1e-3),
-                                        ('resnet32', 100, 1e-1))
-            for rate in ladder.RATES]
+    rows = [
+        dict(
+            network=network,
+            rung='norms',
+            seed=seed,
+            rate=rate,
+            loss=abs(rate - best),
+        )
+        for network, seed, best in (
+            (NETWORK, 100, 1e-2),
+            (NETWORK, 0, 1e-3),
+            ('resnet32', 100, 1e-1),
+        )
+        for rate in ladder.RATES
+    ]
     assert ladder.choose_rate(rows, NETWORK, 'norms') == 1e-2
     assert ladder.choose_rate(rows, 'resnet32', 'norms') == 1e-1
     assert ladder.choose_rate(rows[1:], NETWORK, 'norms') is None
@@ -82,8 +106,10 @@ def test_a_rung_has_the_rate_of_its_lowest_loss_once_all_are_tried():
 def rungs_of(leads, generator):
     """Right answers of three rungs: the main ones are ahead of others."""
     ease = generator.random(400)
-    return {name: ease < 0.7 + generator.normal(0, 0.02, (8, 400)) + lead
-            for name, lead in zip(ladder.MAIN, (0, *(-x for x in leads)))}
+    return {
+        name: ease < 0.7 + generator.normal(0, 0.02, (8, 400)) + lead
+        for name, lead in zip(ladder.MAIN, (0, *(-x for x in leads)))
+    }
 
 
 def test_verdicts_of_the_plan(monkeypatch):
@@ -91,27 +117,42 @@ def test_verdicts_of_the_plan(monkeypatch):
     put(monkeypatch, SEARCHED=0, ALL=40)
     generator = np.random.default_rng(0)
     labels, rows, right = np.repeat(np.arange(10), 40), [], {}
-    for network, leads in zip(ladder.PRETRAINED,
-                              ((0.1, 0.0), (-0.2, 0.0), (0.05, 0.0))):
+    for network, leads in zip(
+        ladder.PRETRAINED, ((0.1, 0.0), (-0.2, 0.0), (0.05, 0.0))
+    ):
         right[network] = rungs_of(leads, generator)
         for name, answers in right[network].items():
-            rows += [dict(network=network, rung=name, seed=seed, rate=0.1,
-                          answers=''.join(
-                              map(str, np.where(own, labels, (labels + 1) % 10
-                                                ))))
-                     for seed, own in enumerate(answers)]
+            rows += [
+                dict(
+                    network=network,
+                    rung=name,
+                    seed=seed,
+                    rate=0.1,
+                    answers=''.join(
+                        map(str, np.where(own, labels, (labels + 1) % 10))
+                    ),
+                )
+                for seed, own in enumerate(answers)
+            ]
     assert len(json.dumps(rows)) > 9 * 8 * 400
     lines = ladder.verdicts(rows)
     p_values = []
-    for line, (network, other) in zip(lines, (
-            (network, other) for network in ladder.PRETRAINED
-            for other in ladder.MAIN[1:]), strict=True):
+    for line, (network, other) in zip(
+        lines,
+        (
+            (network, other)
+            for network in ladder.PRETRAINED
+            for other in ladder.MAIN[1:]
+        ),
+        strict=True,
+    ):
         assert line[:2] == [network, f'stepnet − {other}']
-        d = 100. * (right[network]['stepnet'].astype(int)
-                    - right[network][other])
-        a, b = (stats.sem(d.mean(axis))**2 for axis in (1, 0))
-        freedom = (a + b)**2 / (a**2 / 7 + b**2 / 399)
-        t = stats.t(freedom, d.mean(), (a + b)**0.5)
+        d = 100.0 * (
+            right[network]['stepnet'].astype(int) - right[network][other]
+        )
+        a, b = (stats.sem(d.mean(axis)) ** 2 for axis in (1, 0))
+        freedom = (a + b) ** 2 / (a**2 / 7 + b**2 / 399)
+        t = stats.t(freedom, d.mean(), (a + b) ** 0.5)
         assert line[2] == f'{d.mean():+.2f}'
         assert line[3] == '{:+.2f} to {:+.2f}'.format(*t.interval(0.95))
         p_values.append(2 * min(t.cdf(0), t.sf(0)))

@@ -21,11 +21,17 @@ CPU = torch.device('cpu')
 def small(monkeypatch):
     """Few epochs, rates and seeds, and eight pixels in place of 32."""
     for name, value in dict(
-            NETWORKS=('resnet14', ), LENGTHS=(2, ), RATES=(0.05, 0.1),
-            SEARCH_SEEDS=range(100, 102), SEEDS=range(2), BATCH=20).items():
+        NETWORKS=('resnet14',),
+        LENGTHS=(2,),
+        RATES=(0.05, 0.1),
+        SEARCH_SEEDS=range(100, 102),
+        SEEDS=range(2),
+        BATCH=20,
+    ).items():
         monkeypatch.setattr(gpu, name, value)
-    monkeypatch.setattr(scratch, 'prepare', lambda pixels:
-                        pixels[:, :, ::4, ::4].float() / 255)
+    monkeypatch.setattr(
+        scratch, 'prepare', lambda pixels: pixels[:, :, ::4, ::4].float() / 255
+    )
     gpu.place.cache_clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -37,14 +43,20 @@ def small(monkeypatch):
 def made_up():
     pixels, labels = pictures(60)
     order = labels.argsort(stable=True)
-    return gpu.Pictures((pixels[order], labels[order]), pictures(30, seed=1),
-                        CPU)
+    return gpu.Pictures(
+        (pixels[order], labels[order]), pictures(30, seed=1), CPU
+    )
 
 
 def run_missing(folder, minutes=math.inf):
-    gpu.run_missing(gpu.NETWORKS, ['stepnet', 'plain'], made_up(),
-                    folder / 'rows', folder / 'kept',
-                    time.monotonic() + 60 * minutes)
+    gpu.run_missing(
+        gpu.NETWORKS,
+        ['stepnet', 'plain'],
+        made_up(),
+        folder / 'rows',
+        folder / 'kept',
+        time.monotonic() + 60 * minutes,
+    )
     return list(read_rows(folder / 'rows'))
 
 
@@ -56,7 +68,11 @@ def test_dry_run(small, tmp_path):
     final = [row for row in rows if row['seed'] < 100]
     assert rows == searched + final
     assert [(row['seed'], row['rung']) for row in final] == [
-        (0, 'stepnet'), (0, 'plain'), (1, 'stepnet'), (1, 'plain')]
+        (0, 'stepnet'),
+        (0, 'plain'),
+        (1, 'stepnet'),
+        (1, 'plain'),
+    ]
     for row in final:
         right = np.array([*map(int, row['answers'])]) == np.arange(30) % 10
         assert row['accuracy'] == 100 * right.sum() / 30
@@ -65,8 +81,9 @@ def test_dry_run(small, tmp_path):
     assert final[0]['body'] == final[1]['body'] != final[2]['body']
     text = gpu.table(tmp_path / 'rows')
     mean = np.mean([row['accuracy'] for row in final[::2]])
-    assert (f'| resnet14 | stepnet | {final[0]["numbers"]:,} | 2 | '
-            f'{mean:.2f} ± ') in text
+    assert (
+        f'| resnet14 | stepnet | {final[0]["numbers"]:,} | 2 | {mean:.2f} ± '
+    ) in text
     assert '| resnet14 | 2 | 0.' in text and 'not yet' not in text
 
 
@@ -80,10 +97,11 @@ def test_a_run_that_ran_out_of_time_goes_on_to_the_bit(small, tmp_path):
     model, _ = train('whole', math.inf)
     wanted = {key: value.clone() for key, value in model.state_dict().items()}
     for _ in range(3):
-        assert train('stopped', 0.) is None
-    model, _ = train('stopped', 0.)  # nothing is left to be trained
-    torch.testing.assert_close(dict(model.state_dict()), wanted, rtol=0,
-                               atol=0)
+        assert train('stopped', 0.0) is None
+    model, _ = train('stopped', 0.0)  # nothing is left to be trained
+    torch.testing.assert_close(
+        dict(model.state_dict()), wanted, rtol=0, atol=0
+    )
 
 
 def test_a_run_that_diverges_has_a_row(small, tmp_path):
@@ -107,13 +125,18 @@ def simulate(accuracy, loss):
 
 
 def test_the_length_is_that_after_which_half_as_much_gains_little():
-    gains = {20: 85., 30: 88., 45: 89., 68: 89.25, 102: 95., 153: 99.}
-    runs = simulate(lambda run: gains[run.epochs] + (run.seed - 101) / 10,
-                    lambda run: abs(run.rate - 0.2))
+    gains = {20: 85.0, 30: 88.0, 45: 89.0, 68: 89.25, 102: 95.0, 153: 99.0}
+    runs = simulate(
+        lambda run: gains[run.epochs] + (run.seed - 101) / 10,
+        lambda run: abs(run.rate - 0.2),
+    )
     assert {run.epochs for run in runs} == {20, 30, 45, 68}
     final = [run for run in runs if not run.is_search]
-    assert final == [Run('resnet20', rung, 45, 0.2, seed)
-                     for seed in range(12) for rung in ('stepnet', 'plain')]
+    assert final == [
+        Run('resnet20', rung, 45, 0.2, seed)
+        for seed in range(12)
+        for rung in ('stepnet', 'plain')
+    ]
     # Plain's rates at its length are not tried again for its rung.
     assert len(runs) == 4 * (5 + 2) + 5 + 24
 
@@ -126,22 +149,27 @@ def test_the_longest_is_taken_where_each_gains():
 def test_each_rung_has_the_rate_of_its_lowest_loss():
     """A training that diverged has no loss, and is not taken."""
     best = dict(stepnet=0.1, plain=0.4)
-    runs = simulate(lambda run: 90., lambda run: None if run.rate > 0.5
-                    else abs(run.rate - best[run.rung]))
+    runs = simulate(
+        lambda run: 90.0,
+        lambda run: None if run.rate > 0.5 else abs(run.rate - best[run.rung]),
+    )
     for run in runs:
         assert run.is_search or run.rate == best[run.rung]
 
 
 def test_held_out_pictures_are_not_trained_with():
     found = made_up()
-    search, final = (Run('resnet20', 'plain', 2, 0.1, seed)
-                     for seed in (100, 0))
+    search, final = (
+        Run('resnet20', 'plain', 2, 0.1, seed) for seed in (100, 0)
+    )
     (most, _), (held_out, labels) = found.of(search)
     (everything, _), (tested, _) = found.of(final)
     assert labels.tolist() == list(range(10))  # a tenth of six is one
     assert len(most) == 50 and len(everything) == 60
-    both = {tuple(picture.flatten().tolist())
-            for picture in torch.cat([most, held_out])}
+    both = {
+        tuple(picture.flatten().tolist())
+        for picture in torch.cat([most, held_out])
+    }
     assert len(both) == 60
     assert torch.equal(tested, pictures(30, seed=1)[0])
 
@@ -181,8 +209,14 @@ def test_resnet18_looks_at_32_pixels():
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
     shapes = []
     model.layer1.register_forward_hook(
-        lambda module, args, out: shapes.append(out.shape))
+        lambda module, args, out: shapes.append(out.shape)
+    )
     model.eval()(torch.zeros(1, 3, 32, 32))
     assert shapes == [(1, 64, 32, 32)]
     assert scratch.blocks_of('resnet18') == [
-        'layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
+        'layer1.0',
+        'layer1.1',
+        'layer2.1',
+        'layer3.1',
+        'layer4.1',
+    ]

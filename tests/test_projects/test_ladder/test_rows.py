@@ -52,4 +52,5 @@ def test_a_row_says_with_what_it_was_made():
 
 def test_tables():
     assert markdown(['a', 'b'], [['1', '2']]) == (
-        '| a | b |\n| --- | --- |\n| 1 | 2 |\n')
+        '| a | b |\n| --- | --- |\n| 1 | 2 |\n'
+    )

@@ -13,33 +13,56 @@ BLOCKS = ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1']
 GATE = 'step.attention.'
 NORMS = {'bn2.weight', 'bn2.bias'}
 SCALE = {GATE + 'weight'}
-STEPNET = {GATE + name for name in (
-    'pair_weight', 'bn.weight', 'bn.bias', 'ie_weight', 'ie_bias')}
+STEPNET = {
+    GATE + name
+    for name in ('pair_weight', 'bn.weight', 'bn.bias', 'ie_weight', 'ie_bias')
+}
 HEAD = {'linear.weight', 'linear.bias'}
 
 
-@pytest.mark.parametrize('name, in_blocks, head', [
-    ('stepnet', STEPNET, False), ('layer-scale', SCALE, False),
-    ('norms', NORMS, False), ('layer-scale-block', SCALE, False),
-    ('sigmoid-bias', {GATE + 'ie_bias'}, False), ('head', set(), True),
-    ('norms-head', NORMS, True), ('layer-scale-head', SCALE, True),
-    ('stepnet-head', STEPNET, True)])
+@pytest.mark.parametrize(
+    'name, in_blocks, head',
+    [
+        ('stepnet', STEPNET, False),
+        ('layer-scale', SCALE, False),
+        ('norms', NORMS, False),
+        ('layer-scale-block', SCALE, False),
+        ('sigmoid-bias', {GATE + 'ie_bias'}, False),
+        ('head', set(), True),
+        ('norms-head', NORMS, True),
+        ('layer-scale-head', SCALE, True),
+        ('stepnet-head', STEPNET, True),
+    ],
+)
 def test_a_rung_trains_what_it_names(name, in_blocks, head):
     model = CIFARResNet(14)
     parameters = put_in(model, RUNGS[name], BLOCKS, X)
-    names = {key for key, p in model.named_parameters()
-             if any(p is one for one in parameters)}
-    assert names == {f'{block}.{key}' for block in BLOCKS
-                     for key in in_blocks} | (HEAD if head else set())
+    names = {
+        key
+        for key, p in model.named_parameters()
+        if any(p is one for one in parameters)
+    }
+    assert names == {
+        f'{block}.{key}' for block in BLOCKS for key in in_blocks
+    } | (HEAD if head else set())
     assert len(names) == len(parameters)
-    assert names == {key for key, p in model.named_parameters()
-                     if p.requires_grad}
+    assert names == {
+        key for key, p in model.named_parameters() if p.requires_grad
+    }
 
 
-@pytest.mark.parametrize('name, numbers', [
-    # 7 blocks: 3 of 16 channels, 2 of 32, 2 of 64.
-    ('stepnet', 6 * 240), ('layer-scale', 240), ('norms', 2 * 240),
-    ('layer-scale-block', 7), ('sigmoid-bias', 240), ('head', 650)])
+@pytest.mark.parametrize(
+    'name, numbers',
+    [
+        # 7 blocks: 3 of 16 channels, 2 of 32, 2 of 64.
+        ('stepnet', 6 * 240),
+        ('layer-scale', 240),
+        ('norms', 2 * 240),
+        ('layer-scale-block', 7),
+        ('sigmoid-bias', 240),
+        ('head', 650),
+    ],
+)
 def test_numbers_of_resnet20(name, numbers):
     model = CIFARResNet(20)
     blocks = mmstepnet.insert_steps(CIFARResNet(20), example=X)

@@ -32,8 +32,9 @@ def one_thread():
 @pytest.fixture
 def small(monkeypatch):
     """Eight pixels in place of 32, which cost less."""
-    monkeypatch.setattr(scratch, 'prepare', lambda pixels:
-                        pixels[:, :, ::4, ::4].float() / 255)
+    monkeypatch.setattr(
+        scratch, 'prepare', lambda pixels: pixels[:, :, ::4, ::4].float() / 255
+    )
 
 
 def build(seed, name):
@@ -47,16 +48,24 @@ def digest(seed):
 
 def test_rungs_stand_in_the_seven_blocks_of_identity_shortcuts():
     assert scratch.blocks_of('resnet20') == [
-        'layer1.0', 'layer1.1', 'layer1.2', 'layer2.1', 'layer2.2',
-        'layer3.1', 'layer3.2']
+        'layer1.0',
+        'layer1.1',
+        'layer1.2',
+        'layer2.1',
+        'layer2.2',
+        'layer3.1',
+        'layer3.2',
+    ]
 
 
 def test_the_main_rungs_compute_the_same_at_the_start():
     """In training, where BN takes the statistics of the batch."""
     seed = scratch.Seed(0, 50_000)
     x = scratch.prepare(pictures(8)[0])
-    scores = {name: build(seed, name)[0](x).double()
-              for name in (*scratch.MAIN, 'plain')}
+    scores = {
+        name: build(seed, name)[0](x).double()
+        for name in (*scratch.MAIN, 'plain')
+    }
     first = scores['stepnet']
     for name in scratch.MAIN[1:]:
         # Float32 has 2**-24 a rounding; some hundred of them, twenty layers.
@@ -76,19 +85,27 @@ def test_every_rung_is_given_the_body_of_its_seed(name):
         if key in [f'{block}.bn2.weight' for block in blocks]:
             value = torch.full_like(value, start.norms)
         assert torch.equal(found[key], value), key
-    trained = {key for key, p in model.named_parameters()
-               if any(p is one for one in parameters)}
-    assert trained == {key for key, p in model.named_parameters()
-                       if p.requires_grad}
+    trained = {
+        key
+        for key, p in model.named_parameters()
+        if any(p is one for one in parameters)
+    }
+    assert trained == {
+        key for key, p in model.named_parameters() if p.requires_grad
+    }
     gates = {key for key in trained if '.attention.' in key}
-    body = {key for key in seed.body
-            if 'running' not in key and 'batches' not in key}
+    body = {
+        key
+        for key in seed.body
+        if 'running' not in key and 'batches' not in key
+    }
     assert trained - gates == body
     if name == 'sigmoid-bias':
         assert gates == {f'{b}.step.attention.ie_bias' for b in blocks}
     else:
-        assert gates == {key for key, _ in model.named_parameters()
-                         if '.attention.' in key}
+        assert gates == {
+            key for key, _ in model.named_parameters() if '.attention.' in key
+        }
     assert bool(gates) == (start.gates.attention is not None)
 
 
@@ -104,8 +121,7 @@ def test_gates_take_nothing_from_what_a_seed_draws():
     for epoch in np.split(np.arange(15), 5):
         order = torch.cat([first.batches[k] for k in epoch])
         assert torch.equal(order.sort().values, torch.arange(300))
-    gates = [build(first, 'stepnet')[0].state_dict()
-             for _ in range(2)]
+    gates = [build(first, 'stepnet')[0].state_dict() for _ in range(2)]
     assert all(torch.equal(gates[0][key], gates[1][key]) for key in gates[0])
 
 
@@ -125,8 +141,10 @@ def given(monkeypatch, name, seed, tmp_path, trained):
 
 def test_every_rung_sees_the_same_pictures(monkeypatch, tmp_path):
     trained, seed = pictures(150), scratch.Seed(0, 150, SMALL)
-    shown = [given(monkeypatch, name, seed, tmp_path, trained)
-             for name in scratch.MAIN]
+    shown = [
+        given(monkeypatch, name, seed, tmp_path, trained)
+        for name in scratch.MAIN
+    ]
     assert len(shown[0]) == 10
     for batches in shown[1:]:
         assert all(map(torch.equal, shown[0], batches))
@@ -138,16 +156,20 @@ def test_the_rate_is_that_of_pytorchs_schedules():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=scratch.RATE)
     rates = []
     for schedule, steps in (
-            (LinearLR(optimizer, 0.01, total_iters=390), 391),
-            (CosineAnnealingLR(optimizer, 4 * 391), 4 * 391)):
+        (LinearLR(optimizer, 0.01, total_iters=390), 391),
+        (CosineAnnealingLR(optimizer, 4 * 391), 4 * 391),
+    ):
         for _ in range(steps):
             rates.append(optimizer.param_groups[0]['lr'])
             optimizer.step()
             schedule.step()
         optimizer.param_groups[0]['lr'] = scratch.RATE
     np.testing.assert_allclose(
-        [scratch.rate_at(step, 391, 1955) for step in range(1955)], rates,
-        rtol=1e-9, atol=1e-15)
+        [scratch.rate_at(step, 391, 1955) for step in range(1955)],
+        rates,
+        rtol=1e-9,
+        atol=1e-15,
+    )
 
 
 class KilledError(Exception):
@@ -157,8 +179,11 @@ class KilledError(Exception):
 def test_a_killed_run_goes_on_to_the_bit(small, monkeypatch, tmp_path):
     """In the middle of an epoch, two steps after it was kept."""
     monkeypatch.setattr(scratch, 'KEPT_EVERY', 5)
-    seed, trained, tested = scratch.Seed(1, 300, SMALL), pictures(300), \
-        pictures(40, seed=1)
+    seed, trained, tested = (
+        scratch.Seed(1, 300, SMALL),
+        pictures(300),
+        pictures(40, seed=1),
+    )
     program = dict(cpu='one', torch='two', commit='three')
 
     def run(folder, program=program):
@@ -209,12 +234,19 @@ def test_a_row_counts_what_its_network_answers(small, tmp_path):
     assert len(found.mean) == 4
     for key in ('mean', 'over_images'):
         assert row['gates'][key] == pytest.approx(
-            np.mean([*getattr(found, key).values()]), rel=1e-3)
+            np.mean([*getattr(found, key).values()]), rel=1e-3
+        )
 
 
-@pytest.mark.parametrize('name, mean', [
-    ('stepnet', 1 / (1 + math.e)), ('sigmoid-bias', 1 / (1 + math.e)),
-    ('layer-scale-half', 0.5), ('se-half', 0.5)])
+@pytest.mark.parametrize(
+    'name, mean',
+    [
+        ('stepnet', 1 / (1 + math.e)),
+        ('sigmoid-bias', 1 / (1 + math.e)),
+        ('layer-scale-half', 0.5),
+        ('se-half', 0.5),
+    ],
+)
 def test_gates_start_where_the_plan_says(small, name, mean):
     model, _ = build(scratch.Seed(0, 1, SMALL), name)
     gates = scratch.test(model, pictures(6))['gates']
@@ -223,52 +255,84 @@ def test_gates_start_where_the_plan_says(small, name, mean):
     assert sum(isinstance(m, Attention) for m in model.modules()) == 4
 
 
-def test_rows_of_a_seed_come_from_one_program(small, monkeypatch,
-                                              tmp_path):
-    monkeypatch.setattr(scratch.Seed.__init__, '__defaults__', (SMALL, ))
+def test_rows_of_a_seed_come_from_one_program(small, monkeypatch, tmp_path):
+    monkeypatch.setattr(scratch.Seed.__init__, '__defaults__', (SMALL,))
 
     def run(commit, rungs, *seeds):
-        monkeypatch.setattr(scratch, 'describe_program', lambda: dict(
-            cpu='one', torch='two', commit=commit))
-        scratch.run_missing(rungs, seeds, pictures(20), pictures(20),
-                            tmp_path / 'rows', tmp_path / 'kept')
+        monkeypatch.setattr(
+            scratch,
+            'describe_program',
+            lambda: dict(cpu='one', torch='two', commit=commit),
+        )
+        scratch.run_missing(
+            rungs,
+            seeds,
+            pictures(20),
+            pictures(20),
+            tmp_path / 'rows',
+            tmp_path / 'kept',
+        )
 
     run('a', ['plain', 'norms-half'], 0)
     run('a', ['plain', 'norms-half'], 0)  # nothing is missing
     run('b', ['plain', 'norms-half'], 0)  # nor here
-    with pytest.raises(ValueError, match="seed 0 were made by .*'commit': 'a'"
-                       ".*and this is .*'commit': 'b'.*run other seeds"):
+    with pytest.raises(
+        ValueError,
+        match="seed 0 were made by .*'commit': 'a'"
+        ".*and this is .*'commit': 'b'.*run other seeds",
+    ):
         run('b', ['se-half'], 0)
     run('b', ['plain'], 1)
-    assert [(row['seed'], row['rung'], row['commit'])
-            for row in read_rows(tmp_path / 'rows')] == [
-        (0, 'plain', 'a'), (0, 'norms-half', 'a'), (1, 'plain', 'b')]
+    assert [
+        (row['seed'], row['rung'], row['commit'])
+        for row in read_rows(tmp_path / 'rows')
+    ] == [(0, 'plain', 'a'), (0, 'norms-half', 'a'), (1, 'plain', 'b')]
 
 
 def write_rows(folder, seeds, **accuracies):
     """Rows of simulated accuracies, by rung."""
     folder.mkdir(exist_ok=True)
-    (folder / 'rows.jsonl').write_text(''.join(
-        json.dumps(dict(rung=rung.replace('_', '-'), seed=seed,
-                        accuracy=values[seed], loss=1.0, numbers=9,
-                        seconds=600)) + '\n'
-        for rung, values in accuracies.items() for seed in seeds))
+    (folder / 'rows.jsonl').write_text(
+        ''.join(
+            json.dumps(
+                dict(
+                    rung=rung.replace('_', '-'),
+                    seed=seed,
+                    accuracy=values[seed],
+                    loss=1.0,
+                    numbers=9,
+                    seconds=600,
+                )
+            )
+            + '\n'
+            for rung, values in accuracies.items()
+            for seed in seeds
+        )
+    )
 
 
 NOISE = np.random.default_rng(0).normal(0, 0.3, 12)
 NOISE -= NOISE.mean()
 
 
-@pytest.mark.parametrize('bias, norms, words', [
-    (74.0, 75.0, ('ahead', 'worth less than 0.5 points')),
-    (76.5, 74.7, ('behind', 'ahead, by less than 0.5 points')),
-    (75.0, 75.0, ('worth less than 0.5 points', ) * 2)])
+@pytest.mark.parametrize(
+    'bias, norms, words',
+    [
+        (74.0, 75.0, ('ahead', 'worth less than 0.5 points')),
+        (76.5, 74.7, ('behind', 'ahead, by less than 0.5 points')),
+        (75.0, 75.0, ('worth less than 0.5 points',) * 2),
+    ],
+)
 def test_verdicts_of_the_plan(tmp_path, bias, norms, words):
-    means = dict(stepnet=75 + NOISE / 2, sigmoid_bias=bias - NOISE / 2,
-                 norms_start=norms - NOISE / 4)
+    means = dict(
+        stepnet=75 + NOISE / 2,
+        sigmoid_bias=bias - NOISE / 2,
+        norms_start=norms - NOISE / 4,
+    )
     write_rows(tmp_path, range(12), **means)
-    lines = [line.split(' | ') for line in
-             scratch.table(tmp_path).splitlines()[2:4]]
+    lines = [
+        line.split(' | ') for line in scratch.table(tmp_path).splitlines()[2:4]
+    ]
     assert [line[-1].strip(' |') for line in lines] == list(words)
     for line, name in zip(lines, ('sigmoid_bias', 'norms_start')):
         d = means['stepnet'] - means[name]
@@ -282,8 +346,9 @@ def test_verdicts_of_the_plan(tmp_path, bias, norms, words):
 
 def test_there_is_one_look(tmp_path):
     """Nothing of a main difference is told before it."""
-    accuracy = dict(stepnet=75 + NOISE, sigmoid_bias=74 - NOISE,
-                    norms_start=73 + 2 * NOISE)
+    accuracy = dict(
+        stepnet=75 + NOISE, sigmoid_bias=74 - NOISE, norms_start=73 + 2 * NOISE
+    )
     write_rows(tmp_path, range(11), **accuracy)
     text = scratch.table(tmp_path)
     assert text.count('| 11 |  |  |  |  | not yet |') == 2

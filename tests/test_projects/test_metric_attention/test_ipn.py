@@ -16,20 +16,33 @@ from projects.metric_attention.models import (
 from tests.test_projects.test_metric_attention.test_meshes import FACES
 from tests.utils import perturb, seeded
 
-SIMILARITIES = ('DotProductAttention', 'L2Attention', 'MetricAttention',
-                'DotProduct', 'L2', 'Metric')
+SIMILARITIES = (
+    'DotProductAttention',
+    'L2Attention',
+    'MetricAttention',
+    'DotProduct',
+    'L2',
+    'Metric',
+)
 TETRAHEDRON = [[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]]
 
 
 def settings(similarity, **kwargs):
     """An attention block, or the propagation alone."""
     propagation = (
-        dict(type=similarity) if similarity.endswith('Attention') else
-        dict(type='Propagation', pseudo_metric=dict(type=similarity)))
+        dict(type=similarity)
+        if similarity.endswith('Attention')
+        else dict(type='Propagation', pseudo_metric=dict(type=similarity))
+    )
     return {
-        **dict(in_channels=5, embed_dims=7, out_channels=3, depth=3,
-               propagation=dict(propagation, eps=7**0.5)),
-        **kwargs
+        **dict(
+            in_channels=5,
+            embed_dims=7,
+            out_channels=3,
+            depth=3,
+            propagation=dict(propagation, eps=7**0.5),
+        ),
+        **kwargs,
     }
 
 
@@ -68,12 +81,14 @@ def test_network_is_its_parts_in_turn(similarity, on_graph):
     expected = part_by_part(net, x, adjacent)
     for dense in (False, not on_graph):
         np.testing.assert_allclose(
-            net(x, mask, dense=dense).numpy(), expected, rtol=0, atol=1e-10)
+            net(x, mask, dense=dense).numpy(), expected, rtol=0, atol=1e-10
+        )
     # Neither form may pass for want of a difference between nodes.
     assert expected.std(0).min() > 1e-3
     order = torch.randperm(23, generator=torch.Generator().manual_seed(3))
-    permuted = None if adjacent is None else adjacent[order][
-        :, order].to_sparse_coo()
+    permuted = (
+        None if adjacent is None else adjacent[order][:, order].to_sparse_coo()
+    )
     torch.testing.assert_close(net(x[order], permuted), net(x, mask)[order])
 
 
@@ -83,7 +98,8 @@ def test_classifier(similarity):
     x, labels = points(30), torch.arange(30) % 3
     logits = torch.from_numpy(part_by_part(model.network, x))
     torch.testing.assert_close(
-        model(x, labels, mode='loss')['loss'], F.cross_entropy(logits, labels))
+        model(x, labels, mode='loss')['loss'], F.cross_entropy(logits, labels)
+    )
     found = torch.stack([one['pred_score'] for one in model(x, labels)])
     torch.testing.assert_close(found, logits.softmax(1))
 
@@ -94,8 +110,10 @@ def mesh(faces, seed):
     edges = torch.cat([faces[:, :2], faces[:, 1:], faces[:, ::2]])
     return dict(
         inputs=points(nodes, seed),
-        neighbours=neighbourhood(edges, nodes).indices(), faces=faces,
-        labels=torch.arange(len(faces)) % 3)
+        neighbours=neighbourhood(edges, nodes).indices(),
+        faces=faces,
+        labels=torch.arange(len(faces)) % 3,
+    )
 
 
 @torch.no_grad()
@@ -115,12 +133,16 @@ def test_batch_of_meshes_is_mesh_by_mesh(similarity):
         losses.append(F.cross_entropy(logits, one['labels'], reduction='none'))
         predicted.append(logits.argmax(1))
     torch.testing.assert_close(
-        model(**together, mode='loss')['loss'], torch.cat(losses).mean())
+        model(**together, mode='loss')['loss'], torch.cat(losses).mean()
+    )
     found = model(**together)
-    assert all(torch.equal(f['pred_label'], p)
-               for f, p in zip(found, predicted, strict=True))
+    assert all(
+        torch.equal(f['pred_label'], p)
+        for f, p in zip(found, predicted, strict=True)
+    )
     metric = Accuracy()
     metric.process(None, found)
     right = torch.cat(predicted) == together['labels']
     assert metric.evaluate(3)['accuracy/top1'] == pytest.approx(
-        100 * right.double().mean().item())
+        100 * right.double().mean().item()
+    )

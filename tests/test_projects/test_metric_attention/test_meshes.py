@@ -1,6 +1,5 @@
 """Mesh files, labels of faces and the human segmentation set."""
 
-
 import numpy as np
 import pytest
 from scipy.spatial import ConvexHull
@@ -11,10 +10,22 @@ from projects.metric_attention.datasets.human_segmentation import (
     vertex_features,
 )
 
-VERTICES = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1],
-                     [0, 0, -1]], float)
-FACES = np.array([[0, 2, 4], [2, 1, 4], [1, 3, 4], [3, 0, 4], [2, 0, 5],
-                  [1, 2, 5], [3, 1, 5], [0, 3, 5]])
+VERTICES = np.array(
+    [[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]],
+    float,
+)
+FACES = np.array(
+    [
+        [0, 2, 4],
+        [2, 1, 4],
+        [1, 3, 4],
+        [3, 0, 4],
+        [2, 0, 5],
+        [1, 2, 5],
+        [3, 1, 5],
+        [0, 3, 5],
+    ]
+)
 """An octahedron."""
 
 
@@ -27,21 +38,24 @@ def walk(faces):
     return number
 
 
-@pytest.mark.parametrize('kind, count', [
-    ('face', 8), ('vertex', 6), ('edge', 12)])
+@pytest.mark.parametrize(
+    'kind, count', [('face', 8), ('vertex', 6), ('edge', 12)]
+)
 def test_labels_of_faces_vertices_and_edges(tmp_path, kind, count):
     raw = np.random.default_rng(1).integers(1, 4, count)  # some alike
     for name in ('train', 'seg'):
         (tmp_path / name).mkdir()
     rows = [f'v {x} {y} {z}' for x, y, z in VERTICES]
-    rows += ['f ' + ' '.join(f'{corner + 1}//{corner + 1}' for corner in face)
-             for face in FACES]
+    rows += [
+        'f ' + ' '.join(f'{corner + 1}//{corner + 1}' for corner in face)
+        for face in FACES
+    ]
     (tmp_path / 'train/a.obj').write_text('# MeshCNN\n' + '\n'.join(rows))
     with pytest.raises(FileNotFoundError, match='a.eseg'):
         HumanSegmentation(str(tmp_path))
     path = tmp_path / 'seg/a.eseg'
     path.write_text('\n'.join(map(str, raw)))
-    (sample, ) = HumanSegmentation(str(tmp_path)).samples
+    (sample,) = HumanSegmentation(str(tmp_path)).samples
     assert (sample['faces'].numpy() == FACES).all()
     np.testing.assert_allclose(sample['inputs'][:, :3], VERTICES)
     number = walk(FACES)
@@ -51,20 +65,26 @@ def test_labels_of_faces_vertices_and_edges(tmp_path, kind, count):
         elif kind == 'vertex':
             seen = raw[face].tolist()
         else:
-            seen = [raw[number[min(a, b), max(a, b)]]
-                    for a, b in zip(face, face[1:] + face[:1])]
+            seen = [
+                raw[number[min(a, b), max(a, b)]]
+                for a, b in zip(face, face[1:] + face[:1])
+            ]
         most = max(map(seen.count, seen))
         assert sample['labels'][i] + 1 == min(
-            x for x in seen if seen.count(x) == most)
+            x for x in seen if seen.count(x) == most
+        )
 
 
-@pytest.mark.parametrize('change, text', [
-    (dict(vertices=np.where(VERTICES == 1, np.nan, VERTICES)), 'finite'),
-    (dict(faces=FACES - 1), 'name all of the vertices'),
-    (dict(vertices=np.concatenate([VERTICES, [[9, 9, 9]]])), '0 to 6'),
-    (dict(labels=[1] * 7 + [9]), 'from 1 to 8, got 1 to 9'),
-    (dict(labels=[1, 2, 3]), '3 labels are neither'),
-])
+@pytest.mark.parametrize(
+    'change, text',
+    [
+        (dict(vertices=np.where(VERTICES == 1, np.nan, VERTICES)), 'finite'),
+        (dict(faces=FACES - 1), 'name all of the vertices'),
+        (dict(vertices=np.concatenate([VERTICES, [[9, 9, 9]]])), '0 to 6'),
+        (dict(labels=[1] * 7 + [9]), 'from 1 to 8, got 1 to 9'),
+        (dict(labels=[1, 2, 3]), '3 labels are neither'),
+    ],
+)
 def test_bad_meshes(tmp_path, change, text):
     parts = dict(vertices=VERTICES, faces=FACES, labels=range(1, 9))
     np.savez(tmp_path / 'mesh.npz', **{**parts, **change})
@@ -78,12 +98,19 @@ def test_features_of_an_ellipsoid(flip):
     ball = np.random.default_rng(0).standard_normal((4000, 3))
     ball /= np.linalg.norm(ball, axis=1, keepdims=True)
     found = ConvexHull(ball)
-    outwards = (np.cross(*(ball[found.simplices[:, k]]
-                           - ball[found.simplices[:, 0]] for k in (1, 2)))
-                * found.equations[:, :3]).sum(1) > 0
-    faces = np.where(outwards[:, None], found.simplices,
-                     found.simplices[:, ::-1])
-    axes = np.array([1., 2., 0.5])
+    outwards = (
+        np.cross(
+            *(
+                ball[found.simplices[:, k]] - ball[found.simplices[:, 0]]
+                for k in (1, 2)
+            )
+        )
+        * found.equations[:, :3]
+    ).sum(1) > 0
+    faces = np.where(
+        outwards[:, None], found.simplices, found.simplices[:, ::-1]
+    )
+    axes = np.array([1.0, 2.0, 0.5])
     features = vertex_features(ball * axes * 30 + 1000, faces[:, ::flip])
     points = features[:, :3]
     np.testing.assert_allclose(points.mean(0), 0, atol=1e-12)

@@ -41,7 +41,8 @@ def write(root, split, english, german, compress=False):
     for language, lines in (('en', english), ('de', german)):
         data = ''.join(f'{line}\n' for line in lines).encode()
         (folder / f'{split}.{language}{".gz" * compress}').write_bytes(
-            gzip.compress(data) if compress else data)
+            gzip.compress(data) if compress else data
+        )
 
 
 @pytest.fixture
@@ -72,8 +73,11 @@ def test_samples_hold_the_text(root):
     assert other.metainfo['tokenizer'] == dataset.metainfo['tokenizer']
     by_length = load(root, sort=True)
     lengths = [by_length.get_length(i) for i in range(4)]
-    assert lengths == sorted(lengths) == [
-        len(s['source']) + len(s['target']) for s in by_length]
+    assert (
+        lengths
+        == sorted(lengths)
+        == [len(s['source']) + len(s['target']) for s in by_length]
+    )
 
 
 def test_tokenizer_encodes_what_it_never_saw():
@@ -133,13 +137,20 @@ def feed(metric, samples, references):
 def test_bleu_equals_sacrebleu_on_the_plain_text(caplog):
     MMLogger.get_instance('test_bleu').addHandler(caplog.handler)
     tokenizer = train_tokenizer(GERMAN, VOCAB)
-    texts = [text.replace('weiße', 'helle').replace('Ein ', 'ein ')
-             for text in GERMAN]
+    texts = [
+        text.replace('weiße', 'helle').replace('Ein ', 'ein ')
+        for text in GERMAN
+    ]
     metric = BLEU()
     metric.dataset_meta = dict(tokenizer=tokenizer.to_str())
-    scores = feed(metric, [
-        dict(tokens=tokenizer.encode(text, add_special_tokens=False).ids)
-        for text in texts], GERMAN)
+    scores = feed(
+        metric,
+        [
+            dict(tokens=tokenizer.encode(text, add_special_tokens=False).ids)
+            for text in texts
+        ],
+        GERMAN,
+    )
     expected = sacrebleu.corpus_bleu(texts, [GERMAN])
     assert scores == {'translation/BLEU': pytest.approx(expected.score)}
     assert 20 < expected.score < 95
@@ -154,7 +165,8 @@ def test_perplexity_weighs_tokens_not_sentences():
     scores = feed(Perplexity(), samples, [''] * 4)
     product = math.prod(map(math.prod, chances))
     assert scores['translation/perplexity'] == pytest.approx(
-        product**(-1 / 9))
+        product ** (-1 / 9)
+    )
     assert scores['translation/loss'] == pytest.approx(-math.log(product) / 9)
     beyond = feed(Perplexity(), [dict(nll=8e3, num_tokens=10)], [''])
     assert beyond['translation/perplexity'] == math.inf

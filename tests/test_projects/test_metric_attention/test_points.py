@@ -15,8 +15,9 @@ def write_idx(path, array):
     content = struct.pack('>BBBB', 0, 0, 8, array.ndim)
     content += struct.pack(f'>{array.ndim}I', *array.shape)
     content += array.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(content, mtime=0)
-                     if path.suffix == '.gz' else content)
+    path.write_bytes(
+        gzip.compress(content, mtime=0) if path.suffix == '.gz' else content
+    )
 
 
 @pytest.mark.parametrize('suffix', ['.gz', ''])
@@ -25,8 +26,9 @@ def test_idx_files(tmp_path, suffix):
     write_idx(tmp_path / f'train-images-idx3-ubyte{suffix}', images)
     with pytest.raises(FileNotFoundError, match='labels-idx1-ubyte.gz; put'):
         MNISTPoints(str(tmp_path))
-    write_idx(tmp_path / f'train-labels-idx1-ubyte{suffix}',
-              np.array([3, 0, 9]))
+    write_idx(
+        tmp_path / f'train-labels-idx1-ubyte{suffix}', np.array([3, 0, 9])
+    )
     dataset = MNISTPoints(str(tmp_path))
     assert len(dataset) == 3
     expected = (images[1].reshape(784) / 255 - 0.1307) / 0.3081
@@ -41,7 +43,7 @@ def test_moon_is_two_half_circles():
     upper = dataset.labels == 0
     assert upper.sum() == 100
     on_first = (x**2 + y**2 - 1).abs() < 1e-5
-    on_second = ((x - 1)**2 + (y - 0.5)**2 - 1).abs() < 1e-5
+    on_second = ((x - 1) ** 2 + (y - 0.5) ** 2 - 1).abs() < 1e-5
     assert on_first[upper].all() and (y[upper] > -1e-6).all()
     assert on_second[~upper].all() and (y[~upper] < 0.5 + 1e-6).all()
 

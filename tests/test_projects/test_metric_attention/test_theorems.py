@@ -44,16 +44,17 @@ def limit_operator(x, u, eps):
 
 
 def halves(errors, tolerance=0.1):
-    return all(abs(before / after - 2) < tolerance
-               for before, after in zip(errors, errors[1:]))
+    return all(
+        abs(before / after - 2) < tolerance
+        for before, after in zip(errors, errors[1:])
+    )
 
 
 def with_drift(angle, wave):
     """u'' + 2 (log density)' u' of cos(kt), by hand, (N, K)."""
     drift = -2 * wave * np.sin(angle) / (1 + wave * np.cos(angle))
     phase = np.outer(angle, MODES)
-    return (-MODES**2 * np.cos(phase)
-            - drift[:, None] * MODES * np.sin(phase))
+    return -(MODES**2) * np.cos(phase) - drift[:, None] * MODES * np.sin(phase)
 
 
 @pytest.mark.parametrize('wave', [0.0, 0.5])
@@ -62,8 +63,10 @@ def test_theorems_2_and_3(wave):
     angle = crowded(even(1500)) if wave else even(1500)
     u = torch.from_numpy(np.cos(np.outer(angle, MODES)))
     exact = with_drift(angle, wave)
-    errors = [np.abs(limit_operator(on_circle(angle), u, eps).numpy()
-                     - exact).max() for eps in (2e-3, 1e-3, 5e-4)]
+    errors = [
+        np.abs(limit_operator(on_circle(angle), u, eps).numpy() - exact).max()
+        for eps in (2e-3, 1e-3, 5e-4)
+    ]
     assert errors[-1] < 2e-3 * np.abs(exact).max() and halves(errors)
 
 
@@ -83,9 +86,14 @@ def test_a_scaled_metric_scales_the_rate(scale):
 def test_near_zero_eigenvalues_count_clusters(clusters):
     """And propagation alone makes the clusters before it merges them."""
     length = 2 * np.pi / clusters - 0.4 * (clusters > 1)
-    x = on_circle(np.concatenate([
-        k * 2 * np.pi / clusters + np.linspace(0, length, 60)
-        for k in range(clusters)]))
+    x = on_circle(
+        np.concatenate(
+            [
+                k * 2 * np.pi / clusters + np.linspace(0, length, 60)
+                for k in range(clusters)
+            ]
+        )
+    )
     s = metric_propagation(x, x, torch.eye(len(x)).double(), 2 * ARC_EPS)
     values = np.sort((1 - np.linalg.eigvals(s).real) * 2 / ARC_EPS)
     assert abs(values[0]) < 1e-9
@@ -112,8 +120,9 @@ def test_heads_are_a_sum_of_equations():
     block = L2Attention(4, num_heads=2, eps=2 * eps, bias=False).double()
     value, merge = torch.randn(2, 4, 4).double()
     with torch.no_grad():
-        block.pseudo_metric.metric.weight.copy_(torch.diag(torch.tensor(
-            [radii[0]] * 2 + [radii[1]] * 2)))
+        block.pseudo_metric.metric.weight.copy_(
+            torch.diag(torch.tensor([radii[0]] * 2 + [radii[1]] * 2))
+        )
         block.value.weight.copy_(value)
         block.proj.weight.copy_(merge)
         got = block(points)
@@ -123,8 +132,11 @@ def test_heads_are_a_sum_of_equations():
     torch.testing.assert_close(change, wanted, rtol=0.01, atol=0.02)
 
 
-WEIGHT = torch.eye(3).double() + 0.4 * torch.randn(
-    3, 3, generator=torch.Generator().manual_seed(0)).double()
+WEIGHT = (
+    torch.eye(3).double()
+    + 0.4
+    * torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double()
+)
 """Neither symmetric nor near singular."""
 
 
@@ -133,8 +145,9 @@ def on_sphere(count):
     height = 1 - (2 * np.arange(count) + 1) / count
     angle = np.pi * (1 + 5**0.5) * (np.arange(count) + 0.5)
     flat = torch.from_numpy(np.sqrt(1 - height**2))[:, None]
-    return torch.cat([flat * on_circle(angle),
-                      torch.from_numpy(height)[:, None]], 1)
+    return torch.cat(
+        [flat * on_circle(angle), torch.from_numpy(height)[:, None]], 1
+    )
 
 
 @pytest.mark.parametrize('eps', [0.025, 0.1, 0.5])
@@ -145,7 +158,8 @@ def test_dot_products_take_to_the_nearest_point(eps):
     pull = towards.norm(dim=1, keepdim=True)
     k = pull / (2 * eps)
     torch.testing.assert_close(
-        out, (1 / torch.tanh(k) - 1 / k) * towards / pull, rtol=0, atol=2e-4)
+        out, (1 / torch.tanh(k) - 1 / k) * towards / pull, rtol=0, atol=2e-4
+    )
 
 
 def test_example_1_is_a_metric_on_the_ellipsoid():
@@ -155,14 +169,18 @@ def test_example_1_is_a_metric_on_the_ellipsoid():
     with torch.no_grad():
         module.query.weight.copy_(WEIGHT)
         module.key.weight.copy_(WEIGHT)
-        f, = module(x)
+        (f,) = module(x)
     torch.testing.assert_close(
-        f, torch.cdist(seen, seen, compute_mode='donot_use_mm_for_euclid_dist'
-                       ).square() / 2 - 1)
+        f,
+        torch.cdist(
+            seen, seen, compute_mode='donot_use_mm_for_euclid_dist'
+        ).square()
+        / 2
+        - 1,
+    )
     # Coordinates on the sphere are eigenfunctions, of eigenvalue -2.
     eps = 0.01
-    change = 2 / eps * (dot_product_propagation(
-        seen, seen, seen, eps) - seen)
+    change = 2 / eps * (dot_product_propagation(seen, seen, seen, eps) - seen)
     torch.testing.assert_close(change, -2 * seen, rtol=0, atol=0.1)
 
 
@@ -193,16 +211,20 @@ def test_theorem_6():
     height = 1 + CROWD * np.cos(turn)
     limit = sent @ (height * w**-0.5 / (height * w**-0.5).sum())
     # By propagation: -f / 2 ε = w (x · y - 1) / ε, a dot product of three.
-    t, s = (crowded(2 * np.pi * (np.arange(n) + 0.5) / n)
-            for n in (1600, 200))
+    t, s = (crowded(2 * np.pi * (np.arange(n) + 0.5) / n) for n in (1600, 200))
     t, s = np.repeat(t, 200), np.tile(s, 1600)
     key = torch.from_numpy(1 + TENSION * np.cos(s - 1))[:, None] * torch.cat(
-        [on_circle(t), -torch.ones(len(t), 1).double()], 1)
+        [on_circle(t), -torch.ones(len(t), 1).double()], 1
+    )
     query = torch.cat([on_circle(angle), torch.ones(12, 1).double()], 1)
     value = torch.from_numpy(np.cos(s - t))[:, None]
-    errors = [np.abs(dot_product_propagation(
-        query, key, value, eps)[:, 0].numpy() - limit).max()
-        for eps in (0.02, 0.01, 0.005)]
+    errors = [
+        np.abs(
+            dot_product_propagation(query, key, value, eps)[:, 0].numpy()
+            - limit
+        ).max()
+        for eps in (0.02, 0.01, 0.005)
+    ]
     assert errors[-1] < 0.01 and halves(errors)
     by_density = sent @ (height / height.sum())  # without m₀
     assert np.abs(by_density - limit).max() > 0.2

@@ -17,10 +17,16 @@ ATTENTIONS = ('DotProductAttention', 'L2Attention', 'MetricAttention')
 
 def build(attention='MetricAttention', seed=0, eps=2.0, **kwargs):
     sizes = dict(
-        vocab_size=30, embed_dims=16, num_heads=4, num_layers=2,
-        feedforward_dims=24, max_length=40)
+        vocab_size=30,
+        embed_dims=16,
+        num_heads=4,
+        num_layers=2,
+        feedforward_dims=24,
+        max_length=40,
+    )
     model = TranslationTransformer(
-        attention=dict(type=attention, eps=eps), **{**sizes, **kwargs})
+        attention=dict(type=attention, eps=eps), **{**sizes, **kwargs}
+    )
     return perturb(model, seed).double().eval()
 
 
@@ -30,8 +36,9 @@ def sentences(*lengths, seed=0):
     batch = torch.full((len(lengths), max(lengths) + 2), PAD)
     for row, length in zip(batch, lengths):
         row[0] = BOS
-        row[1:length + 1] = torch.randint(3, 30, (length,),
-                                          generator=generator)
+        row[1 : length + 1] = torch.randint(
+            3, 30, (length,), generator=generator
+        )
         row[length + 1] = EOS
     return batch
 
@@ -51,32 +58,51 @@ def copy_layer(host, ours):
 def test_dot_product_equals_pytorchs_transformer():
     model = build('DotProductAttention', eps=math.sqrt(16 / 4))
     sizes = dict(d_model=16, nhead=4, dim_feedforward=24, batch_first=True)
-    encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(**sizes), 2,
-        enable_nested_tensor=False).double().eval()
-    decoder = nn.TransformerDecoder(
-        nn.TransformerDecoderLayer(**sizes), 2).double().eval()
+    encoder = (
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**sizes), 2, enable_nested_tensor=False
+        )
+        .double()
+        .eval()
+    )
+    decoder = (
+        nn.TransformerDecoder(nn.TransformerDecoderLayer(**sizes), 2)
+        .double()
+        .eval()
+    )
     for host, ours in ((encoder, model.encoder), (decoder, model.decoder)):
         for pair in zip(host.layers, ours):
             copy_layer(*pair)
     source, target = sentences(9, 4, 6), sentences(3, 8, 5, seed=1)
 
     def embed(embedding, ids):
-        places = torch.tensor([[
-            math.sin(t / 10000**(c / 16)) if c % 2 == 0 else
-            math.cos(t / 10000**((c - 1) / 16)) for c in range(16)
-        ] for t in range(ids.shape[1])], dtype=torch.float32)
+        places = torch.tensor(
+            [
+                [
+                    math.sin(t / 10000 ** (c / 16))
+                    if c % 2 == 0
+                    else math.cos(t / 10000 ** ((c - 1) / 16))
+                    for c in range(16)
+                ]
+                for t in range(ids.shape[1])
+            ],
+            dtype=torch.float32,
+        )
         return F.embedding(ids, embedding.tokens.weight) * 4 + places
 
     padding = source == PAD
     memory = encoder(
-        embed(model.source_embedding, source), src_key_padding_mask=padding)
+        embed(model.source_embedding, source), src_key_padding_mask=padding
+    )
     length = target.shape[1]
     expected = model.output(
         decoder(
-            embed(model.target_embedding, target), memory,
+            embed(model.target_embedding, target),
+            memory,
             tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
-            memory_key_padding_mask=padding))
+            memory_key_padding_mask=padding,
+        )
+    )
     real = target != PAD
     got = logits(model, source, target)
     torch.testing.assert_close(got[real], expected[real])
@@ -96,8 +122,9 @@ def test_losses_sentence_by_sentence(attention):
     terms = []
     for source_ids, ids in zip(source, target):
         ids = ids[ids != PAD]
-        own = logits(model, source_ids[source_ids != PAD][None],
-                     ids[None, :-1])[0]
+        own = logits(
+            model, source_ids[source_ids != PAD][None], ids[None, :-1]
+        )[0]
         terms.append(F.cross_entropy(own, ids[1:], reduction='none'))
     sums = [own.sum().item() for own in terms]
     counts = [len(own) for own in terms]

@@ -34,7 +34,8 @@ def test_variances_by_brown_and_forsythe():
     found = compare_variances('', a, b)
     z = [abs(v - np.median(v)) for v in (a, b)]
     t = (z[0].mean() - z[1].mean()) / np.sqrt(
-        (z[0].var(ddof=1) + z[1].var(ddof=1)) / 9)
+        (z[0].var(ddof=1) + z[1].var(ddof=1)) / 9
+    )
     assert found.p == pytest.approx(2 * student.sf(abs(t), 16))
     assert found.size == pytest.approx(np.var(a, ddof=1) - np.var(b, ddof=1))
     assert compare_variances('', (1.0, 1.0), (2.0, 2.0)).p == 1
@@ -47,21 +48,28 @@ def test_equal_differences():
         assert found.p == found.p_small == 1
         assert found.found.endswith('all equal (3 seeds)')
         assert judge([found, compare('', SURE)]) == 'undecided'
-    assert compare('', (0.25, ), 1).found == '+0.2 (1 seed)'
+    assert compare('', (0.25,), 1).found == '+0.2 (1 seed)'
 
 
-@pytest.mark.parametrize('values, verdict', [
-    ([SURE], 'held'), ([SURE, UNSURE], 'undecided'),
-    ([SURE, UNSURE, WORSE], 'refuted'), ([SMALL], 'refuted'),
-    ([SURE, SMALL], 'refuted'),
-    # A difference that is found counts, however small.
-    ([SURE_AND_SMALL, SURE], 'held'),
-    # Every difference must be sure, but no surer for being one of many.
-    ([BORDERLINE, SURE], 'held'),
-    # One of many that refutes needs a smaller p.
-    ([BELOW], 'refuted'), ([NARROW], 'refuted'),
-    ([BELOW, UNSURE, UNSURE, UNSURE], 'undecided'),
-    ([NARROW, UNSURE, UNSURE, UNSURE], 'undecided')])
+@pytest.mark.parametrize(
+    'values, verdict',
+    [
+        ([SURE], 'held'),
+        ([SURE, UNSURE], 'undecided'),
+        ([SURE, UNSURE, WORSE], 'refuted'),
+        ([SMALL], 'refuted'),
+        ([SURE, SMALL], 'refuted'),
+        # A difference that is found counts, however small.
+        ([SURE_AND_SMALL, SURE], 'held'),
+        # Every difference must be sure, but no surer for being one of many.
+        ([BORDERLINE, SURE], 'held'),
+        # One of many that refutes needs a smaller p.
+        ([BELOW], 'refuted'),
+        ([NARROW], 'refuted'),
+        ([BELOW, UNSURE, UNSURE, UNSURE], 'undecided'),
+        ([NARROW, UNSURE, UNSURE, UNSURE], 'undecided'),
+    ],
+)
 def test_verdicts(values, verdict):
     assert judge([compare('', v, margin=0.5) for v in values]) == verdict
 

@@ -27,15 +27,19 @@ def swing(u):
 START = np.array([1.5, 0.3])
 
 
-@pytest.mark.parametrize('method', [
-    EULER, RK4, FEHLBERG, Method(FEHLBERG.stages, FIFTH, 5)],
-    ids=['Euler', 'RK4', 'fourth', 'fifth'])
+@pytest.mark.parametrize(
+    'method',
+    [EULER, RK4, FEHLBERG, Method(FEHLBERG.stages, FIFTH, 5)],
+    ids=['Euler', 'RK4', 'fourth', 'fifth'],
+)
 def test_order(method):
-    exact = solve_ivp(lambda _, u: swing(u), (0, 2), START, 'DOP853',
-                      rtol=1e-13, atol=1e-14).y[:, -1]
-    errors = [np.linalg.norm(
-        fixed_steps(swing, START, 2.0, n, method)[-1] - exact)
-        for n in (20, 40, 80)]
+    exact = solve_ivp(
+        lambda _, u: swing(u), (0, 2), START, 'DOP853', rtol=1e-13, atol=1e-14
+    ).y[:, -1]
+    errors = [
+        np.linalg.norm(fixed_steps(swing, START, 2.0, n, method)[-1] - exact)
+        for n in (20, 40, 80)
+    ]
     orders = np.log2(np.divide(errors[:-1], errors[1:]))
     assert orders[-1] == pytest.approx(method.order, abs=0.25)
 
@@ -43,7 +47,8 @@ def test_order(method):
 def test_adaptive_steps_keep_their_tolerance():
     system = affine()
     times, states, count = adaptive_steps(
-        system.rhs, system.start, system.end, 1e-8)
+        system.rhs, system.start, system.end, 1e-8
+    )
     assert times[-1] == pytest.approx(system.end)
     np.testing.assert_allclose(states[-1], system.solution, rtol=1e-6)
     # The transient is at the start.
@@ -55,6 +60,7 @@ def test_steps_follow_the_index():
     """Of three bodies; the method knows nothing of it."""
     bodies = three_bodies()
     times, states, _ = adaptive_steps(
-        bodies.rhs, bodies.start, bodies.end, 1e-9)
+        bodies.rhs, bodies.start, bodies.end, 1e-9
+    )
     rho = spearmanr(stiffness_aware_index(states, times), np.diff(times))
     assert rho.statistic < -0.99

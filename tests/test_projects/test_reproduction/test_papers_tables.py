@@ -20,14 +20,22 @@ from tests.documents import ROOT
 NUMBER = r'[+-]?\d+(?:\.\d+)?'
 TEXT = (ROOT / 'docs' / 'papers_tables.md').read_text().replace('−', '-')
 RESULTS = PAGE.read_text('utf-8').replace('−', '-')
-ROWS = {label: read_rows(f'resnet164_{name}_cifar10-10k')
-        for label, name in (('plain', 'plain'), ('SE', 'se'),
-                            ('StepNet', 'stepnet'),
-                            ('StepNet, `init_step=1`', 'stepnet-init1'))}
+ROWS = {
+    label: read_rows(f'resnet164_{name}_cifar10-10k')
+    for label, name in (
+        ('plain', 'plain'),
+        ('SE', 'se'),
+        ('StepNet', 'stepnet'),
+        ('StepNet, `init_step=1`', 'stepnet-init1'),
+    )
+}
 CONSTANT = {
-    label: [row['last']['metrics']['accuracy/top1'] for row in read_rows(
-        config, ROWS_OF / 'constant_step')]
-    for label, config in constant_step.ROWS.items()}
+    label: [
+        row['last']['metrics']['accuracy/top1']
+        for row in read_rows(config, ROWS_OF / 'constant_step')
+    ]
+    for label, config in constant_step.ROWS.items()
+}
 TNS = 'TNS; adaptive NSI, μ over the stage'
 
 
@@ -44,10 +52,16 @@ def unrounded(tmp_path_factory):
     shutil.copy(PAGE, page)
     mean_std = report.mean_std
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, 'compare', lambda name, differences, decimals=2,
-                      margin=None: compare(name, differences, 9, margin))
-        patch.setattr(report, 'mean_std',
-                      lambda values, decimals: mean_std(values, 9))
+        patch.setattr(
+            report,
+            'compare',
+            lambda name, differences, decimals=2, margin=None: compare(
+                name, differences, 9, margin
+            ),
+        )
+        patch.setattr(
+            report, 'mean_std', lambda values, decimals: mean_std(values, 9)
+        )
         report.write_report(read_tables(), page)
     return page.read_text('utf-8').replace('−', '-')
 
@@ -57,66 +71,98 @@ def test_every_interval_is_one_of_the_results(unrounded):
 
     So is the difference before it, where there is one.
     """
-    known = [tuple(map(float, found)) for found in re.findall(
-        f'({NUMBER}), 95% interval ({NUMBER}) to ({NUMBER})', unrounded)]
+    known = [
+        tuple(map(float, found))
+        for found in re.findall(
+            f'({NUMBER}), 95% interval ({NUMBER}) to ({NUMBER})', unrounded
+        )
+    ]
     known += [(-mean, -high, -low) for mean, low, high in known]
     known += [tuple(value - 0.5 for value in found) for found in known]
     for one, other in (('frozen', 'plain'), ('StepNet', 'frozen')):
         differences = np.subtract(CONSTANT[one], CONSTANT[other])
         known.append((differences.mean(), *interval(differences, 0.025)))
-    shown = re.findall(rf'(?:({NUMBER})(?: points)? )?'
-                       rf'\(({NUMBER}) to ({NUMBER})\)', TEXT)
+    shown = re.findall(
+        rf'(?:({NUMBER})(?: points)? )?'
+        rf'\(({NUMBER}) to ({NUMBER})\)',
+        TEXT,
+    )
     assert len(shown) > 25
     for found in shown:
-        assert any(all(near(number, value) for number, value in zip(
-            found, values) if number) for values in known), found
+        assert any(
+            all(
+                near(number, value)
+                for number, value in zip(found, values)
+                if number
+            )
+            for values in known
+        ), found
 
 
 def test_every_mean_is_one_of_the_results(unrounded):
     """Or one of the paper's own tables."""
     found = f'({NUMBER}) ± ({NUMBER})'
     papers = str([c.paper for cells in read_tables().values() for c in cells])
-    known = [tuple(map(float, pair))
-             for pair in re.findall(found, unrounded + papers)]
+    known = [
+        tuple(map(float, pair))
+        for pair in re.findall(found, unrounded + papers)
+    ]
     shown = re.findall(found, TEXT)
     assert len(shown) > 40
     for mean, deviation in shown:
-        assert any(near(mean, a) and near(deviation, b)
-                   for a, b in known), (mean, deviation)
+        assert any(near(mean, a) and near(deviation, b) for a, b in known), (
+            mean,
+            deviation,
+        )
 
 
 @pytest.mark.parametrize('label', ROWS)
 def test_resnet_164_by_seed(label):
-    losses = ', '.join(f'{dict(row["curves"]["loss"])[1]:.2f}'
-                       for row in ROWS[label])
+    losses = ', '.join(
+        f'{dict(row["curves"]["loss"])[1]:.2f}' for row in ROWS[label]
+    )
     digits = 0 if 'init' in label else 2
-    tns = ', '.join(f'{quantities(row)[TNS]:.{digits}f}'
-                    for row in ROWS[label])
+    tns = ', '.join(
+        f'{quantities(row)[TNS]:.{digits}f}' for row in ROWS[label]
+    )
     assert f'| {label} | {losses} | {tns} |' in TEXT
 
 
-@pytest.mark.parametrize('name, least, most', [
-    ('StepNet', 0.272, 0.276), ('SE', 0.475, 0.521)])
+@pytest.mark.parametrize(
+    'name, least, most', [('StepNet', 0.272, 0.276), ('SE', 0.475, 0.521)]
+)
 def test_gates_hardly_leave_their_start(name, least, most):
     """Mean Δt of each block, over all seeds."""
     steps = np.array([row['stiffness']['step'] for row in ROWS[name]])
     assert f'{least} to {most}' in TEXT
-    assert (steps.min(), steps.max()) == pytest.approx((least, most),
-                                                       abs=5e-4)
+    assert (steps.min(), steps.max()) == pytest.approx((least, most), abs=5e-4)
 
 
-@pytest.mark.parametrize('label, quantity, rows', [
-    ('mean change from block to block: plain', 'change of NSI', 'plain'),
-    ('SE', 'change of NSI', 'SE'),
-    ('relative to the mean NSI: plain', 'change of NSI over its mean',
-     'plain'), ('SE', 'change of NSI over its mean', 'SE')])
+@pytest.mark.parametrize(
+    'label, quantity, rows',
+    [
+        ('mean change from block to block: plain', 'change of NSI', 'plain'),
+        ('SE', 'change of NSI', 'SE'),
+        (
+            'relative to the mean NSI: plain',
+            'change of NSI over its mean',
+            'plain',
+        ),
+        ('SE', 'change of NSI over its mean', 'SE'),
+    ],
+)
 def test_figure_3(label, quantity, rows):
     """The mean over neighbours of one stage."""
     values = []
     for row in ROWS[rows]:
         nsi, stages = row['stiffness']['nsi'], row['stiffness']['stages']
-        change = np.mean([abs(b - a) for a, b, s, t in zip(
-            nsi, nsi[1:], stages, stages[1:]) if s == t])
+        change = np.mean(
+            [
+                abs(b - a)
+                for a, b, s, t in zip(nsi, nsi[1:], stages, stages[1:])
+                if s == t
+            ]
+        )
         values.append(change / (np.mean(nsi) if 'over' in quantity else 1))
         assert quantities(row)[quantity] == pytest.approx(values[-1])
     shown = ' | '.join(f'{value:.3f}' for value in values)
@@ -126,34 +172,51 @@ def test_figure_3(label, quantity, rows):
 def test_figure_3_with_jumps():
     """Between the last block of a stage and the first of the next, too."""
     change, relative = (
-        [[np.mean([abs(b - a) for a, b in pairwise(row['stiffness']['nsi'])])
-          / (np.mean(row['stiffness']['nsi']) if over_mean else 1)
-          for row in ROWS[label]] for label in ('SE', 'plain')]
-        for over_mean in (False, True))
+        [
+            [
+                np.mean(
+                    [abs(b - a) for a, b in pairwise(row['stiffness']['nsi'])]
+                )
+                / (np.mean(row['stiffness']['nsi']) if over_mean else 1)
+                for row in ROWS[label]
+            ]
+            for label in ('SE', 'plain')
+        ]
+        for over_mean in (False, True)
+    )
     assert np.greater(*change).all()
     shown = []
     for se, plain in (change, relative):
         found = stats.ttest_rel(se, plain)
         low, high = found.confidence_interval()
-        shown.append(f'{np.mean(se) - np.mean(plain):+.4f} '
-                     f'({low:+.4f} to {high:+.4f})')
+        shown.append(
+            f'{np.mean(se) - np.mean(plain):+.4f} ({low:+.4f} to {high:+.4f})'
+        )
     words = ' '.join(TEXT.split())
-    assert (f'With them, SE minus plain is {shown[0]}, and relative to the '
-            f'mean {shown[1]}:') in words
+    assert (
+        f'With them, SE minus plain is {shown[0]}, and relative to the '
+        f'mean {shown[1]}:'
+    ) in words
 
 
 def test_the_first_rows_of_resnet_164_are_not_compiled():
     """As their configs train today, which gives those of the control."""
-    hooks = Config.fromfile(ROOT / 'projects/reproduction/configs/small'
-                            '/resnet164_plain_cifar10-10k.py').custom_hooks
+    hooks = Config.fromfile(
+        ROOT / 'projects/reproduction/configs/small'
+        '/resnet164_plain_cifar10-10k.py'
+    ).custom_hooks
     assert dict(type='mmstepnet.CompiledTrainingHook') in hooks
     rows = [row for found in ROWS.values() for row in found]
     commits = {row['starts'][0]['commit'] for row in rows}
     machines = {row['starts'][0]['machine'] for row in rows}
     assert (len(commits), len(machines)) == (4, 2)
-    today, then = (', '.join(f'{v:.2f}' for v in values) for values in (
-        CONSTANT['plain'],
-        [row['last']['metrics']['accuracy/top1'] for row in ROWS['plain']]))
+    today, then = (
+        ', '.join(f'{v:.2f}' for v in values)
+        for values in (
+            CONSTANT['plain'],
+            [row['last']['metrics']['accuracy/top1'] for row in ROWS['plain']],
+        )
+    )
     words = ' '.join(TEXT.split()).replace(' and ', ', ')
     assert f'the plain network then has {today} %' in words
     assert f'in the table it has {then} %' in words
@@ -161,17 +224,27 @@ def test_the_first_rows_of_resnet_164_are_not_compiled():
 
 def test_logs_of_the_group():
     """Each number has repository, file and commit; what follows from it."""
-    logs = dict((label, (float(last), float(best), *found))
-                for label, last, best, *found in re.findall(
-                    r'^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| \[`.*?`\]\('
-                    r'https://github.com/zhongshsh/(\w+)/blob/(\w{40})/'
-                    r'checkpoints/.*?/log.txt\) \|$', TEXT, re.MULTILINE))
+    logs = dict(
+        (label, (float(last), float(best), *found))
+        for label, last, best, *found in re.findall(
+            r'^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| \[`.*?`\]\('
+            r'https://github.com/zhongshsh/(\w+)/blob/(\w{40})/'
+            r'checkpoints/.*?/log.txt\) \|$',
+            TEXT,
+            re.MULTILINE,
+        )
+    )
     assert len(logs) == 5
     for *_, repository, commit in logs.values():
         assert f'`zhongshsh/{repository}` at commit {commit[:7]}' in TEXT
     se, constant, both = (
-        np.array(logs[label][:2]) for label in (
-            'SE', 'SE of a learned constant vector (ASR)', 'ASR and SE'))
+        np.array(logs[label][:2])
+        for label in (
+            'SE',
+            'SE of a learned constant vector (ASR)',
+            'ASR and SE',
+        )
+    )
     assert abs(constant - se).max() < 0.3 and 'within 0.3 points of' in TEXT
     low, high = sorted(both - se)
     assert f'the accuracy is {low:.1f} to {high:.1f} points above' in TEXT
@@ -182,20 +255,29 @@ def test_figure_9_by_seed(seed):
     kept = ROWS['SE'][seed]['stiffness']
     r = np.array(kept['correlation']['adaptive'])
     first = r[np.array(kept['stages']) == 0]
-    assert (f'| {seed} | {first.min():+.2f} to {first.max():+.2f} | '
-            f'{(first < 0).sum()} of 17 | {first.mean():+.3f} | '
-            f'{r.mean():+.3f} |') in TEXT
+    assert (
+        f'| {seed} | {first.min():+.2f} to {first.max():+.2f} | '
+        f'{(first < 0).sum()} of 17 | {first.mean():+.3f} | '
+        f'{r.mean():+.3f} |'
+    ) in TEXT
 
 
 def test_few_blocks_have_most_of_the_stiffness():
     """Max(ζ / μ − 1, 0) ζ of the blocks' mean NSI: the five largest."""
     shares = []
     for row in ROWS['plain']:
-        nsi, stages = (np.array(row['stiffness'][k])
-                       for k in ('nsi', 'stages'))
+        nsi, stages = (
+            np.array(row['stiffness'][k]) for k in ('nsi', 'stages')
+        )
         mean = np.array([nsi[stages == s].mean() for s in stages])
         stiff = np.sort(np.clip(nsi / mean - 1, 0, None) * nsi)
         shares.append(f'{stiff[-5:].sum() / stiff.sum():.0%}')
     assert ', '.join(shares).replace('%', ' %') in TEXT
-    assert min(row['stiffness']['few_stiff']['adaptive']
-               for rows in ROWS.values() for row in rows) > 0.84
+    assert (
+        min(
+            row['stiffness']['few_stiff']['adaptive']
+            for rows in ROWS.values()
+            for row in rows
+        )
+        > 0.84
+    )

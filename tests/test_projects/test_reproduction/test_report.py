@@ -19,18 +19,23 @@ TABLES = read_tables()
 
 def accuracies(name):
     """By seed, of the files themselves."""
-    rows = (json.loads(path.read_text())
-            for path in (RESULTS / name).glob('seed_*.json'))
-    return {row['seed']: row['last']['metrics']['accuracy/top1']
-            for row in rows}
+    rows = (
+        json.loads(path.read_text())
+        for path in (RESULTS / name).glob('seed_*.json')
+    )
+    return {
+        row['seed']: row['last']['metrics']['accuracy/top1'] for row in rows
+    }
 
 
 def test_the_page_is_what_the_report_writes(tmp_path):
     page = tmp_path / 'RESULTS.md'
     shutil.copy(PAGE, page)
     text = PAGE.read_text('utf-8')
-    page.write_text(re.sub('(?s)(<!-- [a-z ]+ -->\n).+?(<!-- end -->)',
-                           r'\1\2', text), 'utf-8')
+    page.write_text(
+        re.sub('(?s)(<!-- [a-z ]+ -->\n).+?(<!-- end -->)', r'\1\2', text),
+        'utf-8',
+    )
     assert len(page.read_text('utf-8')) < len(text) / 5
     report.write_report(TABLES, page)
     assert page.read_text('utf-8') == text
@@ -39,38 +44,48 @@ def test_the_page_is_what_the_report_writes(tmp_path):
 @pytest.mark.parametrize('other, label', [('plain', 'Plain'), ('se', 'SE')])
 def test_the_confirmatory_claims(other, label):
     """Mean, p and both one-sided tests, by SciPy's test of two samples."""
-    ours, theirs = (accuracies(f'resnet20_{name}_cifar10-10k')
-                    for name in ('stepnet', other))
+    ours, theirs = (
+        accuracies(f'resnet20_{name}_cifar10-10k')
+        for name in ('stepnet', other)
+    )
     a, b = ([rows[s] for s in range(3, 35)] for rows in (ours, theirs))
     found = ttest_rel(a, b)
     low, high = found.confidence_interval()
     small = max(
         ttest_rel(np.add(a, 0.5), b, alternative='greater').pvalue,
-        ttest_rel(np.subtract(a, 0.5), b, alternative='less').pvalue)
+        ttest_rel(np.subtract(a, 0.5), b, alternative='less').pvalue,
+    )
     text = PAGE.read_text('utf-8')
-    assert (f'StepNet − {label} | {np.mean(np.subtract(a, b)):+.2f}, 95% '
-            f'interval {low:+.2f} to {high:+.2f} (32 seeds)') in text
-    assert (f'StepNet − {label} | is there a difference? p = '
-            f'{found.pvalue:.2g}; is it smaller than 0.5 points? p = '
-            f'{small:.2g} (level 0.025)') in text
+    assert (
+        f'StepNet − {label} | {np.mean(np.subtract(a, b)):+.2f}, 95% '
+        f'interval {low:+.2f} to {high:+.2f} (32 seeds)'
+    ) in text
+    assert (
+        f'StepNet − {label} | is there a difference? p = '
+        f'{found.pvalue:.2g}; is it smaller than 0.5 points? p = '
+        f'{small:.2g} (level 0.025)'
+    ) in text
 
 
 def made(values):
     """Rows of a label: a value a seed."""
-    return [dict(seed=seed, last=dict(epoch=1, metrics={
-        'accuracy/top1': value}))
-            for seed, value in values.items()]
+    return [
+        dict(seed=seed, last=dict(epoch=1, metrics={'accuracy/top1': value}))
+        for seed, value in values.items()
+    ]
 
 
 def test_seeds_are_paired_and_planned_ones_alone_count():
-    rows = {'A': made({0: 9.0, 1: 5.0, 2: 6.0, 4: 1.0}),
-            'B': made({2: 1.0, 1: 2.0, 0: 0.0, 3: 7.0})}
+    rows = {
+        'A': made({0: 9.0, 1: 5.0, 2: 6.0, 4: 1.0}),
+        'B': made({2: 1.0, 1: 2.0, 0: 0.0, 3: 7.0}),
+    }
     claim = Claim('', [('C|A', 'B'), ('A', 'D')], behind=0.5)
-    found, = report.comparisons(claim, rows, 'Accuracy')
+    (found,) = report.comparisons(claim, rows, 'Accuracy')
     assert found.name == 'A − B + 0.5'
     assert found.size == pytest.approx((9 + 3 + 5) / 3 + 0.5)
     planned = claim._replace(seeds=range(1, 3), behind=0.0)
-    found, = report.comparisons(planned, rows, 'Accuracy')
+    (found,) = report.comparisons(planned, rows, 'Accuracy')
     assert found.size == pytest.approx(4) and found.found.endswith('2 seeds)')
     waiting = claim._replace(seeds=range(1, 4), text='x')
     text = report.planned_text([waiting], lambda claim: rows)
@@ -82,14 +97,18 @@ def test_every_row_is_of_its_config_and_seed():
     """And no configs' rows are without a table."""
     names = {c.name for cells in TABLES.values() for c in cells}
     experiments = 'warm_start', 'constant_step', 'moving_gates'
-    folders = [f for f in RESULTS.iterdir()
-               if f.is_dir() and f.name not in experiments]
+    folders = [
+        f
+        for f in RESULTS.iterdir()
+        if f.is_dir() and f.name not in experiments
+    ]
     assert len(folders) > 70
     for folder in folders:
         assert folder.name in names
         rows = read_rows(folder.name)
         assert [f'seed_{row["seed"]}.json' for row in rows] == sorted(
             (p.name for p in folder.iterdir()),
-            key=lambda name: int(re.search(r'\d+', name)[0]))
+            key=lambda name: int(re.search(r'\d+', name)[0]),
+        )
         assert {row['config'] for row in rows} == {folder.name}
         assert len({row['last']['epoch'] for row in rows}) == 1

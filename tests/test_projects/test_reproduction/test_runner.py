@@ -11,7 +11,7 @@ from projects.reproduction.tables import Cell
 from tests.documents import ROOT
 from tests.programs import call_tool
 
-CONFIG = '''
+CONFIG = """
 _base_ = ['{base}']
 train_cfg = dict(max_epochs=2, val_interval=1)
 train_dataloader = dict(num_workers=0, persistent_workers=False,
@@ -19,7 +19,7 @@ train_dataloader = dict(num_workers=0, persistent_workers=False,
 val_dataloader = dict(num_workers=0, persistent_workers=False,
                       dataset=dict(indices=96))
 test_dataloader = val_dataloader
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
     config = folder / 'tiny_digits.py'
     base = ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py'
     config.write_text(CONFIG.format(base=base))
-    cell = Cell('digits', 'Tiny', 'Digits', ('Accuracy', ), {}, config)
+    cell = Cell('digits', 'Tiny', 'Digits', ('Accuracy',), {}, config)
     runner.run(cell, 3, folder / 'work', folder / 'results')
     return cell, folder
 
@@ -39,8 +39,9 @@ def test_a_row(finished):
     row = json.loads((folder / 'results/tiny_digits/seed_3.json').read_text())
     assert (row['config'], row['seed']) == ('tiny_digits', 3)
     work = folder / 'work/tiny_digits/seed_3'
-    assert row['last'] == dict(epoch=2, metrics=json.loads(
-        (work / 'test_metrics.json').read_text()))
+    assert row['last'] == dict(
+        epoch=2, metrics=json.loads((work / 'test_metrics.json').read_text())
+    )
     curve = dict(map(tuple, row['curves']['accuracy/top1']))
     # The test is the validation after the last epoch.
     assert curve[2] == pytest.approx(quantities(row)['Accuracy'], rel=1e-4)
@@ -54,8 +55,11 @@ def test_what_is_done_is_not_done_again(finished, monkeypatch):
     """A row stands; without it the test alone runs again."""
     cell, folder = finished
     calls, call = [], runner.call
-    monkeypatch.setattr(runner, 'call', lambda tool, *args: calls.append(
-        tool) or call(tool, *args))
+    monkeypatch.setattr(
+        runner,
+        'call',
+        lambda tool, *args: calls.append(tool) or call(tool, *args),
+    )
     runner.run(cell, 3, folder / 'work', folder / 'results')
     assert not calls
     path = folder / 'results/tiny_digits/seed_3.json'
@@ -78,7 +82,7 @@ def test_an_interrupted_training_goes_on(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, 'call', fail)
     with pytest.raises(subprocess.CalledProcessError):
         runner.run(cell, 0, tmp_path / 'work', tmp_path / 'results', gpus=4)
-    (command, ) = calls
+    (command,) = calls
     assert command[0] == 'train' and '--resume' in command
     assert 'randomness.seed=0' in command
     assert not (tmp_path / 'results').exists()
@@ -90,8 +94,9 @@ def test_the_last_validation_may_be_the_test(finished):
     """One that a kill cut off, where both are of the same images."""
     cell, folder = finished
     metrics = {'accuracy/top1': 99.5}
-    row = runner.collect(cell, folder / 'work/tiny_digits/seed_3', metrics,
-                         3, True)
+    row = runner.collect(
+        cell, folder / 'work/tiny_digits/seed_3', metrics, 3, True
+    )
     assert row['best'] == dict(epoch=3, metrics=metrics)
 
 
@@ -105,5 +110,7 @@ def test_list_and_table(capsys):
     call_tool(paper, 'list')
     assert '| resnet164_se_cifar10 |' in capsys.readouterr().out
     call_tool(paper, 'table', '1', 'se')
-    assert ('| SE | 1.91 | 1.91 | 0.512 | 94.26 ± 0.14 | – |'
-            in capsys.readouterr().out)
+    assert (
+        '| SE | 1.91 | 1.91 | 0.512 | 94.26 ± 0.14 | – |'
+        in capsys.readouterr().out
+    )

@@ -38,27 +38,35 @@ def test_a_summary(tmp_path):
         correlation = found['correlation'][reading]
         assert correlation[1] is None
         np.testing.assert_allclose(
-            np.array(correlation, float), run.block_correlations(reading),
-            rtol=1e-4)
+            np.array(correlation, float),
+            run.block_correlations(reading),
+            rtol=1e-4,
+        )
         # Along a trajectory; the first stage has two blocks.
         assert list(found['along'][reading]) == ['stage 2', 'all stages']
         for name, along in run.trajectory_correlations(reading).items():
             assert found['along'][reading][name] == pytest.approx(
-                dict(mean=along.mean(), negative=(along < 0).mean()),
-                rel=1e-4)
+                dict(mean=along.mean(), negative=(along < 0).mean()), rel=1e-4
+            )
         for mu in MEANS:
             for key, value in (('p_hat', run.proportion), ('tns', run.tns)):
                 assert found[key][reading][mu] == pytest.approx(
-                    value(reading, mu), rel=1e-5)
+                    value(reading, mu), rel=1e-5
+                )
         # Own grid, finer and to the same ends: where 1 % of images are stiff.
         widths, heights = np.swapaxes(
-            [degrees(z) for z in run.nsi(reading).astype(float)], 0, 1)
+            [degrees(z) for z in run.nsi(reading).astype(float)], 0, 1
+        )
         ends = [np.percentile(side.max(1), 99) for side in (widths, heights)]
         m1, m2 = ((np.arange(300) + 0.5) / 300 * end for end in ends)
-        share = np.mean((m1[:, None, None, None] <= widths)
-                        & (m2[:, None, None] <= heights), (2, 3))
+        share = np.mean(
+            (m1[:, None, None, None] <= widths)
+            & (m2[:, None, None] <= heights),
+            (2, 3),
+        )
         assert found['few_stiff'][reading] == pytest.approx(
-            (share[share > 0] <= 0.1).mean(), abs=0.02)
+            (share[share > 0] <= 0.1).mean(), abs=0.02
+        )
 
 
 def test_nothing_is_stiff(tmp_path):

@@ -16,8 +16,10 @@ TABLES = read_tables(ROOT)
 
 
 def models():
-    for index in (ROOT / 'model-index.yml',
-                  *ROOT.glob('projects/*/model-index.yml')):
+    for index in (
+        ROOT / 'model-index.yml',
+        *ROOT.glob('projects/*/model-index.yml'),
+    ):
         for path in yaml.safe_load(index.read_text())['Import']:
             metafile = yaml.safe_load((ROOT / path).read_text())
             collections = {c['Name'] for c in metafile['Collections']}
@@ -38,17 +40,23 @@ def test_readmes_show_the_metafiles_figures():
         if folder.name == 'configs':
             folder = folder / 'coco'
         figures = ', '.join(
-            f'{name} {figure}' if isinstance(figure, str) else
-            f'{name} {figure:.{METRICS[name].decimals}f}'
-            for name, figure in cell.paper.items() if name in METRICS)
+            f'{name} {figure}'
+            if isinstance(figure, str)
+            else f'{name} {figure:.{METRICS[name].decimals}f}'
+            for name, figure in cell.paper.items()
+            if name in METRICS
+        )
         row = f'| {cell.table} | {cell.row} |'
         assert any(
             f'[{cell.name}]' in line and row in line and figures in line
-            for line in (folder / 'README.md').read_text().splitlines()), cell
+            for line in (folder / 'README.md').read_text().splitlines()
+        ), cell
 
 
-@pytest.mark.parametrize('table, rows, columns', [
-    ('1', 9, 3), ('2', 8, 2), ('3', 9, 2), ('4', 13, 3), ('7', 2, 3)])
+@pytest.mark.parametrize(
+    'table, rows, columns',
+    [('1', 9, 3), ('2', 8, 2), ('3', 9, 2), ('4', 13, 3), ('7', 2, 3)],
+)
 def test_the_papers_tables_are_whole(table, rows, columns):
     cells = TABLES[table]
     assert len({cell.row for cell in cells}) == rows
@@ -71,12 +79,18 @@ def test_costs_are_of_the_configs():
     """Those of before the counting program went; later ones have none."""
     costs = json.loads(COSTS.read_text())
     assert len(costs) > 150 and set(costs) <= {
-        c.name for cells in TABLES.values() for c in cells}
-    plain, ours = (costs[f'resnet50_{name}_imagenet']
-                   for name in ('plain', 'stepnet'))
+        c.name for cells in TABLES.values() for c in cells
+    }
+    plain, ours = (
+        costs[f'resnet50_{name}_imagenet'] for name in ('plain', 'stepnet')
+    )
     # Torchvision's own count of the plain network, in multiply-adds.
     assert plain['flops'] == pytest.approx(2 * 4.09e9, rel=0.02)
-    more = [f'{100 * (ours[k] / plain[k] - 1):.2f} %'
-            for k in ('parameters', 'flops')]
-    assert 'StepNet adds {} of parameters and {} of operations to'.format(
-        *more) in (ROOT / 'configs' / 'imagenet' / 'README.md').read_text()
+    more = [
+        f'{100 * (ours[k] / plain[k] - 1):.2f} %'
+        for k in ('parameters', 'flops')
+    ]
+    assert (
+        'StepNet adds {} of parameters and {} of operations to'.format(*more)
+        in (ROOT / 'configs' / 'imagenet' / 'README.md').read_text()
+    )

@@ -1,4 +1,5 @@
 _base_ = ['./ipn_metric-4_printed_human_seg.py']
 
 model = dict(
-    network=dict(propagation=dict(pseudo_metric=dict(type='DotProduct'))))
+    network=dict(propagation=dict(pseudo_metric=dict(type='DotProduct')))
+)

@@ -12,6 +12,9 @@ model = dict(
         out_channels=8,
         depth=4,
         propagation=dict(
-            type='Propagation', pseudo_metric=dict(type='Metric'))))
+            type='Propagation', pseudo_metric=dict(type='Metric')
+        ),
+    ),
+)
 train_cfg = dict(max_epochs=8)
 default_hooks = dict(checkpoint=dict(interval=8))

@@ -11,7 +11,9 @@ model = dict(
         out_channels=8,
         depth=4,
         # Ours: attention blocks, divided by the square root of the width.
-        propagation=dict(type='MetricAttention', eps=64**0.5)))
+        propagation=dict(type='MetricAttention', eps=64**0.5),
+    ),
+)
 optim_wrapper = dict(optimizer=dict(lr=3e-3))
 train_cfg = dict(max_epochs=8)
 default_hooks = dict(checkpoint=dict(interval=8))

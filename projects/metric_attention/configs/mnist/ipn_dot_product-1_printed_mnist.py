@@ -1,4 +1,5 @@
 _base_ = ['./ipn_metric-1_printed_mnist.py']
 
 model = dict(
-    network=dict(propagation=dict(pseudo_metric=dict(type='DotProduct'))))
+    network=dict(propagation=dict(pseudo_metric=dict(type='DotProduct')))
+)

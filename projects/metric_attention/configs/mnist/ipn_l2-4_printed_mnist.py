@@ -1,4 +1,3 @@
 _base_ = ['./ipn_metric-4_printed_mnist.py']
 
-model = dict(
-    network=dict(propagation=dict(pseudo_metric=dict(type='L2'))))
+model = dict(network=dict(propagation=dict(pseudo_metric=dict(type='L2'))))

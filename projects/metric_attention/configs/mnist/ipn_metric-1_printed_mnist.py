@@ -13,7 +13,10 @@ model = dict(
         out_channels=10,
         depth=1,
         propagation=dict(
-            type='Propagation', pseudo_metric=dict(type='Metric'))))
+            type='Propagation', pseudo_metric=dict(type='Metric')
+        ),
+    ),
+)
 optim_wrapper = dict(optimizer=dict(lr=1e-4))
 train_cfg = dict(max_epochs=10)
 default_hooks = dict(checkpoint=dict(interval=10))

@@ -11,7 +11,9 @@ model = dict(
         out_channels=10,
         depth=1,
         # Ours: attention blocks, divided by the square root of the width.
-        propagation=dict(type='MetricAttention', eps=100**0.5)))
+        propagation=dict(type='MetricAttention', eps=100**0.5),
+    ),
+)
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 train_cfg = dict(max_epochs=5)
 default_hooks = dict(checkpoint=dict(interval=5))

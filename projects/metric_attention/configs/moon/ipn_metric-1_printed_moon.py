@@ -13,7 +13,11 @@ model = dict(
         out_channels=2,
         depth=1,
         propagation=dict(
-            type='Propagation', pseudo_metric=dict(type='Metric'))))
+            type='Propagation', pseudo_metric=dict(type='Metric')
+        ),
+    ),
+)
 train_cfg = dict(
-    max_epochs=1000, val_interval=10, dynamic_intervals=[(991, 1)])
+    max_epochs=1000, val_interval=10, dynamic_intervals=[(991, 1)]
+)
 default_hooks = dict(checkpoint=dict(interval=1000))

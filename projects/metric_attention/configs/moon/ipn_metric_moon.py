@@ -11,6 +11,8 @@ model = dict(
         out_channels=2,
         depth=2,
         # Ours: attention blocks, divided by the square root of the width.
-        propagation=dict(type='MetricAttention', eps=10**0.5)))
+        propagation=dict(type='MetricAttention', eps=10**0.5),
+    ),
+)
 train_cfg = dict(max_epochs=100)
 default_hooks = dict(checkpoint=dict(interval=100))

@@ -6,4 +6,7 @@ model = dict(
             _delete_=True,
             type='LabelSmoothLoss',
             label_smooth_val=0.1,
-            mode='original')))
+            mode='original',
+        )
+    )
+)

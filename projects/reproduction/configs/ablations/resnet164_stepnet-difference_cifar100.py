@@ -1,4 +1,5 @@
 _base_ = ['../../../../configs/cifar100/resnet164_stepnet_cifar100.py']
 
 model = dict(
-    backbone=dict(attention=dict(type='StepNet', inputs='difference')))
+    backbone=dict(attention=dict(type='StepNet', inputs='difference'))
+)

@@ -1,4 +1,5 @@
 _base_ = ['../../../../configs/stl10/resnet164_stepnet_stl10.py']
 
 model = dict(
-    backbone=dict(attention=dict(type='StepNet', inputs='difference')))
+    backbone=dict(attention=dict(type='StepNet', inputs='difference'))
+)

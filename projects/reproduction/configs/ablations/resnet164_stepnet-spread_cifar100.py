@@ -6,6 +6,7 @@
 _base_ = ['../../../../configs/cifar100/resnet164_stepnet_cifar100.py']
 
 model = dict(
-    backbone=dict(blocks=[
-        'layer1.5', 'layer1.15', 'layer2.8', 'layer3.1', 'layer3.11'
-    ]))
+    backbone=dict(
+        blocks=['layer1.5', 'layer1.15', 'layer2.8', 'layer3.1', 'layer3.11']
+    )
+)

@@ -5,4 +5,7 @@ model = dict(
     backbone=dict(
         depth=101,
         init_cfg=dict(
-            checkpoint='work_dirs/resnet101_stepnet_imagenet/epoch_120.pth')))
+            checkpoint='work_dirs/resnet101_stepnet_imagenet/epoch_120.pth'
+        ),
+    )
+)

@@ -4,4 +4,7 @@ model = dict(
     backbone=dict(
         attention=dict(type='ECA'),
         init_cfg=dict(
-            checkpoint='work_dirs/resnet50_eca_imagenet/epoch_120.pth')))
+            checkpoint='work_dirs/resnet50_eca_imagenet/epoch_120.pth'
+        ),
+    )
+)

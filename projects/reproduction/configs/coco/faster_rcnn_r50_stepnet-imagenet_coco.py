@@ -9,5 +9,8 @@ model = dict(
         blocks=None,
         init_cfg=dict(
             checkpoint='work_dirs/resnet50_stepnet_imagenet/epoch_120.pth',
-            prefix='backbone.')))
+            prefix='backbone.',
+        ),
+    )
+)
 custom_hooks = []

@@ -8,5 +8,6 @@ param_scheduler = [
         begin=1,
         end=10,
         T_max=9,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]

@@ -2,4 +2,5 @@ _base_ = ['./resnet20_plain_digits16.py']
 
 model = dict(
     head=dict(loss=dict(use_soft=True)),
-    train_cfg=dict(augments=dict(type='Mixup', alpha=1.0)))
+    train_cfg=dict(augments=dict(type='Mixup', alpha=1.0)),
+)

@@ -6,7 +6,8 @@ _base_ = [
 
 model = dict(backbone=dict(attention=None))
 optim_wrapper = dict(
-    optimizer=dict(type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4))
+    optimizer=dict(type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4)
+)
 # The paper's steps, at a half and three quarters (Table 6).
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=22),

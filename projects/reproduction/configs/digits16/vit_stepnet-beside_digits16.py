@@ -5,4 +5,6 @@ model = dict(
         _delete_=True,
         type='mmstepnet.StepBackbone',
         backbone={{_base_.model.backbone}},
-        attention=dict(type='StepNet', init_step=None)))
+        attention=dict(type='StepNet', init_step=None),
+    )
+)

@@ -3,4 +3,6 @@ _base_ = ['./resnet164_stepnet_cifar10-10k.py']
 
 optim_wrapper = dict(
     paramwise_cfg=dict(
-        custom_keys={'.attention.': dict(lr_mult=0., decay_mult=0.)}))
+        custom_keys={'.attention.': dict(lr_mult=0.0, decay_mult=0.0)}
+    )
+)

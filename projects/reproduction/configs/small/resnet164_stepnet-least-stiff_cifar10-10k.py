@@ -6,10 +6,6 @@ _base_ = ['./resnet164_plain_cifar10-10k.py']
 model = dict(
     backbone=dict(
         attention=dict(_delete_=True, type='StepNet'),
-        blocks=[
-            'layer1.9',
-            'layer1.17',
-            'layer2.9',
-            'layer2.10',
-            'layer2.11',
-        ]))
+        blocks=['layer1.9', 'layer1.17', 'layer2.9', 'layer2.10', 'layer2.11'],
+    )
+)

@@ -6,10 +6,6 @@ _base_ = ['./resnet164_plain_cifar10-10k.py']
 model = dict(
     backbone=dict(
         attention=dict(_delete_=True, type='StepNet'),
-        blocks=[
-            'layer1.11',
-            'layer1.12',
-            'layer2.2',
-            'layer2.7',
-            'layer3.4',
-        ]))
+        blocks=['layer1.11', 'layer1.12', 'layer2.2', 'layer2.7', 'layer3.4'],
+    )
+)

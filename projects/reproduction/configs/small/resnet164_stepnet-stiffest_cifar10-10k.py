@@ -6,10 +6,6 @@ _base_ = ['./resnet164_plain_cifar10-10k.py']
 model = dict(
     backbone=dict(
         attention=dict(_delete_=True, type='StepNet'),
-        blocks=[
-            'layer1.1',
-            'layer2.1',
-            'layer2.2',
-            'layer3.16',
-            'layer3.17',
-        ]))
+        blocks=['layer1.1', 'layer2.1', 'layer2.2', 'layer3.16', 'layer3.17'],
+    )
+)

@@ -1,4 +1,5 @@
 _base_ = ['./resnet20_stepnet_cifar10-10k.py']
 
 optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'.attention.': dict(decay_mult=0.)}))
+    paramwise_cfg=dict(custom_keys={'.attention.': dict(decay_mult=0.0)})
+)

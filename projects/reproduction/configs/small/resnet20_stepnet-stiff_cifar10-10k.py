@@ -6,4 +6,6 @@ _base_ = ['./resnet20_plain_cifar10-10k.py']
 model = dict(
     backbone=dict(
         attention=dict(_delete_=True, type='StepNet'),
-        blocks=['layer1.1', 'layer2.1', 'layer3.1']))
+        blocks=['layer1.1', 'layer2.1', 'layer3.1'],
+    )
+)

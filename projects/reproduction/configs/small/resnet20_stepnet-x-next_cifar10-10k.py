@@ -1,4 +1,3 @@
 _base_ = ['./resnet20_stepnet_cifar10-10k.py']
 
-model = dict(
-    backbone=dict(attention=dict(type='StepNet', inputs='x_next')))
+model = dict(backbone=dict(attention=dict(type='StepNet', inputs='x_next')))

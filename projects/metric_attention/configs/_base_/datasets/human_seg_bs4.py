@@ -8,12 +8,16 @@ train_dataloader = dict(
     dataset=dict(
         type='mmstepnet.HumanSegmentation',
         data_root='data/human_seg',
-        split='train'))
+        split='train',
+    ),
+)
 val_dataloader = dict(
     batch_size=6,
     collate_fn=dict(type='pseudo_collate'),
     dataset=dict(
         type='mmstepnet.HumanSegmentation',
         data_root='data/human_seg',
-        split='test'))
+        split='test',
+    ),
+)
 test_dataloader = val_dataloader

@@ -2,7 +2,9 @@
 _base_ = ['./nodes.py']
 
 train_dataloader = dict(
-    batch_size=200, dataset=dict(type='mmstepnet.Moon', split='train'))
+    batch_size=200, dataset=dict(type='mmstepnet.Moon', split='train')
+)
 val_dataloader = dict(
-    batch_size=200, dataset=dict(type='mmstepnet.Moon', split='test'))
+    batch_size=200, dataset=dict(type='mmstepnet.Moon', split='test')
+)
 test_dataloader = val_dataloader

@@ -3,8 +3,6 @@
 # reading.
 _base_ = ['./moon_bs200.py']
 
-train_dataloader = dict(
-    batch_size=400, dataset=dict(size=400, noise=0.2))
-val_dataloader = dict(
-    batch_size=100, dataset=dict(size=100, noise=0.2))
+train_dataloader = dict(batch_size=400, dataset=dict(size=400, noise=0.2))
+val_dataloader = dict(batch_size=100, dataset=dict(size=100, noise=0.2))
 test_dataloader = val_dataloader

@@ -7,19 +7,22 @@ custom_imports = dict(
         'projects.metric_attention.datasets',
         'projects.metric_attention.models',
     ],
-    allow_failed_imports=False)
+    allow_failed_imports=False,
+)
 
 train_dataloader = dict(
     num_workers=0,
     collate_fn=dict(type='whole_batch'),
-    sampler=dict(type='DefaultSampler', shuffle=True))
+    sampler=dict(type='DefaultSampler', shuffle=True),
+)
 val_dataloader = dict(
     num_workers=0,
     collate_fn=dict(type='whole_batch'),
-    sampler=dict(type='DefaultSampler', shuffle=False))
+    sampler=dict(type='DefaultSampler', shuffle=False),
+)
 test_dataloader = val_dataloader
 
-val_evaluator = dict(type='Accuracy', topk=(1, ))
+val_evaluator = dict(type='Accuracy', topk=(1,))
 test_evaluator = val_evaluator
 
 default_hooks = dict(logger=dict(interval=1000))

@@ -11,4 +11,5 @@ model = dict(
     num_layers=6,
     feedforward_dims=2048,
     dropout=0.1,
-    max_length=max_length)
+    max_length=max_length,
+)

@@ -7,6 +7,5 @@ val_cfg = dict()
 test_cfg = dict()
 # The curve of the training loss is its mean over each epoch.
 log_processor = dict(
-    custom_cfg=[
-        dict(data_src='loss', method_name='mean', window_size='epoch')
-    ])
+    custom_cfg=[dict(data_src='loss', method_name='mean', window_size='epoch')]
+)

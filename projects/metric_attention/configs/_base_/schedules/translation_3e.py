@@ -7,7 +7,8 @@ warmup_epochs = max_epochs / 6
 optim_wrapper = dict(
     type='mmstepnet.AutocastOptimWrapper',
     optimizer=dict(type='Adam', lr=2e-4, betas=(0.9, 0.98), eps=1e-9),
-    clip_grad=dict(max_norm=1.0))
+    clip_grad=dict(max_norm=1.0),
+)
 param_scheduler = [
     dict(
         type='LinearLR',
@@ -15,20 +16,21 @@ param_scheduler = [
         by_epoch=True,
         begin=0,
         end=warmup_epochs,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
     dict(
         type='PolyLR',
         power=1.0,
         by_epoch=True,
         begin=warmup_epochs,
         end=max_epochs,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]
 # An epoch takes minutes: it can be resumed from its middle.
 train_cfg = dict(
-    type='mmstepnet.ResumableEpochLoop',
-    max_epochs=max_epochs,
-    val_interval=1)
+    type='mmstepnet.ResumableEpochLoop', max_epochs=max_epochs, val_interval=1
+)
 custom_hooks = [dict(type='mmstepnet.InterimCheckpointHook', interval=50)]
 val_cfg = dict()
 test_cfg = dict()

@@ -5,15 +5,18 @@
 # whose BLEU is teacher-forced.
 optim_wrapper = dict(
     optimizer=dict(type='Adam', lr=1e-5, weight_decay=5e-4),
-    clip_grad=dict(max_norm=1.0))
+    clip_grad=dict(max_norm=1.0),
+)
 param_scheduler = dict(
     type='ReduceOnPlateauLR',
     monitor='translation/loss',
     rule='less',
     factor=0.8,
-    patience=10)
+    patience=10,
+)
 train_cfg = dict(
-    type='mmstepnet.ResumableEpochLoop', max_epochs=100, val_interval=1)
+    type='mmstepnet.ResumableEpochLoop', max_epochs=100, val_interval=1
+)
 custom_hooks = [dict(type='mmstepnet.InterimCheckpointHook', interval=50)]
 val_cfg = dict()
 test_cfg = dict()

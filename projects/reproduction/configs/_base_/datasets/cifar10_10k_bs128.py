@@ -15,12 +15,16 @@ train_dataloader = dict(
             dict(type='RandomCrop', crop_size=32, padding=4),
             dict(type='RandomFlip', prob=0.5, direction='horizontal'),
             dict(type='PackInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     num_workers=0,
     dataset=dict(
         _delete_=True,
         type='mmstepnet.FolderInMemory',
         data_root='data/cifar10/test',
-        pipeline=[dict(type='PackInputs')]))
+        pipeline=[dict(type='PackInputs')],
+    ),
+)
 test_dataloader = val_dataloader

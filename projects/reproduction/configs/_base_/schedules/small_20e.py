@@ -3,7 +3,8 @@
 _base_ = ['../../../../../configs/_base_/schedules/digits_20e.py']
 
 custom_imports = dict(
-    imports=['projects.autocast'], allow_failed_imports=False)
+    imports=['projects.autocast'], allow_failed_imports=False
+)
 
 # Half of float32's time on CPUs with avx512_bf16; tested in float32.
 optim_wrapper = dict(type='mmstepnet.AutocastOptimWrapper')
@@ -15,6 +16,7 @@ param_scheduler = [
         begin=1,
         end=20,
         T_max=19,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]
 auto_scale_lr = dict(base_batch_size=128)

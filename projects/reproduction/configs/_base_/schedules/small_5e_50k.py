@@ -9,6 +9,7 @@ param_scheduler = [
         begin=1,
         end=5,
         T_max=4,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]
 train_cfg = dict(max_epochs=5, val_interval=5)

@@ -8,6 +8,7 @@ param_scheduler = [
         begin=1,
         end=60,
         T_max=59,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]
 train_cfg = dict(max_epochs=60)

@@ -8,6 +8,7 @@ param_scheduler = [
         begin=1,
         end=6,
         T_max=5,
-        convert_to_iter_based=True),
+        convert_to_iter_based=True,
+    ),
 ]
 train_cfg = dict(max_epochs=6, val_interval=1)
