@@ -29,6 +29,7 @@ fi
 bash tools/setup_env.sh $part
 export PATH="$(realpath "$venv")/bin:$PATH"
 ruff check .
+ruff format --check .
 # Types of the core, where all libraries that it names are installed.
 [ "$stack" != examples ] || pyright --project pyproject.toml
 # Two workers of one thread each are faster than one of two.
