@@ -13,9 +13,9 @@ from torch import Tensor
 from .checks import check_installed
 from .files import write_whole
 from .steps import ResidualStep
-from .steps.finding import tensors
 from .steps.fold import fold
 from .torch_version import onnx_arguments
+from .tracing import tensors
 
 NEEDED = ('onnx', 'onnxruntime', 'onnxscript')
 

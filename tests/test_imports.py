@@ -12,14 +12,23 @@ import pytest
 
 from tests.documents import ROOT
 
-FLOOR = {'checks', 'files', 'names', 'precision', 'torch_version', 'version'}
+FLOOR = {
+    'checks',
+    'files',
+    'generated',
+    'names',
+    'precision',
+    'torch_version',
+    'version',
+}
 """Modules that every layer may import."""
 
-CORE = {'attentions', 'steps', 'stiffness', 'propagation'}
+CORE = {'attentions', 'tracing', 'steps', 'stiffness', 'propagation'}
 BELOW = {
     'attentions': FLOOR,
-    'steps': FLOOR | {'attentions'},
-    'stiffness': FLOOR | {'attentions', 'steps'},
+    'tracing': FLOOR,
+    'steps': FLOOR | {'attentions', 'tracing'},
+    'stiffness': FLOOR | {'attentions', 'tracing', 'steps'},
     'propagation': FLOOR,
     'integrations': FLOOR | CORE,
     **{f'{name}.py': FLOOR | CORE for name in ('__init__', *FLOOR)},

@@ -13,7 +13,6 @@ from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
 
-from mmstepnet.steps.finding import Arrangement, Selection, unwrap
 from mmstepnet.stiffness import (
     FIELDS,
     MEANS,
@@ -21,6 +20,7 @@ from mmstepnet.stiffness import (
     Trajectories,
     TrajectoryRecorder,
 )
+from mmstepnet.tracing import Arrangement, Selection, unwrap
 
 PREFIX = 'stiffness'
 """Of the scalars' names, the folder and the files."""

@@ -28,7 +28,7 @@ from transformers.masking_utils import sdpa_mask
 from mmstepnet.propagation import Metric, metric_propagation
 from mmstepnet.steps.examples import guess_inputs, run_batch
 from mmstepnet.steps.files import read_weights
-from mmstepnet.steps.finding import in_mode
+from mmstepnet.tracing import in_mode
 
 REFUSED = ('dropout', 'output_attentions', 'position_bias', 's_aux', 'softcap')
 """What a model may ask for that needs the N x M scores themselves."""

@@ -17,7 +17,7 @@ from mmengine.runner import CheckpointLoader
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from safetensors.torch import load_file
 
-from mmstepnet.steps.finding import unwrap
+from mmstepnet.tracing import unwrap
 
 TRUST_FLAG = '--trust-checkpoint'
 

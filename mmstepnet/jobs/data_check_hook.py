@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader, Dataset
 
 from mmstepnet.registry import HOOKS
-from mmstepnet.steps.finding import unwrap
+from mmstepnet.tracing import unwrap
 
 CLASS_HEAD = re.compile(r'head|(roi_head\.)?(bbox|mask)_head(\.\d+)?')
 """Names of a model's parts that have an output for each class."""

@@ -2,11 +2,11 @@
 
 For whoever has a network. A model goes in; the same model comes out, and its
 blocks take steps that an attention chooses. ``tail/`` is StepNet's step
-written by hand, ``finding/`` tells where a network takes its steps. On
-PyTorch alone, and safetensors in ``files.py``.
+written by hand. On PyTorch alone, and safetensors in ``files.py``.
 """
 
-from .finding import FoundStep, find_steps
+from mmstepnet.tracing import FoundStep, find_steps
+
 from .insert import insert_steps, remove_steps, step_parameters
 from .removal import RemovedBlock, remove_blocks
 from .residual import ResidualStep

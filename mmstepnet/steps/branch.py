@@ -23,9 +23,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.generated import Generated, generated_class
 from mmstepnet.torch_version import is_compiling
 
-from .generated import Generated, generated_class
 from .residual import ResidualStep
 
 
@@ -336,6 +336,8 @@ class BranchStep(ResidualStep):
         attention (nn.Module): See :class:`ResidualStep`.
         place (Place): Where it stands in its block.
     """
+
+    adds = False
 
     def __init__(self, attention: nn.Module, place: Place):
         super().__init__(attention)

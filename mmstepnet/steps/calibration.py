@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.attentions import Attention
+from mmstepnet.tracing import hooked, in_mode, uncompiled
 
 from .examples import run_batch
-from .finding import hooked, in_mode, uncompiled
 
 
 def calibrate(

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .finding import unwrap
+from mmstepnet.tracing import unwrap
 
 LOGGER = logging.getLogger(__name__)
 

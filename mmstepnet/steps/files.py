@@ -25,11 +25,11 @@ from torch import Tensor
 from mmstepnet.attentions import ATTENTIONS, build_attention
 from mmstepnet.attentions.record import KEY, Recorded
 from mmstepnet.files import write_whole
+from mmstepnet.generated import host_of
+from mmstepnet.tracing.wrappers import unwrap
 
 from .branch import BranchStep, Place, Spot
-from .finding.wrappers import unwrap
 from .fused_blocks import is_fusable
-from .generated import host_of
 from .insert import build, put_in
 from .modules import check_unsharded, find_modules_to_save, modules_by_name
 from .removal import RemovedBlock, exchange, stage_asked_for, stand_in

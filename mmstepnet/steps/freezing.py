@@ -5,9 +5,25 @@ from typing import Any
 
 import torch.nn as nn
 
-from .generated import KeepsStatistics, generated_class
+from mmstepnet.generated import Generated, generated_class
+
 from .modules import find_modules_to_save, modules_by_name
 from .residual import ResidualStep
+
+
+class KeepsStatistics(Generated):
+    """A module with running statistics that stays in eval mode."""
+
+    @classmethod
+    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
+        """Where the host's class lies: torch.fx leaves torch.nn as it is."""
+        return host.__name__, dict(__module__=host.__module__)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Set the mode of its children alone."""
+        super().train(mode)
+        self.training = False
+        return self
 
 
 def mark_only_steps_as_trainable(

@@ -16,7 +16,8 @@ import torch.nn as nn
 import torch.utils.checkpoint as cp
 from torch import Tensor
 
-from .generated import Generated, generated_class
+from mmstepnet.generated import Generated, generated_class
+
 from .residual import ResidualStep
 from .tail import ByHand, ByImage, is_as_made, read_tail
 

@@ -15,10 +15,11 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmstepnet.tracing import hooked, tensors, uncompiled
+from mmstepnet.tracing.operations import describe_operation
+from mmstepnet.tracing.tags import Tag, Tags, is_real
+
 from .branch import BranchStep, StepHook
-from .finding import hooked, tensors, uncompiled
-from .finding.operations import describe_operation
-from .finding.tags import Tag, Tags, is_real
 from .modules import modules_by_name
 from .residual import ResidualStep
 from .spots import run_on

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mmstepnet.attentions import Attention, build_attention
 from mmstepnet.torch_version import has_values
+from mmstepnet.tracing import Selection, select, unwrap
+from mmstepnet.tracing.selection import around, is_named, is_within
 
 from .branch import BranchStep, Place, SteppedBlock, attach, detach
-from .finding import Selection, select, unwrap
-from .finding.selection import around, is_named, is_within
 from .freezing import follow_training
 from .fused_blocks import FusedBlock, is_fusable, put_fused_step, state_width
 from .modules import check_unsharded, modules_by_name, steps_of

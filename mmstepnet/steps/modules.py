@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import torch.nn as nn
 
-from .finding.wrappers import name_modules, unwrap
+from mmstepnet.tracing.wrappers import name_modules, unwrap
+
 from .residual import ResidualStep
 
 SHARDED = {'DistributedDataParallel', 'FullyShardedDataParallel', 'FSDPModule'}

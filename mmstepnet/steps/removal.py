@@ -9,15 +9,17 @@ from typing import Any
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.generated import Generated, generated_class, host_of
+from mmstepnet.tracing import Arrangement, Selection, select, unwrap
+from mmstepnet.tracing.modes import only_looks
+from mmstepnet.tracing.selection import is_within
+from mmstepnet.tracing.tags import is_real
+from mmstepnet.tracing.wrappers import name_modules
+
 from .branch import StepHook
-from .finding import Arrangement, Selection, select, unwrap
-from .finding.selection import is_within
-from .finding.tags import is_real
-from .finding.wrappers import name_modules
-from .generated import Generated, generated_class, host_of
 from .modules import check_unsharded, modules_by_name
 from .spots import SpotFinder, identity, run_on
-from .tail import fused, only_looks
+from .tail import fused
 
 
 def remove_blocks(

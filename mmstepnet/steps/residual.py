@@ -1,23 +1,18 @@
 """The residual step, where every feature trajectory passes."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from mmstepnet.attentions import Plain, choose_step
+from mmstepnet.tracing.observed import ObservedStep
 
 from .tail import ByHand, ByImage, read_tail, take_tail
 
-Observer = Callable[
-    ['ResidualStep', Tensor, Tensor, Tensor | None, Tensor], None
-]
 
-
-class ResidualStep(nn.Module):
+class ResidualStep(ObservedStep):
     r"""One forward-Euler step of a residual block.
 
     .. math::
@@ -54,7 +49,6 @@ class ResidualStep(nn.Module):
         self.attention = attention
         self.activation = activation
         self.drop_path = drop_path
-        self._observers = OrderedDict()
 
     def forward(
         self, identity: Tensor, branch: Tensor, norm: nn.Module | None = None
@@ -125,28 +119,6 @@ class ResidualStep(nn.Module):
             return None
         return choose_step(self.attention, x, f)
 
-    def report(
-        self, x: Tensor, f: Tensor, step: Tensor | None, out: Tensor
-    ) -> None:
-        """Tell all observers of a step that was taken, see :meth:`observe`."""
-        for observer in tuple(self._observers.values()):
-            observer(self, x, f, step, out)
-
-    def observe(self, observer: Observer) -> RemovableHandle:
-        """Register ``observer(self, x, f, step, out)``.
-
-        It is called in every forward pass with x_t, f(x_t), the attention
-        value (None for a plain block) and what the block returns; x_{t+1}
-        before the activation is x + f * step. Tensors are overwritten by
-        later layers: reduce them inside the observer.
-
-        Returns:
-            RemovableHandle: Its ``remove()`` ends the observation.
-        """
-        handle = RemovableHandle(self._observers)
-        self._observers[handle.id] = observer
-        return handle
-
     def init_weights(self) -> None:
         """Bring the attention to its start: mmengine's recursion asks it."""
         attention: Any = self.attention
@@ -166,7 +138,3 @@ class ResidualStep(nn.Module):
 
     def _is_meta(self) -> bool:
         return any(t.is_meta for t in (*self.parameters(), *self.buffers()))
-
-    def __getstate__(self) -> dict:
-        """Leave observers out of copies: an EMA model is not observed."""
-        return {**self.__dict__, '_observers': OrderedDict()}

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.tracing import Arrangement, Finder, Run, Sum, tensors
+from mmstepnet.tracing.modes import only_looks
+from mmstepnet.tracing.operations import Operation, describe_operation
+from mmstepnet.tracing.tags import Tags, is_real
+
 from .branch import Place, Spot
 from .examples import call_of, guess_inputs, on_meta
-from .finding import Arrangement, Finder, Run, Sum, tensors
-from .finding.operations import Operation, describe_operation
-from .finding.tags import Tags, is_real
-from .tail import only_looks
 
 NAMES = {
     1: ('step',),

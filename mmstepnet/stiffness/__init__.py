@@ -6,7 +6,7 @@ are functions of tensors; the recorder and the measurement stand on them. On
 PyTorch, NumPy and SciPy alone.
 """
 
-from mmstepnet.steps.finding import FoundStep, find_steps
+from mmstepnet.tracing import FoundStep, find_steps
 
 from .block_scores import SCORES, ablate_blocks, block_scores
 from .correlations import RankCorrelation, correlate_ranks

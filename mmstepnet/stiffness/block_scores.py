@@ -15,9 +15,9 @@ from tqdm import tqdm
 from mmstepnet.checks import check_choice
 from mmstepnet.precision import full_precision
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.finding import Selection, hooked, in_mode
-from mmstepnet.steps.finding.wrappers import name_modules
 from mmstepnet.steps.removal import prepare_removal, without_blocks
+from mmstepnet.tracing import Selection, hooked, in_mode
+from mmstepnet.tracing.wrappers import name_modules
 
 from .readings import READINGS
 from .recorder import TrajectoryRecorder

@@ -11,17 +11,10 @@ from torch import Tensor
 from mmstepnet.attentions import Attention
 from mmstepnet.steps import ResidualStep, fused
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.finding import (
-    FIRST,
-    Arrangement,
-    Finder,
-    Run,
-    Sum,
-    unwrap,
-)
-from mmstepnet.steps.finding.additions import PROJECTS
-from mmstepnet.steps.finding.operations import Operation
-from mmstepnet.steps.finding.tags import Tag, Tags
+from mmstepnet.tracing import FIRST, Arrangement, Finder, Run, Sum, unwrap
+from mmstepnet.tracing.additions import PROJECTS
+from mmstepnet.tracing.operations import Operation
+from mmstepnet.tracing.tags import Tag, Tags
 
 from .measurement import StepMeasurement
 

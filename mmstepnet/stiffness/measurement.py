@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstepnet.steps.finding import Run, tensors
+from mmstepnet.tracing import Run, tensors
 
 from .norms import branch_norms, norm, norm_and_distance
 

@@ -9,7 +9,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.steps.finding import (
+from mmstepnet.torch_version import is_backward
+from mmstepnet.tracing import (
     Arrangement,
     Finder,
     FoundStep,
@@ -18,7 +19,6 @@ from mmstepnet.steps.finding import (
     select,
     unwrap,
 )
-from mmstepnet.torch_version import is_backward
 
 from .measurement import StepMeasurement, compute_fields, hidden, input_sizes
 from .readings import DEFAULT_READING, FIELDS

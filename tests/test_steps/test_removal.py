@@ -15,8 +15,8 @@ from mmstepnet import (
     remove_steps,
 )
 from mmstepnet.steps import RemovedBlock
-from mmstepnet.steps.finding import hooked
 from mmstepnet.steps.removal import prepare_removal
+from mmstepnet.tracing import hooked
 from tests.test_steps.families import find_family
 from tests.test_steps.insertion import doubled, outputs
 from tests.test_steps.test_insert_families import CASES

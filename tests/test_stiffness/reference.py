@@ -5,8 +5,8 @@ import torch.nn as nn
 import torchvision
 
 from mmstepnet.attentions import choose_step
-from mmstepnet.steps.finding import hooked
 from mmstepnet.stiffness import TrajectoryRecorder, neural_stiffness_index
+from mmstepnet.tracing import hooked
 from tests.utils import Adds, perturb, seeded
 
 IMAGES = seeded(3, 3, 32, 32, seed=5)

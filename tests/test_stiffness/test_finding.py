@@ -9,9 +9,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.ops import stochastic_depth
 
 from mmstepnet import find_steps, insert_steps
-from mmstepnet.steps.finding import FIRST
-from mmstepnet.steps.finding.additions import PROJECTS
 from mmstepnet.stiffness import measure_gates
+from mmstepnet.tracing import FIRST
+from mmstepnet.tracing.additions import PROJECTS
 from tests.test_stiffness.reference import (
     IMAGES,
     MAPS,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from mmstepnet.checks import check_positive
 from mmstepnet.registry import HOOKS
 from mmstepnet.steps.calibration import calibrate
-from mmstepnet.steps.finding import unwrap
+from mmstepnet.tracing import unwrap
 
 
 @HOOKS.register_module()

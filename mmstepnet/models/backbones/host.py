@@ -11,9 +11,9 @@ from mmengine.registry import DefaultScope
 from mmstepnet.attentions.base import is_frozen
 from mmstepnet.checks import check_config
 from mmstepnet.compatibility import VERSIONS, check_hosts
+from mmstepnet.generated import Generated, generated_class
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
-from mmstepnet.steps.generated import Generated, generated_class
 from mmstepnet.steps.modules import steps_of
 
 STEPNET = dict(type='StepNet')

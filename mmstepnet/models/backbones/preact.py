@@ -4,8 +4,8 @@ import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from torch import Tensor
 
+from mmstepnet.generated import generated_class
 from mmstepnet.steps.fused_blocks import FusedBlock, TailStep
-from mmstepnet.steps.generated import generated_class
 
 
 class PreActBlock(FusedBlock):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmstepnet.attentions import ATTENTIONS, IEBN
 from mmstepnet.checks import check_config
+from mmstepnet.generated import generated_class
 from mmstepnet.registry import MODELS
 from mmstepnet.steps.fused_blocks import put_fused_step
-from mmstepnet.steps.generated import generated_class
 
 from .host import STEPNET, SteppedBackbone, find_host
 from .preact import make_preact

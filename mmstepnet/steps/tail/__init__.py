@@ -8,22 +8,13 @@ mathematics) whose passes over the maps are ATen's (:mod:`.aten`) or Triton's
 channel gate in plain operations.
 """
 
-from .dispatch import (
-    ByHand,
-    ByImage,
-    fused,
-    is_as_made,
-    only_looks,
-    read_tail,
-    take_tail,
-)
+from .dispatch import ByHand, ByImage, fused, is_as_made, read_tail, take_tail
 
 __all__ = [
     'ByHand',
     'ByImage',
     'fused',
     'is_as_made',
-    'only_looks',
     'read_tail',
     'take_tail',
 ]

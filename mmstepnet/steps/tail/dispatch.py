@@ -1,7 +1,7 @@
 """The door of the fused tail: whether a step may take it, and with what."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cache
 from types import ModuleType, NoneType
@@ -267,16 +267,6 @@ def is_as_made(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     ) and all(getattr(hook, 'only_looks', False) for hook in forward)
-
-
-def only_looks(hook: Callable) -> Callable:
-    """Mark a hook that need not be called for modules in a fused step.
-
-    So who measures does not change the path of a step, which a checkpoint
-    may take again when nobody measures.
-    """
-    vars(hook)['only_looks'] = True
-    return hook
 
 
 def passes_for(maps: Tensor) -> ModuleType | None:

@@ -1,9 +1,10 @@
-"""Which residual steps a network has, found by running it.
+"""A pass of any network: which residual steps it takes, found by running it.
 
-:func:`find_steps` is for users. The recorder of stiffness measures what a
-:class:`Finder` finds, and ``insert_steps`` puts steps there. In: a model and
-what it is called with. Out: sums of a state and a branch, in their blocks and
-stages.
+A model and what it is called with go in; sums of a state and a branch, in
+their blocks and stages, come out. :func:`find_steps` is for users. The
+recorder of stiffness measures what a :class:`Finder` finds, and
+``insert_steps`` puts steps there. Of a step that a module takes by itself it
+knows the small protocol of :mod:`.observed` alone. On PyTorch alone.
 """
 
 from .finder import Finder

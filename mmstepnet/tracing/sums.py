@@ -15,9 +15,9 @@ class Run:
         module (nn.Module): The module.
         outer (Run, optional): The run that called it.
         learns (bool): Whether the module has weights.
-        is_closed (bool): Whether it is, or runs inside, a
-            :class:`~mmstepnet.ResidualStep`, which reports its step itself,
-            or an LSTM, which PyTorch takes apart (Sequencer).
+        is_closed (bool): Whether it is, or runs inside, an
+            :class:`~.observed.ObservedStep` that adds, which reports its step
+            itself, or an LSTM, which PyTorch takes apart (Sequencer).
         known (int): The states that what it was given was computed from, as
             bits.
         given (int): The states that it was given.
@@ -61,7 +61,7 @@ class Sum:
         of_branch (int): States that f was computed from; any operand there.
         branches (int): How many are added, one after the other.
         gate (tuple, optional): Shape of the attention value.
-        part (str, optional): Name of the ResidualStep that reported it.
+        part (str, optional): Name of the step that reported it.
         left_out (str, optional): Why it is no step that is measured.
         returned (bool): Whether its owner returns it, up to what works
             element by element.

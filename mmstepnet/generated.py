@@ -43,21 +43,6 @@ def _new_module(kind: type[Generated], host: type) -> Generated:
     return cls.__new__(cls)
 
 
-class KeepsStatistics(Generated):
-    """A module with running statistics that stays in eval mode."""
-
-    @classmethod
-    def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
-        """Where the host's class lies: torch.fx leaves torch.nn as it is."""
-        return host.__name__, dict(__module__=host.__module__)
-
-    def train(self, mode: bool = True) -> nn.Module:
-        """Set the mode of its children alone."""
-        super().train(mode)
-        self.training = False
-        return self
-
-
 def host_of(module: nn.Module | None) -> type:
     """The class that a module had before it was made another one's."""
     if isinstance(module, Generated):

@@ -19,11 +19,9 @@ from torch import Tensor
 
 from mmstepnet.torch_version import is_backward
 
-from ..branch import BranchStep
-from ..residual import ResidualStep
-from ..tail import only_looks
 from .additions import Additions
-from .modes import hooked, in_mode, uncompiled
+from .modes import hooked, in_mode, only_looks, uncompiled
+from .observed import ObservedStep
 from .sums import Run
 from .tags import Factor, Tags, is_real, tensors
 from .wrappers import name_modules
@@ -87,12 +85,10 @@ class Finder(Additions):
                 # Runs where the module raises, too.
                 module.register_forward_hook(self._leave, always_call=True),
             ]
-            if isinstance(module, ResidualStep):
+            if isinstance(module, ObservedStep):
                 handles.append(
                     module.observe(
-                        self._observe_branch
-                        if isinstance(module, BranchStep)
-                        else self._observe
+                        self._observe if module.adds else self._observe_branch
                     )
                 )
         return handles
@@ -142,8 +138,9 @@ class Finder(Additions):
             module,
             outer,
             module in self.learns,
-            isinstance(module, (ResidualStep, nn.RNNBase))
-            and not isinstance(module, BranchStep)
+            isinstance(module, nn.RNNBase)
+            or isinstance(module, ObservedStep)
+            and module.adds
             or outer is not None
             and outer.is_closed,
         )
@@ -197,13 +194,13 @@ class Finder(Additions):
 
     def _observe(
         self,
-        module: ResidualStep,
+        module: ObservedStep,
         x: Tensor,
         f: Tensor,
         step: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Take down what a ResidualStep reports."""
+        """Take down what a step that adds reports."""
         run = (
             self.stack[-1].outer
             if (self._is_here(module) and self.stack)
@@ -225,13 +222,13 @@ class Finder(Additions):
 
     def _observe_branch(
         self,
-        module: ResidualStep,
+        module: ObservedStep,
         x: Tensor,
         f: Tensor,
         step: Tensor | None,
         scaled: Tensor,
     ) -> None:
-        """Take down what a BranchStep has multiplied its branch by."""
+        """Take down what a step has multiplied a branch by."""
         if step is not None and self._is_here(module):
             self.tags.make(scaled).factor = Factor(
                 f, step, self.tags.make(x).known

@@ -1,7 +1,7 @@
 """Modes of a model and hooks, for a while."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,3 +77,13 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = was
         for parameter, was in trained.items():
             parameter.requires_grad_(was)
+
+
+def only_looks(hook: Callable) -> Callable:
+    """Mark a hook that need not be called for modules in a fused step.
+
+    So who measures does not change the path of a step, which a checkpoint
+    may take again when nobody measures.
+    """
+    vars(hook)['only_looks'] = True
+    return hook

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch.nn as nn
 
-from ..generated import host_of
+from mmstepnet.generated import host_of
+
 from .finder import Finder
 from .selection import Selection, is_within, select
 from .sums import Run, Sum
