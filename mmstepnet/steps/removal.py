@@ -4,21 +4,20 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.generated import Generated, generated_class, host_of
-from mmstepnet.tracing import Arrangement, Selection, select, unwrap
-from mmstepnet.tracing.modes import only_looks
+from mmstepnet.tracing import Arrangement, Finder, Selection, select, unwrap
 from mmstepnet.tracing.selection import is_within
-from mmstepnet.tracing.tags import is_real
+from mmstepnet.tracing.trace import Passage, Trace
 from mmstepnet.tracing.wrappers import name_modules
 
 from .branch import StepHook
 from .modules import check_unsharded, modules_by_name
-from .spots import SpotFinder, identity, run_on
+from .spots import run_on
 from .tail import fused
 
 
@@ -195,49 +194,42 @@ def stage_asked_for(modules: dict[str, nn.Module], name: str) -> str | None:
     return None
 
 
-class _WayFinder(SpotFinder):
-    """Follows the steps and a ReLU between a module's state and its output.
+class Way(NamedTuple):
+    """How a module makes what it returns of its state, by steps."""
 
-    Attributes:
-        ways (dict): For the runs of each module the number of elements of
-            the tuple that it returns, 0 where it returns its state alone, and
-            whether a ReLU comes last; or None, where it returns something
-            else than its state behind steps.
+    size: int
+    """Elements of the tuple that it returns; 0 is no tuple."""
+    is_relu: bool
+    """Whether a ReLU comes last."""
+
+
+def _ways(trace: Trace) -> dict[str, set[Way | None]]:
+    """Those of all runs of each module.
+
+    None is that of a run which returns something else than its state behind
+    steps.
     """
+    ways: dict[str, set[Way | None]] = defaultdict(set)
+    for run in trace.passages:
+        ways[run.name].add(_way(trace, run))
+    return ways
 
-    def forget(self) -> None:
-        """Forget the last pass."""
-        super().forget()
-        self.ways: dict[str, set[tuple | None]] = defaultdict(set)
-        self.given: dict[nn.Module, tuple | None] = {}
 
-    @only_looks
-    def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        super()._enter(module, args, kwargs)
-        x: Any = next(iter((*args, *kwargs.values())), None)
-        self.given[module] = identity(x) if is_real(x) else None
-
-    @only_looks
-    def _leave(self, module: nn.Module, args: tuple, out: Any) -> None:
-        super()._leave(module, args, out)
-        size = len(out) if type(out) is tuple else 0
-        first: Any = out[0] if size else out
-        state, way = self.given.pop(module), None
-        if (
-            state
-            and is_real(first)
-            and first.shape == state[4]
-            and all(t is None for t in (out[1:] if size else ()))
-        ):
-            kinds, end = [], identity(first)[:4]
-            while end != state[:4] and end in self.origins:
-                kind, before, _ = self.origins[end]
-                kinds.append(kind)
-                end = before[:4]
-            is_relu = kinds[:1] == ['relu']  # the last operation is the first
-            if end == state[:4] and {*kinds[is_relu:]} <= {'step'}:
-                way = size, is_relu
-        self.ways[self.names[module]].add(way)
+def _way(trace: Trace, run: Passage) -> Way | None:
+    state, out = run.given, run.returned
+    if (
+        state is None
+        or out is None
+        or state.shape != out.shape
+        or not run.is_alone
+    ):
+        return None
+    kinds = trace.kinds_between(state, out)
+    if kinds is None:
+        return None
+    is_relu = kinds[:1] == ['relu']  # the last operation is the first
+    steps = kinds[1:] if is_relu else kinds
+    return Way(run.size, is_relu) if {*steps} <= {'step'} else None
 
 
 def _passes(
@@ -249,10 +241,10 @@ def _passes(
     """
     if not next(model.parameters()).is_meta:
         model = copy.deepcopy(model)  # statistics may change
-    finder = _WayFinder(model)
+    finder: Any = Finder(model, traces=True)
     with finder.following(), fused(False):
         model(*args, **kwargs)
-        ways, arrangement = finder.ways, Arrangement(finder)
+        ways, arrangement = _ways(finder.trace), Arrangement(finder)
         projects = dict.fromkeys(arrangement.by_block(), False) | {
             block.name: True
             for _, found, block in arrangement.named
@@ -266,7 +258,8 @@ def _passes(
         for name in blocks:
             arrangement.modules[name].train()
         model(*args, **kwargs)
-    return blocks, {name: ways[name] | finder.ways[name] for name in ways}
+    trained = _ways(finder.trace)
+    return blocks, {name: ways[name] | trained[name] for name in ways}
 
 
 class RemovedBlock(Generated):

@@ -1,23 +1,19 @@
 """Where the blocks of a model take their steps, found by running it.
 
-The finder knows state and branch of each sum. Here it also takes down which
-module was given, and which returned, each tensor: a step needs one of these
-spots for its state and one for its branch.
+The trace of a pass says which module was given, and which returned, each
+tensor: a step needs one of these spots for its state and one for its branch.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch.nn as nn
-from torch import Tensor
 
-from mmstepnet.tracing import Arrangement, Finder, Run, Sum, tensors
-from mmstepnet.tracing.modes import only_looks
-from mmstepnet.tracing.operations import Operation, describe_operation
-from mmstepnet.tracing.tags import Tags, is_real
+from mmstepnet.tracing import Arrangement, Finder, Sum
+from mmstepnet.tracing.trace import Event, Trace
 
 from .branch import Place, Spot
 from .examples import call_of, guess_inputs, on_meta
@@ -40,19 +36,8 @@ class RefusedError(ValueError):
     """A sum can take no step; says why."""
 
 
-class Event(NamedTuple):
-    """A module was given a tensor, or returned it."""
-
-    time: int
-    module: nn.Module
-    name: str
-    returned: bool
-    key: int | str
-    call: int
-
-
 class Surroundings(NamedTuple):
-    """What a pass shows around a sum.
+    """What a trace shows around a step.
 
     Attributes:
         state (list[Event]): Who was given, or returned, the state.
@@ -67,131 +52,19 @@ class Surroundings(NamedTuple):
     is_text: bool
 
 
-class SpotFinder(Finder):
-    """A finder that takes down who was given, and who returned, each tensor.
-
-    Attributes:
-        surroundings (dict): Those of each step.
-        calls (Counter): How often each module ran.
-        arguments (dict[str, list]): Shapes of what modules were given.
-    """
-
-    def forget(self) -> None:
-        """Forget the last pass."""
-        super().forget()
-        self.seen: dict[tuple, list[Event]] = defaultdict(list)
-        # By memory: kind of operation, identities of operand and result.
-        self.origins: dict[tuple, tuple[str, tuple, tuple]] = {}
-        self.origin: tuple[str, tuple] | None = None
-        self.looked_up = self.time = 0
-        self.surroundings: dict[Sum, Surroundings] = {}
-        self.calls: Counter = Counter()
-        self.arguments: dict[str, list] = {}
-
-    @only_looks
-    def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        super()._enter(module, args, kwargs)
-        if module is self.model:
-            self.texts = {
-                t.shape
-                for t in tensors(args, kwargs)
-                if t.dim() > 1 and not t.is_floating_point()
-            }
-        self.calls[module] += 1
-        given = [*enumerate(args), *kwargs.items()]
-        self.arguments.setdefault(
-            self.names[module],
-            [tuple(t.shape) for _, t in given if isinstance(t, Tensor)],
-        )
-        for key, t in given:
-            self._see(module, False, key, t)
-
-    @only_looks
-    def _leave(self, module: nn.Module, args: tuple, out: Any) -> None:
-        super()._leave(module, args, out)
-        outs = out if type(out) in (tuple, list) else [out]
-        for key, t in enumerate(outs):
-            self._see(module, True, key, t)
-
-    def _see(
-        self, module: nn.Module, returned: bool, key: int | str, t: Any
-    ) -> None:
-        if is_real(t):
-            self.tags.make(t)  # while it lives no other has its memory
-            self.time += 1
-            self.seen[identity(t)].append(
-                Event(
-                    self.time,
-                    module,
-                    self.names[module],
-                    returned,
-                    key,
-                    self.calls[module] - 1,
-                )
-            )
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple,
-        args: tuple = (),
-        kwargs: dict | None = None,
-    ) -> Any:
-        operation = describe_operation(func)
-        is_ours = bool(self.stack) and self.stack[-1].is_closed
-        self.origin = None
-        if operation.name == 'relu' or is_ours and operation.pairs:
-            self.origin = (
-                'step' if operation.pairs else 'relu',
-                identity(args[0]),
-            )
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.origin is not None and is_real(out):
-            self.tags.make(out)
-            # What writes counts it as a version when this has returned.
-            made = identity(out, operation.writes)
-            if made != self.origin[1]:  # inference mode counts no versions
-                self.origins[made[:4]] = *self.origin, made
-        if operation.name == 'embedding' and args[1].shape in self.texts:
-            self.looked_up |= 1 << self.tags.mark(out)
-        return out
-
-    def _multiple(
-        self, operation: Operation, args: tuple
-    ) -> tuple[Tensor, Any] | None:
-        found = super()._multiple(operation, args)
-        if found is not None and operation.scales:
-            self.origin = 'product', identity(found[0])
-        return found
-
-    def _begin(
-        self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
-    ) -> Sum | None:
-        if x is args[0] or kwargs.get('alpha', 1) == 1:
-            self.origin = 'step', identity(x)
-        branch, key = [], identity(f)
-        while key is not None:
-            branch.append(list(self.seen.get(key, ())))
-            kind, before, made = self.origins.get(key[:4], (None,) * 3)
-            key = before if kind == 'product' and made == key else None
-        seen = Surroundings(
-            list(self.seen.get(identity(x), ())),
-            branch,
-            bool(self.tags.make(x).plain & self.looked_up),
-        )
-        found = super()._begin(owner, x, f, args, kwargs)
-        if found is not None:
-            self.surroundings.setdefault(found, seen)
-        return found
-
-
-def identity(t: Tensor, writes: int = 0) -> tuple:
-    """Equal for one tensor, as long as nobody writes to it.
-
-    The first four items are equal for all views of the same values.
-    """
-    version = 0 if t.is_inference() else t._version + writes
-    return *Tags.view(t), version, t.shape, t.stride()
+def _surroundings(trace: Trace, found: Sum) -> Surroundings | None:
+    """Of a step that was added; None of one that a module reported."""
+    added = trace.additions.get(found)
+    if added is None:
+        return None
+    return Surroundings(
+        trace.events_of(added.state, added.time),
+        [
+            trace.events_of(branch, added.time)
+            for branch in trace.multiples(added.branch)
+        ],
+        added.is_text,
+    )
 
 
 def find_places(
@@ -283,8 +156,9 @@ def run_on(
     ) from failed
 
 
-def _follow(model: nn.Module, args: tuple, kwargs: dict) -> SpotFinder:
-    finder = SpotFinder(model)
+def _follow(model: nn.Module, args: tuple, kwargs: dict) -> Finder:
+    """Trace a pass in evaluation mode."""
+    finder = Finder(model, traces=True)
     with finder.following():
         model(*args, **kwargs)
     return finder
@@ -310,16 +184,17 @@ def _holders(arrangement: Arrangement) -> dict[str, list[Sum]]:
 
 
 def _place(
-    finders: list[SpotFinder],
+    finders: list[Finder],
     block: str,
     name: str,
     sums: list[Sum],
     layout: str | None,
 ) -> Place:
     finder, found = finders[0], sums[0]
-    seen, module = finder.surroundings.get(found), finder.modules[block]
-    if finder.calls[module] != 1:
-        raise RefusedError(f'runs {finder.calls[module]} times in one pass')
+    trace: Any = finder.trace
+    seen, module = _surroundings(trace, found), finder.modules[block]
+    if trace.calls[module] != 1:
+        raise RefusedError(f'runs {trace.calls[module]} times in one pass')
     if isinstance(module, nn.Sequential):
         raise RefusedError('is a sequence, which would call its step')
     if seen is None or found.branches > 1:
@@ -344,7 +219,7 @@ def _place(
     )
 
 
-def _spots(finder: SpotFinder, block: str, seen: Surroundings) -> list[Spot]:
+def _spots(finder: Finder, block: str, seen: Surroundings) -> list[Spot]:
     """The spots of state and branch that others likeliest leave alone.
 
     First come those outside of children with weights, then modules without
@@ -406,7 +281,7 @@ def _spots(finder: SpotFinder, block: str, seen: Surroundings) -> list[Spot]:
             e.returned,
             e.key,
             e.call,
-            finder.calls[e.module],
+            finder.trace.calls[e.module],
         )
         for e in (state, end)
     ]
@@ -427,7 +302,7 @@ def _ends(branch: list[Event], learns: set[nn.Module]) -> list[Event]:
 
 
 def _is_masked(
-    finders: list[SpotFinder],
+    finders: list[Finder],
     block: str,
     sums: list[Sum],
     batch: int,
@@ -444,12 +319,12 @@ def _is_masked(
         and a != shapes[0]
         and a != b
         and len(a) == len(b)
-        for a, b in zip(*(f.arguments[block] for f in finders))
+        for a, b in zip(*(f.trace.shapes[block] for f in finders))
     )
 
 
 def _axes(
-    finders: list[SpotFinder],
+    finders: list[Finder],
     sums: list[Sum],
     seen: Surroundings,
     block: nn.Module,
@@ -462,7 +337,7 @@ def _axes(
     grows = [
         axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape)) if m != n
     ]
-    given, other = (finder.arguments[''] for finder in finders)
+    given, other = (finder.trace.shapes[''] for finder in finders)
     if (
         len(grows) > 1
         or not grows

@@ -1,7 +1,7 @@
 """Whether an attention adapts to its images, or only scales."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,17 +9,11 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.attentions import Attention
-from mmstepnet.steps import ResidualStep, fused
+from mmstepnet.steps import fused
 from mmstepnet.steps.examples import run_batch
-from mmstepnet.tracing import FIRST, Arrangement, Finder, Run, Sum, unwrap
-from mmstepnet.tracing.additions import PROJECTS
-from mmstepnet.tracing.operations import Operation
-from mmstepnet.tracing.tags import Tag, Tags
-
-from .measurement import StepMeasurement
-
-Product = tuple[str, int]
-"""A product with a gate: the module that multiplies, and which of its."""
+from mmstepnet.tracing import FIRST, PROJECTS, Arrangement, Finder, unwrap
+from mmstepnet.tracing.sums import Product
+from mmstepnet.tracing.tags import channels_of
 
 
 class GateStatistics(NamedTuple):
@@ -89,7 +83,7 @@ def measure_gates(
     products: dict[str, Product] = {}
     constant: dict[str, None] = {}
     elsewhere: dict[str, None] = {}
-    finder = _GateFinder(model)
+    finder = Finder(model)
     # The reference path multiplies each gate for all to see.
     with finder.following(), fused(False):
         for batch in batches:
@@ -97,16 +91,17 @@ def measure_gates(
             for name, step, _ in Arrangement(finder).named:
                 if step.left_out not in (None, FIRST, PROJECTS):
                     continue
-                gate, product = finder.gate_of(step) or (None, None)
+                product = step.product
                 if product is not None and product not in products.values():
                     products.setdefault(name, product)
-                if gate is not None and products.get(name) == product:
-                    values[name].append(_of_channels(gate).double().cpu())
-                elif step in finder.constant:
+                if product is not None and products.get(name) == product:
+                    gate = channels_of(finder.gates[product])
+                    values[name].append(gate.double().cpu())
+                elif step.is_constant:
                     constant[name] = None
             elsewhere |= dict.fromkeys(
                 product[0]
-                for product in finder.products.values()
+                for product in finder.gates
                 if product not in products.values()
                 and not isinstance(finder.modules[product[0]], Attention)
             )
@@ -130,10 +125,10 @@ def measure_gates(
     results = {}
     for kind, constants in kinds.items():
         if evaluate is not None:
-            finder = _GateFinder(model, constants)
+            finder = Finder(model, constants=constants)
             with finder.following(), fused(False):
                 results[kind] = float(evaluate(model))
-            if not finder.products:
+            if not finder.gates:
                 raise ValueError(
                     'evaluate ran no gate, expected a call of '
                     'the model that it is given: model(images)'
@@ -150,133 +145,3 @@ def measure_gates(
         list(constant),
         list(elsewhere),
     )
-
-
-class _GateFinder(Finder):
-    """Knows the products with gates; puts constants in place of some gates.
-
-    Args:
-        model (nn.Module): The model.
-        constants (Mapping, optional): Values of gates by their products, one
-            number or one a channel. None measures the gates.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        constants: Mapping[Product, Tensor] | None = None,
-    ):
-        self.constants = constants or {}
-        super().__init__(
-            model, norms=StepMeasurement if constants is None else None
-        )
-
-    def forget(self) -> None:
-        """Forget the last pass."""
-        super().forget()
-        self.count: Counter = Counter()
-        self.products: dict[tuple, Product] = {}
-        self.constant: set[Sum] = set()
-        self._projected: dict[Sum, Tensor] = {}  # gates
-        self._scaled: set[Tag] = set()  # memory of multiples
-
-    def gate_of(self, step: Sum) -> tuple[Tensor, Product] | None:
-        """The gate of a step that multiplies for all to see."""
-        gate = self._projected.get(step)
-        if gate is None and step.norms is not None:
-            gate = step.norms.gate
-        if gate is None:
-            return None
-        product = self.products.get(Tags.view(gate))
-        return None if product is None else (gate, product)
-
-    def _multiple(self, operation: Operation, args: tuple) -> Any:
-        found = super()._multiple(operation, args)
-        if found is not None and operation.scales and operation.writes:
-            self._scaled.add(self.tags.make(found[0]))
-        return found
-
-    def _follow(
-        self, operation: Operation, x: Tensor, k: Any, out: Any
-    ) -> None:
-        super()._follow(operation, x, k, out)
-        if operation.scales or self.tags.make(x) in self._scaled:
-            self._scaled.add(self.tags.make(out))
-
-    def _begin(
-        self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
-    ) -> Sum | None:
-        found = super()._begin(owner, x, f, args, kwargs)
-        if found is not None and (
-            kwargs.get('alpha', 1) != 1 or self.tags.make(f) in self._scaled
-        ):
-            self.constant.add(found)
-        return found
-
-    def _see_projection(self, owner: Run, a: Tensor, b: Tensor) -> Sum | None:
-        found = super()._see_projection(owner, a, b)
-        if found is not None:
-            state = found.of_state.bit_length() - 1
-            for t in (a, b):
-                gate = self._factors(t, state)[1]
-                if gate is not None:
-                    self._projected[found] = gate
-                elif self.tags.make(t) in self._scaled:
-                    self.constant.add(found)
-        return found
-
-    def _observe(
-        self,
-        module: ResidualStep,
-        x: Tensor,
-        f: Tensor,
-        step: Tensor | None,
-        out: Tensor,
-    ) -> None:
-        count = len(self.sums)
-        super()._observe(module, x, f, step, out)
-        if len(self.sums) > count and self._is_constant(x, step):
-            self.constant.add(self.sums[-1])
-
-    def _observe_branch(
-        self,
-        module: ResidualStep,
-        x: Tensor,
-        f: Tensor,
-        step: Tensor | None,
-        scaled: Tensor,
-    ) -> None:
-        super()._observe_branch(module, x, f, step, scaled)
-        if self._is_here(module) and self._is_constant(x, step):
-            self._scaled.add(self.tags.make(scaled))
-
-    def _is_constant(self, x: Tensor, step: Tensor | None) -> bool:
-        """Whether a step was computed from nothing that the state was."""
-        return step is not None and not (
-            self.tags.make(step).known & self.tags.make(x).known
-        )
-
-    def _factor(self, operation: Operation, a: Tensor, b: Tensor) -> Any:
-        factor = super()._factor(operation, a, b)
-        # Of one image, weights that a module returns look like a gate.
-        if (
-            factor is not None
-            and factor.gate is not None
-            and (self.tags.make(a).known & self.tags.make(b).known)
-        ):
-            name = self.stack[-1].name
-            product = name, self.count[name]
-            self.count[name] += 1
-            self.products[Tags.view(factor.gate)] = product
-            if product in self.constants:
-                gate = _of_channels(factor.gate)
-                gate.copy_(self.constants[product].to(gate))
-        return factor
-
-
-def _of_channels(gate: Tensor) -> Tensor:
-    """See a gate, perhaps an expanded one, as (N, C)."""
-    for axis, stride in enumerate(gate.stride()):
-        if stride == 0:
-            gate = gate.narrow(axis, 0, 1)
-    return gate.view(len(gate), -1)

@@ -7,6 +7,7 @@ recorder of stiffness measures what a :class:`Finder` finds, and
 knows the small protocol of :mod:`.observed` alone. On PyTorch alone.
 """
 
+from .additions import PROJECTS
 from .finder import Finder
 from .modes import hooked, in_mode, uncompiled
 from .selection import Selection, select
@@ -18,6 +19,7 @@ from .wrappers import unwrap
 __all__ = [
     'Arrangement',
     'FIRST',
+    'PROJECTS',
     'Finder',
     'FoundStep',
     'Run',

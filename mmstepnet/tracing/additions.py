@@ -1,8 +1,8 @@
 """Operations that a mode sees: which states they carry on, which are steps."""
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmstepnet.torch_version import is_backward
 
 from .operations import Operation, describe_operation
-from .sums import Run, Sum
-from .tags import Factor, Tag, Tags, gate_axis, is_real, tensors
+from .sums import Product, Run, Sum
+from .tags import Factor, Tag, Tags, channels_of, gate_axis, is_real, tensors
+from .trace import TensorId, Trace, identify
 
 NO_STATE = 'neither operand is a state that a module was given'
 """Res2Net adds slices of its branch to one another."""
@@ -31,6 +32,26 @@ PROJECTS = (
 """The first block of a ResNet's stage."""
 
 
+@dataclass
+class Seen:
+    """What is known of an operation before it runs.
+
+    Attributes:
+        tags (list[Tag]): Of the tensors that it is given.
+        multiple (tuple, optional): What it copies or multiplies, and the
+            number or weights.
+        factor (Factor, optional): How its result is made, if it is a product.
+        sum (Sum, optional): The step that it is.
+        origin (tuple, optional): Of what its result is made, and how.
+    """
+
+    tags: list[Tag]
+    multiple: tuple[Tensor, Any] | None = None
+    factor: Factor | None = None
+    sum: Sum | None = None
+    origin: tuple[str, TensorId] | None = None
+
+
 class Additions(TorchDispatchMode):
     """Passes on which states a tensor was computed from, and knows steps.
 
@@ -38,6 +59,9 @@ class Additions(TorchDispatchMode):
         sums (list[Sum]): Steps of the last pass, and what might be one.
         missed (Counter): Sums of two tensors that are none, by the module's
             name and the reason.
+        gates (dict[Product, Tensor]): Gates of the last pass, by the products
+            with them.
+        trace (Trace, optional): What else happened in the last pass.
     """
 
     # A mode that does not say so may not see them.
@@ -45,6 +69,8 @@ class Additions(TorchDispatchMode):
 
     names: dict[nn.Module, str]
     norms: Callable[[Tensor], Any] | None
+    constants: Mapping[Product, Tensor]
+    trace: Trace | None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -61,6 +87,9 @@ class Additions(TorchDispatchMode):
         self._rows: set[tuple] = set()  # shapes (N, C, L) of a Conv1d
         self._pending: list[Sum] = []
         self._step_of: dict[int, Sum] = {}  # by the sum's number
+        self.gates: dict[Product, Tensor] = {}
+        self._products: dict[tuple, Product] = {}  # by the gate's values
+        self._counts: Counter[str] = Counter()  # of products by a module
 
     def __torch_dispatch__(
         self,
@@ -80,42 +109,84 @@ class Additions(TorchDispatchMode):
         operation = describe_operation(func)
         if operation.views or is_backward():
             return func(*args, **kwargs)
-        tags = self.tags.get_all((*args, *kwargs.values()))
-        found = factor = multiple = None
-        if tags:
-            if operation.same or operation.scales:
-                multiple = self._multiple(operation, args)
-            if operation.pairs:
-                found = self._see_sum(operation, args, kwargs)
-            elif operation.name == 'mul':
-                factor = self._factor(operation, *args[:2])
-            if factor is None and multiple:
-                factor = self._carry(operation, *multiple)
-            if operation.writes:
-                self._save_states(tensors(args[:1], kwargs))  # or out=
+        seen = self._look(operation, args, kwargs)
         out = func(*args, **kwargs)
-        if (
-            operation.name == 'convolution'
-            and is_real(out)
-            and (out.dim() == 3)
-        ):
+        self._conclude(operation, seen, args, kwargs, out)
+        return out
+
+    def _look(self, operation: Operation, args: tuple, kwargs: dict) -> Seen:
+        """See what an operation is going to do, before it writes."""
+        seen = Seen(self.tags.get_all((*args, *kwargs.values())))
+        if self.trace is not None:
+            self._look_at_origin(operation, args, seen)
+        if not seen.tags:
+            return seen
+        if operation.same or operation.scales:
+            seen.multiple = self._multiple(operation, args)
+        if operation.pairs:
+            self._see_sum(operation, args, kwargs, seen)
+        elif operation.name == 'mul':
+            seen.factor = self._factor(operation, *args[:2])
+        if seen.multiple:
+            x, k = seen.multiple
+            if seen.factor is None:
+                seen.factor = self._carry(operation, x, k)
+            if self.trace is not None and operation.scales:
+                seen.origin = 'product', identify(x)
+        if operation.writes:
+            self._save_states(tensors(args[:1], kwargs))  # or out=
+        return seen
+
+    def _look_at_origin(
+        self, operation: Operation, args: tuple, seen: Seen
+    ) -> None:
+        """See a ReLU, and the sum inside a step that adds by itself."""
+        is_ours = bool(self.stack) and self.stack[-1].is_closed
+        if operation.name == 'relu':
+            seen.origin = 'relu', identify(args[0])
+        elif is_ours and operation.pairs:
+            seen.origin = 'step', identify(args[0])
+
+    def _conclude(
+        self,
+        operation: Operation,
+        seen: Seen,
+        args: tuple,
+        kwargs: dict,
+        out: Any,
+    ) -> None:
+        """Say of the result what was seen, now that it is there."""
+        if self.trace is not None:
+            self._trace_result(operation, seen, args, out)
+        if operation.name == 'convolution' and is_real(out) and out.dim() == 3:
             self._rows.add(tuple(out.shape))
         if not operation.blank and (
-            tags
+            seen.tags
             or operation.random
             or not any(
                 is_real(t) and self._is_foreign(t)
                 for t in tensors(*args, kwargs)
             )
         ):
-            self._pass_on(operation, tags, out)
-            if multiple and not operation.writes:
-                self._follow(operation, *multiple, out)
-        if factor is not None:
-            self.tags.make(out).factor = factor
-        if found is not None:
-            self._conclude(found, out)
-        return out
+            self._pass_on(operation, seen.tags, out)
+            if seen.multiple and not operation.writes:
+                self._follow(operation, *seen.multiple, out)
+        if seen.factor is not None:
+            self.tags.make(out).factor = seen.factor
+        if seen.sum is not None:
+            self._make_state(seen.sum, out)
+
+    def _trace_result(
+        self, operation: Operation, seen: Seen, args: tuple, out: Any
+    ) -> None:
+        """Tell the trace of what a result was made, or looked up."""
+        assert self.trace is not None
+        if seen.origin is not None and is_real(out):
+            self.tags.make(out)  # while it lives no other has its memory
+            kind, operand = seen.origin
+            self.trace.derive(kind, operand, out, operation.writes)
+        if operation.name == 'embedding' and self.trace.is_text(args[1]):
+            self.trace.look_up(self.tags.mark(out))
 
     def _pass_on(
         self, operation: Operation, tags: list[Tag], out: Any
@@ -149,20 +220,21 @@ class Additions(TorchDispatchMode):
         if operation.name == 'mul':
             pairs.append(args[1::-1])
         tags = self.tags.get_all
-        return next(
-            (
-                (x, k)
-                for x, k in pairs
-                if tags([x])
-                and not any(tag.known or tag.random for tag in tags([k]))
-            ),
-            None,
-        )
+        for x, k in pairs:
+            if tags([x]) and not any(
+                tag.known or tag.random for tag in tags([k])
+            ):
+                if operation.scales and operation.writes:
+                    self.tags.make(x).scaled = True
+                return x, k
+        return None
 
     def _follow(
         self, operation: Operation, x: Tensor, k: Any, out: Any
     ) -> None:
         """Say of a copy, or of a multiple, which state it is."""
+        if operation.scales or self.tags.make(x).scaled:
+            self.tags.make(out).scaled = True
         if isinstance(k, Tensor) and k.numel() > 1:
             return
         if operation.name == 'div':
@@ -197,8 +269,25 @@ class Additions(TorchDispatchMode):
             if operation.writes and of is a:
                 of = of.clone()
                 self.tags.make(of).factor = self.tags.make(a).factor
+            if gate is not None:
+                self._see_gate(gate, f)
             return Factor(of, gate, tag.known)
         return None
+
+    def _see_gate(self, gate: Tensor, f: Tensor) -> None:
+        """Count a product with a gate; put a constant in the gate's place."""
+        other = self.tags.get(f)
+        # Of one image, weights that a module returns look like a gate.
+        if other is None or not self.tags.make(gate).known & other.known:
+            return
+        name = self.stack[-1].name
+        product = name, self._counts[name]
+        self._counts[name] += 1
+        self._products[Tags.view(gate)] = product
+        self.gates[product] = gate
+        if product in self.constants:
+            values = channels_of(gate)
+            values.copy_(self.constants[product].to(values))
 
     def _carry(self, operation: Operation, x: Tensor, k: Any) -> Factor | None:
         """How a copy or a multiple of a product is made."""
@@ -225,23 +314,26 @@ class Additions(TorchDispatchMode):
         return t.untyped_storage()._cdata not in self._weights
 
     def _see_sum(
-        self, operation: Operation, args: tuple, kwargs: dict
-    ) -> Sum | None:
+        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
+    ) -> None:
         """Find out, before it is executed, whether an operation is a step."""
         pairs = list(operation.operands(args))
         if not pairs or not self.stack or self.stack[-1].is_closed:
-            return None
+            return
         owner = next((r for r in reversed(self.stack) if r.learns), None)
         reasons = [self._refuse(x, f, owner) for x, f in pairs]
         if owner is not None and None in reasons:
-            return self._begin(
-                owner, *pairs[reasons.index(None)], args, kwargs
-            )
+            x, f = pairs[reasons.index(None)]
+            if x is args[0] or kwargs.get('alpha', 1) == 1:
+                seen.origin = 'step', identify(x)
+            seen.sum = self._begin(owner, x, f, args, kwargs)
+            return
         self.missed[
             (owner or self.stack[-1]).name,
             next((r for r in reasons if r != NO_STATE), NO_STATE),
         ] += 1
-        return owner and self._see_projection(owner, *args[:2])
+        if owner is not None:
+            seen.sum = self._see_projection(owner, *args[:2])
 
     def _refuse(self, x: Tensor, f: Tensor, owner: Run | None) -> str | None:
         """Why the sum of two tensors is no step from the first.
@@ -289,21 +381,28 @@ class Additions(TorchDispatchMode):
         self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
     ) -> Sum | None:
         """Take down a step, and measure what is about to be overwritten."""
+        first, alpha = args[0] is x, kwargs.get('alpha', 1)
         tag = self.tags.make(f)
+        is_constant = alpha != 1 or tag.scaled
         number = self._state(x, owner)
         base = self._base(number, tag, owner)
         if base != number:
             found = self._step_of[number]
             found.branches += 1
             found.of_branch |= tag.known
+            found.is_constant |= is_constant
             return found
         self._take_over(x, number)
         found = self._new_sum(owner, number, x, f)
         if found.left_out:
             return None
+        found.is_constant = is_constant
+        if self.trace is not None:
+            self.trace.add(found, x, f, self.tags.make(x).plain)
         f, gate, dropped, scales = self._factors(f, base)
-        found.gate = None if gate is None else tuple(gate.shape)
-        first, alpha = args[0] is x, kwargs.get('alpha', 1)
+        if gate is not None:
+            found.gate = tuple(gate.shape)
+            found.product = self._products.get(Tags.view(gate))
         if self.norms is not None:
             found.norms = self.norms(x if first or alpha == 1 else x * alpha)
             found.norms.see_branch(
@@ -354,7 +453,7 @@ class Additions(TorchDispatchMode):
         self._pending.append(found)
         return found
 
-    def _conclude(self, found: Sum, out: Tensor) -> None:
+    def _make_state(self, found: Sum, out: Tensor) -> None:
         """Make the sum a state."""
         norms = found.norms
         if norms is not None and found.number:  # another branch
@@ -387,6 +486,13 @@ class Additions(TorchDispatchMode):
             of_branch=of_a.known | of_b.known,
             left_out=PROJECTS,
         )
+        state = both.bit_length() - 1
+        for t in (a, b):
+            gate = self._factors(t, state)[1]
+            if gate is not None:
+                found.product = self._products.get(Tags.view(gate))
+            elif self.tags.make(t).scaled:
+                found.is_constant = True
         self.sums.append(found)
         return found
 

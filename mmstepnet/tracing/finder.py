@@ -9,7 +9,7 @@ before any activation, and a state from then on. Nothing is replaced.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,9 @@ from mmstepnet.torch_version import is_backward
 from .additions import Additions
 from .modes import hooked, in_mode, only_looks, uncompiled
 from .observed import ObservedStep
-from .sums import Run
+from .sums import Product, Run
 from .tags import Factor, Tags, is_real, tensors
+from .trace import Trace
 from .wrappers import name_modules
 
 
@@ -35,16 +36,26 @@ class Finder(Additions):
         norms (Callable, optional): Makes of a state what measures its step.
             None measures nothing. Defaults to None.
 
+        traces (bool): Whether to keep a :class:`Trace`. Defaults to False.
+        constants (Mapping, optional): Values to put in the place of gates, by
+            the products with them: one number, or one a channel. Defaults to
+            none.
+
     Attributes:
         wrong_shapes (dict): Modules with ``batch_first=False``, by the shapes
             of what they were given.
     """
 
     def __init__(
-        self, model: nn.Module, norms: Callable[[Tensor], Any] | None = None
+        self,
+        model: nn.Module,
+        norms: Callable[[Tensor], Any] | None = None,
+        traces: bool = False,
+        constants: Mapping[Product, Tensor] | None = None,
     ):
         super().__init__()
         self.model, self.norms = model, norms
+        self.traces, self.constants = traces, constants or {}
         self.names = name_modules(model)
         # Of a wrapper and what is in it, the latter.
         self.modules = {name: m for m, name in self.names.items()}
@@ -67,6 +78,7 @@ class Finder(Additions):
     def forget(self) -> None:
         """Forget the last pass."""
         super().forget()
+        self.trace = Trace() if self.traces else None
         self.wrong_shapes: dict[tuple, str] = {}
         self.thread: int | None = None
 
@@ -153,6 +165,10 @@ class Finder(Additions):
         self.stack.append(run)
         if outer is not None:
             outer.inner.append(run)
+        if self.trace is not None:
+            self.trace.enter(
+                module, run.name, args, kwargs, module is self.model
+            )
 
     def _mark(self, t: Tensor, run: Run | None) -> int:
         """Make a state of what a run passes to a child, or returns."""
@@ -169,6 +185,8 @@ class Finder(Additions):
             return
         if any(run.module is module for run in reversed(self.stack)):
             self._close(module, out)
+            if self.trace is not None:
+                self.trace.leave(module, self.names[module], out)
         # Else it was refused when it began.
         if not self.stack:
             self.remove()
@@ -213,10 +231,12 @@ class Finder(Additions):
         found = self._new_sum(run, state, x, f, part)
         if step is not None:
             found.gate = tuple(step.shape)
+            found.product = self._products.get(Tags.view(step))
+            found.is_constant = self._is_constant(step, x)
         if self.norms is not None and not found.left_out:
             found.norms = self.norms(x)
             found.norms.see_branch(f, step, 1, dropped=True)
-        self._conclude(found, out)
+        self._make_state(found, out)
         self._hand_on(found, None, out)
         self._settle(found)
 
@@ -229,7 +249,12 @@ class Finder(Additions):
         scaled: Tensor,
     ) -> None:
         """Take down what a step has multiplied a branch by."""
-        if step is not None and self._is_here(module):
-            self.tags.make(scaled).factor = Factor(
-                f, step, self.tags.make(x).known
-            )
+        if step is None or not self._is_here(module):
+            return
+        tag = self.tags.make(scaled)
+        tag.factor = Factor(f, step, self.tags.make(x).known)
+        tag.scaled |= self._is_constant(step, x)
+
+    def _is_constant(self, step: Tensor, x: Tensor) -> bool:
+        """Whether a step was computed from nothing that the state was."""
+        return not self.tags.make(step).known & self.tags.make(x).known

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch.nn as nn
 
+Product = tuple[str, int]
+"""A product with a gate: the module that multiplies, and which of its."""
+
 
 @dataclass(eq=False)
 class Run:
@@ -61,6 +64,10 @@ class Sum:
         of_branch (int): States that f was computed from; any operand there.
         branches (int): How many are added, one after the other.
         gate (tuple, optional): Shape of the attention value.
+        product (Product, optional): Where the branch, or one operand, was
+            multiplied by it.
+        is_constant (bool): Whether the branch, or one operand, was multiplied
+            by numbers or weights alone.
         part (str, optional): Name of the step that reported it.
         left_out (str, optional): Why it is no step that is measured.
         returned (bool): Whether its owner returns it, up to what works
@@ -78,6 +85,8 @@ class Sum:
     of_branch: int = 0
     branches: int = 1
     gate: tuple[int, ...] | None = None
+    product: Product | None = None
+    is_constant: bool = False
     part: str | None = None
     left_out: str | None = None
     returned: bool = False

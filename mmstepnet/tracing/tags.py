@@ -48,6 +48,7 @@ class Tag:
         version (int): How often it was written.
         factor (Factor, optional): If it is a product.
         divided (Tensor, optional): If it is this one, divided by a number.
+        scaled (bool): Whether it is a multiple, by numbers or weights.
     """
 
     _free = torch.UntypedStorage._free_weak_ref
@@ -59,6 +60,7 @@ class Tag:
         self.random = False
         self.factor: Factor | None = None
         self.divided: Tensor | None = None
+        self.scaled = False
 
     def __del__(self):
         self._free(self.weak)
@@ -189,3 +191,11 @@ def gate_axis(gate: Tensor, f: Tensor, is_row: bool = False) -> int | None:
     if sizes[0] != len(f) or len(wide) > 1 or wide[0] not in channels:
         return None
     return wide[0]
+
+
+def channels_of(gate: Tensor) -> Tensor:
+    """See a gate, perhaps an expanded one, as (N, C)."""
+    for axis, stride in enumerate(gate.stride()):
+        if stride == 0:
+            gate = gate.narrow(axis, 0, 1)
+    return gate.view(len(gate), -1)

@@ -1,0 +1,227 @@
+"""What a pass does with its tensors, as data that is asked afterwards."""
+
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from .sums import Sum
+from .tags import Tags, is_real, tensors
+
+
+class TensorId(NamedTuple):
+    """Equal for one tensor, as long as nobody writes to it.
+
+    While a trace lives, no other tensor gets the same memory.
+    """
+
+    memory: int
+    offset: int
+    size: int
+    version: int
+    """How often the memory was written; inference mode does not count."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def values(self) -> tuple:
+        """What is equal for all views of the same values."""
+        return self[:4]
+
+
+def identify(t: Tensor, writes: int = 0) -> TensorId:
+    """Identity of a tensor, which is about to be written so many times."""
+    version = 0 if t.is_inference() else t._version + writes
+    return TensorId(*Tags.view(t), version, tuple(t.shape), tuple(t.stride()))
+
+
+class Event(NamedTuple):
+    """A module was given a tensor, or returned it."""
+
+    time: int
+    module: nn.Module
+    name: str
+    returned: bool
+    key: int | str
+    """Place among the arguments or results, or name of the argument."""
+    call: int
+    """Which of the module's calls in the pass, from 0."""
+
+
+class Origin(NamedTuple):
+    """A tensor was made of another one alone."""
+
+    kind: str
+    """``'step'``: by adding a branch; ``'relu'``; ``'product'``: with a
+    number or weights."""
+    operand: TensorId
+    result: TensorId
+
+
+class Passage(NamedTuple):
+    """What one run of a module was given first, and returned first."""
+
+    name: str
+    given: TensorId | None
+    returned: TensorId | None
+    size: int
+    """Elements of the tuple that it returned; 0 is no tuple."""
+    is_alone: bool
+    """Whether all further elements are None."""
+
+
+class Addition(NamedTuple):
+    """A step, when it was added."""
+
+    time: int
+    state: TensorId
+    branch: TensorId
+    is_text: bool
+    """Whether the state was looked up in an embedding by integers that the
+    model was given."""
+
+
+class Trace:
+    """Events of one pass, in their order.
+
+    Attributes:
+        events (dict): Who was given, or returned, each tensor.
+        origins (dict): What each tensor was made of, by its values.
+        passages (list[Passage]): Runs of modules that have ended.
+        additions (dict): When and of what each step was added.
+        calls (Counter): How often each module ran.
+        shapes (dict): Shapes of the tensors that each module was given first,
+            by its name.
+    """
+
+    def __init__(self) -> None:
+        self.events: dict[TensorId, list[Event]] = defaultdict(list)
+        self.origins: dict[tuple, Origin] = {}
+        self.passages: list[Passage] = []
+        self.additions: dict[Sum, Addition] = {}
+        self.calls: Counter[nn.Module] = Counter()
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+        self._time = 0
+        self._given: dict[nn.Module, TensorId | None] = {}
+        self._texts: set[torch.Size] = set()  # shapes of integers given
+        self._looked_up = 0  # states that were looked up by these, as bits
+
+    def enter(
+        self,
+        module: nn.Module,
+        name: str,
+        args: tuple,
+        kwargs: dict,
+        is_model: bool,
+    ) -> None:
+        """A module is called."""
+        given = [*enumerate(args), *kwargs.items()]
+        if is_model:
+            self._texts = {
+                t.shape
+                for t in tensors(args, kwargs)
+                if t.dim() > 1 and not t.is_floating_point()
+            }
+        self.calls[module] += 1
+        self.shapes.setdefault(
+            name, [tuple(t.shape) for _, t in given if isinstance(t, Tensor)]
+        )
+        first: Any = given[0][1] if given else None
+        self._given[module] = identify(first) if is_real(first) else None
+        for key, t in given:
+            self._see(module, name, False, key, t)
+
+    def leave(self, module: nn.Module, name: str, out: Any) -> None:
+        """A module returns, or has raised."""
+        outs = out if type(out) in (tuple, list) else [out]
+        for key, t in enumerate(outs):
+            self._see(module, name, True, key, t)
+        size = len(out) if type(out) is tuple else 0
+        first: Any = out[0] if size else out
+        self.passages.append(
+            Passage(
+                name,
+                self._given.pop(module, None),
+                identify(first) if is_real(first) else None,
+                size,
+                not size or all(t is None for t in out[1:]),
+            )
+        )
+
+    def _see(
+        self,
+        module: nn.Module,
+        name: str,
+        returned: bool,
+        key: int | str,
+        t: Any,
+    ) -> None:
+        if is_real(t):
+            self._time += 1
+            call = self.calls[module] - 1
+            self.events[identify(t)].append(
+                Event(self._time, module, name, returned, key, call)
+            )
+
+    def derive(
+        self, kind: str, operand: TensorId, out: Tensor, writes: int
+    ) -> None:
+        """A tensor was made of another one, perhaps by writing to it."""
+        # What writes counts it as a version when this has returned.
+        result = identify(out, writes)
+        if result != operand:  # inference mode counts no versions
+            self.origins[result.values] = Origin(kind, operand, result)
+
+    def is_text(self, t: Tensor) -> bool:
+        """Whether a tensor looks like integers that the model was given."""
+        return t.shape in self._texts
+
+    def look_up(self, state: int) -> None:
+        """A state was looked up by such."""
+        self._looked_up |= 1 << state
+
+    def add(self, found: Sum, x: Tensor, f: Tensor, states: int) -> None:
+        """A step is about to be added.
+
+        Args:
+            found (Sum): The step.
+            x (Tensor): Its state.
+            f (Tensor): Its branch.
+            states (int): States that x was computed from, as bits.
+        """
+        is_text = bool(states & self._looked_up)
+        self.additions.setdefault(
+            found, Addition(self._time, identify(x), identify(f), is_text)
+        )
+
+    def events_of(self, tensor: TensorId, until: int) -> list[Event]:
+        """Who was given, or returned, a tensor up to a time."""
+        return [e for e in self.events.get(tensor, ()) if e.time <= until]
+
+    def multiples(self, tensor: TensorId) -> list[TensorId]:
+        """A tensor, and what it is a product of with numbers and weights."""
+        found = [tensor]
+        while True:
+            origin = self.origins.get(found[-1].values)
+            if (
+                origin is None
+                or origin.kind != 'product'
+                or origin.result != found[-1]
+            ):
+                return found
+            found.append(origin.operand)
+
+    def kinds_between(
+        self, state: TensorId, result: TensorId
+    ) -> list[str] | None:
+        """How one tensor became another, the last first; None is no way."""
+        kinds, end = [], result.values
+        while end != state.values:
+            origin = self.origins.get(end)
+            if origin is None:
+                return None
+            kinds.append(origin.kind)
+            end = origin.operand.values
+        return kinds
