@@ -1,7 +1,7 @@
 """Operations that a mode sees: which states they carry on, which are steps."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmstepnet.torch_version import is_backward
 
-from .operations import Operation, describe_operation
+from .operations import SAME, Operation, describe_operation
 from .sums import Product, Run, Sum
 from .tags import Factor, Tag, Tags, channels_of, gate_axis, is_real, tensors
 from .trace import TensorId, Trace, identify
@@ -117,35 +117,13 @@ class Additions(TorchDispatchMode):
     def _look(self, operation: Operation, args: tuple, kwargs: dict) -> Seen:
         """See what an operation is going to do, before it writes."""
         seen = Seen(self.tags.get_all((*args, *kwargs.values())))
-        if self.trace is not None:
-            self._look_at_origin(operation, args, seen)
-        if not seen.tags:
-            return seen
-        if operation.same or operation.scales:
-            seen.multiple = self._multiple(operation, args)
-        if operation.pairs:
-            self._see_sum(operation, args, kwargs, seen)
-        elif operation.name == 'mul':
-            seen.factor = self._factor(operation, *args[:2])
-        if seen.multiple:
-            x, k = seen.multiple
-            if seen.factor is None:
-                seen.factor = self._carry(operation, x, k)
-            if self.trace is not None and operation.scales:
-                seen.origin = 'product', identify(x)
-        if operation.writes:
-            self._save_states(tensors(args[:1], kwargs))  # or out=
+        if seen.tags:
+            look = LOOKS.get(operation.name)
+            if look is not None:
+                look(self, operation, args, kwargs, seen)
+            if operation.writes:
+                self._save_states(tensors(args[:1], kwargs))  # or out=
         return seen
-
-    def _look_at_origin(
-        self, operation: Operation, args: tuple, seen: Seen
-    ) -> None:
-        """See a ReLU, and the sum inside a step that adds by itself."""
-        is_ours = bool(self.stack) and self.stack[-1].is_closed
-        if operation.name == 'relu':
-            seen.origin = 'relu', identify(args[0])
-        elif is_ours and operation.pairs:
-            seen.origin = 'step', identify(args[0])
 
     def _conclude(
         self,
@@ -156,10 +134,12 @@ class Additions(TorchDispatchMode):
         out: Any,
     ) -> None:
         """Say of the result what was seen, now that it is there."""
-        if self.trace is not None:
-            self._trace_result(operation, seen, args, out)
-        if operation.name == 'convolution' and is_real(out) and out.dim() == 3:
-            self._rows.add(tuple(out.shape))
+        if self.trace is not None and seen.origin is not None and is_real(out):
+            self.tags.make(out)  # while it lives no other has its memory
+            self.trace.derive(*seen.origin, out, operation.writes)
+        conclude = CONCLUSIONS.get(operation.name)
+        if conclude is not None:
+            conclude(self, args, out)
         if not operation.blank and (
             seen.tags
             or operation.random
@@ -176,16 +156,14 @@ class Additions(TorchDispatchMode):
         if seen.sum is not None:
             self._make_state(seen.sum, out)
 
-    def _trace_result(
-        self, operation: Operation, seen: Seen, args: tuple, out: Any
-    ) -> None:
-        """Tell the trace of what a result was made, or looked up."""
-        assert self.trace is not None
-        if seen.origin is not None and is_real(out):
-            self.tags.make(out)  # while it lives no other has its memory
-            kind, operand = seen.origin
-            self.trace.derive(kind, operand, out, operation.writes)
-        if operation.name == 'embedding' and self.trace.is_text(args[1]):
+    def _see_rows(self, args: tuple, out: Any) -> None:
+        """A convolution over (N, C, L) tells its maps from tokens."""
+        if is_real(out) and out.dim() == 3:
+            self._rows.add(tuple(out.shape))
+
+    def _see_embedding(self, args: tuple, out: Any) -> None:
+        """What an embedding returns for the model's integers is text."""
+        if self.trace is not None and self.trace.is_text(args[1]):
             self.trace.look_up(self.tags.mark(out))
 
     def _pass_on(
@@ -199,7 +177,7 @@ class Additions(TorchDispatchMode):
                 plain |= tag.plain
                 mixed |= tag.mixed
                 random |= tag.random
-            if not (operation.pairs or operation.same or operation.scales):
+            if operation.name not in KEEPS_FACTORS:
                 tag.factor = None
         if operation.mixes:
             plain, mixed = 0, plain | mixed
@@ -212,28 +190,60 @@ class Additions(TorchDispatchMode):
                 tag.version += 1
                 tag.factor = None
 
-    def _multiple(
-        self, operation: Operation, args: tuple
-    ) -> tuple[Tensor, Any] | None:
-        """What is copied or multiplied, and the number or weights."""
-        pairs = [(args[0], 1)] if operation.same else [args[:2]]
-        if operation.name == 'mul':
-            pairs.append(args[1::-1])
-        tags = self.tags.get_all
+    def _see_copy(
+        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
+    ) -> None:
+        """A copy is a multiple by 1."""
+        if self.tags.get_all(args[:1]):
+            seen.multiple = args[0], 1
+            seen.factor = self._carry(operation, *seen.multiple)
+
+    def _see_product(
+        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
+    ) -> None:
+        """A product is one with a gate, or a multiple."""
+        a, b = args[:2]
+        seen.factor = self._factor(operation, a, b)
+        self._see_multiple(operation, [(a, b), (b, a)], seen)
+
+    def _see_quotient(
+        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
+    ) -> None:
+        """A quotient is a multiple."""
+        a, b = args[:2]
+        self._see_multiple(operation, [(a, b)], seen)
+
+    def _see_multiple(
+        self, operation: Operation, pairs: list[tuple[Any, Any]], seen: Seen
+    ) -> None:
+        """See what is multiplied, and the number or weights."""
         for x, k in pairs:
-            if tags([x]) and not any(
-                tag.known or tag.random for tag in tags([k])
+            if self.tags.get_all([x]) and not any(
+                tag.known or tag.random for tag in self.tags.get_all([k])
             ):
-                if operation.scales and operation.writes:
+                seen.multiple = x, k
+                self._note_origin('product', x, seen)
+                if operation.writes:
                     self.tags.make(x).scaled = True
-                return x, k
-        return None
+                if seen.factor is None:
+                    seen.factor = self._carry(operation, x, k)
+                return
+
+    def _see_relu(
+        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
+    ) -> None:
+        self._note_origin('relu', args[0], seen)
+
+    def _note_origin(self, kind: str, x: Tensor, seen: Seen) -> None:
+        """Keep of what the result is made, before somebody writes to it."""
+        if self.trace is not None:
+            seen.origin = kind, identify(x)
 
     def _follow(
         self, operation: Operation, x: Tensor, k: Any, out: Any
     ) -> None:
         """Say of a copy, or of a multiple, which state it is."""
-        if operation.scales or self.tags.make(x).scaled:
+        if operation.name in ('mul', 'div') or self.tags.make(x).scaled:
             self.tags.make(out).scaled = True
         if isinstance(k, Tensor) and k.numel() > 1:
             return
@@ -317,15 +327,20 @@ class Additions(TorchDispatchMode):
         self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
     ) -> None:
         """Find out, before it is executed, whether an operation is a step."""
-        pairs = list(operation.operands(args))
-        if not pairs or not self.stack or self.stack[-1].is_closed:
+        if not self.stack:
+            return
+        if self.stack[-1].is_closed:
+            self._note_origin('step', args[0], seen)
+            return
+        pairs = list(_operands(operation, args))
+        if not pairs:
             return
         owner = next((r for r in reversed(self.stack) if r.learns), None)
         reasons = [self._refuse(x, f, owner) for x, f in pairs]
         if owner is not None and None in reasons:
             x, f = pairs[reasons.index(None)]
             if x is args[0] or kwargs.get('alpha', 1) == 1:
-                seen.origin = 'step', identify(x)
+                self._note_origin('step', x, seen)
             seen.sum = self._begin(owner, x, f, args, kwargs)
             return
         self.missed[
@@ -519,3 +534,42 @@ class Additions(TorchDispatchMode):
         for norms in (found.norms for found in self._pending if found.norms):
             if self.tags.view(norms.state)[0] in memories:
                 norms.state = norms.state.clone()
+
+
+ADDITIONS = {'add': ((0, 1), (1, 0)), 'sub': ((0, 1),)}
+"""Places of the state and of the branch among the arguments."""
+
+
+def _operands(
+    operation: Operation, args: tuple
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What may be the state, and the branch that is added to it."""
+    for i, j in ADDITIONS[operation.name]:
+        if (
+            max(i, j) < len(args)
+            and is_real(args[i])
+            and is_real(args[j])
+            and args[i].shape == args[j].shape
+        ):
+            yield args[i], args[j]
+
+
+LOOKS: dict[str, Callable] = {
+    **dict.fromkeys(SAME, Additions._see_copy),
+    'add': Additions._see_sum,
+    'sub': Additions._see_sum,
+    'mul': Additions._see_product,
+    'div': Additions._see_quotient,
+    'relu': Additions._see_relu,
+}
+"""What is to be seen of operations before they run, by their names. Of all
+others their tags alone are passed on."""
+
+CONCLUSIONS: dict[str, Callable] = {
+    'convolution': Additions._see_rows,
+    'embedding': Additions._see_embedding,
+}
+"""What their results show."""
+
+KEEPS_FACTORS = {*SAME, *ADDITIONS, 'mul', 'div'}
+"""Operations behind which a tensor is still the product that it was."""
