@@ -11,7 +11,6 @@ from mmengine.dist import get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner
-from torch import Tensor
 
 from mmstepnet.stiffness import (
     FIELDS,
@@ -20,7 +19,7 @@ from mmstepnet.stiffness import (
     Trajectories,
     TrajectoryRecorder,
 )
-from mmstepnet.tracing import Arrangement, Selection, unwrap
+from mmstepnet.tracing import Selection, unwrap
 
 PREFIX = 'stiffness'
 """Of the scalars' names, the folder and the files."""
@@ -35,8 +34,8 @@ class LenientRecorder(TrajectoryRecorder):
     augmentation it records the model inside.
 
     Attributes:
-        seen (int): Samples of the last pass, with those left out.
-        left_out (dict[int, str]): Those of them that were left out, and why.
+        left_out (dict[int, str]): Samples of the last pass that were left
+            out, and why.
         failed (str, optional): Why the last pass was not measured.
         repeated (bool): Whether any sample passed several times.
     """
@@ -44,35 +43,28 @@ class LenientRecorder(TrajectoryRecorder):
     def __init__(self, model: nn.Module, blocks: Selection | None = None):
         model = unwrap(model)
         self.repeated = isinstance(model, BaseTTAModel)
-        super().__init__(model.module if self.repeated else model, blocks)
+        super().__init__(
+            model.module if self.repeated else model,
+            blocks,
+            on_bad=self._leave_out,
+            on_repeated=self._repeat,
+        )
 
     def start(self, once: bool = False) -> None:
         """Begin, or continue, see :meth:`TrajectoryRecorder.start`."""
-        self._forget_pass()
-        super().start(once=once)
-
-    def _forget_pass(self) -> None:
-        self.seen = 0
+        self.last = 0
         self.left_out: dict[int, str] = {}
         self.failed: str | None = None
+        super().start(once=once)
 
-    def _end_pass(self, *args) -> None:
-        try:
-            super()._end_pass(*args)
-        except Exception as error:  # a diagnosis never ends a job
-            self.failed = str(error)
+    def _leave_out(self, bad: dict[int, str] | Exception) -> None:
+        if isinstance(bad, Exception):  # a diagnosis never ends a job
+            self.failed = str(bad)
+        else:
+            self.left_out = bad
 
-    def _meet_repeated(self, found: Arrangement) -> None:
+    def _repeat(self) -> None:
         self.repeated = True
-        found.take_first_pass()
-
-    def _leave_out(self, part: Tensor, without: dict[int, str]) -> Tensor:
-        self.seen, self.left_out = len(part), without
-        return part[[row for row in range(len(part)) if row not in without]]
-
-    def drop_last(self) -> None:
-        """Forget the last pass."""
-        self._samples -= len(self._parts.pop())
 
 
 class StiffnessMetric(BaseMetric):
@@ -130,13 +122,13 @@ class StiffnessMetric(BaseMetric):
         """
         recorder, size = self.recorder, len(data_samples)
         without, failed = recorder.left_out, recorder.failed
-        if failed is None and recorder.seen != size:
+        if failed is None and recorder.last != size:
             failed = (
-                f'the blocks saw {recorder.seen} samples where the '
+                f'the blocks saw {recorder.last} samples where the '
                 f'model returned {size}: it passes an image in parts, '
                 f'or several times; choose other blocks by blocks='
             )
-            if recorder.seen:
+            if recorder.last:
                 recorder.drop_last()
         if failed is not None:
             without = dict.fromkeys(range(size), failed)

@@ -84,6 +84,13 @@ class TrajectoryRecorder:
             :func:`mmstepnet.insert_steps`. None is all, in the ``backbone``
             if the model has one: the blocks of a detector's heads work on
             regions, not on images.
+        on_bad (Callable, optional): Called as ``on_bad(bad)`` where samples
+            of a pass cannot be measured, with the reasons by their rows, and
+            they are left out; or with the exception, where the whole pass
+            cannot. None raises. Defaults to None.
+        on_repeated (Callable, optional): Called where all steps ran several
+            times in one pass, each time on other inputs, and the first time
+            counts. None raises. Defaults to None.
 
     Attributes:
         steps (list[FoundStep]): After a pass, all that was found, with the
@@ -91,6 +98,7 @@ class TrajectoryRecorder:
         blocks (list[str]): Names of the L recorded steps.
         stages (Tensor): Stage of each, (L,).
         excluded (list[str]): First blocks of stages, which are left out.
+        last (int): Samples of the last pass, with those left out.
 
     Raises:
         TypeError: ``model`` is no module, or was made by ``torch.jit``.
@@ -110,8 +118,16 @@ class TrajectoryRecorder:
         torch.Size([4])
     """  # noqa: E501
 
-    def __init__(self, model: nn.Module, blocks: Selection | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Selection | None = None,
+        *,
+        on_bad: Callable[[dict[int, str] | Exception], None] | None = None,
+        on_repeated: Callable[[], None] | None = None,
+    ):
         self.model = unwrap(model)
+        self._on_bad, self._on_repeated = on_bad, on_repeated
         self._finder = Finder(self.model)
         if blocks is not None:
             select(self._finder.modules, blocks)
@@ -163,6 +179,7 @@ class TrajectoryRecorder:
         """Forget all samples."""
         self._samples = 0
         self._parts: list[Tensor] = []
+        self.last = 0
         self._found: list[FoundStep] | None = None
         self.excluded: list[str] = []
         self._given = input_sizes((), {})
@@ -273,11 +290,28 @@ class TrajectoryRecorder:
     def _end_pass(self, model: nn.Module, args: tuple, out: object) -> None:
         if model is not self.model or is_backward():
             return
+        self.last = 0
+        try:
+            self._measure_pass()
+        except Exception as error:
+            if self._on_bad is None:
+                raise
+            self._on_bad(error)
+
+    def _measure_pass(self) -> None:
         found = Arrangement(self._finder, self._selection)
         if not found.recorded:
             raise ValueError(found.explain())
         if found.repeated:
-            self._meet_repeated(found)
+            if self._on_repeated is None:
+                raise RuntimeError(
+                    'all steps ran several times in one forward pass, each '
+                    'time on new inputs; a sample that passes several times, '
+                    'or in parts, has no single trajectory: record the part '
+                    'that takes one input'
+                )
+            self._on_repeated()
+            found.take_first_pass()
         names = [name for name, *_ in found.recorded]
         known = names if self._found is None else self.blocks
         other = {*names} ^ {*known}
@@ -303,7 +337,7 @@ class TrajectoryRecorder:
                     'batch_first=True, or choose others by blocks='
                 )
         with hidden():
-            part, without = compute_fields(
+            part, bad = compute_fields(
                 known,
                 torch.stack(
                     [
@@ -313,7 +347,13 @@ class TrajectoryRecorder:
                     2,
                 ),
             )
-        part = self._leave_out(part, without)
+        self.last = len(part)
+        if bad:
+            if self._on_bad is None:
+                row, why = next(iter(bad.items()))
+                raise ValueError(f'sample {self._samples + row} {why}')
+            self._on_bad(bad)
+            part = part[[row for row in range(len(part)) if row not in bad]]
         if self._found is None:
             if found.without:
                 LOGGER.warning(
@@ -324,19 +364,9 @@ class TrajectoryRecorder:
         self._parts.append(part)
         self._samples += len(part)
 
-    def _meet_repeated(self, found: Arrangement) -> None:
-        """See a network that ran several times in one pass."""
-        raise RuntimeError(
-            'all steps ran several times in one forward pass, each time on '
-            'new inputs; a sample that passes several times, or in parts, has '
-            'no single trajectory: record the part that takes one input'
-        )
-
-    def _leave_out(self, part: Tensor, without: dict[int, str]) -> Tensor:
-        """Fields of a pass, without samples that cannot be measured."""
-        for row, why in without.items():
-            raise ValueError(f'sample {self._samples + row} {why}')
-        return part
+    def drop_last(self) -> None:
+        """Forget the samples of the last pass that was measured."""
+        self._samples -= len(self._parts.pop())
 
     def _leave_pass(self, model: nn.Module, args: tuple, out: object) -> None:
         # Not where another thread is refused while the model runs in this one.
