@@ -170,7 +170,7 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
 
     from mmstepnet.integrations.transformers import load_folder
 
-    config = AutoConfig.from_pretrained(name)
+    config: Any = AutoConfig.from_pretrained(name)
     kind: Any = AutoModel
     build = AutoModel.from_config
     if labels:

@@ -106,8 +106,8 @@ def report_page(
         points=points,
         images=images,
         version=__version__,
-        vega_js=vl_convert.javascript_bundle(),
-    )  # type: ignore
+        vega_js=vl_convert.javascript_bundle(),  # type: ignore
+    )
 
 
 def spread(values: Sequence[float]) -> str:

@@ -112,11 +112,11 @@ class BlockPass:
 
     Args:
         places (tuple[Place, ...]): Where its steps stand.
-        steps (dict[str, nn.Module]): What stands there by name: the steps,
+        steps (dict[str, Any]): What stands there by name: the steps,
             copies of them, or wrappers around them.
     """
 
-    def __init__(self, places: tuple[Place, ...], steps: dict[str, nn.Module]):
+    def __init__(self, places: tuple[Place, ...], steps: dict[str, Any]):
         self.places, self.steps = places, steps
         self.states: dict[str, Tensor] = {}
         """States x_t by the steps' names, between their two spots."""
@@ -162,7 +162,7 @@ class StepHook:
 
     def __eq__(self, other: object) -> bool:
         """Whether it does the same in each block that has such a place."""
-        return type(self) is type(other) and self.place == other.place
+        return isinstance(other, type(self)) and self.place == other.place
 
     __hash__ = object.__hash__
 

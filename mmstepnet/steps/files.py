@@ -468,23 +468,23 @@ def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
     """
     if path.suffix == '.safetensors':
         return safetensors.torch.load_file(path)
-    state = torch.load(path, map_location='cpu', weights_only=True)
+    state: Any = torch.load(path, map_location='cpu', weights_only=True)
     if not isinstance(state, Mapping):
         raise ValueError(
             f'{path} holds a {type(state).__name__}, expected a state dict'
         )
-    found = [
-        key
+    found: dict[str, Any] = {
+        key: state[key]
         for key in CHECKPOINT_KEYS
         if isinstance(state.get(key), Mapping)
         and any(isinstance(t, Tensor) for t in state[key].values())
-    ]
+    }
     if len(found) > 1:
         raise ValueError(
             f'{path} has weights under {" and ".join(found)}; '
             f'save those that are meant in a file of their own'
         )
-    return state[found[0]] if found else state
+    return next(iter(found.values()), dict(state))
 
 
 def _base(model: nn.Module) -> nn.Module:

@@ -160,7 +160,7 @@ def _follow(
     What the layers return is kept until then.
     """
     returned: dict[nn.Module, list[Any]] = defaultdict(list)
-    branches: dict[ResidualStep, list[Tensor]] = defaultdict(list)
+    branches: dict[Any, list[Tensor]] = defaultdict(list)
     # Before the hook of a step, which returns the scaled branch.
     handles: list = [
         uncompiled.enter(),

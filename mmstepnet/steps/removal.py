@@ -241,7 +241,7 @@ def _passes(
     """
     if not next(model.parameters()).is_meta:
         model = copy.deepcopy(model)  # statistics may change
-    finder: Any = Finder(model, traces=True)
+    finder = Finder(model, traces=True)
     with finder.following(), fused(False):
         model(*args, **kwargs)
         ways, arrangement = _ways(finder.trace), Arrangement(finder)

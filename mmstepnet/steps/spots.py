@@ -191,7 +191,7 @@ def _place(
     layout: str | None,
 ) -> Place:
     finder, found = finders[0], sums[0]
-    trace: Any = finder.trace
+    trace = finder.trace
     seen, module = _surroundings(trace, found), finder.modules[block]
     if trace.calls[module] != 1:
         raise RefusedError(f'runs {trace.calls[module]} times in one pass')

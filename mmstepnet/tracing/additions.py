@@ -61,7 +61,6 @@ class Additions(TorchDispatchMode):
             name and the reason.
         gates (dict[Product, Tensor]): Gates of the last pass, by the products
             with them.
-        trace (Trace, optional): What else happened in the last pass.
     """
 
     # A mode that does not say so may not see them.
@@ -70,7 +69,7 @@ class Additions(TorchDispatchMode):
     names: dict[nn.Module, str]
     norms: Callable[[Tensor], Any] | None
     constants: Mapping[Product, Tensor]
-    trace: Trace | None
+    _trace: Trace | None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -134,9 +133,13 @@ class Additions(TorchDispatchMode):
         out: Any,
     ) -> None:
         """Say of the result what was seen, now that it is there."""
-        if self.trace is not None and seen.origin is not None and is_real(out):
+        if (
+            self._trace is not None
+            and seen.origin is not None
+            and is_real(out)
+        ):
             self.tags.make(out)  # while it lives no other has its memory
-            self.trace.derive(*seen.origin, out, operation.writes)
+            self._trace.derive(*seen.origin, out, operation.writes)
         conclude = CONCLUSIONS.get(operation.name)
         if conclude is not None:
             conclude(self, args, out)
@@ -163,8 +166,8 @@ class Additions(TorchDispatchMode):
 
     def _see_embedding(self, args: tuple, out: Any) -> None:
         """What an embedding returns for the model's integers is text."""
-        if self.trace is not None and self.trace.is_text(args[1]):
-            self.trace.look_up(self.tags.mark(out))
+        if self._trace is not None and self._trace.is_text(args[1]):
+            self._trace.look_up(self.tags.mark(out))
 
     def _pass_on(
         self, operation: Operation, tags: list[Tag], out: Any
@@ -236,7 +239,7 @@ class Additions(TorchDispatchMode):
 
     def _note_origin(self, kind: str, x: Tensor, seen: Seen) -> None:
         """Keep of what the result is made, before somebody writes to it."""
-        if self.trace is not None:
+        if self._trace is not None:
             seen.origin = kind, identify(x)
 
     def _follow(
@@ -412,8 +415,8 @@ class Additions(TorchDispatchMode):
         if found.left_out:
             return None
         found.is_constant = is_constant
-        if self.trace is not None:
-            self.trace.add(found, x, f, self.tags.make(x).plain)
+        if self._trace is not None:
+            self._trace.add(found, x, f, self.tags.make(x).plain)
         f, gate, dropped, scales = self._factors(f, base)
         if gate is not None:
             found.gate = tuple(gate.shape)

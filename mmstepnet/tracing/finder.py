@@ -78,9 +78,15 @@ class Finder(Additions):
     def forget(self) -> None:
         """Forget the last pass."""
         super().forget()
-        self.trace = Trace() if self.traces else None
+        self._trace = Trace() if self.traces else None
         self.wrong_shapes: dict[tuple, str] = {}
         self.thread: int | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """What else happened in the last pass, if the finder ``traces``."""
+        assert self._trace is not None
+        return self._trace
 
     def attach(self) -> list:
         """Register all hooks; what is returned is to be removed.
@@ -165,8 +171,8 @@ class Finder(Additions):
         self.stack.append(run)
         if outer is not None:
             outer.inner.append(run)
-        if self.trace is not None:
-            self.trace.enter(
+        if self._trace is not None:
+            self._trace.enter(
                 module, run.name, args, kwargs, module is self.model
             )
 
@@ -185,8 +191,8 @@ class Finder(Additions):
             return
         if any(run.module is module for run in reversed(self.stack)):
             self._close(module, out)
-            if self.trace is not None:
-                self.trace.leave(module, self.names[module], out)
+            if self._trace is not None:
+                self._trace.leave(module, self.names[module], out)
         # Else it was refused when it began.
         if not self.stack:
             self.remove()

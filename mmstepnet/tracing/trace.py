@@ -34,7 +34,8 @@ class TensorId(NamedTuple):
 def identify(t: Tensor, writes: int = 0) -> TensorId:
     """Identity of a tensor, which is about to be written so many times."""
     version = 0 if t.is_inference() else t._version + writes
-    return TensorId(*Tags.view(t), version, tuple(t.shape), tuple(t.stride()))
+    memory, offset, size = Tags.view(t)
+    return TensorId(memory, offset, size, version, tuple(t.shape), t.stride())
 
 
 class Event(NamedTuple):
