@@ -484,7 +484,7 @@ def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
             f'{path} has weights under {" and ".join(found)}; '
             f'save those that are meant in a file of their own'
         )
-    return next(iter(found.values()), dict(state))
+    return next(iter(found.values()), state)
 
 
 def _base(model: nn.Module) -> nn.Module:
