@@ -469,7 +469,7 @@ def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
     if path.suffix == '.safetensors':
         return safetensors.torch.load_file(path)
     state: Any = torch.load(path, map_location='cpu', weights_only=True)
-    if not isinstance(state, Mapping):
+    if not isinstance(state, dict):
         raise ValueError(
             f'{path} holds a {type(state).__name__}, expected a state dict'
         )
