@@ -112,26 +112,29 @@ def insert_steps(
             f"'NCHW', 'NHWC' or 'NLC', got {layout!r}"
         )
     check_unsharded(model)
-    meant = _Meant(modules_by_name(model), blocks)
+    candidates = Candidates(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
-    ready = _fused(meant, cfg, first_block)
-    known = {*ready}
-    without: list[str] = []
-    if example is not None or meant.without(known):
-        found, without = _found(meant, example, layout)
-        for name, places in found.items():
-            if not is_within(name, known):
-                block = meant.modules[name]
-                ready[name] = [
-                    (place, build(cfg, name, block, place)) for place in places
-                ]
-    meant.check(ready, without)
+    steps = _steps_of_resnets(candidates, cfg, first_block)
+    refused: list[str] = []
+    if example is not None or candidates.without(steps):
+        places, refused = _find_places(candidates, example, layout)
+        steps |= {
+            name: [
+                (place, build(cfg, name, candidates.modules[name], place))
+                for place in places[name]
+            ]
+            for name in places
+            if not is_within(name, {*steps})
+        }
+    candidates.check(steps, refused)
     changed = {
-        name: block for name, block in meant.modules.items() if ready.get(name)
+        name: block
+        for name, block in candidates.modules.items()
+        if steps.get(name)
     }
-    _warn(changed, without)
+    _warn(changed, refused)
     for name, block in changed.items():
-        put_in(block, ready[name])
+        put_in(block, steps[name])
     return list(changed)
 
 
@@ -140,7 +143,7 @@ Steps = Collection[tuple[Place | None, Attention]]
 all: the block is left out, because it projects its identity."""
 
 
-class _Meant:
+class Candidates:
     """The modules of a model among which blocks are looked for."""
 
     def __init__(
@@ -172,7 +175,8 @@ class _Meant:
         stepped = [
             name
             for name, block in self.modules.items()
-            if any(step.attention is not None for step in steps_of(block))
+            if isinstance(block, SteppedBlock)
+            or any(step.attention is not None for step in steps_of(block))
         ]
         if stepped:
             raise ValueError(
@@ -189,14 +193,14 @@ class _Meant:
             if not any(is_within(name, names) for name in blocks)
         }
 
-    def check(self, ready: dict[str, Steps], refused: list[str]) -> None:
+    def check(self, steps: dict[str, Steps], refused: list[str]) -> None:
         """Refuse a choice in which there is no block that takes steps."""
-        taking = [name for name, steps in ready.items() if steps]
+        taking = [name for name in steps if steps[name]]
         for item, names in self.without(taking).items():
             where = f'of blocks={item!r} ' if item else ''
             why = [
                 f'{name} projects its identity; first_block=True includes it'
-                for name in ready
+                for name in steps
                 if is_within(name, names)
             ]
             raise ValueError(
@@ -205,21 +209,21 @@ class _Meant:
             )
 
 
-def _fused(
-    meant: _Meant, cfg: dict, first_block: bool | None
+def _steps_of_resnets(
+    candidates: Candidates, cfg: dict, first_block: bool | None
 ) -> dict[str, Steps]:
-    """Blocks of ResNets."""
-    ready: dict[str, Steps] = {}
-    for name, block in meant.modules.items():
+    """Steps of blocks whose tails are known; none where they stay plain."""
+    steps: dict[str, Steps] = {}
+    for name, block in candidates.modules.items():
         if is_fusable(block):
             gate = build(cfg, name, block)
-            is_in = (
-                name in meant.named
+            takes_step = (
+                name in candidates.named
                 or block.downsample is None
                 or (gate.first_block if first_block is None else first_block)
             )
-            ready[name] = [(None, gate)] if is_in else []
-    return ready
+            steps[name] = [(None, gate)] if takes_step else []
+    return steps
 
 
 def put_in(block: Any, steps: Steps) -> None:
@@ -235,21 +239,21 @@ def put_in(block: Any, steps: Steps) -> None:
         step.attention = attention
 
 
-def _found(
-    meant: _Meant, example: object, layout: str | None
+def _find_places(
+    candidates: Candidates, example: object, layout: str | None
 ) -> tuple[dict[str, tuple[Place, ...]], list[str]]:
     """Places in a model, or in the outermost parts that run by themselves."""
-    found: dict[str, tuple[Place, ...]] = {}
-    without: list[str] = []
+    places: dict[str, tuple[Place, ...]] = {}
+    refused: list[str] = []
     ran: list[str] = []
-    for name, part in meant.all.items():
+    for name, part in candidates.all.items():
         prefix = name and f'{name}.'
         if prefix.startswith(tuple(ran)) or (
-            example is None and not prefix.startswith(meant.scope)
+            example is None and not prefix.startswith(candidates.scope)
         ):
             continue
         try:
-            places, refused, seen = find_places(
+            found, why, seen = find_places(
                 part, example, layout, outermost=name in ('', 'backbone')
             )
         except ValueError as error:
@@ -257,31 +261,27 @@ def _found(
                 raise
             LOGGER.debug('%s', error)  # its own parts may run
             continue
-        found.update(
-            {
-                prefix + n: p
-                for n, p in places.items()
-                if prefix + n in meant.modules
-            }
-        )
-        without += [
-            prefix + r
-            for r in refused
-            if (prefix + r).split()[0] in meant.modules
-        ]
-        if not (places or refused):
-            without.append(seen)
         ran.append(prefix)
-    return found, without if ran else [
-        'it was not run; give example=, what it is called with, such as '
-        'torch.zeros(1, 3, 224, 224)'
-    ]
+        for block in found:
+            if prefix + block in candidates.modules:
+                places[prefix + block] = found[block]
+        for sentence in why:
+            if (prefix + sentence).split()[0] in candidates.modules:
+                refused.append(prefix + sentence)
+        if not (found or why):
+            refused.append(seen)
+    if not ran:
+        refused = [
+            'it was not run; give example=, what it is called with, such as '
+            'torch.zeros(1, 3, 224, 224)'
+        ]
+    return places, refused
 
 
-def _warn(blocks: dict[str, nn.Module], without: list[str]) -> None:
+def _warn(blocks: dict[str, nn.Module], refused: list[str]) -> None:
     """Name what is left out, and what keeps gates from learning."""
-    if without:
-        LOGGER.warning('Without steps: %s', '; '.join(without))
+    if refused:
+        LOGGER.warning('Without steps: %s', '; '.join(refused))
     # As zero_init_last of timm and zero_init_residual of others have it.
     silent = [
         name

@@ -117,6 +117,8 @@ def test_steps_in_wrappers_are_counted_and_taken_out(modules_to_save):
     )
     model.eval()
     found = [f'base_model.model.{name}' for name in names]
+    with pytest.raises(ValueError, match='there are steps already'):
+        mmstepnet.insert_steps(model)
     assert mmstepnet.remove_steps(model) == found
     torch.testing.assert_close(model(X), wanted)  # LoRA's B starts at 0
     assert mmstepnet.insert_steps(model) == found
