@@ -94,7 +94,7 @@ def test_an_adapter_that_was_read_again_computes_the_same(
 )
 def test_steps_in_wrappers_are_counted_and_taken_out(modules_to_save):
     """Those that peft runs, and all."""
-    plain = vit().eval()
+    plain = vit().double().eval()
     wanted = plain(X)
     model = copy.deepcopy(plain)
     names = mmstepnet.insert_steps(model)
