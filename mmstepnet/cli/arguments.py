@@ -116,8 +116,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     blocks = commands.add_parser(
         'blocks',
-        help='which residual steps a network has, and which are '
-        'left out and why',
+        help='which residual steps a network has, where insert_steps puts a '
+        'step, and if not why',
     )
     blocks.add_argument('model', metavar='MODEL', help=KINDS)
     blocks.add_argument(
@@ -126,6 +126,11 @@ def build_parser() -> argparse.ArgumentParser:
         nargs='+',
         default=[224],
         help='side of the pictures, or height and width',
+    )
+    blocks.add_argument(
+        '--trace',
+        action='store_true',
+        help='also print the pass: which module is given which tensor',
     )
     commands.add_parser('env', help='versions of all that matters')
     return parser

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from mmstepnet.steps.examples import arguments_for, call_of, run_batch
 from mmstepnet.steps.files import load_steps
+from mmstepnet.steps.insert import explain_blocks
 from mmstepnet.stiffness import (
     Trajectories,
     find_steps,
@@ -29,6 +30,7 @@ from mmstepnet.stiffness.training import (
     find_recordings,
     read_trainings,
 )
+from mmstepnet.tracing import trace_pass
 
 from .arguments import READINGS
 from .env import run_env as run_env
@@ -176,11 +178,18 @@ def run_blocks(args: argparse.Namespace) -> None:
     measured = named.measured.to('meta')
     inputs, by_name = arguments_for(measured, example)
     inputs, by_name = call_of(inputs or by_name, device='meta')
+    if args.trace:
+        print(trace_pass(measured, *inputs, **by_name))
     steps = find_steps(measured, *inputs, **by_name)
+    lines = explain_blocks(measured, inputs or by_name)
     wide = max((len(step.name) for step in steps), default=0)
     for step in steps:
         shape = ' x '.join(map(str, step.shape[1:]))
         print(f'{step.name:{wide}}  {shape:16} {step.left_out or "recorded"}')
+        for line in lines.pop(step.block or step.owner, ()):
+            print(f'    {line}')
+    for name, rest in lines.items():
+        print(f'{name or "insert_steps"}: {"; ".join(rest)}')
     recorded = sum(step.left_out is None for step in steps)
     print(f'{len(steps)} residual steps, {recorded} of them recorded')
 

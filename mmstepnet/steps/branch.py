@@ -45,6 +45,10 @@ class Spot(NamedTuple):
     calls: int = 1
     """How many there are."""
 
+    def __str__(self) -> str:
+        who = self.module or 'the block'
+        return f'{who} {"returns" if self.returned else "is given"}'
+
     def take(self, args: tuple, last: Any) -> Tensor:
         """The tensor.
 
@@ -82,6 +86,10 @@ class Place(NamedTuple):
     batch: int
     channels: int
     width: int
+
+    def __str__(self) -> str:
+        spots = f'x_t is what {self.state}, f what {self.branch}'
+        return f'takes {self.name}: {spots}'
 
     def to_maps(self, t: Tensor) -> Tensor:
         """View a state as maps, (N, C, H, W)."""

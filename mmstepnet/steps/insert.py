@@ -209,6 +209,44 @@ class Candidates:
             )
 
 
+def explain_blocks(
+    model: nn.Module, example: object = None
+) -> dict[str, list[str]]:
+    """What :func:`insert_steps` would do with each block of a model.
+
+    Args:
+        model (nn.Module): The model, which is left as it was.
+        example (optional): See :func:`insert_steps`. Defaults to None.
+
+    Returns:
+        dict: Where a block takes its steps, or why it takes none, by its
+        name. What is said of no block stands under ``''``.
+    """
+    candidates = Candidates(modules_by_name(model), None)
+    resnets = _steps_of_resnets(
+        candidates, dict(type='StepNet', init_step=1.0), None
+    )
+    lines = {
+        name: [
+            'takes a step together with its last norm'
+            if steps
+            else 'projects its identity; first_block=True includes it'
+        ]
+        for name, steps in resnets.items()
+    }
+    places, refused = _find_places(candidates, example, None)
+    for name in places:
+        if not is_within(name, {*resnets}):
+            lines[name] = list(map(str, places[name]))
+    for sentence in refused:
+        name, _, why = sentence.partition(' ')
+        if name in candidates.modules:
+            lines.setdefault(name, []).append(why)
+        else:
+            lines.setdefault('', []).append(sentence)
+    return lines
+
+
 def _steps_of_resnets(
     candidates: Candidates, cfg: dict, first_block: bool | None
 ) -> dict[str, Steps]:

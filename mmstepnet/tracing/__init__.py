@@ -8,7 +8,7 @@ knows the small protocol of :mod:`.observed` alone. On PyTorch alone.
 """
 
 from .additions import PROJECTS
-from .finder import Finder
+from .finder import Finder, trace_pass
 from .modes import hooked, in_mode, uncompiled
 from .selection import Selection, select
 from .stages import FIRST, Arrangement, FoundStep, find_steps
@@ -30,6 +30,7 @@ __all__ = [
     'in_mode',
     'select',
     'tensors',
+    'trace_pass',
     'uncompiled',
     'unwrap',
 ]

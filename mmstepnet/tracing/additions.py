@@ -344,12 +344,14 @@ class Additions(TorchDispatchMode):
             x, f = pairs[reasons.index(None)]
             if x is args[0] or kwargs.get('alpha', 1) == 1:
                 self._note_origin('step', x, seen)
+            if self._trace is not None:
+                self._trace.see_sum(x, f, None)
             seen.sum = self._begin(owner, x, f, args, kwargs)
             return
-        self.missed[
-            (owner or self.stack[-1]).name,
-            next((r for r in reasons if r != NO_STATE), NO_STATE),
-        ] += 1
+        why = next((r for r in reasons if r != NO_STATE), NO_STATE)
+        self.missed[(owner or self.stack[-1]).name, why] += 1
+        if self._trace is not None:
+            self._trace.see_sum(*pairs[0], why)
         if owner is not None:
             seen.sum = self._see_projection(owner, *args[:2])
 

@@ -25,7 +25,7 @@ from .observed import ObservedStep
 from .sums import Product, Run
 from .tags import Factor, Tags, is_real, tensors
 from .trace import Trace
-from .wrappers import name_modules
+from .wrappers import name_modules, unwrap
 
 
 class Finder(Additions):
@@ -264,3 +264,21 @@ class Finder(Additions):
     def _is_constant(self, step: Tensor, x: Tensor) -> bool:
         """Whether a step was computed from nothing that the state was."""
         return not self.tags.make(step).known & self.tags.make(x).known
+
+
+def trace_pass(model: nn.Module, *inputs: Any, **named: Any) -> Trace:
+    """Run a model once, in evaluation mode, and say what happened.
+
+    Args:
+        model (nn.Module): Model, or a wrapper of one.
+        *inputs: What its ``forward`` takes.
+        **named: The same by name.
+
+    Returns:
+        Trace: Print it to see which module was given, and returned, which
+        tensor, and what was added to what.
+    """
+    finder = Finder(unwrap(model), traces=True)
+    with finder.following():
+        model(*inputs, **named)
+    return finder.trace

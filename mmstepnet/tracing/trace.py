@@ -84,8 +84,18 @@ class Addition(NamedTuple):
     model was given."""
 
 
+class Line(NamedTuple):
+    """One line of a trace that is printed."""
+
+    depth: int
+    text: str
+    given: list[TensorId]
+    returned: list[TensorId]
+    note: str = ''
+
+
 class Trace:
-    """Events of one pass, in their order.
+    """Events of one pass, in their order. It can be printed.
 
     Attributes:
         events (dict): Who was given, or returned, each tensor.
@@ -108,6 +118,28 @@ class Trace:
         self._given: dict[nn.Module, TensorId | None] = {}
         self._texts: set[torch.Size] = set()  # shapes of integers given
         self._looked_up = 0  # states that were looked up by these, as bits
+        self._lines: list[Line] = []
+        self._open: list[tuple[nn.Module, int]] = []  # modules, their lines
+
+    def __str__(self) -> str:
+        """Modules and sums, indented as they ran; ``$1`` is a tensor."""
+        numbers: dict[tuple, int] = {}
+
+        def name(tensor: TensorId) -> str:
+            is_new = tensor.values not in numbers
+            number = numbers.setdefault(tensor.values, len(numbers) + 1)
+            shape = f' {"x".join(map(str, tensor.shape))}' if is_new else ''
+            return f'${number}{shape}'
+
+        lines = []
+        for depth, text, given, returned, note in self._lines:
+            line = f'{"  " * depth}{text}'
+            if given:
+                line += f'({", ".join(map(name, given))})'
+            if returned:
+                line += f' -> {", ".join(map(name, returned))}'
+            lines.append(f'{line}{note}')
+        return '\n'.join(lines)
 
     def enter(
         self,
@@ -133,12 +165,18 @@ class Trace:
         self._given[module] = identify(first) if is_real(first) else None
         for key, t in given:
             self._see(module, name, False, key, t)
+        self._open.append((module, len(self._lines)))
+        text = f'{name} {type(module).__name__}'.strip()
+        ids = [identify(t) for _, t in given if is_real(t)]
+        self._lines.append(Line(len(self._open) - 1, text, ids, []))
 
     def leave(self, module: nn.Module, name: str, out: Any) -> None:
         """A module returns, or has raised."""
         outs = out if type(out) in (tuple, list) else [out]
         for key, t in enumerate(outs):
             self._see(module, name, True, key, t)
+        ids = [identify(t) for t in outs if is_real(t)]
+        self._print_end(module, ids)
         size = len(out) if type(out) is tuple else 0
         first: Any = out[0] if size else out
         self.passages.append(
@@ -150,6 +188,23 @@ class Trace:
                 not size or all(t is None for t in out[1:]),
             )
         )
+
+    def _print_end(self, module: nn.Module, returned: list[TensorId]) -> None:
+        """In the line where it began if nothing ran in it, else below."""
+        opened, start = self._open.pop()
+        while opened is not module:  # left behind by what raised
+            opened, start = self._open.pop()
+        if start == len(self._lines) - 1:
+            self._lines[start] = self._lines[start]._replace(returned=returned)
+        else:
+            depth = len(self._open) + 1
+            self._lines.append(Line(depth, 'return', [], returned))
+
+    def see_sum(self, x: Tensor, f: Tensor, why: str | None) -> None:
+        """Two tensors are added: a step, or why it is none."""
+        note = ': a step' if why is None else f': no step, {why}'
+        ids = [identify(t) for t in (x, f)]
+        self._lines.append(Line(len(self._open), 'add', ids, [], note))
 
     def _see(
         self,

@@ -616,10 +616,15 @@ data_preprocessor = dict(_delete_=True, type='SelfSupDataPreprocessor')
 )
 def test_blocks(model, counted, nets, tmp_path, capsys):
     """Of what is no classifier, those of the backbone."""
-    assert call('blocks', model(tmp_path), '--size', 64) == 0
+    assert call('blocks', model(tmp_path), '--size', 64, '--trace') == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f'{counted} of them recorded'
-    assert lines[1].split()[0] == 'layer1.1' and 'recorded' in lines[1]
+    start = next(k for k in range(len(lines)) if lines[k][:8] == 'layer1.1')
+    assert 'recorded' in lines[start]
+    assert lines[start + 1].strip() == (
+        'takes a step together with its last norm'
+    )
+    assert any('layer1.1.conv1 Conv2d($' in line for line in lines[:start])
 
 
 RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
