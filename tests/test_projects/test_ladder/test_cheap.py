@@ -13,6 +13,7 @@ import mmstepnet
 from projects.ladder.networks import CIFARResNet
 from projects.ladder.rows import read_rows
 from projects.recipes import ladder
+from tests.documents import ROOT
 from tests.utils import perturb, seeded
 
 from .made_up import write_cifar10
@@ -182,3 +183,10 @@ def test_a_resnet_has_no_stem():
     before = dict(model.named_modules())
     assert isinstance(ladder.split(model), torch.nn.Identity)
     assert dict(model.named_modules()) == before
+
+
+def test_the_page_says_what_the_program_prints():
+    page = (ROOT / 'projects' / 'recipes' / 'RESULTS.md').read_text('utf-8')
+    lines = page.splitlines()
+    for line in ladder.table().splitlines():
+        assert line in lines, line
