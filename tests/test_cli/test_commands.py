@@ -23,7 +23,7 @@ from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import FIELDS, Trajectories, measure_gates
 from mmstepnet.stiffness import READINGS as ALL_READINGS
 from tests.documents import ROOT
-from tests.test_steps.cases import randomise
+from tests.utils import randomise
 
 NETS = """
 from __future__ import annotations

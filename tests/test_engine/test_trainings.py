@@ -16,9 +16,9 @@ from tests.test_engine.stiffness_job import (
     log_text,
     offline,
     recording,
+    remembered,
 )
-from tests.test_engine.test_stiffness_hook import remembered
-from tests.test_stiffness.reference import no_hooks
+from tests.utils import no_hooks
 
 
 class Watch(Hook):

@@ -17,9 +17,7 @@ from torchvision.models import SwinTransformer, resnet18, resnet50
 import mmstepnet
 from mmstepnet.attentions.base import ATTENTIONS
 from mmstepnet.steps.files import METADATA
-from tests.test_steps.cases import randomise
-from tests.test_steps.insertion import perturb_gates
-from tests.utils import Adds, same
+from tests.utils import Adds, perturb_gates, randomise, same
 
 
 def chain():

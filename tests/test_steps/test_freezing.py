@@ -10,9 +10,7 @@ from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
 import mmstepnet
-from tests.test_steps.cases import randomise
-from tests.test_steps.insertion import steps_of
-from tests.utils import Adds
+from tests.utils import Adds, randomise, steps_of
 
 
 @pytest.fixture

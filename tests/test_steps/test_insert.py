@@ -12,11 +12,8 @@ from torchvision.models.resnet import BasicBlock
 from mmstepnet import insert_steps, remove_steps, step_parameters
 from mmstepnet.steps import fused_blocks
 from mmstepnet.steps.fused_blocks import FusedBlock
-from tests.utils import perturb, same, seeded
-
-from .insertion import steps_of
-from .small_networks import inputs, network
-from .test_branch import Around
+from tests.small_networks import Around, inputs, network
+from tests.utils import perturb, same, seeded, steps_of
 
 IMAGES = seeded(2, 3, 32, 32).double()
 LATER = ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']

@@ -17,10 +17,9 @@ from mmstepnet import (
 from mmstepnet.steps import RemovedBlock
 from mmstepnet.steps.finding import hooked
 from mmstepnet.steps.removal import prepare_removal
-from tests.test_steps.families import find_family
-from tests.test_steps.insertion import doubled, outputs
-from tests.test_steps.test_insert_families import CASES
-from tests.utils import Adds, perturb, same
+from tests.families import family_cases, find_family
+from tests.test_steps.insertion import doubled
+from tests.utils import Adds, outputs, perturb, same
 
 OTHERS = {
     'ResNet, bottleneck': 2,
@@ -51,7 +50,7 @@ def bypass(block, relu=False):
     )
 
 
-@pytest.mark.parametrize('library, name', CASES)
+@pytest.mark.parametrize('library, name', family_cases())
 def test_removed_as_if_bypassed(library, name):
     family = find_family(library, name)
     model = perturb(family.build()).double()

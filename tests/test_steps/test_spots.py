@@ -9,9 +9,7 @@ from torch.ao.quantization import quantize_dynamic
 
 from mmstepnet import insert_steps
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import Adds, same
-
-from .insertion import steps_of
+from tests.utils import Adds, same, steps_of
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ from mmstepnet.stiffness import (
     stiffness_aware_index,
     stiffness_index,
 )
-from tests.test_steps.cases import Block
+from tests.small_networks import StepBlock
 from tests.utils import perturb, seeded
 
 
@@ -126,7 +126,7 @@ class Cube(torch.autograd.Function):
         *(
             (perturb(layer).double().eval(), None, shape)
             for layer, shape in (
-                (Block(StepNet(8)), (1, 8, 5, 4)),
+                (StepBlock(StepNet(8)), (1, 8, 5, 4)),
                 (MetricAttention(8, num_heads=2), (1, 6, 8)),
                 (DotProductAttention(8, num_heads=2), (1, 6, 8)),
             )

@@ -23,9 +23,10 @@ from mmstepnet.stiffness import TrajectoryRecorder, total_neural_stiffness
 from tests.test_stiffness.reference import (
     IMAGES,
     MAPS,
+    Net,
     Residual,
+    Windows,
     assert_recorded,
-    no_hooks,
     post_activation,
     ready,
     recorded,
@@ -33,7 +34,14 @@ from tests.test_stiffness.reference import (
     row,
     small_resnet,
 )
-from tests.utils import TORCH_21, Adds, not_on_torch_21, perturb, seeded
+from tests.utils import (
+    TORCH_21,
+    Adds,
+    no_hooks,
+    not_on_torch_21,
+    perturb,
+    seeded,
+)
 
 X = seeded(4, 15, 8)
 
@@ -133,22 +141,6 @@ def test_amp_is_measured_in_float32(dtype):
         with TrajectoryRecorder(model) as recorder:
             assert torch.equal(model(IMAGES), wanted)
         assert_recorded(recorder, model, post_activation(), IMAGES)
-
-
-class Net(nn.Module):
-    """Blocks in an order; it fails before one of them."""
-
-    def __init__(self, order=range(4)):
-        super().__init__()
-        self.blocks = nn.ModuleList([Residual() for _ in range(4)])
-        self.order, self.fail_at, self.error = order, None, KeyError
-
-    def forward(self, x):
-        for k in self.order:
-            if self.fail_at == k:
-                raise self.error('lost')
-            x = self.blocks[k](x)
-        return x
 
 
 def modes():
@@ -255,23 +247,6 @@ def test_blocks_in_another_order_keep_their_columns():
     assert torch.equal(
         recorder.nsi[len(MAPS) :], recorded(model, MAPS).nsi[:, [1, 0, 2]]
     )
-
-
-class Windows(nn.Module):
-    """The second stage sees quarters of images, as so many samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.image, self.window = (
-            row(lambda: Residual(nn.ReLU()), 2) for _ in range(2)
-        )
-
-    def forward(self, x):
-        n, c, h, w = x.shape
-        x = self.image(x).view(n, c, 2, h // 2, 2, w // 2)
-        return self.window(
-            x.permute(0, 2, 4, 1, 3, 5).reshape(n * 4, c, h // 2, w // 2)
-        )
 
 
 class Tokens(nn.Module):

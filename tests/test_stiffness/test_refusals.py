@@ -19,11 +19,21 @@ from mmstepnet.stiffness import (
     stiffness_proportion,
     total_neural_stiffness,
 )
-from tests.test_stiffness.reference import MAPS, no_hooks, recorded, row
-from tests.test_stiffness.test_finding import GATED, build
-from tests.test_stiffness.test_recorder import Net, Windows
-from tests.test_stiffness.test_trajectories import SETTINGS, arrays
-from tests.utils import Adds, seeded
+from tests.test_stiffness.reference import (
+    MAPS,
+    Net,
+    Residual,
+    Windows,
+    recorded,
+    row,
+)
+from tests.utils import (
+    RECORDING_SETTINGS,
+    Adds,
+    no_hooks,
+    recording_arrays,
+    seeded,
+)
 
 X = seeded(2, 6, 8)
 ONE, TWO = [[1.0, 2.0]], [[1.0, 2.0, 3.0]]
@@ -32,6 +42,18 @@ ONE, TWO = [[1.0, 2.0]], [[1.0, 2.0, 3.0]]
 class ByForeach(Adds):
     def forward(self, x):
         return torch._foreach_add([x], [self.f(x)])[0]
+
+
+class Gated(Residual):
+    """With a gate of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        f = self.f(x)
+        return x + f * self.gate(f.mean((2, 3), keepdim=True)).sigmoid()
 
 
 class Mixes(Adds):
@@ -175,13 +197,18 @@ VALUES = [  # a call that raises a ValueError, and what it says
     ),
     # Recordings.
     *(
-        (lambda change=change: Trajectories(**{**arrays(), **change}), word)
+        (
+            lambda change=change: Trajectories(
+                **{**recording_arrays(), **change}
+            ),
+            word,
+        )
         for change, word in (
             (dict(x_norm=np.ones((4, 2))), r'x_norm must have shape \(4, 3\)'),
             (dict(blocks=['a']), '3 blocks need as many names'),
             (dict(settings=dict(model='net')), 'model, split'),
             (
-                dict(settings=dict(SETTINGS, reading='mine')),
+                dict(settings=dict(RECORDING_SETTINGS, reading='mine')),
                 "adaptive, unit.* got 'mine'",
             ),
         )
@@ -259,9 +286,7 @@ VALUES = [  # a call that raises a ValueError, and what it says
     ),
     (
         lambda: measure_gates(
-            build(GATED['gate'], maps=True),
-            [MAPS],
-            lambda m: m.forward(MAPS).sum(),
+            row(Gated), [MAPS], lambda m: m.forward(MAPS).sum()
         ),
         'evaluate ran no gate',
     ),
