@@ -84,7 +84,13 @@ def test_one_image_size_is_named(tmp_path):
 @pytest.mark.parametrize(
     'dtype', [torch.float16, torch.bfloat16, torch.float64], ids=str
 )
-@pytest.mark.parametrize('options', [{}, dict(dynamic_size=False)])
+@pytest.mark.parametrize(
+    'options',
+    [
+        pytest.param({}, id='any size'),
+        pytest.param(dict(dynamic_size=False), id='one size'),
+    ],
+)
 def test_another_dtype_is_named(dtype, options, tmp_path):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)).to(dtype)
     with pytest.raises(
@@ -95,7 +101,11 @@ def test_another_dtype_is_named(dtype, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'factors, by', [((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')]
+    'factors, by',
+    [
+        pytest.param((1.01, 1.01), '0.0', id='other values'),
+        pytest.param((1, float('nan')), 'nan', id='NaN at another size'),
+    ],
 )
 def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     """Also a NaN in the images of another size alone."""

@@ -62,9 +62,19 @@ def test_a_room_imports_what_is_below_it(room):
     'folders, exempt, names',
     [
         # What is drawn with is imported where it is drawn.
-        (('mmstepnet',), 'figures/', ('altair', 'vl_convert', 'jinja2')),
-        (('mmstepnet', 'tools', 'configs'), None, ('projects', 'benchmarks')),
-        (
+        pytest.param(
+            ('mmstepnet',),
+            'figures/',
+            ('altair', 'vl_convert', 'jinja2'),
+            id='drawing',
+        ),
+        pytest.param(
+            ('mmstepnet', 'tools', 'configs'),
+            None,
+            ('projects', 'benchmarks'),
+            id='projects',
+        ),
+        pytest.param(
             (
                 'mmstepnet',
                 'tools',
@@ -75,9 +85,15 @@ def test_a_room_imports_what_is_below_it(room):
             ),
             None,
             ('tests',),
+            id='tests',
         ),
         # But the command reads checkpoints of MMEngine by it.
-        (('mmstepnet',), 'jobs/|cli/models.py', ('mmstepnet.jobs',)),
+        pytest.param(
+            ('mmstepnet',),
+            'jobs/|cli/models.py',
+            ('mmstepnet.jobs',),
+            id='jobs',
+        ),
     ],
 )
 def test_nobody_else_imports(folders, exempt, names):

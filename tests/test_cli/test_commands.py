@@ -194,11 +194,15 @@ def of_openmmlab(folder, pictures):
 @pytest.mark.parametrize(
     'make, options',
     [
-        (of_torchvision, dict(prefix='module._orig_mod.')),
-        (of_torchvision, dict(steps=True)),
-        (of_a_function, {}),
-        (of_transformers, {}),
-        (of_openmmlab, {}),
+        pytest.param(
+            of_torchvision,
+            dict(prefix='module._orig_mod.'),
+            id='wrapped weights',
+        ),
+        pytest.param(of_torchvision, dict(steps=True), id='with steps'),
+        pytest.param(of_a_function, {}, id='a function'),
+        pytest.param(of_transformers, {}, id='transformers'),
+        pytest.param(of_openmmlab, {}, id='OpenMMLab'),
     ],
 )
 def test_stiffness_is_that_of_the_library(
@@ -606,12 +610,17 @@ data_preprocessor = dict(_delete_=True, type='SelfSupDataPreprocessor')
 @pytest.mark.parametrize(
     'model, counted',
     [
-        (lambda folder: 'torchvision:resnet34', '16 residual steps, 12'),
-        (
+        pytest.param(
+            lambda folder: 'torchvision:resnet34',
+            '16 residual steps, 12',
+            id='of torchvision',
+        ),
+        pytest.param(
             lambda folder: f'{folder}/some_nets.py:batches',
             '8 residual steps, 4',
+            id='of a function',
         ),
-        (no_classifier, '8 residual steps, 4'),
+        pytest.param(no_classifier, '8 residual steps, 4', id='no classifier'),
     ],
 )
 def test_blocks(model, counted, nets, tmp_path, capsys):

@@ -117,7 +117,9 @@ def test_written_out(kind, attention, eps):
 
 
 @pytest.mark.parametrize('cache', ['dynamic', 'static'])
-@pytest.mark.parametrize('mask', [None, LEFT])
+@pytest.mark.parametrize(
+    'mask', [pytest.param(None, id='no mask'), pytest.param(LEFT, id='padded')]
+)
 def test_caches(cache, mask):
     """Word by word it is what all words give at once."""
     model = build('Qwen3', 'metric', None)
@@ -159,10 +161,22 @@ with torch.no_grad():
 @pytest.mark.parametrize(
     'kind, attention, eps, others',
     [
-        ('Bert', 'metric', None, ['Model', 'ForSequenceClassification']),
-        ('Bert', 'l2', 2.0, ['Model']),
+        pytest.param(
+            'Bert',
+            'metric',
+            None,
+            ['Model', 'ForSequenceClassification'],
+            id='BERT, metric',
+        ),
+        pytest.param('Bert', 'l2', 2.0, ['Model'], id='BERT, L2'),
         # Its files have other names than its modules.
-        ('ViT', 'metric', None, ['Model', 'ForImageClassification']),
+        pytest.param(
+            'ViT',
+            'metric',
+            None,
+            ['Model', 'ForImageClassification'],
+            id='ViT, metric',
+        ),
     ],
 )
 def test_a_folder_in_a_new_process(tmp_path, kind, attention, eps, others):
@@ -239,24 +253,29 @@ def test_models_that_are_refused(kind, options, word, attention):
 @pytest.mark.parametrize(
     'change, inputs, word',
     [
-        (lambda model: model.train(), {}, 'no dropout; build'),
-        (
+        pytest.param(
+            lambda model: model.train(), {}, 'no dropout; build', id='dropout'
+        ),
+        pytest.param(
             lambda model: [
                 vars(layer.attention.self).pop('metric_eps')
                 for layer in model.encoder.layer
             ],
             {},
             'call add_metrics',
+            id='no metrics',
         ),
-        (
+        pytest.param(
             lambda model: None,
             dict(attention_mask=torch.zeros(2, 1, 12, 12)),
             'a bias of the scores',
+            id='a bias as mask',
         ),
-        (
+        pytest.param(
             lambda model: None,
             dict(position_bias=torch.zeros(2, 1, 12, 12)),
             'has no position_bias; build',
+            id='a bias of positions',
         ),
     ],
 )

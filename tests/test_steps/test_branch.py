@@ -297,8 +297,12 @@ def exported(model, x):
 @pytest.mark.parametrize(
     'kind, change',
     [
-        ('tokens', quantised),
-        ('maps', lambda model, x: torch.fx.symbolic_trace(model)),
+        pytest.param('tokens', quantised, id='quantised tokens'),
+        pytest.param(
+            'maps',
+            lambda model, x: torch.fx.symbolic_trace(model),
+            id='traced maps',
+        ),
         *(
             pytest.param(
                 kind,

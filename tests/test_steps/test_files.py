@@ -397,32 +397,48 @@ def pruned():
 @pytest.mark.parametrize(
     'build, names, type_, words',
     [
-        (
+        pytest.param(
             resnet18,
             [],
             ValueError,
             'ResNet has no steps to save; call insert_st',
+            id='no steps',
         ),
-        (lambda: stepped('resnet'), ['head'], ValueError, "names 'head'"),
-        (
+        pytest.param(
+            lambda: stepped('resnet'),
+            ['head'],
+            ValueError,
+            "names 'head'",
+            id='no such module',
+        ),
+        pytest.param(
             lambda: stepped('resnet'),
             'fc',
             TypeError,
             'must be a list of names',
+            id='a name, no list',
         ),
-        (
+        pytest.param(
             lambda: stepped('resnet'),
             [''],
             TypeError,
             'must be a list of names',
+            id='an empty name',
         ),
-        (
+        pytest.param(
             lambda: mmstepnet.fold(stepped('resnet')),
             [],
             ValueError,
             'before fold',
+            id='folded',
         ),
-        (pruned, [], ValueError, 'a StepNet could not be built again'),
+        pytest.param(
+            pruned,
+            [],
+            ValueError,
+            'a StepNet could not be built again',
+            id='another gate',
+        ),
     ],
 )
 def test_what_is_not_saved(build, names, type_, words, tmp_path):

@@ -117,10 +117,12 @@ MAPS = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(
     'after',
     [
-        nn.Identity,
-        nn.ReLU,
-        lambda: nn.ReLU(inplace=True),
-        lambda: nn.Sequential(nn.Identity(), nn.ReLU()),
+        pytest.param(nn.Identity, id='nothing'),
+        pytest.param(nn.ReLU, id='ReLU'),
+        pytest.param(lambda: nn.ReLU(inplace=True), id='ReLU in place'),
+        pytest.param(
+            lambda: nn.Sequential(nn.Identity(), nn.ReLU()), id='a container'
+        ),
     ],
 )
 def test_what_stands_behind_stays_itself(after, in_place):
@@ -170,8 +172,12 @@ def test_what_one_example_does_not_show_is_refused(make):
 @pytest.mark.parametrize(
     'names, example, words',
     [
-        (nn.Conv2d, MAPS, 'means no residual block'),
-        ('1.1', None, 'guessed for a model of its'),
+        pytest.param(
+            nn.Conv2d, MAPS, 'means no residual block', id='no block'
+        ),
+        pytest.param(
+            '1.1', None, 'guessed for a model of its', id='a model of its own'
+        ),
     ],
 )
 def test_refusals(names, example, words):

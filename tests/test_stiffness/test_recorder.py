@@ -62,12 +62,15 @@ ELEMENTWISE = sorted(
 @pytest.mark.parametrize(
     'last',
     [
-        None,
-        nn.ReLU(inplace=True),
-        nn.functional.relu,
-        torch.Tensor.relu_,
-        lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
-        *(getattr(nn, name)() for name in ELEMENTWISE),
+        pytest.param(None, id='none'),
+        pytest.param(nn.ReLU(inplace=True), id='ReLU in place'),
+        pytest.param(nn.functional.relu, id='a function'),
+        pytest.param(torch.Tensor.relu_, id='a method in place'),
+        pytest.param(
+            lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
+            id='PReLU by a function',
+        ),
+        *(pytest.param(getattr(nn, name)(), id=name) for name in ELEMENTWISE),
     ],
 )
 @pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
@@ -85,8 +88,8 @@ ALL = [f'backbone.layer{stage}.{k}' for stage in (1, 2) for k in (1, 2)]
 @pytest.mark.parametrize(
     'blocks, names',
     [
-        (None, ALL),
-        (Residual, [*ALL, 'head.1']),
+        pytest.param(None, ALL, id='all'),
+        pytest.param(Residual, [*ALL, 'head.1'], id='a class'),
         *(
             (blocks, ALL[2:])
             for blocks in (
@@ -265,11 +268,19 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     'make, x',
     [
-        (Windows, seeded(2, 8, 8, 8)),
+        pytest.param(Windows, seeded(2, 8, 8, 8), id='windows'),
         *(
-            (functools.partial(Tokens, first), x)
-            for first in (False, True)
-            for x in (X, torch.arange(64).view(4, 16) % 9)
+            pytest.param(
+                functools.partial(Tokens, first), x, id=f'{kind}, {order}'
+            )
+            for first, order in (
+                (False, 'tokens first'),
+                (True, 'samples first'),
+            )
+            for kind, x in (
+                ('vectors', X),
+                ('words', torch.arange(64).view(4, 16) % 9),
+            )
         ),
     ],
 )

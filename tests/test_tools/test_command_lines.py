@@ -13,11 +13,17 @@ CONFIG = str(ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py')
 @pytest.mark.parametrize(
     'name, command, text',
     [
-        ('test.py', [CONFIG, 'x.pth', '--out', 'x.txt'], "got 'x.txt'"),
-        (
+        pytest.param(
+            'test.py',
+            [CONFIG, 'x.pth', '--out', 'x.txt'],
+            "got 'x.txt'",
+            id='no format',
+        ),
+        pytest.param(
             'analysis_tools/stiffness.py',
             [CONFIG, 'x.pth', '--max-samples', 0],
             'positive integer, got 0',
+            id='no samples',
         ),
         *(
             (

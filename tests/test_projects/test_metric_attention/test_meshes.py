@@ -66,11 +66,29 @@ def test_labels_of_faces_vertices_and_edges(tmp_path, kind, count):
 @pytest.mark.parametrize(
     'change, text',
     [
-        (dict(vertices=np.where(VERTICES == 1, np.nan, VERTICES)), 'finite'),
-        (dict(faces=OCTAHEDRON - 1), 'name all of the vertices'),
-        (dict(vertices=np.concatenate([VERTICES, [[9, 9, 9]]])), '0 to 6'),
-        (dict(labels=[1] * 7 + [9]), 'from 1 to 8, got 1 to 9'),
-        (dict(labels=[1, 2, 3]), '3 labels are neither'),
+        pytest.param(
+            dict(vertices=np.where(VERTICES == 1, np.nan, VERTICES)),
+            'finite',
+            id='NaN',
+        ),
+        pytest.param(
+            dict(faces=OCTAHEDRON - 1),
+            'name all of the vertices',
+            id='vertices from -1',
+        ),
+        pytest.param(
+            dict(vertices=np.concatenate([VERTICES, [[9, 9, 9]]])),
+            '0 to 6',
+            id='an unused vertex',
+        ),
+        pytest.param(
+            dict(labels=[1] * 7 + [9]),
+            'from 1 to 8, got 1 to 9',
+            id='a label too high',
+        ),
+        pytest.param(
+            dict(labels=[1, 2, 3]), '3 labels are neither', id='too few labels'
+        ),
     ],
 )
 def test_bad_meshes(tmp_path, change, text):
