@@ -82,7 +82,7 @@ def test_one_image_size_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'dtype', [torch.float16, torch.bfloat16, torch.float64], ids=str
+    'dtype', [torch.float16, torch.bfloat16, torch.float64]
 )
 @pytest.mark.parametrize(
     'options',

@@ -637,54 +637,89 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 @pytest.mark.parametrize(
     'args, message',
     [
-        (['blocks', 'resnet18'], "'resnet18' names no model; give"),
-        (['blocks', '{}/no.py:net'], 'no.py'),
-        (['blocks', '{}/no.py:'], "no.py:' names no model; give"),
-        (
+        pytest.param(
+            ['blocks', 'resnet18'],
+            "'resnet18' names no model; give",
+            id='a bare name',
+        ),
+        pytest.param(['blocks', '{}/no.py:net'], 'no.py', id='no such file'),
+        pytest.param(
+            ['blocks', '{}/no.py:'],
+            "no.py:' names no model; give",
+            id='no function',
+        ),
+        pytest.param(
             ['blocks', '{}/random.py:net'],
             "random.py hides Python's module random; rename it",
+            id='a file named as a module',
         ),
-        (
+        pytest.param(
             ['blocks', '{}/altair.py:net'],
             'altair.py hides the package altair; ',
+            id='a file named as a package',
         ),
-        (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
-        (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
-        (['report', 'no.npz'], 'no.npz'),
-        ([*RESNET, '{}/no'], 'there is no folder'),
-        ([*RESNET, '{}/broken'], 'x.png cannot be read'),
+        pytest.param(
+            ['blocks', '{}/some_nets.py:nothing'],
+            'must return a model, or it',
+            id='no model',
+        ),
+        pytest.param(
+            ['blocks', '{}/some_nets.py:typo'],
+            "has no attribute 'typo'",
+            id='a typo inside',
+        ),
+        pytest.param(['report', 'no.npz'], 'no.npz', id='no recording'),
+        pytest.param([*RESNET, '{}/no'], 'there is no folder', id='no folder'),
+        pytest.param(
+            [*RESNET, '{}/broken'],
+            'x.png cannot be read',
+            id='a broken picture',
+        ),
         *(
-            (
+            pytest.param(
                 [*RESNET, f'{{}}/{dtype}'],
                 'a.tif cannot be read: its values have 16 bits or are float',
+                id=f'pictures of {dtype}',
             )
             for dtype in ('uint16', 'float32')
         ),
-        (RESNET[:-1], 'needs pictures and a transform'),
-        (
+        pytest.param(
+            RESNET[:-1], 'needs pictures and a transform', id='no pictures'
+        ),
+        pytest.param(
             ['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
             'needs pictures and a transform',
+            id='a model alone',
         ),
-        (
+        pytest.param(
             [*RESNET, '{}/flat', '--labels'],
             'flat has no folders, which are the',
+            id='no folders of classes',
         ),
-        (
+        pytest.param(
             [*RESNET, '{}/flat'],
             'flat has no pictures of its own; 0 other files',
+            id='no pictures of its own',
         ),
-        ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
-        (
+        pytest.param(
+            [*RESNET, '{}/pictures', '--weights', 'no.pth'],
+            'no.pth',
+            id='no weights',
+        ),
+        pytest.param(
             [*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
             'x.png is not read',
+            id='a picture as weights',
         ),
-        (
+        pytest.param(
             [*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
             'Missing key(s)',
+            id='weights of another model',
         ),
-        (
+        pytest.param(
             [*RESNET[:2], *RESNET[1:], '{}'],
             'two models would be called torchvision.resnet18',
+            id='two models of a name',
         ),
     ],
 )

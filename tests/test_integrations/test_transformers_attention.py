@@ -208,7 +208,9 @@ def test_metrics_of_which_the_config_says_nothing(tmp_path):
     [
         # These take any attn_implementation, and compute their own.
         *(
-            (kind, options, f'{kind}Model.*calls no attention')
+            pytest.param(
+                kind, options, f'{kind}Model.*calls no attention', id=kind
+            )
             for kind, options in (
                 ('DebertaV2', {}),
                 ('MPNet', {}),
@@ -221,14 +223,20 @@ def test_metrics_of_which_the_config_says_nothing(tmp_path):
             )
         ),
         # These need the scores.
-        (
+        pytest.param(
             'T5Encoder',
             dict(
                 d_model=32, d_kv=8, num_layers=1, num_heads=4, dropout_rate=0.0
             ),
             'has no position_bias',
+            id='T5',
         ),
-        ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'has no softcap'),
+        pytest.param(
+            'Gemma2',
+            dict(head_dim=8, num_key_value_heads=2),
+            'has no softcap',
+            id='Gemma 2',
+        ),
     ],
 )
 def test_models_that_are_refused(kind, options, word, attention):

@@ -116,15 +116,14 @@ def test_precision(name, dtype, mean, as_compiled):
 @pytest.mark.parametrize(
     'norm',
     [
-        None,
-        nn.Identity(),
-        nn.GroupNorm(2, 4),
-        nn.InstanceNorm2d(4),
-        nn.SyncBatchNorm(4).eval(),
-        nn.BatchNorm2d(4, affine=False),
-        nn.BatchNorm2d(4, momentum=None),
+        pytest.param(None, id='no norm'),
+        pytest.param(nn.Identity(), id='Identity'),
+        pytest.param(nn.GroupNorm(2, 4), id='GroupNorm'),
+        pytest.param(nn.InstanceNorm2d(4), id='InstanceNorm'),
+        pytest.param(nn.SyncBatchNorm(4).eval(), id='SyncBatchNorm'),
+        pytest.param(nn.BatchNorm2d(4, affine=False), id='no weights'),
+        pytest.param(nn.BatchNorm2d(4, momentum=None), id='no momentum'),
     ],
-    ids=lambda n: type(n).__name__,
 )
 def test_others_take_the_reference_path(norm, as_compiled):
     """Other norms, other attentions, and what is hooked or observed."""
