@@ -18,16 +18,19 @@ from pathlib import Path
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from benchmarks.absent_gpu import AbsentGPU
 from benchmarks.tails import SHAPES
+from mmstepnet.precision import accumulation_dtype
+from mmstepnet.steps.tail import aten
 from mmstepnet.steps.tail import triton as passes
-from tests.test_steps.backends import FEW, tail_arguments
-from tests.test_steps.cases import FORMATS
+from mmstepnet.steps.tail.function import Norm, TailSpec
 
 TARGETS = 80, 90, 100
 """Compute capabilities: A100, H100, B200."""
+
+FORMATS = torch.contiguous_format, torch.channels_last
 
 SMALL = (
     (torch.float32, (5, 3, 5, 4)),
@@ -42,22 +45,6 @@ REAL = [
 ]
 
 
-class AbsentGPU:
-    """What Triton's compiler asks a driver."""
-
-    def __init__(self, capability):
-        self.capability = capability
-
-    def get_current_target(self):
-        return GPUTarget('cuda', self.capability, warp_size=32)
-
-    def get_current_device(self):
-        return self.capability  # Triton keeps kernels by device
-
-    def get_current_stream(self, device):
-        return 0
-
-
 class Compiled:
     """A kernel that is compiled where it should be launched."""
 
@@ -69,6 +56,30 @@ class Compiled:
     def __call__(self, kept, grid, warps, *args):
         compiled = self.kernel.warmup(*args, grid=grid, num_warps=warps)
         self.found[self.kernel.fn.__name__].add(compiled.asm['cubin'])
+
+
+def tail_arguments(shape, dtype, memory_format, with_norms):
+    """What the passes' ``forward`` takes, of tensors without memory.
+
+    A tail with norms takes the statistics of the batch, and rectifies. One
+    without is that over pooled vectors, which does not.
+    """
+    channels, wide = shape[1], accumulation_dtype(dtype)
+    x, c = (
+        torch.empty(
+            shape, dtype=dtype, device='meta', memory_format=memory_format
+        )
+        for _ in range(2)
+    )
+    zero, one = aten.constants(channels, wide, x.device)
+    if with_norms:
+        count = torch.zeros((), dtype=torch.int64, device='meta')
+        norm = Norm(True, 1e-5, zero, one, count, 0.1)
+    else:
+        norm = Norm(False, 0.0, zero, one)
+    weights = torch.empty(channels, 2, dtype=wide, device='meta')
+    learned = [one, zero, weights, one, zero, one, zero]
+    return TailSpec(norm, norm, 1.5, with_norms), x, c, learned
 
 
 def resources(cubin):
@@ -103,13 +114,13 @@ def main():
             *((cases, FORMATS) if target == 90 else (cases[:1], FORMATS[-1:]))
         ):
             Compiled.found.clear()
-            for norm, gate, relu in FEW:
+            for with_norms in (True, False):
                 spec, x, c, learned = tail_arguments(
-                    shape, dtype, memory_format, 'meta', norm, gate, relu
+                    shape, dtype, memory_format, with_norms
                 )
                 out, saved = passes.forward(spec, x, c, learned)
                 passes.backward(
-                    spec, c, out if relu else None, c, learned, saved
+                    spec, c, out if spec.relu else None, c, learned, saved
                 )
             for name, cubins in Compiled.found.items():
                 used = [resources(cubin) for cubin in cubins]

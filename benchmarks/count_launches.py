@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
-from benchmarks.compile_kernels import AbsentGPU
+from benchmarks.absent_gpu import AbsentGPU
 from benchmarks.rounds import measure
 from benchmarks.tails import Tail
 from mmstepnet.checks import positive_int

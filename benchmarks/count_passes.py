@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from triton.runtime import driver
 
-from benchmarks.compile_kernels import AbsentGPU
+from benchmarks.absent_gpu import AbsentGPU
 from mmstepnet import attentions, steps
 from mmstepnet.checks import positive_int
 from mmstepnet.steps import ResidualStep

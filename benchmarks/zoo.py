@@ -40,7 +40,6 @@ from torch.utils._pytree import tree_flatten
 
 from mmstepnet import find_steps, insert_steps, remove_steps
 from mmstepnet.steps import fused
-from tests.utils import perturb
 
 from .tables import markdown
 
@@ -242,7 +241,7 @@ def compare(setting: dict) -> str:
             return f'{HOST} cannot be built: {in_a_line(error)}'
         if sum(t.numel() for _, t in named(theirs)) > MOST:
             return f'{HOST} is too large for this comparison'
-        perturb(theirs)  # so that no norm is at its start
+        draw_anew(theirs)
         # State dicts of some do not hold all; some change with the size.
         weights = {name: t.detach().clone() for name, t in named(theirs)}
         theirs.eval()
@@ -268,6 +267,25 @@ def compare(setting: dict) -> str:
             )
         except Exception as error:
             return f'does not run: {in_a_line(error)}'
+
+
+def draw_anew(model: nn.Module) -> None:
+    """Draw weights and running statistics, so that no norm is at its start.
+
+    Matrices and kernels keep the variance of what they are given.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if tensor.dim() > 1:
+                tensor.copy_(noise / tensor[0].numel() ** 0.5)
+            elif name.endswith('running_var'):
+                tensor.copy_(1 + 0.3 * noise.abs())
+            elif name.endswith('weight'):
+                tensor.copy_(1 + 0.3 * noise)
+            else:
+                tensor.copy_(0.3 * noise)
 
 
 def with_tuples(value: object) -> object:

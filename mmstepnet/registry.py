@@ -36,9 +36,3 @@ HOOKS = _node(registry.HOOKS, 'engine', 'jobs')
 
 LOOPS = _node(registry.LOOPS, 'jobs')
 """Loops of mmengine's runner."""
-
-OPTIM_WRAPPERS = _node(registry.OPTIM_WRAPPERS, 'engine')
-"""What calls the optimizer."""
-
-METRICS = _node(registry.METRICS, 'engine')
-"""Metrics of mmengine's evaluator."""

@@ -5,9 +5,15 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn as nn
+from mmengine import registry
 from mmengine.optim import OptimWrapper
 
-from mmstepnet.registry import OPTIM_WRAPPERS
+OPTIM_WRAPPERS = registry.Registry(
+    registry.OPTIM_WRAPPERS.name,
+    parent=registry.OPTIM_WRAPPERS,
+    scope='mmstepnet',
+)
+"""A node of mmengine's registry. Configs name its types as the package's."""
 
 
 @OPTIM_WRAPPERS.register_module()

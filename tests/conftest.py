@@ -59,6 +59,20 @@ else:
     utils.load = functools.cache(utils.load)
 
 
+def pytest_make_parametrize_id(val):
+    """Name the plain values that pytest only counts; the others need an id."""
+    if isinstance(val, (torch.dtype, torch.memory_format)):
+        return str(val).removeprefix('torch.')
+    plain = (str, int, float, type(None))
+    if isinstance(val, (list, tuple)):
+        if all(isinstance(item, plain) for item in val):
+            return ', '.join(map(str, val)) or 'empty'
+    if isinstance(val, dict):
+        if all(isinstance(item, plain) for item in val.values()):
+            return ', '.join(f'{k}={v}' for k, v in val.items()) or 'empty'
+    return None
+
+
 @pytest.fixture
 def one_process(tmp_path):
     """A group of this process alone."""

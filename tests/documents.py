@@ -1,5 +1,6 @@
-"""What stands in the documents, for the tests that run it; all configs."""
+"""What stands in the documents, configs and sources, for tests of them."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -16,6 +17,8 @@ CONFIGS = sorted(
     for path in folder.rglob('*.py')
     if '_base_' not in path.parts
 )
+NUMBER = r'[+-]?\d+(?:\.\d+)?'
+"""A pattern of a number as the pages write it."""
 
 
 def snippets(path, language):
@@ -39,3 +42,33 @@ def headings(path):
         re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
         for heading in re.findall(r'^#+ (.*)$', text, re.MULTILINE)
     }
+
+
+def near(shown, value):
+    """Whether a number is another one, rounded once."""
+    decimals = len(shown.partition('.')[2])
+    return float(shown) == float(f'{value:.{decimals}f}')
+
+
+def imported(path):
+    """Full names that a file imports, in functions too."""
+    package = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1]
+            base = '.'.join(
+                (*(start if node.level else ()), *filter(None, [node.module]))
+            )
+            for alias in node.names:
+                # A package's submodule, or a name of a module.
+                yield f'{base}.{alias.name}'
+
+
+def files(*folders):
+    return [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob('*.py'))
+    ]

@@ -17,6 +17,10 @@ import mmstepnet
 from tests.documents import PAGES, READMES, ROOT, headings, snippets
 
 
+def name_page(page):
+    return page.relative_to(ROOT).as_posix()
+
+
 def is_program(snippet):
     return re.search(r'^(import|from) ', snippet, re.MULTILINE)
 
@@ -40,7 +44,7 @@ def columns(line):
     return sum(2 if east_asian_width(c) in 'WF' else 1 for c in line)
 
 
-@pytest.mark.parametrize('readme', READMES, ids=lambda path: path.name)
+@pytest.mark.parametrize('readme', READMES, ids=name_page)
 def test_readme_is_short(readme):
     lines = readme.read_text('utf-8').splitlines()
     assert len(lines) <= 120
@@ -61,7 +65,7 @@ def test_readmes_show_the_same_code():
 
 
 @pytest.mark.parametrize(
-    'page', [p for p in PROGRAMS if PROGRAMS[p]], ids=lambda path: path.name
+    'page', [p for p in PROGRAMS if PROGRAMS[p]], ids=name_page
 )
 def test_programs_run(page, tmp_path, monkeypatch):
     """One after the other, as a reader of the page runs them."""
@@ -110,7 +114,7 @@ def test_config_builds(snippet, tmp_path):
         assert all(out.isfinite().all() for out in outs)
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize('page', PAGES, ids=name_page)
 def test_commands_exist(page):
     for line in '\n'.join(snippets(page, 'bash')).splitlines():
         for script in re.findall(
@@ -151,7 +155,7 @@ def test_what_a_package_index_shows():
     assert 'versions' in without and setup['urls']('') == {}
 
 
-@pytest.mark.parametrize('page', READMES, ids=lambda path: path.name)
+@pytest.mark.parametrize('page', READMES, ids=name_page)
 def test_links_lead_somewhere(page):
     """Those of other pages are looked at where the site is built."""
     text = re.sub(

@@ -7,8 +7,8 @@ import torch
 
 from mmstepnet import MetricAttention, export, remove_blocks
 from mmstepnet.export import export_onnx
-from tests.test_steps.families import timm_families, torchvision_families
-from tests.test_steps.insertion import outputs, with_moved_steps
+from tests.families import timm_families, torchvision_families
+from tests.utils import outputs, run_onnx, with_moved_steps
 
 for name in ('onnx', 'onnxruntime', 'onnxscript'):
     if find_spec(name) is None:
@@ -38,22 +38,6 @@ def network(key):
     return model.eval(), options
 
 
-def computed(path, **inputs):
-    """What onnxruntime makes of a file's inputs."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(
-        path.read_bytes(), providers=['CPUExecutionProvider']
-    )
-    assert [given.name for given in session.get_inputs()] == list(inputs)
-    return [
-        torch.from_numpy(found)
-        for found in session.run(
-            None, {name: value.numpy() for name, value in inputs.items()}
-        )
-    ]
-
-
 @pytest.mark.parametrize(
     'key',
     [
@@ -78,7 +62,7 @@ def test_file_computes_what_the_model_does(key, tmp_path):
     model.eval()
     onnx.checker.check_model(str(path))
     images = torch.rand(5, 3, *size) if options else torch.rand(1, 3, 80, 64)
-    (found,) = computed(path, images=images)
+    (found,) = run_onnx(path, images=images)
     with torch.no_grad():
         (wanted,) = outputs(model, images)
     torch.testing.assert_close(
@@ -98,9 +82,15 @@ def test_one_image_size_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'dtype', [torch.float16, torch.bfloat16, torch.float64], ids=str
+    'dtype', [torch.float16, torch.bfloat16, torch.float64]
 )
-@pytest.mark.parametrize('options', [{}, dict(dynamic_size=False)])
+@pytest.mark.parametrize(
+    'options',
+    [
+        pytest.param({}, id='any size'),
+        pytest.param(dict(dynamic_size=False), id='one size'),
+    ],
+)
 def test_another_dtype_is_named(dtype, options, tmp_path):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)).to(dtype)
     with pytest.raises(
@@ -111,7 +101,11 @@ def test_another_dtype_is_named(dtype, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'factors, by', [((1.01, 1.01), '0.0'), ((1, float('nan')), 'nan')]
+    'factors, by',
+    [
+        pytest.param((1.01, 1.01), '0.0', id='other values'),
+        pytest.param((1, float('nan')), 'nan', id='NaN at another size'),
+    ],
 )
 def test_another_result_is_refused(factors, by, tmp_path, monkeypatch):
     """Also a NaN in the images of another size alone."""
@@ -145,7 +139,7 @@ def test_causal_attention_over_padded_tokens(tmp_path):
         verbose=False,
         external_data=False,
     )
-    (found,) = computed(path, x=x, mask=keep)
+    (found,) = run_onnx(path, x=x, mask=keep)
     torch.testing.assert_close(
         found, model(x, **options), rtol=1e-4, atol=1e-5
     )

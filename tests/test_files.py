@@ -6,7 +6,14 @@ import pytest
 from mmstepnet.files import remove_unfinished, write_whole
 
 
-@pytest.mark.parametrize('name', ['file', 'n' * 255, '\u00e4' * 127])
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param('file', id='a word'),
+        pytest.param('n' * 255, id='a long name'),
+        pytest.param('\u00e4' * 127, id='a long name of two bytes a letter'),
+    ],
+)
 def test_writes(tmp_path, name):
     """Through a symbolic link, which stays, into folders that are made."""
     plain, link = tmp_path / 'plain', tmp_path / name

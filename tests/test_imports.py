@@ -3,14 +3,13 @@
 An arrow never runs up, the core knows no host, nobody imports the projects.
 """
 
-import ast
 import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.documents import ROOT
+from tests.documents import ROOT, files, imported
 
 FLOOR = {
     'checks',
@@ -47,30 +46,6 @@ FURTHER = {
 """More of them in ``steps/``."""
 
 
-def imported(path):
-    """Full names that a file imports, in functions too."""
-    package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text('utf-8'))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1]
-            base = '.'.join(
-                (*(start if node.level else ()), *filter(None, [node.module]))
-            )
-            for alias in node.names:
-                # A package's submodule, or a name of a module.
-                yield f'{base}.{alias.name}'
-
-
-def files(*folders):
-    return [
-        path
-        for folder in folders
-        for path in sorted((ROOT / folder).rglob('*.py'))
-    ]
-
-
 @pytest.mark.parametrize('room', sorted(BELOW))
 def test_a_room_imports_what_is_below_it(room):
     """And of libraries its own, and Python's."""
@@ -96,10 +71,38 @@ def test_a_room_imports_what_is_below_it(room):
     'folders, exempt, names',
     [
         # What is drawn with is imported where it is drawn.
-        (('mmstepnet',), 'figures/', ('altair', 'vl_convert', 'jinja2')),
-        (('mmstepnet', 'tools', 'configs'), None, ('projects', 'benchmarks')),
+        pytest.param(
+            ('mmstepnet',),
+            'figures/',
+            ('altair', 'vl_convert', 'jinja2'),
+            id='drawing',
+        ),
+        pytest.param(
+            ('mmstepnet', 'tools', 'configs'),
+            None,
+            ('projects', 'benchmarks'),
+            id='projects',
+        ),
+        pytest.param(
+            (
+                'mmstepnet',
+                'tools',
+                'configs',
+                'projects',
+                'benchmarks',
+                'examples',
+            ),
+            None,
+            ('tests',),
+            id='tests',
+        ),
         # But the command reads checkpoints of MMEngine by it.
-        (('mmstepnet',), 'jobs/|cli/models.py', ('mmstepnet.jobs',)),
+        pytest.param(
+            ('mmstepnet',),
+            'jobs/|cli/models.py',
+            ('mmstepnet.jobs',),
+            id='jobs',
+        ),
     ],
 )
 def test_nobody_else_imports(folders, exempt, names):
@@ -109,6 +112,17 @@ def test_nobody_else_imports(folders, exempt, names):
                 assert not any(
                     f'{name}.'.startswith(f'{top}.') for top in names
                 ), (path, name)
+
+
+def test_helpers_stand_in_no_test_module():
+    modules = {
+        '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+        for path in files('tests')
+        if path.stem.startswith('test_')
+    }
+    for path in files('tests', 'benchmarks'):
+        for name in imported(path):
+            assert not {name, name.rpartition('.')[0]} & modules, (path, name)
 
 
 def test_modules_are_there_without_an_import_of_their_own():

@@ -19,17 +19,12 @@ class Accuracy:
             next best thing that ``where`` tells.
         where (str): Which evaluation it is from.
         split (str): The data of that evaluation, such as ``'val'``.
-        highest (float, optional): Highest value of all evaluations in
-            training, chosen with knowledge of the evaluation set.
-        highest_step (int, optional): Its epoch or iteration.
     """
 
     metric: str
     value: float
     where: str
     split: str
-    highest: float | None = None
-    highest_step: int | None = None
 
 
 @dataclass(frozen=True)

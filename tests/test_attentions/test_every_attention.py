@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -301,64 +302,77 @@ def test_statistics_that_are_not_finite_are_not_taken(
 NO_NUMBER = (0, -1, 'x', [], math.nan)
 
 
+REFUSED = {  # config, channels, error and what it says
+    **{
+        f'{wrong!r} channels': (
+            dict(type='StepNet'),
+            wrong,
+            ValueError,
+            'channels',
+        )
+        for wrong in NO_NUMBER
+    },
+    **{
+        f'{name} of {wrong!r}': (
+            dict({'type': kind, name: wrong}),
+            64,
+            ValueError,
+            f'{name} must be .*positive.*got {re.escape(repr(wrong))}',
+        )
+        for kind, name in (
+            ('SE', 'reduction'),
+            ('SGE', 'groups'),
+            ('StepNet', 'init_step'),
+        )
+        for wrong in NO_NUMBER
+    },
+    'inputs': (
+        dict(type='StepNet', inputs='f'),
+        64,
+        ValueError,
+        "one of .*got 'f'",
+    ),
+    'iebn': (
+        dict(type='StepNet', iebn='bn'),
+        64,
+        ValueError,
+        "iebn must be .*got 'bn'",
+    ),
+    'no map_size': (dict(type='FCA'), 64, ValueError, 'map_size.* got None'),
+    'a small map_size': (
+        dict(type='FCA', map_size=6),
+        64,
+        ValueError,
+        'at least 7, got 6',
+    ),
+    'another start of Plain': (
+        dict(type='Plain', init_step=0.5),
+        64,
+        ValueError,
+        'must be 1.*got 0.5',
+    ),
+    **{
+        f'initial of {wrong!r}': (
+            dict(type='LayerScale', initial=wrong),
+            64,
+            ValueError,
+            f'initial must be a finite number, got {re.escape(repr(wrong))}',
+        )
+        for wrong in (True, 'x', [], math.nan, math.inf)
+    },
+    'an unknown argument': (dict(type='SE', ratio=4), 64, TypeError, 'ratio'),
+    'an unknown type': (
+        dict(type='Nonsense'),
+        64,
+        KeyError,
+        "'Nonsense' is unknown.*'StepNet'",
+    ),
+    'a name': ('SE', 64, TypeError, "got 'SE'"),
+}
+
+
 @pytest.mark.parametrize(
-    'cfg, channels, error, message',
-    [
-        *(
-            (dict(type='StepNet'), wrong, ValueError, 'channels')
-            for wrong in NO_NUMBER
-        ),
-        *(
-            (
-                dict({'type': kind, name: wrong}),
-                64,
-                ValueError,
-                f'{name} must be .*positive.*got {wrong!r}'.replace(
-                    '[]', r'\[\]'
-                ),
-            )
-            for kind, name in (
-                ('SE', 'reduction'),
-                ('SGE', 'groups'),
-                ('StepNet', 'init_step'),
-            )
-            for wrong in NO_NUMBER
-        ),
-        (dict(type='StepNet', inputs='f'), 64, ValueError, "one of .*got 'f'"),
-        (
-            dict(type='StepNet', iebn='bn'),
-            64,
-            ValueError,
-            "iebn must be .*got 'bn'",
-        ),
-        (dict(type='FCA'), 64, ValueError, 'map_size.* got None'),
-        (dict(type='FCA', map_size=6), 64, ValueError, 'at least 7, got 6'),
-        (
-            dict(type='Plain', init_step=0.5),
-            64,
-            ValueError,
-            'must be 1.*got 0.5',
-        ),
-        *(
-            (
-                dict(type='LayerScale', initial=wrong),
-                64,
-                ValueError,
-                f'initial must be a finite number, got {wrong!r}'.replace(
-                    '[]', r'\[\]'
-                ),
-            )
-            for wrong in (True, 'x', [], math.nan, math.inf)
-        ),
-        (dict(type='SE', ratio=4), 64, TypeError, 'ratio'),
-        (
-            dict(type='Nonsense'),
-            64,
-            KeyError,
-            "'Nonsense' is unknown.*'StepNet'",
-        ),
-        ('SE', 64, TypeError, "got 'SE'"),
-    ],
+    'cfg, channels, error, message', REFUSED.values(), ids=REFUSED
 )
 def test_refused(cfg, channels, error, message):
     with pytest.raises(error, match=message):

@@ -64,9 +64,18 @@ def test_is_the_formula(dtype, atol, training):
 @pytest.mark.parametrize(
     'build',
     [
-        partial(mmdet.models.ResNet, 18, base_channels=8),
-        partial(StepResNet, 50, attention=None, base_channels=8),
-        partial(StepResNetCIFAR, 20, attention=None, preact=True),
+        pytest.param(
+            partial(mmdet.models.ResNet, 18, base_channels=8),
+            id='ResNet-18 of MMDetection',
+        ),
+        pytest.param(
+            partial(StepResNet, 50, attention=None, base_channels=8),
+            id='StepResNet-50',
+        ),
+        pytest.param(
+            partial(StepResNetCIFAR, 20, attention=None, preact=True),
+            id='pre-activation ResNet-20',
+        ),
     ],
 )
 @pytest.mark.parametrize('training', [False, True])
@@ -104,7 +113,12 @@ def test_projections_keep_a_plain_norm():
 
 @pytest.mark.parametrize(
     'convert',
-    [convert_sync_batchnorm, torch.nn.SyncBatchNorm.convert_sync_batchnorm],
+    [
+        pytest.param(convert_sync_batchnorm, id='mmengine'),
+        pytest.param(
+            torch.nn.SyncBatchNorm.convert_sync_batchnorm, id='PyTorch'
+        ),
+    ],
 )
 def test_conversion_to_sync_bn_is_refused(convert):
     with pytest.raises(RuntimeError, match='leave sync_bn out'):

@@ -18,14 +18,23 @@ StepResNet = partial(
 @pytest.mark.parametrize(
     'model, side',
     [
-        (lambda: StepResNet(18, attention=dict(type='FCA')), 224),
-        (
+        pytest.param(
+            lambda: StepResNet(18, attention=dict(type='FCA')),
+            224,
+            id='ResNet-18',
+        ),
+        pytest.param(
             lambda: StepResNet(
                 18, attention=dict(type='FCA'), strides=(1, 2, 2, 1)
             ),
             224,
+            id='ResNet-18 of larger maps',
         ),
-        (lambda: StepResNetCIFAR(20, attention=dict(type='FCA')), 32),
+        pytest.param(
+            lambda: StepResNetCIFAR(20, attention=dict(type='FCA')),
+            32,
+            id='ResNet-20',
+        ),
     ],
 )
 def test_backbones_know_their_map_sizes(model, side):
@@ -51,7 +60,9 @@ class Half(ChannelGate):
         return torch.full_like(f_mean, 0.5)
 
 
-@pytest.mark.parametrize('name', ['Half', 'mmstepnet.Half', Half])
+@pytest.mark.parametrize(
+    'name', ['Half', 'mmstepnet.Half', pytest.param(Half, id='the class')]
+)
 def test_found_in_any_scope_and_given_once(name, monkeypatch):
     monkeypatch.setitem(ATTENTIONS, 'Half', Half)
     for scope in ('mmdet', 'mmpretrain', 'mmstepnet'):

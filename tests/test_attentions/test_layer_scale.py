@@ -13,8 +13,7 @@ from mmstepnet import (
     mark_only_steps_as_trainable,
     step_parameters,
 )
-from tests.test_steps.insertion import steps_of
-from tests.utils import perturb
+from tests.utils import perturb, steps_of
 
 
 def vit():

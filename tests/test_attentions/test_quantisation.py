@@ -7,7 +7,7 @@ from torch.ao.quantization import get_default_qconfig_mapping, quantize_dynamic
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from mmstepnet.attentions import build_attention
-from tests.test_steps.cases import Block
+from tests.small_networks import StepBlock
 
 NAMES = (
     'SE',
@@ -32,7 +32,7 @@ def near(found, expected):
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', NAMES)
 def test_quantised(name):
-    model = Block(build_attention(dict(type=name), 8, 8)).eval()
+    model = StepBlock(build_attention(dict(type=name), 8, 8)).eval()
     x = torch.randn(2, 8, 8, 8)
     expected = model(x)
     near(quantize_dynamic(model, {nn.Linear})(x), expected)

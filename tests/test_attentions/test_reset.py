@@ -33,9 +33,11 @@ def parents_first(module, turn=list):
 ORDERS = pytest.mark.parametrize(
     'reset',
     [
-        lambda module: module.reset_parameters(),
-        parents_first,
-        lambda module: parents_first(module, reversed),
+        pytest.param(lambda module: module.reset_parameters(), id='by itself'),
+        pytest.param(parents_first, id='parents first'),
+        pytest.param(
+            lambda module: parents_first(module, reversed), id='children first'
+        ),
     ],
 )
 

@@ -7,7 +7,8 @@ from tests.programs import run_tool
 
 SCRIPT = """
 import torch
-from benchmarks.count_passes import AbsentGPU, driver, passes_of_a_tail
+from benchmarks.absent_gpu import AbsentGPU
+from benchmarks.count_passes import driver, passes_of_a_tail
 driver.set_active(AbsentGPU(90))
 print(*(sum(passes_of_a_tail(gate, True, torch.bfloat16, torch.channels_last,
                              (256, 256, 56, 56)))

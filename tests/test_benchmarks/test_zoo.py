@@ -51,9 +51,21 @@ def test_a_second_call_goes_on_and_a_page_keeps_other_sections(
 @pytest.mark.parametrize(
     'wrong, message',
     [
-        (dict(frozen_stages=1), 'frozen_stages is 1, not -1; other .*modules'),
-        (dict(out_indices=(0, 1)), r'out_indices is \(0, 1\), not .*in eval'),
-        (dict(avg_down=True), 'other keys: .*layer2.0.downsample'),
+        pytest.param(
+            dict(frozen_stages=1),
+            'frozen_stages is 1, not -1; other .*modules',
+            id='frozen stage',
+        ),
+        pytest.param(
+            dict(out_indices=(0, 1)),
+            r'out_indices is \(0, 1\), not .*in eval',
+            id='fewer outputs',
+        ),
+        pytest.param(
+            dict(avg_down=True),
+            'other keys: .*layer2.0.downsample',
+            id='other shortcut',
+        ),
     ],
 )
 def test_the_comparison_sees_what_differs(wrong, message, monkeypatch):

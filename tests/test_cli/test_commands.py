@@ -23,7 +23,7 @@ from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import FIELDS, Trajectories, measure_gates
 from mmstepnet.stiffness import READINGS as ALL_READINGS
 from tests.documents import ROOT
-from tests.test_steps.cases import randomise
+from tests.utils import randomise
 
 NETS = """
 from __future__ import annotations
@@ -194,11 +194,15 @@ def of_openmmlab(folder, pictures):
 @pytest.mark.parametrize(
     'make, options',
     [
-        (of_torchvision, dict(prefix='module._orig_mod.')),
-        (of_torchvision, dict(steps=True)),
-        (of_a_function, {}),
-        (of_transformers, {}),
-        (of_openmmlab, {}),
+        pytest.param(
+            of_torchvision,
+            dict(prefix='module._orig_mod.'),
+            id='wrapped weights',
+        ),
+        pytest.param(of_torchvision, dict(steps=True), id='with steps'),
+        pytest.param(of_a_function, {}, id='a function'),
+        pytest.param(of_transformers, {}, id='transformers'),
+        pytest.param(of_openmmlab, {}, id='OpenMMLab'),
     ],
 )
 def test_stiffness_is_that_of_the_library(
@@ -606,12 +610,17 @@ data_preprocessor = dict(_delete_=True, type='SelfSupDataPreprocessor')
 @pytest.mark.parametrize(
     'model, counted',
     [
-        (lambda folder: 'torchvision:resnet34', '16 residual steps, 12'),
-        (
+        pytest.param(
+            lambda folder: 'torchvision:resnet34',
+            '16 residual steps, 12',
+            id='of torchvision',
+        ),
+        pytest.param(
             lambda folder: f'{folder}/some_nets.py:batches',
             '8 residual steps, 4',
+            id='of a function',
         ),
-        (no_classifier, '8 residual steps, 4'),
+        pytest.param(no_classifier, '8 residual steps, 4', id='no classifier'),
     ],
 )
 def test_blocks(model, counted, nets, tmp_path, capsys):
@@ -633,54 +642,89 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 @pytest.mark.parametrize(
     'args, message',
     [
-        (['blocks', 'resnet18'], "'resnet18' names no model; give"),
-        (['blocks', '{}/no.py:net'], 'no.py'),
-        (['blocks', '{}/no.py:'], "no.py:' names no model; give"),
-        (
+        pytest.param(
+            ['blocks', 'resnet18'],
+            "'resnet18' names no model; give",
+            id='a bare name',
+        ),
+        pytest.param(['blocks', '{}/no.py:net'], 'no.py', id='no such file'),
+        pytest.param(
+            ['blocks', '{}/no.py:'],
+            "no.py:' names no model; give",
+            id='no function',
+        ),
+        pytest.param(
             ['blocks', '{}/random.py:net'],
             "random.py hides Python's module random; rename it",
+            id='a file named as a module',
         ),
-        (
+        pytest.param(
             ['blocks', '{}/altair.py:net'],
             'altair.py hides the package altair; ',
+            id='a file named as a package',
         ),
-        (['blocks', '{}/some_nets.py:nothing'], 'must return a model, or it'),
-        (['blocks', '{}/some_nets.py:typo'], "has no attribute 'typo'"),
-        (['report', 'no.npz'], 'no.npz'),
-        ([*RESNET, '{}/no'], 'there is no folder'),
-        ([*RESNET, '{}/broken'], 'x.png cannot be read'),
+        pytest.param(
+            ['blocks', '{}/some_nets.py:nothing'],
+            'must return a model, or it',
+            id='no model',
+        ),
+        pytest.param(
+            ['blocks', '{}/some_nets.py:typo'],
+            "has no attribute 'typo'",
+            id='a typo inside',
+        ),
+        pytest.param(['report', 'no.npz'], 'no.npz', id='no recording'),
+        pytest.param([*RESNET, '{}/no'], 'there is no folder', id='no folder'),
+        pytest.param(
+            [*RESNET, '{}/broken'],
+            'x.png cannot be read',
+            id='a broken picture',
+        ),
         *(
-            (
+            pytest.param(
                 [*RESNET, f'{{}}/{dtype}'],
                 'a.tif cannot be read: its values have 16 bits or are float',
+                id=f'pictures of {dtype}',
             )
             for dtype in ('uint16', 'float32')
         ),
-        (RESNET[:-1], 'needs pictures and a transform'),
-        (
+        pytest.param(
+            RESNET[:-1], 'needs pictures and a transform', id='no pictures'
+        ),
+        pytest.param(
             ['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
             'needs pictures and a transform',
+            id='a model alone',
         ),
-        (
+        pytest.param(
             [*RESNET, '{}/flat', '--labels'],
             'flat has no folders, which are the',
+            id='no folders of classes',
         ),
-        (
+        pytest.param(
             [*RESNET, '{}/flat'],
             'flat has no pictures of its own; 0 other files',
+            id='no pictures of its own',
         ),
-        ([*RESNET, '{}/pictures', '--weights', 'no.pth'], 'no.pth'),
-        (
+        pytest.param(
+            [*RESNET, '{}/pictures', '--weights', 'no.pth'],
+            'no.pth',
+            id='no weights',
+        ),
+        pytest.param(
             [*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
             'x.png is not read',
+            id='a picture as weights',
         ),
-        (
+        pytest.param(
             [*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
             'Missing key(s)',
+            id='weights of another model',
         ),
-        (
+        pytest.param(
             [*RESNET[:2], *RESNET[1:], '{}'],
             'two models would be called torchvision.resnet18',
+            id='two models of a name',
         ),
     ],
 )

@@ -67,21 +67,31 @@ def test_the_share_is_balanced_fixed_and_nested(folder):
 @pytest.mark.parametrize(
     'spoil, kwargs, error, match',
     [
-        (None, dict(per_class=7), ValueError, "'dog'.*6 images"),
-        (None, dict(per_class=0), ValueError, 'got 0'),
-        (
+        pytest.param(
+            None,
+            dict(per_class=7),
+            ValueError,
+            "'dog'.*6 images",
+            id='too few pictures',
+        ),
+        pytest.param(
+            None, dict(per_class=0), ValueError, 'got 0', id='none asked for'
+        ),
+        pytest.param(
             lambda root: (root / 'cow').mkdir(),
             {},
             ValueError,
             "'cow'.* has 0 images",
+            id='an empty class',
         ),
-        (
+        pytest.param(
             lambda root: (root / 'cat' / '03.png').write_bytes(
                 b'no image at all'
             ),
             {},
             OSError,
             'cat/03.png is no image',
+            id='no picture',
         ),
     ],
 )

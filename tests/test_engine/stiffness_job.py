@@ -1,10 +1,13 @@
 """A runner on real digits with StiffnessHook."""
 
 import itertools
+from unittest.mock import Mock
 
 import torch
 from mmengine.config import Config
+from mmengine.registry import VISBACKENDS
 from mmengine.runner import Runner
+from mmengine.visualization import BaseVisBackend
 
 from mmstepnet.stiffness import Trajectories, TrajectoryRecorder
 from tests.documents import ROOT
@@ -82,3 +85,11 @@ def scalars(runner):
 
 def log_text(work_dir):
     return ''.join(p.read_text() for p in work_dir.glob('*/*.log'))
+
+
+@VISBACKENDS.register_module(force=True)
+def remembered(save_dir, error=None):
+    """A backend that keeps its calls; it may have lost its network."""
+    backend = Mock(BaseVisBackend, _save_dir=save_dir)
+    backend.add_scalars.side_effect = error and ConnectionError(error)
+    return backend

@@ -3,14 +3,11 @@
 import itertools
 import re
 from collections import ChainMap
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from matplotlib.pyplot import imread
 from mmengine.model import BaseTTAModel
-from mmengine.registry import VISBACKENDS
-from mmengine.visualization import BaseVisBackend
 
 from mmstepnet.stiffness import MEANS, READINGS
 from tests.test_engine.stiffness_job import (
@@ -21,15 +18,7 @@ from tests.test_engine.stiffness_job import (
     recording,
     scalars,
 )
-from tests.test_stiffness.reference import no_hooks
-
-
-@VISBACKENDS.register_module(force=True)
-def remembered(save_dir, error=None):
-    """A backend that keeps its calls; it may have lost its network."""
-    backend = Mock(BaseVisBackend, _save_dir=save_dir)
-    backend.add_scalars.side_effect = error and ConnectionError(error)
-    return backend
+from tests.utils import no_hooks
 
 
 @pytest.mark.parametrize('split', ['val', 'test'])

@@ -16,9 +16,9 @@ from tests.test_engine.stiffness_job import (
     log_text,
     offline,
     recording,
+    remembered,
 )
-from tests.test_engine.test_stiffness_hook import remembered
-from tests.test_stiffness.reference import no_hooks
+from tests.utils import no_hooks
 
 
 class Watch(Hook):
@@ -97,7 +97,10 @@ def test_training_with_ema_interval_and_resume(tmp_path):
 
 @pytest.mark.parametrize(
     'hook, text',
-    [(dict(blocks='layer9'), 'layer9'), (dict(interval=0), 'interval')],
+    [
+        pytest.param(dict(blocks='layer9'), 'layer9', id='no such block'),
+        pytest.param(dict(interval=0), 'interval', id='interval of 0'),
+    ],
 )
 def test_what_is_wrong_is_told_before_training(tmp_path, hook, text):
     with pytest.raises(ValueError, match=text):

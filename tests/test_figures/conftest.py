@@ -45,8 +45,6 @@ def runs():
                     90 + k - len(name) / 8,
                     'validation at 2',
                     'val',
-                    90 + k,
-                    1,
                 ),
                 source=f'{name}_{seed}/stiffness_val_epoch_2.npz',
             )

@@ -48,11 +48,17 @@ from tests.test_figures.conftest import (
 @pytest.mark.parametrize(
     'measure, share, total',
     [
-        (OCCURRENCE, stiffness_occurrence, 'TNS (adaptive) = {0.tns:.3g}'),
-        (
+        pytest.param(
+            OCCURRENCE,
+            stiffness_occurrence,
+            'TNS (adaptive) = {0.tns:.3g}',
+            id='occurrence',
+        ),
+        pytest.param(
             PROPORTION,
             stiffness_proportion,
             '∬p̂ (adaptive) = {0.proportion:.3g}',
+            id='proportion',
         ),
     ],
 )
@@ -239,15 +245,26 @@ def test_block_scores(tmp_path):
 @pytest.mark.parametrize(
     'blocks, names',
     [
-        (
+        pytest.param(
             ['net.stages.0.blocks.1', 'net.stages.3.blocks.1'],
             ['stages.0.blocks.1', 'stages.3.blocks.1'],
+            id='stages of one name',
         ),
-        (['a.layers.1.attention', 'a.layers.1.mlp'], ['attention', 'mlp']),
-        (['layer1.1', 'layer2.1'], ['layer1.1', 'layer2.1']),
-        (['0.1', '0.2'], ['0.1', '0.2']),
-        (['a.b.1'], ['a.b.1']),
-        (['layers.1', 'layers.1.mlp'], ['layers.1', 'layers.1.mlp']),
+        pytest.param(
+            ['a.layers.1.attention', 'a.layers.1.mlp'],
+            ['attention', 'mlp'],
+            id='parts of a layer',
+        ),
+        pytest.param(
+            ['layer1.1', 'layer2.1'], ['layer1.1', 'layer2.1'], id='stages'
+        ),
+        pytest.param(['0.1', '0.2'], ['0.1', '0.2'], id='numbers'),
+        pytest.param(['a.b.1'], ['a.b.1'], id='one block'),
+        pytest.param(
+            ['layers.1', 'layers.1.mlp'],
+            ['layers.1', 'layers.1.mlp'],
+            id='a block and its part',
+        ),
     ],
 )
 def test_names_of_blocks_are_distinct(blocks, names):

@@ -113,28 +113,40 @@ def test_labels_are_text_and_nothing_is_loaded(runs):
 @pytest.mark.parametrize(
     'change, note',
     [
-        (
+        pytest.param(
             lambda run: changed(
                 run, settings={**run.trajectories.settings, 'split': 'test'}
             ),
             'The runs have 2 different data splits',
+            id='splits',
         ),
-        (
+        pytest.param(
             lambda run: part_of(run, samples=slice(9)),
             'The runs have different numbers of samples',
+            id='numbers of samples',
         ),
-        (
+        pytest.param(
             lambda run: replace(
                 run, accuracy=replace(run.accuracy, metric='mAP')
             ),
             'The runs have 2 different metrics',
+            id='metrics',
         ),
-        (
+        pytest.param(
             lambda run: replace(run, label='b', accuracy=None),
             'No accuracy was found for b; Figure 7 leaves',
+            id='no accuracy',
         ),
-        (flat_run, 'The runs have 2 different block structures'),
-        (flat_run, 'TNS is 0 by definition for resnet18'),
+        pytest.param(
+            flat_run,
+            'The runs have 2 different block structures',
+            id='block structures',
+        ),
+        pytest.param(
+            flat_run,
+            'TNS is 0 by definition for resnet18',
+            id='one block a stage',
+        ),
     ],
 )
 def test_notes(run, change, note):

@@ -114,8 +114,10 @@ def fit(
 @pytest.mark.parametrize(
     'kind, precision, prepare',
     [
-        (Module, '32-true', lambda x: x),
-        (Halving, 'bf16-true', lambda x: x.bfloat16() / 2),
+        pytest.param(Module, '32-true', lambda x: x, id='float32'),
+        pytest.param(
+            Halving, 'bf16-true', lambda x: x.bfloat16() / 2, id='bfloat16'
+        ),
     ],
 )
 def test_it_calibrates_and_logs(tmp_path, kind, precision, prepare):

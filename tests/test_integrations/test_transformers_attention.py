@@ -117,7 +117,9 @@ def test_written_out(kind, attention, eps):
 
 
 @pytest.mark.parametrize('cache', ['dynamic', 'static'])
-@pytest.mark.parametrize('mask', [None, LEFT])
+@pytest.mark.parametrize(
+    'mask', [pytest.param(None, id='no mask'), pytest.param(LEFT, id='padded')]
+)
 def test_caches(cache, mask):
     """Word by word it is what all words give at once."""
     model = build('Qwen3', 'metric', None)
@@ -159,10 +161,22 @@ with torch.no_grad():
 @pytest.mark.parametrize(
     'kind, attention, eps, others',
     [
-        ('Bert', 'metric', None, ['Model', 'ForSequenceClassification']),
-        ('Bert', 'l2', 2.0, ['Model']),
+        pytest.param(
+            'Bert',
+            'metric',
+            None,
+            ['Model', 'ForSequenceClassification'],
+            id='BERT, metric',
+        ),
+        pytest.param('Bert', 'l2', 2.0, ['Model'], id='BERT, L2'),
         # Its files have other names than its modules.
-        ('ViT', 'metric', None, ['Model', 'ForImageClassification']),
+        pytest.param(
+            'ViT',
+            'metric',
+            None,
+            ['Model', 'ForImageClassification'],
+            id='ViT, metric',
+        ),
     ],
 )
 def test_a_folder_in_a_new_process(tmp_path, kind, attention, eps, others):
@@ -194,7 +208,9 @@ def test_metrics_of_which_the_config_says_nothing(tmp_path):
     [
         # These take any attn_implementation, and compute their own.
         *(
-            (kind, options, f'{kind}Model.*calls no attention')
+            pytest.param(
+                kind, options, f'{kind}Model.*calls no attention', id=kind
+            )
             for kind, options in (
                 ('DebertaV2', {}),
                 ('MPNet', {}),
@@ -207,14 +223,20 @@ def test_metrics_of_which_the_config_says_nothing(tmp_path):
             )
         ),
         # These need the scores.
-        (
+        pytest.param(
             'T5Encoder',
             dict(
                 d_model=32, d_kv=8, num_layers=1, num_heads=4, dropout_rate=0.0
             ),
             'has no position_bias',
+            id='T5',
         ),
-        ('Gemma2', dict(head_dim=8, num_key_value_heads=2), 'has no softcap'),
+        pytest.param(
+            'Gemma2',
+            dict(head_dim=8, num_key_value_heads=2),
+            'has no softcap',
+            id='Gemma 2',
+        ),
     ],
 )
 def test_models_that_are_refused(kind, options, word, attention):
@@ -239,24 +261,29 @@ def test_models_that_are_refused(kind, options, word, attention):
 @pytest.mark.parametrize(
     'change, inputs, word',
     [
-        (lambda model: model.train(), {}, 'no dropout; build'),
-        (
+        pytest.param(
+            lambda model: model.train(), {}, 'no dropout; build', id='dropout'
+        ),
+        pytest.param(
             lambda model: [
                 vars(layer.attention.self).pop('metric_eps')
                 for layer in model.encoder.layer
             ],
             {},
             'call add_metrics',
+            id='no metrics',
         ),
-        (
+        pytest.param(
             lambda model: None,
             dict(attention_mask=torch.zeros(2, 1, 12, 12)),
             'a bias of the scores',
+            id='a bias as mask',
         ),
-        (
+        pytest.param(
             lambda model: None,
             dict(position_bias=torch.zeros(2, 1, 12, 12)),
             'has no position_bias; build',
+            id='a bias of positions',
         ),
     ],
 )

@@ -77,15 +77,45 @@ def test_reads_what_mmengine_stores(tmp_path, reader, zipped):
 @pytest.mark.parametrize(
     'payload, name',
     [
-        (lambda path: Payload(os.system, f'touch {path}'), 'system'),
-        (lambda path: Payload(open, str(path), 'w'), 'open'),
-        (lambda path: Payload(eval, f"open({str(path)!r}, 'w')"), 'eval'),
-        (lambda path: Payload(getattr, 'text', 'join'), 'getattr'),
-        (lambda path: Payload(getattr, HistoryBuffer, '__init__'), 'getattr'),
-        (lambda path: Payload(torch.load, str(path)), 'load'),
-        (lambda path: Payload(torch.hub.load, str(path)), 'load'),
-        (lambda path: Payload(pickle.loads, b'cos\nsystem\n.'), 'loads'),
-        (lambda path: path, 'PosixPath'),
+        pytest.param(
+            lambda path: Payload(os.system, f'touch {path}'),
+            'system',
+            id='a command',
+        ),
+        pytest.param(
+            lambda path: Payload(open, str(path), 'w'), 'open', id='a file'
+        ),
+        pytest.param(
+            lambda path: Payload(eval, f"open({str(path)!r}, 'w')"),
+            'eval',
+            id='eval',
+        ),
+        pytest.param(
+            lambda path: Payload(getattr, 'text', 'join'),
+            'getattr',
+            id='a method of text',
+        ),
+        pytest.param(
+            lambda path: Payload(getattr, HistoryBuffer, '__init__'),
+            'getattr',
+            id='a constructor',
+        ),
+        pytest.param(
+            lambda path: Payload(torch.load, str(path)),
+            'load',
+            id='torch.load',
+        ),
+        pytest.param(
+            lambda path: Payload(torch.hub.load, str(path)),
+            'load',
+            id='torch.hub',
+        ),
+        pytest.param(
+            lambda path: Payload(pickle.loads, b'cos\nsystem\n.'),
+            'loads',
+            id='pickle',
+        ),
+        pytest.param(lambda path: path, 'PosixPath', id='a path'),
     ],
 )
 def test_runs_nothing(tmp_path, reader, payload, name, zipped):
@@ -117,12 +147,19 @@ def test_runs_nothing(tmp_path, reader, payload, name, zipped):
 @pytest.mark.parametrize(
     'command',
     [
-        ['test.py', CONFIG, 'EVIL'],
-        ['train.py', CONFIG, '--resume', 'EVIL'],
-        ['train.py', CONFIG, '--cfg-options', 'load_from=EVIL'],
-        ['analysis_tools/stiffness.py', CONFIG, 'EVIL'],
-        ['export_onnx.py', CONFIG, 'EVIL', 'x.onnx'],
-        ['publish_model.py', 'EVIL', 'x'],
+        pytest.param(['test.py', CONFIG, 'EVIL'], id='test'),
+        pytest.param(['train.py', CONFIG, '--resume', 'EVIL'], id='resume'),
+        pytest.param(
+            ['train.py', CONFIG, '--cfg-options', 'load_from=EVIL'],
+            id='load_from',
+        ),
+        pytest.param(
+            ['analysis_tools/stiffness.py', CONFIG, 'EVIL'], id='stiffness'
+        ),
+        pytest.param(
+            ['export_onnx.py', CONFIG, 'EVIL', 'x.onnx'], id='export'
+        ),
+        pytest.param(['publish_model.py', 'EVIL', 'x'], id='publish'),
     ],
 )
 def test_tools_run_nothing(evil, tmp_path, command):
@@ -158,11 +195,19 @@ def load(model, path):
 @pytest.mark.parametrize(
     'change',
     [
-        lambda weights: dict(state_dict=weights, meta={}),
-        lambda weights: weights,
-        lambda weights: {f'module.{k}': v for k, v in weights.items()},
+        pytest.param(
+            lambda weights: dict(state_dict=weights, meta={}), id='checkpoint'
+        ),
+        pytest.param(lambda weights: weights, id='bare'),
+        pytest.param(
+            lambda weights: {f'module.{k}': v for k, v in weights.items()},
+            id='of a wrapper',
+        ),
         # Published ones of before hold what the config sets.
-        lambda weights: {**weights, 'mean': torch.zeros(3)},
+        pytest.param(
+            lambda weights: {**weights, 'mean': torch.zeros(3)},
+            id='with a mean',
+        ),
     ],
 )
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
@@ -199,9 +244,9 @@ def test_names_of_older_versions_are_the_models_to_read(tmp_path):
 @pytest.mark.parametrize(
     'spoil',
     [
-        lambda content: content[:-300],
-        lambda content: content[:9],
-        lambda content: b'no checkpoint',
+        pytest.param(lambda content: content[:-300], id='cut at its end'),
+        pytest.param(lambda content: content[:9], id='cut at its head'),
+        pytest.param(lambda content: b'no checkpoint', id='text'),
     ],
 )
 def test_damaged_files(tmp_path, ending, spoil):

@@ -170,96 +170,140 @@ def folders(digits, folder, *names):
 @pytest.mark.parametrize(
     'wrap',
     [
-        lambda data: data,
-        lambda data: RepeatDataset(data, 2),
-        lambda data: ConcatDataset([data, data]),
+        pytest.param(lambda data: data, id='alone'),
+        pytest.param(lambda data: RepeatDataset(data, 2), id='repeated'),
+        pytest.param(lambda data: ConcatDataset([data, data]), id='joined'),
     ],
 )
 @pytest.mark.parametrize('before', ['train', 'test'])
 @pytest.mark.parametrize(
     'build, arguments, head, classes, message',
     [
-        (coco, (), 'roi_head.bbox_head', 10, None),
-        (
+        pytest.param(coco, (), 'roi_head.bbox_head', 10, None, id='COCO'),
+        pytest.param(
             coco,
             (lambda categories: categories[3].update(name=' 3'),),
             'roi_head.bbox_head',
             10,
             "lacks the classes '3'; its .*' 3'",
+            id='COCO, another name',
         ),
-        (
+        pytest.param(
             coco,
             (list.reverse,),
             'roi_head.bbox_head',
             10,
             "the categories '9', .*another order, '0'",
+            id='COCO, another order',
         ),
-        (
+        pytest.param(
             coco,
             (),
             'roi_head.bbox_head',
             80,
             "has the 10 classes '0', .*model."
             'roi_head.bbox_head has num_classes=80',
+            id='COCO, a head of 80',
         ),
-        (
+        pytest.param(
             coco,
             (lambda categories: None, 'annotations'),
             'roi_head.bbox_head',
             10,
             'names the picture .*annotations/.*not there',
+            id='COCO, no picture',
         ),
-        (own, (), 'roi_head.bbox_head', 10, None),
-        (
+        pytest.param(
+            own, (), 'roi_head.bbox_head', 10, None, id='own classes'
+        ),
+        pytest.param(
             own,
             (list.reverse,),
             'roi_head.bbox_head',
             10,
             "the categories '9', .*another order, '0'",
+            id='own classes, another order',
         ),
-        (eighty, (NUMBERS,), 'roi_head.bbox_head', 80, None),
-        (eighty, (range(80),), 'roi_head.bbox_head', 80, None),
-        (
+        pytest.param(
+            eighty,
+            (NUMBERS,),
+            'roi_head.bbox_head',
+            80,
+            None,
+            id='numbers of 80',
+        ),
+        pytest.param(
+            eighty,
+            (range(80),),
+            'roi_head.bbox_head',
+            80,
+            None,
+            id='all of 80',
+        ),
+        pytest.param(
             eighty,
             (range(80), sorted(COCO)),
             'roi_head.bbox_head',
             80,
             "the categories 'airplane', .*another order, 'person'",
+            id='80 by the alphabet',
         ),
-        (called, (tuple('0123456789'),), 'roi_head.bbox_head', 10, None),
-        (
+        pytest.param(
+            called,
+            (tuple('0123456789'),),
+            'roi_head.bbox_head',
+            10,
+            None,
+            id='digits',
+        ),
+        pytest.param(
             called,
             (tuple('023456789'), '0'),
             'roi_head.bbox_head',
             9,
             r"has two categories called '0' \(ids \d, \d\): merge them",
+            id='digits, one twice',
         ),
-        (
+        pytest.param(
             called,
             ('0',),
             'roi_head.bbox_head',
             1,
             r"classes='0', whose letters would be .*: write \('0', \)",
+            id='a string for classes',
         ),
-        (folders, ('apple', 'pear'), 'head', 2, None),
-        (folders, ('Malus', 'Pyrus'), 'head', 2, None),
-        (folders, (), 'head', 2, None),
+        pytest.param(
+            folders, ('apple', 'pear'), 'head', 2, None, id='folders'
+        ),
+        pytest.param(
+            folders,
+            ('Malus', 'Pyrus'),
+            'head',
+            2,
+            None,
+            id='other names of folders',
+        ),
+        pytest.param(folders, (), 'head', 2, None, id='folders unnamed'),
         # A classifier may be tested on a part of its classes.
-        (folders, ('apple', 'pear'), 'head', 1000, None),
-        (
+        pytest.param(
+            folders, ('apple', 'pear'), 'head', 1000, None, id='a head of 1000'
+        ),
+        pytest.param(
             folders,
             ('pear', 'apple'),
             'head',
             2,
             "the folders 'apple', 'pear', and its classes",
+            id='folders, another order',
         ),
-        (
+        pytest.param(
             folders,
             ('apple', 'pear'),
             'head',
             1,
             "has the 2 classes 'apple', "
             "'pear', and model.head has num_classes=1",
+            id='a head of 1',
         ),
     ],
 )

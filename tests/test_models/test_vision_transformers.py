@@ -75,12 +75,17 @@ def test_layer_is_the_formula(training):
 @pytest.mark.parametrize(
     'kwargs',
     [
-        dict(out_type='raw'),
-        dict(out_type='featmap'),
-        dict(out_type='avg_featmap', with_cls_token=False),
-        dict(qkv_bias=False),
-        dict(layer_scale_init_value=0.1),
-        dict(layer_cfgs=dict(ffn_type='swiglu_fused')),
+        pytest.param(dict(out_type='raw'), id='raw'),
+        pytest.param(dict(out_type='featmap'), id='map'),
+        pytest.param(
+            dict(out_type='avg_featmap', with_cls_token=False),
+            id='mean of the map',
+        ),
+        pytest.param(dict(qkv_bias=False), id='no bias'),
+        pytest.param(dict(layer_scale_init_value=0.1), id='layer scale'),
+        pytest.param(
+            dict(layer_cfgs=dict(ffn_type='swiglu_fused')), id='SwiGLU'
+        ),
     ],
 )
 def test_all_but_the_attention_is_the_hosts(kwargs):
@@ -101,13 +106,16 @@ def test_all_but_the_attention_is_the_hosts(kwargs):
 @pytest.mark.parametrize(
     'kwargs',
     [
-        dict(),
-        dict(qkv_bias=False),
-        dict(arch={**ARCH, 'num_heads': 1}),
-        dict(
-            with_cls_token=False,
-            out_type='avg_featmap',
-            layer_scale_init_value=0.1,
+        pytest.param(dict(), id='default'),
+        pytest.param(dict(qkv_bias=False), id='no bias'),
+        pytest.param(dict(arch={**ARCH, 'num_heads': 1}), id='one head'),
+        pytest.param(
+            dict(
+                with_cls_token=False,
+                out_type='avg_featmap',
+                layer_scale_init_value=0.1,
+            ),
+            id='no class token',
         ),
     ],
 )
@@ -142,13 +150,19 @@ def test_dot_product_is_the_host(kwargs):
     same_tensors(found, {k: twin.get_parameter(k).data for k in found})
 
 
-@pytest.mark.parametrize('load', [nn.Module.load_state_dict, mmengine_load])
+@pytest.mark.parametrize(
+    'load',
+    [
+        pytest.param(nn.Module.load_state_dict, id='by PyTorch'),
+        pytest.param(mmengine_load, id='by mmengine'),
+    ],
+)
 @pytest.mark.parametrize(
     'build',
     [
-        lambda: propagating('MetricAttention'),
-        lambda: propagating('L2Attention'),
-        stepped,
+        pytest.param(lambda: propagating('MetricAttention'), id='metric'),
+        pytest.param(lambda: propagating('L2Attention'), id='L2'),
+        pytest.param(stepped, id='steps'),
     ],
 )
 def test_what_a_host_has_saved_is_taken_over(build, load):

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from projects.recipes import recompute
-from tests.test_imports import ROOT, imported
+from tests.documents import ROOT, imported
 
 CHOSEN = {'stepnet': 1e-3, 'layer-scale': 1e-2, 'norms': 1e-1}
 LINES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import ROOT, files, imported
+from tests.documents import ROOT, files, imported
 
 DISTRIBUTIONS = dict(sklearn='scikit-learn', yaml='pyyaml')
 HOSTS = {'mmengine', 'mmpretrain', 'torch', 'torchvision'}

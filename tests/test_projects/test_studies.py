@@ -13,11 +13,7 @@ import pytest
 from scipy import stats
 
 from projects.metric_attention import no_propagation
-from tests.documents import ROOT
-from tests.test_projects.test_reproduction.test_papers_tables import (
-    NUMBER,
-    near,
-)
+from tests.documents import NUMBER, ROOT, near
 
 
 def page(name):

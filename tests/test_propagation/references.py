@@ -112,16 +112,6 @@ def error(got, expected):
     return (difference / expected.abs().amax().clamp(min=0.1)).item()
 
 
-@torch.no_grad()
-def copy_attention(host, ours):
-    """Weights of nn.MultiheadAttention from a DotProductAttention."""
-    own = ours.pseudo_metric
-    parts = (own.query, own.key, ours.value)
-    host.in_proj_weight.copy_(torch.cat([p.weight for p in parts]))
-    host.in_proj_bias.copy_(torch.cat([p.bias for p in parts]))
-    host.out_proj.load_state_dict(ours.proj.state_dict())
-
-
 def no_matrix(monkeypatch):
     """Keep the N x M form out of a comparison with itself."""
 

@@ -14,8 +14,8 @@ from mmstepnet.propagation import (
     Propagation,
     PseudoMetric,
 )
-from tests.test_propagation.references import by_numpy, copy_attention
-from tests.utils import not_on_torch_21, perturb, same
+from tests.test_propagation.references import by_numpy
+from tests.utils import copy_attention, not_on_torch_21, perturb, same
 
 
 def alone(embed_dims, num_heads=1, **kwargs):

@@ -125,11 +125,16 @@ def test_memory_does_not_grow_with_the_square():
 @pytest.mark.parametrize(
     'kwargs',
     [
-        {},
-        dict(is_causal=True),
-        dict(
-            mask=torch.rand(N, N, generator=torch.Generator().manual_seed(1))
-            > torch.full((N, N), 0.5).fill_diagonal_(-1)
+        pytest.param({}, id='plain'),
+        pytest.param(dict(is_causal=True), id='causal'),
+        pytest.param(
+            dict(
+                mask=torch.rand(
+                    N, N, generator=torch.Generator().manual_seed(1)
+                )
+                > torch.full((N, N), 0.5).fill_diagonal_(-1)
+            ),
+            id='masked',
         ),
     ],
 )
@@ -216,7 +221,13 @@ def test_half_precision_of_points_that_lie_apart(dtype, autocast):
 
 
 @pytest.mark.parametrize(
-    'form', [lambda keep: keep, lambda keep: keep.expand(2, N, N).clone()]
+    'form',
+    [
+        pytest.param(lambda keep: keep, id='one mask'),
+        pytest.param(
+            lambda keep: keep.expand(2, N, N).clone(), id='a mask a sample'
+        ),
+    ],
 )
 def test_a_far_source_in_float16(form):
     """Seen or in the padding, it costs the others nothing."""

@@ -72,12 +72,16 @@ REFUSED = {
         for shape in ((4, 3), (2, 4, 4), (4,), (1, 2, 3, 4, 4))
     },
     **{
-        f'mask {mask}': (
+        f'{kind} as a mask': (
             lambda mask=mask: take(mask),
             TypeError,
             'bool tensor.*becomes mask == 0',
         )
-        for mask in (torch.ones(4, 4), torch.ones(4, 4).to_sparse(), [[True]])
+        for kind, mask in (
+            ('numbers', torch.ones(4, 4)),
+            ('sparse numbers', torch.ones(4, 4).to_sparse()),
+            ('a list', [[True]]),
+        )
     },
     **{
         f'no source {dense}': (

@@ -9,6 +9,7 @@ import torch.nn as nn
 from mmstepnet import steps
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.steps import ResidualStep
+from tests.utils import randomise
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 NORMS = ('batch', 'running', 'untracked', 'frozen', 'identity', 'none')
@@ -16,33 +17,6 @@ NORMS = ('batch', 'running', 'untracked', 'frozen', 'identity', 'none')
 torchvision's frozen one, or none."""
 GATES = ('batch', 'running', 'untracked', 'folded')
 """The gate's BN likewise, or a gate that is folded."""
-
-
-class Block(nn.Module):
-    """A basic block of eight channels."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.conv1, self.conv2 = (
-            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2)
-        )
-        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-        self.step = ResidualStep(attention, nn.ReLU(inplace=True))
-
-    def forward(self, x):
-        out = torch.relu_(self.norm1(self.conv1(x)))
-        return self.step(x, self.conv2(out), self.norm2)
-
-
-def randomise(*modules):
-    for module in modules:
-        for parameter in module.parameters():
-            nn.init.normal_(parameter)
-        for name, buffer in module.named_buffers():
-            if name.endswith(('running_mean', 'weight', 'bias')):
-                buffer.normal_()
-            elif name.endswith('running_var'):
-                buffer.uniform_(0.5, 2)
 
 
 def build(attention, channels, relu=True):

@@ -9,14 +9,14 @@ import torch.distributed.fsdp as fsdp
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstepnet
-from tests.test_steps.insertion import steps_of
-from tests.test_steps.small_networks import (
+from tests.small_networks import (
     NETWORKS,
     ByHand,
     inputs,
     network,
     stepped_pair,
 )
+from tests.utils import steps_of
 
 
 def flat(model):

@@ -11,18 +11,11 @@ from torch import Tensor
 
 from mmstepnet import ResidualStep, insert_steps, remove_steps
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import perturb, rounding
+from tests.utils import outputs, perturb, perturb_gates, rounding, steps_of
 
 BOUND = 1e-10
 COMPILED = set()
 """Classes that this process has compiled."""
-
-
-def outputs(model: nn.Module, inputs: dict | Tensor) -> list[Tensor]:
-    """All tensors that a model returns, from the same random numbers."""
-    torch.manual_seed(1)
-    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    return list(_tensors(out))
 
 
 def outputs_in_training(
@@ -41,17 +34,6 @@ def doubled(inputs: dict | Tensor) -> dict | Tensor:
     return inputs.double() if inputs.is_floating_point() else inputs
 
 
-def _tensors(out):
-    if isinstance(out, Tensor):
-        if out.is_floating_point():
-            yield out
-    elif isinstance(out, dict):
-        yield from _tensors(list(out.values()))
-    elif isinstance(out, (list, tuple)):
-        for item in out:
-            yield from _tensors(item)
-
-
 def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
     """Largest relative difference, of two ways through one network.
 
@@ -64,28 +46,6 @@ def difference(outs: list[Tensor], wanted: list[Tensor]) -> float:
         float((o - w).detach().abs().max() / w.detach().abs().max())
         for o, w in zip(outs, wanted)
     )
-
-
-def steps_of(model: nn.Module) -> dict[str, nn.Module]:
-    """All ResidualSteps by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, ResidualStep)
-    }
-
-
-def perturb_gates(model: nn.Module) -> nn.Module:
-    """Move every gate off its start, alike whatever wraps it."""
-    for step in steps_of(model).values():
-        perturb(step.attention)
-    return model
-
-
-def with_moved_steps(model: nn.Module, **options) -> nn.Module:
-    """Put steps into a model, and move it and its gates off their start."""
-    insert_steps(perturb(model), **options)
-    return perturb_gates(model)
 
 
 def check_insertion(

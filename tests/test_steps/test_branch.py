@@ -18,10 +18,14 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mmstepnet import fold, insert_steps, remove_steps
 from mmstepnet.steps.branch import Spot, attach, detach
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import not_on_torch_21, same
-
-from .insertion import perturb_gates, steps_of
-from .small_networks import NETWORKS, inputs, network, stepped_pair
+from tests.small_networks import (
+    NETWORKS,
+    Around,
+    inputs,
+    network,
+    stepped_pair,
+)
+from tests.utils import not_on_torch_21, perturb_gates, same, steps_of
 
 
 def results(model, x):
@@ -99,17 +103,6 @@ def wrapped_children(model):
             ):
                 setattr(block, name, checkpoint_wrapper(child))
     return model
-
-
-class Around(nn.Module):
-    """Somebody's wrapper."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
 
 
 def wrapped_gates(model, wrap):
@@ -304,8 +297,12 @@ def exported(model, x):
 @pytest.mark.parametrize(
     'kind, change',
     [
-        ('tokens', quantised),
-        ('maps', lambda model, x: torch.fx.symbolic_trace(model)),
+        pytest.param('tokens', quantised, id='quantised tokens'),
+        pytest.param(
+            'maps',
+            lambda model, x: torch.fx.symbolic_trace(model),
+            id='traced maps',
+        ),
         *(
             pytest.param(
                 kind,

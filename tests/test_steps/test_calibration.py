@@ -66,12 +66,20 @@ def test_statistics_are_those_of_all_vectors(model):
 @pytest.mark.parametrize(
     'wrap, forward',
     [
-        (lambda t: (t,), None),
-        (lambda t: [t], None),
-        (lambda t: dict(x=t), None),
-        (lambda t: UserDict(x=t), None),  # as transformers' tokenizers give
-        (lambda t: [t, torch.arange(len(t))], None),  # images and labels
-        (lambda t: 2 * t, lambda network, t: network(t / 2)),
+        pytest.param(lambda t: (t,), None, id='tuple'),
+        pytest.param(lambda t: [t], None, id='list'),
+        pytest.param(lambda t: dict(x=t), None, id='dict'),
+        pytest.param(
+            lambda t: UserDict(x=t), None, id='UserDict'
+        ),  # as transformers' tokenizers give
+        pytest.param(
+            lambda t: [t, torch.arange(len(t))], None, id='images and labels'
+        ),  # images and labels
+        pytest.param(
+            lambda t: 2 * t,
+            lambda network, t: network(t / 2),
+            id='with forward=',
+        ),
     ],
 )
 def test_what_a_batch_may_be(model, wrap, forward):
@@ -131,10 +139,30 @@ IMAGES, LABELS = torch.zeros(3, 3, 32, 32), torch.arange(3)
 @pytest.mark.parametrize(
     'wrap, batch, words',
     [
-        (nn.Sequential, (IMAGES, LABELS, LABELS), 'a batch of 3 tensors'),
-        (nn.Sequential, (IMAGES, torch.eye(3)), 'a batch of 2 tensors'),
-        (nn.Sequential, dict(image=IMAGES, label=LABELS), 'of image, label'),
-        (ByChoice, (IMAGES, LABELS), 'which argument the second one is'),
+        pytest.param(
+            nn.Sequential,
+            (IMAGES, LABELS, LABELS),
+            'a batch of 3 tensors',
+            id='three tensors',
+        ),
+        pytest.param(
+            nn.Sequential,
+            (IMAGES, torch.eye(3)),
+            'a batch of 2 tensors',
+            id='no labels',
+        ),
+        pytest.param(
+            nn.Sequential,
+            dict(image=IMAGES, label=LABELS),
+            'of image, label',
+            id='dict',
+        ),
+        pytest.param(
+            ByChoice,
+            (IMAGES, LABELS),
+            'which argument the second one is',
+            id='a second argument',
+        ),
     ],
 )
 def test_a_batch_of_more_than_the_model_takes(model, wrap, batch, words):
@@ -172,12 +200,17 @@ def test_a_frozen_gate_that_does_not_run_is_left_alone(model):
 @pytest.mark.parametrize(
     'given, words',
     [
-        (lambda: [], 'saw 0 pooled vectors'),
-        (
+        pytest.param(lambda: [], 'saw 0 pooled vectors', id='no batch'),
+        pytest.param(
             lambda: [*batches(), torch.full((2, 3, 64, 64), torch.nan)],
             'NaN or infinite features',
+            id='NaN',
         ),
-        (lambda: [torch.ones(4, 3, 64, 64)], 'same value for every image'),
+        pytest.param(
+            lambda: [torch.ones(4, 3, 64, 64)],
+            'same value for every image',
+            id='equal images',
+        ),
     ],
 )
 def test_refusals_change_no_norm(model, given, words):

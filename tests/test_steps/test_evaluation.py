@@ -68,11 +68,18 @@ def state(model):
 @pytest.mark.parametrize(
     'do',
     [
-        lambda model: mmstepnet.find_steps(model, X),
-        measured,
-        lambda model: find_places(model, X),
-        lambda model: prepare_removal(model, None, X),
-        lambda model: mmstepnet.ablate_blocks(model, measured, example=X),
+        pytest.param(
+            lambda model: mmstepnet.find_steps(model, X), id='find_steps'
+        ),
+        pytest.param(measured, id='measured'),
+        pytest.param(lambda model: find_places(model, X), id='find_places'),
+        pytest.param(
+            lambda model: prepare_removal(model, None, X), id='prepare_removal'
+        ),
+        pytest.param(
+            lambda model: mmstepnet.ablate_blocks(model, measured, example=X),
+            id='ablate_blocks',
+        ),
     ],
 )
 def test_the_mode_is_that_of_the_network_and_restored(do):

@@ -17,9 +17,7 @@ from torchvision.models import SwinTransformer, resnet18, resnet50
 import mmstepnet
 from mmstepnet.attentions.base import ATTENTIONS
 from mmstepnet.steps.files import METADATA
-from tests.test_steps.cases import randomise
-from tests.test_steps.insertion import perturb_gates
-from tests.utils import Adds, same
+from tests.utils import Adds, perturb_gates, randomise, same
 
 
 def chain():
@@ -399,32 +397,48 @@ def pruned():
 @pytest.mark.parametrize(
     'build, names, type_, words',
     [
-        (
+        pytest.param(
             resnet18,
             [],
             ValueError,
             'ResNet has no steps to save; call insert_st',
+            id='no steps',
         ),
-        (lambda: stepped('resnet'), ['head'], ValueError, "names 'head'"),
-        (
+        pytest.param(
+            lambda: stepped('resnet'),
+            ['head'],
+            ValueError,
+            "names 'head'",
+            id='no such module',
+        ),
+        pytest.param(
             lambda: stepped('resnet'),
             'fc',
             TypeError,
             'must be a list of names',
+            id='a name, no list',
         ),
-        (
+        pytest.param(
             lambda: stepped('resnet'),
             [''],
             TypeError,
             'must be a list of names',
+            id='an empty name',
         ),
-        (
+        pytest.param(
             lambda: mmstepnet.fold(stepped('resnet')),
             [],
             ValueError,
             'before fold',
+            id='folded',
         ),
-        (pruned, [], ValueError, 'a StepNet could not be built again'),
+        pytest.param(
+            pruned,
+            [],
+            ValueError,
+            'a StepNet could not be built again',
+            id='another gate',
+        ),
     ],
 )
 def test_what_is_not_saved(build, names, type_, words, tmp_path):

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 import mmstepnet
-from tests.test_steps.cases import randomise
-from tests.test_steps.insertion import perturb_gates
-from tests.utils import same
+from tests.utils import perturb_gates, randomise, same
 
 transformers = pytest.importorskip('transformers', reason='transformers')
 if int(transformers.__version__.split('.')[0]) < 5:

@@ -9,13 +9,17 @@ from torchvision.models.convnext import CNBlockConfig
 
 import mmstepnet
 from mmstepnet.attentions import FoldedStepNet, StepNet
-from tests.test_steps.insertion import (
-    difference,
+from tests.test_steps.insertion import difference
+from tests.utils import (
+    Adds,
     outputs,
+    perturb,
+    rounding,
+    same,
+    seeded,
     steps_of,
     with_moved_steps,
 )
-from tests.utils import Adds, perturb, rounding, same, seeded
 
 IMAGES = seeded(2, 3, 32, 32).double()
 

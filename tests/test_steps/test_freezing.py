@@ -10,9 +10,7 @@ from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
 import mmstepnet
-from tests.test_steps.cases import randomise
-from tests.test_steps.insertion import steps_of
-from tests.utils import Adds
+from tests.utils import Adds, randomise, steps_of
 
 
 @pytest.fixture
@@ -91,10 +89,18 @@ class Codebook(nn.Module):
 @pytest.mark.parametrize(
     'keeps',
     [
-        Codebook,
-        lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
-        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-        lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+        pytest.param(Codebook, id='a codebook'),
+        pytest.param(
+            lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), id='spectral norm'
+        ),
+        pytest.param(
+            lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+            id='spectral norm, parametrised',
+        ),
+        pytest.param(
+            lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+            id='InstanceNorm',
+        ),
     ],
 )
 def test_whatever_keeps_numbers_keeps_them(keeps):

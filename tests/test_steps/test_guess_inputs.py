@@ -53,10 +53,17 @@ def halved():
 @pytest.mark.parametrize(
     'build, size, names',
     [
-        (clips, (2, 3, 6, 32, 32), ['layer1.0', 'layer1.1']),
-        (lambda: Network(nn.Conv1d(6, 8, 3), nn.Conv1d), (2, 6, 30), None),
-        (shifted, (8, 3, 6, 6), None),
-        (halved, (2, 3, 128, 128), None),
+        pytest.param(
+            clips, (2, 3, 6, 32, 32), ['layer1.0', 'layer1.1'], id='clips'
+        ),
+        pytest.param(
+            lambda: Network(nn.Conv1d(6, 8, 3), nn.Conv1d),
+            (2, 6, 30),
+            None,
+            id='sequences',
+        ),
+        pytest.param(shifted, (8, 3, 6, 6), None, id='shifted'),
+        pytest.param(halved, (2, 3, 128, 128), None, id='halved'),
     ],
 )
 def test_guessed(build, size, names):

@@ -12,11 +12,8 @@ from torchvision.models.resnet import BasicBlock
 from mmstepnet import insert_steps, remove_steps, step_parameters
 from mmstepnet.steps import fused_blocks
 from mmstepnet.steps.fused_blocks import FusedBlock
-from tests.utils import perturb, same, seeded
-
-from .insertion import steps_of
-from .small_networks import inputs, network
-from .test_branch import Around
+from tests.small_networks import Around, inputs, network
+from tests.utils import perturb, same, seeded, steps_of
 
 IMAGES = seeded(2, 3, 32, 32).double()
 LATER = ['layer1.0', 'layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
@@ -26,19 +23,31 @@ PROJECTING = ['layer2.0', 'layer3.0', 'layer4.0']
 @pytest.mark.parametrize(
     'options, wanted',
     [
-        (dict(), LATER),
-        (dict(first_block=True), sorted(LATER + PROJECTING)),
-        (dict(attention='SE'), sorted(LATER + PROJECTING)),
-        (dict(attention='SE', first_block=False), LATER),
-        (dict(blocks='layer2'), ['layer2.1']),
-        (
+        pytest.param(dict(), LATER, id='default'),
+        pytest.param(
+            dict(first_block=True),
+            sorted(LATER + PROJECTING),
+            id='first blocks',
+        ),
+        pytest.param(
+            dict(attention='SE'), sorted(LATER + PROJECTING), id='SE'
+        ),
+        pytest.param(
+            dict(attention='SE', first_block=False),
+            LATER,
+            id='SE, later blocks',
+        ),
+        pytest.param(dict(blocks='layer2'), ['layer2.1'], id='a stage'),
+        pytest.param(
             dict(blocks=['layer1', 'layer2.0']),
             ['layer1.0', 'layer1.1', 'layer2.0'],
+            id='a list',
         ),
-        (dict(blocks='layer2.*'), ['layer2.1']),
-        (
+        pytest.param(dict(blocks='layer2.*'), ['layer2.1'], id='a pattern'),
+        pytest.param(
             dict(blocks=[BasicBlock, 'layer4.0']),
             [*LATER[:4], 'layer4.0', 'layer4.1'],
+            id='a class and a name',
         ),
     ],
 )
@@ -59,8 +68,10 @@ def test_which_blocks_get_steps(options, wanted):
 @pytest.mark.parametrize(
     'surroundings',
     [
-        lambda: torch.device('meta'),
-        lambda: torch.autocast('cpu', torch.bfloat16),
+        pytest.param(lambda: torch.device('meta'), id='meta'),
+        pytest.param(
+            lambda: torch.autocast('cpu', torch.bfloat16), id='autocast'
+        ),
     ],
 )
 def test_surroundings_do_not_decide_which_step_stands(
@@ -210,32 +221,63 @@ def test_map_sizes_by_stage():
 @pytest.mark.parametrize(
     'error, options, message',
     [
-        (
+        pytest.param(
             ValueError,
             dict(blocks='layer5'),
             "blocks='layer5' matches no module",
+            id='no such block',
         ),
-        (
+        pytest.param(
             ValueError,
             dict(init_step=-1),
             'init_step must be a positive number',
+            id='a negative step',
         ),
-        (ValueError, dict(blocks='layer2.0.conv1'), 'no block of .*conv1'),
-        (
+        pytest.param(
+            ValueError,
+            dict(blocks='layer2.0.conv1'),
+            'no block of .*conv1',
+            id='a part of a block',
+        ),
+        pytest.param(
             ValueError,
             dict(blocks='layer2.0*'),
             'layer2.0 projects its identity',
+            id='projected',
         ),
-        (ValueError, dict(layout='CHW'), 'layout must name the axes'),
-        (
+        pytest.param(
+            ValueError,
+            dict(layout='CHW'),
+            'layout must name the axes',
+            id='layout',
+        ),
+        pytest.param(
             ValueError,
             dict(attention='FCA', map_size={'layer1': 14}),
             'stage of layer2.0 once',
+            id='map_size of one stage',
         ),
-        (ValueError, dict(attention='FCA'), 'FCA: map_size'),
-        (KeyError, dict(attention='SD'), "'SD' is unknown; registered are"),
-        (TypeError, dict(blocks=3), 'blocks must be names'),
-        (ValueError, dict(model=network('tokens')), 'give example='),
+        pytest.param(
+            ValueError,
+            dict(attention='FCA'),
+            'FCA: map_size',
+            id='no map_size',
+        ),
+        pytest.param(
+            KeyError,
+            dict(attention='SD'),
+            "'SD' is unknown; registered are",
+            id='unknown attention',
+        ),
+        pytest.param(
+            TypeError, dict(blocks=3), 'blocks must be names', id='a number'
+        ),
+        pytest.param(
+            ValueError,
+            dict(model=network('tokens')),
+            'give example=',
+            id='no example',
+        ),
     ],
 )
 def test_refusals(error, options, message):

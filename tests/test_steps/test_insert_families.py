@@ -2,38 +2,19 @@
 
 import os
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
 
 from mmstepnet import remove_steps
+from tests.families import family_cases, find_family
 from tests.programs import run_tool
+from tests.utils import with_moved_steps
 
-from .families import LIBRARIES, QUICK, find_family
-from .insertion import (
-    check_compiles,
-    check_insertion,
-    check_recorder,
-    doubled,
-    with_moved_steps,
-)
-
-FOUND = {
-    library: families()
-    for library, families in LIBRARIES.items()
-    if find_spec(library)
-}
-CASES = [
-    pytest.param(
-        library, name, marks=() if name in QUICK else pytest.mark.slow
-    )
-    for library, families in FOUND.items()
-    for name in families
-]
+from .insertion import check_compiles, check_insertion, check_recorder, doubled
 
 
-@pytest.mark.parametrize('library, name', CASES)
+@pytest.mark.parametrize('library, name', family_cases())
 def test_insertion_keeps_the_network(library, name):
     family = find_family(library, name)
     model, options = family.build(), dict(family.options)
@@ -61,7 +42,7 @@ def test_pickle_in_a_fresh_process(tmp_path):
     """Which has imported torch alone."""
     saved = []
     for name in 'ResNet, bottleneck', 'ViT':
-        family = FOUND['torchvision'][name]
+        family = find_family('torchvision', name)
         model, inputs = family.build().double(), family.inputs().double()
         with_moved_steps(model).eval()
         saved.append((model, inputs, model(inputs).detach()))

@@ -10,9 +10,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import mmstepnet
 from mmstepnet import steps
-from tests.utils import same
-
-from .insertion import with_moved_steps
+from tests.utils import same, with_moved_steps
 
 peft = pytest.importorskip('peft')
 X = torch.rand(

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mmstepnet import TrajectoryRecorder
-from tests.utils import not_on_torch_21
+from tests.families import LIBRARIES, find_family
+from tests.utils import not_on_torch_21, outputs, steps_of, with_moved_steps
 
-from .families import LIBRARIES, find_family
-from .insertion import difference, outputs, steps_of, with_moved_steps
+from .insertion import difference
 
 
 def stepped(library, name):

@@ -101,10 +101,13 @@ def folded(step, norm):
 @pytest.mark.parametrize(
     'change',
     [
-        frozen_norm,
-        folded,
-        lambda *pair: [m.eval() for m in pair],
-        lambda step, norm: (step.requires_grad_(False), norm),
+        pytest.param(frozen_norm, id='frozen norm'),
+        pytest.param(folded, id='folded'),
+        pytest.param(lambda *pair: [m.eval() for m in pair], id='eval'),
+        pytest.param(
+            lambda step, norm: (step.requires_grad_(False), norm),
+            id='frozen step',
+        ),
     ],
 )
 def test_other_tails(change):
@@ -290,10 +293,14 @@ def sharded(model):
 @pytest.mark.parametrize(
     'wrap',
     [
-        partial(checkpointed, reentrant=False),
-        partial(checkpointed, reentrant=True),
-        nn.parallel.DistributedDataParallel,
-        sharded,
+        pytest.param(
+            partial(checkpointed, reentrant=False), id='checkpointed'
+        ),
+        pytest.param(
+            partial(checkpointed, reentrant=True), id='checkpointed, reentrant'
+        ),
+        pytest.param(nn.parallel.DistributedDataParallel, id='DDP'),
+        pytest.param(sharded, id='sharded'),
     ],
 )
 def test_wrapped(wrap, tmp_path):

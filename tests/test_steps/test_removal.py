@@ -17,10 +17,9 @@ from mmstepnet import (
 from mmstepnet.steps import RemovedBlock
 from mmstepnet.steps.removal import prepare_removal
 from mmstepnet.tracing import hooked
-from tests.test_steps.families import find_family
-from tests.test_steps.insertion import doubled, outputs
-from tests.test_steps.test_insert_families import CASES
-from tests.utils import Adds, perturb, same
+from tests.families import family_cases, find_family
+from tests.test_steps.insertion import doubled
+from tests.utils import Adds, outputs, perturb, same
 
 OTHERS = {
     'ResNet, bottleneck': 2,
@@ -51,7 +50,7 @@ def bypass(block, relu=False):
     )
 
 
-@pytest.mark.parametrize('library, name', CASES)
+@pytest.mark.parametrize('library, name', family_cases())
 def test_removed_as_if_bypassed(library, name):
     family = find_family(library, name)
     model = perturb(family.build()).double()
@@ -118,10 +117,12 @@ MAPS = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(
     'after',
     [
-        nn.Identity,
-        nn.ReLU,
-        lambda: nn.ReLU(inplace=True),
-        lambda: nn.Sequential(nn.Identity(), nn.ReLU()),
+        pytest.param(nn.Identity, id='nothing'),
+        pytest.param(nn.ReLU, id='ReLU'),
+        pytest.param(lambda: nn.ReLU(inplace=True), id='ReLU in place'),
+        pytest.param(
+            lambda: nn.Sequential(nn.Identity(), nn.ReLU()), id='a container'
+        ),
     ],
 )
 def test_what_stands_behind_stays_itself(after, in_place):
@@ -171,8 +172,12 @@ def test_what_one_example_does_not_show_is_refused(make):
 @pytest.mark.parametrize(
     'names, example, words',
     [
-        (nn.Conv2d, MAPS, 'means no residual block'),
-        ('1.1', None, 'guessed for a model of its'),
+        pytest.param(
+            nn.Conv2d, MAPS, 'means no residual block', id='no block'
+        ),
+        pytest.param(
+            '1.1', None, 'guessed for a model of its', id='a model of its own'
+        ),
     ],
 )
 def test_refusals(names, example, words):

@@ -10,8 +10,22 @@ from mmstepnet.steps import ResidualStep
 from tests.utils import perturb, seeded
 
 
-@pytest.mark.parametrize('attention', [None, Plain(8), SE(8), StepNet(8)])
-@pytest.mark.parametrize('activation', [None, nn.ReLU(inplace=True)])
+@pytest.mark.parametrize(
+    'attention',
+    [
+        pytest.param(None, id='none'),
+        pytest.param(Plain(8), id='Plain'),
+        pytest.param(SE(8), id='SE'),
+        pytest.param(StepNet(8), id='StepNet'),
+    ],
+)
+@pytest.mark.parametrize(
+    'activation',
+    [
+        pytest.param(None, id='linear'),
+        pytest.param(nn.ReLU(inplace=True), id='ReLU'),
+    ],
+)
 def test_step_is_the_equation(attention, activation):
     """Observers are told of it, until they leave; copies have none."""
     x, c = seeded(2, 5, 8, 6, 7)

@@ -9,9 +9,7 @@ from torch.ao.quantization import quantize_dynamic
 
 from mmstepnet import insert_steps
 from mmstepnet.stiffness import TrajectoryRecorder
-from tests.utils import Adds, same
-
-from .insertion import steps_of
+from tests.utils import Adds, same, steps_of
 
 
 class Block(nn.Module):
@@ -54,17 +52,43 @@ def plain(b, x):
 @pytest.mark.parametrize(
     'forward, state, branch',
     [
-        (plain, 'norm', ('fn', True)),
-        (lambda b, x: x + b.drop(b.fn(b.drop(x))), 'drop', ('drop', False)),
-        (lambda b, x: x + b.gamma * b.fn(x), 'fn', ('fn', True)),
-        (
+        pytest.param(plain, 'norm', ('fn', True), id='plain'),
+        pytest.param(
+            lambda b, x: x + b.drop(b.fn(b.drop(x))),
+            'drop',
+            ('drop', False),
+            id='dropouts',
+        ),
+        pytest.param(
+            lambda b, x: x + b.gamma * b.fn(x),
+            'fn',
+            ('fn', True),
+            id='layer scale',
+        ),
+        pytest.param(
             lambda b, x: x + b.drop(input=b.gamma * b.fn(x)),
             'fn',
             ('drop', False),
+            id='layer scale, named input',
         ),
-        (lambda b, x: x + 0.2 * b.fn[2](b.fn[0](x)), '', ('fn.2', True)),
-        (lambda b, x: b.fn(x.sin()) + x, '', ('fn', True)),
-        (lambda b, x: x.add_(b.drop(b.fn(x.clone()))), '', ('drop', False)),
+        pytest.param(
+            lambda b, x: x + 0.2 * b.fn[2](b.fn[0](x)),
+            '',
+            ('fn.2', True),
+            id='a part of a container',
+        ),
+        pytest.param(
+            lambda b, x: b.fn(x.sin()) + x,
+            '',
+            ('fn', True),
+            id='computed input',
+        ),
+        pytest.param(
+            lambda b, x: x.add_(b.drop(b.fn(x.clone()))),
+            '',
+            ('drop', False),
+            id='in place',
+        ),
     ],
 )
 def test_spots(forward, state, branch):
@@ -86,19 +110,30 @@ def test_spots(forward, state, branch):
 @pytest.mark.parametrize(
     'forward, why',
     [
-        (lambda b, x: x + b.fn(x) + b.gate(x), 'several branches'),
-        (
+        pytest.param(
+            lambda b, x: x + b.fn(x) + b.gate(x),
+            'several branches',
+            id='two branches',
+        ),
+        pytest.param(
             lambda b, x: x + b.fn(x) @ b.gate.weight,
             'none of its modules returns',
+            id='a product',
         ),
-        (
+        pytest.param(
             lambda b, x: x + b.fn(x) * b.gate(x).mean(1, True).sigmoid(),
             'none of its modules returns',
+            id='a gate',
         ),  # f behind a gate of the host's
-        (lambda b, x: b.gate(x) + b.fn(x), 'projected|recorded'),
-        (
+        pytest.param(
+            lambda b, x: b.gate(x) + b.fn(x),
+            'projected|recorded',
+            id='projected',
+        ),
+        pytest.param(
             lambda b, x: torch.addmm(x[0], b.fn(x)[0], b.gate.weight)[None],
             'none of its modules|recorded|axis of samples',
+            id='a fused product',
         ),
     ],
 )
@@ -248,9 +283,9 @@ PACKED = {
 @pytest.mark.parametrize(
     'mask, is_refused',
     [
-        (torch.ones(2, 5, dtype=torch.bool), True),
-        (torch.zeros(2, 1, 1, 5), True),
-        (torch.zeros(4, 5, 5), False),
+        pytest.param(torch.ones(2, 5, dtype=torch.bool), True, id='of tokens'),
+        pytest.param(torch.zeros(2, 1, 1, 5), True, id='of four axes'),
+        pytest.param(torch.zeros(4, 5, 5), False, id='a bias'),
     ],
 )  # a bias, the same for all samples
 def test_a_mask_of_padding(mask, is_refused, how):
@@ -288,9 +323,13 @@ def test_patches_beside_padding_in_timm():
 @pytest.mark.parametrize(
     'name, config, blocks',
     [
-        ('Bert', {}, 0),
-        ('GPT2', dict(n_embd=32, n_layer=2, n_head=4), 0),
-        ('CLIPVision', dict(image_size=32, patch_size=8), 2),
+        pytest.param('Bert', {}, 0, id='BERT'),
+        pytest.param(
+            'GPT2', dict(n_embd=32, n_layer=2, n_head=4), 0, id='GPT-2'
+        ),
+        pytest.param(
+            'CLIPVision', dict(image_size=32, patch_size=8), 2, id='CLIP'
+        ),
     ],
 )
 def test_networks_of_transformers(name, config, blocks):

@@ -84,46 +84,43 @@ def norm_without(**changes):
     return norm
 
 
-OTHERS = [
-    *[
-        ('norm', norm)
-        for norm in (
-            nn.GroupNorm(2, 4),
-            nn.InstanceNorm2d(4),
-            IEBN(4),
-            nn.SyncBatchNorm(4).eval(),
-            nn.BatchNorm2d(4, affine=False),
-            norm_without(bias=None),
-            norm_without(momentum=None),
-            norm_without(num_batches_tracked=None),
-            norm_without(running_mean=None, running_var=None),
-        )
-    ],
-    *[
-        ('step.attention', gate)
-        for gate in (
-            CBAM(4),
-            SE(4),
-            LayerScale(4),
-            Plain(4),
-            Times(4),
-            None,
-            *(
-                StepNet(4, inputs=name)
-                for name in ('x', 'x_next', 'difference')
-            ),
-        )
-    ],
-    *[
-        ('step.attention.bn', bn)
-        for bn in (nn.SyncBatchNorm(4).eval(), nn.Identity(), nn.LayerNorm(4))
-    ],
-    ('step.activation', nn.ReLU6()),
-    ('step.activation', torch.tanh),
-    ('step.drop_path', nn.Dropout2d(0.0)),
-    ('step.drop_path', lambda residual: residual * 0),
-    *[
-        (name, lambda t: t.as_subclass(Logged))
+OTHERS = {
+    'GroupNorm': ('norm', nn.GroupNorm(2, 4)),
+    'InstanceNorm': ('norm', nn.InstanceNorm2d(4)),
+    'IEBN': ('norm', IEBN(4)),
+    'SyncBatchNorm': ('norm', nn.SyncBatchNorm(4).eval()),
+    'a norm without weights': ('norm', nn.BatchNorm2d(4, affine=False)),
+    'a norm without bias': ('norm', norm_without(bias=None)),
+    'a norm without momentum': ('norm', norm_without(momentum=None)),
+    'a norm without count': ('norm', norm_without(num_batches_tracked=None)),
+    'a norm without statistics': (
+        'norm',
+        norm_without(running_mean=None, running_var=None),
+    ),
+    'CBAM': ('step.attention', CBAM(4)),
+    'SE': ('step.attention', SE(4)),
+    'LayerScale': ('step.attention', LayerScale(4)),
+    'Plain': ('step.attention', Plain(4)),
+    'a subclass of StepNet': ('step.attention', Times(4)),
+    'no gate': ('step.attention', None),
+    'StepNet of x': ('step.attention', StepNet(4, inputs='x')),
+    'StepNet of x_next': ('step.attention', StepNet(4, inputs='x_next')),
+    'StepNet of difference': (
+        'step.attention',
+        StepNet(4, inputs='difference'),
+    ),
+    'SyncBatchNorm in the gate': (
+        'step.attention.bn',
+        nn.SyncBatchNorm(4).eval(),
+    ),
+    'no norm in the gate': ('step.attention.bn', nn.Identity()),
+    'LayerNorm in the gate': ('step.attention.bn', nn.LayerNorm(4)),
+    'ReLU6': ('step.activation', nn.ReLU6()),
+    'tanh': ('step.activation', torch.tanh),
+    'a dropout': ('step.drop_path', nn.Dropout2d(0.0)),
+    'a drop path': ('step.drop_path', lambda residual: residual * 0),
+    **{
+        f'a subclass of {name}': (name, lambda t: t.as_subclass(Logged))
         for name in (
             'step.attention.ie_weight',
             'step.attention.bn.weight',
@@ -132,13 +129,16 @@ OTHERS = [
             'norm.running_var',
             'norm.num_batches_tracked',
         )
-    ],
-    ('step.attention.pair_weight', lambda t: t.t().contiguous().t()),
-]
+    },
+    'strided weights': (
+        'step.attention.pair_weight',
+        lambda t: t.t().contiguous().t(),
+    ),
+}
 """Places of parts and what else may stand there; of tensors, what of them."""
 
 
-@pytest.mark.parametrize('place, other', OTHERS)
+@pytest.mark.parametrize('place, other', OTHERS.values(), ids=OTHERS)
 def test_other_parts(place, other, case):
     name = place.rpartition('.')[2]
     owner = case.get_submodule(place.rpartition('.')[0])
@@ -177,7 +177,12 @@ def test_other_maps(case):
 
 
 @pytest.mark.parametrize(
-    'norm', [nn.BatchNorm2d(3), nn.BatchNorm2d(1), nn.BatchNorm1d(4)]
+    'norm',
+    [
+        pytest.param(nn.BatchNorm2d(3), id='three channels'),
+        pytest.param(nn.BatchNorm2d(1), id='one channel'),
+        pytest.param(nn.BatchNorm1d(4), id='vectors'),
+    ],
 )
 @pytest.mark.parametrize('training', [True, False])
 def test_errors_are_those_of_the_reference_path(norm, training, case):

@@ -17,17 +17,17 @@ from mmstepnet.attentions.base import ATTENTIONS, ChannelGate
 from mmstepnet.steps.tail import dispatch
 from mmstepnet.steps.tail.by_image import scale_by_image
 from tests.programs import run_tool
+from tests.small_networks import StepBlock
 from tests.test_steps.cases import (
     FORMATS,
     NORMS,
-    Block,
     build,
     build_modes,
     errors,
     inputs,
-    randomise,
     run,
 )
+from tests.utils import randomise
 
 GATES = [
     name for name, kind in ATTENTIONS.items() if issubclass(kind, ChannelGate)
@@ -116,15 +116,14 @@ def test_precision(name, dtype, mean, as_compiled):
 @pytest.mark.parametrize(
     'norm',
     [
-        None,
-        nn.Identity(),
-        nn.GroupNorm(2, 4),
-        nn.InstanceNorm2d(4),
-        nn.SyncBatchNorm(4).eval(),
-        nn.BatchNorm2d(4, affine=False),
-        nn.BatchNorm2d(4, momentum=None),
+        pytest.param(None, id='no norm'),
+        pytest.param(nn.Identity(), id='Identity'),
+        pytest.param(nn.GroupNorm(2, 4), id='GroupNorm'),
+        pytest.param(nn.InstanceNorm2d(4), id='InstanceNorm'),
+        pytest.param(nn.SyncBatchNorm(4).eval(), id='SyncBatchNorm'),
+        pytest.param(nn.BatchNorm2d(4, affine=False), id='no weights'),
+        pytest.param(nn.BatchNorm2d(4, momentum=None), id='no momentum'),
     ],
-    ids=lambda n: type(n).__name__,
 )
 def test_others_take_the_reference_path(norm, as_compiled):
     """Other norms, other attentions, and what is hooked or observed."""
@@ -146,7 +145,7 @@ class Net(nn.Sequential):
     """Two blocks, one with stochastic depth that draws nothing."""
 
     def __init__(self, gate=StepNet):
-        super().__init__(Block(gate(8)), Block(gate(8)))
+        super().__init__(StepBlock(gate(8)), StepBlock(gate(8)))
         self[1].step.drop_path = nn.Dropout(0.0)
         randomise(self)
 
@@ -244,10 +243,10 @@ def test_traced_and_exported(calls, by_image):
 
 SCRIPT = """
 import sys, torch
-from tests.test_steps.cases import Block
+from tests.small_networks import StepBlock
 from mmstepnet.attentions import SE, SRM, StepNet
 for gate in (StepNet, SE, SRM):
-    net = Block(gate(8))
+    net = StepBlock(gate(8))
     for _ in range(2):
         net(torch.randn(3, 8, 80, 80)).square().sum().backward()
 print([m for m in sys.modules

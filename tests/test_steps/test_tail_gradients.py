@@ -12,17 +12,16 @@ from torch.nn.utils.stateless import _reparametrize_module
 from mmstepnet import steps
 from mmstepnet.attentions import Plain, StepNet
 from mmstepnet.steps import ResidualStep
+from tests.small_networks import StepBlock
 from tests.test_steps.cases import (
     FORMATS,
     GATES,
     NORMS,
-    Block,
     build,
     build_modes,
     inputs,
-    randomise,
 )
-from tests.utils import TORCH_21
+from tests.utils import TORCH_21, randomise
 
 
 @pytest.mark.parametrize('norm', NORMS)
@@ -52,7 +51,7 @@ def test_second_derivatives_where_the_branch_comes_from_the_state(
     training, calls
 ):
     """As in every block; what comes by the branch is not the state's."""
-    block = Block(StepNet(8)).double().train(training)
+    block = StepBlock(StepNet(8)).double().train(training)
     randomise(block)
     assert gradgradcheck(
         block, inputs((3, 8, 5, 4))[0].requires_grad_(), fast_mode=True
@@ -145,7 +144,7 @@ def test_memory_for_the_backward(memory_format, calls):
     """Distinct storages: those of plain blocks and a few vectors."""
 
     def saved(attention):
-        blocks = nn.Sequential(*(Block(attention(8)) for _ in range(3)))
+        blocks = nn.Sequential(*(StepBlock(attention(8)) for _ in range(3)))
         blocks.to(memory_format=memory_format)
         own = {
             t.untyped_storage().data_ptr()

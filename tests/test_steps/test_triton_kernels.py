@@ -116,22 +116,41 @@ def test_launches(tmp_path):
 @pytest.mark.parametrize(
     'dtype,memory_format,shape,kinds',
     [
-        (torch.float32, FORMATS[0], (5, 3, 5, 4), backends.EVERY),
-        (torch.float32, FORMATS[1], (5, 3, 5, 4), backends.FEW),
-        (
+        pytest.param(
+            torch.float32,
+            FORMATS[0],
+            (5, 3, 5, 4),
+            backends.EVERY,
+            id='every kind',
+        ),
+        pytest.param(
+            torch.float32,
+            FORMATS[1],
+            (5, 3, 5, 4),
+            backends.FEW,
+            id='channels_last',
+        ),
+        pytest.param(
             torch.float32,
             FORMATS[0],
             (1, 4, 3, 3),
             [('batch', 'running', True), ('running', 'none', True)],
+            id='other kinds',
         ),
         *[
-            (dtype, memory_format, shape, backends.FEW)
+            pytest.param(
+                dtype,
+                memory_format,
+                shape,
+                backends.FEW,
+                id=f'{name}, {str(memory_format)[6:]}',
+            )
             for memory_format in FORMATS
-            for dtype, shape in (
-                (torch.float16, (3, 3, 3, 4)),
-                (torch.bfloat16, (3, 3, 3, 4)),
-                (torch.float32, (5, 5, 1, 1)),
-                (torch.float32, (5, 40, 1, 3)),
+            for name, dtype, shape in (
+                ('float16', torch.float16, (3, 3, 3, 4)),
+                ('bfloat16', torch.bfloat16, (3, 3, 3, 4)),
+                ('one pixel', torch.float32, (5, 5, 1, 1)),
+                ('a row', torch.float32, (5, 40, 1, 3)),
             )
         ],
     ],

@@ -140,15 +140,6 @@ def small_resnet():
     return resnet.ResNet(resnet.Bottleneck, [2, 3, 1, 1])
 
 
-def no_hooks(model):
-    return not any(
-        m._forward_hooks
-        or m._forward_pre_hooks
-        or getattr(m, '_observers', None)
-        for m in model.modules()
-    )
-
-
 class Residual(Adds):
     """A block of maps that adds in place, with an activation or without."""
 
@@ -170,3 +161,36 @@ class Residual(Adds):
 
 def row(make, count=3):
     return nn.Sequential(*(make() for _ in range(count)))
+
+
+class Net(nn.Module):
+    """Blocks in an order; it fails before one of them."""
+
+    def __init__(self, order=range(4)):
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual() for _ in range(4)])
+        self.order, self.fail_at, self.error = order, None, KeyError
+
+    def forward(self, x):
+        for k in self.order:
+            if self.fail_at == k:
+                raise self.error('lost')
+            x = self.blocks[k](x)
+        return x
+
+
+class Windows(nn.Module):
+    """The second stage sees quarters of images, as so many samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.window = (
+            row(lambda: Residual(nn.ReLU()), 2) for _ in range(2)
+        )
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        x = self.image(x).view(n, c, 2, h // 2, 2, w // 2)
+        return self.window(
+            x.permute(0, 2, 4, 1, 3, 5).reshape(n * 4, c, h // 2, w // 2)
+        )

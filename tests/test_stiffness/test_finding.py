@@ -378,10 +378,18 @@ def test_gates_of_projected_blocks_are_replaced_too():
 @pytest.mark.parametrize(
     'code',
     [
-        lambda b, x: x + branch(b, x) * 0.27,
-        lambda b, x: x + branch(b, x).mul_(b.scale),
-        lambda b, x: torch.add(x, branch(b, x), alpha=0.27),
-        lambda b, x: x + branch(b, x) * torch.sigmoid(b.scale),
+        pytest.param(lambda b, x: x + branch(b, x) * 0.27, id='a number'),
+        pytest.param(
+            lambda b, x: x + branch(b, x).mul_(b.scale),
+            id='a parameter, in place',
+        ),
+        pytest.param(
+            lambda b, x: torch.add(x, branch(b, x), alpha=0.27), id='alpha'
+        ),
+        pytest.param(
+            lambda b, x: x + branch(b, x) * torch.sigmoid(b.scale),
+            id='a sigmoid',
+        ),
     ],
 )
 @pytest.mark.parametrize('images', [1, 2])
@@ -460,19 +468,32 @@ def reuse(block, x):
 @pytest.mark.parametrize(
     'code',
     [
-        lambda b, x: x + x * (x.norm(dim=1, keepdim=True) / 3),  # GRN
-        lambda b, x: x + torch.sin(3 * x) ** 2 / 3,  # Snake
-        lambda b, x: 0.5 * x * (1 + torch.tanh(x + 0.04 * x**3)),  # GELU
-        lambda b, x: (
-            x + (F.embedding(b.a(x).argmax(-1), b.b.weight) - x).detach()
+        pytest.param(
+            lambda b, x: x + x * (x.norm(dim=1, keepdim=True) / 3), id='GRN'
+        ),  # GRN
+        pytest.param(
+            lambda b, x: x + torch.sin(3 * x) ** 2 / 3, id='Snake'
+        ),  # Snake
+        pytest.param(
+            lambda b, x: 0.5 * x * (1 + torch.tanh(x + 0.04 * x**3)), id='GELU'
+        ),  # GELU
+        pytest.param(
+            lambda b, x: (
+                x + (F.embedding(b.a(x).argmax(-1), b.b.weight) - x).detach()
+            ),
+            id='codebook',
         ),
-        lambda b, x: x + torch.randn_like(b.a(x)),
-        lambda b, x: x + (b.a(x) > 0).to(x.dtype),
-        lambda b, x: b.a(x) + b.b(x),
-        lambda b, x: x + b.a.weight.sum(),
-        reuse,
-        lambda b, x: b.norm(b.b(x + b.learnt(x))),
-        lambda b, x: b.norm(b.b(x + b.fixed(x))),
+        pytest.param(lambda b, x: x + torch.randn_like(b.a(x)), id='noise'),
+        pytest.param(lambda b, x: x + (b.a(x) > 0).to(x.dtype), id='a mask'),
+        pytest.param(lambda b, x: b.a(x) + b.b(x), id='two branches'),
+        pytest.param(lambda b, x: x + b.a.weight.sum(), id='weights'),
+        pytest.param(reuse, id='reuse'),
+        pytest.param(
+            lambda b, x: b.norm(b.b(x + b.learnt(x))), id='learnt positions'
+        ),
+        pytest.param(
+            lambda b, x: b.norm(b.b(x + b.fixed(x))), id='fixed positions'
+        ),
     ],
 )
 def test_no_steps(code):

@@ -13,7 +13,7 @@ from mmstepnet.stiffness import (
     stiffness_aware_index,
     stiffness_index,
 )
-from tests.test_steps.cases import Block
+from tests.small_networks import StepBlock
 from tests.utils import perturb, seeded
 
 
@@ -66,19 +66,31 @@ SPIRAL = [[-1.0, 100.0], [-100.0, -1.0]]  # -1 ± 100i
 GROWING = [[40.0, 7.0], [-7.0, 40.0]]  # 40 ± 7i
 
 
+MATRICES = {  # blocks of a matrix, its real eigenvalues, and its SI
+    # |Re| decides, not the modulus.
+    **{
+        f'a spiral and {n} decays': (
+            [SPIRAL, [[-50.0]]],
+            np.linspace(-30, 0, n),
+            50,
+        )
+        for n in (0, 57, 397)
+    },
+    # The largest real part may be the positive one.
+    **{
+        f'a growing spiral and {n}': ([GROWING], np.linspace(-30, 5, n), 40)
+        for n in (2, 298)
+    },
+    # At the other end the eigenvalues lie too close for ARPACK.
+    **{
+        f'{end:g} and many': ([[[end]]], -np.logspace(0, 5, 299), 1e6)
+        for end in (-1e6, 1e6)
+    },
+}
+
+
 @pytest.mark.parametrize(
-    'blocks, real, expected',
-    [
-        # |Re| decides, not the modulus.
-        *(
-            ([SPIRAL, [[-50.0]]], np.linspace(-30, 0, n), 50)
-            for n in (0, 57, 397)
-        ),
-        # The largest real part may be the positive one.
-        *(([GROWING], np.linspace(-30, 5, n), 40) for n in (2, 298)),
-        # At the other end the eigenvalues lie too close for ARPACK.
-        *(([[[end]]], -np.logspace(0, 5, 299), 1e6) for end in (-1e6, 1e6)),
-    ],
+    'blocks, real, expected', MATRICES.values(), ids=MATRICES
 )
 def test_si_of_matrices(blocks, real, expected):
     matrix = similar(blocks, real)
@@ -109,30 +121,35 @@ class Cube(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] ** 2 * tangent
 
 
-@pytest.mark.parametrize(
-    'rhs, plain, shape',
-    [
-        *((van_der_pol(n), None, (2, n)) for n in (1, 150)),
-        *(
-            (rhs, plain, (n,))
-            for n in (5, 200)
-            for rhs, plain in (
-                (lambda v: -Cube.apply(v), lambda v: -(v**3)),
-                (lambda v: 0 * v, None),  # as zero_init_residual starts
-                (lambda v: -(v.add_(1) ** 3), lambda v: -((v + 1) ** 3)),
-            )
-        ),  # in place
-        # The fused step and fused attention know no forward-mode derivative.
-        *(
-            (perturb(layer).double().eval(), None, shape)
-            for layer, shape in (
-                (Block(StepNet(8)), (1, 8, 5, 4)),
-                (MetricAttention(8, num_heads=2), (1, 6, 8)),
-                (DotProductAttention(8, num_heads=2), (1, 6, 8)),
-            )
-        ),
-    ],
-)
+SYSTEMS = {  # right side, the same for autograd if need be, shape of u
+    **{f'{n} oscillators': (van_der_pol(n), None, (2, n)) for n in (1, 150)},
+    **{
+        f'{name} of {n}': (rhs, plain, (n,))
+        for n in (5, 200)
+        for name, rhs, plain in (
+            ('a custom function', lambda v: -Cube.apply(v), lambda v: -(v**3)),
+            # As zero_init_residual starts.
+            ('zeros', lambda v: 0 * v, None),
+            (
+                'a cube in place',
+                lambda v: -(v.add_(1) ** 3),
+                lambda v: -((v + 1) ** 3),
+            ),
+        )
+    },
+    # The fused step and fused attention know no forward-mode derivative.
+    **{
+        name: (perturb(layer).double().eval(), None, shape)
+        for name, layer, shape in (
+            ('a step', StepBlock(StepNet(8)), (1, 8, 5, 4)),
+            ('metric', MetricAttention(8, num_heads=2), (1, 6, 8)),
+            ('dot product', DotProductAttention(8, num_heads=2), (1, 6, 8)),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize('rhs, plain, shape', SYSTEMS.values(), ids=SYSTEMS)
 def test_si_of_systems(rhs, plain, shape):
     """Against the eigenvalues of a Jacobian that autograd makes by rows."""
     u = seeded(*shape).double()

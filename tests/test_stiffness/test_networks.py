@@ -12,12 +12,11 @@ from tests.test_stiffness.reference import (
     IMAGES,
     ONE,
     assert_recorded,
-    no_hooks,
     our_step,
     post_activation,
     ready,
 )
-from tests.utils import same
+from tests.utils import no_hooks, same
 
 
 def mmpretrain_se(block, x, f):

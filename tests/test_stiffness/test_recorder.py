@@ -23,9 +23,10 @@ from mmstepnet.stiffness import TrajectoryRecorder, total_neural_stiffness
 from tests.test_stiffness.reference import (
     IMAGES,
     MAPS,
+    Net,
     Residual,
+    Windows,
     assert_recorded,
-    no_hooks,
     post_activation,
     ready,
     recorded,
@@ -33,7 +34,14 @@ from tests.test_stiffness.reference import (
     row,
     small_resnet,
 )
-from tests.utils import TORCH_21, Adds, not_on_torch_21, perturb, seeded
+from tests.utils import (
+    TORCH_21,
+    Adds,
+    no_hooks,
+    not_on_torch_21,
+    perturb,
+    seeded,
+)
 
 X = seeded(4, 15, 8)
 
@@ -54,12 +62,15 @@ ELEMENTWISE = sorted(
 @pytest.mark.parametrize(
     'last',
     [
-        None,
-        nn.ReLU(inplace=True),
-        nn.functional.relu,
-        torch.Tensor.relu_,
-        lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
-        *(getattr(nn, name)() for name in ELEMENTWISE),
+        pytest.param(None, id='none'),
+        pytest.param(nn.ReLU(inplace=True), id='ReLU in place'),
+        pytest.param(nn.functional.relu, id='a function'),
+        pytest.param(torch.Tensor.relu_, id='a method in place'),
+        pytest.param(
+            lambda x: nn.functional.prelu(x, torch.tensor([0.25])),
+            id='PReLU by a function',
+        ),
+        *(pytest.param(getattr(nn, name)(), id=name) for name in ELEMENTWISE),
     ],
 )
 @pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
@@ -77,8 +88,8 @@ ALL = [f'backbone.layer{stage}.{k}' for stage in (1, 2) for k in (1, 2)]
 @pytest.mark.parametrize(
     'blocks, names',
     [
-        (None, ALL),
-        (Residual, [*ALL, 'head.1']),
+        pytest.param(None, ALL, id='all'),
+        pytest.param(Residual, [*ALL, 'head.1'], id='a class'),
         *(
             (blocks, ALL[2:])
             for blocks in (
@@ -133,22 +144,6 @@ def test_amp_is_measured_in_float32(dtype):
         with TrajectoryRecorder(model) as recorder:
             assert torch.equal(model(IMAGES), wanted)
         assert_recorded(recorder, model, post_activation(), IMAGES)
-
-
-class Net(nn.Module):
-    """Blocks in an order; it fails before one of them."""
-
-    def __init__(self, order=range(4)):
-        super().__init__()
-        self.blocks = nn.ModuleList([Residual() for _ in range(4)])
-        self.order, self.fail_at, self.error = order, None, KeyError
-
-    def forward(self, x):
-        for k in self.order:
-            if self.fail_at == k:
-                raise self.error('lost')
-            x = self.blocks[k](x)
-        return x
 
 
 def modes():
@@ -257,23 +252,6 @@ def test_blocks_in_another_order_keep_their_columns():
     )
 
 
-class Windows(nn.Module):
-    """The second stage sees quarters of images, as so many samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.image, self.window = (
-            row(lambda: Residual(nn.ReLU()), 2) for _ in range(2)
-        )
-
-    def forward(self, x):
-        n, c, h, w = x.shape
-        x = self.image(x).view(n, c, 2, h // 2, 2, w // 2)
-        return self.window(
-            x.permute(0, 2, 4, 1, 3, 5).reshape(n * 4, c, h // 2, w // 2)
-        )
-
-
 class Tokens(nn.Module):
     """Its states are (L, N, C) where ``first`` is False, else (N, L, C)."""
 
@@ -290,11 +268,19 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     'make, x',
     [
-        (Windows, seeded(2, 8, 8, 8)),
+        pytest.param(Windows, seeded(2, 8, 8, 8), id='windows'),
         *(
-            (functools.partial(Tokens, first), x)
-            for first in (False, True)
-            for x in (X, torch.arange(64).view(4, 16) % 9)
+            pytest.param(
+                functools.partial(Tokens, first), x, id=f'{kind}, {order}'
+            )
+            for first, order in (
+                (False, 'tokens first'),
+                (True, 'samples first'),
+            )
+            for kind, x in (
+                ('vectors', X),
+                ('words', torch.arange(64).view(4, 16) % 9),
+            )
         ),
     ],
 )

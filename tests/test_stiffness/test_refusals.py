@@ -19,11 +19,21 @@ from mmstepnet.stiffness import (
     stiffness_proportion,
     total_neural_stiffness,
 )
-from tests.test_stiffness.reference import MAPS, no_hooks, recorded, row
-from tests.test_stiffness.test_finding import GATED, build
-from tests.test_stiffness.test_recorder import Net, Windows
-from tests.test_stiffness.test_trajectories import SETTINGS, arrays
-from tests.utils import Adds, seeded
+from tests.test_stiffness.reference import (
+    MAPS,
+    Net,
+    Residual,
+    Windows,
+    recorded,
+    row,
+)
+from tests.utils import (
+    RECORDING_SETTINGS,
+    Adds,
+    no_hooks,
+    recording_arrays,
+    seeded,
+)
 
 X = seeded(2, 6, 8)
 ONE, TWO = [[1.0, 2.0]], [[1.0, 2.0, 3.0]]
@@ -32,6 +42,18 @@ ONE, TWO = [[1.0, 2.0]], [[1.0, 2.0, 3.0]]
 class ByForeach(Adds):
     def forward(self, x):
         return torch._foreach_add([x], [self.f(x)])[0]
+
+
+class Gated(Residual):
+    """With a gate of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        f = self.f(x)
+        return x + f * self.gate(f.mean((2, 3), keepdim=True)).sigmoid()
 
 
 class Mixes(Adds):
@@ -134,173 +156,216 @@ def record(model, x):
             assert len(recorder) == 0 and no_hooks(model)
 
 
-VALUES = [  # a call that raises a ValueError, and what it says
+def recording(**changes):
+    """A recording of which something is another."""
+    return Trajectories(**{**recording_arrays(), **changes})
+
+
+VALUES = {  # a call that raises a ValueError, and what it says
     # Arguments of the mathematics, checked in one place.
-    (lambda: neural_stiffness_index(ONE, TWO), r'x_next.*\(1, 2'),
-    (
+    'two lengths': (
+        lambda: neural_stiffness_index(ONE, TWO),
+        r'x_next.*\(1, 2',
+    ),
+    'NaN': (
         lambda: neural_stiffness_index([[1.0, np.nan]], ONE),
         r'x holds NaN.*\(0, 1\)',
     ),
-    (
+    'a state of zeros': (
         lambda: neural_stiffness_index([[0.0, 0.0]], ONE),
         r'not finite at \(0,\): a state of norm 0',
     ),
-    (
+    'times that stand': (
         lambda: stiffness_aware_index([[1.0], [2.0]], [0.0, 0.0]),
         r'must increase, but do not at \(0,\); sort',
     ),
-    (
+    'too many times': (
         lambda: stiffness_aware_index([[1.0], [2.0]], [0.0, 1.0, 2.0]),
         r't must have shape \(2\)',
     ),
-    (
+    'a function that gives NaN': (
         lambda: stiffness_index(lambda v: (v - 2).log(), [1.0, 1.0]),
         r'rhs\(u\).*holds NaN',
     ),
-    *(
-        (lambda a=a: total_neural_stiffness(*a), word)
-        for a, word in (
-            ((np.empty((0, 3)), [0, 0, 0]), r'nsi must have shape \(N, L\)'),
-            ((np.ones((2, 3)), [0, 0]), r'stages must have shape \(3\)'),
-            (([[1.0, -0.5]], [0, 0]), r'not negative, got -0.5 at .*\(0, 1\)'),
-            (
-                ([[1.0]], [0], 'mine'),
-                "mu must be one of stage, all, got 'mine'",
-            ),
-        )
+    'no samples': (
+        lambda: total_neural_stiffness(np.empty((0, 3)), [0, 0, 0]),
+        r'nsi must have shape \(N, L\)',
     ),
-    (
+    'too few stages': (
+        lambda: total_neural_stiffness(np.ones((2, 3)), [0, 0]),
+        r'stages must have shape \(3\)',
+    ),
+    'a negative NSI': (
+        lambda: total_neural_stiffness([[1.0, -0.5]], [0, 0]),
+        r'not negative, got -0.5 at .*\(0, 1\)',
+    ),
+    'an unknown mean': (
+        lambda: total_neural_stiffness([[1.0]], [0], 'mine'),
+        "mu must be one of stage, all, got 'mine'",
+    ),
+    'a table of degrees': (
         lambda: stiffness_proportion([[1.0]], [0], [1.0], [[0.0]]),
         r'm2 must have shape \(B\)',
     ),
     # Recordings.
-    *(
-        (lambda change=change: Trajectories(**{**arrays(), **change}), word)
-        for change, word in (
-            (dict(x_norm=np.ones((4, 2))), r'x_norm must have shape \(4, 3\)'),
-            (dict(blocks=['a']), '3 blocks need as many names'),
-            (dict(settings=dict(model='net')), 'model, split'),
-            (
-                dict(settings=dict(SETTINGS, reading='mine')),
-                "adaptive, unit.* got 'mine'",
-            ),
-        )
+    'a recording of two lengths': (
+        lambda: recording(x_norm=np.ones((4, 2))),
+        r'x_norm must have shape \(4, 3\)',
+    ),
+    'too few names': (
+        lambda: recording(blocks=['a']),
+        '3 blocks need as many names',
+    ),
+    'no split': (
+        lambda: recording(settings=dict(model='net')),
+        'model, split',
+    ),
+    'an unknown reading': (
+        lambda: recording(settings=dict(RECORDING_SETTINGS, reading='mine')),
+        "adaptive, unit.* got 'mine'",
     ),
     # Passes.
-    *(
-        (lambda model=model, x=x: record(model(), x), word)
-        for model, x, word in (
-            (
-                vgg11,
-                torch.rand(1, 3, 32, 32),
-                'no residual step of VGG.*adds no',
-            ),
-            (encoder, X, 'batch_first=True'),
-            (
-                lambda: encoder(Masked, batch_first=True),
-                X,
-                'set_fastpath_enabled',
-            ),
-            (net, X[0, 0], r'a state \(8,\): samples'),
-            (lambda: net()[:1], X, 'Found, but left out.*no container'),
-            (
-                lambda: net(ByForeach),
-                X,
-                'adds no two plain tensors where hooks and disp',
-            ),
-            (
-                lambda: net(Mixes),
-                torch.stack([X, X], -1),
-                'both operands were computed from .*hyper-connections',
-            ),
-            (lambda: InThread(net()), X, 'adds no two plain tensors'),
-            (Regions, MAPS, 'window.1 .* axis of 2 samples is not clear'),
-            *(
-                (
-                    lambda: Last(*net()),
-                    inputs,
-                    'axis of 2 samples is not clear',
-                )
-                for inputs in (
-                    [X[0], torch.cat([X, X])],
-                    (torch.ones(2, 5), torch.cat([X, X])),
-                )
-            ),
-            (lambda: Times(*net()), X, 'axis of 2 samples is not clear'),
-        )
+    'no residual network': (
+        lambda: record(vgg11(), torch.rand(1, 3, 32, 32)),
+        'no residual step of VGG.*adds no',
+    ),
+    'samples second': (lambda: record(encoder(), X), 'batch_first=True'),
+    'a fast path': (
+        lambda: record(encoder(Masked, batch_first=True), X),
+        'set_fastpath_enabled',
+    ),
+    'no axis of samples': (
+        lambda: record(net(), X[0, 0]),
+        r'a state \(8,\): samples',
+    ),
+    'one block': (
+        lambda: record(net()[:1], X),
+        'Found, but left out.*no container',
+    ),
+    'added as a list': (
+        lambda: record(net(ByForeach), X),
+        'adds no two plain tensors where hooks and disp',
+    ),
+    'several streams': (
+        lambda: record(net(Mixes), torch.stack([X, X], -1)),
+        'both operands were computed from .*hyper-connections',
+    ),
+    'another thread': (
+        lambda: record(InThread(net()), X),
+        'adds no two plain tensors',
+    ),
+    'regions of images': (
+        lambda: record(Regions(), MAPS),
+        'window.1 .* axis of 2 samples is not clear',
+    ),
+    'two sizes of a list': (
+        lambda: record(Last(*net()), [X[0], torch.cat([X, X])]),
+        'axis of 2 samples is not clear',
+    ),
+    'two sizes of a tuple': (
+        lambda: record(Last(*net()), (torch.ones(2, 5), torch.cat([X, X]))),
+        'axis of 2 samples is not clear',
+    ),
+    'times before samples': (
+        lambda: record(Times(*net()), X),
+        'axis of 2 samples is not clear',
     ),
     # Models, blocks and scores.
-    *(
-        (lambda blocks=blocks: recorded(Net(), MAPS, blocks=blocks), word)
-        for blocks, word in (
-            (
-                'layer9.*',
-                r"'layer9.\*' matches no module. Names look like blocks",
-            ),
-            ('blocks.0', 'blocks.0: first of its stage'),
-            ('blocks.1.f.0', 'not chosen by blocks='),
-        )
+    'no such block': (
+        lambda: recorded(Net(), MAPS, blocks='layer9.*'),
+        r"'layer9.\*' matches no module. Names look like blocks",
     ),
-    *(
-        (lambda score=score: block_scores(Net(), [MAPS * np.nan], score), word)
-        for score, word in (
-            ('nsi', 'score must be'),
-            ('adaptive', 'blocks.1.*NaN or infinite'),
-            ('influence', 'blocks.1.*NaN or infinite'),
-        )
+    'the first block': (
+        lambda: recorded(Net(), MAPS, blocks='blocks.0'),
+        'blocks.0: first of its stage',
     ),
-    (
+    'a part of a block': (
+        lambda: recorded(Net(), MAPS, blocks='blocks.1.f.0'),
+        'not chosen by blocks=',
+    ),
+    'an unknown score': (
+        lambda: block_scores(Net(), [MAPS * np.nan], 'nsi'),
+        'score must be',
+    ),
+    'the adaptive score of NaN': (
+        lambda: block_scores(Net(), [MAPS * np.nan], 'adaptive'),
+        'blocks.1.*NaN or infinite',
+    ),
+    'the influence of NaN': (
+        lambda: block_scores(Net(), [MAPS * np.nan], 'influence'),
+        'blocks.1.*NaN or infinite',
+    ),
+    'an evaluation that gives NaN': (
         lambda: ablate_blocks(Net(), lambda model: np.nan, example=MAPS),
         'gives nan for the model as a whole',
     ),
-    (
+    'no gates': (
         lambda: measure_gates(nn.Linear(8, 8), [X]),
         'no step of Linear has an attention value',
     ),
-    (
+    'an evaluation without the gates': (
         lambda: measure_gates(
-            build(GATED['gate'], maps=True),
-            [MAPS],
-            lambda m: m.forward(MAPS).sum(),
+            row(Gated), [MAPS], lambda m: m.forward(MAPS).sum()
         ),
         'evaluate ran no gate',
     ),
-]
+}
+OTHERS = {  # a call, its error, and what it says
+    'a block twice': (
+        lambda: record(Twice(), MAPS),
+        RuntimeError,
+        'ran several times in one',
+    ),
+    'two threads': (
+        lambda: record(in_two_threads(), X),
+        RuntimeError,
+        'two threads',
+    ),
+    'a block that is missing later': (
+        lambda: after([0, 1, 3]),
+        RuntimeError,
+        'among them blocks.2;',
+    ),
+    'a block twice later': (
+        lambda: after([0, 1, 2, 2, 3]),
+        RuntimeError,
+        'among them blocks.2#2',
+    ),
+    'a block by itself': (
+        by_itself,
+        RuntimeError,
+        'call the object that the recorder was',
+    ),
+    'no model': (
+        lambda: TrajectoryRecorder(None),
+        TypeError,
+        'got NoneType; eval',
+    ),
+    'complex numbers': (
+        lambda: neural_stiffness_index([1j], [1.0]),
+        TypeError,
+        'x is complex',
+    ),
+    'a scripted module': (
+        lambda: find_steps(nn.Sequential(torch.jit.script(nn.Identity())), X),
+        TypeError,
+        '0 was made by torch.jit',
+    ),
+    'a list of no blocks': (
+        lambda: TrajectoryRecorder(Net(), []),
+        TypeError,
+        'got ',
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    'call, error, word',
-    [
-        *((call, ValueError, word) for call, word in VALUES),
-        (
-            lambda: record(Twice(), MAPS),
-            RuntimeError,
-            'ran several times in one',
-        ),
-        (lambda: record(in_two_threads(), X), RuntimeError, 'two threads'),
-        (lambda: after([0, 1, 3]), RuntimeError, 'among them blocks.2;'),
-        (
-            lambda: after([0, 1, 2, 2, 3]),
-            RuntimeError,
-            'among them blocks.2#2',
-        ),
-        (by_itself, RuntimeError, 'call the object that the recorder was'),
-        (lambda: TrajectoryRecorder(None), TypeError, 'got NoneType; eval'),
-        (
-            lambda: neural_stiffness_index([1j], [1.0]),
-            TypeError,
-            'x is complex',
-        ),
-        (
-            lambda: find_steps(
-                nn.Sequential(torch.jit.script(nn.Identity())), X
-            ),
-            TypeError,
-            '0 was made by torch.jit',
-        ),
-        (lambda: TrajectoryRecorder(Net(), []), TypeError, 'got '),
-    ],
-)
-def test_refusals(call, error, word):
+@pytest.mark.parametrize('call, word', VALUES.values(), ids=VALUES)
+def test_wrong_values(call, word):
+    with pytest.raises(ValueError, match=f'(?s){word}'):
+        call()
+
+
+@pytest.mark.parametrize('call, error, word', OTHERS.values(), ids=OTHERS)
+def test_other_refusals(call, error, word):
     with pytest.raises(error, match=f'(?s){word}'):
         call()

@@ -19,25 +19,13 @@ from mmstepnet.stiffness import (
     read_trainings,
 )
 from mmstepnet.version import __version__
-
-SETTINGS = dict(model='net', split='val', reading='unit', dataset_size=4)
-
-
-def arrays(n=4, length=3, seed=0, **settings):
-    rng = np.random.default_rng(seed)
-    return dict(
-        **{name: rng.uniform(0, 1, (n, length)) for name in FIELDS},
-        stages=np.array([0, 0, 1] if length == 3 else [0] * length),
-        blocks=[f'layer1.{k + 1}' for k in range(length)],
-        excluded=['layer1.0'],
-        settings={**SETTINGS, **settings},
-    )
+from tests.utils import RECORDING_SETTINGS, recording_arrays
 
 
 def test_round_trip(tmp_path, monkeypatch):
     """Plain arrays, which NumPy reads without pickle; whole or not there."""
     path = tmp_path / 'new' / 'stiffness_val.npz'
-    given = arrays(
+    given = recording_arrays(
         weights=tmp_path / 'net.pth',
         epoch=np.int64(3),
         mean=np.array([0.5, 0.25]),
@@ -55,7 +43,7 @@ def test_round_trip(tmp_path, monkeypatch):
     for name in ('stages', 'blocks', 'excluded'):
         assert list(getattr(found, name)) == list(given[name])
     assert found.settings == dict(
-        SETTINGS,
+        RECORDING_SETTINGS,
         weights=str(tmp_path / 'net.pth'),
         epoch=3,
         mean=[0.5, 0.25],
@@ -72,7 +60,7 @@ def test_round_trip(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(OSError, match='No space left'):
-        Trajectories(**arrays(n=2)).save(path)
+        Trajectories(**recording_arrays(n=2)).save(path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
 
@@ -81,11 +69,14 @@ def test_files_that_are_no_recordings(tmp_path):
     path = tmp_path / 'stiffness_val.npz'
     with pytest.raises(FileNotFoundError, match='stiffness_val.npz'):
         Trajectories.load(path)
-    Trajectories(**arrays()).save(path)
+    Trajectories(**recording_arrays()).save(path)
     whole = path.read_bytes()
     flipped = whole[:60] + bytes(30) + whole[90:]
     contents = [b'', b'hello', whole[: len(whole) // 2], flipped]
-    good = {**arrays(), 'settings': np.array(json.dumps(SETTINGS))}
+    good = {
+        **recording_arrays(),
+        'settings': np.array(json.dumps(RECORDING_SETTINGS)),
+    }
     for change in (
         dict(settings=np.array('{')),
         dict(settings=np.array('{}')),
@@ -100,13 +91,13 @@ def test_files_that_are_no_recordings(tmp_path):
         with pytest.raises(ValueError, match='stiffness_val.npz is damaged'):
             Trajectories.load(path)
     # As version 0.1 wrote it.
-    old = np.array(json.dumps({**SETTINGS, 'mmstepnet': '0.1.0'}))
+    old = np.array(json.dumps({**RECORDING_SETTINGS, 'mmstepnet': '0.1.0'}))
     np.savez_compressed(path, **{**good, 'settings': old})
     assert Trajectories.load(path).settings['mmstepnet'] == '0.1.0'
 
 
 def test_what_it_prints():
-    found = Trajectories(**arrays())
+    found = Trajectories(**recording_arrays())
     assert str(found) == repr(found)
     size, tns, stiffest = str(found).splitlines()
     assert size == 'net (val): 4 samples, 3 blocks'
@@ -115,7 +106,9 @@ def test_what_it_prints():
         for value in (found.tns('unit'), *found.tns_interval('unit'))
     ]
     assert found.stiffest_blocks(1, 'unit')[0][0] in stiffest
-    html = replace(found, settings=dict(SETTINGS, model='a<b'))._repr_html_()
+    html = replace(
+        found, settings=dict(RECORDING_SETTINGS, model='a<b')
+    )._repr_html_()
     assert html.count('<tr>') == 3 and 'a&lt;b' in html
     # One counted block a stage, as in ResNet-18.
     alone = replace(found, stages=[0, 1, 2])
@@ -134,7 +127,7 @@ def test_what_it_prints():
 
 
 def test_correlations_with_the_attention_value():
-    given = arrays(20, 7)
+    given = recording_arrays(20, 7)
     # One gate is constant up to the rounding of float32.
     given['step_mean'][:, 1] = 0.25 + 3e-8 * (given['unit'][:, 1] > 0.5)
     found = Trajectories(**{**given, 'stages': [3, 3, 3, 3, 3, 1, 1]})
@@ -159,7 +152,7 @@ def test_correlations_with_the_attention_value():
 
 def test_tns_and_its_interval():
     """By the formula of one stage, and by scipy."""
-    found = Trajectories(**arrays(200, 4))
+    found = Trajectories(**recording_arrays(200, 4))
     for reading in READINGS:
         nsi = found.nsi(reading).astype(float)
         excess = nsi / nsi.mean(1, keepdims=True) - 1
@@ -179,7 +172,7 @@ def test_tns_and_its_interval():
                 expected, abs=0.08 * (expected.high - expected.low)
             )
         )
-    one = Trajectories(**arrays(1, 4))
+    one = Trajectories(**recording_arrays(1, 4))
     assert one.tns_interval() == (pytest.approx(one.tns()),) * 2
 
 
@@ -187,10 +180,10 @@ def test_recordings_of_trainings(tmp_path):
     """Ten epochs, written in another order, a test, and files of weights."""
     folder = tmp_path / 'stiffness'
     for epoch in (10, *range(1, 10)):
-        Trajectories(**arrays(30, 4, epoch, epoch=epoch, iter=7 * epoch)).save(
-            folder / f'stiffness_val_epoch_{epoch}.npz'
-        )
-    Trajectories(**arrays(30, 4)).save(folder / 'stiffness_test.npz')
+        Trajectories(
+            **recording_arrays(30, 4, epoch, epoch=epoch, iter=7 * epoch)
+        ).save(folder / f'stiffness_val_epoch_{epoch}.npz')
+    Trajectories(**recording_arrays(30, 4)).save(folder / 'stiffness_test.npz')
     os.utime(folder / 'stiffness_val_epoch_10.npz', (9e9, 9e9))
     found = find_recordings(tmp_path)
     assert len(found) == 11 and found[-1].stem == 'stiffness_val_epoch_10'
@@ -201,7 +194,7 @@ def test_recordings_of_trainings(tmp_path):
     ]
     for k, checkpoint in enumerate(training, 1):
         np.testing.assert_array_equal(
-            checkpoint.unit, Trajectories(**arrays(30, 4, k)).unit
+            checkpoint.unit, Trajectories(**recording_arrays(30, 4, k)).unit
         )
     # Folders are trainings; weights stay in the order given.
     paths = [
@@ -210,7 +203,7 @@ def test_recordings_of_trainings(tmp_path):
         for name in ('late', 'early')
     ]
     for k, path in enumerate(paths):
-        Trajectories(**arrays(weights=f'{k}.pth')).save(path)
+        Trajectories(**recording_arrays(weights=f'{k}.pth')).save(path)
     assert [
         [t.checkpoint[1] for t in training]
         for training in read_trainings(paths).values()

@@ -13,17 +13,24 @@ CONFIG = str(ROOT / 'configs' / 'digits' / 'resnet20_stepnet_digits.py')
 @pytest.mark.parametrize(
     'name, command, text',
     [
-        ('test.py', [CONFIG, 'x.pth', '--out', 'x.txt'], "got 'x.txt'"),
-        (
+        pytest.param(
+            'test.py',
+            [CONFIG, 'x.pth', '--out', 'x.txt'],
+            "got 'x.txt'",
+            id='no format',
+        ),
+        pytest.param(
             'analysis_tools/stiffness.py',
             [CONFIG, 'x.pth', '--max-samples', 0],
             'positive integer, got 0',
+            id='no samples',
         ),
         *(
-            (
+            pytest.param(
                 tool,
                 ['configs/none.py', *more],
                 "^there is no config file 'configs/none.py'$",
+                id=f'{tool}, no config',
             )
             for tool, more in (
                 ('train.py', ()),
@@ -47,12 +54,23 @@ def test_wrong_arguments(name, command, text, capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'command',
     [
-        ['tools/dist_train.sh', CONFIG],
-        ['tools/dist_test.sh', CONFIG, 'x.pth'],
-        ['tools/slurm_train.sh', 'partition'],
-        ['tools/dist_run.sh'],
+        pytest.param(
+            ['tools/dist_train.sh', CONFIG], id='dist_train without GPUs'
+        ),
+        pytest.param(
+            ['tools/dist_test.sh', CONFIG, 'x.pth'],
+            id='dist_test without GPUs',
+        ),
+        pytest.param(
+            ['tools/slurm_train.sh', 'partition'],
+            id='slurm_train without a job',
+        ),
+        pytest.param(['tools/dist_run.sh'], id='dist_run alone'),
         *(
-            ['-c', f'{gpus} bash tools/slurm_train.sh p j {CONFIG}']
+            pytest.param(
+                ['-c', f'{gpus} bash tools/slurm_train.sh p j {CONFIG}'],
+                id=gpus,
+            )
             for gpus in ('GPUS=two', 'CPUS_PER_TASK=-1')
         ),
     ],

@@ -8,7 +8,7 @@ import torch
 from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import run_tool
-from tests.test_export import computed
+from tests.utils import run_onnx
 
 DETECTOR = 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
 CLASSIFIER = 'configs/digits/resnet20_stepnet_digits.py'
@@ -44,7 +44,7 @@ def test_file(config, part, tmp_path):
             if part
             else [model(images, mode='tensor')]
         )
-    found = computed(path, images=images)
+    found = run_onnx(path, images=images)
     assert len(found) == len(wanted) == (4 if part else 1)
     for a, b in zip(found, wanted):
         torch.testing.assert_close(

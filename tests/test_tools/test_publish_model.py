@@ -65,8 +65,12 @@ def test_publish(tmp_path):
 @pytest.mark.parametrize(
     'weights, message',
     [
-        ({}, 'holds no weights'),
-        (dict(fc=torch.tensor([1, float('inf')])), 'not finite: fc'),
+        pytest.param({}, 'holds no weights', id='no weights'),
+        pytest.param(
+            dict(fc=torch.tensor([1, float('inf')])),
+            'not finite: fc',
+            id='not finite',
+        ),
     ],
 )
 def test_what_is_not_published(tmp_path, weights, message):

@@ -7,7 +7,7 @@ from torchvision.models import resnet18
 from mmstepnet import insert_steps
 from mmstepnet.steps.insert import explain_blocks
 from mmstepnet.tracing import trace_pass
-from tests.test_steps.small_networks import inputs, network
+from tests.small_networks import inputs, network
 
 PRINTED = """
 Sequential($1 4x5x8)

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import sacrebleu
+from mmengine import registry
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 from tokenizers import Tokenizer
 
-from mmstepnet.registry import METRICS
+METRICS = registry.Registry(
+    registry.METRICS.name, parent=registry.METRICS, scope='mmstepnet'
+)
+"""A node of mmengine's registry. Configs name its types as the package's."""
 
 
 @METRICS.register_module()

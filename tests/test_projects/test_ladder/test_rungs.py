@@ -23,15 +23,19 @@ HEAD = {'linear.weight', 'linear.bias'}
 @pytest.mark.parametrize(
     'name, in_blocks, head',
     [
-        ('stepnet', STEPNET, False),
-        ('layer-scale', SCALE, False),
-        ('norms', NORMS, False),
-        ('layer-scale-block', SCALE, False),
-        ('sigmoid-bias', {GATE + 'ie_bias'}, False),
-        ('head', set(), True),
-        ('norms-head', NORMS, True),
-        ('layer-scale-head', SCALE, True),
-        ('stepnet-head', STEPNET, True),
+        pytest.param('stepnet', STEPNET, False, id='stepnet'),
+        pytest.param('layer-scale', SCALE, False, id='layer-scale'),
+        pytest.param('norms', NORMS, False, id='norms'),
+        pytest.param(
+            'layer-scale-block', SCALE, False, id='layer-scale-block'
+        ),
+        pytest.param(
+            'sigmoid-bias', {GATE + 'ie_bias'}, False, id='sigmoid-bias'
+        ),
+        pytest.param('head', set(), True, id='head'),
+        pytest.param('norms-head', NORMS, True, id='norms-head'),
+        pytest.param('layer-scale-head', SCALE, True, id='layer-scale-head'),
+        pytest.param('stepnet-head', STEPNET, True, id='stepnet-head'),
     ],
 )
 def test_a_rung_trains_what_it_names(name, in_blocks, head):

@@ -13,8 +13,7 @@ from projects.metric_attention.models import (
     InformationPropagationNetwork,
     PointClassifier,
 )
-from tests.test_projects.test_metric_attention.test_meshes import FACES
-from tests.utils import perturb, seeded
+from tests.utils import OCTAHEDRON, perturb, seeded
 
 SIMILARITIES = (
     'DotProductAttention',
@@ -120,7 +119,7 @@ def mesh(faces, seed):
 @pytest.mark.parametrize('similarity', SIMILARITIES)
 def test_batch_of_meshes_is_mesh_by_mesh(similarity):
     model = perturb(FaceSegmentor(settings(similarity))).double()
-    meshes = [mesh(TETRAHEDRON, 1), mesh(FACES, 2), mesh(TETRAHEDRON, 3)]
+    meshes = [mesh(TETRAHEDRON, 1), mesh(OCTAHEDRON, 2), mesh(TETRAHEDRON, 3)]
     together = model.data_preprocessor(pseudo_collate(meshes))
     losses, predicted = [], []
     for one in meshes:

@@ -9,24 +9,12 @@ from projects.metric_attention.datasets.human_segmentation import (
     load_mesh,
     vertex_features,
 )
+from tests.utils import OCTAHEDRON
 
 VERTICES = np.array(
     [[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]],
     float,
 )
-FACES = np.array(
-    [
-        [0, 2, 4],
-        [2, 1, 4],
-        [1, 3, 4],
-        [3, 0, 4],
-        [2, 0, 5],
-        [1, 2, 5],
-        [3, 1, 5],
-        [0, 3, 5],
-    ]
-)
-"""An octahedron."""
 
 
 def walk(faces):
@@ -48,7 +36,7 @@ def test_labels_of_faces_vertices_and_edges(tmp_path, kind, count):
     rows = [f'v {x} {y} {z}' for x, y, z in VERTICES]
     rows += [
         'f ' + ' '.join(f'{corner + 1}//{corner + 1}' for corner in face)
-        for face in FACES
+        for face in OCTAHEDRON
     ]
     (tmp_path / 'train/a.obj').write_text('# MeshCNN\n' + '\n'.join(rows))
     with pytest.raises(FileNotFoundError, match='a.eseg'):
@@ -56,10 +44,10 @@ def test_labels_of_faces_vertices_and_edges(tmp_path, kind, count):
     path = tmp_path / 'seg/a.eseg'
     path.write_text('\n'.join(map(str, raw)))
     (sample,) = HumanSegmentation(str(tmp_path)).samples
-    assert (sample['faces'].numpy() == FACES).all()
+    assert (sample['faces'].numpy() == OCTAHEDRON).all()
     np.testing.assert_allclose(sample['inputs'][:, :3], VERTICES)
-    number = walk(FACES)
-    for i, face in enumerate(FACES.tolist()):
+    number = walk(OCTAHEDRON)
+    for i, face in enumerate(OCTAHEDRON.tolist()):
         if kind == 'face':
             seen = [raw[i]]
         elif kind == 'vertex':
@@ -78,15 +66,33 @@ def test_labels_of_faces_vertices_and_edges(tmp_path, kind, count):
 @pytest.mark.parametrize(
     'change, text',
     [
-        (dict(vertices=np.where(VERTICES == 1, np.nan, VERTICES)), 'finite'),
-        (dict(faces=FACES - 1), 'name all of the vertices'),
-        (dict(vertices=np.concatenate([VERTICES, [[9, 9, 9]]])), '0 to 6'),
-        (dict(labels=[1] * 7 + [9]), 'from 1 to 8, got 1 to 9'),
-        (dict(labels=[1, 2, 3]), '3 labels are neither'),
+        pytest.param(
+            dict(vertices=np.where(VERTICES == 1, np.nan, VERTICES)),
+            'finite',
+            id='NaN',
+        ),
+        pytest.param(
+            dict(faces=OCTAHEDRON - 1),
+            'name all of the vertices',
+            id='vertices from -1',
+        ),
+        pytest.param(
+            dict(vertices=np.concatenate([VERTICES, [[9, 9, 9]]])),
+            '0 to 6',
+            id='an unused vertex',
+        ),
+        pytest.param(
+            dict(labels=[1] * 7 + [9]),
+            'from 1 to 8, got 1 to 9',
+            id='a label too high',
+        ),
+        pytest.param(
+            dict(labels=[1, 2, 3]), '3 labels are neither', id='too few labels'
+        ),
     ],
 )
 def test_bad_meshes(tmp_path, change, text):
-    parts = dict(vertices=VERTICES, faces=FACES, labels=range(1, 9))
+    parts = dict(vertices=VERTICES, faces=OCTAHEDRON, labels=range(1, 9))
     np.savez(tmp_path / 'mesh.npz', **{**parts, **change})
     with pytest.raises(ValueError, match=text):
         load_mesh(tmp_path / 'mesh.npz')

@@ -8,8 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from projects.metric_attention.models import TranslationTransformer
-from tests.test_propagation.references import copy_attention
-from tests.utils import perturb
+from tests.utils import copy_attention, perturb
 
 PAD, BOS, EOS = 0, 1, 2
 ATTENTIONS = ('DotProductAttention', 'L2Attention', 'MetricAttention')

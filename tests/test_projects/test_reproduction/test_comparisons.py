@@ -54,20 +54,26 @@ def test_equal_differences():
 @pytest.mark.parametrize(
     'values, verdict',
     [
-        ([SURE], 'held'),
-        ([SURE, UNSURE], 'undecided'),
-        ([SURE, UNSURE, WORSE], 'refuted'),
-        ([SMALL], 'refuted'),
-        ([SURE, SMALL], 'refuted'),
+        pytest.param([SURE], 'held', id='sure'),
+        pytest.param([SURE, UNSURE], 'undecided', id='sure and unsure'),
+        pytest.param([SURE, UNSURE, WORSE], 'refuted', id='sure and worse'),
+        pytest.param([SMALL], 'refuted', id='small'),
+        pytest.param([SURE, SMALL], 'refuted', id='sure and small'),
         # A difference that is found counts, however small.
-        ([SURE_AND_SMALL, SURE], 'held'),
+        pytest.param([SURE_AND_SMALL, SURE], 'held', id='small but sure'),
         # Every difference must be sure, but no surer for being one of many.
-        ([BORDERLINE, SURE], 'held'),
+        pytest.param([BORDERLINE, SURE], 'held', id='borderline'),
         # One of many that refutes needs a smaller p.
-        ([BELOW], 'refuted'),
-        ([NARROW], 'refuted'),
-        ([BELOW, UNSURE, UNSURE, UNSURE], 'undecided'),
-        ([NARROW, UNSURE, UNSURE, UNSURE], 'undecided'),
+        pytest.param([BELOW], 'refuted', id='below alone'),
+        pytest.param([NARROW], 'refuted', id='narrow alone'),
+        pytest.param(
+            [BELOW, UNSURE, UNSURE, UNSURE], 'undecided', id='below among four'
+        ),
+        pytest.param(
+            [NARROW, UNSURE, UNSURE, UNSURE],
+            'undecided',
+            id='narrow among four',
+        ),
     ],
 )
 def test_verdicts(values, verdict):

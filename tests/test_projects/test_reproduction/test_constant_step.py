@@ -61,15 +61,19 @@ WIDE, NONE, LARGE, ALL = (
 @pytest.mark.parametrize(
     'constant, adaptive, expected',
     [
-        (ALL, NONE, 'a constant step explains the lead'),
-        (NONE, ALL, 'the adaptive step explains the lead'),
-        (LARGE, LARGE, 'both have a share'),
+        pytest.param(
+            ALL, NONE, 'a constant step explains the lead', id='constant'
+        ),
+        pytest.param(
+            NONE, ALL, 'the adaptive step explains the lead', id='adaptive'
+        ),
+        pytest.param(LARGE, LARGE, 'both have a share', id='both'),
         # One interval holds both 0 and +14.
-        (ALL, WIDE, 'undecided'),
-        (WIDE, ALL, 'undecided'),
-        (ALL, BOTH, 'undecided'),
-        (BOTH, ALL, 'undecided'),
-        (NONE, NONE, 'undecided'),
+        pytest.param(ALL, WIDE, 'undecided', id='constant, adaptive unsure'),
+        pytest.param(WIDE, ALL, 'undecided', id='adaptive, constant unsure'),
+        pytest.param(ALL, BOTH, 'undecided', id='constant, adaptive shares'),
+        pytest.param(BOTH, ALL, 'undecided', id='adaptive, constant shares'),
+        pytest.param(NONE, NONE, 'undecided', id='neither'),
     ],
 )
 def test_verdicts_of_the_plan(constant, adaptive, expected):
@@ -113,10 +117,10 @@ def test_rows_of_the_plan(tmp_path):
 @pytest.mark.parametrize(
     'drops, word',
     [
-        ([0.5, 2.0], 'adaptive'),
-        ([0.4, -0.4], 'a scale'),
-        ([0.5, 0.4], 'undecided'),
-        ([-0.6, 0.1], 'undecided'),
+        pytest.param([0.5, 2.0], 'adaptive', id='one drop is large'),
+        pytest.param([0.4, -0.4], 'a scale', id='drops are small'),
+        pytest.param([0.5, 0.4], 'undecided', id='drops of half a point'),
+        pytest.param([-0.6, 0.1], 'undecided', id='of both signs'),
     ],
 )
 def test_whether_gates_adapt(drops, word):

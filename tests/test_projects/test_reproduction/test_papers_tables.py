@@ -15,9 +15,8 @@ from projects.reproduction.paper import PAGE
 from projects.reproduction.rows import RESULTS as ROWS_OF
 from projects.reproduction.rows import quantities, read_rows
 from projects.reproduction.tables import read_tables
-from tests.documents import ROOT
+from tests.documents import NUMBER, ROOT, near
 
-NUMBER = r'[+-]?\d+(?:\.\d+)?'
 TEXT = (ROOT / 'docs' / 'papers_tables.md').read_text().replace('−', '-')
 RESULTS = PAGE.read_text('utf-8').replace('−', '-')
 ROWS = {
@@ -37,12 +36,6 @@ CONSTANT = {
     for label, config in constant_step.ROWS.items()
 }
 TNS = 'TNS; adaptive NSI, μ over the stage'
-
-
-def near(shown, value):
-    """Whether a number is another one, rounded once."""
-    decimals = len(shown.partition('.')[2])
-    return float(shown) == float(f'{value:.{decimals}f}')
 
 
 @pytest.fixture(scope='module')

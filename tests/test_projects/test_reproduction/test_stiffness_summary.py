@@ -7,14 +7,16 @@ import pytest
 
 from mmstepnet.stiffness import MEANS, READINGS, Trajectories
 from projects.reproduction.stiffness import summarise_stiffness
-from tests.test_stiffness.test_trajectories import arrays
+from tests.utils import recording_arrays
 
 STAGES = np.array([0, 0, 1, 1, 1])
 
 
 def summary(path, **values):
     """A recording, and what its file gives."""
-    run = Trajectories(**{**arrays(60, 5), 'stages': STAGES, **values})
+    run = Trajectories(
+        **{**recording_arrays(60, 5), 'stages': STAGES, **values}
+    )
     run.save(path / 'stiffness_test.npz')
     return run, summarise_stiffness(path / 'stiffness_test.npz')
 

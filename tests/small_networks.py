@@ -1,4 +1,4 @@
-"""Small residual networks, and the same with their steps written by hand."""
+"""Small residual networks, with steps put in and written by hand."""
 
 import copy
 
@@ -8,9 +8,8 @@ from torch import Tensor
 from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import insert_steps
-from tests.utils import seeded
-
-from .insertion import perturb_gates
+from mmstepnet.steps import ResidualStep
+from tests.utils import perturb_gates, seeded
 
 
 class Mix(nn.Module):
@@ -129,3 +128,30 @@ def stepped_pair(kind: str, **options) -> tuple[nn.Module, nn.Module]:
     insert_steps(model, example=inputs(kind), **options)
     perturb_gates(model)
     return model, ByHand(plain, model)
+
+
+class StepBlock(nn.Module):
+    """A basic block that is written with its step."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.conv1, self.conv2 = (
+            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2)
+        )
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.step = ResidualStep(attention, nn.ReLU(inplace=True))
+
+    def forward(self, x):
+        out = torch.relu_(self.norm1(self.conv1(x)))
+        return self.step(x, self.conv2(out), self.norm2)
+
+
+class Around(nn.Module):
+    """Somebody's wrapper."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)

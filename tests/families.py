@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -409,3 +410,15 @@ def find_family(library: str, name: str) -> Family:
     if library == 'mmpretrain':  # and MMDetection or MMSegmentation
         pytest.importorskip(name.split()[0])
     return LIBRARIES[library]()[name]
+
+
+def family_cases() -> list:
+    """A library that is there and each family of it, as cases of a test."""
+    return [
+        pytest.param(
+            library, name, marks=() if name in QUICK else pytest.mark.slow
+        )
+        for library, families in LIBRARIES.items()
+        if find_spec(library)
+        for name in families()
+    ]
