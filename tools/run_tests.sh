@@ -10,18 +10,18 @@ part=all tests=()
 if [ $# -eq 0 ] && [[ $stack =~ ^(onedl|openmmlab)$ ]]; then
     part=quick
     tests=(tests/test_{attentions,datasets,engine,jobs,models}
-        tests/test_{propagation,steps,stiffness}
+        tests/test_{propagation,steps,stiffness,tracing}
         tests/test_{compatibility,configs,files,imports}.py)
 elif [ $# -eq 0 ] || [ "$1" = --all ]; then
     shift $(($# > 0))
     if [ "$stack" = core ]; then
-        tests=(tests/test_{attentions,steps,stiffness,propagation}
+        tests=(tests/test_{attentions,steps,stiffness,propagation,tracing}
             tests/test_imports.py)
     elif [ "$stack" = examples ]; then
         # What needs the libraries that this stack alone has.
         mapfile -t tests < <(grep -lE \
             'accelerate|lightning|peft|timm|torch_geometric|transformers' \
-            tests/test_{attentions,steps,stiffness}/test_*.py)
+            tests/test_{attentions,steps,stiffness,tracing}/test_*.py)
         tests+=(tests/test_cli tests/test_integrations
             tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer})
     fi
