@@ -72,7 +72,8 @@ class SpotFinder(Finder):
     Attributes:
         surroundings (dict): Those of each step.
         calls (Counter): How often each module ran.
-        arguments (dict[str, list]): Shapes of what modules were given.
+        arguments (dict[str, list]): Shapes of the tensors that modules were
+            given, also in lists, tuples and dicts.
     """
 
     def forget(self) -> None:
@@ -99,8 +100,7 @@ class SpotFinder(Finder):
         self.calls[module] += 1
         given = [*enumerate(args), *kwargs.items()]
         self.arguments.setdefault(
-            self.names[module],
-            [tuple(t.shape) for _, t in given if isinstance(t, Tensor)],
+            self.names[module], [tuple(t.shape) for t in tensors(args, kwargs)]
         )
         for key, t in given:
             self._see(module, False, key, t)
@@ -439,7 +439,7 @@ def _is_masked(
     tokens = shapes[0][3 - batch - channels]
     return any(
         len(a) > 1
-        and a[-1] == tokens
+        and (a[-1] == tokens or a[-2:] == (tokens, 1))
         and a != shapes[0]
         and a != b
         and len(a) == len(b)
