@@ -7,7 +7,6 @@ from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch.nn as nn
@@ -39,7 +38,9 @@ def read_file(path: Path) -> dict[str, Tensor]:
     """
     try:
         return read_weights(path)
-    except (UnpicklingError, EOFError, KeyError) as error:
+    except (OSError, ValueError):  # which say what is wrong
+        raise
+    except Exception as error:  # whatever a reader makes of other bytes
         raise ValueError(
             f'{path} is not read: it is no file of PyTorch, or holds other '
             f'objects than tensors; save the state dict alone or, for a '
@@ -208,8 +209,35 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
         ),
         part=base if inside else '',
         runs_whole=labels,
-        classes=config.label2id or {},
+        classes=_numbers_of_classes(config),
     )
+
+
+def _numbers_of_classes(config: Any) -> dict[str, int]:
+    """Number of each class by its name, as a config of transformers has it.
+
+    Either of its two tables may be missing, or made up by transformers.
+
+    Raises:
+        ValueError: They disagree.
+    """
+    names = {int(k): name for k, name in (config.id2label or {}).items()}
+    numbers = {name: int(k) for name, k in (config.label2id or {}).items()}
+    tables = numbers, {name: k for k, name in names.items()}
+    told = [
+        table
+        for table in tables
+        if any(name != f'LABEL_{k}' for name, k in table.items())
+    ]
+    if len(told) == 2:
+        for name, k in numbers.items():
+            if names.get(k) != name:
+                raise ValueError(
+                    f'the config of {config.name_or_path} has {name!r} as '
+                    f'class {k} in label2id, and {names.get(k)!r} in '
+                    f'id2label; correct one of them'
+                )
+    return [*told, *tables][0]
 
 
 def _openmmlab(name: str, pretrained: bool) -> NamedModel:

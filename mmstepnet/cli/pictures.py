@@ -47,19 +47,20 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
             )
     endings = _endings()
     for part in parts:
-        before = len(found)
-        is_new = part == folder or _is_new(str(folder), part.name, seen)
-        for path in sorted(_files(part, seen)) if is_new else ():
+        pictures = []
+        is_new = part == folder or _is_new(part, seen)
+        for path in _files(part, seen) if is_new else ():
             ending = path.suffix.lower()
-            if ending in endings:
-                found.append((path, part.name))
-            else:
+            if ending not in endings:  # another link to it may have one
                 others[ending or 'without an ending'] += 1
-        if len(found) == before:
+            elif _is_new(path, seen):
+                pictures.append(path)
+        if not pictures:
             raise ValueError(
                 f'the folder {part} has no pictures of its own; '
                 f'{_passed_by(others)}'
             )
+        found += [(path, part.name) for path in sorted(pictures)]
     if others.total():
         print(f'{folder}: {_passed_by(others)}', file=sys.stderr)
     return found
@@ -81,22 +82,24 @@ def _passed_by(others: Counter[str]) -> str:
 
 
 def _files(folder: Path, seen: set[str]) -> Iterator[Path]:
-    """Files below a folder, whose real paths are not among those seen."""
+    """Files below a folder whose names have no dot in front.
+
+    A folder whose real path is among those seen is left out.
+    """
     for root, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [
-            name for name in sorted(folders) if _is_new(root, name, seen)
+            name
+            for name in sorted(folders)
+            if name[0] != '.' and _is_new(Path(root, name), seen)
         ]
         yield from (
-            Path(root, name)
-            for name in sorted(files)
-            if _is_new(root, name, seen)
+            Path(root, name) for name in sorted(files) if name[0] != '.'
         )
 
 
-def _is_new(root: str, name: str, seen: set[str]) -> bool:
-    """Whether a name has no dot in front, and nobody was there before."""
-    real = os.path.realpath(os.path.join(root, name))
-    if name[0] == '.' or real in seen:
-        return False
+def _is_new(path: Path, seen: set[str]) -> bool:
+    """Whether nobody was at a real path before; from now on it is seen."""
+    real = os.path.realpath(path)
+    is_new = real not in seen
     seen.add(real)
-    return True
+    return is_new

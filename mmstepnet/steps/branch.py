@@ -277,6 +277,13 @@ class SteppedBlock(Generated):
                 count or place.name in run.states
             ):
                 continue  # leaves stand at both spots: the graph runs them
+            if isinstance(first, torch.fx.Proxy) and not count:
+                raise RuntimeError(
+                    f'{place.name} has a state, from '
+                    f'{place.state.module or "the block"!r}, but no branch, '
+                    f'from {place.branch.module!r}: let torch.fx trace both '
+                    f'of these modules or neither'
+                )
             if count != 1:
                 raise RuntimeError(
                     f'{place.name} of {self.host.__name__} ran {count} times '

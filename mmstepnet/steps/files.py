@@ -10,7 +10,6 @@ for each block that was removed, what stands in its place.
 import hashlib
 import json
 import logging
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -294,7 +293,9 @@ def _read_checkpoint(path: Path) -> tuple[dict, dict[str, Tensor]]:
     """What a trainer's checkpoint says of its steps, and their tensors."""
     try:
         checkpoint = torch.load(path, 'cpu', weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a reader makes of other bytes
         raise ValueError(
             f'it is damaged, or holds more than tensors, numbers and text '
             f'({type(error).__name__}); load the file of steps that was '

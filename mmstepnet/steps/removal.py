@@ -267,7 +267,7 @@ class RemovedBlock(Generated):
 
     Of what the block was, it keeps its class, the form of what it returns,
     its last ReLU, hooks that others have registered, and attributes that are
-    no tensors or modules.
+    no tensors, modules or methods of the block.
     """
 
     size: int
@@ -316,6 +316,8 @@ def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
             for key, value in vars(block).items()
             if key not in (*own, 'forward', '_compiled_call_impl')
             and not isinstance(value, Tensor)
+            # As the block's own forward, where accelerate keeps it.
+            and getattr(value, '__self__', None) is not block
         },
         size=size,
         is_relu=is_relu,

@@ -315,7 +315,7 @@ def _is_masked(
     tokens = shapes[0][3 - batch - channels]
     return any(
         len(a) > 1
-        and a[-1] == tokens
+        and (a[-1] == tokens or a[-2:] == (tokens, 1))
         and a != shapes[0]
         and a != b
         and len(a) == len(b)

@@ -6,6 +6,10 @@ from pathlib import Path
 
 from .trajectories import Trajectories
 
+ENDINGS = '.npz', '.safetensors', '.ckpt', '.pth', '.pt', '.bin', '.tar'
+"""Of recordings and weights. What stands behind another dot belongs to the
+name, as in ``run_0.1``."""
+
 Trainings = Mapping[str, list[Trajectories]]
 """Checkpoints of trainings, in order, by their names."""
 
@@ -40,10 +44,15 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Names of files, with as many of their folders as tell them apart.
 
     Args:
-        paths (Sequence[Path]): Files, whose endings are left out, or folders.
+        paths (Sequence[Path]): Files, of which :data:`ENDINGS` are left out,
+            or folders.
     """
     parts = [
-        (path if path.is_dir() else path.with_suffix('')).parts
+        (
+            path.with_suffix('')
+            if path.suffix in ENDINGS and not path.is_dir()
+            else path
+        ).parts
         for path in paths
     ]
     depths = range(1, 1 + max(map(len, parts), default=0))

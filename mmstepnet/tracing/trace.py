@@ -104,7 +104,7 @@ class Trace:
         additions (dict): When and of what each step was added.
         calls (Counter): How often each module ran.
         shapes (dict): Shapes of the tensors that each module was given first,
-            by its name.
+            also in lists, tuples and dicts, by its name.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Trace:
             }
         self.calls[module] += 1
         self.shapes.setdefault(
-            name, [tuple(t.shape) for _, t in given if isinstance(t, Tensor)]
+            name, [tuple(t.shape) for t in tensors(args, kwargs)]
         )
         first: Any = given[0][1] if given else None
         self._given[module] = identify(first) if is_real(first) else None

@@ -421,6 +421,41 @@ def test_labels_of_a_folder_of_transformers(
     assert list(row['mean']) == list(measure_gates(model.vit, [images]).mean)
 
 
+NUMBERED = dict(c=0, a=1, b=2)
+
+
+@pytest.mark.parametrize(
+    'label2id',
+    [
+        pytest.param(None, id='none'),
+        pytest.param(dict(LABEL_0=0, LABEL_1=1, LABEL_2=2), id='made up'),
+        pytest.param(dict(c='0', a='1', b='2'), id='numbers in texts'),
+    ],
+)
+def test_names_of_classes_by_their_numbers_alone(
+    label2id, classifier, tmp_path
+):
+    """transformers makes no label2id of the id2label that it is given."""
+    classifier('ViTForImageClassification', NUMBERED)
+    change_config(tmp_path / 'vit', label2id)
+    name = f'hf:{tmp_path}/vit'
+    assert load_model(name, labels=True).classes == NUMBERED
+
+
+def test_two_orders_of_classes_are_refused(classifier, tmp_path):
+    classifier('ViTForImageClassification', NUMBERED)
+    change_config(tmp_path / 'vit', dict(a=0, c=1, b=2))
+    with pytest.raises(ValueError, match="has 'a' as class 0 in label2id, an"):
+        load_model(f'hf:{tmp_path}/vit', labels=True)
+
+
+def change_config(folder, label2id):
+    path = folder / 'config.json'
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | dict(label2id=label2id))
+    )
+
+
 @pytest.mark.parametrize(
     'kind, names, words',
     [
@@ -515,11 +550,16 @@ def test_weights_that_are_not_read(content, words, nets, tmp_path):
         named.read(tmp_path / 'net.pt')
 
 
-@pytest.mark.parametrize('content', [b'', b'hello'], ids=['empty', 'text'])
-def test_weights_of_another_program(content, nets, tmp_path):
-    (tmp_path / 'net.pt').write_bytes(content)
+@pytest.mark.parametrize('name', ['net.pt', 'net.safetensors'])
+@pytest.mark.parametrize(
+    'content',
+    [b'', b'hello', b'(hello', b'Go\n'],
+    ids=['empty', 'text', 'parenthesis', 'a number to unpickle'],
+)
+def test_weights_of_another_program(content, name, nets, tmp_path):
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match='it is no file of PyTorch'):
-        load_model(f'{nets}:alone').read(tmp_path / 'net.pt')
+        load_model(f'{nets}:alone').read(tmp_path / name)
 
 
 def test_pictures_in_memory(pictures):
@@ -801,6 +841,23 @@ def test_which_files_are_pictures(tmp_path, capsys):
         (tmp_path / 'all' / 'twice').unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize('labels', [False, True])
+def test_pictures_by_links_to_files_without_an_ending(labels, tmp_path):
+    """As in the cache of a hub, where the files lie before their names."""
+    store, named = tmp_path / 'all' / 'a', tmp_path / 'all' / 'b'
+    store.mkdir(parents=True)
+    named.mkdir()
+    Image.new('RGB', (8, 8)).save(store / '0f', 'png')
+    (named / 'x.png').symlink_to(store / '0f')
+    if labels:
+        Image.new('RGB', (8, 8)).save(store / 'y.png')
+    found = [
+        str(path.relative_to(tmp_path))
+        for path, _ in list_pictures(tmp_path / 'all', labels)
+    ]
+    assert found == [*['all/a/y.png'] * labels, 'all/b/x.png']
+
+
 def test_nothing_is_fetched_unasked(monkeypatch):
     def fetch(*args, **kwargs):
         raise AssertionError('fetches')
@@ -813,13 +870,16 @@ def test_nothing_is_fetched_unasked(monkeypatch):
 
 
 def test_files_are_named_as_shortly_as_they_differ(tmp_path):
-    for names in ('best', 'last'), ('a/best', 'c/best'):
+    for names in ('best', 'last'), ('a/best', 'c/best'), ('v_0.1', 'v_0.2'):
         paths = [tmp_path / 'b' / f'{name}.pth' for name in names]
         assert list(_jobs(['torchvision:resnet18'], paths)) == [
             f'torchvision.resnet18.{name.replace("/", ".")}' for name in names
         ]
     with pytest.raises(ValueError, match='2 models need as many --weights'):
         _jobs(['a', 'b'], paths[:1])
+    # What stands behind a dot of a name is none of its endings.
+    paths = [tmp_path / name for name in ('v_0.1', 'v_0.2', 'c.pth.tar')]
+    assert list(_jobs(['a'], paths)) == ['a.v_0.1', 'a.v_0.2', 'a.c.pth']
 
 
 def test_help_needs_no_pytorch():

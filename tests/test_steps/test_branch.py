@@ -368,6 +368,31 @@ def test_refused_when_it_runs(change, words):
         model(inputs('tokens')).sum().backward()
 
 
+class OwnNorm(nn.LayerNorm):
+    """One of a library of its own, into which torch.fx looks."""
+
+
+class EndsInALeaf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer, self.end = (
+            OwnNorm(8),
+            nn.Linear(8, 8),
+            nn.Identity(),
+        )
+
+    def forward(self, x):
+        return x + self.end(self.layer(self.norm(x)))
+
+
+def test_a_trace_that_looks_into_the_state_alone():
+    """As of timm's ViT; to insert the steps anew would change nothing."""
+    model = nn.Sequential(*(EndsInALeaf() for _ in range(3)))
+    insert_steps(model, example=torch.rand(2, 5, 8))
+    with pytest.raises(RuntimeError, match="but no branch, from 'end': let t"):
+        torch.fx.symbolic_trace(model)
+
+
 class Skips(nn.Module):
     """Goes another way when it is told to."""
 

@@ -1,7 +1,9 @@
 """Networks without some of their blocks, against the same with hooks."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -298,6 +300,18 @@ def test_hooks_of_a_removed_block_go_on(stepped):
         handle.remove()
         twin(IMAGES)
         assert seen == [1]
+
+
+def test_the_way_back_to_a_blocks_own_forward_goes():
+    """accelerate keeps it beside a forward of its own, and puts it back."""
+    model = resnet()
+    block = model.layer1[1]
+    block._old_forward, block.forward = block.forward, block.forward
+    kept = weakref.ref(block)
+    remove_blocks(model, ['layer1.1'])
+    del block
+    gc.collect()
+    assert not hasattr(model.layer1[1], '_old_forward') and kept() is None
 
 
 def test_what_a_backbone_is_asked_for_stays():

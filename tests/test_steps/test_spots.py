@@ -299,6 +299,34 @@ def test_a_mask_of_padding(mask, is_refused, how):
         assert len(insert_steps(model, example=example)) == 3
 
 
+class Hands(Embedded):
+    """Blocks that are given a mask in the form that one likes."""
+
+    def __init__(self, form):
+        super().__init__(lambda block, x, mask: plain(block, x))
+        self.form = form
+
+    def forward(self, x, mask):
+        for block in self.blocks:
+            x = block(x, self.form(mask))
+        return x
+
+
+@pytest.mark.parametrize(
+    'form',
+    [
+        pytest.param(lambda mask: (None, mask), id='tuple'),
+        pytest.param(lambda mask: [mask], id='list'),
+        pytest.param(lambda mask: dict(of=dict(keys=mask)), id='dicts'),
+        pytest.param(lambda mask: mask[..., None], id='column'),
+    ],
+)
+def test_how_a_block_is_given_its_mask(form):
+    example = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match='beside padding'):
+        insert_steps(Hands(form), example=example)
+
+
 def test_patches_beside_padding_in_timm():
     naflex = pytest.importorskip('timm.models.naflexvit')
     model = naflex.NaFlexVit(
