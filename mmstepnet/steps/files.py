@@ -309,20 +309,26 @@ def _read_checkpoint(path: Path) -> tuple[dict, dict[str, Tensor]]:
     about = json.loads(checkpoint[METADATA])
     _check_format(about)
     prefix = f'{about.pop("network")}.'.lstrip('.')
-    gates = tuple(
+    gates = [
         f'{name}.{key}.attention.'
         for name, block in about['blocks'].items()
         for key in block.get('steps', ())
-    )
+    ]
     tensors = {
         _inside(key.removeprefix(prefix)): t
         for key, t in checkpoint['state_dict'].items()
         if key.startswith(prefix)
     }
+    for gate in gates:
+        if not any(key.startswith(gate) for key in tensors):
+            raise ValueError(
+                f'its weights have no {gate}*, as where PEFT is around the '
+                f'network; load the file of steps that was written beside it'
+            )
     return about, {
         key: t
         for key, t in tensors.items()
-        if key.startswith(gates) and not key.endswith(f'.{KEY}')
+        if key.startswith(tuple(gates)) and not key.endswith(f'.{KEY}')
     }
 
 

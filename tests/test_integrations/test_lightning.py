@@ -393,3 +393,20 @@ def test_checkpoints_that_do_not_say_it(tmp_path):
         with pytest.raises(ValueError, match='ckpt: it is damaged, or holds'):
             load_steps(plain, path)
     assert [*plain.state_dict()] == keys
+
+
+def test_a_checkpoint_of_a_network_in_peft(tmp_path):
+    """It has other names; the file beside it has those of the network."""
+    peft = pytest.importorskip('peft')
+    config = peft.LoraConfig(target_modules=['conv1'])
+    model = peft.get_peft_model(stepped(), config)
+    fit(model, tmp_path, StepsCallback())
+    (path,) = tmp_path.glob('*.ckpt')
+    with pytest.raises(ValueError, match='no layer1.0.step.* as where PEFT'):
+        load_steps(network(), path)
+    beside = path.with_name(f'{path.stem}.steps.safetensors')
+    assert load_steps(network(), beside) == [
+        'layer1.0',
+        'layer1.1',
+        'layer1.2',
+    ]
