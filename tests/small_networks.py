@@ -8,7 +8,6 @@ from torch import Tensor
 from torchvision.models.resnet import BasicBlock
 
 from mmstepnet import insert_steps
-from mmstepnet.steps import ResidualStep
 from tests.utils import perturb_gates, seeded
 
 
@@ -128,22 +127,6 @@ def stepped_pair(kind: str, **options) -> tuple[nn.Module, nn.Module]:
     insert_steps(model, example=inputs(kind), **options)
     perturb_gates(model)
     return model, ByHand(plain, model)
-
-
-class StepBlock(nn.Module):
-    """A basic block that is written with its step."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.conv1, self.conv2 = (
-            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2)
-        )
-        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-        self.step = ResidualStep(attention, nn.ReLU(inplace=True))
-
-    def forward(self, x):
-        out = torch.relu_(self.norm1(self.conv1(x)))
-        return self.step(x, self.conv2(out), self.norm2)
 
 
 class Around(nn.Module):

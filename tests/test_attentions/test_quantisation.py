@@ -7,7 +7,7 @@ from torch.ao.quantization import get_default_qconfig_mapping, quantize_dynamic
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from mmstepnet.attentions import build_attention
-from tests.small_networks import StepBlock
+from tests.utils import StepBlock
 
 NAMES = (
     'SE',

@@ -17,7 +17,6 @@ from mmstepnet.attentions.base import ATTENTIONS, ChannelGate
 from mmstepnet.steps.tail import dispatch
 from mmstepnet.steps.tail.by_image import scale_by_image
 from tests.programs import run_tool
-from tests.small_networks import StepBlock
 from tests.test_steps.cases import (
     FORMATS,
     NORMS,
@@ -27,7 +26,7 @@ from tests.test_steps.cases import (
     inputs,
     run,
 )
-from tests.utils import randomise
+from tests.utils import StepBlock, randomise
 
 GATES = [
     name for name, kind in ATTENTIONS.items() if issubclass(kind, ChannelGate)
@@ -243,7 +242,7 @@ def test_traced_and_exported(calls, by_image):
 
 SCRIPT = """
 import sys, torch
-from tests.small_networks import StepBlock
+from tests.utils import StepBlock
 from mmstepnet.attentions import SE, SRM, StepNet
 for gate in (StepNet, SE, SRM):
     net = StepBlock(gate(8))

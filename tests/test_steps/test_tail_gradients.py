@@ -12,7 +12,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 from mmstepnet import steps
 from mmstepnet.attentions import Plain, StepNet
 from mmstepnet.steps import ResidualStep
-from tests.small_networks import StepBlock
 from tests.test_steps.cases import (
     FORMATS,
     GATES,
@@ -21,7 +20,7 @@ from tests.test_steps.cases import (
     build_modes,
     inputs,
 )
-from tests.utils import TORCH_21, randomise
+from tests.utils import TORCH_21, StepBlock, randomise
 
 
 @pytest.mark.parametrize('norm', NORMS)

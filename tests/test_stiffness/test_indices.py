@@ -13,8 +13,7 @@ from mmstepnet.stiffness import (
     stiffness_aware_index,
     stiffness_index,
 )
-from tests.small_networks import StepBlock
-from tests.utils import perturb, seeded
+from tests.utils import StepBlock, perturb, seeded
 
 
 def test_nsi_equals_numpy():
