@@ -342,7 +342,6 @@ MOVED = (
 @pytest.mark.parametrize(
     'name',
     [
-        'README.md',
         'CHANGELOG.md',
         'docs/insert_steps.md',
         'docs/papers_tables.md',
