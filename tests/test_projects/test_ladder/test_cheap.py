@@ -190,3 +190,18 @@ def test_the_page_says_what_the_program_prints():
     lines = page.splitlines()
     for line in ladder.table().splitlines():
         assert line in lines, line
+
+
+def test_what_the_readme_says_of_the_ladder():
+    """Ahead of a constant in no network, behind the norms in two."""
+    found = {
+        (network, difference): verdict
+        for network, difference, *_, verdict in ladder.verdicts(
+            list(read_rows(ladder.ROWS))
+        )
+    }
+    assert len(found) == 6 and 'not yet' not in found.values()
+    assert not any(verdict.startswith('ahead') for verdict in found.values())
+    behind = [key for key in found if found[key] == 'behind']
+    assert [key[1] for key in behind].count('stepnet − norms') == 2
+    assert len(behind) == 3
