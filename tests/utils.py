@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from mmstepnet import ResidualStep, insert_steps
 from mmstepnet.stiffness import FIELDS
@@ -137,7 +137,7 @@ def same(got, expected):
     """
     assert all(
         t is None or t.dtype == torch.float64
-        for t in tree_leaves((got, expected))
+        for t in tree_flatten((got, expected))[0]
     )
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
