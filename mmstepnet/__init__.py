@@ -54,7 +54,7 @@ _NAMES = {
         'measure_stiffness',
     ),
 }
-"""What is imported when it is first asked for, by where it stands."""
+"""Names that are imported when they are first asked for, by module."""
 
 MODULES = (
     'attentions',
@@ -101,5 +101,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What an editor or a notebook offers."""
+    """Names for an editor or a notebook."""
     return [*__all__, *MODULES]

@@ -1,4 +1,4 @@
-"""What differs between versions of PyTorch; the only place that asks.
+"""Differences between versions of PyTorch; the only place that asks.
 
 Versions compare as ``torch.__version__ >= '2.6'``, number by number.
 """
@@ -63,7 +63,7 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 def onnx_arguments(axes: Sequence[str | None]) -> dict:
-    """How ``torch.onnx.export`` is told which axes of its input are free.
+    """Arguments that tell ``torch.onnx.export`` the free axes of its input.
 
     Args:
         axes (Sequence): For each axis its name, None where it is fixed.

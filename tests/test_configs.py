@@ -1,7 +1,6 @@
 """Every parameter of the configs' models can learn."""
 
 import re
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,12 +10,6 @@ from tests.checkpoints import load_config
 from tests.documents import CONFIGS
 from tests.utils import perturb
 
-# The newcomers' environment has not what Multi30k needs.
-BUILT = [
-    path
-    for path in CONFIGS
-    if 'multi30k' not in path.name or find_spec('tokenizers')
-]
 SIZES = (
     'data_preprocessor',
     'depth',
@@ -114,7 +107,7 @@ def load(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('path', BUILT, ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_builds(path):
     MODELS.build(load(path).model)
 
@@ -122,7 +115,7 @@ def test_builds(path):
 def test_every_parameter_learns():
     """Of models of one kind the least deep stands for all."""
     kinds = {}
-    for path in BUILT:
+    for path in CONFIGS:
         cfg = load(path)
         if 'backbone' not in cfg.model:  # the second paper's networks
             continue

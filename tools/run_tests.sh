@@ -11,7 +11,7 @@ if [ $# -eq 0 ] && [[ $stack =~ ^(onedl|openmmlab)$ ]]; then
     part=quick
     tests=(tests/test_{attentions,datasets,engine,jobs,models}
         tests/test_{propagation,steps,stiffness,tracing}
-        tests/test_{compatibility,configs,files,imports}.py)
+        tests/test_{compatibility,files,imports}.py)
 elif [ $# -eq 0 ] || [ "$1" = --all ]; then
     shift $(($# > 0))
     if [ "$stack" = core ]; then

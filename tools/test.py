@@ -13,7 +13,7 @@ from mmengine.runner import CheckpointLoader
 from mmstepnet.jobs.checkpoint import load_weights
 from mmstepnet.jobs.job import (
     add_job_options,
-    find_host,
+    host_of_config,
     load_config,
     process_group,
 )
@@ -40,9 +40,8 @@ def parse_args() -> argparse.Namespace:
 def dump_predictions(cfg: Config, path: str) -> None:
     """Make the evaluator write the predictions too."""
     # Masks need mmdet's own, which encodes them.
-    name = (
-        'mmdet.DumpDetResults' if find_host(cfg) == 'mmdet' else 'DumpResults'
-    )
+    is_detector = host_of_config(cfg) == 'mmdet'
+    name = 'mmdet.DumpDetResults' if is_detector else 'DumpResults'
     evaluators = cfg.test_evaluator
     if not isinstance(evaluators, (list, tuple)):
         evaluators = [evaluators]

@@ -1,4 +1,4 @@
-"""What all attentions share."""
+"""The interface of all attentions."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -73,4 +73,4 @@ STATISTICS = {
     'f_mean': lambda x, f: pool(f),
     'f_std': lambda x, f: pool_std(f),
 }
-"""What a channel gate may ask for, computed from x and f."""
+"""Vectors that a channel gate may ask for, computed from x and f."""

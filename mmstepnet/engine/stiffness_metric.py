@@ -98,7 +98,7 @@ class StiffnessMetric(BaseMetric):
 
     @property
     def recorded(self) -> int:
-        """How many samples were measured and not left out."""
+        """Number of samples that were measured and not left out."""
         return self.measured - len(self._left_out)
 
     @property
@@ -108,7 +108,7 @@ class StiffnessMetric(BaseMetric):
 
     @property
     def _share(self) -> int:
-        """How many samples this rank contributes."""
+        """Number of samples of this rank."""
         # mmengine's sampler deals samples to ranks like cards.
         return -(-self.size // get_world_size())
 

@@ -20,7 +20,7 @@ GROUND = '#440154'
 
 
 class Measure(NamedTuple):
-    """What is plotted over M, and its integral over all M."""
+    """A quantity that is plotted over M, and its integral over all M."""
 
     symbol: str
     values: Callable

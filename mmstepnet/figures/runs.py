@@ -1,4 +1,4 @@
-"""What a figure or report shows of a run: its trajectories and accuracy."""
+"""Runs for figures and the report: trajectories and accuracy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

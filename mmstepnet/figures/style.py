@@ -1,4 +1,4 @@
-"""What all figures share: data, colours, the axis of blocks, the theme."""
+"""The common parts of all figures: data, colours, axes, the theme."""
 
 import json
 import textwrap

@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers do alike."""
+"""The common parts of the callbacks of all trainers."""
 
 import copy
 import logging

@@ -31,7 +31,7 @@ from mmstepnet.steps.files import read_weights
 from mmstepnet.tracing import in_mode
 
 REFUSED = ('dropout', 'output_attentions', 'position_bias', 's_aux', 'softcap')
-"""What a model may ask for that needs the N x M scores themselves."""
+"""Options of a model that need the N x M scores themselves."""
 
 
 def register_attentions() -> None:
@@ -157,7 +157,7 @@ def load_metrics(model: Any, folder: str | Path) -> list[str]:
 
 
 def _names_in_files(model: Any, keys: list[str]) -> list[str]:
-    """What save_pretrained writes for keys: some models keep older names."""
+    """Keys as save_pretrained writes them: some models keep older names."""
     with TemporaryDirectory() as folder:
         model.save_pretrained(
             folder,

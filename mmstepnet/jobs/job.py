@@ -1,4 +1,4 @@
-"""What the command-line tools share: arguments, config, process group."""
+"""The common parts of the tools: arguments, config, process group."""
 
 import gc
 import os
@@ -73,7 +73,7 @@ def load_config(args: Namespace) -> Config:
     # Of MMSegmentation onedl-mmengine knows upstream's name alone.
     MODULE2PACKAGE['mmseg'] = 'mmseg'
     cfg = Config.fromfile(args.config)
-    host = find_host(cfg)
+    host = host_of_config(cfg)
     for name in ('train', 'val', 'test'):
         loader = cfg.get(f'{name}_dataloader')
         if host == 'mmpretrain' and loader is not None:
@@ -108,7 +108,7 @@ def load_model(args: Namespace) -> tuple[Config, dict, nn.Module]:
     return cfg, checkpoint, model
 
 
-def find_host(cfg: Config) -> str | None:
+def host_of_config(cfg: Config) -> str | None:
     """The package that a config is of, such as ``'mmdet'``.
 
     Where ``default_scope`` does not say it, that of the model's class.

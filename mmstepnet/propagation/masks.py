@@ -71,7 +71,7 @@ def check_mask(
 
 
 def informed_rows(mask: Tensor, receivers: int) -> Tensor:
-    """Which receivers a mask of sources leaves one beside ``is_causal``.
+    """Receivers that a mask of sources leaves one beside ``is_causal``.
 
     Args:
         mask (Tensor): Of sources, (..., 1, M).

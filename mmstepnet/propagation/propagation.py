@@ -31,7 +31,7 @@ class ProjectedSources(NamedTuple):
 
 
 class PropagationModule(nn.Module):
-    """What the propagation alone and the attention block share.
+    """The common part of the propagation and of the attention block.
 
     Subclasses set ``pseudo_metric``, a :class:`PseudoMetric`.
 
@@ -52,7 +52,7 @@ class PropagationModule(nn.Module):
         self.eps = eps
 
     def send(self, sources: Tensor) -> Tensor:
-        """What points send, (..., M, C) -> (..., H, M, E)."""
+        """Values that points send, (..., M, C) -> (..., H, M, E)."""
         raise NotImplementedError
 
     def merge(self, informed: Tensor) -> Tensor:

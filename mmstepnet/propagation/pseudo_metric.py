@@ -1,4 +1,4 @@
-"""What all pseudo-metrics share.
+"""The common part of all pseudo-metrics.
 
 Towards understanding how attention mechanism works in deep learning,
 https://arxiv.org/abs/2412.18288, Section 3.1.

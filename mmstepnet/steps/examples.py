@@ -24,16 +24,16 @@ IMAGE_MODELS = 'timm.models.', 'torchvision.models.'
 """Libraries whose models are called with images or clips alone."""
 
 MMENGINE = 'init_cfg', 'init_weights'
-"""What backbones of MMEngine's projects have, of which MMAction2's oldest are
-plain modules."""
+"""Attributes of backbones of MMEngine's projects. MMAction2's oldest backbones
+are plain modules."""
 
 SIZES = 'img_size', 'image_size'
 FRAMES = 'num_frames', 'temporal_size', 't_size'
-"""What networks of videos call the frames of a clip."""
+"""Names of the number of frames, in networks of videos."""
 
 
 def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
-    """What a model of a known library may be called with, likeliest first.
+    """Inputs that a model of a known library may take, the usual ones first.
 
     Args:
         model (nn.Module): The model, or a part of one.
@@ -95,7 +95,7 @@ def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
 
 
 def _attribute(owners: tuple, names: tuple[str, ...], default: object) -> Any:
-    """What a model, its config or one of its modules says under a name."""
+    """The first value under one of the names: of a config or a module."""
     found = (getattr(owner, name, None) for owner in owners for name in names)
     return next((value for value in found if value), default)
 
@@ -141,7 +141,8 @@ def call_of(
     Also of tensors in dicts, lists and tuples among the arguments.
     """
     if isinstance(example, Mapping):  # a dict, or what a tokenizer gives
-        args, kwargs = (), dict(example)
+        args = ()
+        kwargs = dict(example)
     else:
         args = example if isinstance(example, (tuple, list)) else (example,)
         kwargs = {}

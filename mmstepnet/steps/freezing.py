@@ -16,7 +16,7 @@ class KeepsStatistics(Generated):
 
     @classmethod
     def _named_over(cls, host: type) -> tuple[str, dict[str, Any]]:
-        """Where the host's class lies: torch.fx leaves torch.nn as it is."""
+        """Lie in the host's module: torch.fx leaves torch.nn as it is."""
         return host.__name__, dict(__module__=host.__module__)
 
     def train(self, mode: bool = True) -> nn.Module:

@@ -183,7 +183,8 @@ def _follow(
 
     def gives(layer: Any, step: ResidualStep) -> bool:
         """Whether a layer, which runs once, gives f to a step alone."""
-        (out, *again), (f, *others) = returned[layer], branches[step]
+        (out, *again) = returned[layer]
+        (f, *others) = branches[step]
         own = reads.memory(f, layer.weight, layer.bias)
         return (
             not (again or others)

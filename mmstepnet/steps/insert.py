@@ -12,7 +12,7 @@ from torch import Tensor
 from mmstepnet.attentions import Attention, build_attention
 from mmstepnet.torch_version import has_values
 from mmstepnet.tracing import Selection, select, unwrap
-from mmstepnet.tracing.selection import around, is_named, is_within
+from mmstepnet.tracing.selection import enclosing_names, is_named, is_within
 
 from .branch import BranchStep, Place, SteppedBlock, attach, detach
 from .freezing import follow_training
@@ -116,22 +116,20 @@ def insert_steps(
     cfg = dict(attention_args, type=attention, init_step=init_step)
     steps = _steps_of_resnets(candidates, cfg, first_block)
     refused: list[str] = []
-    if example is not None or candidates.without(steps):
+    if example is not None or candidates.empty_choices(steps):
         places, refused = _find_places(candidates, example, layout)
-        steps |= {
-            name: [
-                (place, build(cfg, name, candidates.modules[name], place))
+        outside = [name for name in places if not is_within(name, {*steps})]
+        for name in outside:
+            block = candidates.modules[name]
+            steps[name] = [
+                (place, build(cfg, name, block, place))
                 for place in places[name]
             ]
-            for name in places
-            if not is_within(name, {*steps})
-        }
     candidates.check(steps, refused)
-    changed = {
-        name: block
-        for name, block in candidates.modules.items()
-        if steps.get(name)
-    }
+    changed = {}
+    for name, block in candidates.modules.items():
+        if steps.get(name):
+            changed[name] = block
     _warn(changed, refused)
     for name, block in changed.items():
         put_in(block, steps[name])
@@ -143,41 +141,37 @@ Steps = Collection[tuple[Place | None, Attention]]
 all: the block is left out, because it projects its identity."""
 
 
+PROJECTED = 'projects its identity; first_block=True includes it'
+"""Why a ResNet's block takes no step by itself."""
+
+
 class Candidates:
     """The modules of a model among which blocks are looked for."""
 
     def __init__(
         self, modules: dict[str, nn.Module], blocks: Selection | None
     ):
-        self.all, self.kind = modules, type(modules['']).__name__
+        self.all = modules
+        self.kind = type(modules['']).__name__
         self.chosen: dict[Any, set[str]] = (
             {'': {''}} if blocks is None else (select(modules, blocks))
         )
+        backbone = getattr(modules[''], 'backbone', None)
+        is_backbone = blocks is None and isinstance(backbone, nn.Module)
+        self.scope = 'backbone.' if is_backbone else ''
+        self.modules: dict[str, nn.Module] = {}
+        stepped = []
         names = set().union(*self.chosen.values())
-        self.scope = (
-            'backbone.'
-            if blocks is None
-            and isinstance(getattr(modules[''], 'backbone', None), nn.Module)
-            else ''
-        )
-        self.modules = {
-            name: module
-            for name, module in modules.items()
-            if is_within(name, names) and name.startswith(self.scope)
-        }
-        self.named = {
-            name
-            for item, found in self.chosen.items()
-            for name in found
-            if item and isinstance(item, str) and not set(item) & set('*?[')
-        }
+        for name, module in modules.items():
+            if is_within(name, names) and name.startswith(self.scope):
+                self.modules[name] = module
+                if has_steps(module):
+                    stepped.append(name)
+        self.named: set[str] = set()
         """Those that were named one by one."""
-        stepped = [
-            name
-            for name, block in self.modules.items()
-            if isinstance(block, SteppedBlock)
-            or any(step.attention is not None for step in steps_of(block))
-        ]
+        for item, matching in self.chosen.items():
+            if isinstance(item, str) and item and not set(item) & set('*?['):
+                self.named |= matching
         if stepped:
             raise ValueError(
                 f'there are steps already in {", ".join(stepped)}; call '
@@ -185,7 +179,7 @@ class Candidates:
                 f'choose its attention='
             )
 
-    def without(self, blocks: Iterable[str]) -> dict[Any, set[str]]:
+    def empty_choices(self, blocks: Iterable[str]) -> dict[Any, set[str]]:
         """Choices in which there is none of some blocks."""
         return {
             item: names
@@ -196,10 +190,10 @@ class Candidates:
     def check(self, steps: dict[str, Steps], refused: list[str]) -> None:
         """Refuse a choice in which there is no block that takes steps."""
         taking = [name for name in steps if steps[name]]
-        for item, names in self.without(taking).items():
+        for item, names in self.empty_choices(taking).items():
             where = f'of blocks={item!r} ' if item else ''
             why = [
-                f'{name} projects its identity; first_block=True includes it'
+                f'{name} {PROJECTED}'
                 for name in steps
                 if is_within(name, names)
             ]
@@ -212,7 +206,7 @@ class Candidates:
 def explain_blocks(
     model: nn.Module, example: object = None
 ) -> dict[str, list[str]]:
-    """What :func:`insert_steps` would do with each block of a model.
+    """Say of each block of a model whether :func:`insert_steps` takes it.
 
     Args:
         model (nn.Module): The model, which is left as it was.
@@ -226,14 +220,10 @@ def explain_blocks(
     resnets = _steps_of_resnets(
         candidates, dict(type='StepNet', init_step=1.0), None
     )
-    lines = {
-        name: [
-            'takes a step together with its last norm'
-            if steps
-            else 'projects its identity; first_block=True includes it'
-        ]
-        for name, steps in resnets.items()
-    }
+    lines: dict[str, list[str]] = {}
+    for name, steps in resnets.items():
+        taken = 'takes a step together with its last norm'
+        lines[name] = [taken if steps else PROJECTED]
     places, refused = _find_places(candidates, example, None)
     for name in places:
         if not is_within(name, {*resnets}):
@@ -291,7 +281,7 @@ def _find_places(
         ):
             continue
         try:
-            found, why, seen = find_places(
+            found = find_places(
                 part, example, layout, outermost=name in ('', 'backbone')
             )
         except ValueError as error:
@@ -300,14 +290,14 @@ def _find_places(
             LOGGER.debug('%s', error)  # its own parts may run
             continue
         ran.append(prefix)
-        for block in found:
+        for block, spots in found.places.items():
             if prefix + block in candidates.modules:
-                places[prefix + block] = found[block]
-        for sentence in why:
+                places[prefix + block] = spots
+        for sentence in found.refused:
             if (prefix + sentence).split()[0] in candidates.modules:
                 refused.append(prefix + sentence)
-        if not (found or why):
-            refused.append(seen)
+        if not (found.places or found.refused):
+            refused.append(found.seen)
     if not ran:
         refused = [
             'it was not run; give example=, what it is called with, such as '
@@ -320,18 +310,7 @@ def _warn(blocks: dict[str, nn.Module], refused: list[str]) -> None:
     """Name what is left out, and what keeps gates from learning."""
     if refused:
         LOGGER.warning('Without steps: %s', '; '.join(refused))
-    # As zero_init_last of timm and zero_init_residual of others have it.
-    silent = [
-        name
-        for name, block in blocks.items()
-        if any(
-            p.ndim == 1
-            and key.endswith('weight')
-            and has_values(p)
-            and not p.any()
-            for key, p in block.named_parameters()
-        )
-    ]
+    silent = [name for name, block in blocks.items() if _is_silent(block)]
     if silent:
         LOGGER.warning(
             'A norm of %s starts at zero, so f is 0 there: no gate has a '
@@ -344,6 +323,18 @@ def _warn(blocks: dict[str, nn.Module], refused: list[str]) -> None:
             'start; who fills their memory in another way, as from_pretrained '
             'of transformers does, calls reset_parameters() of each'
         )
+
+
+def _is_silent(block: nn.Module) -> bool:
+    """Whether a norm starts at zero.
+
+    As ``zero_init_last`` of timm and ``zero_init_residual`` of others have it.
+    """
+    for key, p in block.named_parameters():
+        is_norm = p.ndim == 1 and key.endswith('weight')
+        if is_norm and has_values(p) and not p.any():
+            return True
+    return False
 
 
 def remove_steps(model: nn.Module) -> list[str]:
@@ -362,16 +353,20 @@ def remove_steps(model: nn.Module) -> list[str]:
     check_unsharded(model)
     names = []
     for name, block in modules_by_name(model).items():
-        steps: list[Any] = steps_of(block)
-        if isinstance(block, SteppedBlock) or any(
-            step.attention is not None for step in steps
-        ):
+        if has_steps(block):
             names.append(name)
-        if steps or isinstance(block, SteppedBlock):
+        if steps_of(block) or isinstance(block, SteppedBlock):
             take_out_steps(block)
     follow_training(model.modules())
     in_model = modules_by_name(model)  # a wrapper of a step has gone, too
     return [name for name in names if name in in_model]
+
+
+def has_steps(block: nn.Module) -> bool:
+    """Whether a block takes steps that an attention chooses."""
+    return isinstance(block, SteppedBlock) or any(
+        step.attention is not None for step in steps_of(block)
+    )
 
 
 def take_out_steps(block: nn.Module) -> None:
@@ -448,7 +443,7 @@ def build(
         sizes = [
             size
             for stage, size in cfg['map_size'].items()
-            if any(is_named(n, stage) for n in around(name))
+            if any(is_named(n, stage) for n in enclosing_names(name))
         ]
         if len(sizes) != 1:
             raise ValueError(

@@ -24,7 +24,7 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 def find_modules_to_save(
     modules: dict[str, nn.Module], names: Iterable[str]
 ) -> dict[str, nn.Module]:
-    """What the argument ``modules_to_save`` names."""
+    """Modules that the argument ``modules_to_save`` names."""
     checked = list(names)
     if isinstance(names, str) or not all(
         isinstance(name, str) and name for name in checked

@@ -106,7 +106,7 @@ def exchange(
 def prepare_removal(
     model: nn.Module, names: Selection | None, example: object = None
 ) -> dict[str, 'RemovedBlock']:
-    """What may stand in the place of blocks, by name; nothing is changed.
+    """Make modules for the places of blocks, by name; nothing is changed.
 
     Args:
         model (nn.Module): The model.
@@ -124,14 +124,15 @@ def prepare_removal(
                 f'blocks={item!r} means no residual block of the model; '
                 f'find_steps shows where its steps are'
             )
-    meant = {
-        name
-        for name in blocks
-        if names is None or is_within(name, set().union(*chosen.values()))
-    }
-    removed, refused = {}, []
-    for name in [name for name in blocks if name in meant]:
+    selected = set().union(*chosen.values())
+    meant = [
+        name for name in blocks if names is None or is_within(name, selected)
+    ]
+    removed = {}
+    refused = []
+    for name in meant:
         way, *others = ways.get(name, [None])
+        together = {name} if names is None else {*meant}
         if blocks[name]:
             refused.append(f'{name} projects its identity')
         elif way is None or others:
@@ -139,7 +140,7 @@ def prepare_removal(
                 f'{name} returns something else than the sum of '
                 f'its state and its branches, or a ReLU of it'
             )
-        elif _is_counted(modules, name, {name} if names is None else meant):
+        elif _is_counted(modules, name, together):
             refused.append(
                 f'{name} has a number in a cache, and a layer behind it stays'
             )
@@ -156,25 +157,25 @@ def prepare_removal(
 
 
 def _is_counted(
-    modules: dict[str, nn.Module], name: str, removed: set[str]
+    modules: dict[str, nn.Module], block: str, removed: set[str]
 ) -> bool:
     """Whether a cache knows a layer by its number, and one behind it."""
-    numbers = {
-        n: m.layer_idx
-        for n, m in modules.items()
-        if isinstance(getattr(m, 'layer_idx', None), int)
-        and n.startswith(f'{name.rpartition(".")[0]}.'.lstrip('.'))
-    }
-    own: list[Any] = [k for n, k in numbers.items() if is_within(n, {name})]
-    return any(
-        k > min(own)
-        for n, k in numbers.items()
-        if own and not is_within(n, removed)
-    )
+    beside = f'{block.rpartition(".")[0]}.'.lstrip('.')
+    own: list[int] = []
+    staying: list[int] = []
+    for name, module in modules.items():
+        number = getattr(module, 'layer_idx', None)
+        if not isinstance(number, int) or not name.startswith(beside):
+            continue
+        if is_within(name, {block}):
+            own.append(number)
+        if not is_within(name, removed):
+            staying.append(number)
+    return bool(own and staying) and max(staying) > min(own)
 
 
 def stage_asked_for(modules: dict[str, nn.Module], name: str) -> str | None:
-    """Which of the ``out_features`` of a backbone a block makes, if any.
+    """The one of a backbone's ``out_features`` that a block makes, if any.
 
     Backbones of transformers whose layers are in one sequence, as ViTs, call
     what layer k returns their stage k + 1. Others count stages of blocks.
@@ -195,7 +196,7 @@ def stage_asked_for(modules: dict[str, nn.Module], name: str) -> str | None:
 
 
 class Way(NamedTuple):
-    """How a module makes what it returns of its state, by steps."""
+    """A module's way from its state to its result, by steps."""
 
     size: int
     """Elements of the tuple that it returns; 0 is no tuple."""
@@ -204,7 +205,7 @@ class Way(NamedTuple):
 
 
 def _ways(trace: Trace) -> dict[str, set[Way | None]]:
-    """Those of all runs of each module.
+    """Ways of all calls of each module.
 
     None is that of a run which returns something else than its state behind
     steps.
@@ -216,7 +217,8 @@ def _ways(trace: Trace) -> dict[str, set[Way | None]]:
 
 
 def _way(trace: Trace, run: Passage) -> Way | None:
-    state, out = run.given, run.returned
+    state = run.given
+    out = run.returned
     if (
         state is None
         or out is None
@@ -244,19 +246,17 @@ def _passes(
     finder = Finder(model, traces=True)
     with finder.following(), fused(False):
         model(*args, **kwargs)
-        ways, arrangement = _ways(finder.trace), Arrangement(finder)
-        projects = dict.fromkeys(arrangement.by_block(), False) | {
-            block.name: True
-            for _, found, block in arrangement.named
-            if block and not found.state
-        }
-        blocks = {
-            name: projects[name]
-            for name in projects
-            if not any(other.startswith(f'{name}.') for other in projects)
-        }
-        for name in blocks:
-            arrangement.modules[name].train()
+        ways = _ways(finder.trace)
+        arrangement = Arrangement(finder)
+        projects = dict.fromkeys(arrangement.by_block(), False)
+        for _, added, block in arrangement.named:
+            if block and not added.state:
+                projects[block.name] = True
+        blocks = {}
+        for name in projects:
+            if not any(other.startswith(f'{name}.') for other in projects):
+                blocks[name] = projects[name]
+                arrangement.modules[name].train()
         model(*args, **kwargs)
     trained = _ways(finder.trace)
     return blocks, {name: ways[name] | trained[name] for name in ways}
@@ -299,7 +299,7 @@ HOOKS = (
 
 
 def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
-    """What stands in the place of a block.
+    """Make a module for the place of a block.
 
     Args:
         block (nn.Module): The block.
@@ -310,23 +310,15 @@ def stand_in(block: nn.Module, size: int, is_relu: bool) -> RemovedBlock:
     removed: Any = cls.__new__(cls)
     nn.Module.__init__(removed)
     own = vars(removed)
-    own.update(
-        {
-            key: value
-            for key, value in vars(block).items()
-            if key not in (*own, 'forward', '_compiled_call_impl')
-            and not isinstance(value, Tensor)
-            # As the block's own forward, where accelerate keeps it.
-            and getattr(value, '__self__', None) is not block
-        },
-        size=size,
-        is_relu=is_relu,
-        **{
-            key: _without_steps(vars(block)[key])
-            for key in HOOKS
-            if key in vars(block)
-        },
-    )
+    not_taken = {*own, 'forward', '_compiled_call_impl'}
+    for key, value in vars(block).items():
+        # As the block's own forward, where accelerate keeps it.
+        is_method = getattr(value, '__self__', None) is block
+        if key in HOOKS:
+            own[key] = _without_steps(value)
+        elif not (key in not_taken or is_method or isinstance(value, Tensor)):
+            own[key] = value
+    own.update(size=size, is_relu=is_relu)
     return removed.train(block.training)
 
 
@@ -336,15 +328,10 @@ def _without_steps(hooks: Any) -> Any:
     If there are none, they are the same object: who has registered a hook
     can still remove it.
     """
-    own = (
-        [key for key, hook in hooks.items() if isinstance(hook, StepHook)]
-        if isinstance(hooks, dict)
-        else []
-    )
-    return (
-        type(hooks)(
-            (key, hook) for key, hook in hooks.items() if key not in own
-        )
-        if own
-        else hooks
-    )
+    if not isinstance(hooks, dict):
+        return hooks
+    others = type(hooks)()
+    for key, hook in hooks.items():
+        if not isinstance(hook, StepHook):
+            others[key] = hook
+    return others if len(others) < len(hooks) else hooks

@@ -5,12 +5,13 @@ tensor: a step needs one of these spots for its state and one for its branch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch.nn as nn
+from torch import Tensor
 
 from mmstepnet.tracing import Arrangement, Finder, Sum
 from mmstepnet.tracing.trace import Event, Trace
@@ -37,7 +38,7 @@ class RefusedError(ValueError):
 
 
 class Surroundings(NamedTuple):
-    """What a trace shows around a step.
+    """Events around a step, of a trace.
 
     Attributes:
         state (list[Event]): Who was given, or returned, the state.
@@ -52,9 +53,9 @@ class Surroundings(NamedTuple):
     is_text: bool
 
 
-def _surroundings(trace: Trace, found: Sum) -> Surroundings | None:
-    """Of a step that was added; None of one that a module reported."""
-    added = trace.additions.get(found)
+def _surroundings(trace: Trace, step: Sum) -> Surroundings | None:
+    """Events around a step; None where a module reported the step."""
+    added = trace.additions.get(step)
     if added is None:
         return None
     return Surroundings(
@@ -67,12 +68,26 @@ def _surroundings(trace: Trace, found: Sum) -> Surroundings | None:
     )
 
 
+class FoundPlaces(NamedTuple):
+    """Places of a model's steps.
+
+    Attributes:
+        places (dict): Places of the steps by the blocks' names.
+        refused (list[str]): Blocks that take no step, each with the reason.
+        seen (str): What was seen, for an error.
+    """
+
+    places: dict[str, tuple[Place, ...]]
+    refused: list[str]
+    seen: str
+
+
 def find_places(
     model: nn.Module,
     example: object,
     layout: str | None = None,
     outermost: bool = True,
-) -> tuple[dict[str, tuple[Place, ...]], list[str], str]:
+) -> FoundPlaces:
     """Find the blocks of a model and where each takes its steps.
 
     The model runs in evaluation mode with two and with three samples, which
@@ -87,30 +102,30 @@ def find_places(
             they cannot be told.
         outermost (bool): See :func:`guess_inputs`. Defaults to True.
 
-    Returns:
-        tuple: Places by the blocks' names; sums that can take no step, each
-        with the reason; and what was seen, for an error.
-
     Raises:
         ValueError: The model does not run on the example.
     """
     finders = run_on(example, model, _follow, 2, 3, outermost=outermost)
-    found = [Arrangement(finder) for finder in finders]
-    tables = [_holders(arrangement) for arrangement in found]
+    arrangements = [Arrangement(finder) for finder in finders]
+    by_holder, others = map(_sums_by_holder, arrangements)
     places: dict[str, tuple[Place, ...]] = {}
-    refused = []
-    for name, sums in tables[0].items():
-        others = tables[1].get(name, ())
+    refused: dict[str, None] = {}  # each sentence once
+    for block, sums in by_holder.items():
         names = NAMES.get(len(sums)) or [f'step_{k}' for k in range(len(sums))]
-        for step, *pair in zip(names, sums, others, strict=True):
+        holds_others = any(name.startswith(f'{block}.') for name in by_holder)
+        for name, *pair in zip(
+            names, sums, others.get(block, ()), strict=True
+        ):
             try:
-                if any(other.startswith(f'{name}.') for other in tables[0]):
+                if holds_others:
                     raise RefusedError('holds other blocks, which take steps')
-                place = _place(finders, name, step, pair, layout)
-                places[name] = (*places.get(name, ()), place)
+                place = _place(finders, block, name, pair, layout)
+                places[block] = (*places.get(block, ()), place)
             except RefusedError as error:
-                refused.append(f'{name} {error}')
-    return places, [*dict.fromkeys(refused)], found[0].explain()
+                refused[f'{block} {error}'] = None
+    for child in arrangements[0].without:
+        refused[f'{child.name} shows no addition to its state'] = None
+    return FoundPlaces(places, list(refused), arrangements[0].explain())
 
 
 def run_on(
@@ -164,7 +179,7 @@ def _follow(model: nn.Module, args: tuple, kwargs: dict) -> Finder:
     return finder
 
 
-def _holders(arrangement: Arrangement) -> dict[str, list[Sum]]:
+def _sums_by_holder(arrangement: Arrangement) -> dict[str, list[Sum]]:
     """Steps by the names of the modules that are to hold them.
 
     These are the blocks; of those that are a sequence, which would call a
@@ -172,14 +187,15 @@ def _holders(arrangement: Arrangement) -> dict[str, list[Sum]]:
     """
     table: dict[str, list[Sum]] = defaultdict(list)
     for name, sums in arrangement.by_block().items():
-        for found in sums:
-            holder, owner = name, found.owner.name
+        for step in sums:
+            holder = name
+            owner = step.owner.name
             while holder != owner and isinstance(
                 arrangement.modules[holder], nn.Sequential
             ):
                 prefix = f'{holder}.'.lstrip('.')
                 holder = prefix + owner.removeprefix(prefix).split('.')[0]
-            table[holder].append(found)
+            table[holder].append(step)
     return table
 
 
@@ -190,14 +206,16 @@ def _place(
     sums: list[Sum],
     layout: str | None,
 ) -> Place:
-    finder, found = finders[0], sums[0]
+    finder = finders[0]
+    step = sums[0]
     trace = finder.trace
-    seen, module = _surroundings(trace, found), finder.modules[block]
+    module = finder.modules[block]
+    seen = _surroundings(trace, step)
     if trace.calls[module] != 1:
         raise RefusedError(f'runs {trace.calls[module]} times in one pass')
     if isinstance(module, nn.Sequential):
         raise RefusedError('is a sequence, which would call its step')
-    if seen is None or found.branches > 1:
+    if seen is None or step.branches > 1:
         raise RefusedError('adds several branches to one state')
     if hasattr(module, name):
         raise RefusedError(f'has an attribute {name!r} already')
@@ -212,83 +230,69 @@ def _place(
         name,
         state,
         branch,
-        len(found.shape),
+        len(step.shape),
         batch,
         channels,
-        found.shape[channels],
+        step.shape[channels],
     )
 
 
 def _spots(finder: Finder, block: str, seen: Surroundings) -> list[Spot]:
-    """The spots of state and branch that others likeliest leave alone.
+    """The spots of state and branch that other hooks leave alone.
 
     First come those outside of children with weights, then modules without
     weights, which are hooked where they are given the branch, containers, and
     layers.
     """
     own = f'{block}.'.lstrip('.')
+    trace = finder.trace
+    learns = finder.learns
 
     def rank(event: Event) -> tuple:
         parts = event.name.removeprefix(own).split('.')
-        is_inside = any(
-            finder.modules[own + '.'.join(parts[:k])] in finder.learns
-            for k in range(1, len(parts))
-        )
-        kind = (
-            0
-            if event.module not in finder.learns
-            else (1 if event.module._modules else 2)
-        )
-        return is_inside, kind, len(parts), event.time
+        parents = [own + '.'.join(parts[:k]) for k in range(1, len(parts))]
+        level = 0
+        if event.name == block:
+            # A block that checkpoints its own forward calls its parts anew,
+            # and its own hooks not.
+            level = 1
+        elif any(finder.modules[parent] in learns for parent in parents):
+            level = 2
+        kind = 0
+        if event.module in learns:
+            kind = 1 if event.module._modules else 2
+        return level, kind, len(parts), event.time
 
-    ends = next(
-        filter(
-            None,
-            (
-                _ends(
-                    [
-                        e
-                        for e in events
-                        if e.name.startswith(own) and e.name != block
-                    ],
-                    finder.learns,
-                )
-                for events in seen.branch
-            ),
-        ),
-        [],
-    )
+    ends: list[Event] = []
+    for events in seen.branch:
+        inside = [
+            e for e in events if e.name.startswith(own) and e.name != block
+        ]
+        ends = ends or _ends(inside, learns)
     if not ends:
         raise RefusedError(
             'has a branch that none of its modules returns; let it end in an '
             'nn.Identity()'
         )
     end = min(ends, key=rank)
-    states = [
-        e
-        for e in seen.state
-        if e.time < end.time
-        and (not e.returned if e.name == block else e.name.startswith(own))
-    ]
-    if not states:
+    starts = []
+    for event in seen.state:
+        is_own = event.name == block and not event.returned
+        is_inside = event.name != block and event.name.startswith(own)
+        if event.time < end.time and (is_own or is_inside):
+            starts.append(event)
+    if not starts:
         raise RefusedError('has a state that none of its modules is given')
-    # A block that checkpoints its own forward calls its parts anew, and its
-    # own hooks not.
-    state = min(states, key=lambda e: (0.5,) if e.name == block else rank(e))
-    return [
-        Spot(
-            e.name.removeprefix(own) if e.name != block else '',
-            e.returned,
-            e.key,
-            e.call,
-            finder.trace.calls[e.module],
-        )
-        for e in (state, end)
-    ]
+    spots = []
+    for event in (min(starts, key=rank), end):
+        name = '' if event.name == block else event.name.removeprefix(own)
+        calls = trace.calls[event.module]
+        spots.append(Spot(name, event.returned, event.key, event.call, calls))
+    return spots
 
 
 def _ends(branch: list[Event], learns: set[nn.Module]) -> list[Event]:
-    """Where a branch can be taken: what modules return, others are given.
+    """Events at which a branch can be taken: returned, or given.
 
     These have no weights and return what they are given, as stochastic depth.
     """
@@ -309,18 +313,17 @@ def _is_masked(
     channels: int,
 ) -> bool:
     """Whether a block is given a mask of each sample's tokens."""
-    shapes = [s.shape for s in sums]
-    if len(shapes[0]) != 3:
+    state = sums[0].shape
+    if len(state) != 3:
         return False
-    tokens = shapes[0][3 - batch - channels]
-    return any(
-        len(a) > 1
-        and (a[-1] == tokens or a[-2:] == (tokens, 1))
-        and a != shapes[0]
-        and a != b
-        and len(a) == len(b)
-        for a, b in zip(*(f.trace.shapes[block] for f in finders))
-    )
+    tokens = state[3 - batch - channels]
+    given, other_given = (finder.trace.shapes[block] for finder in finders)
+    for shape, other in zip(given, other_given):
+        ends_in_tokens = shape[-1:] == (tokens,) or shape[-2:] == (tokens, 1)
+        grows = shape != other and len(shape) == len(other)
+        if len(shape) > 1 and ends_in_tokens and grows and shape != state:
+            return True
+    return False
 
 
 def _axes(
@@ -334,44 +337,97 @@ def _axes(
     shape = sums[0].shape
     if layout is not None and len(layout) == len(shape):
         return layout.index('N'), layout.index('C')
-    grows = [
-        axis for axis, (m, n) in enumerate(zip(shape, sums[1].shape)) if m != n
-    ]
-    given, other = (finder.trace.shapes[''] for finder in finders)
-    if (
-        len(grows) > 1
-        or not grows
-        and (len(shape) == 3 or given != other)
-        or (grows == [0] and shape in finders[0].wrong_shapes)
-    ):
-        raise RefusedError(
-            f'has states {shape} whose axis of samples is not clear; give '
-            f"layout=, such as 'NLC' or 'LNC'"
-        )
-    batch = grows[0] if grows else 0
-    for event in (*seen.state, *chain(*seen.branch)):
-        module = event.module
-        if isinstance(module, CHANNELS_FIRST) and batch != 1:
-            return batch, 1
-        if isinstance(module, CHANNELS_LAST) or (
-            type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
-        ):
-            return batch, len(shape) - 1
-    near = [
-        p
-        for event in seen.state
-        for p in event.module.parameters(recurse=False)
-    ]
-    for weights in (near, [*block.parameters()]):
-        widths = {len(p) for p in weights if p.dim() == 1}
-        found = [
-            axis
-            for axis, size in enumerate(shape)
-            if axis != batch and size in widths
-        ]
-        if len(found) == 1:
-            return batch, found[0]
+    batch = _samples_axis(finders, sums)
+    for rule in CHANNEL_RULES:
+        channels = rule(State(shape, batch, seen, block))
+        if channels is not None:
+            return batch, channels
     raise RefusedError(
         f'has states {shape} whose axis of channels is not clear; give '
         f"layout=, such as 'NCHW', 'NHWC', 'NLC' or 'LNC'"
     )
+
+
+def _samples_axis(finders: list[Finder], sums: list[Sum]) -> int:
+    """The axis that grows with the number of samples."""
+    shape, other_shape = (step.shape for step in sums)
+    grows = [
+        axis for axis, (m, n) in enumerate(zip(shape, other_shape)) if m != n
+    ]
+    given, other_given = (finder.trace.shapes[''] for finder in finders)
+    stays = not grows and (len(shape) == 3 or given != other_given)
+    is_wrong = grows == [0] and shape in finders[0].wrong_shapes
+    if len(grows) > 1 or stays or is_wrong:
+        raise RefusedError(
+            f'has states {shape} whose axis of samples is not clear; give '
+            f"layout=, such as 'NLC' or 'LNC'"
+        )
+    return grows[0] if grows else 0
+
+
+class State(NamedTuple):
+    """A state whose axis of channels is looked for.
+
+    Attributes:
+        shape (tuple): Its shape.
+        batch (int): Its axis of samples.
+        seen (Surroundings): Who was given it, and its branch.
+        block (nn.Module): The block that adds.
+    """
+
+    shape: tuple[int, ...]
+    batch: int
+    seen: Surroundings
+    block: nn.Module
+
+
+def _axis_of_layers(state: State) -> int | None:
+    """Layers of PyTorch say it, that were given the state or its branch."""
+    for event in chain(state.seen.state, *state.seen.branch):
+        module = event.module
+        if isinstance(module, CHANNELS_FIRST) and state.batch != 1:
+            return 1
+        if isinstance(module, CHANNELS_LAST) or (
+            type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+        ):
+            return len(state.shape) - 1
+    return None
+
+
+def _axis_of_near_weights(state: State) -> int | None:
+    """Vectors of weights are as wide, of modules that were given the state."""
+    return _axis_of_width(
+        state,
+        (
+            p
+            for event in state.seen.state
+            for p in event.module.parameters(recurse=False)
+        ),
+    )
+
+
+def _axis_of_weights(state: State) -> int | None:
+    """Vectors of weights are as wide, anywhere in the block."""
+    return _axis_of_width(state, state.block.parameters())
+
+
+def _axis_of_width(state: State, weights: Iterable[Tensor]) -> int | None:
+    """The one axis, if it is one, that is as long as a vector of weights."""
+    widths = {len(p) for p in weights if p.dim() == 1}
+    axes = [
+        axis
+        for axis, size in enumerate(state.shape)
+        if axis != state.batch and size in widths
+    ]
+    return axes[0] if len(axes) == 1 else None
+
+
+CHANNEL_RULES = (
+    # ResNet: a convolution (N, C, H, W). ViT: nn.LayerNorm (N, L, C).
+    _axis_of_layers,
+    # X1
+    _axis_of_near_weights,
+    # X2
+    _axis_of_weights,
+)
+"""Rules for the axis of channels; the surest come first."""

@@ -1,4 +1,4 @@
-"""Which blocks a network could do without: scores, and the trial itself."""
+"""Scores of blocks that a network may do without, and the trial itself."""
 
 import math
 from collections import defaultdict
@@ -85,14 +85,10 @@ def block_scores(
         if score == 'influence':
             return _influence(model, chain([batch], batches), of_step)
     values = getattr(recorder.trajectories(), score).mean(0)
-    return {
-        name: float(
-            sum(
-                value for value, block in zip(values, of_step) if block == name
-            )
-        )
-        for name in of_step
-    }
+    totals = dict.fromkeys(of_step, 0)
+    for block, value in zip(of_step, values):
+        totals[block] += value
+    return {block: float(total) for block, total in totals.items()}
 
 
 def _influence(
@@ -117,7 +113,8 @@ def _influence(
             (states.pop(name), out if isinstance(out, Tensor) else out[0]),
         )
         if x.dim() != 3:
-            x, y = x.flatten(1), y.flatten(1)
+            x = x.flatten(1)
+            y = y.flatten(1)
         cosine = F.cosine_similarity(x, y, -1).float().flatten().cpu()
         if not cosine.isfinite().all():
             raise ValueError(
@@ -126,22 +123,19 @@ def _influence(
             )
         cosines[name].append(cosine)
 
-    with hooked(
-        [
-            handle
-            for block in named
-            for handle in (
-                block.register_forward_pre_hook(enter, with_kwargs=True),
-                block.register_forward_hook(leave),
-            )
+    handles = []
+    for block in named:
+        handles += [
+            block.register_forward_pre_hook(enter, with_kwargs=True),
+            block.register_forward_hook(leave),
         ]
-    ):
+    with hooked(handles):
         for batch in batches:
             run_batch(model, batch)
-    return {
-        name: 1 - float(torch.cat(cosines[name]).mean())
-        for name in dict.fromkeys(names)
-    }
+    influence = {}
+    for name in dict.fromkeys(names):
+        influence[name] = 1 - float(torch.cat(cosines[name]).mean())
+    return influence
 
 
 def ablate_blocks(
@@ -152,7 +146,7 @@ def ablate_blocks(
     example: Tensor | tuple | dict | None = None,
     found: dict[str, float] | None = None,
 ) -> dict[str, float]:
-    """What the model loses without each of its blocks.
+    """Measure the loss of a model without each of its blocks.
 
     Args:
         model (nn.Module): The model. It has all its blocks again afterwards.

@@ -17,7 +17,7 @@ from mmstepnet.tracing.tags import channels_of
 
 
 class GateStatistics(NamedTuple):
-    """How the attention values Δt of a network vary.
+    """Statistics of the attention values Δt of a network.
 
     Attributes:
         mean (dict[str, float]): Mean of Δt, by the step's name.
@@ -99,12 +99,11 @@ def measure_gates(
                     values[name].append(gate.double().cpu())
                 elif step.is_constant:
                     constant[name] = None
-            elsewhere |= dict.fromkeys(
-                product[0]
-                for product in finder.gates
-                if product not in products.values()
-                and not isinstance(finder.modules[product[0]], Attention)
-            )
+            for product in finder.gates:
+                name = product[0]
+                is_ours = isinstance(finder.modules[name], Attention)
+                if product not in products.values() and not is_ours:
+                    elsewhere[name] = None
     if not (products or constant or elsewhere):
         raise ValueError(
             f'no step of {type(model).__name__} has an attention '
@@ -114,12 +113,20 @@ def measure_gates(
         return GateStatistics(
             {}, {}, {}, 0.0, {}, list(constant), list(elsewhere)
         )
-    gates = {name: torch.cat(parts) for name, parts in values.items()}
-    means = {name: gate.mean(0) for name, gate in gates.items()}
+    means: dict[str, Tensor] = {}
+    channel_means: dict[Product, Tensor] = {}
+    over_images: dict[str, float] = {}
+    over_channels: dict[str, float] = {}
+    for name, parts in values.items():
+        gates = torch.cat(parts)
+        mean = means[name] = gates.mean(0)
+        channel_means[products[name]] = mean
+        over_images[name] = float(gates.std(0, correction=0).mean())
+        over_channels[name] = float(mean.std(correction=0))
     blocks = torch.stack([mean.mean() for mean in means.values()])
     kinds: dict[str, dict] = {
         'attention': {},
-        'channel mean': {products[name]: means[name] for name in means},
+        'channel mean': channel_means,
         'one number': dict.fromkeys(products.values(), blocks.mean()),
     }
     results = {}
@@ -135,11 +142,8 @@ def measure_gates(
                 )
     return GateStatistics(
         dict(zip(means, blocks.tolist())),
-        {
-            name: float(gate.std(0, correction=0).mean())
-            for name, gate in gates.items()
-        },
-        {name: float(mean.std(correction=0)) for name, mean in means.items()},
+        over_images,
+        over_channels,
         float(blocks.std(correction=0)),
         results,
         list(constant),

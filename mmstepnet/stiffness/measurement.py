@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstepnet.tracing import Run, tensors
+from mmstepnet.tracing import Call, tensors
 
 from .norms import branch_norms, norm, norm_and_distance
 
@@ -47,7 +47,7 @@ class StepMeasurement:
         # Norms, once they are measured.
         self.x: Any = None
         self.f: Any = None
-        self.returned: dict[Run | None, Tensor] = {}
+        self.returned: dict[Call | None, Tensor] = {}
 
     def _samples_first(self, t: Tensor) -> Tensor:
         return t.movedim(self.axis, 0) if self.axis else t
@@ -56,21 +56,23 @@ class StepMeasurement:
         self,
         f: Tensor,
         step: Tensor | None,
-        scale: float,
         dropped: bool,
         scales: tuple = (),
+        scale: float = 1,
     ) -> None:
         """Measure the branch, which may soon be overwritten.
 
         Args:
             f (Tensor): The branch f(x_t), as large as the state.
             step (Tensor, optional): The attention value. None is 1.
-            scale (float): A factor of both in the sum.
             dropped (bool): Whether stochastic depth comes on top, so that
                 the sum has changed by something else.
             scales (tuple): Numbers and weights that belong to the branch.
+                Defaults to none.
+            scale (float): A factor of both in the sum. Defaults to 1.
         """
-        self.dropped, self.gate = dropped, step
+        self.dropped = dropped
+        self.gate = step
         with hidden():
             for k in scales:
                 f = f * k
@@ -90,14 +92,15 @@ class StepMeasurement:
             self.x, self.change = norm_and_distance(
                 self.state, self._samples_first(total)
             )
-            self.f, self.step = self.change, torch.ones_like(self.change)
+            self.f = self.change
+            self.step = torch.ones_like(self.change)
 
-    def hand_on(self, run: Run | None, value: Tensor, same: bool) -> None:
-        """Measure what a run makes of the sum.
+    def see_output(self, call: Call | None, value: Tensor, same: bool) -> None:
+        """Measure what a call makes of the sum.
 
         Args:
-            run (Run, optional): The run that returns it; None where it is the
-                state of the next step.
+            call (Call, optional): The one that returns it. None where it is
+                the state of the next step.
             value (Tensor): What it returns, as large as the state.
             same (bool): Whether it is the sum itself.
         """
@@ -108,20 +111,20 @@ class StepMeasurement:
                 self.x, distance = norm_and_distance(
                     self.state, self._samples_first(value)
                 )
-        self.returned[run] = distance
+        self.returned[call] = distance
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Let the state go."""
         if self.state is not None and self.x is None:
             with hidden():
                 self.x = norm(self.state)
         self.state = None
 
-    def norms(self, block: Run | None, samples: int) -> Tensor:
+    def norms(self, block: Call | None, samples: int) -> Tensor:
         """Norms of the step of a block, by whole samples.
 
         Args:
-            block (Run, optional): The run of the block.
+            block (Call, optional): That of the block.
             samples (int): Number N of samples. A state may hold several
                 parts of each, such as frames or windows, which stand together.
 
@@ -192,5 +195,6 @@ def input_sizes(
         and not (isinstance(first[0], Tensor) and first[0].dim() > 3)
     ):
         shape = (len(first),)
-    samples, tokens = (*shape, None, None)[:2]
+    samples = shape[0] if shape else None
+    tokens = shape[1] if len(shape) > 1 else None
     return samples, tokens, {s[0] for s in several} - {samples}

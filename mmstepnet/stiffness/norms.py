@@ -58,7 +58,8 @@ def branch_norms(
     step = step.detach()[(None,) * (f.dim() - step.dim())]
     step = step.expand(len(f), *step.shape[1:])
     mean = step.flatten(1).double().mean(1)
-    f, step = _wide(f), _wide(step)
+    f = _wide(f)
+    step = _wide(step)
     shared = [d for d in range(1, f.dim()) if step.shape[d] == 1]
     innermost = list(range(f.dim() - len(shared), f.dim()))
     if not shared or shared != innermost or not f.is_contiguous():

@@ -127,7 +127,8 @@ class TrajectoryRecorder:
         on_repeated: Callable[[], None] | None = None,
     ):
         self.model = unwrap(model)
-        self._on_bad, self._on_repeated = on_bad, on_repeated
+        self._on_bad = on_bad
+        self._on_repeated = on_repeated
         self._finder = Finder(self.model)
         if blocks is not None:
             select(self._finder.modules, blocks)
@@ -236,7 +237,7 @@ class TrajectoryRecorder:
         return self
 
     def __getstate__(self) -> dict:
-        """Those in a pickle lead to a recorder of nothing."""
+        """Hooks in a pickle lead to a recorder of nothing."""
         return dict(model=None)
 
     @property
@@ -299,20 +300,9 @@ class TrajectoryRecorder:
             self._on_bad(error)
 
     def _measure_pass(self) -> None:
-        found = Arrangement(self._finder, self._selection)
-        if not found.recorded:
-            raise ValueError(found.explain())
-        if found.repeated:
-            if self._on_repeated is None:
-                raise RuntimeError(
-                    'all steps ran several times in one forward pass, each '
-                    'time on new inputs; a sample that passes several times, '
-                    'or in parts, has no single trajectory: record the part '
-                    'that takes one input'
-                )
-            self._on_repeated()
-            found.take_first_pass()
-        names = [name for name, *_ in found.recorded]
+        """Take over what the finder has measured in a pass."""
+        arrangement = self._arrange()
+        names = [named.name for named in arrangement.recorded]
         known = names if self._found is None else self.blocks
         other = {*names} ^ {*known}
         if other:
@@ -321,48 +311,63 @@ class TrajectoryRecorder:
                 f'them {", ".join(sorted(other)[:5])}; call eval(), or name '
                 'those that run each time by blocks='
             )
-        found.recorded.sort(key=lambda step: known.index(step[0]))
-        samples = self._given[0] or len(found.recorded[0][1].norms.x)
-        for name, total, _ in found.recorded:
-            count = len(total.norms.x)
+        arrangement.recorded.sort(key=lambda named: known.index(named.name))
+        samples = self._given[0] or len(arrangement.recorded[0].sum.norms.x)
+        norms = []
+        for name, step, block in arrangement.recorded:
+            count = len(step.norms.x)
             if (
-                total.norms.axis is None
+                step.norms.axis is None
                 or count % samples
                 or count in self._given[2]
             ):
                 raise ValueError(
-                    f'{name} has a state {total.shape}, in which the axis of '
+                    f'{name} has a state {step.shape}, in which the axis of '
                     f'{samples} samples is not clear: record batches of '
                     'another size, such as 1, build modules with '
                     'batch_first=True, or choose others by blocks='
                 )
+            assert block is not None
+            with hidden():
+                norms.append(step.norms.norms(block.call, samples))
         with hidden():
-            part, bad = compute_fields(
-                known,
-                torch.stack(
-                    [
-                        total.norms.norms(block.run, samples)
-                        for _, total, block in found.recorded
-                    ],
-                    2,
-                ),
-            )
-        self.last = len(part)
+            fields, bad = compute_fields(known, torch.stack(norms, 2))
+        self.last = len(fields)
         if bad:
             if self._on_bad is None:
                 row, why = next(iter(bad.items()))
                 raise ValueError(f'sample {self._samples + row} {why}')
             self._on_bad(bad)
-            part = part[[row for row in range(len(part)) if row not in bad]]
+            fields = fields[
+                [row for row in range(self.last) if row not in bad]
+            ]
         if self._found is None:
-            if found.without:
+            if arrangement.without:
                 LOGGER.warning(
                     'no addition to a state was seen in %s, blocks of a stage',
-                    ', '.join(block.name for block in found.without),
+                    ', '.join(block.name for block in arrangement.without),
                 )
-            self._found, self.excluded = found.steps, found.excluded
-        self._parts.append(part)
-        self._samples += len(part)
+            self._found = arrangement.steps
+            self.excluded = arrangement.excluded
+        self._parts.append(fields)
+        self._samples += len(fields)
+
+    def _arrange(self) -> Arrangement:
+        """Steps of the last pass; of a network that ran again, the first."""
+        arrangement = Arrangement(self._finder, self._selection)
+        if not arrangement.recorded:
+            raise ValueError(arrangement.explain())
+        if arrangement.repeated:
+            if self._on_repeated is None:
+                raise RuntimeError(
+                    'all steps ran several times in one forward pass, each '
+                    'time on new inputs; a sample that passes several times, '
+                    'or in parts, has no single trajectory: record the part '
+                    'that takes one input'
+                )
+            self._on_repeated()
+            arrangement.take_first_pass()
+        return arrangement
 
     def drop_last(self) -> None:
         """Forget the samples of the last pass that was measured."""

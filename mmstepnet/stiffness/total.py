@@ -41,7 +41,7 @@ from .checks import (
 )
 
 MEANS = ('stage', 'all')
-"""What ``mu`` is the mean of."""
+"""Choices of ``mu``: blocks over which a mean is taken."""
 
 GRID_POINTS = 40
 """Thresholds on each axis of :func:`degree_axes`."""
@@ -203,14 +203,11 @@ def degree_axes(
     Returns:
         tuple[ndarray, ndarray]: M1 and M2, each (:data:`GRID_POINTS`,).
     """
-    checked = (to_float64(nsi=n, stages=s)[0] for n, s in trajectories)
-    ends = [
-        [
-            np.percentile(side.amax(1).cpu(), 99)
-            for side in _stage_rectangles(nsi, stages, mu)
-        ]
-        for nsi, stages in checked
-    ]
+    ends = []
+    for each_nsi, each_stages in trajectories:
+        nsi, stages = to_float64(nsi=each_nsi, stages=each_stages)[0]
+        left, low = _stage_rectangles(nsi, stages, mu)
+        ends.append([np.percentile(m.amax(1).cpu(), 99) for m in (left, low)])
     widest, highest = np.max(ends, axis=0)
     centres = (np.arange(GRID_POINTS) + 0.5) / GRID_POINTS
     # Nothing spreads where each stage has one block: any axis will do.

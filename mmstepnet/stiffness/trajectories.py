@@ -29,7 +29,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trajectories:
-    """What was recorded of N samples at L blocks.
+    """A recording of N samples at L blocks.
 
     :meth:`TrajectoryRecorder.trajectories` makes one, :meth:`load` reads
     one. ``dataclasses.replace`` gives it other settings.
@@ -73,12 +73,10 @@ class Trajectories:
         if not self.settings.keys() >= {*SETTINGS}:
             raise ValueError(f'settings must have {", ".join(SETTINGS)}')
         check_choice('reading', self.settings['reading'], READINGS)
-        values: dict[str, Any] = {
-            name: np.array(
-                getattr(self, name), np.float32 if name in FIELDS else None
-            )
-            for name in (*FIELDS, 'stages')
-        }
+        values: dict[str, Any] = {}
+        for name in (*FIELDS, 'stages'):
+            dtype = np.float32 if name in FIELDS else None
+            values[name] = np.array(getattr(self, name), dtype)
         *tensors, stages = to_float64(**values)[0]
         for name, t in zip(FIELDS, tensors):
             check_shape(name, t, tensors[0].shape)
@@ -245,22 +243,18 @@ class Trajectories:
             blocks, and for all blocks together, those of the N samples that
             have one. A name without any is left out.
         """
-        parts = {
-            name: self.stages == stage
-            for stage, name in self.stage_names.items()
-        }
+        parts = {}
+        for stage, name in self.stage_names.items():
+            parts[name] = self.stages == stage
         parts['all stages'] = np.full(len(self.stages), True)
-        found = {
-            name: row_correlations(
+        correlations = {}
+        for name, blocks in parts.items():
+            values = row_correlations(
                 self.nsi(reading)[:, blocks], self.step_mean[:, blocks]
             )
-            for name, blocks in parts.items()
-        }
-        return {
-            name: values[~np.isnan(values)]
-            for name, values in found.items()
-            if not np.isnan(values).all()
-        }
+            if not np.isnan(values).all():
+                correlations[name] = values[~np.isnan(values)]
+        return correlations
 
     @cached_property
     def adaptive_blocks(self) -> list[int]:
@@ -285,19 +279,15 @@ class Trajectories:
 
     @property
     def checkpoint(self) -> tuple[str, int | str]:
-        """What counts the checkpoints of its training, and which it is.
+        """The unit of the checkpoints of its training, and its own number.
 
         ``('epoch', 3)``, ``('iter', 300)`` or ``('weights', 'last.pth')``;
         two times ``''`` where the settings have none of them.
         """
-        return next(
-            (
-                (unit, self.settings[unit])
-                for unit in ('epoch', 'iter', 'weights')
-                if unit in self.settings
-            ),
-            ('', ''),
-        )
+        for unit in ('epoch', 'iter', 'weights'):
+            if unit in self.settings:
+                return unit, self.settings[unit]
+        return '', ''
 
     @property
     def structure(self) -> tuple:

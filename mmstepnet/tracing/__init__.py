@@ -12,17 +12,17 @@ from .finder import Finder, trace_pass
 from .modes import hooked, in_mode, uncompiled
 from .selection import Selection, select
 from .stages import FIRST, Arrangement, FoundStep, find_steps
-from .sums import Run, Sum
+from .sums import Call, Sum
 from .tags import tensors
 from .wrappers import unwrap
 
 __all__ = [
     'Arrangement',
+    'Call',
     'FIRST',
     'PROJECTS',
     'Finder',
     'FoundStep',
-    'Run',
     'Selection',
     'Sum',
     'find_steps',

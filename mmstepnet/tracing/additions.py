@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmstepnet.torch_version import is_backward
 
 from .operations import SAME, Operation, describe_operation
-from .sums import Product, Run, Sum
+from .sums import Call, Product, Sum
 from .tags import Factor, Tag, Tags, channels_of, gate_axis, is_real, tensors
 from .trace import TensorId, Trace, identify
 
@@ -32,28 +32,53 @@ PROJECTS = (
 """The first block of a ResNet's stage."""
 
 
+class Multiple(NamedTuple):
+    """A tensor times a number or weights; a copy is a multiple by 1."""
+
+    of: Tensor
+    by: Any
+
+
+class Branch(NamedTuple):
+    """The factors of a tensor that is added to a state."""
+
+    f: Tensor
+    gate: Tensor | None
+    """The attention value Δt."""
+    is_dropped: bool
+    """Whether stochastic depth was there."""
+    scales: tuple
+    """Numbers and weights."""
+
+
 @dataclass
-class Seen:
-    """What is known of an operation before it runs.
+class Execution:
+    """One run of an operation, and what is known of it before it writes.
 
     Attributes:
+        operation (Operation): What runs.
+        args (tuple): What it is given.
+        kwargs (dict): The same by name.
         tags (list[Tag]): Of the tensors that it is given.
-        multiple (tuple, optional): What it copies or multiplies, and the
-            number or weights.
+        multiple (Multiple, optional): What its result is, if it is one.
         factor (Factor, optional): How its result is made, if it is a product.
         sum (Sum, optional): The step that it is.
-        origin (tuple, optional): Of what its result is made, and how.
+        origin (tuple, optional): How its result is made of one tensor, and of
+            which: see :class:`~.trace.Origin`.
     """
 
+    operation: Operation
+    args: tuple
+    kwargs: dict
     tags: list[Tag]
-    multiple: tuple[Tensor, Any] | None = None
+    multiple: Multiple | None = None
     factor: Factor | None = None
     sum: Sum | None = None
     origin: tuple[str, TensorId] | None = None
 
 
 class Additions(TorchDispatchMode):
-    """Passes on which states a tensor was computed from, and knows steps.
+    """Propagates which states a tensor was computed from, and knows steps.
 
     Attributes:
         sums (list[Sum]): Steps of the last pass, and what might be one.
@@ -79,7 +104,7 @@ class Additions(TorchDispatchMode):
     def forget(self) -> None:
         """Forget the last pass."""
         self.tags = Tags()
-        self.stack: list[Run] = []
+        self.stack: list[Call] = []
         self.sums: list[Sum] = []
         self.missed: Counter = Counter()
         self._weights: set[int] = set()  # their memory
@@ -108,74 +133,69 @@ class Additions(TorchDispatchMode):
         operation = describe_operation(func)
         if operation.views or is_backward():
             return func(*args, **kwargs)
-        seen = self._look(operation, args, kwargs)
+        execution = self._inspect(operation, args, kwargs)
         out = func(*args, **kwargs)
-        self._conclude(operation, seen, args, kwargs, out)
+        self._record(execution, out)
         return out
 
-    def _look(self, operation: Operation, args: tuple, kwargs: dict) -> Seen:
+    def _inspect(
+        self, operation: Operation, args: tuple, kwargs: dict
+    ) -> Execution:
         """See what an operation is going to do, before it writes."""
-        seen = Seen(self.tags.get_all((*args, *kwargs.values())))
-        if seen.tags:
-            look = LOOKS.get(operation.name)
-            if look is not None:
-                look(self, operation, args, kwargs, seen)
+        tags = self.tags.get_all((*args, *kwargs.values()))
+        execution = Execution(operation, args, kwargs, tags)
+        if tags:
+            if operation.name in BEFORE:
+                BEFORE[operation.name](self, execution)
             if operation.writes:
                 self._save_states(tensors(args[:1], kwargs))  # or out=
-        return seen
+        return execution
 
-    def _conclude(
-        self,
-        operation: Operation,
-        seen: Seen,
-        args: tuple,
-        kwargs: dict,
-        out: Any,
-    ) -> None:
-        """Say of the result what was seen, now that it is there."""
+    def _record(self, execution: Execution, out: Any) -> None:
+        """Say of the result what is known, now that it is there."""
+        operation = execution.operation
+        args = execution.args
         if (
             self._trace is not None
-            and seen.origin is not None
+            and execution.origin is not None
             and is_real(out)
         ):
             self.tags.make(out)  # while it lives no other has its memory
-            self._trace.derive(*seen.origin, out, operation.writes)
-        conclude = CONCLUSIONS.get(operation.name)
-        if conclude is not None:
-            conclude(self, args, out)
+            self._trace.derive(*execution.origin, out, operation.writes)
+        if operation.name in AFTER:
+            AFTER[operation.name](self, args, out)
         if not operation.blank and (
-            seen.tags
+            execution.tags
             or operation.random
             or not any(
                 is_real(t) and self._is_foreign(t)
-                for t in tensors(*args, kwargs)
+                for t in tensors(*args, execution.kwargs)
             )
         ):
-            self._pass_on(operation, seen.tags, out)
-            if seen.multiple and not operation.writes:
-                self._follow(operation, *seen.multiple, out)
-        if seen.factor is not None:
-            self.tags.make(out).factor = seen.factor
-        if seen.sum is not None:
-            self._make_state(seen.sum, out)
+            self._propagate_tags(execution, out)
+            if execution.multiple and not operation.writes:
+                self._propagate_state(execution, out)
+        if execution.factor is not None:
+            self.tags.make(out).factor = execution.factor
+        if execution.sum is not None:
+            self._make_state(execution.sum, out)
 
-    def _see_rows(self, args: tuple, out: Any) -> None:
+    def _after_convolution(self, args: tuple, out: Any) -> None:
         """A convolution over (N, C, L) tells its maps from tokens."""
         if is_real(out) and out.dim() == 3:
             self._rows.add(tuple(out.shape))
 
-    def _see_embedding(self, args: tuple, out: Any) -> None:
-        """What an embedding returns for the model's integers is text."""
+    def _after_embedding(self, args: tuple, out: Any) -> None:
+        """An embedding makes a text of integers that the model was given."""
         if self._trace is not None and self._trace.is_text(args[1]):
             self._trace.look_up(self.tags.mark(out))
 
-    def _pass_on(
-        self, operation: Operation, tags: list[Tag], out: Any
-    ) -> None:
+    def _propagate_tags(self, execution: Execution, out: Any) -> None:
         """Say of the result which states it was computed from."""
+        operation = execution.operation
         plain = mixed = 0
         random = operation.random
-        for tag in tags:
+        for tag in execution.tags:
             if operation.carries:
                 plain |= tag.plain
                 mixed |= tag.mixed
@@ -193,73 +213,77 @@ class Additions(TorchDispatchMode):
                 tag.version += 1
                 tag.factor = None
 
-    def _see_copy(
-        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
-    ) -> None:
-        """A copy is a multiple by 1."""
-        if self.tags.get_all(args[:1]):
-            seen.multiple = args[0], 1
-            seen.factor = self._carry(operation, *seen.multiple)
-
-    def _see_product(
-        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
-    ) -> None:
-        """A product is one with a gate, or a multiple."""
-        a, b = args[:2]
-        seen.factor = self._factor(operation, a, b)
-        self._see_multiple(operation, [(a, b), (b, a)], seen)
-
-    def _see_quotient(
-        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
-    ) -> None:
-        """A quotient is a multiple."""
-        a, b = args[:2]
-        self._see_multiple(operation, [(a, b)], seen)
-
-    def _see_multiple(
-        self, operation: Operation, pairs: list[tuple[Any, Any]], seen: Seen
-    ) -> None:
-        """See what is multiplied, and the number or weights."""
-        for x, k in pairs:
-            if self.tags.get_all([x]) and not any(
-                tag.known or tag.random for tag in self.tags.get_all([k])
-            ):
-                seen.multiple = x, k
-                self._note_origin('product', x, seen)
-                if operation.writes:
-                    self.tags.make(x).scaled = True
-                if seen.factor is None:
-                    seen.factor = self._carry(operation, x, k)
-                return
-
-    def _see_relu(
-        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
-    ) -> None:
-        self._note_origin('relu', args[0], seen)
-
-    def _note_origin(self, kind: str, x: Tensor, seen: Seen) -> None:
-        """Keep of what the result is made, before somebody writes to it."""
-        if self._trace is not None:
-            seen.origin = kind, identify(x)
-
-    def _follow(
-        self, operation: Operation, x: Tensor, k: Any, out: Any
-    ) -> None:
+    def _propagate_state(self, execution: Execution, out: Any) -> None:
         """Say of a copy, or of a multiple, which state it is."""
-        if operation.name in ('mul', 'div') or self.tags.make(x).scaled:
+        assert execution.multiple is not None
+        x, k = execution.multiple
+        name = execution.operation.name
+        if name in ('mul', 'div') or self.tags.make(x).scaled:
             self.tags.make(out).scaled = True
         if isinstance(k, Tensor) and k.numel() > 1:
             return
-        if operation.name == 'div':
+        if name == 'div':
             self.tags.make(out).divided = x
         number = self.tags.number(x)
         if number and is_real(out):
             self.tags.mark(out, number)
 
+    def _before_copy(self, execution: Execution) -> None:
+        """A copy is a multiple by 1."""
+        x = execution.args[0]
+        if self.tags.get_all([x]):
+            execution.multiple = Multiple(x, 1)
+            execution.factor = self._scaled_factor(execution)
+
+    def _before_product(self, execution: Execution) -> None:
+        """A product is one with a gate, or a multiple."""
+        a, b = execution.args[:2]
+        execution.factor = self._factor(execution.operation, a, b)
+        self._inspect_multiple(execution, Multiple(a, b), Multiple(b, a))
+
+    def _before_quotient(self, execution: Execution) -> None:
+        """A quotient is a multiple."""
+        self._inspect_multiple(execution, Multiple(*execution.args[:2]))
+
+    def _inspect_multiple(
+        self, execution: Execution, *multiples: Multiple
+    ) -> None:
+        """See what is multiplied, and that it is by a number or weights."""
+        for multiple in multiples:
+            x, k = multiple
+            if self.tags.get_all([x]) and not any(
+                tag.known or tag.random for tag in self.tags.get_all([k])
+            ):
+                execution.multiple = multiple
+                self._note_origin('product', x, execution)
+                if execution.operation.writes:
+                    self.tags.make(x).scaled = True
+                if execution.factor is None:
+                    execution.factor = self._scaled_factor(execution)
+                return
+
+    def _scaled_factor(self, execution: Execution) -> Factor | None:
+        """The factors of a copy, or of a multiple, of a product."""
+        assert execution.multiple is not None
+        x, k = execution.multiple
+        factor = self.tags.make(x).factor
+        if factor is None or factor.of.shape != x.shape:
+            return None
+        k = 1 / k if execution.operation.name == 'div' else k
+        return replace(factor, scales=(*factor.scales, k))
+
+    def _before_relu(self, execution: Execution) -> None:
+        self._note_origin('relu', execution.args[0], execution)
+
+    def _note_origin(self, kind: str, x: Tensor, execution: Execution) -> None:
+        """Keep of what the result is made, before somebody writes to it."""
+        if self._trace is not None:
+            execution.origin = kind, identify(x)
+
     def _factor(
         self, operation: Operation, a: Tensor, b: Tensor
     ) -> Factor | None:
-        """How a product is made, if one of its factors is a gate."""
+        """The factors of a product, if one of them is a gate."""
         if not (is_real(a) and is_real(b)):
             return None
         for f, gate in ((a, b), (b, a)):
@@ -302,14 +326,6 @@ class Additions(TorchDispatchMode):
             values = channels_of(gate)
             values.copy_(self.constants[product].to(values))
 
-    def _carry(self, operation: Operation, x: Tensor, k: Any) -> Factor | None:
-        """How a copy or a multiple of a product is made."""
-        factor = self.tags.make(x).factor
-        if factor is None or factor.of.shape != x.shape:
-            return None
-        k = 1 / k if operation.name == 'div' else k
-        return replace(factor, scales=(*factor.scales, k))
-
     def _is_foreign(self, t: Tensor) -> bool:
         """Whether something that no mode sees computed a tensor.
 
@@ -326,43 +342,43 @@ class Additions(TorchDispatchMode):
             }
         return t.untyped_storage()._cdata not in self._weights
 
-    def _see_sum(
-        self, operation: Operation, args: tuple, kwargs: dict, seen: Seen
-    ) -> None:
-        """Find out, before it is executed, whether an operation is a step."""
+    def _before_sum(self, execution: Execution) -> None:
+        """Find out whether an addition is a step."""
+        args = execution.args
         if not self.stack:
             return
         if self.stack[-1].is_closed:
-            self._note_origin('step', args[0], seen)
+            self._note_origin('step', args[0], execution)
             return
-        pairs = list(_operands(operation, args))
+        pairs = list(_operands(execution))
         if not pairs:
             return
         owner = next((r for r in reversed(self.stack) if r.learns), None)
         reasons = [self._refuse(x, f, owner) for x, f in pairs]
         if owner is not None and None in reasons:
             x, f = pairs[reasons.index(None)]
-            if x is args[0] or kwargs.get('alpha', 1) == 1:
-                self._note_origin('step', x, seen)
+            if x is args[0] or execution.kwargs.get('alpha', 1) == 1:
+                self._note_origin('step', x, execution)
             if self._trace is not None:
                 self._trace.see_sum(x, f, None)
-            seen.sum = self._begin(owner, x, f, args, kwargs)
+            execution.sum = self._record_step(owner, x, f, execution)
             return
         why = next((r for r in reasons if r != NO_STATE), NO_STATE)
         self.missed[(owner or self.stack[-1]).name, why] += 1
         if self._trace is not None:
             self._trace.see_sum(*pairs[0], why)
         if owner is not None:
-            seen.sum = self._see_projection(owner, *args[:2])
+            execution.sum = self._record_projection(owner, *args[:2])
 
-    def _refuse(self, x: Tensor, f: Tensor, owner: Run | None) -> str | None:
+    def _refuse(self, x: Tensor, f: Tensor, owner: Call | None) -> str | None:
         """Why the sum of two tensors is no step from the first.
 
         The first rule that does not hold says so: x is a state; f was
         computed from it; a contraction lies between; the module that adds, or
         for which it is added, has weights.
         """
-        number, tag = self._state(x, owner), self.tags.get(f)
+        number = self._state(x, owner)
+        tag = self.tags.get(f)
         if not number or number == self.tags.number(f):
             return NO_STATE
         base = self._base(number, tag, owner)
@@ -372,7 +388,7 @@ class Additions(TorchDispatchMode):
             return NO_CONTRACTION
         return NO_WEIGHTS if owner is None else None
 
-    def _state(self, x: Tensor, owner: Run | None) -> int:
+    def _state(self, x: Tensor, owner: Call | None) -> int:
         """The state that an operand is, or is a slice of; 0 if it is none.
 
         It may be a slice of what the module that adds was given itself, as in
@@ -380,10 +396,10 @@ class Additions(TorchDispatchMode):
         """
         given = owner.given if owner else 0
         return self.tags.number(x) or next(
-            (n for n in self.tags.around(x) if given >> n & 1), 0
+            (n for n in self.tags.states_around(x) if given >> n & 1), 0
         )
 
-    def _base(self, number: int, tag: Tag | None, owner: Run | None) -> int:
+    def _base(self, number: int, tag: Tag | None, owner: Call | None) -> int:
         """The state that a branch began from, where it joins a sum.
 
         GPT-NeoX adds two branches to one state.
@@ -397,44 +413,45 @@ class Additions(TorchDispatchMode):
             number = step.state
         return number
 
-    def _begin(
-        self, owner: Run, x: Tensor, f: Tensor, args: tuple, kwargs: dict
+    def _record_step(
+        self, owner: Call, x: Tensor, f: Tensor, execution: Execution
     ) -> Sum | None:
         """Take down a step, and measure what is about to be overwritten."""
-        first, alpha = args[0] is x, kwargs.get('alpha', 1)
+        alpha = execution.kwargs.get('alpha', 1)  # of the second operand
+        is_first = execution.args[0] is x
         tag = self.tags.make(f)
         is_constant = alpha != 1 or tag.scaled
         number = self._state(x, owner)
         base = self._base(number, tag, owner)
         if base != number:
-            found = self._step_of[number]
-            found.branches += 1
-            found.of_branch |= tag.known
-            found.is_constant |= is_constant
-            return found
-        self._take_over(x, number)
-        found = self._new_sum(owner, number, x, f)
-        if found.left_out:
+            candidate = self._step_of[number]
+            candidate.branches += 1
+            candidate.of_branch |= tag.known
+            candidate.is_constant |= is_constant
+            return candidate
+        self._finish_at(x)
+        candidate = self._new_sum(owner, number, x, f)
+        if candidate.left_out:
             return None
-        found.is_constant = is_constant
+        candidate.is_constant = is_constant
         if self._trace is not None:
-            self._trace.add(found, x, f, self.tags.make(x).plain)
-        f, gate, dropped, scales = self._factors(f, base)
-        if gate is not None:
-            found.gate = tuple(gate.shape)
-            found.product = self._products.get(Tags.view(gate))
+            self._trace.add(candidate, x, f, self.tags.make(x).plain)
+        branch = self._branch(f, base)
+        if branch.gate is not None:
+            candidate.gate = tuple(branch.gate.shape)
+            candidate.product = self._products.get(Tags.view(branch.gate))
         if self.norms is not None:
-            found.norms = self.norms(x if first or alpha == 1 else x * alpha)
-            found.norms.see_branch(
-                f, gate, alpha if first else 1, dropped, scales
+            candidate.norms = self.norms(
+                x if is_first or alpha == 1 else x * alpha
             )
-        return found
+            candidate.norms.see_branch(*branch, scale=alpha if is_first else 1)
+        return candidate
 
-    def _factors(
-        self, f: Tensor, base: int
-    ) -> tuple[Tensor, Tensor | None, bool, tuple]:
-        """Branch, attention value, if stochastic depth was there, scales."""
-        gate, dropped, scales = None, False, ()
+    def _branch(self, f: Tensor, base: int) -> Branch:
+        """Take what is added to a state apart into its factors."""
+        gate = None
+        dropped = False
+        scales = ()
         while (factor := self.tags.make(f).factor) is not None:
             if scales and factor.of.shape != f.shape:
                 break
@@ -444,19 +461,21 @@ class Additions(TorchDispatchMode):
                 gate = factor.gate
             else:
                 dropped = True
-            f, scales = factor.of, scales + factor.scales
-        return f, gate, dropped, scales
+            f = factor.of
+            scales = scales + factor.scales
+        return Branch(f, gate, dropped, scales)
 
     def _new_sum(
         self,
-        owner: Run,
+        owner: Call,
         state: int,
         x: Tensor,
         f: Tensor,
         part: str | None = None,
     ) -> Sum:
-        of_state, of_branch = self.tags.make(x).known, self.tags.make(f).known
-        found = Sum(
+        of_state = self.tags.make(x).known
+        of_branch = self.tags.make(f).known
+        candidate = Sum(
             owner,
             tuple(x.shape),
             state,
@@ -465,41 +484,44 @@ class Additions(TorchDispatchMode):
             part=part,
         )
         if x.dim() < 2 or not x.numel():
-            found.left_out = (
+            candidate.left_out = (
                 f'a state {tuple(x.shape)}: samples, (N, ...), '
                 'one or more, were expected'
             )
-        self.sums.append(found)
-        self._pending.append(found)
-        return found
+        self.sums.append(candidate)
+        self._pending.append(candidate)
+        return candidate
 
-    def _make_state(self, found: Sum, out: Tensor) -> None:
+    def _make_state(self, candidate: Sum, out: Tensor) -> None:
         """Make the sum a state."""
-        norms = found.norms
-        if norms is not None and found.number:  # another branch
+        norms = candidate.norms
+        if norms is not None and candidate.number:  # another branch
             norms.see_sum(out)
-        found.number = self.tags.mark(out)
-        found.values = *self.tags.view(out), self.tags.make(out).version
-        if found not in found.owner.sums:
-            found.owner.sums.append(found)
-        if found.state:
-            self._step_of[found.number] = found
+        candidate.number = self.tags.mark(out)
+        candidate.values = *self.tags.view(out), self.tags.make(out).version
+        if candidate not in candidate.owner.sums:
+            candidate.owner.sums.append(candidate)
+        if candidate.state:
+            self._step_of[candidate.number] = candidate
 
-    def _take_over(self, x: Tensor, number: int) -> None:
-        """A state that a sum became: that is what its step handed on."""
+    def _finish_at(self, x: Tensor) -> None:
+        """The next step adds to what a sum became: its own step ends here."""
         plain = self.tags.make(x).plain
-        for found in self._pending[:]:
-            if plain >> found.number & 1:
-                self._hand_on(found, None, x)
-                self._settle(found)
+        for candidate in self._pending[:]:
+            if plain >> candidate.number & 1:
+                self._record_output(candidate, None, x)
+                self._finish(candidate)
 
-    def _see_projection(self, owner: Run, a: Tensor, b: Tensor) -> Sum | None:
+    def _record_projection(
+        self, owner: Call, a: Tensor, b: Tensor
+    ) -> Sum | None:
         """Take down a sum of two tensors that come from one state."""
-        of_a, of_b = self.tags.make(a), self.tags.make(b)
+        of_a = self.tags.make(a)
+        of_b = self.tags.make(b)
         both = of_a.known & of_b.known
         if a.dim() < 2 or not both & owner.given & (of_a.mixed | of_b.mixed):
             return None
-        found = Sum(
+        candidate = Sum(
             owner,
             tuple(a.shape),
             of_state=both,
@@ -508,35 +530,49 @@ class Additions(TorchDispatchMode):
         )
         state = both.bit_length() - 1
         for t in (a, b):
-            gate = self._factors(t, state)[1]
+            gate = self._branch(t, state).gate
             if gate is not None:
-                found.product = self._products.get(Tags.view(gate))
+                candidate.product = self._products.get(Tags.view(gate))
             elif self.tags.make(t).scaled:
-                found.is_constant = True
-        self.sums.append(found)
-        return found
+                candidate.is_constant = True
+        self.sums.append(candidate)
+        return candidate
 
-    def _hand_on(self, found: Sum, run: Run | None, t: Tensor) -> bool:
-        """See whether a tensor is what a run, if any, has made of a sum."""
+    def _record_output(
+        self, candidate: Sum, call: Call | None, t: Tensor
+    ) -> bool:
+        """Measure the output of a step, if a tensor is what a sum became.
+
+        Args:
+            candidate (Sum): The step.
+            call (Call, optional): That of the module which returns it; None
+                where it is the state of the next step.
+            t (Tensor): What may be its output.
+
+        Returns:
+            bool: Whether it is.
+        """
         tag = self.tags.make(t)
-        is_sum = (*self.tags.view(t), tag.version) == found.values
-        if not tag.plain >> found.number & 1 or not (
-            is_sum or tuple(t.shape) == found.shape
+        is_sum = (*self.tags.view(t), tag.version) == candidate.values
+        if not tag.plain >> candidate.number & 1 or not (
+            is_sum or tuple(t.shape) == candidate.shape
         ):
             return False
-        if found.norms is not None:
-            found.norms.hand_on(run, t, is_sum)
+        if candidate.norms is not None:
+            candidate.norms.see_output(call, t, is_sum)
         return True
 
-    def _settle(self, found: Sum) -> None:
-        self._pending.remove(found)
-        if found.norms is not None:
-            found.norms.settle()
+    def _finish(self, candidate: Sum) -> None:
+        self._pending.remove(candidate)
+        if candidate.norms is not None:
+            candidate.norms.finish()
 
     def _save_states(self, written: list[Tensor]) -> None:
         """Copy what is still needed and about to be overwritten."""
         memories = {self.tags.view(t)[0] for t in written if is_real(t)}
-        for norms in (found.norms for found in self._pending if found.norms):
+        for norms in (
+            candidate.norms for candidate in self._pending if candidate.norms
+        ):
             if self.tags.view(norms.state)[0] in memories:
                 norms.state = norms.state.clone()
 
@@ -545,11 +581,10 @@ ADDITIONS = {'add': ((0, 1), (1, 0)), 'sub': ((0, 1),)}
 """Places of the state and of the branch among the arguments."""
 
 
-def _operands(
-    operation: Operation, args: tuple
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """What may be the state, and the branch that is added to it."""
-    for i, j in ADDITIONS[operation.name]:
+def _operands(execution: Execution) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of a state and a branch, as the arguments may be."""
+    args = execution.args
+    for i, j in ADDITIONS[execution.operation.name]:
         if (
             max(i, j) < len(args)
             and is_real(args[i])
@@ -559,22 +594,22 @@ def _operands(
             yield args[i], args[j]
 
 
-LOOKS: dict[str, Callable] = {
-    **dict.fromkeys(SAME, Additions._see_copy),
-    'add': Additions._see_sum,
-    'sub': Additions._see_sum,
-    'mul': Additions._see_product,
-    'div': Additions._see_quotient,
-    'relu': Additions._see_relu,
+BEFORE: dict[str, Callable] = {
+    **dict.fromkeys(SAME, Additions._before_copy),
+    'add': Additions._before_sum,
+    'sub': Additions._before_sum,
+    'mul': Additions._before_product,
+    'div': Additions._before_quotient,
+    'relu': Additions._before_relu,
 }
-"""What is to be seen of operations before they run, by their names. Of all
-others their tags alone are passed on."""
+"""Methods that inspect an operation before it runs, by its name. Of all other
+operations the tags alone are propagated."""
 
-CONCLUSIONS: dict[str, Callable] = {
-    'convolution': Additions._see_rows,
-    'embedding': Additions._see_embedding,
+AFTER: dict[str, Callable] = {
+    'convolution': Additions._after_convolution,
+    'embedding': Additions._after_embedding,
 }
-"""What their results show."""
+"""Methods that inspect results."""
 
 KEEPS_FACTORS = {*SAME, *ADDITIONS, 'mul', 'div'}
 """Operations behind which a tensor is still the product that it was."""

@@ -22,7 +22,7 @@ from mmstepnet.torch_version import is_backward
 from .additions import Additions
 from .modes import hooked, in_mode, only_looks, uncompiled
 from .observed import ObservedStep
-from .sums import Product, Run
+from .sums import Call, Product
 from .tags import Factor, Tags, is_real, tensors
 from .trace import Trace
 from .wrappers import name_modules, unwrap
@@ -54,8 +54,10 @@ class Finder(Additions):
         constants: Mapping[Product, Tensor] | None = None,
     ):
         super().__init__()
-        self.model, self.norms = model, norms
-        self.traces, self.constants = traces, constants or {}
+        self.model = model
+        self.norms = norms
+        self.traces = traces
+        self.constants = constants or {}
         self.names = name_modules(model)
         # Of a wrapper and what is in it, the latter.
         self.modules = {name: m for m, name in self.names.items()}
@@ -84,7 +86,7 @@ class Finder(Additions):
 
     @property
     def trace(self) -> Trace:
-        """What else happened in the last pass, if the finder ``traces``."""
+        """The trace of the last pass, if the finder ``traces``."""
         assert self._trace is not None
         return self._trace
 
@@ -126,7 +128,8 @@ class Finder(Additions):
         """Leave the mode that an interrupted pass has left behind."""
         if self.thread is not None:
             self.__exit__(None, None, None)
-            self.tags, self.thread = Tags(), None
+            self.tags = Tags()
+            self.thread = None
 
     def _is_here(self, module: nn.Module) -> bool:
         """Whether a module's hook belongs to the pass that is followed."""
@@ -151,7 +154,7 @@ class Finder(Additions):
         elif not self._is_here(module):
             return
         outer = self.stack[-1] if self.stack else None
-        run = Run(
+        call = Call(
             self.names[module],
             module,
             outer,
@@ -163,33 +166,33 @@ class Finder(Additions):
             and outer.is_closed,
         )
         for t in filter(is_real, tensors(*args, kwargs)):
-            run.given |= 1 << self._mark(t, outer)
-            run.known |= self.tags.make(t).known
-            run.shapes.add(tuple(t.shape))
+            call.given |= 1 << self._mark(t, outer)
+            call.known |= self.tags.make(t).known
+            call.shapes.add(tuple(t.shape))
             if module in self.tokens_first:
-                self.wrong_shapes[tuple(t.shape)] = run.name
-        self.stack.append(run)
+                self.wrong_shapes[tuple(t.shape)] = call.name
+        self.stack.append(call)
         if outer is not None:
-            outer.inner.append(run)
+            outer.inner.append(call)
         if self._trace is not None:
             self._trace.enter(
-                module, run.name, args, kwargs, module is self.model
+                module, call.name, args, kwargs, module is self.model
             )
 
-    def _mark(self, t: Tensor, run: Run | None) -> int:
-        """Make a state of what a run passes to a child, or returns."""
+    def _mark(self, t: Tensor, call: Call | None) -> int:
+        """Make a state of what a call passes to a child, or returns."""
         number = self.tags.number(t)
         if number:
             return number
-        if run is not None and self._is_foreign(t):
-            self.tags.make(t).mixed |= run.known
+        if call is not None and self._is_foreign(t):
+            self.tags.make(t).mixed |= call.known
         return self.tags.mark(t)
 
     @only_looks
     def _leave(self, module: nn.Module, args: tuple, out: object) -> None:
         if not self._is_here(module):
             return
-        if any(run.module is module for run in reversed(self.stack)):
+        if any(call.module is module for call in reversed(self.stack)):
             self._close(module, out)
             if self._trace is not None:
                 self._trace.leave(module, self.names[module], out)
@@ -198,23 +201,23 @@ class Finder(Additions):
             self.remove()
 
     def _close(self, module: nn.Module, out: object) -> None:
-        """End the run of a module."""
-        run = self.stack.pop()
-        while run.module is not module:  # left behind by what raised
-            run = self.stack.pop()
+        """End the call of a module."""
+        call = self.stack.pop()
+        while call.module is not module:  # left behind by what raised
+            call = self.stack.pop()
         outs = list(filter(is_real, tensors(out)))
-        run.returned = {self._mark(t, run) for t in outs}
-        run.shapes &= {tuple(t.shape) for t in outs}
-        for found in run.sums:
-            found.returned = any(
-                self.tags.make(t).plain >> found.number & 1 for t in outs
+        call.returned = {self._mark(t, call) for t in outs}
+        call.shapes &= {tuple(t.shape) for t in outs}
+        for candidate in call.sums:
+            candidate.returned = any(
+                self.tags.make(t).plain >> candidate.number & 1 for t in outs
             )
-        for found in self._pending[:]:
-            if run.encloses(found.owner) and (
-                not any(self._hand_on(found, run, t) for t in outs)
+        for candidate in self._pending[:]:
+            if call.encloses(candidate.owner) and (
+                not any(self._record_output(candidate, call, t) for t in outs)
                 or not self.stack
             ):
-                self._settle(found)
+                self._finish(candidate)
 
     def _observe(
         self,
@@ -225,26 +228,26 @@ class Finder(Additions):
         out: Tensor,
     ) -> None:
         """Take down what a step that adds reports."""
-        run = (
+        call = (
             self.stack[-1].outer
             if (self._is_here(module) and self.stack)
             else None
         )
-        if run is None:
+        if call is None:
             return
         part = self.names[module].rpartition('.')[2]
         state = self.tags.number(x) or self.tags.mark(x)
-        found = self._new_sum(run, state, x, f, part)
+        candidate = self._new_sum(call, state, x, f, part)
         if step is not None:
-            found.gate = tuple(step.shape)
-            found.product = self._products.get(Tags.view(step))
-            found.is_constant = self._is_constant(step, x)
-        if self.norms is not None and not found.left_out:
-            found.norms = self.norms(x)
-            found.norms.see_branch(f, step, 1, dropped=True)
-        self._make_state(found, out)
-        self._hand_on(found, None, out)
-        self._settle(found)
+            candidate.gate = tuple(step.shape)
+            candidate.product = self._products.get(Tags.view(step))
+            candidate.is_constant = self._is_constant(step, x)
+        if self.norms is not None and not candidate.left_out:
+            candidate.norms = self.norms(x)
+            candidate.norms.see_branch(f, step, dropped=True)
+        self._make_state(candidate, out)
+        self._record_output(candidate, None, out)
+        self._finish(candidate)
 
     def _observe_branch(
         self,

@@ -1,4 +1,4 @@
-"""What a module says that takes a residual step by itself."""
+"""The protocol of modules that take a residual step by themselves."""
 
 from collections import OrderedDict
 from collections.abc import Callable

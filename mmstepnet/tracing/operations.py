@@ -1,4 +1,4 @@
-"""What an operation of PyTorch does with the states that it is given.
+"""Effects of PyTorch's operations on the states that they are given.
 
 Only names are asked, those of ATen and of PyTorch's own decompositions; what
 neither knows is a foreign operator and taken for a contraction.
@@ -39,7 +39,7 @@ OWN = 'aten', 'prims', 'prim'
 
 
 class Operation:
-    """What an operation does.
+    """Properties of an operation.
 
     Attributes:
         name (str): Its name in PyTorch, without the ending of one that works

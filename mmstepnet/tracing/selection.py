@@ -70,7 +70,7 @@ def is_named(name: str, pattern: str) -> bool:
     )
 
 
-def around(name: str) -> Iterable[str]:
+def enclosing_names(name: str) -> Iterable[str]:
     """Names of a module and of all that it is in, from inside."""
     while name:
         yield name
@@ -80,4 +80,4 @@ def around(name: str) -> Iterable[str]:
 
 def is_within(name: str, names: set[str]) -> bool:
     """Whether a module is one of those named, or in one of them."""
-    return not names.isdisjoint(around(name))
+    return not names.isdisjoint(enclosing_names(name))

@@ -1,4 +1,4 @@
-"""Which residual steps a model has: their names, stages and first blocks."""
+"""The residual steps of a model: their names, stages and first blocks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from mmstepnet.generated import host_of
 
 from .finder import Finder
 from .selection import Selection, is_within, select
-from .sums import Run, Sum
+from .sums import Call, Sum
 from .wrappers import unwrap
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
@@ -21,11 +21,13 @@ LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 ALONE = 'no container'
 FIRST = 'first of its stage'
 OUTSIDE = 'outside of the backbone'
+NOT_CHOSEN = 'not chosen by blocks='
+INSIDE = 'part of the branch of another step'
 NO_SUM = 'no addition to its state was seen'
 
 
 class StageRule(NamedTuple):
-    """What makes a container a stage.
+    """A condition under which a container is a stage.
 
     Two of its children hold sums on states of one shape, one of them a step.
     A child of the same class that only makes the state counts, too.
@@ -59,7 +61,7 @@ STAGE_RULES = (
 
 @dataclass(frozen=True)
 class FoundStep:
-    """A residual step of a model, or what might be taken for one.
+    """A residual step of a model, or a sum that looks like one.
 
     Attributes:
         name (str): What a recording calls it.
@@ -88,10 +90,10 @@ class FoundStep:
 
 @dataclass(eq=False)
 class Child:
-    """A child of a container, in one run of what encloses it."""
+    """A child of a container, in one call of the module around that."""
 
     name: str
-    run: Run
+    call: Call
     stage: 'Container'
     sums: list[Sum] = field(default_factory=list)
     returned: set[int] = field(default_factory=set)
@@ -99,11 +101,19 @@ class Child:
 
 @dataclass(eq=False)
 class Container:
-    """What may be a stage, in one run of what encloses it."""
+    """A module that may be a stage, in one call of the module around it."""
 
     name: str
     children: dict[object, Child] = field(default_factory=dict)
     is_stage: dict[StageRule, bool] = field(default_factory=dict)
+
+
+class NamedSum(NamedTuple):
+    """A sum in its block, if it has one."""
+
+    name: str
+    sum: Sum
+    block: Child | None
 
 
 class Arrangement:
@@ -114,8 +124,8 @@ class Arrangement:
         selection (Selection, optional): Blocks, see :func:`select`.
 
     Attributes:
-        named (list[tuple]): All sums: name, sum, and block if there is one.
-        recorded (list[tuple]): Likewise what is recorded.
+        named (list[NamedSum]): All sums.
+        recorded (list[NamedSum]): Those that are recorded.
         without (list[Child]): Blocks without any sum: they may add in a way
             that is not seen.
         excluded (list[str]): Names of the blocks left out as first ones.
@@ -124,18 +134,16 @@ class Arrangement:
     """
 
     def __init__(self, finder: Finder, selection: Selection | None = None):
-        self.finder, self.modules = finder, finder.modules
+        self.finder = finder
+        self.modules = finder.modules
         self.chosen = (
             None
             if selection is None
             else set().union(*select(self.modules, selection).values())
         )
-        self.scope = (
-            'backbone.'
-            if selection is None
-            and isinstance(getattr(finder.model, 'backbone', None), nn.Module)
-            else ''
-        )
+        backbone = getattr(finder.model, 'backbone', None)
+        is_backbone = selection is None and isinstance(backbone, nn.Module)
+        self.scope = 'backbone.' if is_backbone else ''
         self._containers: dict[object, Container] = {}
         stepping = {s.owner for s in finder.sums if s.state}
         sums = [
@@ -153,11 +161,19 @@ class Arrangement:
             for stage in {b.stage for b in blocks.values() if b}
         }
         self._steps_of: dict[Child, list[Sum]] = defaultdict(list)
-        for found, block in blocks.items():
-            if block is not None and found.state:
-                self._steps_of[block].append(found)
-        self._leave_out(blocks, [s for s in finder.sums if not s.state])
+        for candidate, block in blocks.items():
+            if block is not None and candidate.state:
+                self._steps_of[block].append(candidate)
+        projections = [s for s in finder.sums if not s.state]
+        for candidate, block in blocks.items():
+            if not candidate.left_out:
+                candidate.left_out = self._reason(
+                    candidate, block, projections
+                )
+        self.named: list[NamedSum] = []
+        self._later: list[list[Sum]] = []  # of each block's further calls
         self._build(blocks)
+        self.without = self._blocks_without_sums(blocks)
 
     def _choose(
         self, blocks: dict[Sum, Child | None], places: dict[Sum, list[Child]]
@@ -167,59 +183,52 @@ class Arrangement:
         A module that no rule knows as a block is one where it is chosen.
         """
         chosen = self.chosen or set()
-        for found, block in blocks.items():
-            inside = next(
-                (
-                    p
-                    for p in places[found]
-                    if p.name in chosen
-                    and (block is None or is_within(p.name, {block.name}))
-                ),
-                None,
-            )
-            blocks[found] = inside or (
-                block if block and is_within(block.name, chosen) else None
-            )
+        for candidate, block in blocks.items():
+            if block is None or not is_within(block.name, chosen):
+                blocks[candidate] = None
+            for place in places[candidate]:
+                is_inside = block is None or is_within(
+                    place.name, {block.name}
+                )
+                if place.name in chosen and is_inside:
+                    blocks[candidate] = place
+                    break
 
-    def _place(self, found: Sum) -> Iterator[Child]:
+    def _place(self, candidate: Sum) -> Iterator[Child]:
         """Modules around a sum, from inside, as children of what is around.
 
-        Lists, which do not run, stand between a run and the next outer one.
+        Lists, which do not run, stand between a call and the next outer one.
         """
-        run = found.owner
-        while run.outer is not None:
-            name: str = run.name
-            key: object = run
+        call = candidate.owner
+        while call.outer is not None:
+            name: str = call.name
+            key: object = call
             while name:
-                parent = self._container(run.outer, name.rpartition('.')[0])
+                parent = self._container(call.outer, name.rpartition('.')[0])
                 child = parent.children.setdefault(
-                    key, Child(name, run, parent)
+                    key, Child(name, call, parent)
                 )
-                child.sums.append(found)
-                child.returned |= run.returned
+                child.sums.append(candidate)
+                child.returned |= call.returned
                 yield child
                 name = key = parent.name
-                if name == run.outer.name or not is_within(
-                    name, {run.outer.name}
+                if name == call.outer.name or not is_within(
+                    name, {call.outer.name}
                 ):
                     break
-            run = run.outer
+            call = call.outer
 
-    def _container(self, outer: Run, name: str) -> Container:
+    def _container(self, outer: Call, name: str) -> Container:
         """The container of a module, with all its children that ran."""
-        found = self._containers.get((outer, name))
-        if found is None:
-            found = self._containers[outer, name] = Container(name)
-            found.children.update(
-                {
-                    run: Child(
-                        run.name, run, found, returned=set(run.returned)
+        container = self._containers.get((outer, name))
+        if container is None:
+            container = self._containers[outer, name] = Container(name)
+            for call in outer.inner:
+                if call.name.rpartition('.')[0] == name:
+                    container.children[call] = Child(
+                        call.name, call, container, returned=set(call.returned)
                     )
-                    for run in outer.inner
-                    if run.name.rpartition('.')[0] == name
-                }
-            )
-        return found
+        return container
 
     def _blocks(
         self, places: dict[Sum, list[Child]]
@@ -227,19 +236,18 @@ class Arrangement:
         """The block of each sum by its stage, the surest stages first."""
         blocks: dict[Sum, Child | None] = dict.fromkeys(places)
         for rule in STAGE_RULES:
-            for found, around in places.items():
-                blocks[found] = blocks[found] or next(
+            for candidate, around in places.items():
+                blocks[candidate] = blocks[candidate] or next(
                     (p for p in around if self._is_stage(p.stage, rule)), None
                 )
-            kinds = {
-                self._kind(block.name)
-                for s, block in blocks.items()
-                if block and s.state
-            }
-            for found, around in places.items():
-                if not (found.state and blocks[found]):
+            kinds = set()
+            for candidate, block in blocks.items():
+                if block and candidate.state:
+                    kinds.add(self._kind(block.name))
+            for candidate, around in places.items():
+                if not (candidate.state and blocks[candidate]):
                     # In a stage of one block, like those in others.
-                    blocks[found] = next(
+                    blocks[candidate] = next(
                         (p for p in around if self._kind(p.name) in kinds),
                         None,
                     )
@@ -257,41 +265,38 @@ class Arrangement:
         if rule not in container.is_stage:
             is_list = isinstance(self.modules[container.name], LISTS)
             container.is_stage[rule] = (is_list or not rule.listed) and any(
-                self._are_blocks(found, child, other, rule)
+                self._are_blocks(candidate, child, other, rule)
                 for child in container.children.values()
-                for found in child.sums
-                if found.state
+                for candidate in child.sums
+                if candidate.state
                 for other in container.children.values()
             )
         return container.is_stage[rule]
 
     def _are_blocks(
-        self, found: Sum, child: Child, other: Child, rule: StageRule
+        self, candidate: Sum, child: Child, other: Child, rule: StageRule
     ) -> bool:
         """Whether a child with a step and another one make a stage."""
         kind = self._kind(other.name)
-        if other is child or (
-            rule.alike and kind is not self._kind(child.name)
-        ):
+        if other is child:
             return False
-        one_shape = any(s.shape == found.shape for s in other.sums)
-        if not rule.listed:
-            if not one_shape or other.name == child.name:  # it runs again
+        if rule.alike and kind is not self._kind(child.name):
+            return False
+        has_shape = any(s.shape == candidate.shape for s in other.sums)
+        if rule.listed:
+            makes_state = candidate.state in other.returned
+            is_first = rule.alike and not other.sums
+            if not makes_state or not (has_shape or is_first):
                 return False
-        elif (
-            found.state not in other.returned
-            or not one_shape
-            and (other.sums or not rule.alike)
-        ):
+        elif not has_shape or other.name == child.name:  # it runs again
             return False
         # Lists are alike only if what is in them is.
-        if not rule.parts and (kind not in LISTS or not rule.alike):
-            return True
-        a, b = (
-            [name for name, _ in self.modules[c.name].named_modules()]
-            for c in (child, other)
-        )
-        return a == b
+        needs_parts = rule.parts or (rule.alike and kind in LISTS)
+        return not needs_parts or self._parts(child) == self._parts(other)
+
+    def _parts(self, child: Child) -> list[str]:
+        module = self.modules[child.name]
+        return [name for name, _ in module.named_modules()]
 
     def _kind(self, name: str) -> type:
         return host_of(self.modules.get(name))
@@ -305,16 +310,17 @@ class Arrangement:
         the paper leaves out what begins a stage of several blocks).
         """
         holders = [c for c in container.children.values() if c.sums]
-        names = {c.name for c in holders}
-        kinds = {
-            self._kind(c.name) for c in holders if any(s.state for s in c.sums)
-        }
-        blocks = [
-            name
-            for part in self.modules[container.name]._modules
-            if (name := f'{container.name}.{part}'.lstrip('.')) in names
-            or self._kind(name) in kinds
-        ]
+        names = set()
+        kinds = set()
+        for child in holders:
+            names.add(child.name)
+            if any(s.state for s in child.sums):
+                kinds.add(self._kind(child.name))
+        blocks = []
+        for part in self.modules[container.name]._modules:
+            name = f'{container.name}.{part}'.lstrip('.')
+            if name in names or self._kind(name) in kinds:
+                blocks.append(name)
         if len(blocks) == len(holders) == 1:
             sums = [
                 s
@@ -330,92 +336,100 @@ class Arrangement:
         first = blocks[0] if blocks else holders[0].name
         return next((c for c in holders if c.name == first), None)
 
-    def _leave_out(
-        self, blocks: dict[Sum, Child | None], projecting: list[Sum]
-    ) -> None:
-        """Say why steps are not recorded, by the first rule that holds."""
-        for found, block in blocks.items():
-            if found.left_out:
-                continue
-            if block is None:
-                found.left_out = (
-                    ALONE if self.chosen is None else ('not chosen by blocks=')
-                )
-            elif not found.owner.name.startswith(self.scope):
-                found.left_out = OUTSIDE
-            elif any(map(found.is_in_branch_of, self._steps_of[block])) or any(
-                found.is_in_branch_of(s)
-                and is_within(s.owner.name, {block.name})
-                for s in projecting
-            ):
-                found.left_out = 'part of the branch of another step'
-            elif self._firsts[block.stage] is block:
-                found.left_out = FIRST
+    def _reason(
+        self, candidate: Sum, block: Child | None, projections: list[Sum]
+    ) -> str | None:
+        """Why a step is not recorded: the first rule that holds."""
+        if block is None:
+            return ALONE if self.chosen is None else NOT_CHOSEN
+        if not candidate.owner.name.startswith(self.scope):
+            return OUTSIDE
+        others = self._steps_of[block] + [
+            other
+            for other in projections
+            if is_within(other.owner.name, {block.name})
+        ]
+        if any(candidate.is_in_branch_of(other) for other in others):
+            return INSIDE
+        if self._firsts[block.stage] is block:
+            return FIRST
+        return None
 
     def _build(self, blocks: dict[Sum, Child | None]) -> None:
-        self.named, self.recorded, self.excluded = [], [], []
-        runs: dict[str, list[Sum]] = defaultdict(list)
-        for found, block in blocks.items():
-            name = self._name(found, block) if block else found.owner.name
-            if block and (
-                found.left_out == FIRST
-                or (not found.state and self._firsts[block.stage] is block)
-            ):
-                self.excluded.append(block.name)
-            if found.left_out in (None, FIRST):
-                runs[name].append(found)
-                if len(runs[name]) > 1:  # a block that runs several times
-                    name = f'{name}#{len(runs[name])}'
-            self.named.append((name, found, block))
-            if not found.left_out:
-                self.recorded.append((name, found, block))
-        self.excluded = list(dict.fromkeys(self.excluded))
-        # Of a block's class, beside it, and of a state of one shape all along.
-        self.without = list(
-            {
-                child.name: child
-                for block in blocks.values()
-                if block
-                for child in block.stage.children.values()
-                if not child.sums
-                and child.run.shapes
-                and self._kind(child.name) is self._kind(block.name)
-                and self._kind(child.name) not in LISTS
-            }.values()
-        )
-        self._later = [
-            [s for s in r[1:] if not s.of_state >> r[0].number & 1]
-            for r in runs.values()
+        """Name all sums, and say which are recorded."""
+        excluded: dict[str, None] = {}
+        calls: dict[str, list[Sum]] = defaultdict(list)
+        for candidate, block in blocks.items():
+            name = candidate.owner.name
+            if block is not None:
+                name = self._name(candidate, block)
+                is_first = self._firsts[block.stage] is block
+                if candidate.left_out == FIRST or (
+                    is_first and not candidate.state
+                ):
+                    excluded[block.name] = None
+            if candidate.left_out in (None, FIRST):
+                calls[name].append(candidate)
+                if len(calls[name]) > 1:  # a block that runs several times
+                    name = f'{name}#{len(calls[name])}'
+            self.named.append(NamedSum(name, candidate, block))
+        self.recorded = [
+            named for named in self.named if not named.sum.left_out
         ]
-        self.repeated = bool(runs) and all(self._later)
+        self.excluded = list(excluded)
+        for first, *others in calls.values():
+            self._later.append(
+                [s for s in others if not s.of_state >> first.number & 1]
+            )
+        self.repeated = bool(calls) and all(self._later)
+
+    def _blocks_without_sums(
+        self, blocks: dict[Sum, Child | None]
+    ) -> list[Child]:
+        """Blocks' neighbours of their class, whose state keeps its shape."""
+        without: dict[str, Child] = {}
+        for block in blocks.values():
+            if block is None or self._kind(block.name) in LISTS:
+                continue
+            kind = self._kind(block.name)
+            for child in block.stage.children.values():
+                if (
+                    not child.sums
+                    and child.call.shapes
+                    and self._kind(child.name) is kind
+                ):
+                    without[child.name] = child
+        return list(without.values())
 
     def take_first_pass(self) -> None:
         """Leave out what ran again, where the network is :attr:`repeated`."""
-        for found in chain(*self._later):
-            found.left_out = 'runs again, on another input'
-        self.recorded = [r for r in self.recorded if not r[1].left_out]
+        for candidate in chain(*self._later):
+            candidate.left_out = 'runs again, on another input'
+        self.recorded = [r for r in self.recorded if not r.sum.left_out]
 
     @property
     def steps(self) -> list[FoundStep]:
         """All that was found, in the order of the pass."""
-        return [
-            FoundStep(
-                name,
-                s.owner.name,
-                block and block.name,
-                block and block.stage.name,
-                s.shape,
-                s.gate,
-                s.left_out,
+        steps = []
+        for name, candidate, block in self.named:
+            steps.append(
+                FoundStep(
+                    name,
+                    candidate.owner.name,
+                    block and block.name,
+                    block and block.stage.name,
+                    candidate.shape,
+                    candidate.gate,
+                    candidate.left_out,
+                )
             )
-            for name, s, block in self.named
-        ] + [
-            FoundStep(c.name, c.name, c.name, c.stage.name, (), None, NO_SUM)
-            for c in self.without
-        ]
+        for child in self.without:
+            name, stage = child.name, child.stage.name
+            steps.append(FoundStep(name, name, name, stage, (), None, NO_SUM))
+        return steps
 
     def explain(self) -> str:
-        """What was seen where nothing can be recorded."""
+        """Say why nothing can be recorded."""
         seen = [
             *(f'{step.name}: {step.left_out}' for step in self.steps),
             *(
@@ -447,37 +461,33 @@ class Arrangement:
         Where a step stands in no stage, its block is the module that adds, if
         there is another of its class: stages may have one block each.
         """
-        alone = self._alike(
-            [
-                found
-                for _, found, _ in self.named
-                if found.state and found.left_out == ALONE
-            ]
-        )
+        alone = []
+        for _, candidate, _ in self.named:
+            if candidate.state and candidate.left_out == ALONE:
+                alone.append(candidate)
+        alone = self._alike(alone)
         table: dict[str, list[Sum]] = defaultdict(list)
-        for _, found, block in self.named:
-            if (
-                found in alone
-                or found.state
-                and block
-                and (found.left_out in (None, FIRST, OUTSIDE))
-            ):
-                table[block.name if block else found.owner.name].append(found)
+        for _, candidate, block in self.named:
+            in_stage = candidate.left_out in (None, FIRST, OUTSIDE)
+            if candidate in alone:
+                table[candidate.owner.name].append(candidate)
+            elif block and candidate.state and in_stage:
+                table[block.name].append(candidate)
         return table
 
-    def _name(self, found: Sum, block: Child) -> str:
+    def _name(self, candidate: Sum, block: Child) -> str:
         """Name of a block, and of its step if it has several."""
         steps = [
             s for s in self._steps_of[block] if s.left_out in (None, FIRST)
         ]
-        if len(steps) < 2 or found not in steps:
+        if len(steps) < 2 or candidate not in steps:
             return block.name
-        if found.part is not None:
-            return f'{block.name}.{found.part}'
-        place = steps.index(found)
+        if candidate.part is not None:
+            return f'{block.name}.{candidate.part}'
+        place = steps.index(candidate)
         if len(steps) == 2 and prod(steps[0].shape) == prod(steps[1].shape):
             return f'{block.name}.{("attn_step", "mlp_step")[place]}'
-        owner = found.owner.name
+        owner = candidate.owner.name
         owners = [s.owner.name for s in steps]
         if owner == block.name or owners.count(owner) > 1:
             return f'{owner}.step{place + 1}'

@@ -1,4 +1,4 @@
-"""What a pass leaves behind: runs of modules, and the sums that they made."""
+"""Records of a pass: calls of modules, and the sums that they made."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +10,13 @@ Product = tuple[str, int]
 
 
 @dataclass(eq=False)
-class Run:
-    """One run of a module.
+class Call:
+    """One call of a module in a pass.
 
     Attributes:
         name (str): Name of the module.
         module (nn.Module): The module.
-        outer (Run, optional): The run that called it.
+        outer (Call, optional): The one that called it.
         learns (bool): Whether the module has weights.
         is_closed (bool): Whether it is, or runs inside, an
             :class:`~.observed.ObservedStep` that adds, which reports its step
@@ -28,12 +28,12 @@ class Run:
             that it returned.
         returned (set[int]): States that it returned.
         sums (list[Sum]): What it added, by itself.
-        inner (list[Run]): The runs that it called.
+        inner (list[Call]): Those that it called.
     """
 
     name: str
     module: nn.Module
-    outer: 'Run | None'
+    outer: 'Call | None'
     learns: bool
     is_closed: bool
     known: int = 0
@@ -41,10 +41,10 @@ class Run:
     shapes: set[tuple] = field(default_factory=set)
     returned: set[int] = field(default_factory=set)
     sums: list['Sum'] = field(default_factory=list)
-    inner: list['Run'] = field(default_factory=list)
+    inner: list['Call'] = field(default_factory=list)
 
-    def encloses(self, other: 'Run | None') -> bool:
-        """Whether another run is this one, or inside of it."""
+    def encloses(self, other: 'Call | None') -> bool:
+        """Whether another call is this one, or inside of it."""
         while other is not None and other is not self:
             other = other.outer
         return other is self
@@ -55,7 +55,7 @@ class Sum:
     """A sum that is a residual step, or that might be taken for one.
 
     Attributes:
-        owner (Run): The run whose code added.
+        owner (Call): The one whose code added.
         shape (tuple): Of the state.
         state (int): Number of the state x_t; 0 where there is none.
         number (int): Number of the sum.
@@ -77,7 +77,7 @@ class Sum:
             :class:`~mmstepnet.stiffness.measurement.StepMeasurement`.
     """
 
-    owner: Run
+    owner: Call
     shape: tuple[int, ...]
     state: int = 0
     number: int = 0

@@ -1,4 +1,4 @@
-"""What is known of tensors while a model runs: the states they come from.
+"""Tags of tensors while a model runs: the states that they come from.
 
 States are numbered, and sets of them are the bits of an integer, so that a
 union costs one operation however many states a network has.
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @dataclass
 class Factor:
-    """How a tensor was made by multiplication.
+    """A tensor as a product.
 
     Attributes:
         of (Tensor): What was multiplied.
@@ -32,7 +32,7 @@ class Factor:
 
 
 class Tag:
-    """What is known of a piece of memory.
+    """Facts about a piece of memory.
 
     It refers to the memory weakly. While it does, no other memory gets the
     same address, so that memory that is used again inherits nothing.
@@ -96,31 +96,28 @@ class Tags:
     def make(self, t: Tensor) -> Tag:
         """Tag of a tensor, a new one if need be."""
         storage = t.untyped_storage()
-        found = self.of_storage.get(storage._cdata)
-        if found is None:
-            found = self.of_storage[storage._cdata] = Tag(storage)
-        return found
+        tag = self.of_storage.get(storage._cdata)
+        if tag is None:
+            tag = self.of_storage[storage._cdata] = Tag(storage)
+        return tag
 
     @staticmethod
     def view(t: Tensor) -> tuple:
-        """Which values a tensor shows: memory, offset and size."""
+        """Identify the values of a tensor: memory, offset and size."""
         return t.untyped_storage()._cdata, t.storage_offset(), t.numel()
 
     def number(self, t: Tensor) -> int:
         """Number of a tensor that is a state; 0 of others."""
-        found = self.get(t)
-        return (
-            found.views.get((t.storage_offset(), t.numel()), 0) if found else 0
-        )
+        tag = self.get(t)
+        return tag.views.get((t.storage_offset(), t.numel()), 0) if tag else 0
 
-    def around(self, t: Tensor) -> list[int]:
+    def states_around(self, t: Tensor) -> list[int]:
         """Numbers of the larger states that a tensor is a slice of."""
-        found, start = self.get(t), t.storage_offset()
+        tag = self.get(t)
+        start = t.storage_offset()
         return [
             number
-            for (offset, size), number in (
-                found.views if found else {}
-            ).items()
+            for (offset, size), number in (tag.views if tag else {}).items()
             if offset <= start < offset + size and t.numel() < size
         ]
 
@@ -153,15 +150,15 @@ def is_real(t: object) -> bool:
 
 def tensors(*values: object) -> list[Tensor]:
     """All tensors among values and in nested lists, tuples and dicts."""
-    found = []
+    flat = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            flat.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors(*value)
+            flat += tensors(*value)
         elif isinstance(value, dict):
-            found += tensors(*value.values())
-    return found
+            flat += tensors(*value.values())
+    return flat
 
 
 def gate_axis(gate: Tensor, f: Tensor, is_row: bool = False) -> int | None:

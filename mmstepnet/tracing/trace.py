@@ -1,4 +1,4 @@
-"""What a pass does with its tensors, as data that is asked afterwards."""
+"""Records of the tensors of a pass, to be asked afterwards."""
 
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class TensorId(NamedTuple):
 
     @property
     def values(self) -> tuple:
-        """What is equal for all views of the same values."""
+        """The part that all views of the same values share."""
         return self[:4]
 
 
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """What one run of a module was given first, and returned first."""
+    """The first argument and the first result of one call of a module."""
 
     name: str
     given: TensorId | None
@@ -100,7 +100,7 @@ class Trace:
     Attributes:
         events (dict): Who was given, or returned, each tensor.
         origins (dict): What each tensor was made of, by its values.
-        passages (list[Passage]): Runs of modules that have ended.
+        passages (list[Passage]): Calls of modules that have ended.
         additions (dict): When and of what each step was added.
         calls (Counter): How often each module ran.
         shapes (dict): Shapes of the tensors that each module was given first,
@@ -238,18 +238,18 @@ class Trace:
         """A state was looked up by such."""
         self._looked_up |= 1 << state
 
-    def add(self, found: Sum, x: Tensor, f: Tensor, states: int) -> None:
+    def add(self, candidate: Sum, x: Tensor, f: Tensor, states: int) -> None:
         """A step is about to be added.
 
         Args:
-            found (Sum): The step.
+            candidate (Sum): The step.
             x (Tensor): Its state.
             f (Tensor): Its branch.
             states (int): States that x was computed from, as bits.
         """
         is_text = bool(states & self._looked_up)
         self.additions.setdefault(
-            found, Addition(self._time, identify(x), identify(f), is_text)
+            candidate, Addition(self._time, identify(x), identify(f), is_text)
         )
 
     def events_of(self, tensor: TensorId, until: int) -> list[Event]:
@@ -258,22 +258,23 @@ class Trace:
 
     def multiples(self, tensor: TensorId) -> list[TensorId]:
         """A tensor, and what it is a product of with numbers and weights."""
-        found = [tensor]
+        made_of = [tensor]
         while True:
-            origin = self.origins.get(found[-1].values)
+            origin = self.origins.get(made_of[-1].values)
             if (
                 origin is None
                 or origin.kind != 'product'
-                or origin.result != found[-1]
+                or origin.result != made_of[-1]
             ):
-                return found
-            found.append(origin.operand)
+                return made_of
+            made_of.append(origin.operand)
 
     def kinds_between(
         self, state: TensorId, result: TensorId
     ) -> list[str] | None:
-        """How one tensor became another, the last first; None is no way."""
-        kinds, end = [], result.values
+        """Operations from one tensor to another, the last first, if any."""
+        kinds = []
+        end = result.values
         while end != state.values:
             origin = self.origins.get(end)
             if origin is None:

@@ -9,7 +9,7 @@ WRAPPERS = (
     '_fsdp_wrapped_module',
     'module',
 )
-"""What wrappers call the module that is in them."""
+"""Names under which wrappers hold their module."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -29,7 +29,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
-    """What a wrapper wraps; None where the module is no wrapper."""
+    """The module inside a wrapper; None where the module is no wrapper."""
     children = list(module.named_children())
     alone = len(children) == 1 and children[0][0] in WRAPPERS
     return children[0][1] if alone else None

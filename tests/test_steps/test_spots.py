@@ -144,6 +144,14 @@ def test_refused_by_name(forward, why):
     assert not steps_of(model)
 
 
+def test_a_block_whose_addition_is_not_seen(caplog):
+    """It is of the blocks' class and stands among them, and is named."""
+    model = nn.Sequential(*(Block(plain) for _ in range(4)))
+    model[2].run = lambda b, x: torch.stack([x, b.fn(x)]).sum(0)
+    assert insert_steps(model, example=torch.randn(2, 5, 8)) == ['0', '1', '3']
+    assert '2 shows no addition to its state' in caplog.text
+
+
 def test_a_sequence_would_call_the_step():
     """The step stands in the layer that adds, and the sequence runs.
 

@@ -5,7 +5,7 @@ from mmpretrain.models.utils import MultiheadAttention
 
 
 class HostAttention(BaseModule):
-    """What stands in a transformer's layer instead of its self-attention.
+    """A module that replaces the self-attention of a transformer's layer.
 
     It reads what the host's ``MultiheadAttention`` has saved. The host's one
     layer ``qkv`` is three layers here, and those that a module does not have

@@ -18,7 +18,7 @@ from .host_attention import HostAttention
 
 
 class ValueProjection(HostAttention):
-    """What is left of self-attention without its attention values.
+    """Self-attention without its attention values.
 
     The value and the output projection, token by token; query and key are
     gone.
