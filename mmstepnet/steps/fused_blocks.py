@@ -22,8 +22,8 @@ from .residual import ResidualStep
 from .tail import ByHand, ByImage, is_as_made, read_tail
 
 
-class Tail(NamedTuple):
-    """What a class of blocks ends in.
+class BlockTail(NamedTuple):
+    """The end of a class of blocks.
 
     Attributes:
         branch (Callable): ``branch(block, x)`` computes what ``end`` is
@@ -39,28 +39,51 @@ class Tail(NamedTuple):
 
 
 def _timm_basic(block: Any, x: Tensor) -> Tensor:
-    x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
+    x = block.bn1(block.conv1(x))
+    x = block.drop_block(x)
+    x = block.act1(x)
+    x = block.aa(x)
     x = block.conv2(x)
-    return x if block.se is None else block.bn2(x)
+    if block.se is None:
+        return x
+    return block.bn2(x)
 
 
 def _timm_bottleneck(block: Any, x: Tensor) -> Tensor:
-    x = block.act1(block.bn1(block.conv1(x)))
-    x = block.aa(block.act2(block.drop_block(block.bn2(block.conv2(x)))))
+    x = block.bn1(block.conv1(x))
+    x = block.act1(x)
+    x = block.bn2(block.conv2(x))
+    x = block.drop_block(x)
+    x = block.act2(x)
+    x = block.aa(x)
     x = block.conv3(x)
-    return x if block.se is None else block.bn3(x)
+    if block.se is None:
+        return x
+    return block.bn3(x)
 
 
 def _basic(block: Any, x: Tensor) -> Tensor:
-    return block.conv2(block.relu(_norm(block, 1)(block.conv1(x))))
+    x = block.conv1(x)
+    x = _norm(block, 1)(x)
+    x = block.relu(x)
+    return block.conv2(x)
 
 
 def _bottleneck(block: Any, x: Tensor) -> Tensor:
-    plugins = _plugins(block)
-    x = _apply(plugins[0], block.relu(_norm(block, 1)(block.conv1(x))))
-    x = _apply(plugins[1], block.relu(_norm(block, 2)(block.conv2(x))))
+    first, second, third = _plugins(block)
+    x = block.conv1(x)
+    x = _norm(block, 1)(x)
+    x = block.relu(x)
+    x = _apply(first, x)
+    x = block.conv2(x)
+    x = _norm(block, 2)(x)
+    x = block.relu(x)
+    x = _apply(second, x)
     x = block.conv3(x)
-    return _apply(plugins[2][:-1], _norm(block, 3)(x)) if plugins[2] else x
+    if not third:
+        return x
+    x = _norm(block, 3)(x)
+    return _apply(third[:-1], x)
 
 
 def _norm(block: Any, k: int) -> Any:
@@ -70,13 +93,11 @@ def _norm(block: Any, k: int) -> Any:
 
 def _plugins(block: Any) -> list[list[nn.Module]]:
     """MMDetection's plugins behind each of the three convolutions."""
-    return [
-        [
-            getattr(block, name)
-            for name in getattr(block, f'after_conv{k}_plugin_names', ())
-        ]
-        for k in (1, 2, 3)
-    ]
+    plugins = []
+    for k in (1, 2, 3):
+        names = getattr(block, f'after_conv{k}_plugin_names', ())
+        plugins.append([getattr(block, name) for name in names])
+    return plugins
 
 
 def _apply(modules: list[nn.Module], x: Tensor) -> Tensor:
@@ -85,41 +106,36 @@ def _apply(modules: list[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-MODULES = (
-    'torchvision.models.resnet',
-    *(
-        f'{host}.models.backbones.resnet'
-        for host in ('mmpretrain', 'mmdet', 'mmseg', 'mmpose')
-    ),
+BASIC = BlockTail(_basic, lambda block: _norm(block, 2), 'relu')
+BOTTLENECK = BlockTail(
+    _bottleneck,
+    lambda block: (_plugins(block)[2] or [_norm(block, 3)])[-1],
+    'relu',
 )
 
 TAILS = {
-    **{
-        f'{module}.BasicBlock': Tail(
-            _basic, lambda block: _norm(block, 2), 'relu'
-        )
-        for module in MODULES
-    },
-    **{
-        f'{module}.Bottleneck': Tail(
-            _bottleneck,
-            lambda block: (_plugins(block)[2] or [_norm(block, 3)])[-1],
-            'relu',
-        )
-        for module in MODULES
-    },
-    'timm.models.resnet.BasicBlock': Tail(
+    'timm.models.resnet.BasicBlock': BlockTail(
         _timm_basic,
         lambda block: block.bn2 if block.se is None else block.se,
         'act2',
     ),
-    'timm.models.resnet.Bottleneck': Tail(
+    'timm.models.resnet.Bottleneck': BlockTail(
         _timm_bottleneck,
         lambda block: block.bn3 if block.se is None else block.se,
         'act3',
     ),
 }
 """Tails of blocks by the names of their classes. No library is imported."""
+
+for module in (
+    'torchvision.models.resnet',
+    'mmpretrain.models.backbones.resnet',
+    'mmdet.models.backbones.resnet',
+    'mmseg.models.backbones.resnet',
+    'mmpose.models.backbones.resnet',
+):
+    TAILS[f'{module}.BasicBlock'] = BASIC
+    TAILS[f'{module}.Bottleneck'] = BOTTLENECK
 
 
 TRIED: dict[tuple, bool] = {}
@@ -155,7 +171,7 @@ class TailStep(ResidualStep):
 class FusedBlock(Generated):
     """A block of a ResNet that ends in a :class:`TailStep`."""
 
-    tail: Tail
+    tail: BlockTail
     step: Any
     downsample: Any
 
@@ -188,12 +204,10 @@ class FusedBlock(Generated):
     ) -> Tensor:
         """Take the step, together with the norm where that is possible."""
         behind = activation, getattr(self, 'drop_path', None)
+        tail = None
         # Who wraps or hooks the step may hand on something else.
-        tail = (
-            read_tail(self.step, identity, branch, norm, *behind)
-            if (type(self.step) is TailStep and is_as_made(self.step))
-            else None
-        )
+        if type(self.step) is TailStep and is_as_made(self.step):
+            tail = read_tail(self.step, identity, branch, norm, *behind)
         if tail is None and norm is not None:
             branch = norm(branch)
         return self.step(identity, branch, tail, *behind)
@@ -234,33 +248,24 @@ def is_fusable(block: nn.Module) -> bool:
     ):
         return False
     # One trial serves all blocks that are put together alike.
-    key = (
-        type(block),
-        type(block).forward,
-        tuple(
-            (
-                name,
-                type(m),
-                'forward' in vars(m),
-                len(m._forward_hooks),
-                len(m._forward_pre_hooks),
-            )
-            for name, m in block.named_modules()
-        ),
-    )
+    parts = []
+    for name, part in block.named_modules():
+        hooks = len(part._forward_hooks), len(part._forward_pre_hooks)
+        parts.append((name, type(part), 'forward' in vars(part), hooks))
+    key = type(block), type(block).forward, tuple(parts)
     if key not in TRIED:
         TRIED[key] = _computes(block, tail)
     return TRIED[key]
 
 
-def _tail_of(cls: type) -> Tail | None:
+def _tail_of(cls: type) -> BlockTail | None:
     """Tail of the class whose ``forward`` a class has, if there is one."""
     parent = next(c for c in cls.__mro__ if 'forward' in vars(c))
     return TAILS.get(f'{parent.__module__}.{parent.__qualname__}')
 
 
 @torch.no_grad()
-def _computes(block: nn.Module, tail: Tail) -> bool:
+def _computes(block: nn.Module, tail: BlockTail) -> bool:
     """Whether a block with a constant step computes what its tail says.
 
     A copy of random weights is run as it is, with half of what its branch
@@ -277,10 +282,12 @@ def _computes(block: nn.Module, tail: Tail) -> bool:
             probe: Any = copy.deepcopy(block).to_empty(device='cpu').float()
             probe.train(False)
             for t in (*probe.parameters(), *probe.buffers()):
-                if t.is_floating_point():
-                    t.uniform_(0.1, 1) if t.dim() < 2 else t.normal_(std=0.1)
-                else:
+                if not t.is_floating_point():
                     t.zero_()
+                elif t.dim() < 2:
+                    t.uniform_(0.1, 1)
+                else:
+                    t.normal_(std=0.1)
             x = torch.randn(
                 2, probe.conv1.in_channels, 8, 8, dtype=torch.float32
             )

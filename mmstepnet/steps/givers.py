@@ -53,17 +53,16 @@ def is_scalable(layer: Any, model: nn.Module) -> bool:
         isinstance(hook, StepHook) for hook in hooks
     ):
         return False
-    owners = Counter(
-        id(t)
-        for m in model.modules()
-        for t in (*m._parameters.values(), *m._buffers.values())
+    owners: Counter[int] = Counter()
+    places: Counter[nn.Module | None] = Counter()
+    for module in model.modules():
+        owners.update(map(id, module._parameters.values()))
+        owners.update(map(id, module._buffers.values()))
+        places.update(module._modules.values())
+    has_own_weights = owners[id(layer.weight)] < 2 and (
+        layer.bias is None or owners[id(layer.bias)] < 2
     )
-    places = Counter(
-        m for parent in model.modules() for m in parent._modules.values()
-    )
-    return places[layer] < 2 and all(
-        owners[id(t)] < 2 for t in (layer.weight, layer.bias) if t is not None
-    )
+    return has_own_weights and places[layer] < 2
 
 
 def _is_known(layer: Any) -> bool:
@@ -161,20 +160,19 @@ def _follow(
     """
     returned: dict[nn.Module, list[Any]] = defaultdict(list)
     branches: dict[Any, list[Tensor]] = defaultdict(list)
-    # Before the hook of a step, which returns the scaled branch.
-    handles: list = [
-        uncompiled.enter(),
-        *(
-            layer.register_forward_hook(
-                lambda layer, _, out: returned[layer].append(out), prepend=True
-            )
-            for layer in filter(_is_known, model.modules())
-        ),
-        *(
-            step.observe(lambda step, x, f, *_: branches[step].append(f))
-            for step in steps
-        ),
-    ]
+
+    def keep_output(layer: nn.Module, args: tuple, out: Any) -> None:
+        returned[layer].append(out)
+
+    def keep_branch(step: Any, x: Tensor, f: Tensor, *_: Any) -> None:
+        branches[step].append(f)
+
+    handles: list = [uncompiled.enter()]
+    for layer in filter(_is_known, model.modules()):
+        # Before the hook of a step, which returns the scaled branch.
+        handles.append(layer.register_forward_hook(keep_output, prepend=True))
+    for step in steps:
+        handles.append(step.observe(keep_branch))
     reads = _Reads()
     with hooked(handles), reads:
         out = model(*args, **kwargs)
@@ -183,20 +181,23 @@ def _follow(
 
     def gives(layer: Any, step: ResidualStep) -> bool:
         """Whether a layer, which runs once, gives f to a step alone."""
-        (out, *again) = returned[layer]
-        (f, *others) = branches[step]
+        out, *again = returned[layer]
+        f, *others = branches[step]
         own = reads.memory(f, layer.weight, layer.bias)
-        return (
-            not (again or others)
-            and own <= once
-            and _channels(f, _axis_of_step(step))
-            == _channels(out, _axis_of_layer(layer, out))
-        )
+        if again or others or not own <= once:
+            return False
+        channels_of_f = _channels(f, _axis_of_step(step))
+        axis = _axis_of_layer(layer, out)
+        return channels_of_f == _channels(out, axis)
 
-    return {
-        step: next((layer for layer in returned if gives(layer, step)), None)
-        for step in branches
-    }
+    givers: dict[ResidualStep, nn.Module | None] = {}
+    for step in branches:
+        givers[step] = None
+        for layer in returned:
+            if gives(layer, step):
+                givers[step] = layer
+                break
+    return givers
 
 
 def _channels(t: Tensor, axis: int) -> tuple:
@@ -211,4 +212,6 @@ def _axis_of_step(step: ResidualStep) -> int:
 def _axis_of_layer(layer: Any, out: Tensor) -> int:
     if isinstance(layer, CONVOLUTIONS):  # (N, C, ...) or (C, ...)
         return out.dim() - 1 - len(layer.kernel_size)
-    return out.dim() - 1 if isinstance(layer, TOKENS) else 1
+    if isinstance(layer, TOKENS):
+        return out.dim() - 1
+    return 1

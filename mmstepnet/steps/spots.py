@@ -5,13 +5,12 @@ tensor: a step needs one of these spots for its state and one for its branch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch.nn as nn
-from torch import Tensor
 
 from mmstepnet.tracing import Arrangement, Finder, Sum
 from mmstepnet.tracing.trace import Event, Trace
@@ -394,40 +393,20 @@ def _axis_of_layers(state: State) -> int | None:
     return None
 
 
-def _axis_of_near_weights(state: State) -> int | None:
-    """Vectors of weights are as wide, of modules that were given the state."""
-    return _axis_of_width(
-        state,
-        (
-            p
-            for event in state.seen.state
-            for p in event.module.parameters(recurse=False)
-        ),
-    )
-
-
 def _axis_of_weights(state: State) -> int | None:
-    """Vectors of weights are as wide, anywhere in the block."""
-    return _axis_of_width(state, state.block.parameters())
-
-
-def _axis_of_width(state: State, weights: Iterable[Tensor]) -> int | None:
-    """The one axis, if it is one, that is as long as a vector of weights."""
-    widths = {len(p) for p in weights if p.dim() == 1}
-    axes = [
-        axis
-        for axis, size in enumerate(state.shape)
-        if axis != state.batch and size in widths
-    ]
+    """One axis alone is as long as a vector of weights in the block."""
+    widths = {len(p) for p in state.block.parameters() if p.dim() == 1}
+    axes = []
+    for axis, size in enumerate(state.shape):
+        if axis != state.batch and size in widths:
+            axes.append(axis)
     return axes[0] if len(axes) == 1 else None
 
 
 CHANNEL_RULES = (
     # ResNet: a convolution (N, C, H, W). ViT: nn.LayerNorm (N, L, C).
     _axis_of_layers,
-    # X1
-    _axis_of_near_weights,
-    # X2
+    # GCViT: a norm of timm's own class. NFNet: an activation.
     _axis_of_weights,
 )
 """Rules for the axis of channels; the surest come first."""

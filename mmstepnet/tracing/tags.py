@@ -85,13 +85,14 @@ class Tags:
     def get_all(self, values: Iterable) -> list[Tag]:
         """Tags of those tensors, also in lists, of which anything is known."""
         # Most are weights, of which nothing is: is_real comes last.
-        return [
-            tag
-            for t in tensors(*values)
-            if t.layout is torch.strided
-            and (tag := self.get(t)) is not None
-            and is_real(t)
-        ]
+        tags = []
+        for t in tensors(*values):
+            if t.layout is torch.strided:
+                tag = self.get(t)
+                # Weights have none, and are most: is_real comes last.
+                if tag is not None and is_real(t):
+                    tags.append(tag)
+        return tags
 
     def make(self, t: Tensor) -> Tag:
         """Tag of a tensor, a new one if need be."""
@@ -114,12 +115,14 @@ class Tags:
     def states_around(self, t: Tensor) -> list[int]:
         """Numbers of the larger states that a tensor is a slice of."""
         tag = self.get(t)
+        if tag is None:
+            return []
         start = t.storage_offset()
-        return [
-            number
-            for (offset, size), number in (tag.views if tag else {}).items()
-            if offset <= start < offset + size and t.numel() < size
-        ]
+        numbers = []
+        for (offset, size), number in tag.views.items():
+            if offset <= start < offset + size and t.numel() < size:
+                numbers.append(number)
+        return numbers
 
     def mark(self, t: Tensor, number: int = 0) -> int:
         """Make a tensor the state of a number, or a new one; return it."""
@@ -177,10 +180,9 @@ def gate_axis(gate: Tensor, f: Tensor, is_row: bool = False) -> int | None:
     """
     if f.dim() < 2 or gate.dim() > f.dim():
         return None
-    sizes = [1] * (f.dim() - gate.dim()) + [
-        1 if stride == 0 else size
-        for size, stride in zip(gate.shape, gate.stride())
-    ]
+    sizes = [1] * (f.dim() - gate.dim())
+    for size, stride in zip(gate.shape, gate.stride()):
+        sizes.append(size if stride else 1)
     wide = [d for d in range(1, f.dim()) if sizes[d] > 1]
     if not wide:
         return 0 if sizes[0] in (1, len(f)) else None

@@ -116,7 +116,9 @@ def test_each_operation_is_seen_and_known(library, name):
             # Entered behind the finder, the witness sees each operation first.
             handles = [
                 model.register_forward_pre_hook(witness.begin),
-                model.register_forward_hook(witness.end, prepend=True),
+                model.register_forward_hook(
+                    witness.end, prepend=True, always_call=True
+                ),
             ]
             with hooked(handles):
                 model(*args, **kwargs)
