@@ -6,30 +6,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
+from pkgutil import resolve_name
 
 from mmstepnet.checks import positive_int
 from mmstepnet.version import __version__
 
-KINDS = (
-    'timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
-    'FILE.py:FUNCTION'
-)
-READINGS = 'adaptive', 'unit', 'returned'
+from .choices import KINDS, READINGS
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Arguments of all commands."""
+    """Arguments of all commands.
+
+    Each command names the function that runs it, ``MODULE:FUNCTION`` beside
+    this module. It is given the other arguments by name.
+    """
     parser = argparse.ArgumentParser(
         'python -m mmstepnet', description='Residual networks as Euler steps.'
     )
     parser.add_argument(
         '--version', action='version', version=f'mmstepnet {__version__}'
     )
-    commands = parser.add_subparsers(dest='command', required=True)
+    commands = parser.add_subparsers(required=True)
 
     stiffness = commands.add_parser(
         'stiffness', help='measure networks on pictures'
     )
+    stiffness.set_defaults(run='commands:run_stiffness')
     stiffness.add_argument('models', nargs='+', metavar='MODEL', help=KINDS)
     stiffness.add_argument(
         '--images',
@@ -43,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         'gates',
         help='whether an attention adapts to its pictures, or only scales',
     )
+    gates.set_defaults(run='commands:run_gates')
     gates.add_argument('models', nargs=1, metavar='MODEL', help=KINDS)
     gates.add_argument(
         'images',
@@ -86,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         'report', help='make the page anew, of recordings alone'
     )
+    report.set_defaults(run='commands:run_report')
     report.add_argument(
         'recordings',
         nargs='+',
@@ -97,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (stiffness, gates, report):
         command.add_argument(
             '--json',
+            dest='as_json',
             action='store_true',
             help='print an object a network, a line each',
         )
@@ -119,6 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
         help='which residual steps a network has, where insert_steps puts a '
         'step, and if not why',
     )
+    blocks.set_defaults(run='commands:run_blocks')
     blocks.add_argument('model', metavar='MODEL', help=KINDS)
     blocks.add_argument(
         '--size',
@@ -132,7 +138,8 @@ def build_parser() -> argparse.ArgumentParser:
         action='store_true',
         help='also print the pass: which module is given which tensor',
     )
-    commands.add_parser('env', help='versions of all that matters')
+    env = commands.add_parser('env', help='versions of all that matters')
+    env.set_defaults(run='env:run_env')
     return parser
 
 
@@ -148,12 +155,10 @@ def _samples(text: str) -> int | str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; what is wrong with it is one line, and 2."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    from . import commands
-
+    options = vars(build_parser().parse_args(argv))
+    run = resolve_name(f'{__package__}.{options.pop("run")}')
     try:
-        getattr(commands, f'run_{args.command}')(args)
+        run(**options)
     except (
         ValueError,
         OSError,

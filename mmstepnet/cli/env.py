@@ -3,7 +3,6 @@
 Every report of a problem should have its output.
 """
 
-import argparse
 import platform
 from contextlib import suppress
 from importlib import import_module, metadata
@@ -38,7 +37,7 @@ DISTRIBUTIONS = (
 )
 
 
-def run_env(args: argparse.Namespace) -> None:
+def run_env() -> None:
     """Print versions, and how many GPUs PyTorch can use."""
     print(f'mmstepnet {__version__}, {Path(__file__).parents[1]}')
     print(f'Python {platform.python_version()}, {platform.platform()}')

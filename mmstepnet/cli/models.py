@@ -1,7 +1,7 @@
 """Models by a name that says where they come from, for the command."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -9,12 +9,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
+from tqdm import tqdm
 
+from mmstepnet.steps.examples import call_of
 from mmstepnet.steps.files import read_weights
 
-from .arguments import KINDS
+from .choices import KINDS
+from .pictures import Pictures
 
 PACKAGES = (
     'PIL',
@@ -38,7 +42,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
     """
     try:
         return read_weights(path)
-    except (OSError, ValueError):  # which say what is wrong
+    except (OSError, ValueError):  # their texts say the reason
         raise
     except Exception as error:  # whatever a reader makes of other bytes
         raise ValueError(
@@ -50,19 +54,22 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 @dataclass
 class NamedModel:
-    """A model and how it is to be fed.
+    """A model, how it is fed, and how its results are called.
 
     Attributes:
         model (nn.Module): The model.
         prepare (Callable, optional): Makes a tensor (3, H, W) of a file, as
             the library that owns the model does; None where that is unknown.
-        batches (Iterable, optional): What it is called with.
+        batches (Iterable, optional): The model's own batches.
         part (str): Name of the submodule that is measured, such as the
             backbone of a detector; ``''`` is the model.
         runs_whole (bool): Whether the model is run for that, because its
             scores are wanted, and not the part alone.
         classes (dict[str, int]): Number of each class by its name.
         read (Callable): Reads a file of its weights.
+        label (str): Its name in lines, files and pages.
+        settings (dict): What its recording says of it: ``model``,
+            ``weights`` and so on.
     """
 
     model: nn.Module
@@ -72,15 +79,17 @@ class NamedModel:
     runs_whole: bool = False
     classes: dict[str, int] = field(default_factory=dict)
     read: Callable[[Path], dict[str, Tensor]] = read_file
+    label: str = ''
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def measured(self) -> nn.Module:
-        """What is measured of it."""
+        """The part whose steps are measured."""
         return self.model.get_submodule(self.part)
 
     @property
     def run(self) -> nn.Module:
-        """What is called with a batch."""
+        """The part that is called with a batch."""
         return self.model if self.runs_whole else self.measured
 
     def picture(self, path: str | Path) -> Tensor:
@@ -91,8 +100,82 @@ class NamedModel:
         except Exception as error:  # not all that decode say which file
             raise ValueError(f'{path} cannot be read: {error}') from error
 
+    def samples(
+        self, pictures: Pictures | None
+    ) -> Iterator[tuple[Any, list[str]]]:
+        """Batches on the model's device, under a bar.
 
-def load_model(
+        Args:
+            pictures (Pictures, optional): The pictures. None takes the
+                model's own batches.
+
+        Yields:
+            tuple: A batch, and the classes of its pictures; no classes where
+            the pictures have none.
+
+        Raises:
+            ValueError: There is nothing to measure, or no transform of it.
+        """
+        device = str(next(self.model.parameters()).device)
+        if pictures is None and self.batches is not None:
+            for batch in tqdm(self.batches, self.label):
+                inputs, by_name = call_of(batch, device=device)
+                yield inputs or by_name, []
+            return
+        if pictures is None or self.prepare is None:
+            raise ValueError(
+                f'{self.label} needs pictures and a transform of them, or '
+                f'a FUNCTION that returns a model and its batches'
+            )
+        if pictures.labels:
+            self._number(pictures.classes)
+        for files in tqdm(pictures.batches(), self.label):
+            batch = torch.stack([self.picture(path) for path, _ in files])
+            classes = [name for _, name in files] if pictures.labels else []
+            yield batch.to(device), classes
+
+    def _number(self, classes: Sequence[str]) -> None:
+        """Number classes by their order where the model has other names."""
+        if self.classes.keys() >= {*classes}:
+            return
+        if self.classes:
+            print(
+                f'{self.label}: its config has other names than the folders, '
+                f'so these are its classes in alphabetical order',
+                file=sys.stderr,
+            )
+        self.classes = {name: k for k, name in enumerate(classes)}
+
+    def is_correct(self, out: Any, classes: Sequence[str]) -> Tensor:
+        """Compare the classes of the highest scores with the right ones.
+
+        Args:
+            out (Any): The model's output for a batch of N pictures: scores
+                (N, C), or an object that has them as ``logits``.
+            classes (Sequence[str]): Names of the N right classes.
+
+        Returns:
+            Tensor: Whether they agree, (N,), on the CPU.
+
+        Raises:
+            ValueError: These are no scores of the C classes.
+        """
+        scores = getattr(out, 'logits', out)
+        if not isinstance(scores, Tensor):
+            raise ValueError(
+                f'{self.label} gives no scores of classes, which --labels '
+                f'needs, but a {type(out).__name__}'
+            )
+        if scores.shape != (len(classes), len(self.classes)):
+            raise ValueError(
+                f'{self.label} gives scores of shape {tuple(scores.shape)}, '
+                f'but --labels has {len(self.classes)} folders, one a class'
+            )
+        numbers = torch.tensor([self.classes[name] for name in classes])
+        return scores.argmax(1).cpu() == numbers
+
+
+def build_model(
     name: str, pretrained: bool = False, labels: bool = False
 ) -> NamedModel:
     """Build a model by its name.
@@ -109,25 +192,31 @@ def load_model(
             by their libraries.
     """
     kind, _, rest = name.partition(':')
-    loaders: dict[str, Callable] = dict(
+    builders: dict[str, Callable] = dict(
         timm=_timm,
         torchvision=_torchvision,
         mm=_openmmlab,
         hf=partial(_transformers, labels=labels),
     )
-    if kind in loaders and rest:
-        return loaders[kind](rest, pretrained)
+    if kind in builders and rest:
+        return builders[kind](rest, pretrained)
     path, _, function = name.rpartition(':')
     if not path.endswith('.py') or not function:
         raise ValueError(f'{name!r} names no model; give {KINDS}')
     return _from_file(Path(path), function)
 
 
-def _opened(transform: Callable[[Any], Any]) -> Callable[[Path], Tensor]:
-    """The transform of a file: upright, in colour, with 8 bits."""
+def picture_reader(
+    transform: Callable[[Any], Any],
+) -> Callable[[Path], Tensor]:
+    """A function of a file: its picture, upright and in colour, transformed.
+
+    Args:
+        transform (Callable): Makes a tensor (3, H, W) of a picture of Pillow.
+    """
     from PIL import Image, ImageOps
 
-    def prepare(path: Path) -> Tensor:
+    def read(path: Path) -> Tensor:
         with Image.open(path) as image:
             if image.mode[0] in 'IF':  # Pillow would cut its values off
                 raise ValueError(
@@ -136,7 +225,7 @@ def _opened(transform: Callable[[Any], Any]) -> Callable[[Path], Tensor]:
                 )
             return transform(ImageOps.exif_transpose(image).convert('RGB'))
 
-    return prepare
+    return read
 
 
 def _timm(name: str, pretrained: bool) -> NamedModel:
@@ -145,22 +234,22 @@ def _timm(name: str, pretrained: bool) -> NamedModel:
     model = timm.create_model(name, pretrained=pretrained)
     config = timm.data.resolve_model_data_config(model)
     transform: Any = timm.data.create_transform(**config)
-    return NamedModel(model, _opened(transform))
+    return NamedModel(model, picture_reader(transform))
 
 
 def _torchvision(name: str, pretrained: bool) -> NamedModel:
     from torchvision import models
 
-    known: Any = models.get_model_weights(name).DEFAULT
-    given = dict(weights=known if pretrained else None)
+    weights: Any = models.get_model_weights(name).DEFAULT
+    options = dict(weights=weights if pretrained else None)
     if (
         not pretrained
         and 'weights_backbone'
         in signature(models.get_model_builder(name)).parameters
     ):
-        given['weights_backbone'] = None  # fetched by default
+        options['weights_backbone'] = None  # fetched by default
     return NamedModel(
-        models.get_model(name, **given), _opened(known.transforms())
+        models.get_model(name, **options), picture_reader(weights.transforms())
     )
 
 
@@ -175,13 +264,13 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
     kind: Any = AutoModel
     build = AutoModel.from_config
     if labels:
-        named = (config.architectures or [''])[0]
-        if not hasattr(transformers, named):
+        class_name = (config.architectures or [''])[0]
+        if not hasattr(transformers, class_name):
             raise ValueError(
                 f'hf:{name} has no scores of classes, which --labels needs: '
-                f'transformers has no class {named!r}, which it names'
+                f'its config names {class_name!r}, which transformers lacks'
             )
-        kind = build = getattr(transformers, named)
+        kind = build = getattr(transformers, class_name)
     model: Any = (
         kind.from_pretrained(name)
         if pretrained or Path(name).is_dir()
@@ -202,7 +291,7 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
     )
     return NamedModel(
         model,
-        _opened(
+        picture_reader(
             lambda image: processor(images=image, return_tensors='pt')[
                 'pixel_values'
             ][0]
@@ -221,23 +310,26 @@ def _numbers_of_classes(config: Any) -> dict[str, int]:
     Raises:
         ValueError: They disagree.
     """
-    names = {int(k): name for k, name in (config.id2label or {}).items()}
     numbers = {name: int(k) for name, k in (config.label2id or {}).items()}
-    tables = numbers, {name: k for k, name in names.items()}
-    told = [
-        table
-        for table in tables
-        if any(name != f'LABEL_{k}' for name, k in table.items())
-    ]
-    if len(told) == 2:
-        for name, k in numbers.items():
-            if names.get(k) != name:
-                raise ValueError(
-                    f'the config of {config.name_or_path} has {name!r} as '
-                    f'class {k} in label2id, and {names.get(k)!r} in '
-                    f'id2label; correct one of them'
-                )
-    return [*told, *tables][0]
+    names = {int(k): name for k, name in (config.id2label or {}).items()}
+    numbers_by_names = {name: k for k, name in names.items()}
+    if _are_made_up(numbers_by_names):
+        return numbers
+    if _are_made_up(numbers):
+        return numbers_by_names
+    for name, k in numbers.items():
+        if names.get(k) != name:
+            raise ValueError(
+                f'the config of {config.name_or_path} has {name!r} as '
+                f'class {k} in label2id, and {names.get(k)!r} in '
+                f'id2label; correct one of them'
+            )
+    return numbers
+
+
+def _are_made_up(numbers: dict[str, int]) -> bool:
+    """Whether names of classes say no more than their numbers."""
+    return all(name == f'LABEL_{k}' for name, k in numbers.items())
 
 
 def _openmmlab(name: str, pretrained: bool) -> NamedModel:
@@ -300,13 +392,13 @@ def _from_file(path: Path, function: str) -> NamedModel:
     spec: Any = spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Any = getattr(module, function)()
-    model, feed = found if isinstance(found, tuple) else (found, None)
+    returned: Any = getattr(module, function)()
+    model, feed = returned if isinstance(returned, tuple) else (returned, None)
     if not isinstance(model, nn.Module):
         raise ValueError(
             f'{path}:{function} must return a model, or it and a transform or '
             f'its batches, got {type(model).__name__}'
         )
     if callable(feed):
-        return NamedModel(model, _opened(feed))
+        return NamedModel(model, picture_reader(feed))
     return NamedModel(model, batches=feed)

@@ -4,20 +4,105 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+
+FEW = 256
+"""Pictures that are measured where nobody says how many."""
 
 MORE = '.gif', '.jfif', '.jpe', '.avif'
 """Endings of pictures that torchvision does not name. Of a ``.gif`` the first
 frame counts."""
 
 
-@cache  # once for all networks of a command
+@dataclass
+class Pictures:
+    """The pictures of a folder that are measured, the same for all networks.
+
+    Attributes:
+        folder (Path): The folder.
+        labels (bool): Whether the folders in it are classes.
+        samples (int | str, optional): How many are measured, evenly drawn,
+            or ``'all'``. None is :data:`FEW`, and all of them with
+            ``labels``.
+        batch_size (int): How many make a batch.
+        classes (list[str]): Names of the classes, in order.
+        files (list): The files that are measured, with their classes.
+
+    Raises:
+        ValueError: See :func:`list_pictures`.
+    """
+
+    folder: Path
+    labels: bool = False
+    samples: int | str | None = None
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        pictures = list_pictures(self.folder, self.labels)
+        self.classes = list(dict.fromkeys(name for _, name in pictures))
+        self.files = self._draw(pictures)
+
+    def _draw(
+        self, pictures: list[tuple[Path, str]]
+    ) -> list[tuple[Path, str]]:
+        """Some of the pictures, evenly over the list."""
+        if self.samples == 'all' or (self.samples is None and self.labels):
+            return pictures
+        count = int(self.samples or FEW)
+        if len(pictures) <= count:
+            return pictures
+        if self.samples is None:
+            print(
+                f'{count} of {len(pictures)} pictures are measured, evenly '
+                f'drawn; --samples all measures every one',
+                file=sys.stderr,
+            )
+        places = np.linspace(0, len(pictures) - 1, count).round().astype(int)
+        return [pictures[k] for k in places]
+
+    def batches(self) -> list[list[tuple[Path, str]]]:
+        """Files and their classes, a list for each batch."""
+        return [
+            self.files[start : start + self.batch_size]
+            for start in range(0, len(self.files), self.batch_size)
+        ]
+
+
+def pictures_of(
+    folder: Path | None,
+    labels: bool,
+    samples: int | str | None,
+    batch_size: int,
+) -> Pictures | None:
+    """The pictures of a folder, or None where no folder is given.
+
+    Args:
+        folder (Path, optional): The folder.
+        labels (bool): See :class:`Pictures`, also for the other arguments.
+        samples (int | str, optional): Likewise.
+        batch_size (int): Likewise.
+
+    Raises:
+        ValueError: There is no folder, but ``labels`` needs one.
+    """
+    if folder is not None:
+        return Pictures(folder, labels, samples, batch_size)
+    if labels:
+        raise ValueError(
+            '--labels needs a folder of pictures, in which each folder is a '
+            'class; batches of a FUNCTION have no such classes'
+        )
+    return None
+
+
 def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
     """Pictures in a folder and in those in it, sorted.
 
     Links are followed, and each real file or folder is taken once. Names that
-    begin with a dot are left out. A line on stderr counts what is passed by.
+    begin with a dot are left out. A line on stderr counts the other files.
 
     Args:
         folder (Path): The folder.
@@ -34,7 +119,8 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
     if not folder.is_dir():
         raise ValueError(f'there is no folder {folder}')
     parts = [folder]
-    found, others, seen = [], Counter(), {os.path.realpath(folder)}
+    others: Counter[str] = Counter()
+    seen = {os.path.realpath(folder)}
     if labels:
         inside = [
             path for path in sorted(folder.iterdir()) if path.name[0] != '.'
@@ -46,6 +132,7 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
                 f'{folder} has no folders, which are the classes with --labels'
             )
     endings = _endings()
+    labelled: list[tuple[Path, str]] = []
     for part in parts:
         pictures = []
         is_new = part == folder or _is_new(part, seen)
@@ -56,14 +143,15 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
             elif _is_new(path, seen):
                 pictures.append(path)
         if not pictures:
+            reason = f'; {_passed_by(others)}' if others.total() else ''
             raise ValueError(
-                f'the folder {part} has no pictures of its own; '
-                f'{_passed_by(others)}'
+                f'the folder {part} has no pictures of its own{reason}'
             )
-        found += [(path, part.name) for path in sorted(pictures)]
+        for path in sorted(pictures):
+            labelled.append((path, part.name))
     if others.total():
         print(f'{folder}: {_passed_by(others)}', file=sys.stderr)
-    return found
+    return labelled
 
 
 def _endings() -> set[str]:
@@ -73,12 +161,13 @@ def _endings() -> set[str]:
 
 
 def _passed_by(others: Counter[str]) -> str:
+    """Say how many other files there are, and of which kinds."""
     kinds = ', '.join(
         f'{count} {kind}' for kind, count in others.most_common(5) if count
     )
-    return f'{others.total()} other files are passed by' + (
-        f' ({kinds})' if kinds else ''
-    )
+    if others.total() == 1:
+        return f'1 other file is passed by ({kinds})'
+    return f'{others.total()} other files are passed by ({kinds})'
 
 
 def _files(folder: Path, seen: set[str]) -> Iterator[Path]:

@@ -41,8 +41,6 @@ FORMAT = 2
 
 NAME = 'steps.safetensors'
 METADATA = 'mmstepnet'
-CHECKPOINT_KEYS = 'state_dict', 'model_state_dict', 'model'
-"""Where checkpoints of trainers hold the weights."""
 
 WHOLE = (
     'steps in the weights of a whole model are read by insert_steps, '
@@ -435,17 +433,9 @@ def _check_tensors(
         for name, module in targets.items()
         for key, t in _tensors(module).items()
     }
-    odd = sorted(tensors.keys() ^ wanted.keys()) or [
-        key
-        for key, t in tensors.items()
-        if wanted[key].shape != t.shape
-        or wanted[key].is_floating_point() != t.is_floating_point()
-    ]
-    if odd:
-        raise ValueError(
-            f'{odd[0]} is not in both, the file and the model, '
-            f'or of two shapes'
-        )
+    difference = explain_difference(tensors, wanted)
+    if difference:
+        raise ValueError(f'it is of another model: {difference}')
     if any(t.is_meta for t in wanted.values()):
         raise ValueError(
             'the model is on the meta device and has no '
@@ -465,33 +455,93 @@ def _tensors(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def read_weights(path: Path, model: Any = None) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a file of safetensors or of ``torch.save``, on the CPU.
 
-    No code in it is run.
+    No code in it is run. A checkpoint of a trainer may keep them under any
+    key, beside tensors of other kinds: a state dict is known by names such as
+    ``conv1.weight``.
 
     Raises:
-        ValueError: It holds no dict, or weights under several keys.
+        ValueError: It holds no dict, or state dicts under several keys, such
+            as the weights of a training and their average.
     """
     if path.suffix == '.safetensors':
         return safetensors.torch.load_file(path)
-    state: Any = torch.load(path, map_location='cpu', weights_only=True)
-    if not isinstance(state, dict):
+    content: Any = torch.load(path, map_location='cpu', weights_only=True)
+    if not isinstance(content, dict):
         raise ValueError(
-            f'{path} holds a {type(state).__name__}, expected a state dict'
+            f'{path} holds a {type(content).__name__}, expected a state dict'
         )
-    found: dict[str, Any] = {
-        key: state[key]
-        for key in CHECKPOINT_KEYS
-        if isinstance(state.get(key), Mapping)
-        and any(isinstance(t, Tensor) for t in state[key].values())
-    }
-    if len(found) > 1:
+    if _is_state_dict(content):
+        return content
+    keys = [key for key in content if _is_state_dict(content[key])]
+    if len(keys) > 1:
         raise ValueError(
-            f'{path} has weights under {" and ".join(found)}; '
-            f'save those that are meant in a file of their own'
+            f'{path} has weights under {" and ".join(map(str, keys))}; save '
+            f'those that you want in a file of their own, as by torch.save('
+            f"torch.load({path.name!r})[{keys[-1]!r}], 'weights.pt')"
         )
-    return next(iter(found.values()), state)
+    return content[keys[0]] if keys else content
+
+
+def _is_state_dict(value: Any) -> bool:
+    """Whether something holds tensors of modules that stand in a network.
+
+    States of optimizers and schedulers, statistics of averages and settings
+    have no such names.
+    """
+    return isinstance(value, Mapping) and any(
+        isinstance(t, Tensor) and '.' in str(key) for key, t in value.items()
+    )
+
+
+def explain_difference(
+    given: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> str:
+    """How tensors of a file differ from those of a model, in a sentence.
+
+    Args:
+        given (Mapping[str, Tensor]): Those of the file.
+        own (Mapping[str, Tensor]): Those of the model.
+
+    Returns:
+        str: Counts of the tensors that are missing in the file, unknown to
+        the model or of another shape, with examples; ``''`` if there are
+        none.
+    """
+    missing = [key for key in own if key not in given]
+    unknown = [key for key in given if key not in own]
+    reshaped = [
+        f'{key} is {_form(given[key])} in the file and {_form(own[key])} in '
+        f'the model'
+        for key in own
+        if key in given and not _fits(given[key], own[key])
+    ]
+    parts = []
+    for examples, what in (
+        (missing, 'missing in the file'),
+        (unknown, 'unknown to the model'),
+        (reshaped, 'of another shape'),
+    ):
+        if examples:
+            count = len(examples)
+            tensors = '1 tensor is' if count == 1 else f'{count} tensors are'
+            shown = ', '.join(examples[:2]) + ', …' * (count > 2)
+            parts.append(f'{tensors} {what} ({shown})')
+    return ', '.join(parts)
+
+
+def _fits(given: Tensor, own: Tensor) -> bool:
+    """Whether a tensor can be loaded into another one."""
+    return (
+        given.shape == own.shape
+        and given.is_floating_point() == own.is_floating_point()
+    )
+
+
+def _form(t: Tensor) -> str:
+    return f'{tuple(t.shape)} of {t.dtype}'
 
 
 def _base(model: nn.Module) -> nn.Module:

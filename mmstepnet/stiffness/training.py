@@ -47,24 +47,19 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
         paths (Sequence[Path]): Files, of which :data:`ENDINGS` are left out,
             or folders.
     """
-    parts = [
-        (
-            path.with_suffix('')
-            if path.suffix in ENDINGS and not path.is_dir()
-            else path
-        ).parts
-        for path in paths
-    ]
-    depths = range(1, 1 + max(map(len, parts), default=0))
-    depth = next(
-        (
-            k
-            for k in depths
-            if len({part[-k:] for part in parts}) == (len(set(paths)))
-        ),
-        len(depths),
-    )
-    return ['.'.join(part[-depth:]) for part in parts]
+    parts = [_without_ending(path).parts for path in paths]
+    names: list[str] = []
+    for depth in range(1, 1 + max(map(len, parts), default=0)):
+        names = ['.'.join(part[-depth:]) for part in parts]
+        if len({*names}) == len({*paths}):
+            break
+    return names
+
+
+def _without_ending(path: Path) -> Path:
+    if path.suffix in ENDINGS and not path.is_dir():
+        return path.with_suffix('')
+    return path
 
 
 def read_trainings(paths: Iterable[Path]) -> dict[str, list[Trajectories]]:

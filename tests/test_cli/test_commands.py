@@ -14,10 +14,10 @@ from torchvision.models import ResNet18_Weights, resnet18
 from torchvision.transforms import ToTensor
 
 import mmstepnet
-from mmstepnet.cli import commands, main
-from mmstepnet.cli.arguments import READINGS
-from mmstepnet.cli.commands import _jobs
-from mmstepnet.cli.models import _opened, load_model
+from mmstepnet.cli import main
+from mmstepnet.cli.choices import READINGS
+from mmstepnet.cli.models import build_model, picture_reader
+from mmstepnet.cli.networks import label_networks
 from mmstepnet.cli.pictures import list_pictures
 from mmstepnet.steps import ResidualStep
 from mmstepnet.stiffness import FIELDS, Trajectories, measure_gates
@@ -115,15 +115,10 @@ def with_steps(model, path, attention='StepNet'):
 def of_torchvision(folder, pictures, prefix='', steps=False):
     """Weights of a wrapper, or steps of a file."""
     model, prepare = resnet18(), ResNet18_Weights.DEFAULT.transforms()
-    torch.save(
-        dict(
-            epoch=3,
-            state_dict={
-                prefix + key: t for key, t in model.state_dict().items()
-            },
-        ),
-        folder / 'net.ckpt',
-    )
+    weights = {prefix + key: t for key, t in model.state_dict().items()}
+    if prefix:
+        weights['n_averaged'] = torch.tensor(7)
+    torch.save(dict(epoch=3, state_dict=weights), folder / 'net.ckpt')
     args = ['torchvision:resnet18', '--weights', folder / 'net.ckpt']
     if steps:
         with_steps(model, folder)
@@ -133,7 +128,7 @@ def of_torchvision(folder, pictures, prefix='', steps=False):
 
 def of_a_function(folder, pictures):
     name = f'{folder}/some_nets.py:batches'
-    named = load_model(name)
+    named = build_model(name)
     return [name], named.model, named.batches
 
 
@@ -197,7 +192,7 @@ def of_openmmlab(folder, pictures):
         pytest.param(
             of_torchvision,
             dict(prefix='module._orig_mod.'),
-            id='wrapped weights',
+            id='averaged weights in wrappers',
         ),
         pytest.param(of_torchvision, dict(steps=True), id='with steps'),
         pytest.param(of_a_function, {}, id='a function'),
@@ -285,7 +280,7 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
 def test_how_many_pictures(
     more, count, said, nets, pictures, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(commands, 'FEW', 4)
+    monkeypatch.setattr('mmstepnet.cli.pictures.FEW', 4)
     assert (
         call(
             'stiffness',
@@ -301,7 +296,7 @@ def test_how_many_pictures(
     )
     err = capsys.readouterr().err
     assert err.count('pictures are measured') == bool(said) and said in err
-    named = load_model(f'{nets}:net')
+    named = build_model(f'{nets}:net')
     drawn = np.linspace(0, 8, count).round().astype(int)
     wanted = mmstepnet.measure_stiffness(
         named.model,
@@ -319,7 +314,7 @@ def test_samples_are_a_number_or_all(capsys):
 
 def test_labels(nets, pictures, tmp_path, capsys):
     """Accuracy by the sorted folders, against the model called by hand."""
-    model = load_model(f'{nets}:net').model.eval()
+    model = build_model(f'{nets}:net').model.eval()
     right = 0
     for path in paths_of(pictures):
         pixels = np.asarray(Image.open(path)).transpose(2, 0, 1) / 255
@@ -439,14 +434,14 @@ def test_names_of_classes_by_their_numbers_alone(
     classifier('ViTForImageClassification', NUMBERED)
     change_config(tmp_path / 'vit', label2id)
     name = f'hf:{tmp_path}/vit'
-    assert load_model(name, labels=True).classes == NUMBERED
+    assert build_model(name, labels=True).classes == NUMBERED
 
 
 def test_two_orders_of_classes_are_refused(classifier, tmp_path):
     classifier('ViTForImageClassification', NUMBERED)
     change_config(tmp_path / 'vit', dict(a=0, c=1, b=2))
     with pytest.raises(ValueError, match="has 'a' as class 0 in label2id, an"):
-        load_model(f'hf:{tmp_path}/vit', labels=True)
+        build_model(f'hf:{tmp_path}/vit', labels=True)
 
 
 def change_config(folder, label2id):
@@ -491,27 +486,53 @@ def test_folders_of_transformers_without_such_scores(
     assert words in capsys.readouterr().err
 
 
+BESIDE = dict(
+    epoch=3,
+    best_accuracy=torch.tensor(0.5),
+    optimizer=dict(state={0: dict(momentum_buffer=torch.ones(2))}),
+    scaler=dict(scale=65536.0, _growth_tracker=0),
+    callbacks=dict(ModelCheckpoint=dict(best_model_score=torch.ones(1))),
+    averaging_state=dict(n_averaged=torch.tensor(7)),
+    hyper_parameters=dict(lr=0.1, class_weights=torch.ones(3)),
+    criterion=dict(weight=torch.ones(3)),
+)
+"""What trainers of several libraries keep beside the weights."""
+
+
 @pytest.mark.parametrize(
-    'key', ['model', 'model_state_dict', 'state_dict', None]
+    'key', ['model', 'model_state_dict', 'state_dict', 'net', None]
 )
 def test_weights_of_a_checkpoint(key, nets, tmp_path):
-    """Beside an optimizer's tensors, and settings under the other key."""
-    named = load_model(f'{nets}:alone')
+    """Beside other tensors, and settings under another key."""
+    named = build_model(f'{nets}:alone')
     wanted = named.model.state_dict()
-    torch.save(
-        wanted
-        if key is None
-        else {
-            'model': dict(depth=18),
-            key: wanted,
-            'epoch': 3,
-            'optimizer': dict(state={0: torch.ones(2)}),
-        },
-        tmp_path / 'net.pt',
-    )
+    content = wanted
+    if key is not None:
+        content = {'model': dict(depth=18), **BESIDE, key: wanted}
+    torch.save(content, tmp_path / 'net.pt')
     torch.testing.assert_close(
         named.read(tmp_path / 'net.pt'), wanted, rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize('averaged', [False, True])
+def test_weights_of_a_checkpoint_of_timm(averaged, nets, tmp_path):
+    timm = pytest.importorskip('timm', reason='timm')
+    named = build_model(f'{nets}:alone')
+    saver = timm.utils.CheckpointSaver(
+        named.model,
+        torch.optim.SGD(named.model.parameters(), lr=0.1, momentum=0.9),
+        model_ema=timm.utils.ModelEmaV3(named.model) if averaged else None,
+        checkpoint_dir=str(tmp_path),
+    )
+    saver.save_checkpoint(0, 0.5)
+    path = tmp_path / 'last.pth.tar'
+    if averaged:
+        with pytest.raises(ValueError, match='state_dict and state_dict_ema;'):
+            named.read(path)
+    else:
+        wanted = named.model.state_dict()
+        torch.testing.assert_close(named.read(path), wanted, rtol=0, atol=0)
 
 
 def log_of_a_runner():
@@ -523,8 +544,18 @@ def log_of_a_runner():
     'content, words',
     [
         (
-            lambda weights: dict(model=weights, state_dict=weights),
+            lambda weights: dict(state_dict=weights, model=weights),
             'net.pt has weights under state_dict and model; save those',
+        ),
+        (
+            lambda weights: dict(
+                model=weights,
+                model_ema=torch.optim.swa_utils.AveragedModel(
+                    resnet18()
+                ).state_dict(),
+                **BESIDE,
+            ),
+            r"model and model_ema; .*torch.load\('net.pt'\)\['model_ema'\]",
         ),
         (
             lambda weights: [weights],
@@ -541,10 +572,10 @@ def log_of_a_runner():
             'of a Runner of MMEngine, give mm:CONFIG',
         ),
     ],
-    ids=['two dicts', 'list', 'settings', 'runner'],
+    ids=['two dicts', 'averaged', 'list', 'settings', 'runner'],
 )
 def test_weights_that_are_not_read(content, words, nets, tmp_path):
-    named = load_model(f'{nets}:alone')
+    named = build_model(f'{nets}:alone')
     torch.save(content(named.model.state_dict()), tmp_path / 'net.pt')
     with pytest.raises(ValueError, match=words):
         named.read(tmp_path / 'net.pt')
@@ -559,12 +590,12 @@ def test_weights_that_are_not_read(content, words, nets, tmp_path):
 def test_weights_of_another_program(content, name, nets, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match='it is no file of PyTorch'):
-        load_model(f'{nets}:alone').read(tmp_path / name)
+        build_model(f'{nets}:alone').read(tmp_path / name)
 
 
 def test_pictures_in_memory(pictures):
     pytest.importorskip('mmpretrain')
-    named = load_model(f'mm:{ROOT}/configs/digits/resnet20_plain_digits.py')
+    named = build_model(f'mm:{ROOT}/configs/digits/resnet20_plain_digits.py')
     with pytest.raises(ValueError, match='whose test pipeline reads no files'):
         named.picture(paths_of(pictures)[0])
 
@@ -592,7 +623,7 @@ def test_gates(nets, pictures, capsys, json_too):
         == 0
     )
     printed = capsys.readouterr().out
-    named, paths = load_model(f'{nets}:gated'), paths_of(pictures)
+    named, paths = build_model(f'{nets}:gated'), paths_of(pictures)
     images = torch.stack([named.prepare(path) for path in paths])
     labels = torch.tensor(['abc'.index(p.parent.name) for p in paths])
     wanted = measure_gates(
@@ -622,7 +653,7 @@ def test_gates(nets, pictures, capsys, json_too):
 
 def test_a_turned_picture_is_measured_upright(nets, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    prepare = load_model(f'{nets}:net').prepare
+    prepare = build_model(f'{nets}:net').prepare
     turned = Image.fromarray(np.ascontiguousarray(np.rot90(pixels)))
     exif = Image.Exif()
     exif[0x0112] = 6  # it is to be turned clockwise
@@ -743,7 +774,7 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
         ),
         pytest.param(
             [*RESNET, '{}/flat'],
-            'flat has no pictures of its own; 0 other files',
+            'flat has no pictures of its own',
             id='no pictures of its own',
         ),
         pytest.param(
@@ -758,8 +789,21 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
         ),
         pytest.param(
             [*RESNET, '{}/pictures', '--weights', '{}/a.safetensors'],
-            'Missing key(s)',
+            'a.safetensors is of another network than torchvision.resnet18: '
+            '122 tensors are missing in the file (conv1.weight, bn1.weight, '
+            '…), 1 tensor is unknown to the model (a); give weights of this',
             id='weights of another model',
+        ),
+        pytest.param(
+            [*RESNET, '{}/pictures', '--weights', '{}/fewer.safetensors'],
+            'torchvision.resnet18: 2 tensors are of another shape (fc.weight '
+            'is (2, 512) of torch.float32 in the file and (1000, 512) of ',
+            id='weights of another head',
+        ),
+        pytest.param(
+            ['gates', '{}/some_nets.py:batches', '--labels'],
+            '--labels needs a folder of pictures',
+            id='labels of batches',
         ),
         pytest.param(
             [*RESNET[:2], *RESNET[1:], '{}'],
@@ -779,6 +823,9 @@ def test_what_is_wrong_is_one_line(
             )
     (tmp_path / 'broken' / 'x.png').write_bytes(b'no picture')
     save_file(dict(a=torch.ones(1)), tmp_path / 'a.safetensors')
+    if args[-1].endswith('fewer.safetensors'):
+        weights = resnet18(num_classes=2).state_dict()
+        save_file(weights, tmp_path / 'fewer.safetensors')
     assert call(*(arg.format(tmp_path) for arg in args)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert message in last and last.startswith('mmstepnet: ')
@@ -821,24 +868,31 @@ def test_which_files_are_pictures(tmp_path, capsys):
         'all: 2 other files are passed by (1 without an ending, 1 .txt)\n'
     )
     wanted = torch.tensor([1.0, 0, 0])[:, None, None]
-    prepare = _opened(ToTensor())
+    prepare = picture_reader(ToTensor())
     for path, _ in found:  # which all are decoded
         difference = prepare(path) - wanted
         assert difference.abs().max() < 0.1, path  # JPEG rounds
     (tmp_path / 'all' / 'again').unlink()
     (tmp_path / 'all' / 'link').unlink()
     (tmp_path / 'all' / 'named').symlink_to(outside)
-    list_pictures.cache_clear()
     found = list_pictures(tmp_path / 'all', True)
     assert [name for _, name in found] == ['deep'] * 7 + ['named']
     assert '4 outside of the classes' in capsys.readouterr().err
     (tmp_path / 'all' / 'void').mkdir()
     (tmp_path / 'all' / 'twice').symlink_to(tmp_path / 'all' / 'deep')
     for name in 'twice', 'void':
-        list_pictures.cache_clear()
         with pytest.raises(ValueError, match=f'{name} has no pictures of its'):
             list_pictures(tmp_path / 'all', True)
         (tmp_path / 'all' / 'twice').unlink(missing_ok=True)
+
+
+def test_a_folder_without_pictures(tmp_path):
+    """Other files are counted where there are some."""
+    with pytest.raises(ValueError, match='has no pictures of its own$'):
+        list_pictures(tmp_path, False)
+    (tmp_path / 'a.txt').touch()
+    with pytest.raises(ValueError, match=r'; 1 other file is .*\(1 .txt\)$'):
+        list_pictures(tmp_path, False)
 
 
 @pytest.mark.parametrize('labels', [False, True])
@@ -866,20 +920,24 @@ def test_nothing_is_fetched_unasked(monkeypatch):
     monkeypatch.setattr(
         'torchvision.models._api.load_state_dict_from_url', fetch
     )
-    load_model('torchvision:lraspp_mobilenet_v3_large')
+    build_model('torchvision:lraspp_mobilenet_v3_large')
 
 
 def test_files_are_named_as_shortly_as_they_differ(tmp_path):
     for names in ('best', 'last'), ('a/best', 'c/best'), ('v_0.1', 'v_0.2'):
         paths = [tmp_path / 'b' / f'{name}.pth' for name in names]
-        assert list(_jobs(['torchvision:resnet18'], paths)) == [
+        assert list(label_networks(['torchvision:resnet18'], paths)) == [
             f'torchvision.resnet18.{name.replace("/", ".")}' for name in names
         ]
     with pytest.raises(ValueError, match='2 models need as many --weights'):
-        _jobs(['a', 'b'], paths[:1])
+        label_networks(['a', 'b'], paths[:1])
     # What stands behind a dot of a name is none of its endings.
     paths = [tmp_path / name for name in ('v_0.1', 'v_0.2', 'c.pth.tar')]
-    assert list(_jobs(['a'], paths)) == ['a.v_0.1', 'a.v_0.2', 'a.c.pth']
+    assert list(label_networks(['a'], paths)) == [
+        'a.v_0.1',
+        'a.v_0.2',
+        'a.c.pth',
+    ]
 
 
 def test_help_needs_no_pytorch():

@@ -329,6 +329,12 @@ def stepped(*args, **options):
     return make(*args, **options)[0]
 
 
+def with_deeper_head():
+    model = resnet18()
+    model.fc = nn.Sequential(nn.Linear(512, 3))
+    return model
+
+
 OTHERS = {
     'plain': (lambda: chain()[0][0], FileNotFoundError, 'steps.safetensors'),
     'resnet50': (resnet50, ValueError, r'the block layer1.0 \(BasicB'),
@@ -356,7 +362,13 @@ OTHERS = {
     'classes': (
         lambda: resnet18(num_classes=5),
         ValueError,
-        'fc.bias is not in both|fc.weight is not in both',
+        r'2 tensors are of another shape \(fc.weight is \(3, 512\) .*5, 512\)',
+    ),
+    'deeper head': (
+        with_deeper_head,
+        ValueError,
+        r'2 tensors are missing in the file \(fc.0.weight, fc.0.bias\), '
+        r'2 tensors are unknown to the model \(fc.',
     ),
     'meta': (lambda: resnet18().to('meta'), ValueError, 'the meta device'),
     'wider': (
@@ -380,7 +392,7 @@ def test_a_file_of_another_model_is_refused(name, tmp_path):
         mmstepnet.save_steps(
             stepped('chain' if name in ('wider', 'renamed') else 'resnet'),
             path,
-            ['fc'] if name == 'classes' else [],
+            ['fc'] if name in ('classes', 'deeper head') else [],
         )
     before = list(model.modules())
     with pytest.raises(type_, match=words):

@@ -1,0 +1,10 @@
+"""What the command's arguments may be. Nothing here imports PyTorch."""
+
+KINDS = (
+    'timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, mm:CONFIG or '
+    'FILE.py:FUNCTION'
+)
+"""Names of models."""
+
+READINGS = 'adaptive', 'unit', 'returned'
+"""Readings of NSI."""
