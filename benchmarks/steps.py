@@ -3,7 +3,10 @@
 In every round each network takes one step, and a step is compared with that
 of the host's plain network in the same round, so that a change of the
 machine's load meets all of them. The table gives the median of these ratios
-with the quartiles.
+with the quartiles. Any network whose blocks ``insert_steps`` knows may take
+ResNet-50's place, and then OpenMMLab is not needed::
+
+    python -m benchmarks.steps --model timm:vit_small_patch16_224
 """
 
 import argparse
@@ -14,12 +17,11 @@ from functools import partial
 
 import torch
 import torch.nn as nn
-from mmpretrain.models import ResNet, SEResNet
 from torch import Tensor
 
-from mmstepnet import fold, steps
+from mmstepnet import fold, insert_steps, steps
 from mmstepnet.checks import positive_int
-from mmstepnet.models import StepResNet
+from mmstepnet.cli.models import load_model
 
 from . import tables, tails
 from .rounds import Timed, add_arguments, machine, measure, parse
@@ -30,33 +32,44 @@ FORMATS = dict(
 )
 
 
-def step_net(attention: str | None = 'StepNet', **kwargs) -> StepResNet:
+BASELINE = 'mmpretrain ResNet-50'
+GATES = 'SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE'
+
+
+def step_net(attention: str | None = 'StepNet', **kwargs) -> nn.Module:
     """ResNet-50 of ours with an attention."""
+    from mmstepnet.models import StepResNet
+
     cfg = None if attention is None else dict(type=attention)
     return StepResNet(50, attention=cfg, host='mmpretrain', **kwargs)
 
 
-BASELINE = 'mmpretrain ResNet-50'
+def peer(name: str, **kwargs) -> nn.Module:
+    """A ResNet-50 of MMPretrain's."""
+    import mmpretrain.models
+
+    return getattr(mmpretrain.models, name)(50, **kwargs)
+
+
 NETWORKS: dict[str, Callable] = {
-    BASELINE: lambda: ResNet(50, norm_eval=False),
+    BASELINE: partial(peer, 'ResNet', norm_eval=False),
     'plain': lambda: step_net(None),
     'StepNet naive': step_net,
     'StepNet': step_net,
-    **{
-        name: partial(step_net, name)
-        for name in ('SE', 'CBAM', 'ECA', 'SEM', 'SRM', 'FCA', 'SGE')
-    },
+    **{name: partial(step_net, name) for name in GATES},
     'IEBN': lambda: step_net(None, norm_cfg=dict(type='mmstepnet.IEBN')),
-    'mmpretrain SEResNet-50': lambda: SEResNet(50),
+    'mmpretrain SEResNet-50': partial(peer, 'SEResNet'),
 }
 INFERENCE: dict[str, Callable] = {
     'plain folded': lambda: fold(step_net(None)),
     'StepNet folded': lambda: fold(step_net()),
 }
+IN_ANY = 'plain', 'StepNet', 'StepNet naive', 'SE', 'LayerScale'
+"""Gates that are put into the network of ``--model``; the first is it."""
 
 
 class Classifier(nn.Module):
-    """The head that all networks share."""
+    """The head that all ResNets share."""
 
     def __init__(self, body: nn.Module):
         super().__init__()
@@ -66,6 +79,26 @@ class Classifier(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         logits = self.fc(self.body(images)[-1].mean((2, 3)))
         return nn.functional.cross_entropy(logits, labels)
+
+
+class Whole(nn.Module):
+    """A network with a head of its own."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.model(images), labels)
+
+
+def build_any(name: str, gate: str, size: int) -> nn.Module:
+    """A network by its name, as ``python -m mmstepnet`` takes it."""
+    model = load_model(name).model
+    if gate != 'plain':
+        example = torch.rand(2, 3, size, size)
+        insert_steps(model, gate.split()[0], example=example)
+    return Whole(model)
 
 
 class Contestant(Timed):
@@ -97,7 +130,7 @@ class Contestant(Timed):
         self.fused = 'naive' not in name
         self.train = mode != 'inference'
         self.dtype = DTYPES[dtype]
-        model = Classifier(build())
+        model = build()
         # Hosts' train() returns None.
         model.train(self.train)
         model.to(args.device, memory_format=FORMATS[memory_format])
@@ -161,11 +194,22 @@ class Contestant(Timed):
 
 def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
     """One table: rows of every network in one setting."""
-    builders = NETWORKS | (INFERENCE if mode == 'inference' else {})
+    if args.model is None:
+        known = NETWORKS | (INFERENCE if mode == 'inference' else {})
+        builders = {
+            name: lambda build=build: Classifier(build())
+            for name, build in known.items()
+        }
+    else:
+        builders = {
+            gate: partial(build_any, args.model, gate, args.size)
+            for gate in IN_ANY
+        }
+    baseline = next(iter(builders))
     contestants = {
         name: Contestant(name, build, args, mode, *setting)
         for name, build in builders.items()
-        if not args.networks or name in (BASELINE, *args.networks)
+        if not args.networks or name in (baseline, *args.networks)
     }
     times = measure(contestants, args)
     rows = []
@@ -182,6 +226,11 @@ def parse_args() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_arguments(parser, rounds=15, warmup=2)
+    parser.add_argument(
+        '--model',
+        help='such as timm:convnext_tiny or torchvision:swin_t; '
+        "MMPretrain's ResNet-50 by default",
+    )
     parser.add_argument('--batch-size', type=positive_int, default=8)
     parser.add_argument(
         '--size',
@@ -193,8 +242,9 @@ def parse_args() -> argparse.Namespace:
         '--modes',
         nargs='+',
         default=['train', 'inference'],
-        choices=['tails', 'train', 'inference'],
-        help='tails are the ends of blocks alone',
+        choices=['tails', 'branches', 'train', 'inference'],
+        help="tails are the ends of ResNets' blocks alone, branches those of "
+        'others',
     )
     parser.add_argument(
         '--formats', nargs='+', default=list(FORMATS), choices=list(FORMATS)
@@ -218,7 +268,7 @@ def parse_args() -> argparse.Namespace:
         '--networks',
         nargs='+',
         metavar='NAME',
-        choices=list({**NETWORKS, **INFERENCE}),
+        choices=list(dict.fromkeys((*NETWORKS, *INFERENCE, *IN_ANY))),
         help='beside the baseline; all by default',
     )
     parser.add_argument('--out', default='benchmark.json', help='JSON file')
@@ -256,8 +306,20 @@ def main() -> None:
                     rows=rows,
                 ),
             )
+    if 'branches' in args.modes:
+        for shape, rows in tails.branch_tables(args):
+            show(
+                args,
+                result,
+                dict(
+                    mode='branch',
+                    shape=shape,
+                    memory_format='contiguous',
+                    rows=rows,
+                ),
+            )
     for mode, memory_format, dtype, compiled in itertools.product(
-        [mode for mode in args.modes if mode != 'tails'],
+        [mode for mode in args.modes if mode in ('train', 'inference')],
         args.formats,
         args.dtypes,
         args.compiled,

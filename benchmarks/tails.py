@@ -1,4 +1,4 @@
-"""The tail of a block alone, forward and backward, beside plain PyTorch's."""
+"""The ends of blocks alone, forward and backward, beside plain PyTorch's."""
 
 import argparse
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmstepnet import attentions, steps
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.branch import BranchStep, Place, Spot
 
 from .rounds import Timed, measure
 
@@ -18,6 +19,8 @@ SHAPES = ((256, 56), (512, 28), (1024, 14), (2048, 7))
 """Channels and sides of ResNet-50's stages at 224 px."""
 SMALL = (4, 64, 4, 4)
 """Maps that take no time: what is left is the dispatch of operations."""
+TOKENS = ((197, 384), (3136, 96), (784, 192), (196, 384), (49, 768))
+"""Tokens and channels of ViT-S and of Swin-T's and ConvNeXt-T's stages."""
 
 
 class Tail(Timed):
@@ -77,6 +80,76 @@ class Tail(Timed):
         if self.residual is None:
             return self.activation(self.norm(self.c).add_(self.x))
         return self.residual(self.x, self.c, self.norm)
+
+
+class Branch(Timed):
+    """``x + gate(x, f) * f`` at a branch's end, and its gradients.
+
+    Args:
+        args (Namespace): The command line.
+        shape (tuple[int]): Of the tokens, (N, L, C).
+        gate (str, optional): Name of the gate. None is the addition alone.
+            Defaults to None.
+        fused (bool): Whether to take the step by hand where it may be.
+            Defaults to True.
+        repeats (int): Steps that are timed together. Defaults to 1.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        shape: tuple[int, int, int],
+        gate: str | None = None,
+        fused: bool = True,
+        repeats: int = 1,
+    ):
+        super().__init__(args)
+        torch.manual_seed(0)
+        self.fused, self.repeats = fused, repeats
+        self.x, self.f, self.grad = (
+            torch.randn(shape, device=args.device) for _ in range(3)
+        )
+        self.residual = None
+        self.wanted = [self.x.requires_grad_(), self.f.requires_grad_()]
+        if gate is not None:
+            spot = Spot('', False, 0)
+            self.residual = BranchStep(
+                getattr(attentions, gate)(shape[2]),
+                Place('step', spot, spot, 3, 0, 2, shape[2]),
+            ).to(args.device)
+            self.wanted += self.residual.parameters()
+
+    def step(self) -> None:
+        """Take the step and its gradients."""
+        for _ in range(self.repeats):
+            with steps.fused(self.fused):
+                torch.autograd.grad(self.forward(), self.wanted, self.grad)
+
+    def forward(self) -> Tensor:
+        if self.residual is None:
+            return self.x + self.f
+        return self.x + self.residual(self.x, self.f)
+
+
+def branch_tables(
+    args: argparse.Namespace,
+) -> Iterator[tuple[str, list[dict]]]:
+    """Shape and rows: steps at branches' ends, over the addition alone."""
+    for tokens, channels in TOKENS:
+        shape = args.batch_size, tokens, channels
+        contestants = {
+            'plain': Branch(args, shape),
+            'StepNet': Branch(args, shape, 'StepNet'),
+            'SE': Branch(args, shape, 'SE'),
+            'StepNet naive': Branch(args, shape, 'StepNet', fused=False),
+        }
+        yield (
+            'x'.join(map(str, shape)),
+            [
+                dict(row, network=network)
+                for network, row in measure(contestants, args).items()
+            ],
+        )
 
 
 def tables(

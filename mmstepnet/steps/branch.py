@@ -27,6 +27,7 @@ from mmstepnet.generated import Generated, generated_class
 from mmstepnet.torch_version import is_compiling
 
 from .residual import ResidualStep
+from .tail import read_branch, take_branch
 
 
 class Spot(NamedTuple):
@@ -345,7 +346,8 @@ class BranchStep(ResidualStep):
     r"""Scales a branch by the step that an attention chooses.
 
     Of :math:`x_{t+1} = x_t + f(x_t) \otimes \Delta t` it computes
-    :math:`f(x_t) \otimes \Delta t`; the block adds.
+    :math:`f(x_t) \otimes \Delta t`; the block adds. Where
+    :func:`~.tail.read_branch` knows all its parts, it is one function.
 
     Args:
         attention (nn.Module): See :class:`ResidualStep`.
@@ -368,6 +370,9 @@ class BranchStep(ResidualStep):
         Returns:
             Tensor: f ⊗ Δt, of the same shape.
         """
+        by_hand = read_branch(self, x, f)
+        if by_hand is not None:
+            return take_branch(by_hand, self, x, f)
         place = self.place
         step = self.choose(place.to_maps(x), place.to_maps(f))
         scaled = f

@@ -1,6 +1,8 @@
 """Steps, maps and passes that the tests of the fused path share."""
 
 import copy
+import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn as nn
 from mmstepnet import steps
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.branch import BranchStep, Place, Spot
 from tests.utils import randomise
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -129,3 +132,137 @@ def worst(got, expected):
     found = errors(got, expected)
     name = max(found, key=found.get)
     return found[name], name
+
+
+class Arrangement(NamedTuple):
+    """How the state at a branch's end lies in memory."""
+
+    shape: tuple
+    batch: int
+    channels: int
+    order: tuple = ()
+    """The axes from outside, where they lie in another order."""
+    x_order: tuple = ()
+    """Those of the state."""
+    g_order: tuple = ()
+    """Those of the result's gradient, where they are not the branch's."""
+
+    def tensor(self, seed, dtype, order=()):
+        """Means of images differ, as in :func:`inputs`."""
+        torch.manual_seed(seed)
+        means = [1] * len(self.shape)
+        for axis in self.batch, self.channels:
+            means[axis] = self.shape[axis]
+        values = torch.randn(self.shape, dtype=torch.float64)
+        values += torch.randn(means, dtype=torch.float64)
+        values = values.to(dtype)
+        order = order or range(len(self.shape))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return values.permute(*order).contiguous().permute(*back)
+
+
+NHWC = 0, 2, 3, 1
+LNC = 1, 0, 2
+
+ARRANGEMENTS = {
+    'tokens': Arrangement((5, 7, 6), 0, 2),
+    'N-C-L': Arrangement((5, 6, 7), 0, 1),
+    'maps': Arrangement((5, 6, 5, 3), 0, 1),
+    'maps in channels_last': Arrangement((5, 6, 5, 3), 0, 1, NHWC, NHWC),
+    'maps whose channels are the last axis': Arrangement((5, 5, 3, 6), 0, 3),
+    'maps beside a state in channels_last': Arrangement(
+        (5, 6, 5, 3), 0, 1, (), NHWC
+    ),
+    'maps in channels_last beside a state': Arrangement(
+        (5, 6, 5, 3), 0, 1, NHWC
+    ),
+    'volumes': Arrangement((5, 6, 2, 3, 4), 0, 1),
+    'volumes of tokens': Arrangement((5, 2, 3, 4, 6), 0, 4),
+    'tokens, images inside': Arrangement((5, 7, 6), 0, 2, LNC, LNC),
+    'tokens, images inside, beside others': Arrangement(
+        (5, 7, 6), 0, 2, LNC, (), (0, 1, 2)
+    ),
+    'tokens beside a state with images inside': Arrangement(
+        (5, 7, 6), 0, 2, (), LNC, LNC
+    ),
+    'the axis of tokens first': Arrangement((7, 5, 6), 1, 2, LNC, LNC),
+    'vectors': Arrangement((5, 6), 0, 1),
+    'one token': Arrangement((5, 1, 6), 0, 2),
+    'one channel': Arrangement((5, 7, 1), 0, 2),
+    'many channels': Arrangement((5, 3, 130), 0, 2),
+    'many places': Arrangement((5, 1023, 3), 0, 2),
+}
+"""Forms that a step at a branch's end takes by hand."""
+
+
+def build_branch(arrangement, gate, init_step=1.5):
+    """A step at a branch's end with a gate of :data:`GATES`, in float64."""
+    shape, batch, channels, *_ = arrangement
+    size, spot = shape[channels], Spot('a', False, 0)
+    attention = StepNet(size, init_step=init_step)
+    if gate == 'untracked':
+        attention.bn = nn.BatchNorm1d(size, track_running_stats=False)
+    attention.bn.momentum, attention.bn.eps = 0.3, 1e-3
+    place = Place('step', spot, spot, len(shape), batch, channels, size)
+    step = BranchStep(attention, place).double().train(gate == 'batch')
+    randomise(step)
+    if gate == 'folded':
+        step.attention = FoldedStepNet(step.attention)
+    return step
+
+
+def branch_inputs(arrangement, dtype=torch.float64, x_dtype=None):
+    """State, branch and the gradient of the result."""
+    return [
+        arrangement.tensor(0, x_dtype or dtype, arrangement.x_order),
+        arrangement.tensor(1, dtype, arrangement.order),
+        arrangement.tensor(2, dtype, arrangement.g_order or arrangement.order),
+    ]
+
+
+def run_branch(fused, step, x, f, grad, dtype=None, observer=None):
+    """Output, all gradients and all buffers of one pass."""
+    step = copy.deepcopy(step)
+    if observer is not None:
+        step.observe(lambda *told: observer(told))
+    if dtype is not None:
+        step.to(dtype)
+        x, f, grad = (t.to(dtype) for t in (x, f, grad))
+    x, f = (t.detach().requires_grad_() for t in (x, f))
+    with steps.fused(fused):
+        out = step(x, f)
+    out.backward(grad)
+    return {
+        'out': out.detach(),
+        'x': x.grad,
+        'f': f.grad,
+        **{k: p.grad for k, p in step.named_parameters()},
+        **dict(step.named_buffers()),
+    }
+
+
+def by_numpy(arrangement, step, x, f):
+    """f Δt of a gate in eval mode, by the equation, in numpy."""
+    gate, axes = step.attention, {arrangement.batch, arrangement.channels}
+    places = tuple(i for i in range(f.dim()) if i not in axes)
+    count = math.prod(f.shape[i] for i in places)
+    x_mean, f_mean = (
+        t.detach().double().numpy().sum(places, keepdims=True) / count
+        for t in (x, f)
+    )
+    size = [1] * f.dim()
+    size[arrangement.channels] = -1
+
+    def vector(t):
+        return t.detach().double().numpy().reshape(size)
+
+    z = vector(gate.pair_weight[:, 0]) * x_mean
+    z = z + vector(gate.pair_weight[:, 1]) * (x_mean + f_mean)
+    bn = gate.bn
+    z = (z - vector(bn.running_mean)) / (
+        vector(bn.running_var) + bn.eps
+    ) ** 0.5
+    z = z * vector(bn.weight) + vector(bn.bias)
+    logits = vector(gate.ie_weight) * z + vector(gate.ie_bias)
+    step_size = gate.scale / (1 + math.e**-logits)
+    return torch.from_numpy(f.detach().double().numpy() * step_size)

@@ -16,14 +16,19 @@ import torch
 
 from mmstepnet import steps
 from mmstepnet.attentions import StepNet
-from mmstepnet.steps.tail import dispatch
+from mmstepnet.steps.tail import aten, dispatch, scaled_aten
 from tests.test_steps import backends
 from tests.test_steps.cases import (
+    ARRANGEMENTS,
     FORMATS,
+    Arrangement,
     away_from_kink,
+    branch_inputs,
     build,
+    build_branch,
     inputs,
     run,
+    run_branch,
     worst,
 )
 
@@ -48,8 +53,18 @@ def passes(monkeypatch):
         pytest.skip('no GPU; test_in_the_interpreter runs it')
     from mmstepnet.steps.tail import triton
 
-    monkeypatch.setattr(dispatch, 'passes_for', lambda maps: triton)
+    monkeypatch.setattr(dispatch, 'passes_for', lambda maps, oracle: triton)
     return triton
+
+
+@pytest.fixture
+def scaled_passes(passes, monkeypatch):
+    from mmstepnet.steps.tail import scaled_triton
+
+    monkeypatch.setattr(
+        dispatch, 'passes_for', lambda maps, oracle: scaled_triton
+    )
+    return scaled_triton
 
 
 def run_python(*args, **env):
@@ -82,12 +97,14 @@ def test_compile(tmp_path):
     out = run_python(
         '-m', 'benchmarks.compile_kernels', TRITON_CACHE_DIR=str(tmp_path)
     )
-    from mmstepnet.steps.tail.triton import kernels
+    from mmstepnet.steps.tail import scaled_triton
+    from mmstepnet.steps.tail import triton as passes
 
     rows = [line.split() for line in out.splitlines()]
     for target in ('sm_80', 'sm_90', 'sm_100'):
         assert {row[1] for row in rows if row[0] == target} == {
-            name for name in vars(kernels) if name.endswith('_kernel')
+            *(f'{name}_kernel' for name in passes.LAUNCH),
+            *(f'scaled.{name}_kernel' for name in scaled_triton.LAUNCH),
         }
     assert all(
         0 < int(registers) <= 128 and int(spilled) <= 8
@@ -161,16 +178,88 @@ def test_equal_aten(passes, dtype, memory_format, shape, kinds):
     )
 
 
-@pytest.mark.parametrize('last', [False, True])
-def test_more_than_one_split_or_chunk(passes, last, monkeypatch):
-    """Maps in splits of several tiles; images in chunks.
+BRANCHES = {
+    'tokens': ARRANGEMENTS['tokens'],
+    'maps': ARRANGEMENTS['maps'],
+    'channels_last beside': ARRANGEMENTS[
+        'maps in channels_last beside a state'
+    ],
+    'beside channels_last': ARRANGEMENTS[
+        'maps beside a state in channels_last'
+    ],
+    'volumes of tokens': ARRANGEMENTS['volumes of tokens'],
+    'vectors': ARRANGEMENTS['vectors'],
+    'channels that a vector divides': Arrangement((5, 3, 16), 0, 2),
+    'more channels than a tile has': Arrangement((5, 17, 67), 0, 2),
+    'a last tile of one place': Arrangement((5, 3, 129), 0, 1),
+}
 
-    The tiles are smaller than any that is chosen, so that few programs do.
-    The last split has a tile too many.
+
+@pytest.mark.parametrize('arrangement', BRANCHES.values(), ids=BRANCHES)
+@pytest.mark.parametrize(
+    'dtype, x_dtype',
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_scaled(scaled_passes, arrangement, dtype, x_dtype):
+    """A step at a branch's end, with a gate in each of its modes."""
+    every = arrangement.shape == ARRANGEMENTS['tokens'].shape
+    gates = backends.KINDS if every else ('batch',)
+    backends.check_scaled(
+        scaled_passes, DEVICE, arrangement, dtype, x_dtype, gates
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'arrangement', ARRANGEMENTS.values(), ids=ARRANGEMENTS
+)
+@pytest.mark.parametrize('dtype', backends.TOLERANCES)
+@pytest.mark.parametrize('x_dtype', backends.TOLERANCES)
+def test_scaled_in_every_form(scaled_passes, arrangement, dtype, x_dtype):
+    backends.check_scaled(
+        scaled_passes, DEVICE, arrangement, dtype, x_dtype, backends.KINDS
+    )
+
+
+def small_tiles(last):
+    """Tiles that are smaller than any that is chosen, in two splits of three.
+
+    Five images go in three chunks. The last split has a tile too many.
     """
-    plan = passes.Geometry(
+    from mmstepnet.steps.tail.triton import Geometry
+
+    return Geometry(
         (last, 1, 1, 2, 4), 3, 2, ((5, 2, 1), 4), (2, 2), ((1, 1, 1), 4)
     )
+
+
+@pytest.mark.parametrize('last', [False, True])
+def test_scaled_in_more_than_one_split_or_chunk(
+    scaled_passes, last, monkeypatch
+):
+    plan = small_tiles(last)
+    monkeypatch.setattr(scaled_passes, 'geometry', lambda *sizes: plan)
+    arrangement = Arrangement(
+        *(((5, 18, 2), 0, 2) if last else ((5, 2, 18), 0, 1))
+    )
+    backends.check_scaled(
+        scaled_passes,
+        DEVICE,
+        arrangement,
+        torch.float32,
+        torch.float32,
+        ('batch',),
+    )
+
+
+@pytest.mark.parametrize('last', [False, True])
+def test_more_than_one_split_or_chunk(passes, last, monkeypatch):
+    """Maps in splits of several tiles; images in chunks."""
+    plan = small_tiles(last)
     monkeypatch.setattr(passes, 'geometry', lambda *sizes: plan)
     backends.check_equals_aten(
         passes,
@@ -179,6 +268,66 @@ def test_more_than_one_split_or_chunk(passes, last, monkeypatch):
         FORMATS[last],
         (5, 2, 3, 6),
         backends.FEW[:1],
+    )
+
+
+NO_BATCH = [kinds for kinds in backends.EVERY if 'batch' not in kinds]
+
+
+@pytest.mark.parametrize(
+    'memory_format, pixels',
+    [
+        (FORMATS[0], (5, 4)),
+        (FORMATS[1], (9, 8)),
+        (FORMATS[0], (32, 32)),
+        pytest.param(FORMATS[1], (32, 32), marks=pytest.mark.slow),
+    ],
+)
+def test_maps_that_a_program_holds(passes, memory_format, pixels):
+    """By running statistics, in each kind of tile."""
+    backends.check_equals_aten(
+        passes,
+        DEVICE,
+        torch.float32,
+        memory_format,
+        (2, 3, *pixels),
+        NO_BATCH if pixels == (5, 4) else NO_BATCH[:1],
+    )
+
+
+@pytest.mark.parametrize(
+    'last, places',
+    [
+        (False, 20),
+        (True, 72),
+        (False, 1024),
+        pytest.param(True, 1024, marks=pytest.mark.slow),
+    ],
+)
+def test_branches_that_a_program_holds(scaled_passes, last, places):
+    shape = (2, places, 3) if last else (2, 3, places)
+    backends.check_scaled(
+        scaled_passes,
+        DEVICE,
+        Arrangement(shape, 0, 2 if last else 1),
+        torch.float32,
+        torch.float32,
+        ['running'],
+    )
+
+
+def test_maps_that_no_program_holds(passes, scaled_passes, monkeypatch):
+    monkeypatch.setattr(passes, 'MOST_PLACES', 0)
+    backends.check_equals_aten(
+        passes, DEVICE, torch.float32, FORMATS[0], (2, 3, 5, 4), NO_BATCH
+    )
+    backends.check_scaled(
+        scaled_passes,
+        DEVICE,
+        ARRANGEMENTS['tokens'],
+        torch.float32,
+        torch.float32,
+        ['running', 'none'],
     )
 
 
@@ -250,9 +399,62 @@ def test_whole_step(passes, training):
     assert all((t._version > v) == training for t, v in zip(moved, before))
 
 
+@pytest.mark.parametrize('training', [True, False])
+def test_whole_step_of_a_branch(scaled_passes, training):
+    """The autograd function over the kernels, against the reference path."""
+    arrangement = ARRANGEMENTS['tokens']
+    step = build_branch(arrangement, 'batch').float().to(DEVICE)
+    step.train(training)
+    args = [t.to(DEVICE) for t in branch_inputs(arrangement, torch.float32)]
+    error, name = worst(
+        run_branch(True, step, *args),
+        run_branch(False, step, *args, torch.float64),
+    )
+    assert error < 1e-4, name
+    moved = list(step.attention.bn.buffers())
+    before = [t._version for t in moved]
+    with steps.fused(True):
+        step(*args[:2])
+    assert all((t._version > v) == training for t, v in zip(moved, before))
+
+
+@pytest.mark.parametrize('kind', ['tail', 'scaled'])
+def test_statistics_that_are_not_finite_leave_no_trace(
+    kind, passes, scaled_passes
+):
+    """Of the gate, as where a GradScaler skips a batch."""
+    if kind == 'tail':
+        spec, x, c, learned = backends.tail_arguments(
+            (3, 4, 2, 2),
+            torch.float32,
+            FORMATS[0],
+            DEVICE,
+            'none',
+            'batch',
+            True,
+        )
+        own = passes
+    else:
+        spec, x, c, learned, _ = backends.scaled_arguments(
+            Arrangement((3, 4, 4), 0, 1),
+            torch.float32,
+            torch.float32,
+            DEVICE,
+            'batch',
+        )
+        own = scaled_passes
+    x[1, 2] = torch.inf
+    before = spec.gate.mean.clone(), spec.gate.var.clone()
+    own.forward(spec, x, c, learned)
+    for now, was in zip((spec.gate.mean, spec.gate.var), before):
+        kept = [float(a) == float(b) for a, b in zip(now, was)]
+        assert kept == [False, False, True, False]
+    assert spec.gate.count == 1
+
+
 def test_wrong_kernels_are_noticed_before_they_are_used(passes, monkeypatch):
     device, backward = torch.device(DEVICE), passes.backward
-    dispatch.check(passes, device)
+    dispatch.check(passes, aten, device)
 
     def wrong(*args):
         d_x, d_c, d_learned = backward(*args)
@@ -260,12 +462,25 @@ def test_wrong_kernels_are_noticed_before_they_are_used(passes, monkeypatch):
 
     monkeypatch.setattr(passes, 'backward', wrong)
     with pytest.raises(AssertionError, match='not close'):
-        dispatch.check(passes, device)
+        dispatch.check(passes, aten, device)
+
+
+def test_wrong_kernels_of_a_branch_are_noticed_too(scaled_passes, monkeypatch):
+    device, backward = torch.device(DEVICE), scaled_passes.backward
+    dispatch.check(scaled_passes, scaled_aten, device)
+
+    def wrong(*args):
+        d_x, d_f, d_learned = backward(*args)
+        return 1.01 * d_x, d_f, d_learned
+
+    monkeypatch.setattr(scaled_passes, 'backward', wrong)
+    with pytest.raises(AssertionError, match='not close'):
+        dispatch.check(scaled_passes, scaled_aten, device)
 
 
 def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
     """Those of doubles, and those of AMD."""
-    monkeypatch.setattr(dispatch, '_triton', lambda device: 'kernels')
+    monkeypatch.setattr(dispatch, '_triton', lambda device, oracle: 'kernels')
     for dtype, hip, wanted in (
         (torch.float32, None, 'kernels'),
         (torch.float64, None, None),
@@ -276,7 +491,8 @@ def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
             dispatch.passes_for(
                 SimpleNamespace(
                     is_cuda=True, is_cpu=False, device='cuda', dtype=dtype
-                )
+                ),
+                aten,
             )
             == wanted
         )
@@ -289,7 +505,7 @@ def test_kernels_that_do_not_build_warn_once():
     dispatch._triton.cache_clear()
     with pytest.warns(UserWarning, match='takes the reference path') as seen:
         for _ in range(2):
-            assert dispatch._triton(torch.device('cuda:0')) is None
+            assert dispatch._triton(torch.device('cuda:0'), aten) is None
     assert len(seen) == 1
     dispatch._triton.cache_clear()
 

@@ -25,7 +25,7 @@ from mmstepnet.attentions import choose_step
 from mmstepnet.attentions.pooling import EPS
 from mmstepnet.precision import accumulation_dtype
 
-from .function import Norm
+from .parts import Norm
 
 
 def scale_by_image(

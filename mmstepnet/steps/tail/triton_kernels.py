@@ -1,5 +1,7 @@
 """The Triton kernels of the fused residual step: three a direction.
 
+Where maps are small and no statistics are the batch's, one for the forward.
+
 Maps are (N, C, S) with S pixels, or in channels_last (N, S, C). One kernel
 serves both formats: a tile is BC channels by BP pixels of an image.
 Arithmetic is in float32, rounded once on the way out. No size is a constant,
@@ -177,6 +179,115 @@ def write_kernel(
 
 
 @triton.jit
+def _choose_held(
+    x_mean,
+    f_mean,
+    pair_ptr,
+    gate_weight_ptr,
+    gate_bias_ptr,
+    ie_weight_ptr,
+    ie_bias_ptr,
+    gate_mean_ptr,
+    gate_var_ptr,
+    gate_eps,
+    k,
+    c,
+    exists,
+):
+    """ẑ, ρ and Δt of an image's channels, by running statistics."""
+    w0 = _load(pair_ptr, 2 * c, exists)
+    w1 = _load(pair_ptr, 2 * c + 1, exists)
+    z = w0 * x_mean + w1 * (x_mean + f_mean)
+    rstd = tl.rsqrt(_load(gate_var_ptr, c, exists) + gate_eps)
+    z = (z - _load(gate_mean_ptr, c, exists)) * rstd
+    ie_weight = _load(ie_weight_ptr, c, exists)
+    slope = ie_weight * _load(gate_weight_ptr, c, exists)
+    offset = ie_weight * _load(gate_bias_ptr, c, exists)
+    offset += _load(ie_bias_ptr, c, exists)
+    return z, rstd, k * tl.sigmoid(z * slope + offset)
+
+
+@triton.jit
+def hold_kernel(
+    x_ptr,
+    c_ptr,
+    out_ptr,
+    kept_ptr,
+    weight_ptr,
+    bias_ptr,
+    pair_ptr,
+    gate_weight_ptr,
+    gate_bias_ptr,
+    ie_weight_ptr,
+    ie_bias_ptr,
+    norm_mean_ptr,
+    norm_var_ptr,
+    gate_mean_ptr,
+    gate_var_ptr,
+    N,
+    C,
+    S,
+    norm_eps,
+    gate_eps,
+    k,
+    RELU: tl.constexpr,
+    LAST: tl.constexpr,
+    VEC: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
+    """A tail whose norms take running statistics, read once.
+
+    StepNet's gate joins no channels, so a program that holds all pixels of an
+    image's few channels needs no other one.
+    """
+    C, S = _sizes(C, S, LAST, VEC)
+    block = tl.program_id(0)
+    image, c, exists = _block(block, C, BC)
+    begin, at, mask = _tile(block, 0, C, S, LAST, BC, BP)
+    x = _load(x_ptr + begin, at, mask)
+    kappa = _load(norm_mean_ptr, c, exists)
+    away = _load(c_ptr + begin, at, mask) - kappa[:, None]
+    away = tl.where(mask, away, 0.0)
+    norm_rstd = tl.rsqrt(_load(norm_var_ptr, c, exists) + norm_eps)
+    a = _load(weight_ptr, c, exists) * norm_rstd
+    bias = _load(bias_ptr, c, exists)
+    x_mean, centred = tl.sum(x, 1) / S, tl.sum(away, 1) / S
+    z, rstd, step = _choose_held(
+        x_mean,
+        centred * a + bias,
+        pair_ptr,
+        gate_weight_ptr,
+        gate_bias_ptr,
+        ie_weight_ptr,
+        ie_bias_ptr,
+        gate_mean_ptr,
+        gate_var_ptr,
+        gate_eps,
+        k,
+        c,
+        exists,
+    )
+    out = x + (bias * step)[:, None] + away * (a * step)[:, None]
+    if RELU:
+        out = tl.where(out < 0, 0.0, out)
+    _store(out_ptr + begin, at, out, mask)
+    row, NC = image * C + c, N.to(tl.int64) * C
+    tl.store(kept_ptr + row, x_mean, exists)
+    tl.store(kept_ptr + NC + row, centred, exists)
+    tl.store(kept_ptr + 2 * NC + row, z, exists)
+    tl.store(kept_ptr + 3 * NC + row, step, exists)
+    if image == 0:
+        rows_ptr = kept_ptr + 4 * NC + c
+        tl.store(rows_ptr, kappa, exists)
+        tl.store(rows_ptr + C, tl.zeros([BC], tl.float32), exists)
+        tl.store(rows_ptr + 2 * C, norm_rstd, exists)
+        tl.store(rows_ptr + 3 * C, a, exists)
+        tl.store(rows_ptr + 4 * C, bias, exists)
+        tl.store(rows_ptr + 5 * C, rstd, exists)
+
+
+@triton.jit
 def _masked(grad_ptr, out_ptr, at, mask, RELU: tl.constexpr):
     grad = _load(grad_ptr, at, mask)
     if RELU:
@@ -316,19 +427,128 @@ def _statistics(
     c,
     exists,
     BATCH: tl.constexpr,
+    FINITE: tl.constexpr,
 ):
-    """Mean and 1/deviation that a BN takes; it updates its running ones."""
+    """Mean and 1/deviation that a BN takes; it updates its running ones.
+
+    Where FINITE is set, those of the batch that are not finite are left out,
+    as in ``attentions.base.normalise``.
+    """
     var = square / count
     if not BATCH:
         mean, var = _load(mean_ptr, c, exists), _load(var_ptr, c, exists)
     elif count_ptr is not None:
         old, moved = _load(mean_ptr, c, exists), square / (count - 1)
+        if FINITE:  # then the mean is finite, too
+            exists = exists & (moved < float('inf'))
         _store(mean_ptr, c, old + momentum * (mean - old), exists)
         old = _load(var_ptr, c, exists)
         _store(var_ptr, c, old + momentum * (moved - old), exists)
         if tl.program_id(0) == 0:
             tl.store(count_ptr, tl.load(count_ptr) + 1)
     return mean, tl.rsqrt(var + eps)
+
+
+@triton.jit
+def _choose(
+    z_ptr,
+    step_ptr,
+    rstd_ptr,
+    z_mean,
+    square,
+    gate_weight_ptr,
+    gate_bias_ptr,
+    ie_weight_ptr,
+    ie_bias_ptr,
+    gate_mean_ptr,
+    gate_var_ptr,
+    gate_count_ptr,
+    gate_eps,
+    gate_momentum,
+    N,
+    C,
+    c,
+    k,
+    GATE: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """From z and its moments: ẑ in its place, Δt and ρ."""
+    exists = c < C
+    z_mean, z_rstd = _statistics(
+        z_mean,
+        square,
+        N.to(tl.float32),
+        gate_eps,
+        gate_mean_ptr,
+        gate_var_ptr,
+        gate_count_ptr,
+        gate_momentum,
+        c,
+        exists,
+        GATE,
+        True,
+    )
+    tl.store(rstd_ptr + c, z_rstd, exists)
+    tl.debug_barrier()  # the z that were stored are read again
+
+    ie_weight = _load(ie_weight_ptr, c, exists)
+    slope = ie_weight * _load(gate_weight_ptr, c, exists)
+    offset = ie_weight * _load(gate_bias_ptr, c, exists)
+    offset += _load(ie_bias_ptr, c, exists)
+    for first in range(0, N, BN):
+        at, mask, _ = _images(first, N, C, c, BN)
+        z = (_load(z_ptr, at, mask) - z_mean[None, :]) * z_rstd[None, :]
+        tl.store(z_ptr + at, z, mask)
+        step = k * tl.sigmoid(z * slope[None, :] + offset[None, :])
+        tl.store(step_ptr + at, step, mask)
+
+
+@triton.jit
+def _d_z(
+    d_logits_ptr,
+    z_ptr,
+    at,
+    mask,
+    d_ie_bias,
+    by_z,
+    slope,
+    N,
+    GATE: tl.constexpr,
+):
+    """Gradient of z, of a chunk of images."""
+    d_z = _load(d_logits_ptr, at, mask)
+    if GATE:
+        z = _load(z_ptr, at, mask)
+        d_z -= (d_ie_bias[None, :] + z * by_z[None, :]) / N
+    return tl.where(mask, d_z * slope[None, :], 0.0)
+
+
+@triton.jit
+def _store_gradients(
+    d_pair_ptr,
+    d_gate_weight_ptr,
+    d_gate_bias_ptr,
+    d_ie_weight_ptr,
+    d_ie_bias_ptr,
+    d_w0,
+    d_w1,
+    by_z,
+    d_ie_bias,
+    gate_weight,
+    gate_bias,
+    ie_weight,
+    c,
+    exists,
+):
+    """Gradients of what the gate has learned."""
+    _store(d_pair_ptr, 2 * c, d_w0, exists)
+    _store(d_pair_ptr, 2 * c + 1, d_w1, exists)
+    _store(d_gate_weight_ptr, c, by_z * ie_weight, exists)
+    _store(d_gate_bias_ptr, c, d_ie_bias * ie_weight, exists)
+    _store(
+        d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias, exists
+    )
+    _store(d_ie_bias_ptr, c, d_ie_bias, exists)
 
 
 @triton.jit
@@ -402,6 +622,7 @@ def vectors_kernel(
         c,
         exists,
         NORM,
+        False,
     )
     bias = _load(bias_ptr, c, exists)
     a = _load(weight_ptr, c, exists) * rstd
@@ -424,32 +645,28 @@ def vectors_kernel(
         tl.store(f_ptr + at, centred, mask)
         tl.store(z_ptr + at, z, mask)
         z_mean, square = _join(z_mean, square, first * 1.0, z, mask, here)
-    z_mean, z_rstd = _statistics(
+    _choose(
+        z_ptr,
+        step_ptr,
+        rows_ptr + 5 * C,
         z_mean,
         square,
-        N.to(tl.float32),
-        gate_eps,
+        gate_weight_ptr,
+        gate_bias_ptr,
+        ie_weight_ptr,
+        ie_bias_ptr,
         gate_mean_ptr,
         gate_var_ptr,
         gate_count_ptr,
+        gate_eps,
         gate_momentum,
+        N,
+        C,
         c,
-        exists,
+        k,
         GATE,
+        BN,
     )
-    tl.store(rows_ptr + 5 * C + c, z_rstd, exists)
-    tl.debug_barrier()
-
-    ie_weight = _load(ie_weight_ptr, c, exists)
-    slope = ie_weight * _load(gate_weight_ptr, c, exists)
-    offset = ie_weight * _load(gate_bias_ptr, c, exists)
-    offset += _load(ie_bias_ptr, c, exists)
-    for first in range(0, N, BN):
-        at, mask, _ = _images(first, N, C, c, BN)
-        z = (_load(z_ptr, at, mask) - z_mean[None, :]) * z_rstd[None, :]
-        tl.store(z_ptr + at, z, mask)
-        step = k * tl.sigmoid(z * slope[None, :] + offset[None, :])
-        tl.store(step_ptr + at, step, mask)
 
 
 @triton.jit
@@ -516,11 +733,9 @@ def vectors_gradients_kernel(
     for first in range(0, N, BN):
         at, mask, _ = _images(first, N, C, c, BN)
         x, centred = _load(kept_ptr, at, mask), _load(f_ptr, at, mask)
-        d_z = _load(partial_ptr, at, mask)
-        if GATE:
-            z = _load(z_ptr, at, mask)
-            d_z -= (d_ie_bias[None, :] + z * by_z[None, :]) / N
-        d_z = tl.where(mask, d_z * slope[None, :], 0.0)
+        d_z = _d_z(
+            partial_ptr, z_ptr, at, mask, d_ie_bias, by_z, slope, N, GATE
+        )
         d_f = d_z * w1[None, :]
         d_w0 += tl.sum(d_z * x, 0)
         d_w1 += tl.sum(d_z * (x + centred * a[None, :] + bias[None, :]), 0)
@@ -536,12 +751,19 @@ def vectors_gradients_kernel(
         tl.store(slope_ptr + C + c, -d_bias * a / values, exists)
     _store(d_weight_ptr, c, d_weight, exists)
     _store(d_bias_ptr, c, d_bias, exists)
-    _store(d_pair_ptr, 2 * c, d_w0, exists)
-    _store(d_pair_ptr, 2 * c + 1, d_w1, exists)
-    _store(d_gate_weight_ptr, c, by_z * ie_weight, exists)
-    _store(d_gate_bias_ptr, c, d_ie_bias * ie_weight, exists)
-    gate_bias = _load(gate_bias_ptr, c, exists)
-    _store(
-        d_ie_weight_ptr, c, by_z * gate_weight + d_ie_bias * gate_bias, exists
+    _store_gradients(
+        d_pair_ptr,
+        d_gate_weight_ptr,
+        d_gate_bias_ptr,
+        d_ie_weight_ptr,
+        d_ie_bias_ptr,
+        d_w0,
+        d_w1,
+        by_z,
+        d_ie_bias,
+        gate_weight,
+        _load(gate_bias_ptr, c, exists),
+        ie_weight,
+        c,
+        exists,
     )
-    _store(d_ie_bias_ptr, c, d_ie_bias, exists)
