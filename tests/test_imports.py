@@ -41,6 +41,7 @@ INTEGRATED = {'lightning', 'torch_geometric', 'torchmetrics', 'transformers'}
 FURTHER = {
     'triton.py': {'triton'},
     'triton_kernels.py': {'triton'},
+    'scaled_kernels.py': {'triton'},
     'files.py': {'safetensors', 'huggingface_hub', 'transformers'},
 }
 """More of them in ``steps/``."""

@@ -367,6 +367,8 @@ def read_norm(
         how = Norm(batch, norm.eps, norm.running_mean, norm.running_var)
         vectors += how.mean, how.var
     elif norm.training and norm.track_running_stats:
+        if norm.momentum is None:
+            return None  # it averages all batches
         how = Norm(
             batch,
             norm.eps,
@@ -376,8 +378,6 @@ def read_norm(
             norm.momentum,
         )
         vectors += how.mean, how.var, how.count
-    if how.momentum is None:
-        return None  # it averages all batches
     if not are_plain(vectors):
         return None  # one is missing, or is more than a tensor
     if norm.weight.shape[0] != channels:

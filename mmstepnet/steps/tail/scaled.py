@@ -94,13 +94,13 @@ def differentiate(
     learned: list[Tensor],
 ) -> tuple[Tensor, ...]:
     """Gradients of X, f and of what is learned, by :func:`evaluate`."""
-    _, derivatives, _ = torch.func.vjp(
+    derivatives: Any = torch.func.vjp(
         partial(evaluate, spec),
         means[: spec.layout.images],
         f,
         *learned,
         has_aux=True,
-    )
+    )[1]
     return derivatives(grad)
 
 
