@@ -323,7 +323,8 @@ class SteppedBlock(Generated):
                         f'the module {hook.spot.module}, at which '
                         f'{place.name} of {self.host.__name__} stands, is '
                         f'another one; call the model once before it is '
-                        f'compiled'
+                        f'compiled, or under '
+                        f"torch.compiler.set_stance('force_eager')"
                     )
                 remove_hooks(self, hook.__eq__)
                 if hook.spot.returned:

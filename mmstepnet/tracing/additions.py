@@ -12,7 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmstepnet.torch_version import is_backward
 
-from .operations import SAME, Operation, describe_operation
+from .operations import (
+    PRODUCTS,
+    QUOTIENTS,
+    SAME,
+    Operation,
+    describe_operation,
+)
 from .sums import Call, Product, Sum
 from .tags import Factor, Tag, Tags, channels_of, gate_axis, is_real, tensors
 from .trace import TensorId, Trace, identify
@@ -218,11 +224,11 @@ class Additions(TorchDispatchMode):
         assert execution.multiple is not None
         x, k = execution.multiple
         name = execution.operation.name
-        if name in ('mul', 'div') or self.tags.make(x).scaled:
+        if name in PRODUCTS | QUOTIENTS or self.tags.make(x).scaled:
             self.tags.make(out).scaled = True
         if isinstance(k, Tensor) and k.numel() > 1:
             return
-        if name == 'div':
+        if name in QUOTIENTS:
             self.tags.make(out).divided = x
         number = self.tags.number(x)
         if number and is_real(out):
@@ -269,7 +275,8 @@ class Additions(TorchDispatchMode):
         factor = self.tags.make(x).factor
         if factor is None or factor.of.shape != x.shape:
             return None
-        k = 1 / k if execution.operation.name == 'div' else k
+        if execution.operation.name in QUOTIENTS:
+            k = 1 / k
         return replace(factor, scales=(*factor.scales, k))
 
     def _before_relu(self, execution: Execution) -> None:
@@ -598,8 +605,8 @@ BEFORE: dict[str, Callable] = {
     **dict.fromkeys(SAME, Additions._before_copy),
     'add': Additions._before_sum,
     'sub': Additions._before_sum,
-    'mul': Additions._before_product,
-    'div': Additions._before_quotient,
+    **dict.fromkeys(PRODUCTS, Additions._before_product),
+    **dict.fromkeys(QUOTIENTS, Additions._before_quotient),
     'relu': Additions._before_relu,
 }
 """Methods that inspect an operation before it runs, by its name. Of all other
@@ -611,5 +618,6 @@ AFTER: dict[str, Callable] = {
 }
 """Methods that inspect results."""
 
-KEEPS_FACTORS = {*SAME, *ADDITIONS, 'mul', 'div'}
-"""Operations behind which a tensor is still the product that it was."""
+KEEPS_FACTORS = {*SAME, *ADDITIONS, *PRODUCTS, *QUOTIENTS}
+"""Operations that follow the factors of what they are given. Any other one
+ends them: what it was given is no product any more."""

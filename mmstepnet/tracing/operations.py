@@ -26,6 +26,12 @@ SAME = (
 )
 """Its result is the state that it was given, somewhere else in memory."""
 
+PRODUCTS = {'mul'}
+"""Its result is its first two arguments' product: one may be a gate."""
+
+QUOTIENTS = {'div'}
+"""Its result is its first argument, divided by the second one."""
+
 RANDOM = re.compile(r'bernoulli|^rand|uniform|normal')
 
 BLANK = re.compile(r'empty|zeros')

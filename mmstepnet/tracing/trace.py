@@ -122,14 +122,21 @@ class Trace:
         self._open: list[tuple[nn.Module, int]] = []  # modules, their lines
 
     def __str__(self) -> str:
-        """Modules and sums, indented as they ran; ``$1`` is a tensor."""
-        numbers: dict[tuple, int] = {}
+        """Modules and sums, indented as they ran.
+
+        ``$1 2x3`` is a tensor that is met first, ``$1`` the same one, and
+        ``$1 as 3x2`` another view of its values, to which no step comes.
+        """
+        first: dict[tuple, TensorId] = {}
 
         def name(tensor: TensorId) -> str:
-            is_new = tensor.values not in numbers
-            number = numbers.setdefault(tensor.values, len(numbers) + 1)
-            shape = f' {"x".join(map(str, tensor.shape))}' if is_new else ''
-            return f'${number}{shape}'
+            shape = 'x'.join(map(str, tensor.shape))
+            if tensor.values not in first:
+                first[tensor.values] = tensor
+                return f'${len(first)} {shape}'
+            number = list(first).index(tensor.values) + 1
+            is_same = tensor == first[tensor.values]
+            return f'${number}' if is_same else f'${number} as {shape}'
 
         lines = []
         for depth, text, given, returned, note in self._lines:

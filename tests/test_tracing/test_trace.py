@@ -66,3 +66,20 @@ def test_blocks_are_explained_by_what_insert_steps_does():
         'takes attn_step: x_t is what norm1 is given, f what drop is given',
         'takes mlp_step: x_t is what norm2 is given, f what mlp returns',
     ]
+
+
+class Turned(nn.Module):
+    """Adds another view of what its layer returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return x + self.layer(x).mT
+
+
+def test_another_view_is_told():
+    """A step comes to a tensor, not to its values."""
+    line = str(trace_pass(Turned(), torch.rand(2, 3, 3))).splitlines()[2]
+    assert line == '  add($1, $2 as 2x3x3): a step'
