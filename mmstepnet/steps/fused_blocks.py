@@ -127,15 +127,15 @@ TAILS = {
 }
 """Tails of blocks by the names of their classes. No library is imported."""
 
-for module in (
-    'torchvision.models.resnet',
-    'mmpretrain.models.backbones.resnet',
-    'mmdet.models.backbones.resnet',
-    'mmseg.models.backbones.resnet',
-    'mmpose.models.backbones.resnet',
+for _library in (
+    'torchvision.models',
+    'mmpretrain.models.backbones',
+    'mmdet.models.backbones',
+    'mmseg.models.backbones',
+    'mmpose.models.backbones',
 ):
-    TAILS[f'{module}.BasicBlock'] = BASIC
-    TAILS[f'{module}.Bottleneck'] = BOTTLENECK
+    TAILS[f'{_library}.resnet.BasicBlock'] = BASIC
+    TAILS[f'{_library}.resnet.Bottleneck'] = BOTTLENECK
 
 
 TRIED: dict[tuple, bool] = {}

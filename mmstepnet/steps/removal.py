@@ -207,23 +207,23 @@ class Way(NamedTuple):
 def _ways(trace: Trace) -> dict[str, set[Way | None]]:
     """Ways of all calls of each module.
 
-    None is that of a run which returns something else than its state behind
+    None is that of a call which returns something else than its state behind
     steps.
     """
     ways: dict[str, set[Way | None]] = defaultdict(set)
-    for run in trace.passages:
-        ways[run.name].add(_way(trace, run))
+    for passage in trace.passages:
+        ways[passage.name].add(_way(trace, passage))
     return ways
 
 
-def _way(trace: Trace, run: Passage) -> Way | None:
-    state = run.given
-    out = run.returned
+def _way(trace: Trace, passage: Passage) -> Way | None:
+    state = passage.given
+    out = passage.returned
     if (
         state is None
         or out is None
         or state.shape != out.shape
-        or not run.is_alone
+        or not passage.is_alone
     ):
         return None
     kinds = trace.kinds_between(state, out)
@@ -231,7 +231,7 @@ def _way(trace: Trace, run: Passage) -> Way | None:
         return None
     is_relu = kinds[:1] == ['relu']  # the last operation is the first
     steps = kinds[1:] if is_relu else kinds
-    return Way(run.size, is_relu) if {*steps} <= {'step'} else None
+    return Way(passage.size, is_relu) if {*steps} <= {'step'} else None
 
 
 def _passes(

@@ -5,13 +5,15 @@ tensor: a step needs one of these spots for its state and one for its branch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch.nn as nn
+from torch import Tensor
 
+from mmstepnet.generated import Generated
 from mmstepnet.tracing import Arrangement, Finder, Sum
 from mmstepnet.tracing.trace import Event, Trace
 
@@ -123,7 +125,8 @@ def find_places(
             except RefusedError as error:
                 refused[f'{block} {error}'] = None
     for child in arrangements[0].without:
-        refused[f'{child.name} shows no addition to its state'] = None
+        if not isinstance(child.call.module, Generated):  # a removed block
+            refused[f'{child.name} shows no addition to its state'] = None
     return FoundPlaces(places, list(refused), arrangements[0].explain())
 
 
@@ -393,9 +396,21 @@ def _axis_of_layers(state: State) -> int | None:
     return None
 
 
+def _axis_of_near_weights(state: State) -> int | None:
+    """One axis is as long as a vector of a module that was given the state."""
+    weights: list[Tensor] = []
+    for event in state.seen.state:
+        weights += event.module.parameters(recurse=False)
+    return _axis_of_width(state, weights)
+
+
 def _axis_of_weights(state: State) -> int | None:
-    """One axis alone is as long as a vector of weights in the block."""
-    widths = {len(p) for p in state.block.parameters() if p.dim() == 1}
+    """One axis is as long as a vector of weights in the block."""
+    return _axis_of_width(state, state.block.parameters())
+
+
+def _axis_of_width(state: State, weights: Iterable[Tensor]) -> int | None:
+    widths = {len(p) for p in weights if p.dim() == 1}
     axes = []
     for axis, size in enumerate(state.shape):
         if axis != state.batch and size in widths:
@@ -406,6 +421,8 @@ def _axis_of_weights(state: State) -> int | None:
 CHANNEL_RULES = (
     # ResNet: a convolution (N, C, H, W). ViT: nn.LayerNorm (N, L, C).
     _axis_of_layers,
+    # A norm of one's own, in a block that also mixes tokens by weights.
+    _axis_of_near_weights,
     # GCViT: a norm of timm's own class. NFNet: an activation.
     _axis_of_weights,
 )

@@ -48,7 +48,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
             or folders.
     """
     parts = [_without_ending(path).parts for path in paths]
-    names: list[str] = []
+    names = [''] * len(paths)  # of the folder that one stands in
     for depth in range(1, 1 + max(map(len, parts), default=0)):
         names = ['.'.join(part[-depth:]) for part in parts]
         if len({*names}) == len({*paths}):

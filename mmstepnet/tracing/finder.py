@@ -159,9 +159,7 @@ class Finder(Additions):
             module,
             outer,
             module in self.learns,
-            isinstance(module, nn.RNNBase)
-            or isinstance(module, ObservedStep)
-            and module.adds
+            isinstance(module, (nn.RNNBase, ObservedStep))
             or outer is not None
             and outer.is_closed,
         )
@@ -261,6 +259,9 @@ class Finder(Additions):
         if step is None or not self._is_here(module):
             return
         tag = self.tags.make(scaled)
+        # No mode sees what a kernel has computed.
+        tag.plain |= self.tags.make(f).plain
+        tag.mixed |= self.tags.make(f).mixed
         tag.factor = Factor(f, step, self.tags.make(x).known)
         tag.scaled |= self._is_constant(step, x)
 

@@ -19,7 +19,7 @@ class Call:
         outer (Call, optional): The one that called it.
         learns (bool): Whether the module has weights.
         is_closed (bool): Whether it is, or runs inside, an
-            :class:`~.observed.ObservedStep` that adds, which reports its step
+            :class:`~.observed.ObservedStep`, which reports what it does
             itself, or an LSTM, which PyTorch takes apart (Sequencer).
         known (int): The states that what it was given was computed from, as
             bits.

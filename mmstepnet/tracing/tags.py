@@ -84,7 +84,6 @@ class Tags:
 
     def get_all(self, values: Iterable) -> list[Tag]:
         """Tags of those tensors, also in lists, of which anything is known."""
-        # Most are weights, of which nothing is: is_real comes last.
         tags = []
         for t in tensors(*values):
             if t.layout is torch.strided:

@@ -152,6 +152,36 @@ def test_a_block_whose_addition_is_not_seen(caplog):
     assert '2 shows no addition to its state' in caplog.text
 
 
+class OwnNorm(nn.Module):
+    """A norm that no library has."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return self.weight * x / x.norm(dim=-1, keepdim=True)
+
+
+class MixesTokens(nn.Module):
+    """Its weights are as long as the tokens; its norm is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = OwnNorm()
+        self.mix = nn.Linear(5, 5)
+        self.end = nn.Identity()
+
+    def forward(self, x):
+        return x + self.end(self.mix(self.norm(x).mT).mT)
+
+
+def test_the_norm_of_a_state_tells_its_channels():
+    model = nn.Sequential(*(MixesTokens() for _ in range(3)))
+    insert_steps(model, example=torch.randn(2, 5, 8))
+    assert model[1].step.place.channels == 2
+
+
 def test_a_sequence_would_call_the_step():
     """The step stands in the layer that adds, and the sequence runs.
 

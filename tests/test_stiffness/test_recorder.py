@@ -19,7 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmstepnet import insert_steps, measure_stiffness, remove_steps
+from mmstepnet.steps import fused
+from mmstepnet.steps.tail import dispatch, scaled_aten
 from mmstepnet.stiffness import TrajectoryRecorder, total_neural_stiffness
+from mmstepnet.stiffness.measurement import hidden
+from tests.small_networks import inputs, network
 from tests.test_stiffness.reference import (
     IMAGES,
     MAPS,
@@ -40,6 +44,7 @@ from tests.utils import (
     no_hooks,
     not_on_torch_21,
     perturb,
+    perturb_gates,
     seeded,
 )
 
@@ -557,3 +562,29 @@ def test_other_dispatch_modes_see_the_model_alone():
             model(MAPS)
         counts.append((mode.seen, flops.get_total_flops()))
     assert counts[0] == counts[1] and counts[0][1] > 0
+
+
+class Unseen:
+    """Passes over maps that no mode sees, as kernels of Triton are."""
+
+    @staticmethod
+    def forward(*args):
+        with hidden():
+            return scaled_aten.forward(*args)
+
+
+@pytest.mark.parametrize('kind', ['reference', 'by hand', 'unseen'])
+def test_how_a_step_is_computed_changes_no_recording(kind, monkeypatch):
+    model = network('tokens')
+    insert_steps(model, example=inputs('tokens'), blocks=['0', '2'])
+    perturb_gates(model)
+    with fused(False), TrajectoryRecorder(model) as expected:
+        model(inputs('tokens'))
+    if kind == 'unseen':
+        monkeypatch.setattr(dispatch, 'passes_for', lambda *_: Unseen)
+    with fused(kind != 'reference'), TrajectoryRecorder(model) as recorder:
+        model(inputs('tokens'))
+    assert recorder.steps == expected.steps
+    assert len(recorder.steps) == 6
+    for name, values in recorder.record.items():
+        torch.testing.assert_close(values, expected.record[name])

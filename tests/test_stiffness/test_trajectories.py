@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from mmstepnet.stiffness import (
     find_recordings,
     read_trainings,
 )
+from mmstepnet.stiffness.training import distinct_names
 from mmstepnet.version import __version__
 from tests.utils import RECORDING_SETTINGS, recording_arrays
 
@@ -211,3 +213,9 @@ def test_recordings_of_trainings(tmp_path):
     assert read_trainings(paths[::2]) == {}
     with pytest.raises(FileNotFoundError, match='holds no stiffness'):
         find_recordings(tmp_path / 'nowhere')
+
+
+def test_names_of_files_and_of_the_folder_that_one_stands_in():
+    assert distinct_names([Path('.')]) == ['']
+    paths = [Path('a/run_0.1.npz'), Path('b/run_0.1.npz')]
+    assert distinct_names(paths) == ['a.run_0.1', 'b.run_0.1']
