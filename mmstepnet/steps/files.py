@@ -10,9 +10,10 @@ for each block that was removed, what stands in its place.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -21,18 +22,23 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mmstepnet.attentions import ATTENTIONS, build_attention
-from mmstepnet.attentions.record import KEY, Recorded
+from mmstepnet.attentions import ATTENTIONS
+from mmstepnet.attentions.record import KEY
 from mmstepnet.files import write_whole
-from mmstepnet.generated import host_of
-from mmstepnet.tracing.wrappers import unwrap
 
-from .branch import BranchStep, Place, Spot
-from .fused_blocks import is_fusable
-from .insert import build, put_in
-from .modules import check_unsharded, find_modules_to_save, modules_by_name
-from .removal import RemovedBlock, exchange, stage_asked_for, stand_in
+from .insert import put_in
+from .modules import check_unsharded, find_modules_to_save
+from .removal import exchange
 from .residual import ResidualStep
+from .stock import (
+    Blocks,
+    Modules,
+    Stock,
+    build_stand_ins,
+    build_steps,
+    in_use,
+    tensors_of,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -80,19 +86,15 @@ def save_steps(
         ...     mmstepnet.load_steps(resnet18(), folder) == names
         True
     """
-    modules = modules_by_name(_base(model))
-    kept = find_modules_to_save(modules, modules_to_save)
-    blocks, saved = _steps_to_save(modules)
-    saved |= {name: _in_use(module) for name, module in kept.items()}
-    tensors = {
-        f'{name}.{key}': _whole(t).detach().cpu().contiguous().clone()
-        for name, module in saved.items()
-        for key, t in _tensors(module).items()
-    }
+    stock = Stock(model)
+    named = find_modules_to_save(stock.modules, modules_to_save)
+    header = _header(stock, named)
+    tensors = {}
+    for key, t in _tensors(_learned(stock, named)).items():
+        tensors[key] = _whole(t).detach().cpu().contiguous().clone()
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
-    about = _about(blocks, kept)
-    content = json.dumps(about | dict(digest=_digest(about, tensors)))
+    content = json.dumps(header | dict(digest=_digest(header, tensors)))
     path = Path(path)
     if path.suffix != '.safetensors':
         path = path / NAME
@@ -108,57 +110,47 @@ def describe_steps(model: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: See :func:`save_steps`.
     """
-    blocks, _ = _steps_to_save(modules_by_name(_base(model)))
-    return _about(blocks)
+    return _header(Stock(model))
 
 
 def step_keys(model: nn.Module) -> set[str]:
     """Keys in a model's state dict of all that its steps have learned."""
-    return {
-        f'{name}.{key}'
-        for name, module in model.named_modules()
-        if isinstance(module, ResidualStep)
-        for key in _tensors(module)
-    }
+    steps: Modules = {}
+    for name, module in model.named_modules():
+        if isinstance(module, ResidualStep):
+            steps[name] = module
+    return {*_tensors(steps)}
 
 
-def _about(
-    blocks: dict[str, dict], kept: Iterable[str] = ()
-) -> dict[str, Any]:
-    return dict(format_version=FORMAT, blocks=blocks, modules_to_save=[*kept])
-
-
-def _steps_to_save(
-    modules: dict[str, nn.Module],
-) -> tuple[dict[str, dict], dict[str, nn.Module]]:
-    """What a file says of the blocks of a model, and their attentions."""
-    blocks: dict[str, dict] = {}
-    saved: dict[str, nn.Module] = {}
-    for name, block in modules.items():
-        cls, gates = host_of(block).__qualname__, _gates(block)
-        if isinstance(block, RemovedBlock):
-            blocks[name] = dict(removed=[block.size, block.is_relu], cls=cls)
-        elif gates:
-            saved |= _by_name(name, gates)
-            blocks[name] = dict(
-                places=[
-                    step.place
-                    for step in map(_in_use, block.children())
-                    if isinstance(step, BranchStep)
-                ],
-                steps={key: _record(gate) for key, gate in gates.items()},
-                cls=cls,
-            )
-    if not blocks:
+def _header(stock: Stock, named: Iterable[str] = ()) -> dict[str, Any]:
+    """What a file says of a model, and of modules that were named."""
+    if not stock.blocks:
         raise ValueError(
-            f'{type(modules[""]).__name__} has no steps to '
-            f'save; call insert_steps first'
+            f'{stock.classes[""]} has no steps to save; call insert_steps '
+            f'first'
         )
-    return blocks, saved
+    return dict(
+        format_version=FORMAT, blocks=stock.blocks, modules_to_save=[*named]
+    )
 
 
-def _by_name(block: str, gates: dict[str, Any]) -> dict[str, nn.Module]:
-    return {f'{block}.{key}.attention': gate for key, gate in gates.items()}
+def _learned(stock: Stock, named: Modules) -> Modules:
+    """The modules whose tensors are in a file, by their names."""
+    modules: Modules = {}
+    for attentions in stock.attentions.values():
+        modules |= attentions
+    for name, module in named.items():
+        modules[name] = in_use(module)
+    return modules
+
+
+def _tensors(modules: Modules) -> dict[str, Any]:
+    """Tensors of modules, by the keys that a state dict gives them."""
+    tensors = {}
+    for name, module in modules.items():
+        for key, t in tensors_of(module).items():
+            tensors[f'{name}.{key}'] = t
+    return tensors
 
 
 def load_steps(model: nn.Module, path: str | Path) -> list[str]:
@@ -185,110 +177,69 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
         RuntimeError: The model is in DDP or FSDP and lacks the steps.
     """
     path = Path(path) / NAME if Path(path).is_dir() else Path(path)
+    read = _read if path.suffix == '.safetensors' else _read_checkpoint
     try:
-        read = _read if path.suffix == '.safetensors' else _read_checkpoint
-        return _load(_base(model), *read(path))
-    except (
-        AttributeError,
-        KeyError,
-        StopIteration,
-        TypeError,
-        ValueError,
-    ) as error:
+        saved = read(path)
+        stock = Stock(model)
+        saved = _rename(saved, stock.classes)
+        _check_blocks(saved.blocks, stock.blocks)
+        steps = build_steps(saved.blocks, stock)
+        stand_ins = build_stand_ins(saved.blocks, stock)
+        named = find_modules_to_save(stock.modules, saved.modules_to_save)
+        learned = _learned(stock, named)
+        _check_tensors(saved.tensors, _tensors(learned))
+    except ValueError as error:
         raise ValueError(f'{path}: {error}') from error
-
-
-def _load(
-    model: nn.Module, about: dict, tensors: dict[str, Tensor]
-) -> list[str]:
-    """Check what a file says, and then change the model."""
-    modules = modules_by_name(model)
-    rename = _rename(about['blocks'], modules)
-    blocks, tensors = rename(about['blocks']), rename(tensors)
-    named = rename(dict.fromkeys(about['modules_to_save']))
-    if len(named) < len(about['modules_to_save']):
-        LOGGER.warning(
-            'Of %s only %s is loaded: the model has no other.',
-            about['modules_to_save'],
-            list(named),
-        )
-    others = [
-        name
-        for name, block in modules.items()
-        if name not in blocks
-        and (_gates(block) or isinstance(block, RemovedBlock))
+    if steps or stand_ins:
+        check_unsharded(stock.names)
+    for name in steps:
+        put_in(stock.modules[name], steps[name])
+    exchange(stock.names, stand_ins)
+    for name, module in learned.items():
+        state_dict = {}
+        for key, own in tensors_of(module).items():
+            state_dict[key] = _like(saved.tensors[f'{name}.{key}'], own)
+        module.load_state_dict(state_dict, strict=False)
+    return [
+        name for name in stock.classes if 'steps' in saved.blocks.get(name, ())
     ]
-    if others:
-        raise ValueError(
-            f'it knows nothing of what was changed in '
-            f'{others[0]}; load it onto the model without'
-        )
-    targets = {
-        name: _in_use(module)
-        for name, module in find_modules_to_save(modules, named).items()
-    }
-    removed = {
-        name: stand_in(modules[name], *saved['removed'])
-        for name, saved in blocks.items()
-        if 'removed' in saved and not isinstance(modules[name], RemovedBlock)
-    }
-    for name in removed:
-        if stage := stage_asked_for(modules, name):
-            raise ValueError(
-                f'it lacks {name}, which makes what out_features '
-                f'names {stage!r}; leave that out there'
-            )
-    stepped = [name for name in modules if 'steps' in blocks.get(name, ())]
-    new = []
-    for name in stepped:
-        saved, gates = blocks[name], _gates(modules[name])
-        if not gates:
-            steps = _build(name, modules[name], **saved)
-            new.append((modules[name], steps.values()))
-            gates = {key: gate for key, (_, gate) in steps.items()}
-        found = {key: _record(gate) for key, gate in gates.items()}
-        if found != saved['steps']:
-            raise ValueError(
-                f'{name} has other attentions here, {found}, '
-                f'than {saved["steps"]}'
-            )
-        targets |= _by_name(name, gates)
-    if new or removed:
-        check_unsharded(model)
-    _check_tensors(tensors, targets)
-    for block, steps in new:
-        put_in(block, steps)
-    exchange(model, removed)
-    for name, target in targets.items():
-        target.load_state_dict(
-            {
-                key: _like(tensors[f'{name}.{key}'], own)
-                for key, own in _tensors(target).items()
-            },
-            strict=False,
-        )
-    return stepped
 
 
-def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
-    """What a file says, and its tensors, if it is whole."""
+@dataclass
+class _Saved:
+    """What a file holds.
+
+    Attributes:
+        blocks (Blocks): See :data:`~.stock.Blocks`.
+        modules_to_save (list[str]): Names of further modules.
+        tensors (dict[str, Tensor]): What all these have learned, by its keys
+            in a state dict.
+    """
+
+    blocks: Blocks
+    modules_to_save: list[str]
+    tensors: dict[str, Tensor]
+
+
+def _read(path: Path) -> _Saved:
+    """Read a file of :func:`save_steps`, if it is whole."""
     try:
         with safe_open(path, 'pt') as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-            about = json.loads((file.metadata() or {})[METADATA])
-        digest = about.pop('digest', None)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}
+    except SafetensorError as error:
         raise ValueError(
-            f'this is no whole file of save_steps ({error!r}); {WHOLE}'
+            f'this is no whole file of save_steps ({error}); {WHOLE}'
         ) from error
-    _check_format(about)
-    if digest != _digest(about, tensors):
+    header = _parse_header(metadata.get(METADATA))
+    digest = header.pop('digest', None)
+    if digest != _digest(header, tensors):
         raise ValueError('it was changed after save_steps had written it')
-    return about, tensors
+    return _Saved(header['blocks'], header['modules_to_save'], tensors)
 
 
-def _read_checkpoint(path: Path) -> tuple[dict, dict[str, Tensor]]:
-    """What a trainer's checkpoint says of its steps, and their tensors."""
+def _read_checkpoint(path: Path) -> _Saved:
+    """Read the steps in a trainer's checkpoint that says where they are."""
     try:
         checkpoint = torch.load(path, 'cpu', weights_only=True)
     except OSError:
@@ -299,38 +250,62 @@ def _read_checkpoint(path: Path) -> tuple[dict, dict[str, Tensor]]:
             f'({type(error).__name__}); load the file of steps that was '
             f'written beside it'
         ) from error
-    if not isinstance(checkpoint, dict) or METADATA not in checkpoint:
+    if not isinstance(checkpoint, dict):
+        checkpoint = {}
+    header = _parse_header(checkpoint.get(METADATA))
+    prefix = f'{header["network"]}.'.lstrip('.')
+    weights = {}
+    for key, t in checkpoint['state_dict'].items():
+        if key.startswith(prefix):
+            weights[_without_wrappers(key.removeprefix(prefix))] = t
+    tensors = {}
+    for name, block in header['blocks'].items():
+        for step in block.get('steps', ()):
+            attention = f'{name}.{step}.attention.'
+            keys = [key for key in weights if key.startswith(attention)]
+            if not keys:
+                raise ValueError(
+                    f'its weights have no {attention}*, as where PEFT is '
+                    f'around the network; load the file of steps that was '
+                    f'written beside it'
+                )
+            for key in keys:
+                if not key.endswith(f'.{KEY}'):
+                    tensors[key] = weights[key]
+    return _Saved(header['blocks'], header['modules_to_save'], tensors)
+
+
+def _parse_header(text: Any) -> dict[str, Any]:
+    """What :func:`describe_steps` has said of a model.
+
+    Raises:
+        ValueError: There is no such text, or it is of another format.
+    """
+    if text is None:
         raise ValueError(
-            f'it does not say what its steps are, as checkpoints of '
-            f"Lightning's StepsCallback do; {WHOLE}"
+            f'it does not say where its steps stand, as files of save_steps '
+            f"and checkpoints of Lightning's StepsCallback do; {WHOLE}"
         )
-    about = json.loads(checkpoint[METADATA])
-    _check_format(about)
-    prefix = f'{about.pop("network")}.'.lstrip('.')
-    gates = [
-        f'{name}.{key}.attention.'
-        for name, block in about['blocks'].items()
-        for key in block.get('steps', ())
-    ]
-    tensors = {
-        _inside(key.removeprefix(prefix)): t
-        for key, t in checkpoint['state_dict'].items()
-        if key.startswith(prefix)
-    }
-    for gate in gates:
-        if not any(key.startswith(gate) for key in tensors):
-            raise ValueError(
-                f'its weights have no {gate}*, as where PEFT is around the '
-                f'network; load the file of steps that was written beside it'
-            )
-    return about, {
-        key: t
-        for key, t in tensors.items()
-        if key.startswith(tuple(gates)) and not key.endswith(f'.{KEY}')
-    }
+    header = json.loads(text)
+    version = header.get('format_version')
+    if version != FORMAT:
+        raise ValueError(
+            f'it has format {version} and format {FORMAT} is read; load it by '
+            f'the mmstepnet that wrote it, and save the whole model: {WHOLE}'
+        )
+    return header
 
 
-def _inside(key: str) -> str:
+def _digest(header: dict, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of all that a file holds."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for key, t in sorted(tensors.items()):
+        digest.update(f'{key} {t.dtype} {tuple(t.shape)}'.encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _without_wrappers(key: str) -> str:
     """Key of a state dict, without the names of wrappers."""
     return '.'.join(
         part
@@ -339,120 +314,115 @@ def _inside(key: str) -> str:
     )
 
 
-def _check_format(about: dict) -> None:
-    version = about['format_version']
-    if version != FORMAT:
-        raise ValueError(
-            f'it has format {version} and format {FORMAT} is read; load it by '
-            f'the mmstepnet that wrote it, and save the whole model: {WHOLE}'
+def _rename(saved: _Saved, classes: dict[str, str]) -> _Saved:
+    """Name all that a file holds as a model names it.
+
+    Args:
+        saved (_Saved): The file. Its network has, or is, a part of the model.
+        classes (dict[str, str]): Classes of the model's modules by name.
+    """
+    old, new = _prefixes(saved.blocks, classes)
+
+    def rename(table: dict[str, Any]) -> dict[str, Any]:
+        return {
+            new + name.removeprefix(old): value
+            for name, value in table.items()
+            if name.startswith(old)
+        }
+
+    named = list(rename(dict.fromkeys(saved.modules_to_save)))
+    if len(named) < len(saved.modules_to_save):
+        LOGGER.warning(
+            'Of %s only %s is loaded: the model has no other.',
+            saved.modules_to_save,
+            named,
         )
+    return _Saved(rename(saved.blocks), named, rename(saved.tensors))
 
 
-def _digest(about: dict, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of all that a file holds."""
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, t in sorted(tensors.items()):
-        digest.update(f'{name} {t.dtype} {tuple(t.shape)}'.encode())
-        digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def _prefixes(blocks: Blocks, classes: dict[str, str]) -> tuple[str, str]:
+    """A file's prefix of the names of its blocks, and the model's.
 
-
-def _rename(
-    blocks: dict[str, dict], modules: dict[str, nn.Module]
-) -> Callable[[dict], dict]:
-    """How what a file names is named in a model.
-
-    The one has, or is, a part of the other.
+    One of them is ``''``, or both.
     """
     first = next(iter(blocks))
-    pairs = {
-        *(
-            ('', name.removesuffix(first))
-            for name in modules
-            if f'.{name}'.endswith(f'.{first}')
-        ),
-        *(
-            (first.removesuffix(name), '')
-            for name in modules
-            if f'.{first}'.endswith(f'.{name}')
-        ),
-    }
-    fitting = [
-        (old, new)
-        for old, new in pairs
+    fitting = set()
+    for name in classes:
+        old = new = ''
+        if f'.{name}'.endswith(f'.{first}'):
+            new = name.removesuffix(first)
+        elif f'.{first}'.endswith(f'.{name}'):
+            old = first.removesuffix(name)
+        else:
+            continue
         if all(
-            name.startswith(old)
-            and host_of(modules.get(new + name.removeprefix(old))).__qualname__
-            == saved['cls']
-            for name, saved in blocks.items()
-        )
-    ]
+            saved.startswith(old)
+            and classes.get(new + saved.removeprefix(old)) == block['cls']
+            for saved, block in blocks.items()
+        ):
+            fitting.add((old, new))
     if len(fitting) != 1:
         raise ValueError(
             f'it is of a network with the block {first} '
             f'({blocks[first]["cls"]}); the model has such blocks '
             f'{len(fitting)} times, and must have them once'
         )
-    ((old, new),) = fitting
-    return lambda table: {
-        new + name.removeprefix(old): value
-        for name, value in table.items()
-        if name.startswith(old)
-    }
+    return fitting.pop()
 
 
-def _build(
-    name: str, block: nn.Module, places: list, steps: dict, **_: str
-) -> dict[str, tuple[Place | None, Any]]:
-    """Places and attentions of the steps of a block that has none."""
-    made = [
-        Place(step, Spot(*state), Spot(*branch), *axes)
-        for step, state, branch, *axes in places
-    ]
-    for place in made:
-        block.get_submodule(place.state.module)
-        block.get_submodule(place.branch.module)
-    sizes = {size for p in block.parameters() for size in p.shape}
-    if not (made or is_fusable(block)) or any(
-        place.width not in sizes for place in made
-    ):
-        raise ValueError(f'{name} is built otherwise than what was saved')
-    standing = {place.name: place for place in made} or dict(step=None)
-    return {
-        key: (place, build(steps[key], name, block, place))
-        for key, place in standing.items()
-    }
+def _check_blocks(blocks: Blocks, own: Blocks) -> None:
+    """See that a file agrees with all that was changed in a model.
+
+    Args:
+        blocks (Blocks): Those of the file, by the model's names.
+        own (Blocks): Those of the model.
+    """
+    for name in own:
+        if name not in blocks:
+            raise ValueError(
+                f'it does not know {name}, which was changed in the model; '
+                f'load it onto a model without changes'
+            )
+        wanted = blocks[name].get('steps')
+        present = own[name].get('steps', 'none, because it was removed')
+        if wanted is not None and wanted != present:
+            raise ValueError(
+                f'the attentions of {name} are {wanted} in the file and '
+                f'{present} in the model; load it onto a model without changes'
+            )
+    for name, block in blocks.items():
+        for record in block.get('steps', {}).values():
+            if record['type'] not in ATTENTIONS:
+                raise ValueError(
+                    f'the attention of {name} is of the type '
+                    f'{record["type"]!r}; register that class in ATTENTIONS'
+                )
 
 
-def _check_tensors(
-    tensors: dict[str, Tensor], targets: dict[str, nn.Module]
-) -> None:
-    """See that tensors are those of the modules, of the same shapes."""
-    wanted = {
-        f'{name}.{key}': t
-        for name, module in targets.items()
-        for key, t in _tensors(module).items()
-    }
-    difference = explain_difference(tensors, wanted)
+def _check_tensors(given: dict[str, Tensor], own: dict[str, Any]) -> None:
+    """See that a file's tensors can be loaded into those of a model."""
+    difference = explain_difference(given, own)
     if difference:
         raise ValueError(f'it is of another model: {difference}')
-    if any(t.is_meta for t in wanted.values()):
+    if any(t.is_meta for t in own.values()):
         raise ValueError(
-            'the model is on the meta device and has no '
-            'memory; load its weights first'
+            'the model is on the meta device and has no memory; load its '
+            'weights first'
         )
 
 
-def _tensors(module: nn.Module) -> dict[str, Any]:
-    """State dict of a module, without the records of gates."""
-    records = {
-        f'{name}.{KEY}'.lstrip('.')
-        for name, m in module.named_modules()
-        if isinstance(m, Recorded)
-    }
-    return {
-        key: t for key, t in module.state_dict().items() if key not in records
-    }
+def _whole(t: Any) -> Tensor:
+    """All of a tensor of which FSDP2 keeps a part in each process."""
+    return t.full_tensor() if hasattr(t, 'full_tensor') else t
+
+
+def _like(t: Tensor, own: Any) -> Tensor:
+    """Distribute a tensor as another one is."""
+    if not hasattr(own, 'full_tensor'):
+        return t
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(t.to(own.device), own.device_mesh, own.placements)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -542,64 +512,3 @@ def _fits(given: Tensor, own: Tensor) -> bool:
 
 def _form(t: Tensor) -> str:
     return f'{tuple(t.shape)} of {t.dtype}'
-
-
-def _base(model: nn.Module) -> nn.Module:
-    """The model that PEFT has wrapped; another one as it is."""
-    peft: Any = unwrap(model)
-    return peft.get_base_model() if hasattr(peft, 'get_base_model') else model
-
-
-def _in_use(module: nn.Module) -> nn.Module:
-    """Of a module that PEFT trains a copy of, that copy."""
-    held: Any = unwrap(module)
-    copies = getattr(held, 'modules_to_save', None)
-    if isinstance(copies, nn.ModuleDict):
-        active = held.active_adapters
-        return copies[active[0]] if active else held.original_module
-    return held
-
-
-def _gates(block: nn.Module) -> dict[str, Any]:
-    """Attentions of a block's steps, by the names of these."""
-    if isinstance(block, nn.ModuleDict) or _in_use(block) is not block:
-        return {}  # a wrapper of a step is no block
-    steps = {key: _in_use(child) for key, child in block.named_children()}
-    return {
-        key: _in_use(step.attention)
-        for key, step in steps.items()
-        if isinstance(step, ResidualStep) and step.attention is not None
-    }
-
-
-def _record(gate: Any) -> dict[str, Any]:
-    """Type and arguments of an attention, of which it can be built again."""
-    if isinstance(gate, Recorded) and gate.recorded_type in ATTENTIONS:
-        record, channels = gate.record(), cast(Any, gate).channels
-        with torch.device('meta'):
-            fresh = build_attention(record, channels)
-        shapes, wanted = (
-            {key: t.shape for key, t in _tensors(m).items()}
-            for m in (gate, fresh)
-        )
-        if shapes == wanted:
-            return record
-    raise ValueError(
-        f'a {type(gate).__name__} could not be built again from its type and '
-        f'arguments: register its class in ATTENTIONS, save before fold, make '
-        f'pruning permanent, and in FSDP1 save inside summon_full_params'
-    )
-
-
-def _whole(t: Any) -> Tensor:
-    """All of a tensor of which FSDP2 keeps a part in each process."""
-    return t.full_tensor() if hasattr(t, 'full_tensor') else t
-
-
-def _like(t: Tensor, own: Any) -> Tensor:
-    """Distribute a tensor as another one is."""
-    if not hasattr(own, 'full_tensor'):
-        return t
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(t.to(own.device), own.device_mesh, own.placements)

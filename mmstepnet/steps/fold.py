@@ -12,6 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.attentions import FoldedStepNet, LayerScale, OursNoNorm, StepNet
+from mmstepnet.tracing.wrappers import name_modules
 
 from .fused_blocks import FusedBlock
 from .givers import find_givers, is_scalable
@@ -53,7 +54,7 @@ def fold(
             f'fold expects a model with residual steps, such as StepResNet or '
             f'what insert_steps made, got {type(model).__name__}'
         )
-    check_unsharded(model)
+    check_unsharded(name_modules(model))
     model = copy.deepcopy(model)
     model.train(False)  # eval() of some hosts returns nothing
     for module in list(model.modules()):

@@ -13,6 +13,7 @@ from mmstepnet.attentions import Attention, build_attention
 from mmstepnet.torch_version import has_values
 from mmstepnet.tracing import Selection, select, unwrap
 from mmstepnet.tracing.selection import enclosing_names, is_named, is_within
+from mmstepnet.tracing.wrappers import name_modules
 
 from .branch import BranchStep, Place, SteppedBlock, attach, detach
 from .freezing import follow_training
@@ -111,7 +112,7 @@ def insert_steps(
             f'layout must name the axes of a state, such as '
             f"'NCHW', 'NHWC' or 'NLC', got {layout!r}"
         )
-    check_unsharded(model)
+    check_unsharded(name_modules(model))
     candidates = Candidates(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     steps = _steps_of_resnets(candidates, cfg, first_block)
@@ -350,7 +351,7 @@ def remove_steps(model: nn.Module) -> list[str]:
     Returns:
         list[str]: Names of the blocks that had steps.
     """
-    check_unsharded(model)
+    check_unsharded(name_modules(model))
     names = []
     for name, block in modules_by_name(model).items():
         if has_steps(block):

@@ -48,13 +48,17 @@ def steps_of(block: nn.Module) -> list[ResidualStep]:
     ]
 
 
-def check_unsharded(model: nn.Module) -> None:
+def check_unsharded(names: dict[nn.Module, str]) -> None:
     """Refuse a model whose parameters DDP or FSDP has taken over.
+
+    Args:
+        names (dict[nn.Module, str]): All its modules, see
+            :func:`~mmstepnet.tracing.wrappers.name_modules`.
 
     Raises:
         RuntimeError: It, or a module in it, is in DDP or FSDP.
     """
-    for module, name in name_modules(model).items():
+    for module, name in names.items():
         if not SHARDED.isdisjoint(c.__name__ for c in type(module).__mro__):
             raise RuntimeError(
                 f'{name or "the model"} is in {type(module).__name__}, which '

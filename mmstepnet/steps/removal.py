@@ -69,7 +69,7 @@ def remove_blocks(
         ValueError: ResNet: layer2.0 projects its identity
     """
     removed = prepare_removal(model, names, example)
-    exchange(model, removed)
+    exchange(name_modules(model), removed)
     return list(removed)
 
 
@@ -78,7 +78,7 @@ def without_blocks(
     model: nn.Module, removed: dict[str, 'RemovedBlock']
 ) -> Iterator[None]:
     """Run a model without some blocks, which come back afterwards."""
-    undo = exchange(model, removed)
+    undo = exchange(name_modules(model), removed)
     try:
         yield
     finally:
@@ -87,14 +87,24 @@ def without_blocks(
 
 
 def exchange(
-    model: nn.Module, others: dict[str, 'RemovedBlock']
+    names: dict[nn.Module, str], others: dict[str, 'RemovedBlock']
 ) -> list[tuple[dict, str, nn.Module]]:
-    """Put modules in the places of those named, wrappers included."""
-    outermost = {name: m for m, name in reversed(name_modules(model).items())}
+    """Put modules in the places of those named, wrappers included.
+
+    Args:
+        names (dict[nn.Module, str]): All modules, see
+            :func:`~mmstepnet.tracing.wrappers.name_modules`.
+        others (dict[str, RemovedBlock]): What comes, by name.
+
+    Returns:
+        list[tuple]: Children of a module, a name among them, and the module
+        that stood there: each can be put back.
+    """
+    outermost = {name: m for m, name in reversed(names.items())}
     new = {outermost[name]: other for name, other in others.items()}
     undo = [
         (parent._modules, key, child)
-        for parent in model.modules()
+        for parent in names
         for key, child in parent._modules.items()
         if child in new
     ]
@@ -113,7 +123,7 @@ def prepare_removal(
         names (optional): See :func:`remove_blocks`. None is all that may go.
         example (optional): See :func:`remove_blocks`.
     """
-    check_unsharded(model)
+    check_unsharded(name_modules(model))
     model = unwrap(model)
     modules = modules_by_name(model)
     blocks, ways = run_on(example, model, _passes, 2)[0]

@@ -212,13 +212,19 @@ def test_removed_blocks(tmp_path):
     mmstepnet.save_steps(model, tmp_path / 'a.safetensors')
     names[:] = [n for n in names if n not in ('layer1.0', 'layer4.1')]
     check_loaded(made, tmp_path / 'a.safetensors')
+    stepped_everywhere, *_ = make('resnet')
+    mmstepnet.load_steps(stepped_everywhere, tmp_path / 'a.safetensors')
+    with torch.no_grad():
+        assert torch.equal(stepped_everywhere(x), model(x))
     mmstepnet.remove_steps(model)
     mmstepnet.save_steps(model, tmp_path / 'b.safetensors')
     torch.manual_seed(0)
     plain = resnet18(num_classes=3).eval()
     check_loaded((model, plain, x, []), tmp_path / 'b.safetensors')
     mmstepnet.remove_blocks(plain, 'layer2.1')
-    with pytest.raises(ValueError, match='was changed in layer2.1'):
+    with pytest.raises(
+        ValueError, match='does not know layer2.1, which was changed'
+    ):
         mmstepnet.load_steps(plain, tmp_path / 'b.safetensors')
 
 
@@ -289,7 +295,7 @@ CHANGES = dict(
         lambda path, about, tensors: safetensors.torch.save_file(
             tensors, path
         ),
-        'no whole file.*insert_steps.*load_state_dict',
+        'it does not say .*insert_steps.*load_state_dict',
     ),
     cut=(
         lambda path, about, tensors: path.write_bytes(path.read_bytes()[:-9]),
@@ -316,6 +322,26 @@ def test_a_file_that_was_changed_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=words):
         mmstepnet.load_steps(plain, path)
     assert list(plain.modules()) == before
+
+
+def test_an_attention_that_is_not_registered_here(tmp_path, monkeypatch):
+    class OfNobody(mmstepnet.SE):
+        pass
+
+    monkeypatch.setitem(ATTENTIONS, 'OfNobody', OfNobody)
+    model, plain, _, _ = make('chain', 'OfNobody')
+    mmstepnet.save_steps(model, tmp_path)
+    monkeypatch.delitem(ATTENTIONS, 'OfNobody')
+    with pytest.raises(ValueError, match="type 'OfNobody'; register that cl"):
+        mmstepnet.load_steps(plain, tmp_path)
+
+
+def test_a_block_that_was_removed_takes_no_steps(tmp_path):
+    model, plain, _, _ = make('resnet')
+    mmstepnet.save_steps(model, tmp_path)
+    mmstepnet.remove_blocks(plain, 'layer3.1')
+    with pytest.raises(ValueError, match='none, because it was removed in th'):
+        mmstepnet.load_steps(plain, tmp_path)
 
 
 def rebuilt(change):
@@ -347,17 +373,17 @@ OTHERS = {
     'SE': (
         lambda: stepped('resnet', 'SE', first_block=False),
         ValueError,
-        'other attentions here',
+        r'layer1.0 are .* in the file and .* in the model',
     ),
     'start': (
         lambda: stepped('resnet', init_step=0.5),
         ValueError,
-        'other attentions here',
+        r'layer1.0 are .* in the file and .* in the model',
     ),
     'more': (
         lambda: stepped('resnet', first_block=True),
         ValueError,
-        'was changed in layer2.0; load it',
+        'does not know layer2.0, which was changed',
     ),
     'classes': (
         lambda: resnet18(num_classes=5),
@@ -379,7 +405,7 @@ OTHERS = {
     'renamed': (
         lambda: rebuilt(lambda block: delattr(block, 'f')),
         ValueError,
-        'has no attribute `?f',
+        "0.2 has no module 'f', at which its step",
     ),
 }
 

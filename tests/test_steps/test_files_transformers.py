@@ -85,6 +85,25 @@ def with_lora(model, **options):
     )
 
 
+class DistributedDataParallel(torch.nn.Module):
+    """Has the name of PyTorch's, and is a wrapper as it is."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def test_steps_are_not_put_behind_the_back_of_ddp(tmp_path):
+    """Where PEFT stands between it and the model, too."""
+    model, names = stepped()
+    mmstepnet.save_steps(model, tmp_path)
+    parallel = DistributedDataParallel(with_lora(build()))
+    with pytest.raises(RuntimeError, match='before it is wrapped'):
+        mmstepnet.load_steps(parallel, tmp_path)
+    parallel = DistributedDataParallel(with_lora(model))
+    assert mmstepnet.load_steps(parallel, tmp_path) == names
+
+
 @pytest.mark.parametrize(
     'trained', [None, ['attn_step', 'mlp_step'], ['step.attention']]
 )
