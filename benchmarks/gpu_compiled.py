@@ -26,10 +26,13 @@ from torchvision.models import resnet18, resnet50
 from benchmarks.rounds import Timed, measure
 from mmstepnet import insert_steps, steps
 from mmstepnet.checks import positive_int
+from mmstepnet.steps.tail import dispatch
 
 DRY = not torch.cuda.is_available()
 DEVICE = 'cpu' if DRY else 'cuda'
 SIDE = 64 if DRY else 224
+if DRY:
+    dispatch.FEWEST_VALUES = 0  # or small maps take the reference path
 
 
 def vit():

@@ -188,6 +188,10 @@ BRANCHES = {
         'maps beside a state in channels_last'
     ],
     'volumes of tokens': ARRANGEMENTS['volumes of tokens'],
+    'images inside': ARRANGEMENTS['tokens, images inside, beside others'],
+    'beside images inside': ARRANGEMENTS[
+        'tokens beside a state with images inside'
+    ],
     'vectors': ARRANGEMENTS['vectors'],
     'channels that a vector divides': Arrangement((5, 3, 16), 0, 2),
     'more channels than a tile has': Arrangement((5, 17, 67), 0, 2),
@@ -206,7 +210,7 @@ BRANCHES = {
 )
 def test_scaled(scaled_passes, arrangement, dtype, x_dtype):
     """A step at a branch's end, with a gate in each of its modes."""
-    every = arrangement.shape == ARRANGEMENTS['tokens'].shape
+    every = arrangement == ARRANGEMENTS['tokens']
     gates = backends.KINDS if every else ('batch',)
     backends.check_scaled(
         scaled_passes, DEVICE, arrangement, dtype, x_dtype, gates

@@ -7,7 +7,7 @@ derivatives for weight and bias are such sums; and N contiguous images of C
 channels are one image of N C channels as well, see :func:`_views`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -72,25 +72,25 @@ def forward(
     """
     norm = spec.norm
     wide = accumulation_dtype(c.dtype)
-    weights = TailWeights(*(t.to(wide) for t in learned))
+    weights = TailWeights(*widened(learned, wide))
+    bias = weights.norm_bias
     mean, var, centred = _moments(norm, c, wide)
-    norm.update(mean, var, c.numel() // c.shape[1])
+    values = c.numel() // c.shape[1]
+    norm.update(mean, var, values)
     rstd = (var + norm.eps).rsqrt()
     a = weights.norm_weight * rstd
-    chosen = choose(
-        spec.gate,
-        spec.k,
-        weights.gate,
-        x.mean((2, 3), dtype=wide),
-        torch.addcmul(weights.norm_bias, centred, a),
-    )
-    scale = chosen.step * a
-    shift = torch.addcmul(
-        chosen.step * weights.norm_bias, mean, scale, value=-1
-    )
-    out = affine(c, scale, shift).add_(x)
+    x_mean = x.mean((2, 3), dtype=wide)
+    f_mean = torch.addcmul(bias, centred, a)
+    chosen = choose(spec.gate, spec.k, weights.gate, x_mean, f_mean)
+    step = chosen.step
+    scale = step * a
+    shift = torch.addcmul(step * bias, mean, scale, value=-1)
+    out = affine(c, scale, shift)
+    out.add_(x)
+    if spec.relu:
+        out.relu_()
     kept = Kept(mean, rstd, a, centred, scale)
-    return out.relu_() if spec.relu else out, (*kept, *chosen)
+    return out, (*kept, *chosen)
 
 
 def backward(
@@ -114,22 +114,25 @@ def backward(
     Returns:
         tuple: dx, dc and the gradients of what is learned.
     """
-    kept, chosen = Kept(*saved[:5]), Chosen(*saved[5:])
-    weights = TailWeights(*(t.to(kept.scale.dtype) for t in learned))
-    images, pixels = len(c), c.shape[2] * c.shape[3]
-    masked = grad if out is None else ATEN.threshold_backward(grad, out, 0)
+    kept = Kept(*saved[:5])
+    chosen = Chosen(*saved[5:])
+    weights = TailWeights(*widened(learned, kept.scale.dtype))
+    bias = weights.norm_bias
+    images = len(c)
+    pixels = c.shape[2] * c.shape[3]
+    masked = grad
+    if out is not None:
+        masked = ATEN.threshold_backward(grad, out, 0)
     total, product = sums(masked, c, kept.mean)
+    d_step = torch.addcmul(total * bias, product, kept.a)
     d_z, d_gate = choose_gradients(
-        spec.gate,
-        spec.k,
-        weights.gate,
-        chosen,
-        torch.addcmul(total * weights.norm_bias, product, kept.a),
+        spec.gate, spec.k, weights.gate, chosen, d_step
     )
     d_f = d_z * weights.pair[:, 1]
-    d_bias = torch.addcmul(d_f, total, chosen.step).sum(0)
-    d_weight = torch.addcmul(d_f * kept.centred, product, chosen.step).sum(0)
-    d_weight = d_weight * kept.rstd
+    of_images = torch.addcmul(d_f, total, chosen.step)
+    d_bias = of_images.sum(0)
+    of_images = torch.addcmul(d_f * kept.centred, product, chosen.step)
+    d_weight = of_images.sum(0) * kept.rstd
     per_pixel = kept.a / pixels
     if spec.norm.batch:  # of μ, which σ² does not depend on
         d_f.sub_(d_bias, alpha=1 / images)
@@ -137,14 +140,24 @@ def backward(
     # Of σ², times 2 / (N S).
     slope = d_weight * kept.rstd * per_pixel / -images
     if spec.norm.batch and c.dtype == slope.dtype:  # without cancelling
-        d_c.addcmul_(c - kept.mean[:, None, None], slope[:, None, None])
+        centred = c - kept.mean[:, None, None]
+        d_c.addcmul_(centred, slope[:, None, None])
     elif spec.norm.batch:
-        d_c.add_(affine(c, slope, -kept.mean * slope))
-    x_offset = (d_z * (weights.pair.sum(1) / pixels)).to(c.dtype)
+        shift = -kept.mean * slope
+        d_c.add_(affine(c, slope, shift))
+    x_offset = d_z * (weights.pair.sum(1) / pixels)
     d_x = torch.add(
-        masked, x_offset[..., None, None], out=None if out is None else masked
+        masked,
+        x_offset.to(c.dtype)[..., None, None],
+        out=None if out is None else masked,
     )
     return d_x, d_c, (d_weight, d_bias, *d_gate)
+
+
+def widened(vectors: Sequence[Tensor], wide: torch.dtype) -> Iterator[Tensor]:
+    """Vectors in the dtype of sums."""
+    for vector in vectors:
+        yield vector.to(wide)
 
 
 def choose(
@@ -156,11 +169,11 @@ def choose(
     """
     pair = torch.stack((x_mean, x_mean + f_mean), 2)
     z = (pair * weights.pair).sum(2)
-    running: Any = (
-        t if t is None else t.to(z.dtype, copy=gate.batch)
-        for t in (gate.mean, gate.var)
-    )
-    mean, var = running
+    mean: Any = gate.mean
+    var: Any = gate.var
+    if mean is not None:
+        mean = mean.to(z.dtype, copy=gate.batch)
+        var = var.to(z.dtype, copy=gate.batch)
     y, *of_batch = torch.native_batch_norm(
         z,
         weights.weight,
@@ -174,12 +187,12 @@ def choose(
     if gate.count is not None:
         gate.count.add_(1)
         finite = var < torch.inf  # as in attentions.base.normalise
-        for kept, now in ((gate.mean, mean), (gate.var, var)):
-            kept.copy_(torch.where(finite, now, kept))
-    sigmoid = torch.sigmoid(
-        torch.addcmul(weights.ie_bias, y, weights.ie_weight)
-    )
-    return Chosen(pair, z, sigmoid, sigmoid * k, mean, var, *of_batch)
+        gate.mean.copy_(torch.where(finite, mean, gate.mean))
+        gate.var.copy_(torch.where(finite, var, gate.var))
+    logits = torch.addcmul(weights.ie_bias, y, weights.ie_weight)
+    sigmoid = torch.sigmoid(logits)
+    step = sigmoid * k
+    return Chosen(pair, z, sigmoid, step, mean, var, *of_batch)
 
 
 def choose_gradients(
@@ -198,35 +211,43 @@ def choose_gradients(
         tuple: dz, (N, C), and the gradients of what is learned.
     """
     d_logits = ATEN.sigmoid_backward(d_step * k, chosen.sigmoid)
+    ie_weight = weights.ie_weight
     d_z, by_z, d_ie_bias = ATEN.native_batch_norm_backward(
         d_logits,
         chosen.z,
-        weights.weight * weights.ie_weight,
-        *chosen[4:],
+        weights.weight * ie_weight,
+        chosen.mean,
+        chosen.var,
+        chosen.batch_mean,
+        chosen.batch_rstd,
         gate.batch,
         gate.eps,
         (True, True, True),
     )
+    by_bias = d_ie_bias * weights.bias
+    d_pair = chosen.pair * d_z[..., None]
     return d_z, GateWeights(
-        pair=(chosen.pair * d_z[..., None]).sum(0),
-        weight=by_z * weights.ie_weight,
-        bias=d_ie_bias * weights.ie_weight,
-        ie_weight=torch.addcmul(
-            d_ie_bias * weights.bias, by_z, weights.weight
-        ),
+        pair=d_pair.sum(0),
+        weight=by_z * ie_weight,
+        bias=d_ie_bias * ie_weight,
+        ie_weight=torch.addcmul(by_bias, by_z, weights.weight),
         ie_bias=d_ie_bias,
     )
 
 
 def try_out(passes: Any, device: Any) -> list[Tensor]:
     """Results and gradients of such passes over small maps, on the CPU."""
-    spec = TailSpec(Norm(True, 1e-5), Norm(True, 1e-5), 1.5, True)
+    norm = Norm(True, 1e-5)
+    spec = TailSpec(norm, norm, 1.5, True)
+    maps = [(2, 5, 3, 3)] * 3
+    vectors = [(5,)] * 4
     x, c, grad, *learned = small_tensors(
-        device, *[(2, 5, 3, 3)] * 3, (5,), (5,), (5, 2), *[(5,)] * 4
+        device, *maps, (5,), (5,), (5, 2), *vectors
     )
     out, saved = passes.forward(spec, x, c, learned)
-    *maps, found = passes.backward(spec, grad, out, c, learned, saved)
-    return [t.cpu() for t in (out, *maps, *found)]
+    d_x, d_c, found = passes.backward(spec, grad, out, c, learned, saved)
+    results = out, d_x, d_c, *found
+    return [t.cpu() for t in results]
 
 
 def small_tensors(device: Any, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -244,8 +265,10 @@ def constants(
     size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Zeros and ones; to make them anew takes longer than small maps do."""
-    zero = torch.zeros(size, dtype=accumulation_dtype(dtype), device=device)
-    return zero, torch.ones_like(zero)
+    wide = accumulation_dtype(dtype)
+    zero = torch.zeros(size, dtype=wide, device=device)
+    one = torch.ones_like(zero)
+    return zero, one
 
 
 def _views(maps: Tensor, *vectors: Tensor) -> tuple[Sequence[Tensor], ...]:
@@ -253,15 +276,17 @@ def _views(maps: Tensor, *vectors: Tensor) -> tuple[Sequence[Tensor], ...]:
 
     And behind them vectors, (N, C) or (C,), of which each has its part.
     """
-    views = (
-        (maps.view(1, -1, *maps.shape[2:]),)
-        if maps.is_contiguous()
-        else maps.split(1)
-    )
-    return views, *(
-        v.expand(maps.shape[:2]).reshape(len(views), -1).unbind()
-        for v in vectors
-    )
+    views: Sequence[Tensor]
+    if maps.is_contiguous():
+        views = (maps.view(1, -1, *maps.shape[2:]),)
+    else:
+        views = maps.split(1)
+    parts = [views]
+    for vector in vectors:
+        vector = vector.expand(maps.shape[:2])
+        vector = vector.reshape(len(views), -1)
+        parts.append(vector.unbind())
+    return tuple(parts)
 
 
 def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
@@ -270,20 +295,26 @@ def _moments(norm: Norm, c: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
     Of a mean of a thousand deviations μ keeps few digits, of the deviations
     from it all: what is left of their mean corrects it.
     """
+    pixels = 2, 3
     if norm.batch and c.is_contiguous():
-        centre = c.mean((0, 2, 3), dtype=wide).to(c.dtype)
+        centre = c.mean((0, 2, 3), dtype=wide)
+        centre = centre.to(c.dtype)
         apart = c - centre[:, None, None]
-        centred = apart.mean((2, 3), dtype=wide)
+        centred = apart.mean(pixels, dtype=wide)
         rest = centred.mean(0)
-        length = torch.linalg.vector_norm(apart, dim=(2, 3), dtype=wide)
-        var = length.square().sum(0) / c[:, 0].numel() - rest.square()
+        length = torch.linalg.vector_norm(apart, dim=pixels, dtype=wide)
+        squares = length.square().sum(0)
+        values = c[:, 0].numel()
+        var = squares / values - rest.square()
         return centre + rest, var, centred - rest
     if norm.batch:
         running = c.new_zeros((2, c.shape[1]), dtype=wide)  # written to
         mean, var = torch.batch_norm_update_stats(c, *running, momentum=0.0)
     else:
-        mean, var = norm.mean.to(wide), norm.var.to(wide)
-    return mean, var, c.mean((2, 3), dtype=wide) - mean
+        mean = norm.mean.to(wide)
+        var = norm.var.to(wide)
+    centred = c.mean(pixels, dtype=wide) - mean
+    return mean, var, centred
 
 
 def affine(
@@ -295,11 +326,11 @@ def affine(
             shift[..., None, None], maps, scale[..., None, None], out=out
         )
     out = torch.empty_like(maps) if out is None else out
+    (results,) = _views(out)
+    views, scales, shifts = _views(maps, scale, shift)
     nothing = scale.new_empty(0)  # a view would be written to, too
-    for view, weight, bias, result in zip(
-        *_views(maps, scale, shift), *_views(out)
-    ):
-        zero, one = constants(len(bias), bias.dtype, bias.device)
+    zero, one = constants(len(shifts[0]), shift.dtype, shift.device)
+    for view, weight, bias, result in zip(views, scales, shifts, results):
         torch.native_batch_norm(
             view,
             weight,
@@ -317,9 +348,11 @@ def affine(
 def sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of g and of g (c - centre), (N, C) each."""
     views, centres = _views(c, centre)
+    (gradients,) = _views(grad)
     _, one = constants(len(centres[0]), centre.dtype, c.device)
-    found = [
-        ATEN.native_batch_norm_backward(
+    totals, products = [], []
+    for g, view, about in zip(gradients, views, centres):
+        _, product, total = ATEN.native_batch_norm_backward(
             g,
             view,
             None,
@@ -330,11 +363,11 @@ def sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
             False,
             0.0,
             (False, True, True),
-        )[:0:-1]
-        for g, view, about in zip(*_views(grad), views, centres)
-    ]
-    total, product = (
-        torch.cat(parts).view(c.shape[:2]).to(centre.dtype)
-        for parts in zip(*found)
-    )
-    return total, product
+        )
+        totals.append(total)
+        products.append(product)
+    shape = c.shape[:2]
+    total = torch.cat(totals).view(shape)
+    product = torch.cat(products).view(shape)
+    wide = centre.dtype
+    return total.to(wide), product.to(wide)

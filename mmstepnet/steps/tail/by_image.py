@@ -50,31 +50,34 @@ def scale_by_image(
         Tensor: f ⊗ Δt.
     """
     wide = accumulation_dtype(c.dtype)
-    weight, bias, maps = (t.to(wide) for t in (weight, bias, c))
+    weight = weight.to(wide)
+    bias = bias.to(wide)
+    maps = c.to(wide)
     # Sums are about a value near μ, as a thousand deviations cost digits. No
     # running mean: the backward, which forms the difference again, would read
     # what the forward has moved.
-    near = maps[0, :, 0].detach().mean(-1) if how.batch else how.mean.to(wide)
+    if how.batch:
+        near = maps[0, :, 0].detach().mean(-1)
+    else:
+        near = how.mean.to(wide)
     maps = maps - near[:, None, None]
     variance, mean = torch.var_mean(maps, (2, 3), correction=0)
-    var, centre = how.var, torch.zeros_like(bias)
     if how.batch:
         var, centre = torch.var_mean(mean, 0, correction=0)
         var = variance.mean(0) + var
-        how.update(
-            near + centre.detach(), var.detach(), c.numel() // len(near)
-        )
-    a = weight * (var.to(wide) + how.eps).rsqrt()
-    step = choose_step(
-        attention,
-        x,
-        maps,
-        {
-            'f_mean': (mean - centre) * a + bias,
-            'f_std': (variance * a.square() + EPS).sqrt(),
-        },
-    )[..., 0, 0]
+        count = c.numel() // len(near)
+        how.update(near + centre.detach(), var.detach(), count)
+    else:
+        var = how.var.to(wide)
+        centre = torch.zeros_like(bias)
+    a = weight * (var + how.eps).rsqrt()
+    f_mean = (mean - centre) * a + bias
+    f_var = variance * a.square()
+    known = {'f_mean': f_mean, 'f_std': (f_var + EPS).sqrt()}
+    step = choose_step(attention, x, maps, known)
+    step = step[..., 0, 0]
     scale = step * a
     # μ goes into the vector: a difference of maps would be kept for backward.
     shift = step * bias - centre * scale
-    return (maps * scale[..., None, None] + shift[..., None, None]).to(c.dtype)
+    scaled = maps * scale[..., None, None] + shift[..., None, None]
+    return scaled.to(c.dtype)

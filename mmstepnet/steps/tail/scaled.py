@@ -59,7 +59,7 @@ class Scaled(Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad: Tensor | None, d_means: Tensor | None
+        ctx: Any, grad: Any, d_means: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Pass the gradient on, see :func:`.scaled_aten.backward`."""
         spec = ctx.spec

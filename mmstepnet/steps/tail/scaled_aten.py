@@ -20,6 +20,7 @@ from .aten import (
     constants,
     small_tensors,
     sums,
+    widened,
 )
 from .parts import (
     IMAGES_INSIDE,
@@ -47,15 +48,12 @@ def forward(
         needs, the means of x at first, (N, C).
     """
     wide = accumulation_dtype(f.dtype)
-    x_maps, maps = spec.x_layout.maps(x), spec.layout.maps(f)
+    weights = GateWeights(*widened(learned, wide))
+    x_maps = spec.x_layout.maps(x)
+    maps = spec.layout.maps(f)
     x_mean = x_maps.mean((2, 3), dtype=wide)
-    chosen = choose(
-        spec.gate,
-        spec.k,
-        GateWeights(*(t.to(wide) for t in learned)),
-        x_mean,
-        maps.mean((2, 3), dtype=wide),
-    )
+    f_mean = maps.mean((2, 3), dtype=wide)
+    chosen = choose(spec.gate, spec.k, weights, x_mean, f_mean)
     out = torch.empty_like(f)
     if f.dtype == wide:
         torch.mul(f, chosen.step.view(spec.layout.spread), out=out)
@@ -88,17 +86,15 @@ def backward(
         learned.
     """
     chosen = Chosen(*saved[1:])
-    weights = GateWeights(*(t.to(chosen.step.dtype) for t in learned))
+    weights = GateWeights(*widened(learned, chosen.step.dtype))
+    d_step = _sums_of_products(layout, grad, spec.layout, f)
     d_z, d_learned = choose_gradients(
-        spec.gate,
-        spec.k,
-        weights,
-        chosen,
-        _sums_of_products(layout, grad, spec.layout, f),
+        spec.gate, spec.k, weights, chosen, d_step
     )
     d_z = d_z / layout.places
     d_f = torch.empty_like(grad)
-    _write(layout, grad, chosen.step, d_z * weights.pair[:, 1], d_f)
+    offset = d_z * weights.pair[:, 1]
+    _write(layout, grad, chosen.step, offset, d_f)
     d_x = d_z * weights.pair.sum(1)
     return d_x.to(spec.x_dtype), d_f, d_learned
 
@@ -108,10 +104,12 @@ def _sums_of_products(
 ) -> Tensor:
     """Σ g f over the places, (N, C)."""
     wide = accumulation_dtype(f.dtype)
-    g, maps = layout.maps(grad), f_layout.maps(f)
+    g = layout.maps(grad)
+    maps = f_layout.maps(f)
     if layout == f_layout and layout.order != IMAGES_INSIDE:
         zero, _ = constants(layout.channels, wide, f.device)
-        return sums(g, maps, zero)[1]
+        _, products = sums(g, maps, zero)
+        return products
     return (g.to(wide) * maps).sum((2, 3))
 
 
@@ -119,22 +117,26 @@ def _write(
     layout: Layout, state: Tensor, scale: Tensor, shift: Tensor, out: Tensor
 ) -> None:
     """Write ``state * scale + shift`` of such a layout, rounded once."""
-    maps, result = layout.maps(state), layout.maps(out)
+    maps = layout.maps(state)
+    result = layout.maps(out)
     if layout.order == IMAGES_INSIDE and state.dtype != scale.dtype:
-        result.copy_(affine(maps.to(scale.dtype), scale, shift))
+        wide = affine(maps.to(scale.dtype), scale, shift)
+        result.copy_(wide)
     else:
         affine(maps, scale, shift, result)
 
 
 def try_out(passes: Any, device: Any) -> list[Tensor]:
     """Results and gradients of such passes over small maps, on the CPU."""
-    x, f, grad, *learned = small_tensors(
-        device, *[(3, 6, 5)] * 3, (5, 2), *[(5,)] * 4
-    )
+    states = [(3, 6, 5)] * 3
+    vectors = [(5,)] * 4
+    x, f, grad, *learned = small_tensors(device, *states, (5, 2), *vectors)
     grad = 100 * grad  # what is wrong stands out, whatever it is divided by
     layout = find_layout(f.shape, f.stride(), 0, 2)
     assert layout is not None
-    spec = ScaledSpec(Norm(True, 1e-5), 1.5, layout, layout, x.dtype)
+    gate = Norm(True, 1e-5)
+    spec = ScaledSpec(gate, 1.5, layout, layout, x.dtype)
     out, saved = passes.forward(spec, x, f, learned)
     d_x, d_f, found = passes.backward(spec, layout, grad, f, learned, saved)
-    return [t.cpu() for t in (out, d_x, d_f, *found)]
+    results = out, d_x, d_f, *found
+    return [t.cpu() for t in results]
