@@ -47,6 +47,8 @@ FORMAT = 2
 
 NAME = 'steps.safetensors'
 METADATA = 'mmstepnet'
+CHECKPOINT_KEYS = 'state_dict', 'model_state_dict', 'model'
+"""Where checkpoints of trainers keep the weights."""
 
 WHOLE = (
     'steps in the weights of a whole model are read by insert_steps, '
@@ -429,12 +431,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a file of safetensors or of ``torch.save``, on the CPU.
 
     No code in it is run. A checkpoint of a trainer may keep them under any
-    key, beside tensors of other kinds: a state dict is known by names such as
-    ``conv1.weight``.
+    key, best under one of :data:`CHECKPOINT_KEYS`.
 
     Raises:
-        ValueError: It holds no dict, or state dicts under several keys, such
-            as the weights of a training and their average.
+        ValueError: It holds no dict, or tensors of the same names under
+            several keys, such as the weights of a training and their average.
     """
     if path.suffix == '.safetensors':
         return safetensors.torch.load_file(path)
@@ -443,27 +444,36 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ValueError(
             f'{path} holds a {type(content).__name__}, expected a state dict'
         )
-    if _is_state_dict(content):
-        return content
-    keys = [key for key in content if _is_state_dict(content[key])]
-    if len(keys) > 1:
+    names = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            found = _names_of_tensors(value)
+            if found:
+                names[key] = found
+    usual = [key for key in names if key in CHECKPOINT_KEYS]
+    if not usual:  # parameters have names such as conv1.weight
+        usual = [key for key in names if any('.' in n for n in names[key])]
+    if not usual and not _names_of_tensors(content):
+        usual = list(names)
+    rivals = [key for key in names if usual and names[key] == names[usual[0]]]
+    if len(usual) > 1 or len(rivals) > 1:
+        keys = usual if len(usual) > 1 else rivals
         raise ValueError(
-            f'{path} has weights under {" and ".join(map(str, keys))}; save '
+            f'{path} has weights under {", ".join(map(str, keys))}; save '
             f'those that you want in a file of their own, as by torch.save('
-            f"torch.load({path.name!r})[{keys[-1]!r}], 'weights.pt')"
+            f'torch.load({str(path)!r}, weights_only=True)[{keys[0]!r}], '
+            f"'weights.pt')"
         )
-    return content[keys[0]] if keys else content
+    return content[usual[0]] if usual else content
 
 
-def _is_state_dict(value: Any) -> bool:
-    """Whether something holds tensors of modules that stand in a network.
-
-    States of optimizers and schedulers, statistics of averages and settings
-    have no such names.
-    """
-    return isinstance(value, Mapping) and any(
-        isinstance(t, Tensor) and '.' in str(key) for key, t in value.items()
-    )
+def _names_of_tensors(value: Mapping) -> set[str]:
+    """Names of the tensors in a mapping, without a wrapper's prefix."""
+    return {
+        str(key).removeprefix('module.')
+        for key, t in value.items()
+        if isinstance(t, Tensor)
+    }
 
 
 def explain_difference(
