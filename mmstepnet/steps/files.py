@@ -455,7 +455,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         usual = [key for key in names if any('.' in n for n in names[key])]
     if not usual and not _names_of_tensors(content):
         usual = list(names)
-    rivals = [key for key in names if usual and names[key] == names[usual[0]]]
+    # An average counts its updates, too.
+    rivals = [key for key in names if usual and names[key] >= names[usual[0]]]
     if len(usual) > 1 or len(rivals) > 1:
         keys = usual if len(usual) > 1 else rivals
         raise ValueError(

@@ -528,7 +528,7 @@ def test_weights_of_a_checkpoint_of_timm(averaged, nets, tmp_path):
     saver.save_checkpoint(0, 0.5)
     path = tmp_path / 'last.pth.tar'
     if averaged:
-        with pytest.raises(ValueError, match='state_dict and state_dict_ema;'):
+        with pytest.raises(ValueError, match='state_dict, state_dict_ema;'):
             named.read(path)
     else:
         wanted = named.model.state_dict()
@@ -545,7 +545,7 @@ def log_of_a_runner():
     [
         (
             lambda weights: dict(state_dict=weights, model=weights),
-            'net.pt has weights under state_dict and model; save those',
+            'net.pt has weights under state_dict, model; save those',
         ),
         (
             lambda weights: dict(
@@ -555,7 +555,7 @@ def log_of_a_runner():
                 ).state_dict(),
                 **BESIDE,
             ),
-            r"model and model_ema; .*torch.load\('net.pt'\)\['model_ema'\]",
+            r"model, model_ema; .*net.pt', weights_only=True\)\['model'\]",
         ),
         (
             lambda weights: [weights],
