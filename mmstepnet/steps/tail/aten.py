@@ -185,6 +185,7 @@ def choose(
         gate.eps,
     )
     if gate.count is not None:
+        assert mean is not None
         gate.count.add_(1)
         finite = var < torch.inf  # as in attentions.base.normalise
         gate.mean.copy_(torch.where(finite, mean, gate.mean))
