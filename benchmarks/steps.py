@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmstepnet import fold, insert_steps, steps
 from mmstepnet.checks import positive_int
-from mmstepnet.cli.models import load_model
+from mmstepnet.cli.models import build_model
 
 from . import tables, tails
 from .rounds import Timed, add_arguments, machine, measure, parse
@@ -94,7 +94,7 @@ class Whole(nn.Module):
 
 def build_any(name: str, gate: str, size: int) -> nn.Module:
     """A network by its name, as ``python -m mmstepnet`` takes it."""
-    model = load_model(name).model
+    model = build_model(name).model
     if gate != 'plain':
         example = torch.rand(2, 3, size, size)
         insert_steps(model, gate.split()[0], example=example)

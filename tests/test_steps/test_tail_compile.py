@@ -56,7 +56,7 @@ def as_compiled(by_image, monkeypatch):
     return by_image
 
 
-def check(found, wanted, limit=1e-12):
+def check(found, wanted, limit=1e-10):
     """Compare what has a gradient, or is one."""
     # Some are 0 but for rounding: the gradient of a bias before a BN.
     kept = {
@@ -201,7 +201,7 @@ def test_compiled(gate, way, calls):
     found = trained(
         net, torch.compile(WAYS[way](net), backend=backend, fullgraph=True), x
     )
-    check(found, wanted, 0.1 if half else 1e-12)
+    check(found, wanted, 0.1 if half else 1e-10)
     assert 'var_mean' in graphs[0] and not calls
     torch.compiler.reset()
 

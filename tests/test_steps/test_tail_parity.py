@@ -58,10 +58,10 @@ def test_equals_reference_in_float64(norm, gate, memory_format, calls):
             for fused in seen
         )
         error, name = worst(got, expected)
-        assert error < 1e-12, (shape, name)
+        assert error < 1e-10, (shape, name)
         assert got['out'].stride() == args[1].stride()
         for a, b in zip(*(told[0][1:] for told in seen.values())):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert len(calls) == len(cases)
 
 
@@ -120,7 +120,7 @@ def test_mixed_memory_formats(calls):
         (x, c, grad.sum().expand(x.shape)),
     ):
         error, name = worst(*(run(f, *modules, *args) for f in (True, False)))
-        assert error < 1e-12, name
+        assert error < 1e-10, name
     assert len(calls) == 5
 
 
