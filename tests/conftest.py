@@ -7,7 +7,8 @@ import torch
 
 from mmstepnet.steps.tail import dispatch
 
-dispatch.FEWEST_VALUES = 0  # tests take the fused path over small maps
+dispatch.FEWEST_VALUES = 0  # tests take steps by hand over small maps
+dispatch.FEWEST_OF_AN_IMAGE = 0
 torch.manual_seed(0)  # modules made at collection are the same each time
 
 ALONE = find_spec('mmengine') is None

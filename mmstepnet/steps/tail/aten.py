@@ -238,17 +238,24 @@ def choose_gradients(
 
 def try_out(passes: Any, device: Any) -> list[Tensor]:
     """Results and gradients of such passes over small maps, on the CPU."""
-    norm = Norm(True, 1e-5)
-    spec = TailSpec(norm, norm, 1.5, True)
     maps = [(2, 5, 3, 3)] * 3
     vectors = [(5,)] * 4
     x, c, grad, *learned = small_tensors(
         device, *maps, (5,), (5,), (5, 2), *vectors
     )
-    out, saved = passes.forward(spec, x, c, learned)
-    d_x, d_c, found = passes.backward(spec, grad, out, c, learned, saved)
-    results = out, d_x, d_c, *found
+    results: list[Tensor] = []
+    for norm in small_norms(c):
+        spec = TailSpec(norm, norm, 1.5, True)
+        out, saved = passes.forward(spec, x, c, learned)
+        d_x, d_c, found = passes.backward(spec, grad, out, c, learned, saved)
+        results += out, d_x, d_c, *found
     return [t.cpu() for t in results]
+
+
+def small_norms(like: Tensor) -> tuple[Norm, Norm]:
+    """A norm by the batch, and one by running statistics, of five channels."""
+    zero, one = constants(5, like.dtype, like.device)
+    return Norm(True, 1e-5), Norm(False, 1e-5, zero, one)
 
 
 def small_tensors(device: Any, *shapes: tuple[int, ...]) -> list[Tensor]:

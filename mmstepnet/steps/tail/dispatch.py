@@ -24,6 +24,7 @@ from . import aten, scaled, scaled_aten
 from .by_image import scale_by_image
 from .function import Tail, evaluate
 from .parts import (
+    CHANNELS_LAST,
     GateWeights,
     Norm,
     ScaledSpec,
@@ -52,6 +53,9 @@ FROZEN = 'torchvision.ops.misc', 'FrozenBatchNorm2d'
 FEWEST_VALUES = 2**16
 """Of a map on a CPU: over smaller ones the reference path is as fast or
 faster, for what it takes is the time of its calls."""
+
+FEWEST_OF_AN_IMAGE = 2**13
+"""Of one image on a CPU, where channels come last, as in tokens: likewise."""
 
 
 class fused(ExitStack):
@@ -270,6 +274,9 @@ def read_branch(step: Any, x: Tensor, f: Tensor) -> ByHand | None:
     x_layout = find_layout(x.shape, x.stride(), *axes)
     if layout is None or x_layout is None:
         return None  # there are gaps between the values, or another order
+    is_by_image = f.is_cpu and layout.order == CHANNELS_LAST
+    if is_by_image and f.numel() < FEWEST_OF_AN_IMAGE * layout.images:
+        return None  # ATen's passes over tokens go from image to image
     gate = read_gate(step.attention, layout.images, layout.channels, f)
     if gate is None:
         return None
