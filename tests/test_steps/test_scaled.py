@@ -376,11 +376,8 @@ def test_every_step_of_a_network(library, name, autocast, scalings):
         out = model(family.inputs())
     out.float().square().sum().backward()
     assert len(scalings) == len(found)
-    assert (
-        len(pairs) > 1
-        or not autocast
-        or (pairs != {(torch.float32, torch.float32)})
-    )
+    if autocast and name in ('ViT', 'ConvNeXt'):
+        assert any(x != f for x, f in pairs)
     for step in found.values():
         for p in step.attention.parameters():
             assert p.grad.isfinite().all()

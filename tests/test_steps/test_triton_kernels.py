@@ -113,8 +113,16 @@ def test_compile(tmp_path):
 
 
 @compiles
-def test_launches(tmp_path):
-    """Six kernels, and no operation of PyTorch beside them.
+@pytest.mark.parametrize(
+    'options, operations',
+    [
+        pytest.param([], 0, id='tail'),
+        # The sum of the block, and that of two gradients by autograd.
+        pytest.param(['--branches'], 2, id='branch'),
+    ],
+)
+def test_launches(options, operations, tmp_path):
+    """Six kernels, and no operation of PyTorch that the step makes.
 
     No time is read, so one call in each round is enough.
     """
@@ -122,12 +130,17 @@ def test_launches(tmp_path):
         '-c',
         'from benchmarks import count_launches\n'
         'count_launches.CALLS = 1\n'
+        'count_launches.NETWORKS = {}\n'
         'count_launches.main()',
         '--rounds',
         '2',
+        *options,
         TRITON_CACHE_DIR=str(tmp_path),
     )
-    assert 'StepNet: 6 kernels of Triton, 0 operations of PyTorch;' in out
+    assert (
+        f'StepNet: 6 kernels of Triton, {operations} operations of PyTorch;'
+        in out
+    )
 
 
 @pytest.mark.parametrize(
