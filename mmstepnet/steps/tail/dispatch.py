@@ -6,7 +6,6 @@ line of its own, with its reason.
 
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 from types import ModuleType, NoneType
@@ -58,7 +57,7 @@ FEWEST_OF_AN_IMAGE = 2**13
 """Of one image on a CPU, where channels come last, as in tokens: likewise."""
 
 
-class fused(ExitStack):
+class fused:
     """Switch the fused residual step on or off.
 
     It is on by default, on CPUs and on NVIDIA GPUs. Works like
@@ -78,9 +77,14 @@ class fused(ExitStack):
     mode: bool = True
 
     def __init__(self, mode: bool):
-        super().__init__()
-        self.callback(setattr, fused, 'mode', fused.mode)
+        self.before = fused.mode
         fused.mode = bool(mode)
+
+    def __enter__(self) -> 'fused':
+        return self
+
+    def __exit__(self, *error) -> None:
+        fused.mode = self.before
 
 
 class ByHand(NamedTuple):
@@ -274,8 +278,8 @@ def read_branch(step: Any, x: Tensor, f: Tensor) -> ByHand | None:
     x_layout = find_layout(x.shape, x.stride(), *axes)
     if layout is None or x_layout is None:
         return None  # there are gaps between the values, or another order
-    is_by_image = f.is_cpu and layout.order == CHANNELS_LAST
-    if is_by_image and f.numel() < FEWEST_OF_AN_IMAGE * layout.images:
+    by_image = passes is scaled_aten and layout.order == CHANNELS_LAST
+    if by_image and f.numel() < FEWEST_OF_AN_IMAGE * layout.images:
         return None  # ATen's passes over tokens go from image to image
     gate = read_gate(step.attention, layout.images, layout.channels, f)
     if gate is None:

@@ -18,18 +18,12 @@ from .aten import (
     choose,
     choose_gradients,
     constants,
+    small_norms,
     small_tensors,
     sums,
     widened,
 )
-from .parts import (
-    IMAGES_INSIDE,
-    GateWeights,
-    Layout,
-    Norm,
-    ScaledSpec,
-    find_layout,
-)
+from .parts import IMAGES_INSIDE, GateWeights, Layout, ScaledSpec, find_layout
 
 
 def forward(
@@ -132,11 +126,15 @@ def try_out(passes: Any, device: Any) -> list[Tensor]:
     vectors = [(5,)] * 4
     x, f, grad, *learned = small_tensors(device, *states, (5, 2), *vectors)
     grad = 100 * grad  # what is wrong stands out, whatever it is divided by
-    layout = find_layout(f.shape, f.stride(), 0, 2)
-    assert layout is not None
-    gate = Norm(True, 1e-5)
-    spec = ScaledSpec(gate, 1.5, layout, layout, x.dtype)
-    out, saved = passes.forward(spec, x, f, learned)
-    d_x, d_f, found = passes.backward(spec, layout, grad, f, learned, saved)
-    results = out, d_x, d_f, *found
+    results: list[Tensor] = []
+    for batch in (0, 1):  # as tokens, and as attention may return them
+        layout = find_layout(f.shape, f.stride(), batch, 2)
+        assert layout is not None
+        for gate in small_norms(f):
+            spec = ScaledSpec(gate, 1.5, layout, layout, x.dtype)
+            out, saved = passes.forward(spec, x, f, learned)
+            d_x, d_f, found = passes.backward(
+                spec, layout, grad, f, learned, saved
+            )
+            results += out, d_x, d_f, *found
     return [t.cpu() for t in results]

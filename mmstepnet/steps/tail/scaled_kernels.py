@@ -48,9 +48,7 @@ def _place(
     first = block % tl.cdiv(C, BC) * BC
     c, p = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None, :]
     begin = (N.to(tl.int64) * (tile * BP) + image) * C + first
-    # A held tile has all places, and its end may be further than 2^31.
-    inside = p * (N.to(tl.int64) * C) + c
-    return begin, inside, exists[:, None] & (tile * BP + p < S)
+    return begin, p * (N * C) + c, exists[:, None] & (tile * BP + p < S)
 
 
 @triton.jit

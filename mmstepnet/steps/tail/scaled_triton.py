@@ -35,7 +35,9 @@ def forward(
     sizes = layout.sizes
     out = torch.empty_like(f)
     saved = rows(f, 4 * layout.images + 1, layout.channels)
-    if layout.places <= tails.MOST_PLACES and not gate.batch:
+    # Offsets inside of a tile have 32 bits, and a held one has all places.
+    is_small = layout.places <= tails.MOST_PLACES and f.numel() < 2**31
+    if is_small and not gate.batch:
         held = held_geometry(*sizes, layout.order)
         with torch.cuda.device_of(f):
             LAUNCH['hold'](
