@@ -57,7 +57,8 @@ def compose(
     picture = texture(rng, size).astype(np.float32)
     # Which digit a pixel shows, -1 for the canvas.
     owner = np.full(size, -1)
-    chosen, ink_sizes = [], []
+    chosen = []
+    ink_sizes = []
     empty = rng.random() < EMPTY_SHARE
     for _ in range(0 if empty else rng.integers(1, MOST_DIGITS + 1)):
         pick = rng.integers(len(digits))
@@ -103,7 +104,8 @@ def _scale(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
     """Bring a digit to a random size, as opacity from 0 to 1."""
     x1, y1, x2, y2 = _extent(digit > 0)
     ink = digit[y1:y2, x1:x2].astype(np.float32) / 255
-    width, height = (x2 - x1) * rng.uniform(*ASPECTS), y2 - y1
+    width = (x2 - x1) * rng.uniform(*ASPECTS)
+    height = y2 - y1
     length = np.exp(rng.uniform(*np.log(SIZES)))
     scale = length / max(width, height)
     opacity = cv2.resize(

@@ -120,8 +120,10 @@ class StiffnessMetric(BaseMetric):
         Returns:
             str | None: Why they are left out, if they are.
         """
-        recorder, size = self.recorder, len(data_samples)
-        without, failed = recorder.left_out, recorder.failed
+        recorder = self.recorder
+        size = len(data_samples)
+        without = recorder.left_out
+        failed = recorder.failed
         if failed is None and recorder.last != size:
             failed = (
                 f'the blocks saw {recorder.last} samples where the '
@@ -173,7 +175,8 @@ class StiffnessMetric(BaseMetric):
         if not results or not len(self.recorder):
             return {}
         fields = dict(zip(FIELDS, np.stack(results, 1)))
-        recorder, reading = self.recorder, self.settings['reading']
+        recorder = self.recorder
+        reading = self.settings['reading']
         self.trajectories = found = Trajectories(
             **fields,
             stages=recorder.stages,

@@ -104,7 +104,9 @@ class _StepsBeside(CheckpointIO):
     """Writes, removes and reads checkpoints, and steps beside them."""
 
     def __init__(self, inner: CheckpointIO, module: nn.Module, network: str):
-        self.inner, self.module, self.network = inner, module, network
+        self.inner = inner
+        self.module = module
+        self.network = network
 
     def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
         """Write both, the steps as the checkpoint has them."""

@@ -200,16 +200,19 @@ def _attend(
             f'or load_folder(model, folder)'
         )
     elif hasattr(module, 'metric'):
-        query, key = module.metric.embed(query), module.metric.embed(key)
+        query = module.metric.embed(query)
+        key = module.metric.embed(key)
     divisor: Any = getattr(module, 'metric_eps', 1.0)
     if divisor is None:
         divisor = 1 / (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    n, groups = query.shape[2], query.shape[1] // key.shape[1]
+    n = query.shape[2]
+    groups = query.shape[1] // key.shape[1]
     if is_causal is None:
         is_causal = getattr(module, 'is_causal', True)
     is_causal = bool(is_causal and attention_mask is None and n > 1)
     if is_causal:  # of a cache that is not full yet
-        key, value = key[:, :, :n], value[:, :, :n]
+        key = key[:, :, :n]
+        value = value[:, :, :n]
     key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
     alone = None
     if attention_mask is not None:

@@ -194,7 +194,8 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
     Raises:
         ValueError: Names or shapes differ from the model's.
     """
-    model, weights = unwrap(model), checkpoint['state_dict']
+    model = unwrap(model)
+    weights = checkpoint['state_dict']
     found = OrderedDict(
         (str(name).removeprefix('module.'), value)
         for name, value in weights.items()

@@ -69,7 +69,8 @@ class DurableCheckpointHook(CheckpointHook):
     @contextmanager
     def _deleting_last(self) -> Iterator[None]:
         """Keep what mmengine deletes until the new one is there."""
-        remove, deleted = self.file_backend.remove, []
+        remove = self.file_backend.remove
+        deleted = []
         self.file_backend.remove = deleted.append
         try:
             yield

@@ -73,10 +73,12 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
         )
         return
     names = list(given)
-    kind, there = 'folders', list(getattr(dataset, 'folder_to_idx', ()))
+    kind = 'folders'
+    there = list(getattr(dataset, 'folder_to_idx', ()))
     if hasattr(dataset, 'cat_ids') and not _is_hosts_own(dataset, names):
         content = load(dataset.ann_file, backend_args=dataset.backend_args)
-        kind, numbers = 'categories', defaultdict(list)
+        kind = 'categories'
+        numbers = defaultdict(list)
         for category in content['categories']:
             numbers[category['name']].append(category['id'])
         there = list(numbers)

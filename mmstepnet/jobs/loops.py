@@ -125,7 +125,8 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
                 f'{self._epoch + 1}, which no epochs of {length} iterations '
                 'have; resume it with its batch size, data and processes'
             )
-        self._batches.epoch, self._batches.trained = self._epoch, trained
+        self._batches.epoch = self._epoch
+        self._batches.trained = trained
         super().run_epoch()
 
     def run_iter(self, idx: int, data_batch: Any) -> None:

@@ -126,7 +126,8 @@ class BlockPass:
     """
 
     def __init__(self, places: tuple[Place, ...], steps: dict[str, Any]):
-        self.places, self.steps = places, steps
+        self.places = places
+        self.steps = steps
         self.states: dict[str, Tensor] = {}
         """States x_t by the steps' names, between their two spots."""
         self.counts: Counter = Counter()
@@ -167,7 +168,8 @@ class StepHook:
     """
 
     def __init__(self, place: Place, step: nn.Module):
-        self.place, self.step = place, step
+        self.place = place
+        self.step = step
 
     def __eq__(self, other: object) -> bool:
         """Whether it does the same in each block that has such a place."""
@@ -194,7 +196,8 @@ class KeepsState(StepHook):
     def __call__(
         self, module: nn.Module, args: tuple, last: Any = None
     ) -> None:
-        run, name = self.find_pass(), self.place.name
+        run = self.find_pass()
+        name = self.place.name
         if run.is_due(self.spot, name):
             run.states[name] = self.spot.take(args, last)
 
@@ -208,7 +211,8 @@ class ScalesBranch(StepHook):
         return self.place.branch
 
     def __call__(self, module: nn.Module, args: tuple, last: Any) -> Any:
-        run, name = self.find_pass(), self.place.name
+        run = self.find_pass()
+        name = self.place.name
         if not run.is_due(self.spot, name):
             return None  # nothing is changed
         if name not in run.states:
@@ -218,7 +222,8 @@ class ScalesBranch(StepHook):
                 f'checkpoint the whole block, not a part of it, and let '
                 f'torch.fx trace both of these modules or neither'
             )
-        x, f = run.states.pop(name), self.spot.take(args, last)
+        x = run.states.pop(name)
+        f = self.spot.take(args, last)
         run.counts[name] += 1
         step = run.steps.get(name, self.step)
         return self.spot.put(args, last, step(x, f))

@@ -167,7 +167,8 @@ class StiffnessHook(Hook):
         self, runner: Runner, metrics: dict | None = None
     ) -> None:
         """Collect, log, save and draw."""
-        metric, self._metric = self._metric, None
+        metric = self._metric
+        self._metric = None
         if metric is None:
             return
         scalars = metric.evaluate(metric.size)
@@ -212,7 +213,8 @@ class StiffnessHook(Hook):
             scalars (dict[str, float]): What the log shows of it.
         """
         settings = trajectories.settings
-        split, name = settings['split'], f'{PREFIX}_{settings["split"]}'
+        split = settings['split']
+        name = f'{PREFIX}_{settings["split"]}'
         when = next((k for k in ('epoch', 'iter') if k in settings), None)
         if when:
             name += f'_{when}_{settings[when]}'

@@ -358,7 +358,8 @@ def sums(grad: Tensor, c: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     views, centres = _views(c, centre)
     (gradients,) = _views(grad)
     _, one = constants(len(centres[0]), centre.dtype, c.device)
-    totals, products = [], []
+    totals = []
+    products = []
     for g, view, about in zip(gradients, views, centres):
         _, product, total = ATEN.native_batch_norm_backward(
             g,

@@ -373,7 +373,8 @@ def read_norm(
         batch = not frozen and (norm.training or norm.running_mean is None)
     if batch and values < 2:
         return None  # an error: one value has no variance
-    how, vectors = Norm(batch, norm.eps), [norm.weight, norm.bias]
+    how = Norm(batch, norm.eps)
+    vectors = [norm.weight, norm.bias]
     if not batch:
         how = Norm(batch, norm.eps, norm.running_mean, norm.running_var)
         vectors += how.mean, how.var

@@ -57,7 +57,8 @@ class Tail(Function):
     ) -> Tensor:
         """Take the tail, see :func:`.aten.forward`."""
         out, saved = passes.forward(spec, *same_format(c, x), learned)
-        ctx.spec, ctx.passes = spec, passes
+        ctx.spec = spec
+        ctx.passes = passes
         # Running statistics are saved so that autograd notices a change.
         ctx.save_for_backward(
             x,
@@ -74,7 +75,9 @@ class Tail(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Pass the gradient on, see :func:`.aten.backward`."""
         kept = ctx.saved_tensors  # once, for a checkpoint
-        (x, c, *learned), out, saved = kept[:9], kept[9], kept[14:]
+        x, c, *learned = kept[:9]
+        out = kept[9]
+        saved = kept[14:]
         # Derivatives of second order, and several gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
             _, derivatives, *_ = torch.func.vjp(

@@ -48,7 +48,8 @@ class Norm(NamedTuple):
     def update(self, mean: Tensor, var: Tensor, count: int) -> None:
         """Move the running statistics towards those of so many values."""
         if self.count is not None:
-            kind, part = self.mean.dtype, self.momentum / (count - 1)
+            kind = self.mean.dtype
+            part = self.momentum / (count - 1)
             self.mean.lerp_(mean.to(kind), self.momentum)
             self.var.lerp_(var.to(kind), self.momentum).add_(var, alpha=part)
             self.count.add_(1)
@@ -177,7 +178,8 @@ def find_layout(
     ):
         if _is_dense([(shape[i], strides[i]) for i in axes]):
             spread = [1] * len(shape)
-            spread[batch], spread[channel] = shape[batch], shape[channel]
+            spread[batch] = shape[batch]
+            spread[channel] = shape[channel]
             return Layout(
                 shape[batch],
                 shape[channel],

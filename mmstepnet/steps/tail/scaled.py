@@ -51,7 +51,8 @@ class Scaled(Function):
             tuple: The result; and the means of x, in the first N rows.
         """
         out, saved = passes.forward(spec, x, f, learned)
-        ctx.spec, ctx.passes = spec, passes
+        ctx.spec = spec
+        ctx.passes = passes
         ctx.set_materialize_grads(False)
         # Running statistics are saved so that autograd notices a change.
         ctx.save_for_backward(f, *learned, *spec.gate.used, *saved)
@@ -64,7 +65,8 @@ class Scaled(Function):
         """Pass the gradient on, see :func:`.scaled_aten.backward`."""
         spec = ctx.spec
         kept = ctx.saved_tensors  # once, for a checkpoint
-        (f, *learned), saved = kept[:6], kept[8:]
+        f, *learned = kept[:6]
+        saved = kept[8:]
         if grad is None:  # of second order: through the means alone
             grad = torch.zeros_like(f)
         if torch.is_grad_enabled() or d_means is not None or is_batched(grad):
@@ -78,7 +80,8 @@ class Scaled(Function):
             axes = spec.layout.batch, spec.layout.channel
             layout = find_layout(grad.shape, grad.stride(), *axes)
             if layout is None:  # as of a sum, one number for all
-                grad, layout = torch.empty_like(f).copy_(grad), spec.layout
+                grad = torch.empty_like(f).copy_(grad)
+                layout = spec.layout
             d_x, d_f, d_learned = ctx.passes.backward(
                 spec, layout, grad, f, learned, saved
             )

@@ -30,7 +30,8 @@ def forward(
     spec: ScaledSpec, x: Tensor, f: Tensor, learned: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.scaled_aten.forward`."""
-    gate, layout = spec.gate, spec.layout
+    gate = spec.gate
+    layout = spec.layout
     weights = GateWeights(*learned)
     sizes = layout.sizes
     out = torch.empty_like(f)

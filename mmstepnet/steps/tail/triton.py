@@ -83,7 +83,9 @@ class Geometry(NamedTuple):
 def geometry(n: int, c: int, pixels: int, last: int) -> Geometry:
     """Launch geometry of maps; tiles are of few kinds, whatever the sizes."""
     if last:
-        block, tile, warps = 32 if c <= 32 else 64, 16, 2
+        block = 32 if c <= 32 else 64
+        tile = 16
+        warps = 2
     else:
         block, tile, warps = (
             (32, 16, 8)
@@ -94,7 +96,8 @@ def geometry(n: int, c: int, pixels: int, last: int) -> Geometry:
         )
     vec = widest(c if last else pixels)
     stages = 3 if vec == 16 else 1  # narrow loads wait longer that way
-    rows, tiles = n * triton.cdiv(c, block), triton.cdiv(pixels, tile)
+    rows = n * triton.cdiv(c, block)
+    tiles = triton.cdiv(pixels, tile)
     span = triton.cdiv(tiles, max(1, min(PROGRAMS // rows, tiles)))
     splits = triton.cdiv(tiles, span)
     images, columns = (4, 16) if n <= 4 else (32, 8) if n <= 32 else (128, 8)
@@ -173,7 +176,8 @@ def forward(
     spec: TailSpec, x: Tensor, c: Tensor, learned: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor]]:
     """See :func:`.aten.forward`."""
-    norm, gate = spec.norm, spec.gate
+    norm = spec.norm
+    gate = spec.gate
     weights = TailWeights(*learned)
     sizes, last = _sizes(c)
     images, channels, pixels = sizes
@@ -276,7 +280,8 @@ def backward(
     images, channels, _ = sizes
     plan = geometry(*sizes, last)
     kept = _kept_for(spec, grad, c, learned, plan)
-    d_x, d_c = torch.empty_like(c), torch.empty_like(c)
+    d_x = torch.empty_like(c)
+    d_c = torch.empty_like(c)
     partial = rows(c, 2 * plan.splits * images + 2, channels)
     d_learned = [torch.empty_like(t) for t in learned]
     out = grad if out is None else out
