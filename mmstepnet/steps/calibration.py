@@ -62,13 +62,14 @@ def calibrate(
         >>> mmstepnet.calibrate(model, batches)
         5
     """
-    norms: dict[Any, bool] = {
-        norm: any(p.requires_grad for p in attention.parameters())
-        for attention in model.modules()
-        if isinstance(attention, Attention)
-        for norm in attention.modules()
-        if isinstance(norm, _BatchNorm) and norm.num_batches_tracked == 0
-    }  # and whether its gate is trained
+    norms: dict[Any, bool] = {}  # and whether its gate is trained
+    for attention in model.modules():
+        if not isinstance(attention, Attention):
+            continue
+        is_trained = any(p.requires_grad for p in attention.parameters())
+        for norm in attention.modules():
+            if isinstance(norm, _BatchNorm) and norm.num_batches_tracked == 0:
+                norms[norm] = is_trained
     if not norms:
         return 0
     # Count, sum and sum of squares, in one tensor for one all_reduce; in
@@ -118,7 +119,8 @@ def calibrate(
 
 def _statistics(norm: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance."""
-    count, total, squares = sums[0], *sums[1:].chunk(2)
+    count = sums[0]
+    total, squares = sums[1:].chunk(2)
     if count < 2:
         raise ValueError(
             f'a BN of an attention saw {int(count)} pooled '

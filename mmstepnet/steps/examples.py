@@ -107,12 +107,11 @@ def on_meta(model: nn.Module) -> Iterator[None]:
     What its modules keep of a pass meanwhile is forgotten.
     """
     before = [(vars(m), dict(vars(m))) for m in model.modules()]
-    kept = [
-        (value, copy(value))
-        for _, saved in before
-        for value in saved.values()
-        if type(value) in CONTAINERS
-    ]
+    containers = []
+    for _, saved in before:
+        for value in saved.values():
+            if type(value) in CONTAINERS:
+                containers.append((value, copy(value)))
     try:
         for attributes, saved in before:
             for key, value in saved.items():
@@ -128,9 +127,12 @@ def on_meta(model: nn.Module) -> Iterator[None]:
         for attributes, saved in before:
             attributes.clear()
             attributes.update(saved)
-        for value, saved in kept:  # such as a cache
+        for value, saved in containers:  # such as a cache
             value.clear()
-            (value.extend if isinstance(value, list) else value.update)(saved)
+            if isinstance(value, list):
+                value.extend(saved)
+            else:
+                value.update(saved)
 
 
 def call_of(
@@ -146,7 +148,8 @@ def call_of(
     else:
         args = example if isinstance(example, (tuple, list)) else (example,)
         kwargs = {}
-    size = next((len(t) for t in _tensors_in((args, kwargs)) if t.dim()), None)
+    sizes = (len(t) for t in _tensors_in((args, kwargs)) if t.dim())
+    size = next(sizes, None)
 
     def change(value: Any) -> Any:
         if next(_tensors_in(value), None) is None:
@@ -168,7 +171,8 @@ def call_of(
             t = t[:1].expand(samples, *t.shape[1:]).contiguous()
         return t
 
-    return tuple(map(change, args)), {k: change(v) for k, v in kwargs.items()}
+    by_name = {key: change(value) for key, value in kwargs.items()}
+    return tuple(map(change, args)), by_name
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

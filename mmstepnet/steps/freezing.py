@@ -81,16 +81,17 @@ def mark_only_steps_as_trainable(
         *find_modules_to_save(modules, modules_to_save).values(),
         *gates,
     ]
-    inside = {m for module in trained for m in module.modules()}
-    kept = {p for module in trained for p in module.parameters()} - {
-        p
-        for name, module in modules.items()
-        if name.endswith('.original_module')  # peft runs a copy of it
-        for p in module.parameters()
-    }
+    inside: set[nn.Module] = set()
+    learning: set[nn.Parameter] = set()
+    for module in trained:
+        inside.update(module.modules())
+        learning.update(module.parameters())
+    for name, module in modules.items():
+        if name.endswith('.original_module'):  # peft runs a copy of it
+            learning.difference_update(module.parameters())
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            parameter.requires_grad_(unfreeze or parameter in kept)
+            parameter.requires_grad_(unfreeze or parameter in learning)
     follow_training(m for m in model.modules() if unfreeze or m in inside)
     for module in () if unfreeze else list(model.modules()):
         if (

@@ -224,6 +224,10 @@ def test_stiffness_is_that_of_the_library(
     (path,) = (tmp_path / 'out').glob('*.npz')
     found = Trajectories.load(path)
     assert found.blocks == wanted.blocks and len(found.blocks) > 3
+    weights = 'net' if '--weights' in args else None
+    assert found.settings.get('weights') == weights
+    steps = str(tmp_path) if '--steps' in args else None
+    assert found.settings.get('steps') == steps
     for name in FIELDS:
         np.testing.assert_allclose(
             getattr(found, name), getattr(wanted, name), rtol=1e-3
@@ -264,6 +268,14 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
     # ResNet-18 leaves one block a stage.
     assert '0 by definition' in printed
     assert f'{wanted.tns(mu="all"):.4g} with the mean of all' in printed
+    asked = '--reading', 'returned', '--out', out
+    assert call('report', recording, *asked, '--json') == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row['reading'] == 'returned'
+    assert row['nsi'] == pytest.approx(
+        dict(zip(wanted.blocks, wanted.returned.mean(0).tolist()))
+    )
+    assert 'reading returned' in page.read_text('utf-8')
 
 
 @pytest.mark.parametrize(

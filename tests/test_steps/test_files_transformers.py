@@ -85,6 +85,15 @@ def with_lora(model, **options):
     )
 
 
+def test_removed_blocks_of_a_model_in_peft(tmp_path):
+    model, names = stepped()
+    mmstepnet.remove_blocks(model, names[-1], IMAGES)
+    mmstepnet.save_steps(model, tmp_path)
+    other = with_lora(build())
+    assert mmstepnet.load_steps(other.eval(), tmp_path) == names[:-1]
+    same(states(other.base_model), states(model))
+
+
 class DistributedDataParallel(torch.nn.Module):
     """Has the name of PyTorch's, and is a wrapper as it is."""
 
