@@ -3,10 +3,12 @@
 Inductor writes its Triton code for an H100 that is not there; nothing is
 compiled or run. In that code each load and each store of a map is a pass. The
 count of a tail is what a further block (a 1 x 1 convolution, which is no code
-of Inductor's, a BN and a step) adds to a chain of them. For PyTorch 2.12,
-whose insides it replaces. ::
+of Inductor's, a BN and a step) adds to a chain of them; that of a step at a
+branch's end, what a block of timm's ViT-S or ConvNeXt-T has more than a plain
+one. For PyTorch 2.12, whose insides it replaces. ::
 
     python -m benchmarks.count_passes [--images 256] [--inference]
+    python -m benchmarks.count_passes --branches
 """
 
 import argparse
@@ -33,9 +35,10 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from triton.runtime import driver
 
 from benchmarks.absent_gpu import AbsentGPU
-from mmstepnet import attentions, steps
+from mmstepnet import attentions, insert_steps, steps
 from mmstepnet.checks import positive_int
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.branch import BranchStep
 
 H100 = SimpleNamespace(
     name='NVIDIA H100',
@@ -66,6 +69,13 @@ TAILS = {
     'SE, reference path': ('SE', False),
 }
 """A gate, and whether it may be read by image."""
+
+
+BRANCHES = {'plain': None, 'StepNet': 'StepNet', 'SE': 'SE'}
+"""Gates at the ends of branches."""
+
+BLOCKS = {'ViT-S': (197, 384), 'ConvNeXt-T': (96, 56, 56)}
+"""Networks of timm, and the shape of a state of their first blocks."""
 
 
 class Chain(nn.Module):
@@ -302,44 +312,94 @@ def count(code, sizes, values, itemsize):
     return passes
 
 
-def passes_of_a_tail(
-    gate, by_image, dtype, memory_format, shape, training=True
-):
+def passes_of_a_block(make, x):
     """Passes in the forward and in the backward.
 
     The mean of two blocks in a chain of four: the first and the last of a
     chain differ.
+
+    Args:
+        make (Callable): Makes a chain of so many blocks.
+        x (Tensor): Its input, on the meta device.
     """
     totals = []
     for blocks in (2, 4):
-        chain = (
-            Chain(blocks, gate, shape[1], dtype)
-            .to('meta', memory_format=memory_format)
-            .train(training)
-        )
-        x = (
-            torch.empty(shape, dtype=dtype, device='meta')
-            .contiguous(memory_format=memory_format)
-            .requires_grad_(training)
-        )
-        with steps.fused(by_image):
-            graphs = write_code(chain, x)
-        assert len(graphs) == 1 + training, 'Inductor wrote no code'
+        chain = make(blocks).train(x.requires_grad)
+        graphs = write_code(chain, x)
+        assert len(graphs) == 1 + chain.training, 'Inductor wrote no code'
         totals.append(
-            [count(*graph, x.numel(), dtype.itemsize) for graph in graphs]
+            [count(*graph, x.numel(), x.dtype.itemsize) for graph in graphs]
         )
     return [(more - less) / 2 for less, more in zip(*totals)]
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def passes_of_a_tail(
+    gate, by_image, dtype, memory_format, shape, training=True
+):
+    """Passes of a tail in the forward and in the backward."""
+    x = (
+        torch.empty(shape, dtype=dtype, device='meta')
+        .contiguous(memory_format=memory_format)
+        .requires_grad_(training)
     )
-    parser.add_argument('--images', type=positive_int, default=256)
-    parser.add_argument('--inference', action='store_true')
-    args = parser.parse_args()
-    driver.set_active(AbsentGPU(90))
+
+    def make(blocks):
+        chain = Chain(blocks, gate, shape[1], dtype)
+        return chain.to('meta', memory_format=memory_format)
+
+    with steps.fused(by_image):
+        return passes_of_a_block(make, x)
+
+
+def passes_of_a_branch(name, gate, dtype, images, training=True):
+    """Passes of a block of a network, and its steps."""
+    from timm.models.convnext import ConvNeXtBlock
+    from timm.models.vision_transformer import Block
+
+    shape = BLOCKS[name]
+    found = []
+
+    def make(blocks):
+        kind = {
+            'ViT-S': lambda: Block(384, 6),
+            'ConvNeXt-T': lambda: ConvNeXtBlock(96),
+        }[name]
+        chain = nn.Sequential(*(kind() for _ in range(blocks)))
+        if gate:
+            insert_steps(chain, gate, example=torch.randn(1, *shape))
+            many = sum(isinstance(m, BranchStep) for m in chain.modules())
+            found.append(many / blocks)
+        return chain.to('meta', dtype)
+
+    x = torch.empty(images, *shape, dtype=dtype, device='meta')
+    passes = passes_of_a_block(make, x.requires_grad_(training))
+    return passes, found[0] if found else 0
+
+
+def count_branches(args):
+    """Print what steps at branches' ends add to the passes of a block."""
+    for dtype, name in itertools.product(
+        (torch.bfloat16, torch.float32), BLOCKS
+    ):
+        for title, gate in BRANCHES.items():
+            passes, many = passes_of_a_branch(
+                name, gate, dtype, args.images, not args.inference
+            )
+            total = sum(passes)
+            if gate is None:
+                plain = total
+                more = ''
+            else:
+                more = f': {(total - plain) / many:g} a step over plain'
+            print(
+                f"{name}'s block, {title} | {str(dtype)[6:]} | "
+                f'{" + ".join(f"{n:g}" for n in passes)} = {total:g}{more}',
+                flush=True,
+            )
+
+
+def count_tails(args):
+    """Print the passes of tails."""
     for dtype, memory_format, (name, (gate, by_image)) in itertools.product(
         (torch.bfloat16, torch.float32),
         (torch.channels_last, torch.contiguous_format),
@@ -358,6 +418,26 @@ def main():
             f'{" + ".join(f"{n:g}" for n in found)} = {sum(found):g}',
             flush=True,
         )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--images', type=positive_int, default=256)
+    parser.add_argument('--inference', action='store_true')
+    parser.add_argument(
+        '--branches',
+        action='store_true',
+        help="steps at branches' ends instead of tails",
+    )
+    args = parser.parse_args()
+    driver.set_active(AbsentGPU(90))
+    if args.branches:
+        count_branches(args)
+    else:
+        count_tails(args)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ whether the parts of a step are ones that it knows. Passes over the maps are
 ATen's or Triton's. For compilers :mod:`.by_image` writes the step of every
 channel gate in plain operations.
 
-StepNet's equation is written in five places, each for somebody else:
+StepNet's equation is written in six places, each for somebody else:
 
 | where | for whom |
 |---|---|
@@ -18,6 +18,8 @@ and tests: the oracle |
 | :func:`.aten.choose` and its gradients | CPUs, and the trial of kernels: \
 the same as few operations, with derivatives by hand |
 | `vectors_kernel` in :mod:`.triton_kernels` | CUDA: one launch a direction |
+| `_choose_held` there | CUDA with running statistics: in the one launch \
+that holds an image's few channels |
 | :mod:`.by_image` | compilers: it calls the attention, and writes only the \
 norm and the sum |
 """

@@ -38,7 +38,7 @@ PLAIN = {Tensor, nn.Parameter}
 GATES = StepNet, FoldedStepNet
 ACTIVATIONS = nn.ReLU, nn.Identity, NoneType
 DROP_PATHS = nn.Identity, NoneType
-"""What is known. Classes exactly: subclasses compute something else."""
+"""Parts that are known. Classes exactly: subclasses compute something else."""
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 """Of maps over which sums are formed in float32."""
@@ -54,7 +54,8 @@ FEWEST_VALUES = 2**16
 faster, for what it takes is the time of its calls."""
 
 FEWEST_OF_AN_IMAGE = 2**13
-"""Of one image on a CPU, where channels come last, as in tokens: likewise."""
+"""Of one image on a CPU in half precision, where channels come last, as in
+tokens: likewise, for ATen's passes go from image to image there."""
 
 
 class fused:
@@ -270,6 +271,8 @@ def read_branch(step: Any, x: Tensor, f: Tensor) -> ByHand | None:
     passes = passes_for(f, scaled_aten)
     if passes is None:
         return None
+    if passes is scaled_aten and not torch.is_grad_enabled():
+        return None  # on a CPU only the backward costs less by hand
     place = step.place
     if f.ndim != place.dims:
         return None  # the block goes another way than with its example
@@ -278,9 +281,13 @@ def read_branch(step: Any, x: Tensor, f: Tensor) -> ByHand | None:
     x_layout = find_layout(x.shape, x.stride(), *axes)
     if layout is None or x_layout is None:
         return None  # there are gaps between the values, or another order
-    by_image = passes is scaled_aten and layout.order == CHANNELS_LAST
-    if by_image and f.numel() < FEWEST_OF_AN_IMAGE * layout.images:
-        return None  # ATen's passes over tokens go from image to image
+    goes_by_image = (
+        passes is scaled_aten
+        and layout.order == CHANNELS_LAST
+        and f.dtype in (torch.bfloat16, torch.float16)
+    )
+    if goes_by_image and f.numel() < FEWEST_OF_AN_IMAGE * layout.images:
+        return None  # the reference path is as fast
     gate = read_gate(step.attention, layout.images, layout.channels, f)
     if gate is None:
         return None

@@ -100,7 +100,10 @@ def _sums_of_products(
     wide = accumulation_dtype(f.dtype)
     g = layout.maps(grad)
     maps = f_layout.maps(f)
+    if f.dtype == wide:
+        return torch.linalg.vecdot(g, maps, dim=2)[..., 0]
     if layout == f_layout and layout.order != IMAGES_INSIDE:
+        # Their products would be rounded: they are formed in float32.
         zero, _ = constants(layout.channels, wide, f.device)
         _, products = sums(g, maps, zero)
         return products
