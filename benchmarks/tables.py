@@ -1,6 +1,6 @@
 """Put the tables of benchmark.py's JSON files into a Markdown page.
 
-    python -m benchmarks.tables docs/speed.md
+    python -m benchmarks.tables docs/benchmarks/cpu.md
 
 Between ``<!-- benchmark FILE -->`` and ``<!-- end of FILE -->`` the page gets
 the tables of FILE, whose path starts at the page.
