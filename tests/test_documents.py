@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mmstepnet
-from tests.documents import PAGES, READMES, ROOT, headings, snippets
+from tests.documents import PAGES, READMES, ROOT, files, headings, snippets
 
 
 def name_page(page):
@@ -104,6 +104,7 @@ def test_config_builds(snippet, tmp_path):
     if '_base_' in snippet:
         init_default_scope(cfg.default_scope)
     for hook in cfg.get('custom_hooks', ()):
+        hook.pop('priority', None)  # which is the runner's
         built = type(HOOKS.build(hook)).__module__
         assert hook['type'] not in snippet or built.startswith('mmstepnet.')
     if 'model' in cfg:
@@ -135,6 +136,19 @@ def test_versions_are_the_pins(stack):
     pins = (ROOT / 'requirements' / f'{stack}.txt').read_text()
     for name, version in re.findall(r'^([\w-]+)==(\S+)$', pins, re.MULTILINE):
         assert version in page, name
+
+
+def test_messages_of_the_questions_are_those_of_the_code():
+    """What stands for a value is … there."""
+    page = (ROOT / 'docs' / 'faq.md').read_text('utf-8')
+    ours = page.split('## What mmstepnet says')[1].split('\n## ')[0]
+    messages = re.findall(r'^### `(.*)`$', ours, re.MULTILINE)
+    source = '\n'.join(p.read_text('utf-8') for p in files('mmstepnet'))
+    joined = re.sub(r"""['"]\s+[rf]*['"]""", '', source)
+    assert messages
+    for message in messages:
+        for part in message.split('…'):
+            assert part.strip() in joined, message
 
 
 def test_what_a_package_index_shows():

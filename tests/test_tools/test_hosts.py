@@ -77,7 +77,7 @@ def segmentation(folder):
         cv2.imwrite(f'{folder}/data/masks/{i}.png', mask)
     documented, *_ = [
         snippet
-        for snippet in snippets(ROOT / 'docs' / 'segmentation.md', 'python')
+        for snippet in snippets(ROOT / 'docs' / 'other_projects.md', 'python')
         if 'mmseg::' in snippet
     ]
     (folder / 'documented.py').write_text(documented)
