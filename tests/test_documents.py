@@ -4,7 +4,6 @@ The config over MMSegmentation is trained by test_tools/test_hosts.py;
 those over projects that are not installed are left out.
 """
 
-import ast
 import re
 import runpy
 from importlib.util import find_spec
@@ -40,6 +39,21 @@ CONFIGS = [
 ]
 
 
+def two_lines(readme):
+    """The code of each row of the table of what one wants."""
+    _, _, table = readme.read_text('utf-8').partition('\n|---|---|\n')
+    rows = table.partition('\n\n')[0].splitlines()
+    return [re.findall('`(.*?)`', row) for row in rows]
+
+
+ROWS = two_lines(READMES[0])
+BASES = {
+    'StepResNet': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+    'StepBackbone': 'yolox/yolox_s_8xb8-300e_coco.py',
+}
+"""Configs that the rows for MMDetection are tried in."""
+
+
 def columns(line):
     return sum(2 if east_asian_width(c) in 'WF' else 1 for c in line)
 
@@ -49,19 +63,89 @@ def test_readme_is_short(readme):
     lines = readme.read_text('utf-8').splitlines()
     assert len(lines) <= 120
     assert max(map(columns, lines)) <= 120
+    assert len(' '.join(lines).split()) <= 600
 
 
 def test_readmes_show_the_same_code():
     first, second = (
-        [ast.dump(ast.parse(snippet)) for snippet in snippets(path, 'python')]
+        re.findall(
+            '^```.*?^```',
+            path.read_text('utf-8'),
+            flags=re.DOTALL | re.MULTILINE,
+        )
         for path in READMES
     )
     assert first == second
-    first, second = (
-        [re.sub(r'\s*#.*', '', snippet) for snippet in snippets(path, 'bash')]
-        for path in READMES
+    assert ROWS == two_lines(READMES[1])
+
+
+def test_first_example_prints_what_the_page_shows(capsys):
+    pytest.importorskip('timm')
+    program = snippets(READMES[0], 'python')[0]
+    program = program.replace('pretrained=True', 'pretrained=False')
+    exec(compile(program, 'README', 'exec'), {})
+    assert capsys.readouterr().out == snippets(READMES[0], 'text')[0]
+
+
+@pytest.mark.parametrize(
+    'lines',
+    [row for row in ROWS if 'type=' not in row[0] and len(row) == 2],
+    ids='\n'.join,
+)
+def test_two_lines_run(lines, tmp_path, monkeypatch):
+    models = pytest.importorskip('torchvision').models
+    if 'onnx' in lines[0]:
+        pytest.importorskip('onnxscript')
+    monkeypatch.chdir(tmp_path)
+    images = torch.rand(2, 3, 64, 64)
+    names = dict(
+        torch=torch,
+        model=models.resnet18().eval(),
+        accuracy=lambda model: float(model(images).std()),
+        tokens=torch.rand(2, 10, 512),
     )
-    assert first == second
+    exec('from mmstepnet import *', names)
+    exec('\n'.join(lines), names)
+    assert names['model'](images).isfinite().all()
+    assert names['tokens'].shape == (2, 10, 512)
+
+
+@pytest.mark.parametrize(
+    'snippet',
+    [
+        pytest.param(
+            f"_base_ = ['mmdet::{BASES[kind]}']\n"
+            f'model = dict(backbone=dict({" ".join(row)}))',
+            id=kind,
+        )
+        for row in ROWS
+        for kind in BASES
+        if f'mmstepnet.{kind}' in ' '.join(row)
+    ]
+    + [
+        pytest.param(snippet, id='index')
+        for snippet in snippets(ROOT / 'docs' / 'index.md', 'python')
+        if '_base_' in snippet
+    ],
+)
+def test_first_configs_start_as_the_plain_network(snippet, tmp_path):
+    pytest.importorskip('mmdet', reason='needs MMDetection')
+    from mmengine.config import Config
+    from mmengine.registry import MODELS, init_default_scope
+
+    backbones = []
+    for text in snippet, snippet.partition('\n')[0]:
+        (tmp_path / 'documented.py').write_text(text)
+        cfg = Config.fromfile(tmp_path / 'documented.py')
+        init_default_scope(cfg.default_scope)
+        backbones.append(MODELS.build(cfg.model.backbone).eval())
+    stepped, plain = backbones
+    found = stepped.load_state_dict(plain.state_dict(), strict=False)
+    assert found.missing_keys and not found.unexpected_keys
+    assert all('step.attention.' in key for key in found.missing_keys)
+    images = torch.rand(2, 3, 64, 64)
+    for ours, theirs in zip(stepped(images), plain(images), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize(

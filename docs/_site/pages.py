@@ -6,8 +6,6 @@ page, such as a program, becomes its text.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -39,24 +37,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 )
             )
     return files
-
-
-def on_post_build(config: MkDocsConfig) -> None:
-    """Draw the report of the first page."""
-    subprocess.run(
-        [
-            sys.executable,
-            '-m',
-            'mmstepnet',
-            'report',
-            *map(str, sorted(ROOT.glob('docs/recordings/*.npz'))),
-            '--out',
-            f'{config.site_dir}/report',
-        ],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
 
 
 def on_page_markdown(
