@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ablate_blocks,
         block_scores,
         measure_stiffness,
+        summary,
     )
 
 _NAMES = {
@@ -52,6 +53,7 @@ _NAMES = {
         'ablate_blocks',
         'block_scores',
         'measure_stiffness',
+        'summary',
     ),
 }
 """Names that are imported when they are first asked for, by module."""
@@ -87,6 +89,7 @@ __all__ = [
     'remove_steps',
     'save_steps',
     'step_parameters',
+    'summary',
 ]
 
 

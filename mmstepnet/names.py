@@ -1,7 +1,16 @@
 """Names by which configs choose a class."""
 
+from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import Any
+
+
+class NameTableError(KeyError):
+    """A name by which there is no class, or another one."""
+
+    def __str__(self) -> str:
+        """Give the text as it is; a KeyError would quote it as a key."""
+        return str(self.args[0])
 
 
 class NameTable(dict[str, type]):
@@ -30,7 +39,7 @@ class NameTable(dict[str, type]):
             KeyError: Another class has the name.
         """
         if self.setdefault(cls.__name__, cls) is not cls:
-            raise KeyError(
+            raise NameTableError(
                 f'{self.what} {cls.__name__!r} is registered '
                 f'already, as {self[cls.__name__]}'
             )
@@ -52,11 +61,17 @@ class NameTable(dict[str, type]):
         else:
             found = name
         if found not in self.values():
-            raise KeyError(
-                f'{self.what} {name!r} is unknown; registered are '
-                f'{sorted(self)}'
+            raise NameTableError(
+                f'{self.what} {name!r} is unknown; {self._suggest(name)}'
+                f'registered are {", ".join(sorted(self))}'
             )
         return found
+
+    def _suggest(self, name: Any) -> str:
+        """Ask whether a registered name was meant that looks alike."""
+        by_letters = {known.lower(): known for known in self}
+        near = get_close_matches(str(name).lower(), by_letters, 1)
+        return f'did you mean {by_letters[near[0]]!r}? ' if near else ''
 
 
 def _load(path: str) -> Any:

@@ -4,13 +4,19 @@ Every node has the scope ``mmstepnet`` and a parent in mmengine, and knows
 where its modules live. So ``type='mmstepnet.StepResNet'`` builds inside an
 MMPretrain or MMDetection config with neither ``custom_imports`` nor a
 registration call.
+
+Whatever the library says from here on goes to MMEngine's logger, too.
 """
 
+import logging
+
 from .compatibility import check_hosts
+from .messages import LOGGER
 
 check_hosts('mmengine', 'mmcv')
 
 from mmengine import registry  # noqa: E402
+from mmengine.logging import print_log  # noqa: E402
 
 
 def _node(parent: registry.Registry, *rooms: str) -> registry.Registry:
@@ -36,3 +42,19 @@ HOOKS = _node(registry.HOOKS, 'engine', 'jobs')
 
 LOOPS = _node(registry.LOOPS, 'jobs')
 """Loops of mmengine's runner."""
+
+
+class MMEngineHandler(logging.Handler):
+    """Hands messages to the logger that MMEngine made last.
+
+    In a job that is the Runner's, which writes the log of the work directory.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the text of a record."""
+        print_log(record.getMessage(), 'current', record.levelno)
+
+
+LOGGER.addHandler(MMEngineHandler())
+if LOGGER.level == logging.NOTSET:
+    LOGGER.setLevel(logging.INFO)  # what MMEngine shows

@@ -15,6 +15,7 @@ FLOOR = {
     'checks',
     'files',
     'generated',
+    'messages',
     'names',
     'precision',
     'torch_version',

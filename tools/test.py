@@ -10,6 +10,7 @@ from mmengine.dist import is_main_process
 from mmengine.registry import MODELS, RUNNERS
 from mmengine.runner import CheckpointLoader
 
+from mmstepnet.files import write_whole
 from mmstepnet.jobs.checkpoint import load_weights
 from mmstepnet.jobs.job import (
     add_job_options,
@@ -92,8 +93,8 @@ def main() -> None:
         )
         metrics = runner.test()
         if (args.out or '').endswith('.json') and is_main_process():
-            mmengine.mkdir_or_exist(os.path.dirname(args.out) or '.')
-            mmengine.dump(metrics, args.out)
+            text = mmengine.dump(metrics, file_format='json')
+            write_whole(args.out, f'{text}\n'.encode())
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """The interface of all attentions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -81,11 +82,15 @@ class Attention(Recorded):
         self.init_weights()
 
     def extra_repr(self) -> str:
-        """All arguments, for ``print(model)``."""
-        return ', '.join(
-            f'{name}={getattr(self, name)!r}'
-            for name in ('channels', 'init_step', *self.recorded)
-        )
+        """The arguments that are not the defaults, for ``print(model)``."""
+        takes = signature(type(self)).parameters
+        shown = []
+        for name in ('channels', 'init_step', *self.recorded):
+            value = getattr(self, name)
+            default = takes[name].default if name in takes else None
+            if value != default:
+                shown.append(f'{name}={value!r}')
+        return ', '.join(shown)
 
 
 class ChannelGate(Attention):
@@ -278,6 +283,31 @@ def choose_step(
     return attention(*vectors).to(f.dtype)[..., None, None]
 
 
+def check_arguments(
+    attention: type, arguments: Iterable[str], beside: str = ''
+) -> None:
+    """Refuse arguments that an attention does not take.
+
+    Args:
+        attention (type): Its class.
+        arguments (Iterable[str]): Their names.
+        beside (str): What the message says behind the names that there are.
+            Defaults to nothing.
+
+    Raises:
+        TypeError: It does not take one of them.
+    """
+    takes = signature(attention)
+    try:
+        takes.bind_partial(0, **dict.fromkeys(arguments))
+    except TypeError as error:
+        _, *names = takes.parameters
+        raise TypeError(
+            f'{attention.__name__} {error}; its arguments are '
+            f'{", ".join(names)}{beside}'
+        ) from error
+
+
 def build_attention(
     cfg: dict, channels: int, map_size: int | None = None
 ) -> Attention:
@@ -293,11 +323,13 @@ def build_attention(
 
     Raises:
         KeyError: The name is not registered; the message lists what is.
-        TypeError: ``cfg`` is no such dict.
+        TypeError: ``cfg`` is no such dict, or has an argument that the
+            attention does not take.
     """
     check_config('attention', cfg, "dict(type='StepNet')")
     kwargs = dict(cfg)
     attention = ATTENTIONS.find(kwargs.pop('type'))
     if attention.needs_map_size:
         kwargs.setdefault('map_size', map_size)
+    check_arguments(attention, kwargs)
     return attention(channels, **kwargs)

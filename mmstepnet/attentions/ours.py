@@ -94,8 +94,17 @@ class OursNoNorm(StepNet):
     Arguments are those of :class:`StepNet`.
     """
 
-    def __init__(self, channels: int, **kwargs):
-        super().__init__(channels, **kwargs)
+    def __init__(
+        self,
+        channels: int,
+        *,
+        init_step: float | None = None,
+        inputs: str = 'both',
+        iebn: str = 'appendix',
+    ):
+        super().__init__(
+            channels, init_step=init_step, inputs=inputs, iebn=iebn
+        )
         self.bn = nn.Identity()
 
 

@@ -1,7 +1,6 @@
 """Where a gate starts, and the record of it in a checkpoint."""
 
 import json
-import warnings
 from numbers import Real
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmstepnet.messages import warn
 from mmstepnet.torch_version import has_values
 
 KEY = '_extra_state'
@@ -34,6 +34,9 @@ class Recorded(nn.Module):
     initial_logits = (0.0,)
     """Inputs of the gate's sigmoids at the start, if ``init_step`` is set. The
     gate is the product of these sigmoids."""
+
+    has_loaded = False
+    """Whether weights of its own were loaded."""
 
     recorded: tuple[str, ...] = ()
     """Further arguments of the constructor: attributes of these names."""
@@ -93,9 +96,8 @@ class Recorded(nn.Module):
         try:
             found = own | json.loads(bytes(content.tolist()))
         except (ValueError, TypeError, RecursionError):
-            warnings.warn(
-                f'this is no record of {self.recorded_type}, so it is ignored',
-                stacklevel=2,
+            warn(
+                f'this is no record of {self.recorded_type}, so it is ignored'
             )
             return
         if found | dict(init_step=self.init_step) != own:
@@ -105,12 +107,11 @@ class Recorded(nn.Module):
                 f'arguments of the weights, or leave out the keys *.{KEY}'
             )
         if found != own:
-            warnings.warn(
+            warn(
                 f'{self.recorded_type} was built with init_step='
                 f'{self.init_step} and takes over init_step='
                 f'{found["init_step"]}, with which the weights that it loads '
-                'were trained',
-                stacklevel=2,
+                f'were trained'
             )
             self.set_init_step(found['init_step'])
 
@@ -123,19 +124,14 @@ class Recorded(nn.Module):
         )
         if key in missing_keys:
             missing_keys.remove(key)
-        if (
-            self.init_step is None
-            and any(True for _ in self.parameters())
-            and not any(
-                name.startswith(prefix) for name in state_dict if name != key
-            )
-        ):
-            warnings.warn(
+        if any(name.startswith(prefix) for name in state_dict if name != key):
+            self.has_loaded = True
+        elif self.init_step is None and any(True for _ in self.parameters()):
+            warn(
                 f'{self.recorded_type} finds no weights of its own in what is '
                 'loaded, and starts as in the paper, for training from '
                 'scratch: a pretrained network computes something else with '
-                'it. Let it start at a step of 1 by init_step=1.0',
-                stacklevel=2,
+                'it. Let it start at a step of 1 by init_step=1.0'
             )
 
 

@@ -9,4 +9,4 @@ from mmstepnet.compatibility import check_hosts
 
 check_hosts('mmengine', 'mmcv')
 
-from . import checkpoint_hooks, data_check_hook, loops  # noqa: E402, F401
+from . import checkpoint_hooks, data_check_hook, gate_check_hook, loops  # noqa: E402, F401

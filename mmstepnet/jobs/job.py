@@ -57,7 +57,7 @@ def add_job_options(parser: ArgumentParser) -> None:
 
 
 def load_config(args: Namespace) -> Config:
-    """Read the config, apply the command line, add :class:`DataCheckHook`.
+    """Read the config, apply the command line, add the hooks that check.
 
     From then on checkpoints are read as data, see :func:`patch_reading`. Data
     loaders of an MMPretrain config get that host's defaults, which its
@@ -86,6 +86,7 @@ def load_config(args: Namespace) -> Config:
     cfg.custom_hooks = [
         *(cfg.get('custom_hooks') or []),
         dict(type='mmstepnet.DataCheckHook'),
+        dict(type='mmstepnet.GateCheckHook'),
     ]
     cfg.launcher = args.launcher
     name = osp.splitext(osp.basename(args.config))[0]

@@ -26,7 +26,7 @@ from mmstepnet.attentions import ATTENTIONS
 from mmstepnet.attentions.record import KEY
 from mmstepnet.files import write_whole
 
-from .insert import put_in
+from .insert import describe, put_in
 from .modules import check_unsharded, find_modules_to_save
 from .removal import exchange
 from .residual import ResidualStep
@@ -36,8 +36,11 @@ from .stock import (
     Stock,
     build_stand_ins,
     build_steps,
+    fits,
     in_use,
     tensors_of,
+    width_here,
+    width_of,
 )
 
 LOGGER = logging.getLogger(__name__)
@@ -185,6 +188,7 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
         stock = Stock(model)
         saved = _rename(saved, stock.classes)
         _check_blocks(saved.blocks, stock.blocks)
+        _check_widths(saved, stock)
         steps = build_steps(saved.blocks, stock)
         stand_ins = build_stand_ins(saved.blocks, stock)
         named = find_modules_to_save(stock.modules, saved.modules_to_save)
@@ -202,9 +206,14 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
         for key, own in tensors_of(module).items():
             state_dict[key] = _like(saved.tensors[f'{name}.{key}'], own)
         module.load_state_dict(state_dict, strict=False)
-    return [
-        name for name in stock.classes if 'steps' in saved.blocks.get(name, ())
-    ]
+    loaded = {
+        name: stock.attentions[name].values()
+        for name in stock.classes
+        if 'steps' in saved.blocks.get(name, ())
+    }
+    if loaded:
+        LOGGER.info('%s; from %s', describe(loaded), path)
+    return list(loaded)
 
 
 @dataclass
@@ -399,6 +408,45 @@ def _check_blocks(blocks: Blocks, own: Blocks) -> None:
                     f'the attention of {name} is of the type '
                     f'{record["type"]!r}; register that class in ATTENTIONS'
                 )
+
+
+def _check_widths(saved: _Saved, stock: Stock) -> None:
+    """See that the blocks of a model are as wide as those of a file.
+
+    The number of channels is not in the record of an attention: it shows in
+    the place of its step, or in the shapes of its tensors.
+    """
+    differing = []
+    for name, block in saved.blocks.items():
+        module = stock.modules[name]
+        own = [a.channels for a in stock.attentions.get(name, {}).values()]
+        here = own[0] if own else width_here(module)
+        if 'steps' not in block or here is None:
+            continue
+        step, record = next(iter(block['steps'].items()))
+        if block['places']:
+            there = block['places'][0][-1]
+            sizes = own or {n for p in module.parameters() for n in p.shape}
+            is_same = there in sizes
+        else:
+            prefix = f'{name}.{step}.attention.'
+            shapes = {
+                key.removeprefix(prefix): t.shape
+                for key, t in saved.tensors.items()
+                if key.startswith(prefix)
+            }
+            is_same = fits(record, here, shapes)
+            there = width_of(record, shapes)
+        if not is_same and there is not None:
+            differing.append(
+                f'{name} has {there} channels in the file, {here} here'
+            )
+    if differing:
+        first, *others = differing
+        count = f', the first of {len(differing)} blocks that differ'
+        raise ValueError(
+            f'it is of another model: {first}{count if others else ""}'
+        )
 
 
 def _check_tensors(given: dict[str, Tensor], own: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmstepnet.attentions import Attention, build_attention
+from mmstepnet.attentions import ATTENTIONS, Attention, build_attention
+from mmstepnet.attentions.base import check_arguments
+from mmstepnet.messages import shorten
 from mmstepnet.torch_version import has_values
-from mmstepnet.tracing import Selection, select, unwrap
+from mmstepnet.tracing import Selection, match, unwrap
 from mmstepnet.tracing.selection import enclosing_names, is_named, is_within
 from mmstepnet.tracing.wrappers import name_modules
 
@@ -89,7 +91,8 @@ def insert_steps(
 
     Raises:
         KeyError: There is no such attention.
-        TypeError: ``blocks`` are neither names nor classes.
+        TypeError: ``blocks`` are neither names nor classes, or the attention
+            does not take one of ``attention_args``.
         ValueError: No block was found, one of ``blocks`` takes no step, a
             block has an attention already, or the attention looks at
             positions and the blocks have tokens. The model is left as it was.
@@ -113,6 +116,11 @@ def insert_steps(
             f"'NCHW', 'NHWC' or 'NLC', got {layout!r}"
         )
     check_unsharded(name_modules(model))
+    check_arguments(
+        ATTENTIONS.find(attention),
+        attention_args,
+        beside='; insert_steps takes blocks, example, layout, first_block',
+    )
     candidates = Candidates(modules_by_name(model), blocks)
     cfg = dict(attention_args, type=attention, init_step=init_step)
     steps = _steps_of_resnets(candidates, cfg, first_block)
@@ -126,7 +134,7 @@ def insert_steps(
                 (place, build(cfg, name, block, place))
                 for place in places[name]
             ]
-    candidates.check(steps, refused)
+    candidates.check(steps, refused, example)
     changed = {}
     for name, block in candidates.modules.items():
         if steps.get(name):
@@ -134,6 +142,10 @@ def insert_steps(
     _warn(changed, refused)
     for name, block in changed.items():
         put_in(block, steps[name])
+    log_new(
+        {name: [gate for _, gate in steps[name]] for name in changed},
+        init_step,
+    )
     return list(changed)
 
 
@@ -155,7 +167,7 @@ class Candidates:
         self.all = modules
         self.kind = type(modules['']).__name__
         self.chosen: dict[Any, set[str]] = (
-            {'': {''}} if blocks is None else (select(modules, blocks))
+            {'': {''}} if blocks is None else match(modules, blocks)
         )
         backbone = getattr(modules[''], 'backbone', None)
         is_backbone = blocks is None and isinstance(backbone, nn.Module)
@@ -188,7 +200,9 @@ class Candidates:
             if not any(is_within(name, names) for name in blocks)
         }
 
-    def check(self, steps: dict[str, Steps], refused: list[str]) -> None:
+    def check(
+        self, steps: dict[str, Steps], refused: list[str], example: object
+    ) -> None:
         """Refuse a choice in which there is no block that takes steps."""
         taking = [name for name in steps if steps[name]]
         for item, names in self.empty_choices(taking).items():
@@ -198,9 +212,19 @@ class Candidates:
                 for name in steps
                 if is_within(name, names)
             ]
+            # Of another choice's blocks nothing is said.
+            why = why or [
+                sentence
+                for sentence in refused
+                if is_within(sentence.split()[0], names)
+                or sentence.split()[0] not in self.all
+            ]
+            if not why:
+                blocks = explain_blocks(self.all[''], example)
+                why = [f'its blocks are {shorten([*filter(None, blocks)])}']
             raise ValueError(
                 f'{self.kind}: no block {where}can take steps: '
-                + '; '.join((why or refused)[:4])
+                + '; '.join(why[:4])
             )
 
 
@@ -253,6 +277,42 @@ def _steps_of_resnets(
             )
             steps[name] = [(None, gate)] if takes_step else []
     return steps
+
+
+def log_new(
+    attentions: Mapping[str, list[Attention]], init_step: float | None
+) -> None:
+    """Say what was put into a network, and where it starts.
+
+    Args:
+        attentions (Mapping[str, list[Attention]]): Those of each block, by
+            its name.
+        init_step (float, optional): See :class:`Attention`.
+    """
+    start = 'as in its paper'
+    if init_step is not None:
+        start = f'at a step of {init_step:g}'
+    LOGGER.info('%s; starts %s', describe(attentions), start)
+
+
+def describe(attentions: Mapping[str, Iterable[nn.Module]]) -> str:
+    """Attentions, blocks and number of parameters, in a part of a sentence.
+
+    Args:
+        attentions (Mapping[str, Iterable[nn.Module]]): Those of each block,
+            by its name.
+    """
+    kinds: dict[str, None] = {}
+    parameters = 0
+    for of_block in attentions.values():
+        for attention in of_block:
+            kinds[getattr(attention, 'recorded_type', 'an attention')] = None
+            parameters += sum(p.numel() for p in attention.parameters())
+    blocks = 'block' if len(attentions) == 1 else 'blocks'
+    return (
+        f'{" and ".join(kinds)} in {len(attentions)} {blocks}: '
+        f'{shorten([*attentions])}; {parameters:,} parameters'
+    )
 
 
 def put_in(block: Any, steps: Steps) -> None:

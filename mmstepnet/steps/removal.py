@@ -10,7 +10,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmstepnet.generated import Generated, generated_class, host_of
-from mmstepnet.tracing import Arrangement, Finder, Selection, select, unwrap
+from mmstepnet.messages import shorten
+from mmstepnet.tracing import Arrangement, Finder, Selection, match, unwrap
 from mmstepnet.tracing.selection import is_within
 from mmstepnet.tracing.trace import Passage, Trace
 from mmstepnet.tracing.wrappers import name_modules
@@ -127,12 +128,12 @@ def prepare_removal(
     model = unwrap(model)
     modules = modules_by_name(model)
     blocks, ways = run_on(example, model, _passes, 2)[0]
-    chosen = {} if names is None else select(modules, names)
+    chosen = {} if names is None else match(modules, names)
     for item, found in chosen.items():
         if not any(is_within(name, found) for name in blocks):
             raise ValueError(
-                f'blocks={item!r} means no residual block of the model; '
-                f'find_steps shows where its steps are'
+                f'blocks={item!r} means no residual block of the model; its '
+                f'blocks are {shorten([*blocks])}'
             )
     selected = set().union(*chosen.values())
     meant = [

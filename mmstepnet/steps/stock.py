@@ -11,7 +11,7 @@ from mmstepnet.generated import host_of
 from mmstepnet.tracing.wrappers import name_modules, unwrap
 
 from .branch import BranchStep, Place, Spot
-from .fused_blocks import is_fusable
+from .fused_blocks import is_fusable, state_width
 from .insert import Steps, build
 from .removal import RemovedBlock, stage_asked_for, stand_in
 from .residual import ResidualStep
@@ -28,6 +28,9 @@ names of the steps. One that was removed has ``removed``, the arguments of
 
 Modules = dict[str, nn.Module]
 """Modules by name."""
+
+Shapes = dict[str, torch.Size]
+"""Shapes of the tensors of an attention, by their keys in its state dict."""
 
 
 class Stock:
@@ -131,9 +134,52 @@ def _record(attention: Any) -> dict[str, Any]:
     )
 
 
-def _shapes(module: nn.Module) -> dict[str, Any]:
+def _shapes(module: nn.Module) -> Shapes:
     tensors = tensors_of(module)
     return {key: t.shape for key, t in tensors.items()}
+
+
+def fits(record: dict[str, Any], channels: int, shapes: Shapes) -> bool:
+    """Whether the tensors of an attention would have some shapes.
+
+    Args:
+        record (dict[str, Any]): Its type and arguments.
+        channels (int): Its channels.
+        shapes (Shapes): The shapes.
+    """
+    try:
+        with torch.device('meta'):
+            attention = build_attention(record, channels)
+    except ValueError:  # it does not take so few channels
+        return False
+    return _shapes(attention) == shapes
+
+
+def width_of(record: dict[str, Any], shapes: Shapes) -> int | None:
+    """Channels of an attention that has tensors of some shapes.
+
+    Args:
+        record (dict[str, Any]): Its type and arguments.
+        shapes (Shapes): The shapes.
+
+    Returns:
+        int | None: Their number. None where no number, or several, give
+        these shapes, as of one learned constant a block.
+    """
+    sizes = {size for shape in shapes.values() for size in shape}
+    found = [size for size in sizes if fits(record, size, shapes)]
+    return found[0] if len(found) == 1 else None
+
+
+def width_here(block: nn.Module) -> int | None:
+    """Channels of what a block without steps is given; None if unknown."""
+    if is_fusable(block):
+        return state_width(block)
+    for layer in block.modules():
+        for name in ('in_channels', 'in_features'):
+            if hasattr(layer, name):
+                return int(getattr(layer, name))
+    return None
 
 
 def tensors_of(module: nn.Module) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from .indices import (
 )
 from .readings import DEFAULT_READING, FIELDS, READING_TEXTS, READINGS
 from .recorder import TrajectoryRecorder, measure_stiffness
+from .summary import summary
 from .total import (
     MEANS,
     block_stiffness,
@@ -60,6 +61,7 @@ __all__ = [
     'stiffness_index',
     'stiffness_occurrence',
     'stiffness_proportion',
+    'summary',
     'total_neural_stiffness',
     'total_stiffness_proportion',
 ]

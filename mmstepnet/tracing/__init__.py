@@ -10,7 +10,7 @@ knows the small protocol of :mod:`.observed` alone. On PyTorch alone.
 from .additions import PROJECTS
 from .finder import Finder, trace_pass
 from .modes import hooked, in_mode, uncompiled
-from .selection import Selection, select
+from .selection import Selection, match, select
 from .stages import FIRST, Arrangement, FoundStep, find_steps
 from .sums import Call, Sum
 from .tags import tensors
@@ -28,6 +28,7 @@ __all__ = [
     'find_steps',
     'hooked',
     'in_mode',
+    'match',
     'select',
     'tensors',
     'trace_pass',

@@ -1,9 +1,12 @@
 """Blocks that a user chooses, by names and classes."""
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import PurePosixPath
 
 import torch.nn as nn
+
+from mmstepnet.messages import shorten
 
 Selection = str | type | Sequence[str | type]
 """Blocks by name pattern, by class, or a mixture of both. An item means the
@@ -11,10 +14,10 @@ modules that it matches, and all that is in them: ``'layer3'`` is its blocks.
 """
 
 
-def select(
+def match(
     modules: dict[str, nn.Module], selection: Selection
 ) -> dict[str | type, set[str]]:
-    """Modules that each item of a selection matches.
+    """Modules that each item of a selection matches, if any.
 
     Args:
         modules (dict): Modules by name.
@@ -27,7 +30,6 @@ def select(
         :func:`is_within`.
 
     Raises:
-        ValueError: An item matches no module.
         TypeError: It is neither names nor classes.
     """
     items = [selection] if isinstance(selection, (str, type)) else selection
@@ -55,10 +57,26 @@ def select(
                 else is_named(name, item)
             )
         }
-        if not chosen[item]:
+    return chosen
+
+
+def select(
+    modules: dict[str, nn.Module], selection: Selection
+) -> dict[str | type, set[str]]:
+    """Modules that each item of a selection matches, see :func:`match`.
+
+    Raises:
+        ValueError: An item matches no module.
+        TypeError: It is neither names nor classes.
+    """
+    chosen = match(modules, selection)
+    for item, names in chosen.items():
+        if not names:
+            outermost = [name for name in modules if name and '.' not in name]
+            near = get_close_matches(str(item), modules) or outermost
             raise ValueError(
-                f'blocks={item!r} matches no module. Names look like '
-                f'{[*modules][-1]}; a * stands for one part between dots'
+                f'blocks={item!r} matches no module; there are '
+                f'{shorten(near)}; a * stands for one part between dots'
             )
     return chosen
 

@@ -12,17 +12,29 @@ WRAPPERS = (
 """Names under which wrappers hold their module."""
 
 
+def check_module(model: object) -> None:
+    """Refuse what is no module, such as the name of a model.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    if isinstance(model, nn.Module):
+        return
+    given = type(model).__name__
+    if isinstance(model, str):
+        given = f'the text {model!r}; build the model first'
+    elif model is None:
+        given = "None; eval() of the hosts' ResNets returns None"
+    raise TypeError(f'a module is needed, a torch.nn.Module, got {given}')
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Model inside wrappers: parallel, averaged or compiled.
 
     Raises:
         TypeError: ``model`` is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f'model must be an nn.Module, got {type(model).__name__}; '
-            f"eval() of the hosts' ResNets returns None"
-        )
+    check_module(model)
     while (inner := _inside(model)) is not None:
         model = inner
     return model
@@ -41,8 +53,9 @@ def name_modules(model: nn.Module) -> dict[nn.Module, str]:
     A wrapper and what is in it have one name.
 
     Raises:
-        TypeError: ``torch.jit`` made a module in it.
+        TypeError: It is no module, or ``torch.jit`` made a module in it.
     """
+    check_module(model)
     names = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):

@@ -365,7 +365,7 @@ REFUSED = {  # config, channels, error and what it says
         dict(type='Nonsense'),
         64,
         KeyError,
-        "'Nonsense' is unknown.*'StepNet'",
+        "'Nonsense' is unknown.*StepNet",
     ),
     'a name': ('SE', 64, TypeError, "got 'SE'"),
 }
@@ -377,3 +377,21 @@ REFUSED = {  # config, channels, error and what it says
 def test_refused(cfg, channels, error, message):
     with pytest.raises(error, match=message):
         build_attention(cfg, channels)
+
+
+@pytest.mark.parametrize('init_step', [None, 1.0])
+def test_printed_are_the_arguments_that_are_not_the_defaults(cfg, init_step):
+    """It can be built again from them, and from none fewer."""
+    given = dict(cfg, init_step=init_step)
+    attention = build_attention(given, 64, map_size=14)
+    shown = eval(f'dict({attention.extra_repr()})')
+    assert shown.pop('channels') == 64
+
+    def record(without=None):
+        kept = {k: v for k, v in shown.items() if k != without}
+        return build_attention(
+            dict(kept, type=cfg['type']), 64, map_size=7
+        ).record()
+
+    assert record() == attention.record()
+    assert all(record(name) != attention.record() for name in shown)

@@ -11,6 +11,7 @@ import torchvision
 from mmstepnet import insert_steps
 from mmstepnet.attentions import IEBN, Plain, StepNet, build_attention
 from mmstepnet.attentions.record import KEY
+from mmstepnet.messages import LOGGER
 from mmstepnet.steps import ResidualStep, fused
 from tests.test_attentions.conftest import ATTENTIONS, FIXED
 from tests.utils import perturb, seeded
@@ -20,6 +21,12 @@ SETTINGS = [
     for cfg in (*ATTENTIONS.values(), FIXED)
     for step in (None, 1.0)
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_log(monkeypatch):
+    """As without OpenMMLab, whose log would get the warnings."""
+    monkeypatch.setattr(LOGGER, 'handlers', [])
 
 
 def step(cfg):

@@ -49,7 +49,10 @@ def test_classification(tmp_path, split):
     )
     assert record.blocks[0] == 'backbone.layer1.1'
     settings = dict(record.settings)
-    assert settings.pop('metrics') == pytest.approx(metrics)
+    numbers = settings.pop('metrics')
+    assert numbers == pytest.approx(
+        {'accuracy/top1': metrics['accuracy/top1']}
+    )
     del settings['mmstepnet']
     assert settings == dict(
         model='resnet20_stepnet_digits',
@@ -77,8 +80,11 @@ def test_classification(tmp_path, split):
             *(call.args[0] for call in backend.add_scalars.call_args_list)
         )
     )
+    # Of a test the metrics have it, too, which --out writes.
+    assert {*metrics} == {*numbers, *(expected if split == 'test' else ())}
     for name, value in expected.items():
         assert value > 0
+        assert metrics.get(name, value) == pytest.approx(value, rel=1e-6)
         assert (
             scalars(runner)[f'{split}/{name}']
             == shown[name]
@@ -195,8 +201,14 @@ def test_networks_without_and_with_too_few_blocks_are_told(tmp_path):
         hook=dict(blocks=['layer1.[01]', 'layer2.[01]']),
     )
     runner.val()
-    assert scalars(runner)['val/stiffness/tns'] == 0
-    assert 'TNS is 0 by definition' in log_text(tmp_path / 'few')
+    runner.val()
+    found = recording(tmp_path / 'few')
+    for name in READINGS:
+        assert found.tns(name) == found.proportion(name) == 0
+    shown = {key.removeprefix('val/stiffness/') for key in scalars(runner)}
+    assert shown == {'nsi', *(f'tns_{name}_all' for name in READINGS)}
+    for text in ('TNS is 0 by definition', 'the first block of each stage'):
+        assert log_text(tmp_path / 'few').count(text) == 1
 
 
 def test_after_an_exception_the_next_validation_is_right(tmp_path):

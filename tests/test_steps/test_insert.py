@@ -224,8 +224,21 @@ def test_map_sizes_by_stage():
         pytest.param(
             ValueError,
             dict(blocks='layer5'),
-            "blocks='layer5' matches no module",
+            r"'layer5' .*: its blocks are layer1.0, layer1.1, layer2.0, …, "
+            r'layer4.1$',
             id='no such block',
+        ),
+        pytest.param(
+            ValueError,
+            dict(blocks=['layer1', 'fc']),
+            "'fc' .*: its blocks are layer1.0, layer1.1,",
+            id='no block in it',
+        ),
+        pytest.param(
+            ValueError,
+            dict(model=network('maps'), blocks='3', example=inputs('maps')),
+            "'3' .*: its blocks are 0, 1, 2$",
+            id='no such block, found by running',
         ),
         pytest.param(
             ValueError,
@@ -266,8 +279,32 @@ def test_map_sizes_by_stage():
         pytest.param(
             KeyError,
             dict(attention='SD'),
-            "'SD' is unknown; registered are",
+            "^attention 'SD' is unknown; registered are CBAM, ECA, FCA",
             id='unknown attention',
+        ),
+        pytest.param(
+            KeyError,
+            dict(attention='stepnet'),
+            "^attention 'stepnet' is unknown; did you mean 'StepNet'",
+            id='an attention in small letters',
+        ),
+        pytest.param(
+            TypeError,
+            dict(model=network('tokens'), init_steps=1),
+            "'init_steps'; its arguments are init_step, inputs, iebn; insert",
+            id='an argument that is not there',
+        ),
+        pytest.param(
+            TypeError,
+            dict(attention='SE', block='layer1'),
+            "'block'; .*reduction, init_step; insert_steps takes blocks, ",
+            id='an argument of insert_steps that is not there',
+        ),
+        pytest.param(
+            TypeError,
+            dict(model='resnet18'),
+            "a module is needed, .* got the text 'resnet18'",
+            id='the name of a model',
         ),
         pytest.param(
             TypeError, dict(blocks=3), 'blocks must be names', id='a number'
@@ -282,10 +319,10 @@ def test_map_sizes_by_stage():
 )
 def test_refusals(error, options, message):
     model = options.pop('model', None) or resnet18()
-    keys = set(model.state_dict())
+    keys = set(getattr(model, 'state_dict', dict)())
     with pytest.raises(error, match=message):
         insert_steps(model, **options)
-    assert set(model.state_dict()) == keys
+    assert set(getattr(model, 'state_dict', dict)()) == keys
 
 
 def test_parameter_groups():
@@ -336,3 +373,27 @@ def test_what_is_left_out_is_named(caplog):
     model[1].forward = lambda x: x + model[1].attn(x) + model[1].mlp(x)
     assert insert_steps(model, example=inputs('tokens')) == ['0', '2']
     assert '1 adds several branches to one state' in caplog.text
+
+
+@pytest.mark.parametrize(
+    'options, wanted',
+    [
+        pytest.param(
+            {},
+            'StepNet in 5 blocks: layer1.0, layer1.1, layer2.1, …, layer4.1; '
+            f'{6 * (2 * 64 + 128 + 256 + 512):,} parameters; starts at a step '
+            'of 1',
+            id='a warm start',
+        ),
+        pytest.param(
+            dict(attention='Plain', blocks='layer1.1', init_step=None),
+            'Plain in 1 block: layer1.1; 0 parameters; starts as in its paper',
+            id="the paper's start",
+        ),
+    ],
+)
+def test_what_was_put_in_is_said(options, wanted, caplog):
+    """Six parameters a channel."""
+    caplog.set_level('INFO', 'mmstepnet')
+    insert_steps(resnet18(), **options)
+    assert wanted in caplog.messages

@@ -16,6 +16,7 @@ import torch
 
 from mmstepnet import steps
 from mmstepnet.attentions import StepNet
+from mmstepnet.messages import LOGGER
 from mmstepnet.steps.tail import aten, dispatch, scaled_aten
 from tests.test_steps import backends
 from tests.test_steps.cases import (
@@ -517,8 +518,9 @@ def test_maps_on_gpus_that_take_the_reference_path(monkeypatch):
 
 @compiles
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
-def test_kernels_that_do_not_build_warn_once():
+def test_kernels_that_do_not_build_warn_once(monkeypatch):
     """And the reference path is taken."""
+    monkeypatch.setattr(LOGGER, 'handlers', [])  # OpenMMLab's log
     dispatch._triton.cache_clear()
     with pytest.warns(UserWarning, match='takes the reference path') as seen:
         for _ in range(2):

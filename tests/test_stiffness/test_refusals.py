@@ -273,7 +273,7 @@ VALUES = {  # a call that raises a ValueError, and what it says
     # Models, blocks and scores.
     'no such block': (
         lambda: recorded(Net(), MAPS, blocks='layer9.*'),
-        r"'layer9.\*' matches no module. Names look like blocks",
+        r"'layer9.\*' matches no module; there are blocks",
     ),
     'the first block': (
         lambda: recorded(Net(), MAPS, blocks='blocks.0'),
@@ -339,7 +339,7 @@ OTHERS = {  # a call, its error, and what it says
     'no model': (
         lambda: TrajectoryRecorder(None),
         TypeError,
-        'got NoneType; eval',
+        'got None; eval',
     ),
     'complex numbers': (
         lambda: neural_stiffness_index([1j], [1.0]),

@@ -85,6 +85,7 @@ def test_the_flexible_runner_is_tested_too(trained, tmp_path):
         other,
         options=flexible,
     )
+    assert usual.read_text().endswith('}\n')
     metrics = json.loads(usual.read_text())
     assert 0 <= metrics['accuracy/top1'] <= 100
     assert json.loads(other.read_text()) == metrics

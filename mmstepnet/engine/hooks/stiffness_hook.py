@@ -17,6 +17,7 @@ from mmstepnet.engine.stiffness_metric import (
     LenientRecorder,
     StiffnessMetric,
     describe,
+    has_one_block_a_stage,
 )
 from mmstepnet.registry import HOOKS
 from mmstepnet.stiffness import DEFAULT_READING, READINGS, Trajectories
@@ -37,8 +38,9 @@ class StiffnessHook(Hook):
     - ``stiffness/tns_adaptive``, ``stiffness/tns_unit`` and
       ``stiffness/tns_returned``, TNS in each reading with the mean of the
       stage (Definition 2), and the same with the mean of all blocks (Eq. 15)
-      as ``stiffness/tns_adaptive_all`` etc., all of these in the epoch's log
-      and in every visualizer backend,
+      as ``stiffness/tns_adaptive_all`` etc., all of these in the epoch's
+      log, in every visualizer backend and in the metrics of a test; without
+      those that are 0 by definition where a stage has one block left,
     - ``stiffness/nsi/BLOCK``, the mean over samples, in the backends,
     - ``WORK_DIR/stiffness/stiffness_*.npz`` (see
       :meth:`~mmstepnet.stiffness.Trajectories.load`) and its figures, which
@@ -183,11 +185,14 @@ class StiffnessHook(Hook):
                 f'{", ".join(left_out[:5])}' + ', …' * (len(left_out) > 5)
             )
         if metric.trajectories is not None:
+            metrics = {} if metrics is None else metrics
             numbers = {
                 key: float(value)
-                for key, value in (metrics or {}).items()
+                for key, value in metrics.items()
                 if isinstance(value, int | float)
             }
+            if split == 'test':  # of a validation, others choose by them
+                metrics.update(scalars)
             self.save_and_draw(
                 runner,
                 replace(
@@ -288,18 +293,22 @@ class StiffnessHook(Hook):
             ' and leaves out the first block of each stage: '
             + ', '.join(recorder.excluded)
         ) * bool(recorder.excluded)
-        runner.logger.info(
+        measured = (
             f'StiffnessHook measures {len(recorder.blocks)} '
             f'residual steps{without}'
         )
+        if measured in self._said:  # at an earlier validation
+            return
+        self._said.add(measured)
+        runner.logger.info(measured)
         if recorder.repeated:
             runner.logger.warning(
                 'StiffnessHook measures the first pass of each sample: the '
                 'model passes it several times, flipped or in parts'
             )
-        if len(recorder.blocks) == len(recorder.stages.unique()):
+        if has_one_block_a_stage(recorder):
             runner.logger.warning(
                 'StiffnessHook: with one block a stage left, TNS is 0 by '
-                'definition (but not with the mean of all blocks); compare '
-                'deeper networks'
+                'definition, so the log has only that with the mean of all '
+                'blocks (tns_..._all); compare deeper networks'
             )

@@ -1,6 +1,5 @@
 """The hosts' backbones with steps: found by scope, initialised, frozen."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from mmstepnet.attentions.base import is_frozen
 from mmstepnet.checks import check_config
 from mmstepnet.compatibility import VERSIONS, check_hosts
 from mmstepnet.generated import Generated, generated_class
+from mmstepnet.messages import warn
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep, insert_steps
 from mmstepnet.steps.modules import steps_of
@@ -210,10 +210,9 @@ def warn_of_frozen_starts(backbone: nn.Module) -> None:
         and is_frozen(module.attention)
     ]
     if names:
-        warnings.warn(
+        warn(
             f'{type(backbone).__name__}: the attentions of '
             f'{", ".join(names)} are frozen with their blocks, so their step '
             'stays at their init_step for ever; leave these blocks out with '
-            'blocks=, or freeze fewer stages',
-            stacklevel=4,
+            'blocks=, or freeze fewer stages'
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmstepnet.attentions import build_attention
 from mmstepnet.registry import MODELS
 from mmstepnet.steps import ResidualStep
+from mmstepnet.steps.insert import log_new
 
 from .host import STEPNET, warn_of_frozen_starts
 from .host_attention import HostAttention
@@ -147,6 +148,14 @@ class StepVisionTransformer(VisionTransformer):
         super().__init__(arch, **kwargs)
         for index, layer in enumerate(self.layers):
             self.layers[index] = StepTransformerEncoderLayer(layer, attention)
+        if attention is not None:
+            log_new(
+                {
+                    f'layers.{index}': [layer.step.attention]
+                    for index, layer in enumerate(self.layers)
+                },
+                attention.get('init_step'),
+            )
         if self.frozen_stages > 0:
             self._freeze_stages()
             warn_of_frozen_starts(self)

@@ -4,7 +4,6 @@ Who asks gets None where the reference path is right. Each refusal stands in a
 line of its own, with its reason.
 """
 
-import warnings
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from mmstepnet.attentions import FoldedStepNet, StepNet
 from mmstepnet.attentions.base import normalises_by_batch
+from mmstepnet.messages import warn
 from mmstepnet.torch_version import is_compiling, is_exporting, is_transformed
 
 from . import aten, scaled, scaled_aten
@@ -449,10 +449,9 @@ def _triton(device: torch.device, oracle: Any) -> ModuleType | None:
         passes = import_module(f'.{TRITON[oracle]}', __package__)
         check(passes, oracle, device)
     except Exception as error:  # no Triton 3, driver, compiler or headers
-        warnings.warn(
+        warn(
             f'the residual step takes the reference path on {device}, '
-            f'because its Triton kernels failed: {error}',
-            stacklevel=2,
+            f'because its Triton kernels failed: {error}'
         )
         return None
     return passes
