@@ -21,7 +21,11 @@ from mmstepnet.stiffness import (
     measure_stiffness,
 )
 from mmstepnet.stiffness.gates import GateStatistics
-from mmstepnet.stiffness.training import distinct_names, read_trainings
+from mmstepnet.stiffness.training import (
+    distinct_names,
+    find_networks,
+    read_trainings,
+)
 from mmstepnet.tracing import trace_pass
 
 from .choices import READINGS
@@ -100,7 +104,8 @@ def run_report(
     """Print recordings, and write their page."""
     shown: dict[str, Trajectories] = {}
     files: list[Path] = []
-    for name, path in zip(distinct_names(recordings), recordings):
+    networks = [each for path in recordings for each in find_networks(path)]
+    for name, path in zip(distinct_names(networks), networks):
         of_training = find_recordings(path)
         files += of_training
         shown[name] = _with_settings(
@@ -216,11 +221,13 @@ def _print_gates(label: str, gates: GateStatistics) -> None:
     """Print a table of the gates, and the names of those that are not in."""
     if gates.mean:
         width = max(map(len, gates.mean))
-        print(f'{label}: {gates.over_blocks:.4f} is the deviation over blocks')
+        print(
+            f'{label}: {gates.over_blocks:#.4g} is the deviation over blocks'
+        )
         print(' ' * width, '  mean of Δt  over images  over channels')
         for name, mean in gates.mean.items():
             row = mean, gates.over_images[name], gates.over_channels[name]
-            print(f'{name:{width}}', *(f'{value:12.4f}' for value in row))
+            print(f'{name:{width}}', *(f'{value:#12.4g}' for value in row))
     else:
         print(f'{label}: no attention value that could adapt')
     if gates.constant:

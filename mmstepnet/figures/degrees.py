@@ -71,13 +71,16 @@ def degrees_figure(runs: Sequence[Run], measure: Measure) -> alt.ConcatChart:
     for run, grid in zip(runs, grids):
         # Cells of 0 are the ground of the map.
         i, j = np.nonzero(grid)
+        wide, high = 2 * m1[0], 2 * m2[0]
         layers = [
-            chart(m1=m1[i], m2=m2[j], value=grid[i, j])
+            chart(i=i, j=j, value=grid[i, j])
             .transform_calculate(
-                left=f'datum.m1 - {m1[0]}',
-                right=f'datum.m1 + {m1[0]}',
-                low=f'datum.m2 - {m2[0]}',
-                high=f'datum.m2 + {m2[0]}',
+                left=f'datum.i * {wide}',
+                m1=f'(datum.i + 0.5) * {wide}',
+                right=f'(datum.i + 1) * {wide}',
+                low=f'datum.j * {high}',
+                m2=f'(datum.j + 0.5) * {high}',
+                high=f'(datum.j + 1) * {high}',
             )
             .mark_rect()
             .encode(

@@ -13,7 +13,7 @@ from mmstepnet.stiffness import DEFAULT_READING, Trainings, Trajectories
 
 from .attention_values import attention_figure
 from .degrees import OCCURRENCE, PROPORTION, degrees_figure
-from .ranking import ranking_figure, runs_by_metric
+from .ranking import compared_runs, ranking_figure
 from .runs import Run, same_blocks
 from .training import training_figure
 from .trajectories import overlay_figure, trajectory_figure
@@ -82,8 +82,9 @@ def save_report_figures(
 
     Returns:
         list[Path]: The files. Figure 9 is one file a run whose attention
-        value varies, Figure 10 one a set of runs with the same blocks;
-        Figure 7 is left out where no run has an accuracy.
+        value varies, Figure 10 one a set of several runs with the same
+        blocks; Figure 7 is left out where no two runs have an accuracy of
+        one metric.
 
     Raises:
         ValueError: The format is unknown.
@@ -106,7 +107,7 @@ def report_charts(
         'figure_3': trajectory_figure(runs),
         'figure_6': degrees_figure(runs, PROPORTION),
     }
-    groups = runs_by_metric(runs)
+    groups = compared_runs(runs)
     if groups:
         charts['figure_7'] = ranking_figure(groups)
     for i, run in enumerate(runs, 1):

@@ -10,20 +10,22 @@ from .runs import Run, by_model
 from .style import chart, colors, number, panels, wrapped
 
 
-def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | str:
+def rank_correlation(runs: Sequence[Run]) -> RankCorrelation | None:
     """Rank runs of one metric by TNS and by accuracy.
 
     Args:
         runs (Sequence[Run]): Runs with an accuracy, all of one metric.
 
     Returns:
-        RankCorrelation | str: See :func:`correlate_ranks`.
+        RankCorrelation, optional: See :func:`correlate_ranks`. None where it
+        is not defined.
     """
-    return correlate_ranks(
+    found = correlate_ranks(
         [run.tns for run in runs],
         [run.known_accuracy.value for run in runs],
         'runs',
     )
+    return found if isinstance(found, RankCorrelation) else None
 
 
 def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -38,12 +40,22 @@ def runs_by_metric(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
+def compared_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of each metric that several of them have."""
+    return {
+        name: members
+        for name, members in runs_by_metric(runs).items()
+        if len(members) > 1
+    }
+
+
 def ranking_figure(groups: dict[str, list[Run]]) -> alt.ConcatChart:
     """Figure 7, one panel a metric."""
     models = [*by_model([run for runs in groups.values() for run in runs])]
     parts = []
     for name, runs in groups.items():
         known = [run.known_accuracy for run in runs]
+        ranks = rank_correlation(runs)
         parts.append(
             chart(
                 tns=[run.tns for run in runs],
@@ -74,7 +86,10 @@ def ranking_figure(groups: dict[str, list[Run]]) -> alt.ConcatChart:
                 ],
             )
             .properties(
-                title=[*wrapped(name), *wrapped(str(rank_correlation(runs)))],
+                title=[
+                    *wrapped(name),
+                    *(wrapped(str(ranks)) if ranks else []),
+                ],
                 width=480,
                 height=280,
             )

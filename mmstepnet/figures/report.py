@@ -13,10 +13,11 @@ from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS, Trainings
 from mmstepnet.stiffness.trajectories import DRAWS
 from mmstepnet.version import __version__
 
-from .attention_values import attention_figure
+from .attention_values import LEAST_DEVIATION, attention_figure
 from .figures import report_charts, save_charts
-from .ranking import rank_correlation, runs_by_metric
+from .ranking import compared_runs, rank_correlation, runs_by_metric
 from .runs import Run, by_model
+from .style import SMALL_GAP
 from .trajectories import SAMPLES
 
 MOST_POINTS = 10_000
@@ -61,7 +62,7 @@ def report_page(
     Args:
         runs (Sequence[Run]): What is compared.
         charts (Mapping[str, ConcatChart]): What :func:`report_charts` gave.
-            Figure 9 is made anew: on the page every block can be chosen.
+            Figure 9 is made anew, of fewer points.
         images (Sequence[str]): PNG files beside the page. Defaults to none.
     """
     adapting = [run for run in runs if run.adapts]
@@ -73,11 +74,12 @@ def report_page(
     charts = {
         **charts,
         **{
-            f'figure_9_run_{i:02}': attention_figure(run, points, blocks=None)
+            f'figure_9_run_{i:02}': attention_figure(run, points)
             for i, run in enumerate(runs, 1)
             if run.adapts
         },
     }
+    compared = compared_runs(runs)
     panels = {}
     for name, chart in charts.items():
         panel = re.split('_run_|_set_|(?<=training)_', name)[0]
@@ -99,11 +101,18 @@ def report_page(
         draws=DRAWS,
         models=by_model(runs),
         spread=spread,
-        rank_correlation=rank_correlation,
+        compared=compared,
+        correlations={
+            name: found
+            for name, members in compared.items()
+            if (found := rank_correlation(members))
+        },
         runs_by_metric=runs_by_metric,
         panels=panels,
         shown_samples=SAMPLES,
         points=points,
+        least_deviation=LEAST_DEVIATION,
+        small_gap=SMALL_GAP,
         images=images,
         version=__version__,
         vega_js=vl_convert.javascript_bundle(),  # type: ignore

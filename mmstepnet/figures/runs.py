@@ -103,7 +103,8 @@ def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     Returns:
         dict[str, list[Run]]: First every model with several runs (seeds),
-        then all runs with the same blocks; the key tells which.
+        then all runs with the same blocks; the key tells which. No set is
+        of one run, and no two are the same.
     """
     groups = {}
     for run in runs:
@@ -115,7 +116,9 @@ def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for (model, _), members in sorted(
         groups.items(), key=lambda group: not group[0][0]
     ):
-        count = f'{len(members)} run' + 's' * (len(members) > 1)
+        if len(members) == 1 or members in sets.values():
+            continue
+        count = f'{len(members)} runs'
         blocks = len(members[0].trajectories.blocks)
         title = (
             f'{model}, {count}'
@@ -124,6 +127,5 @@ def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
         )
         while title in sets:
             title += ', other blocks'
-        if not model or len(members) > 1:
-            sets[title] = members
+        sets[title] = members
     return sets

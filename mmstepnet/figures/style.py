@@ -21,6 +21,9 @@ COLORS = (
     '#6fa31d',
 )
 
+SMALL_GAP = 60
+"""Pixels between the small charts of a facet, where their axis stands."""
+
 
 def chart(**columns: Iterable) -> alt.Chart:
     """A chart of these columns, all of one length.
@@ -34,8 +37,11 @@ def chart(**columns: Iterable) -> alt.Chart:
         if values.dtype.kind == 'U':
             kinds, values = np.unique(values, return_inverse=True)
             texts[name] = f'{json.dumps(kinds.tolist())}[datum.{name}]'
-        if values.dtype.kind == 'f':  # as many digits as a figure can show
-            row[name] = [float(f'{value:.5g}') for value in values.tolist()]
+        if values.dtype.kind == 'f':
+            # All digits of what is recorded, and no more: an axis may begin
+            # anywhere, so that the last ones are what it shows.
+            short = values.astype(np.float32).astype(np.str_)
+            row[name] = short.astype(float).tolist()
         else:
             row[name] = values.tolist()
     return (
@@ -140,14 +146,27 @@ def heat(column: str, title: str, highest: float) -> alt.Color:
     )
 
 
-def number(column: str, title: str) -> alt.Tooltip:
+def lighter(color: str) -> str:
+    """A colour, more than half of the way to white."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return '#' + ''.join(f'{255 - int(0.43 * (255 - p)):02x}' for p in parts)
+
+
+def number(column: str, title: str, digits: int = 5) -> alt.Tooltip:
     """A number that is shown where the pointer stands."""
-    return alt.Tooltip(f'{column}:Q', title=title, format='.4f')
+    return alt.Tooltip(f'{column}:Q', title=title, format=f'.{digits}~g')
 
 
 def wrapped(text: str) -> list[str]:
     """A title in lines that fit a phone, none of it left out."""
     return textwrap.wrap(text, 40)
+
+
+def _width(part: Any) -> int:
+    """Pixels that a chart, or small ones of one kind, need."""
+    if isinstance(part, alt.FacetChart):
+        return part.columns * (part.spec.width + SMALL_GAP)
+    return part.width
 
 
 def panels(
@@ -159,13 +178,13 @@ def panels(
     """Charts beside each other, in the theme of all figures.
 
     Args:
-        charts (Sequence[Chart]): Charts with a width.
+        charts (Sequence[Chart]): Charts with a width, or facets of such.
         labels (Sequence[str]): Texts of the legend below. Defaults to none.
         columns (int, optional): Charts in a row. Defaults to None, as many
             as 1,100 pixels hold.
         name (str): What a list of such figures calls it. Defaults to none.
     """
-    width = max(part.width for part in charts)
+    width = max(_width(part) for part in charts)
     columns = min(columns or max(1100 // (width + 90), 1), len(charts))
     # A letter is about 6.5 pixels wide.
     entry = 6.5 * max(map(len, labels), default=0) + 40
@@ -196,6 +215,8 @@ def panels(
             offset=16,
         )
         .configure_mark(color=COLORS[0])
+        # A mitred join juts out beyond the point that it stands for.
+        .configure_line(strokeJoin='round')
         .configure_legend(
             orient='bottom',
             title=None,

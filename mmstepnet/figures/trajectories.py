@@ -15,6 +15,7 @@ from .style import (
     chart,
     colors,
     dashes,
+    lighter,
     number,
     panels,
     wrapped,
@@ -46,67 +47,103 @@ def spread_indices(count: int, most: int) -> np.ndarray:
 
 
 def trajectory_figure(runs: Sequence[Run]) -> alt.ConcatChart:
-    """Figure 3, a panel a run: mean, 80 % band and single samples."""
-    names = ['mean', '10–90 % of samples', 'single samples']
+    """Figure 3, a panel a run: mean, 80 % band and single samples.
+
+    Each kind of step has lines of its own. All panels have one scale.
+    """
+    kinds = [*dict.fromkeys(k for run in runs for k in run.trajectories.kinds)]
+    ends = [f', {kind or "others"}' if kinds[1:] else '' for kind in kinds]
+    means = [f'mean{end}' for end in ends]
+    bands = [f'10–90 % of samples{end}' for end in ends]
+    singles = 'single samples'
+    hues = COLORS[: len(kinds)]
+    names = [*means, *bands, singles]
     color = alt.Color(
         'what:N',
-        scale=alt.Scale(domain=names, range=[COLORS[0], '#a3b8ec', GREY]),
+        scale=alt.Scale(
+            domain=names, range=[*hues, *map(lighter, hues), GREY]
+        ),
     )
     parts = []
     for run in runs:
-        blocks = run.trajectories.blocks
-        at = np.arange(1, len(blocks) + 1)
-        low, high = np.quantile(run.nsi, (0.1, 0.9), axis=0)
-        rows = spread_indices(len(run.nsi), SAMPLES)
+        recorded = run.trajectories
         axes = (
-            block_axis(blocks),
+            block_axis(recorded.blocks),
             alt.Y('nsi:Q', title=f'NSI ({run.reading})'),
             color,
         )
+        layers = []
+        for kind, places in recorded.kinds.items():
+            i = kinds.index(kind)
+            layers += _lines(run, places, axes, means[i], bands[i], singles)
         parts.append(
-            alt.layer(
-                *_stages(run.trajectories),
-                chart(at=at, nsi=low, high=high, what=names[1:2] * len(at))
-                .mark_area(opacity=0.5)
-                .encode(*axes, alt.Y2('high:Q')),
-                chart(
-                    at=np.tile(at, len(rows)),
-                    block=blocks * len(rows),
-                    nsi=run.nsi[rows].ravel(),
-                    sample=np.repeat(rows, len(at)),
-                    what=names[2:] * len(at) * len(rows),
-                )
-                .mark_line(strokeWidth=0.7, opacity=0.7)
-                .encode(
-                    *axes,
-                    detail='sample:N',
-                    tooltip=['sample:N', 'block:N', number('nsi', 'NSI')],
-                ),
-                chart(
-                    at=at,
-                    block=blocks,
-                    nsi=run.nsi.mean(0),
-                    what=names[:1] * len(at),
-                )
-                .mark_line(point=True)
-                .encode(*axes, tooltip=['block:N', number('nsi', 'mean NSI')]),
-            ).properties(
-                title=wrapped(run.label), width=block_width(blocks), height=220
+            alt.layer(*_stages(recorded), *layers).properties(
+                title=wrapped(run.label),
+                width=block_width(recorded.blocks),
+                height=220,
             )
         )
-    return panels(parts, names)
+    return panels(parts, names).resolve_scale(y='shared')
+
+
+def _lines(
+    run: Run, places: list[int], axes: tuple, mean: str, band: str, single: str
+) -> list[alt.Chart]:
+    """Band, single samples and mean of the NSI at some places.
+
+    Args:
+        run (Run): The run.
+        places (list[int]): The places, from 0.
+        axes (tuple): Both axes and the colours.
+        mean (str): What the legend calls the mean.
+        band (str): The band.
+        single (str): The single samples.
+    """
+    nsi = run.nsi[:, places]
+    blocks = [run.trajectories.blocks[k] for k in places]
+    at = np.add(places, 1)
+    low, high = np.quantile(nsi, (0.1, 0.9), axis=0)
+    rows = spread_indices(len(nsi), SAMPLES)
+    return [
+        chart(at=at, nsi=low, high=high, what=[band] * len(at))
+        .mark_area(opacity=0.5)
+        .encode(*axes, alt.Y2('high:Q')),
+        chart(
+            at=np.tile(at, len(rows)),
+            block=blocks * len(rows),
+            nsi=nsi[rows].ravel(),
+            sample=np.repeat(rows, len(at)),
+            what=[single] * len(at) * len(rows),
+        )
+        .mark_line(strokeWidth=0.7, opacity=0.7)
+        .encode(
+            *axes,
+            detail='sample:N',
+            tooltip=['sample:N', 'block:N', number('nsi', 'NSI')],
+        ),
+        chart(at=at, block=blocks, nsi=nsi.mean(0), what=[mean] * len(at))
+        .mark_line(point=True)
+        .encode(*axes, tooltip=['block:N', number('nsi', 'mean NSI')]),
+    ]
 
 
 def overlay_figure(runs: Sequence[Run], title: str) -> alt.ConcatChart:
-    """Figure 10: mean NSI of runs with the same blocks, in one panel."""
+    """Figure 10: mean NSI of runs with the same blocks, in one panel.
+
+    Each kind of step has a line of its own.
+    """
     labels = [run.label for run in runs]
     blocks = runs[0].trajectories.blocks
+    kinds = np.empty(len(blocks), object)
+    for kind, places in runs[0].trajectories.kinds.items():
+        kinds[places] = kind
     lines = (
         chart(
             at=[*range(1, len(blocks) + 1)] * len(runs),
             block=blocks * len(runs),
             nsi=np.concatenate([run.nsi.mean(0) for run in runs]),
             run=np.repeat(labels, len(blocks)),
+            kind=kinds.astype(str).tolist() * len(runs),
         )
         .mark_line(point=True)
         .encode(
@@ -116,6 +153,7 @@ def overlay_figure(runs: Sequence[Run], title: str) -> alt.ConcatChart:
             ),
             alt.Color('run:N', scale=colors(labels)),
             alt.StrokeDash('run:N', scale=dashes(labels)),
+            detail='kind:N',
             tooltip=['run:N', 'block:N', number('nsi', 'mean NSI')],
         )
     )

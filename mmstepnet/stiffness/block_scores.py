@@ -54,7 +54,8 @@ def block_scores(
 
     Args:
         model (nn.Module): The model; it runs in evaluation mode.
-        batches (Iterable): As :func:`measure_stiffness` takes them.
+        batches (Iterable): As :func:`measure_stiffness` takes them; inside
+            ``tqdm(...)`` they show a bar.
         score (str): One of the above. Defaults to ``'adaptive'``.
         blocks (optional): See :class:`TrajectoryRecorder`. Defaults to None.
 
@@ -74,7 +75,7 @@ def block_scores(
         ['layer1.1', 'layer2.1', 'layer3.1', 'layer4.1']
     """
     check_choice('score', score, SCORES)
-    batches = iter(tqdm(batches, score))
+    batches = iter(batches)
     with in_mode(model, False), torch.no_grad():
         with TrajectoryRecorder(model, blocks) as recorder:
             for batch in batches:
@@ -145,6 +146,7 @@ def ablate_blocks(
     *,
     example: Tensor | tuple | dict | None = None,
     found: dict[str, float] | None = None,
+    bar: bool = False,
 ) -> dict[str, float]:
     """Measure the loss of a model without each of its blocks.
 
@@ -158,6 +160,7 @@ def ablate_blocks(
         found (dict, optional): What was found before and is not tried again;
             results are put into it as they come, so that what was
             interrupted goes on. Defaults to none.
+        bar (bool): Whether a bar shows how far it is. Defaults to False.
 
     Returns:
         dict[str, float]: evaluate(whole model) - evaluate(without the block)
@@ -191,7 +194,7 @@ def ablate_blocks(
     found = {} if found is None else found
     todo = [name for name in removed if name not in found]
     whole = value('as a whole') if todo else 0.0
-    for name in tqdm(todo, 'without each block'):
+    for name in tqdm(todo, 'without each block', disable=not bar):
         with without_blocks(model, {name: removed[name]}):
             found[name] = whole - value(f'without {name}')
     return found

@@ -28,16 +28,36 @@ def find_recordings(path: str | Path) -> list[Path]:
     path = Path(path)
     if path.is_file():
         return [path]
-    found = sorted(
-        path.rglob('stiffness_*.npz'),
-        key=lambda file: (file.stat().st_mtime_ns, file.name),
-    )
+    found = sorted(path.rglob('stiffness_*.npz'), key=_written)
     if not found:
         raise FileNotFoundError(
-            f'{path} is no file and holds no stiffness_*.npz: StiffnessHook '
-            'writes them; of python -m mmstepnet stiffness name the files'
+            f'{path} is no file and holds no recording, *.npz: '
+            'python -m mmstepnet stiffness and StiffnessHook write them'
         )
     return [file for file in found if file.parent == found[-1].parent]
+
+
+def find_networks(path: str | Path) -> list[Path]:
+    """The networks that a path names, for :func:`find_recordings` each.
+
+    Args:
+        path (str | Path): A recording, or a folder such as a work directory,
+            which is one network; or the folder of ``python -m mmstepnet
+            stiffness``, in which each recording is one.
+
+    Returns:
+        list[Path]: The path, or the recordings in it in the order in which
+        they were written.
+    """
+    path = Path(path)
+    if next(path.rglob('stiffness_*.npz'), None) is not None:
+        return [path]
+    return sorted(path.glob('*.npz'), key=_written) or [path]
+
+
+def _written(file: Path) -> tuple[int, str]:
+    """What sorts files by the time at which they were written."""
+    return file.stat().st_mtime_ns, file.name
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -25,6 +27,9 @@ SETTINGS = ('model', 'split', 'reading', 'dataset_size')
 
 DRAWS = 2000
 """Of the bootstrap of TNS over samples."""
+
+STEP = re.compile(r'(\w+_)?step(_?\d+)?')
+"""How a step of a block that takes several is called behind the block."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,7 +102,7 @@ class Trajectories:
         return len(self.adaptive)
 
     def __repr__(self) -> str:
-        """Three lines: samples and blocks, TNS, the stiffest blocks."""
+        """Samples and blocks, TNS, the stiffest blocks; a line each."""
         return '\n'.join(': '.join(row) for row in self._summary())
 
     def _repr_html_(self) -> str:
@@ -129,12 +134,17 @@ class Trajectories:
                 f'{len(self)} samples, {len(self.blocks)} blocks',
             ),
             (f'TNS, {reading}', tns),
-            (
-                'stiffest blocks',
-                ', '.join(
-                    f'{name} (stiffness {score:.3g}, NSI {nsi:.3g})'
-                    for name, score, nsi in self.stiffest_blocks(3, reading)
-                ),
+            *(
+                (
+                    f'stiffest of {kind}' if kind else 'stiffest blocks',
+                    ', '.join(
+                        f'{name} (stiffness {score:.3g}, NSI {nsi:.3g})'
+                        for name, score, nsi in self.stiffest_blocks(
+                            3, reading, kind
+                        )
+                    ),
+                )
+                for kind in self.kinds
             ),
         ]
 
@@ -201,28 +211,44 @@ class Trajectories:
         )
 
     def stiffest_blocks(
-        self, k: int = 5, reading: str = DEFAULT_READING
+        self,
+        k: int = 5,
+        reading: str = DEFAULT_READING,
+        kind: str | None = None,
     ) -> list[tuple[str, float, float]]:
         """The blocks that are stiffest over all thresholds.
 
         Beside the mean of their stage, or of all blocks where each stage has
-        one.
+        one. Among the steps of one kind, the mean is of that kind: beside
+        that of both, the kind with the smaller branches would be stiff
+        nowhere.
 
         Args:
             k (int): How many. Defaults to 5.
             reading (str): Reading of NSI. Defaults to ``'adaptive'``.
+            kind (str, optional): One of :attr:`kinds`. None is all blocks.
+                Defaults to None.
 
         Returns:
             list[tuple]: Name, :func:`~mmstepnet.stiffness.block_stiffness`
             and mean NSI of each, the stiffest first.
         """
-        nsi = self.nsi(reading)
+        places = [*range(len(self.blocks))]
+        if kind is not None:
+            check_choice('kind', kind, [*self.kinds])
+            places = self.kinds[kind]
+        nsi, stages = self.nsi(reading)[:, places], self.stages[places]
+        is_single = len({*stages.tolist()}) == len(stages)
         stiffness = total.block_stiffness(
-            nsi, self.stages, 'all' if self.single_block_stages else 'stage'
+            nsi, stages, 'all' if is_single else 'stage'
         )
         order = np.argsort(-stiffness, kind='stable')[:k]
         return [
-            (self.blocks[i], float(stiffness[i]), float(nsi[:, i].mean()))
+            (
+                self.blocks[places[i]],
+                float(stiffness[i]),
+                float(nsi[:, i].mean()),
+            )
             for i in order
         ]
 
@@ -260,6 +286,22 @@ class Trajectories:
     def adaptive_blocks(self) -> list[int]:
         """Places of the blocks whose attention value varies."""
         return np.flatnonzero(rows_vary(self.step_mean.T)).tolist()
+
+    @cached_property
+    def kinds(self) -> dict[str, list[int]]:
+        """Places of the steps of each kind, in the order of the blocks.
+
+        A Transformer's blocks take two steps, ``'attn_step'`` and
+        ``'mlp_step'``. Blocks that take one are of the kind ``''``, as are
+        all steps where there is one kind.
+        """
+        kinds: dict[str, list[int]] = defaultdict(list)
+        for place, name in enumerate(self.blocks):
+            end = name.rpartition('.')[2].partition('#')[0]
+            kinds[end if STEP.fullmatch(end) else ''].append(place)
+        if len(kinds) == 1:
+            return {'': [*range(len(self.blocks))]}
+        return dict(kinds)
 
     @cached_property
     def stage_names(self) -> dict[int, str]:

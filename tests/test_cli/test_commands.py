@@ -263,7 +263,11 @@ def test_what_is_printed(nets, pictures, tmp_path, capsys):
     assert page.read_text('utf-8').count('resnet18 are random.') == 2
     page.unlink()
     assert call('report', recording, '--out', out) == 0
-    assert page.is_file()
+    assert page.is_file() and 'resnet18' not in page.read_text('utf-8')
+    assert call('report', out, '--out', out) == 0
+    assert 'torchvision.resnet18' in page.read_text('utf-8')
+    capsys.readouterr()
+    assert call('report', recording, '--out', out) == 0
     printed = capsys.readouterr().out
     # ResNet-18 leaves one block a stage.
     assert '0 by definition' in printed
@@ -652,7 +656,7 @@ def test_gates(nets, pictures, capsys, json_too):
         lines = printed.splitlines()
         assert [line.split() for line in lines[2:]] == [
             *(
-                [name, *(f'{values[name]:.4f}' for values in wanted[:3])]
+                [name, *(f'{values[name]:#.4g}' for values in wanted[:3])]
                 for name in wanted.mean
             ),
             *(
@@ -660,7 +664,7 @@ def test_gates(nets, pictures, capsys, json_too):
                 for kind, value in wanted.results.items()
             ),
         ]
-        assert f'{wanted.over_blocks:.4f}' in lines[0]
+        assert f'{wanted.over_blocks:#.4g}' in lines[0]
 
 
 def test_a_turned_picture_is_measured_upright(nets, tmp_path):

@@ -1,10 +1,13 @@
 """The figures: what Vega draws, against the recording."""
 
+import io
+from collections import Counter
 from dataclasses import replace
 
 import altair as alt
 import numpy as np
 import pytest
+import vl_convert
 from PIL import Image
 
 from mmstepnet.figures import (
@@ -17,11 +20,12 @@ from mmstepnet.figures.block_scores import block_scores_figure
 from mmstepnet.figures.degrees import OCCURRENCE, PROPORTION, degrees_figure
 from mmstepnet.figures.figures import save_charts
 from mmstepnet.figures.ranking import (
+    compared_runs,
     rank_correlation,
     ranking_figure,
     runs_by_metric,
 )
-from mmstepnet.figures.style import block_names
+from mmstepnet.figures.style import COLORS, block_names
 from mmstepnet.figures.training import training_figure
 from mmstepnet.figures.trajectories import (
     overlay_figure,
@@ -118,12 +122,78 @@ def test_figure_3(run):
     )
 
 
+def test_networks_beside_each_other_share_a_scale(run):
+    """Every label of the axis of NSI stands at both panels."""
+    larger = changed(run, adaptive=3 * run.trajectories.adaptive)
+    labels = Counter(
+        text
+        for text in texts(trajectory_figure([run, larger]))
+        if text.replace('.', '').isdigit()
+    )
+    assert len(labels) > 2 and {*labels.values()} == {2}
+
+
+def transformer(run):
+    """The run as a Transformer of three blocks would give it."""
+    return changed(
+        run,
+        stages=[0] * 6,
+        blocks=[
+            f'vit.blocks.{k}.{step}_step'
+            for k in (1, 2, 3)
+            for step in ('attn', 'mlp')
+        ],
+    )
+
+
+def test_a_transformer_has_a_line_for_each_kind_of_step(run):
+    of_two = transformer(run)
+    figure = trajectory_figure([of_two, run])
+    # A line is told by its first point: of a mean, that of its kind.
+    starts = {
+        mark['what']: float(mark['NSI (adaptive)'])
+        for mark in drawn(figure, 'line mark')
+        if 'mean' in mark['what']
+    }
+    mean = run.nsi.mean(0)
+    assert starts == {
+        'mean, attn_step': pytest.approx(mean[0], rel=1e-4),
+        'mean, mlp_step': pytest.approx(mean[1], rel=1e-4),
+        'mean, others': pytest.approx(mean[0], rel=1e-4),
+    }
+    singles = [m for m in drawn(figure, 'line mark') if 'sample' in m]
+    assert len(singles) == 3 * 6
+    assert {*starts} <= {*texts(figure)}
+    lines = drawn(overlay_figure([of_two, of_two], ''), 'line mark')
+    assert len(lines) == 2
+    assert len(drawn(overlay_figure([run], ''), 'line mark')) == 1
+
+
+def highest_pixel(run, values):
+    """The row in which the mean of NSI begins, without its points."""
+    nsi = np.tile(np.float32(values), (len(run.nsi), 1))
+    spec = overlay_figure([changed(run, adaptive=nsi)], '').to_dict()
+    line = spec['concat'][0]['layer'][-1]
+    line['mark'] = dict(line['mark'], point=False, strokeWidth=6)
+    line['encoding']['y']['scale'] = dict(domain=[0, 0.2])
+    png = vl_convert.vegalite_to_png(spec)
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert('RGB')).astype(int)
+    blue = [int(COLORS[0][i : i + 2], 16) for i in (1, 3, 5)]
+    return np.flatnonzero((abs(pixels - blue) < 40).all(2).any(1))[0]
+
+
+def test_a_zigzag_is_as_high_as_its_values(run):
+    """As a level line of its highest value; a mitre juts out by 17 pixels."""
+    zigzag = highest_pixel(run, [0, 0.1] * 3)
+    assert abs(zigzag - highest_pixel(run, [0.1] * 6)) <= 1
+
+
 def test_figure_10(runs):
     points = drawn(overlay_figure(runs, 'title'), 'point')
     np.testing.assert_allclose(
         numbers(points, 'mean NSI'),
         np.ravel([run.nsi.mean(0) for run in runs]),
-        atol=6e-5,
+        rtol=1e-4,
     )
     assert [(mark['run'], mark['recorded block']) for mark in points] == [
         (run.label, place) for run in runs for place in '123456'
@@ -141,6 +211,7 @@ def test_figure_7(runs):
         'accuracy/top1, val split': mixed[:5],
         'mAP, val split': mixed[6:],
     }
+    assert compared_runs(mixed) == {'accuracy/top1, val split': mixed[:5]}
     settings = {**runs[0].trajectories.settings, 'split': 'test'}
     assert list(runs_by_metric([changed(runs[0], settings=settings)])) == [
         'accuracy/top1, val split; TNS, test split'
@@ -150,7 +221,7 @@ def test_figure_7(runs):
     np.testing.assert_allclose(
         numbers(points, 'TNS'),
         [*(run.tns for run in mixed[:5]), mixed[6].tns],
-        atol=6e-5,
+        rtol=1e-4,
     )
     assert [mark['model'] for mark in points] == [
         'plain',
@@ -170,37 +241,80 @@ def test_figure_7(runs):
 
 
 def test_figure_9(run):
+    step = run.trajectories.step_mean
+    step = step.mean(0) + 100 * (step - step.mean(0))  # gates that move far
+    run = changed(run, step_mean=step)
     recorded = run.trajectories
     figure = attention_figure(run)
     points = drawn(figure, 'point')
+    # A block after the other, each in a panel of its own.
     np.testing.assert_allclose(
-        numbers(points, 'NSI'), run.nsi[:, :3].T.ravel(), atol=6e-5
+        numbers(points, 'NSI'), run.nsi.T.ravel(), rtol=1e-4
     )
     np.testing.assert_allclose(
         numbers(points, 'attention value'),
-        recorded.step_mean[:, :3].T.ravel(),
-        atol=6e-5,
+        recorded.step_mean.T.ravel(),
+        rtol=1e-6,
     )
+    correlations = [
+        np.corrcoef(run.nsi[:, k], recorded.step_mean[:, k])[0, 1]
+        for k in range(6)
+    ]
+    deviations = recorded.step_mean.std(0)
+    assert (deviations > 1e-3).all()
     bars = drawn(figure, 'rect mark')
     np.testing.assert_allclose(
-        numbers(bars, "Pearson's r"),
-        [
-            np.corrcoef(run.nsi[:, k], recorded.step_mean[:, k])[0, 1]
-            for k in range(6)
-        ],
-        rtol=1e-4,
+        numbers(bars, "Pearson's r"), correlations, rtol=1e-3
     )
-    few = attention_figure(run, 10, blocks=None)
-    assert len(drawn(few, 'point')) == 30
-    assert sum('  r = ' in text for text in texts(few)) == 6
+    shown = texts(figure)
+    for block, deviation, r in zip(recorded.blocks, deviations, correlations):
+        assert block in shown
+        assert f'deviation {deviation:.2g}, r = {r:.2f}' in shown
+    few = attention_figure(run, 10)
+    assert len(drawn(few, 'point')) == 60
     # Blocks without attention, as in a stage that is all projected.
     step = recorded.step_mean.copy()
     step[:, :2] = 1
     figure = attention_figure(changed(run, step_mean=step), 9)
-    assert {mark['block'].split()[0] for mark in drawn(figure, 'point')} == (
-        set(recorded.blocks[2:5])
+    assert [mark['name'] for mark in drawn(figure, 'point')] == list(
+        np.repeat(recorded.blocks[2:], 9)
     )
     assert len(drawn(figure, 'rect mark')) == 4  # r of the others is NaN
+
+
+def test_gates_near_1_are_drawn_as_recorded(run):
+    """They deviate by 1e-5: five digits of 1 would be two values."""
+    recorded = run.trajectories
+    generator = np.random.default_rng(0)
+    step = 1 + 1e-5 * generator.standard_normal((40, 6))
+    slow = changed(
+        run,
+        step_mean=step,
+        blocks=[f'net.backbone.{block}' for block in recorded.blocks],
+    )
+    figure = attention_figure(slow)
+    points = drawn(figure, 'point')
+    np.testing.assert_allclose(
+        numbers(points, 'attention value − 1'.replace('−', '-')),
+        slow.trajectories.step_mean.T.ravel() - 1,
+        rtol=1e-6,
+    )
+    shown = texts(figure)
+    assert not any('r = ' in text for text in shown)
+    assert not drawn(figure, 'rect mark') and not drawn(figure, 'area mark')
+    assert {*recorded.blocks} <= {*shown}
+    assert not any('backbone' in text for text in shown)
+    # One that moves far is drawn beside them, and has its correlation.
+    step[:, 0] = generator.random(40)
+    figure = attention_figure(changed(slow, step_mean=step))
+    points = drawn(figure, 'point')
+    np.testing.assert_allclose(
+        numbers(points, 'attention value'),
+        step.astype(np.float32).T.ravel(),
+        rtol=1e-6,
+    )
+    assert sum('r = ' in text for text in texts(figure)) == 1
+    assert len(drawn(figure, 'rect mark')) == 1
 
 
 def test_training(run):

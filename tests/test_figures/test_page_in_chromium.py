@@ -201,7 +201,7 @@ def test_every_figure_is_drawn(opened, shown):
     assert [d['name'] for d in panels['figure-9']] == [
         run.label for run in shown if run.adapts
     ]
-    assert len(panels['figure-10']) == 6
+    assert len(panels['figure-10']) == 4
     for figure in itertools.chain(*panels.values()):
         assert figure['marks'] > 0, figure
         assert figure['width'] > 900 and figure['height'] >= 300, figure

@@ -1,6 +1,7 @@
 """The page: what it says, and that it holds all it shows."""
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -55,11 +56,13 @@ def test_page_tells_what_it_shows(page, runs):
         READING_TEXTS['adaptive'],
         'Samples a run40',
         'layer1.0, layer2.0, layer3.0',
-        'need at least three runs',
-        'ResNet-18, has TNS 0 by definition',
+        'Rank correlation of TNS',
         'Kendall τ =',
         'Left out, their attention value is constant: plain (1), plain (2).',
         'author = {{The mmstepnet contributors}}',
+        'author = {Huang, Zhongzhan and Liang, Mingfu and ',
+        'pages = {1412--1422}',
+        'doi = {10.1109/',
     ):
         assert text in page.text, text
     for run in runs:
@@ -89,6 +92,41 @@ def test_page_tells_what_it_shows(page, runs):
         in page.cells
     )
     assert 'The runs have' not in page.text
+
+
+def test_a_page_shows_what_applies(runs):
+    """One network: neither its accuracy nor others to compare it with."""
+    alone = Page([replace(runs[2], accuracy=None)])
+    titles = ('Figure 2', 'Figure 3', 'Figure 6', 'Figure 9')
+    assert re.findall('Figure [0-9]+(?=[A-Z])', alone.text) == [*titles]
+    for text in ('ccuracy', 'not found', 'Rank', 'Kendall', 'Transformer'):
+        assert text not in alone.text, text
+    # The accuracy of one, and of two, of which no order can be told.
+    one = Page([replace(runs[2], accuracy=None), *runs[3:4]])
+    assert {'not found', f'{runs[3].accuracy.value:#.4g}'} <= {
+        cell.partition('accuracy')[0] for cell in one.cells
+    }
+    two = Page(runs[2:4])
+    assert 'Figure 7' not in one.text and 'Figure 7Accuracy' in two.text
+    for page in (one, two):
+        assert 'Kendall' not in page.text and 'Figure 10' in page.text
+    # Two seeds of one model are all the runs: they are one set.
+    assert len(report_charts(runs[2:4])) == len(report_charts(runs[2:3])) + 3
+
+
+def test_the_stiffest_of_each_kind(run):
+    blocks = [f'b.{k}.{step}_step' for k in '123' for step in ('attn', 'mlp')]
+    page = Page([changed(run, stages=[0] * 6, blocks=blocks)])
+    for name, places in (('attn_step', [0, 2, 4]), ('mlp_step', [1, 3, 5])):
+        nsi = run.nsi[:, places].astype(float)
+        excess = (nsi / nsi.mean(1, keepdims=True) - 1).clip(0)
+        order = np.argsort(-(excess * nsi).mean(0))
+        row = page.cells.index(f'{run.label}{name}')
+        for cell, k in zip(page.cells[row + 1 : row + 4], order):
+            assert cell.startswith(
+                f'{blocks[places[k]]}{(excess * nsi).mean(0)[k]:#.4g}, NSI'
+            )
+    assert 'attention and MLP have a line each' in page.text
 
 
 def test_another_reading(runs):
@@ -134,7 +172,7 @@ def test_labels_are_text_and_nothing_is_loaded(runs):
         ),
         pytest.param(
             lambda run: replace(run, label='b', accuracy=None),
-            'No accuracy was found for b; Figure 7 leaves',
+            'No accuracy was found for b.',
             id='no accuracy',
         ),
         pytest.param(

@@ -62,11 +62,12 @@ def expected(model, x, score):
     [(Adds, torch.float32), (InPlace, torch.float32), (Adds, torch.bfloat16)],
 )
 @pytest.mark.parametrize('score', SCORES)
-def test_scores(score, block, dtype):
+def test_scores(score, block, dtype, capsys):
     """Near 1 a cosine in bfloat16 has two or three digits."""
     model, x = build(block).to(dtype), X.to(dtype)
     found = block_scores(model.train(), x.split(2), score)
     assert list(found) == NAMES and model.training
+    assert capsys.readouterr() == ('', '')
     np.testing.assert_allclose(
         list(found.values()), expected(model, x, score), rtol=1e-5
     )
@@ -88,8 +89,8 @@ def test_a_block_of_two_steps_has_their_sum():
     assert list(block_scores(vit, [image], 'influence')) == list(found)
 
 
-def test_ablation():
-    """What was interrupted goes on."""
+def test_ablation(capsys):
+    """What was interrupted goes on; a bar is shown if it is asked for."""
     model = build()
 
     def evaluate(model):
@@ -107,5 +108,7 @@ def test_ablation():
         ablate_blocks(model, evaluate, example=X, found=found)
     assert found == {'1.0': wanted['1.0']}
     assert ablate_blocks(model, evaluate, example=X, found=found) == wanted
-    assert len(calls) == 3 + 4
+    assert len(calls) == 3 + 4 and capsys.readouterr() == ('', '')
+    ablate_blocks(model, evaluate, example=X, bar=True)
+    assert '4/4' in capsys.readouterr().err
     assert list(model.modules()) == modules

@@ -19,7 +19,7 @@ from mmstepnet.stiffness import (
     find_recordings,
     read_trainings,
 )
-from mmstepnet.stiffness.training import distinct_names
+from mmstepnet.stiffness.training import distinct_names, find_networks
 from mmstepnet.version import __version__
 from tests.utils import RECORDING_SETTINGS, recording_arrays
 
@@ -128,6 +128,37 @@ def test_what_it_prints():
     assert '0, because every branch f is 0' in str(still)
 
 
+def test_kinds_of_steps():
+    """The smaller branches are stiff beside those of their kind alone."""
+    ends = 'attn_step', 'mlp_step'
+    blocks = [f'blocks.{k}.{end}' for k in (1, 2, 3) for end in ends]
+    nsi = np.array([[0.1, 2.0, 0.3, 1.0, 0.2, 1.0]])
+    found = replace(
+        Trajectories(**recording_arrays(1, 6)), unit=nsi, blocks=blocks
+    )
+    assert found.kinds == {'attn_step': [0, 2, 4], 'mlp_step': [1, 3, 5]}
+    name, stiffness, mean = found.stiffest_blocks(1, 'unit', 'attn_step')[0]
+    assert name == 'blocks.2.attn_step'
+    assert stiffness == pytest.approx((0.3 / 0.2 - 1) * 0.3)
+    assert mean == pytest.approx(0.3)
+    assert found.stiffest_blocks(1, 'unit')[0][0] == 'blocks.1.mlp_step'
+    _, _, attention, mlp = str(found).splitlines()
+    assert attention.startswith('stiffest of attn_step: blocks.2.attn_step')
+    assert mlp.startswith('stiffest of mlp_step: blocks.1.mlp_step')
+    with pytest.raises(ValueError, match='kind must be one of attn_step'):
+        found.stiffest_blocks(kind='conv_step')
+    # Numbers, one kind alone, and steps of which a block ran twice.
+    for blocks, kinds in (
+        (['a.1', 'a.2'], ['']),
+        (['a.1.mlp_step', 'a.2.mlp_step'], ['']),
+        (['a.1.step1', 'a.1.step2'], ['step1', 'step2']),
+        (['a.attn_step', 'a.mlp_step#2'], ['attn_step', 'mlp_step']),
+        (['a.1', 'b.1.attn_step'], ['', 'attn_step']),
+    ):
+        few = Trajectories(**{**recording_arrays(1, 2), 'blocks': blocks})
+        assert [*few.kinds] == kinds
+
+
 def test_correlations_with_the_attention_value():
     given = recording_arrays(20, 7)
     # One gate is constant up to the rounding of float32.
@@ -211,8 +242,24 @@ def test_recordings_of_trainings(tmp_path):
         for training in read_trainings(paths).values()
     ] == [['0.pth', '1.pth'], ['2.pth', '3.pth']]
     assert read_trainings(paths[::2]) == {}
-    with pytest.raises(FileNotFoundError, match='holds no stiffness'):
+    with pytest.raises(FileNotFoundError, match='holds no recording'):
         find_recordings(tmp_path / 'nowhere')
+
+
+def test_networks_of_a_folder(tmp_path):
+    """Of the command's each recording, of a work directory the last one."""
+    names = 'net.epoch_10', 'net.epoch_2', 'another'
+    paths = [tmp_path / 'out' / f'{name}.npz' for name in names]
+    for k, path in enumerate(paths):
+        Trajectories(**recording_arrays()).save(path)
+        os.utime(path, (k, k))
+    assert find_networks(tmp_path / 'out') == paths
+    assert find_networks(paths[1]) == paths[1:2]
+    job = tmp_path / 'job'
+    Trajectories(**recording_arrays()).save(job / 'run' / 'stiffness_val.npz')
+    assert find_networks(job) == [job]
+    (tmp_path / 'empty').mkdir()
+    assert find_networks(tmp_path / 'empty') == [tmp_path / 'empty']
 
 
 def test_names_of_files_and_of_the_folder_that_one_stands_in():

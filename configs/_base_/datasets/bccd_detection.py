@@ -2,7 +2,10 @@
 _base_ = ['mmdet::_base_/datasets/coco_detection.py']
 
 data_root = 'data/bccd/'
-metainfo = dict(classes=('RBC', 'WBC', 'Platelets'))
+metainfo = dict(
+    classes=('RBC', 'WBC', 'Platelets'),
+    palette=[(220, 20, 60), (0, 90, 220), (0, 150, 60)],
+)
 scale = (320, 240)
 
 train_pipeline = [
