@@ -164,6 +164,8 @@ def test_programs_run(page, tmp_path, monkeypatch):
                 ('transformers', 'transformers import'),
                 ('torch_geometric', 'integrations.torch_geometric'),
                 ('peft', 'import peft'),
+                ('peft', 'peft.PeftModel'),
+                ('accelerate', 'TrainingArguments'),
             )
         ):
             continue  # those that follow do without

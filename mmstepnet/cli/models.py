@@ -258,7 +258,7 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
     import transformers
     from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
-    from mmstepnet.integrations.transformers import load_folder
+    from mmstepnet.integrations.transformers import holds_ours, load_folder
 
     config: Any = AutoConfig.from_pretrained(name)
     kind: Any = AutoModel
@@ -276,7 +276,7 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
         if pretrained or Path(name).is_dir()
         else build(config)
     )
-    if Path(name).is_dir():
+    if Path(name).is_dir() and holds_ours(name):
         load_folder(model, name)
     if model.main_input_name != 'pixel_values':
         raise ValueError(

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import run_batch
 from mmstepnet.steps.files import METADATA, describe_steps
+from mmstepnet.steps.residual import ResidualStep
 
 from .trainers import (
     LOGGER,
@@ -73,9 +74,13 @@ class StepsCallback(Options, lightning.Callback):
         if self.save:
             _describe(checkpoint, pl_module, self.network)
 
+    def on_fit_start(self, trainer, pl_module) -> None:
+        """See that the module has such a part, now that all are built."""
+        _part(pl_module, self.network)
+
     def on_train_start(self, trainer, pl_module) -> None:
         """Calibrate gates that have seen no data."""
-        network = pl_module.get_submodule(self.network)
+        network = _part(pl_module, self.network)
         if self.calibration_batches:
             loaders = trainer.train_dataloader
             with randomness_kept(loaders):
@@ -92,7 +97,7 @@ class StepsCallback(Options, lightning.Callback):
             with randomness_kept(loaders):
                 pl_module.log_dict(
                     stiffness_of(
-                        pl_module.get_submodule(self.network),
+                        _part(pl_module, self.network),
                         _batches(trainer, loaders, self.measured_batches),
                         self.forward,
                         pl_module.device,
@@ -139,6 +144,29 @@ class _StepsBeside(CheckpointIO):
     def teardown(self) -> None:
         """Wait for what is still being written."""
         self.inner.teardown()
+
+
+def _part(module: nn.Module, network: str) -> nn.Module:
+    """The part of a module that a callback was given.
+
+    Raises:
+        AttributeError: The module has no such part.
+    """
+    try:
+        return module.get_submodule(network)
+    except AttributeError as error:
+        parts = dict(module.named_children())
+        stepped = [
+            name
+            for name, part in parts.items()
+            if any(isinstance(m, ResidualStep) for m in part.modules())
+        ]
+        right = stepped[0] if len(stepped) == 1 else ''
+        raise AttributeError(
+            f'{type(module).__name__} has no {network!r}, and its parts are '
+            f'{", ".join(parts)}; name the network: StepsCallback({right!r}), '
+            f"where '' is the whole module"
+        ) from error
 
 
 def _describe(

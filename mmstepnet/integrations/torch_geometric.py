@@ -37,6 +37,10 @@ class PropagationConv(MessagePassing):
         super().__init__(aggr='add')
         self.propagation = propagation
 
+    def __repr__(self) -> str:
+        """The module in it, for ``print(model)``; the host shows none."""
+        return f'{type(self).__name__}({self.propagation})'
+
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor
     ) -> Tensor:

@@ -4,36 +4,56 @@ transformers writes steps and metrics into its folders, and ``from_pretrained``
 does not read them again: :func:`load_folder` does.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import signature
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import TrainerCallback
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerCallback
 
-from mmstepnet.steps import ResidualStep
 from mmstepnet.steps.calibration import calibrate
 from mmstepnet.steps.examples import call_of
-from mmstepnet.steps.files import NAME, WHOLE, load_steps
+from mmstepnet.steps.files import NAME, WHOLE, load_steps, read_weights
+from mmstepnet.steps.stock import Stock
 
-from .trainers import Options, randomness_kept, save_beside, stiffness_of
+from .trainers import (
+    LOGGER,
+    Options,
+    randomness_kept,
+    save_beside,
+    stiffness_of,
+)
+
+WEIGHTS = 'model*.safetensors', 'pytorch_model*.bin'
+ADAPTERS = 'adapter_model.safetensors', 'adapter_model.bin'
+"""Files of transformers and of PEFT in a folder."""
+
+OURS = re.compile(
+    r'(.*\.)?((\w+_)?step(_\d+)?(?=\.attention\.)|metric(?=\.hidden\.))'
+)
+"""The name of a step or a metric, at the start of a key."""
 
 
 class StepsCallback(Options, TrainerCallback):
     """Calibrates, measures and saves the steps of a model.
 
     Before the first epoch, gates' BNs that have no statistics yet get them
-    from training batches (:func:`mmstepnet.calibrate`). At each evaluation it
-    adds ``eval_tns`` and ``eval_nsi`` to the metrics and to the state's log,
-    with the prefix that the evaluation has. From the training on, whatever
-    saves the model, such as a checkpoint or ``trainer.save_model``, also
-    writes ``steps.safetensors`` into its folder, which :func:`load_folder`
-    reads. A model that FSDP2 shards gets it with each checkpoint alone.
+    from training batches (:func:`mmstepnet.calibrate`). To what an evaluation
+    logs it adds ``eval_tns`` and ``eval_nsi``, with the prefix that the
+    evaluation has, so that they are printed, and stand in the state's history
+    and the metrics. Callbacks before it, such as those of ``report_to``, get
+    what is logged without them. From the training on, whatever saves the
+    model, such as a checkpoint or ``trainer.save_model``, also writes
+    ``steps.safetensors`` into its folder, which :func:`load_folder` reads. A
+    model that FSDP2 shards gets it with each checkpoint alone.
 
     Args:
         calibration_batches (int): Training batches for the gates' statistics;
@@ -44,6 +64,11 @@ class StepsCallback(Options, TrainerCallback):
         forward (Callable, optional): ``forward(model, batch)`` runs the model
             on a batch. None calls ``model(**batch)``. Defaults to None.
     """
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.is_evaluated = False
+        self.measured: dict[str, float] = {}
 
     def on_train_begin(
         self, args, state, control, *, model, train_dataloader, **kwargs
@@ -61,42 +86,45 @@ class StepsCallback(Options, TrainerCallback):
                     forward=self.forward,
                 )
 
-    def on_evaluate(
-        self,
-        args,
-        state,
-        control,
-        *,
-        metrics,
-        model,
-        eval_dataloader,
-        **kwargs,
+    def on_prediction_step(self, args, state, control, **kwargs) -> None:
+        """Know that what is logged next is an evaluation."""
+        self.is_evaluated = True
+
+    def on_predict(self, args, state, control, **kwargs) -> None:
+        """A prediction logs nothing."""
+        self.is_evaluated = False
+
+    def on_log(
+        self, args, state, control, *, logs, model, eval_dataloader, **kwargs
     ) -> None:
-        """Add TNS and the mean NSI to the metrics."""
-        if self.measured_batches:
-            # Of one data set among several, 'eval_NAME'.
-            prefix = next(
-                (
-                    key.removesuffix('_runtime')
-                    for key in metrics
-                    if key.endswith('_runtime')
-                ),
-                'eval',
+        """Add TNS and the mean NSI to what an evaluation logs."""
+        if not (self.is_evaluated and self.measured_batches):
+            return
+        self.is_evaluated = False
+        # Of one data set among several, 'eval_NAME'.
+        prefix = next(
+            (
+                key.removesuffix('_runtime')
+                for key in logs
+                if key.endswith('_runtime')
+            ),
+            'eval',
+        )
+        with randomness_kept(eval_dataloader):
+            found = stiffness_of(
+                model,
+                _batches(eval_dataloader, self.measured_batches, args.device),
+                self.forward,
+                args.device,
             )
-            with randomness_kept(eval_dataloader):
-                measured = stiffness_of(
-                    model,
-                    _batches(
-                        eval_dataloader, self.measured_batches, args.device
-                    ),
-                    self.forward,
-                    args.device,
-                )
-            found = {f'{prefix}_{name}': v for name, v in measured.items()}
-            metrics.update(found)
-            state.log_history.append(
-                dict(found, epoch=state.epoch, step=state.global_step)
-            )
+        self.measured = {f'{prefix}_{name}': v for name, v in found.items()}
+        logs.update(self.measured)
+        state.log_history[-1].update(self.measured)
+
+    def on_evaluate(self, args, state, control, *, metrics, **kwargs) -> None:
+        """Have them in the metrics, also where a trainer logs a copy."""
+        metrics.update(self.measured)
+        self.measured = {}
 
     def on_save(self, args, state, control, *, model, **kwargs) -> None:
         """Write the steps into the checkpoint's folder."""
@@ -137,49 +165,154 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
     """Put on a model what its folder holds beside the weights of its class.
 
     Steps, names of removed blocks and metrics of metric-attention, all of
-    which ``from_pretrained`` leaves out.
+    which ``from_pretrained`` leaves out. Of PEFT's adapter, whose weights are
+    PEFT's to load, it puts in the steps that lie beside it, and sees that the
+    model has what the adapter's weights need.
 
     Args:
-        model (PreTrainedModel): What ``from_pretrained`` made of the folder.
+        model (nn.Module): What ``from_pretrained`` made of the folder, or the
+            base model of the adapter.
         folder (str | Path): The folder.
 
     Returns:
         list[str]: Names of the attentions with metrics, and of the blocks
-        with steps.
+        with steps. Where there are none, a warning tells.
 
     Raises:
-        ValueError: The weights have steps or metrics, and nothing says what
-            they are.
+        FileNotFoundError: There is no such folder.
+        ValueError: The weights have steps or metrics, nothing says what they
+            are, and the model has none there.
     """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f'there is no folder {folder}; of a repository of Hugging Face, '
+            f'give the folder that huggingface_hub.snapshot_download returns'
+        )
+    if not holds_ours(folder):
+        LOGGER.warning(
+            '%s holds no steps and no metrics, so the model stays as it is',
+            folder,
+        )
+        return []
     names = []
-    keys = [
-        key
-        for path in Path(folder).glob('model*.safetensors')
-        for key in safe_open(path, 'pt').keys()
-    ]
-    for path in Path(folder).glob('pytorch_model*.bin'):
-        keys += torch.load(path, 'meta', weights_only=True, mmap=True)
-    if hasattr(model.config, 'metric_attention'):
+    about = _metric_attention(folder)
+    if about:
         from .transformers_attention import load_metrics
 
-        names = load_metrics(model, folder)
-    elif metrics := [key for key in keys if '.metric.hidden.' in key]:
-        raise ValueError(
-            f'{folder} has metrics ({metrics[0]}), and its config does not '
-            f'say of which attention; build the model as it was, call '
-            f'add_metrics and load_state_dict'
-        )
-    if (Path(folder) / NAME).is_file():
-        return names + load_steps(model, folder)
-    steps = [
-        key for key in keys if re.search(r'step(_\d+)?\.attention\.', key)
+        names += load_metrics(model, read_folder(folder), about)
+    has_file = (folder / NAME).is_file()
+    if has_file:
+        names += load_steps(model, folder)
+    needed = [
+        _part(key).removeprefix('base_model.model.')
+        for key in _keys_of_ours(folder, ADAPTERS)
     ]
-    if steps and not any(isinstance(m, ResidualStep) for m in model.modules()):
+    if lacking := _lacking(model, needed):
         raise ValueError(
-            f'{folder} has steps ({steps[0]}) and no {NAME} that '
-            f'says what they are; {WHOLE}'
+            f'the adapter in {folder} needs {lacking}, which the model lacks; '
+            f'before PeftModel.from_pretrained, put in what its base model '
+            f'had, by insert_steps, add_metrics or load_folder'
+        )
+    keys = _keys_of_ours(folder, WEIGHTS)
+    steps = [key for key in keys if not _part(key).endswith('metric')]
+    metrics = [key for key in keys if _part(key).endswith('metric')]
+    if not has_file and (lacking := _lacking(model, _parts_in(model, steps))):
+        raise ValueError(
+            f'{folder} has weights of {lacking}, which the model lacks, and '
+            f'no {NAME} that says what they are; {WHOLE}'
+        )
+    if not about and (lacking := _lacking(model, _parts_in(model, metrics))):
+        raise ValueError(
+            f'{folder} has weights of {lacking}, which the model lacks, and '
+            f'its config does not say of which attention; build the model as '
+            f'it was, call add_metrics and load_state_dict'
         )
     return names
+
+
+def holds_ours(folder: str | Path) -> bool:
+    """Whether a folder has steps, metrics or names of removed blocks."""
+    folder = Path(folder)
+    return bool(
+        (folder / NAME).is_file()
+        or _metric_attention(folder)
+        or _keys_of_ours(folder, WEIGHTS + ADAPTERS)
+    )
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder of ``save_pretrained``, by its own keys."""
+    weights = {}
+    for pattern in WEIGHTS:
+        for path in folder.glob(pattern):
+            weights |= read_weights(path)
+    return weights
+
+
+def names_in_files(model: Any, keys: Iterable[str]) -> list[str]:
+    """Keys as save_pretrained writes them: some models keep older names."""
+    keys = list(keys)
+    with TemporaryDirectory() as folder:
+        type(model).save_pretrained(
+            model,
+            folder,
+            state_dict={key: torch.tensor([i]) for i, key in enumerate(keys)},
+        )
+        names = {int(t): name for name, t in read_folder(Path(folder)).items()}
+    return [names[i] for i in range(len(keys))]
+
+
+def _metric_attention(folder: Path) -> dict[str, Any] | None:
+    """What :func:`add_metrics` has written into a folder's config."""
+    path = folder / 'config.json'
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text('utf-8')).get('metric_attention')
+
+
+def _keys_of_ours(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """A key of each step and each metric in a folder's files."""
+    keys = []
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            if path.suffix == '.bin':
+                keys += torch.load(path, 'meta', weights_only=True, mmap=True)
+            else:
+                keys += safe_open(path, 'pt').keys()
+    return list({_part(key): key for key in keys if _part(key)}.values())
+
+
+def _part(key: str) -> str:
+    """The name of the step or the metric that a key is of, or ``''``."""
+    found = OURS.match(key)
+    return found[0] if found else ''
+
+
+def _parts_in(model: Any, keys: list[str]) -> list[str]:
+    """Steps and metrics that a folder's keys are of, as a model names them."""
+    if not keys or not isinstance(model, PreTrainedModel):
+        return [*map(_part, keys)]
+    ends = {OURS.sub(r'\2', key) for key in keys}
+    own = [
+        f'{name}.{end}'.lstrip('.')
+        for name, _ in model.named_modules()
+        for end in ends
+    ]
+    # The folder may be of the model with a head, or without.
+    prefix = f'{model.base_model_prefix}.'
+    names = {
+        name.removeprefix(prefix): key
+        for name, key in zip(names_in_files(model, own), own)
+    }
+    return [_part(names.get(key.removeprefix(prefix), key)) for key in keys]
+
+
+def _lacking(model: Any, parts: list[str]) -> str:
+    """The first parts that a model lacks, in words."""
+    modules = Stock(model).modules
+    lacking = [part for part in parts if part not in modules]
+    return ', '.join(lacking[:2]) + ', …' * (len(lacking) > 2)
 
 
 def _batches(loader: Any, count: int, device: torch.device) -> Iterator[Any]:

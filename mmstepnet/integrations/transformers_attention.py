@@ -15,8 +15,7 @@ matrices of their own, which the paper ties; with equal ones it is a metric.
 Weights that were trained with a dot product lose their meaning.
 """
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
+import logging
 from typing import Any
 
 import torch
@@ -27,11 +26,22 @@ from transformers.masking_utils import sdpa_mask
 
 from mmstepnet.propagation import Metric, metric_propagation
 from mmstepnet.steps.examples import guess_inputs, run_batch
-from mmstepnet.steps.files import read_weights
+from mmstepnet.steps.notes import READ_BY
 from mmstepnet.tracing import in_mode
 
-REFUSED = ('dropout', 'output_attentions', 'position_bias', 's_aux', 'softcap')
-"""Options of a model that need the N x M scores themselves."""
+from .transformers import names_in_files
+
+LOGGER = logging.getLogger(__name__)
+
+REFUSED = dict(
+    dropout='set it to 0 in the config, as attention_probs_dropout_prob=0.0 '
+    'in BERT',
+    output_attentions='there is nothing to give, so leave it out',
+    position_bias='take a model whose scores have no bias',
+    s_aux='take a model without attention sinks',
+    softcap='take a model whose scores have no cap',
+)
+"""Options that need the N x M scores themselves, and what to do."""
 
 
 def register_attentions() -> None:
@@ -76,7 +86,9 @@ def add_metrics(
     any ``attn_implementation`` and compute their own. ``save_pretrained``
     writes the metrics, and what they are into the config, as
     ``metric_attention``;
-    :func:`~mmstepnet.integrations.transformers.load_folder` reads both.
+    :func:`~mmstepnet.integrations.transformers.load_folder` reads both. Where
+    the config says already that there are metrics, a warning tells that these
+    are new.
 
     Args:
         model (PreTrainedModel): A model of transformers, built with
@@ -97,6 +109,25 @@ def add_metrics(
         ValueError: No attention is called, or one asks for what needs the
             scores themselves.
     """
+    about = getattr(model.config, 'metric_attention', {})
+    names = _add_metrics(model, eps, hidden_dims, example)
+    if about.get('kind') == 'metric':
+        LOGGER.warning(
+            'The config of %s says that it had metrics, and these are new: %s '
+            'reads those that were trained.',
+            type(model).__name__,
+            READ_BY,
+        )
+    return names
+
+
+def _add_metrics(
+    model: Any,
+    eps: float | None,
+    hidden_dims: int | None,
+    example: dict[str, Tensor] | None,
+) -> list[str]:
+    """Add new metrics, see :func:`add_metrics`."""
     global _heads
     _heads = {}
     try:
@@ -128,47 +159,42 @@ def add_metrics(
                 next(module.parameters())
             )
     model.config.metric_attention = dict(
-        kind=kind, hidden_dims=hidden_dims, eps=eps
+        kind=kind, hidden_dims=hidden_dims, eps=eps, read_by=READ_BY
     )
     return list(heads)
 
 
-def load_metrics(model: Any, folder: str | Path) -> list[str]:
-    """Make a model attend as its config says, by the metrics of a folder."""
-    about = model.config.metric_attention
+def load_metrics(
+    model: Any, weights: dict[str, Tensor], about: dict[str, Any]
+) -> list[str]:
+    """Make a model attend as its folder says, by the metrics in there.
+
+    Args:
+        model (PreTrainedModel): The model, without metrics or with some.
+        weights (dict[str, Tensor]): Those of the folder, by its own keys.
+        about (dict): What :func:`add_metrics` has written into its config.
+
+    Raises:
+        ValueError: The folder lacks weights of a metric.
+    """
     register_attentions()
     model.set_attn_implementation(about['kind'])
-    names = add_metrics(
-        model, hidden_dims=about['hidden_dims'], eps=about['eps']
-    )
+    names = _add_metrics(model, about['eps'], about['hidden_dims'], None)
     # The folder may be of the model with a head, or without.
     prefix = f'{model.base_model_prefix}.'
-    saved = {
-        key.removeprefix(prefix): t
-        for path in Path(folder).glob('model*.safetensors')
-        for key, t in read_weights(path).items()
-    }
+    saved = {key.removeprefix(prefix): t for key, t in weights.items()}
     own = {
         key: t for key, t in model.state_dict().items() if '.metric.' in key
     }
-    for key, t in zip(_names_in_files(model, list(own)), own.values()):
-        t.copy_(saved[key.removeprefix(prefix)])
+    for key, name in zip(own, names_in_files(model, own)):
+        name = name.removeprefix(prefix)
+        if name not in saved:
+            raise ValueError(
+                f'the folder lacks {key}, and its config says that it has '
+                f'metrics; save the model with save_pretrained'
+            )
+        own[key].copy_(saved[name])
     return names
-
-
-def _names_in_files(model: Any, keys: list[str]) -> list[str]:
-    """Keys as save_pretrained writes them: some models keep older names."""
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(
-            folder,
-            state_dict={key: torch.tensor([i]) for i, key in enumerate(keys)},
-        )
-        names = {
-            int(t): name
-            for path in Path(folder).glob('*.safetensors')
-            for name, t in read_weights(path).items()
-        }
-    return [names[i] for i in range(len(keys))]
 
 
 def _attend(
@@ -183,21 +209,19 @@ def _attend(
     **asked: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers calls it: (B, H, N, D) gives (B, N, H, E)."""
-    for name in REFUSED:
+    for name, remedy in REFUSED.items():
         if isinstance(asked.get(name), Tensor) or asked.get(name):
             raise ValueError(
                 f'{type(module).__name__}: metric-attention never has its '
-                f'matrix of weights, so it has no {name}; build and call the '
-                f'model without, such as attention_probs_dropout_prob=0.0 in '
-                f'the config'
+                f'matrix of weights, so it has no {name}; {remedy}'
             )
     if _heads is not None:
         _heads[module] = query.shape[-1]
     elif not hasattr(module, 'metric_eps'):
         raise ValueError(
-            f'{type(module).__name__} has no metric and no time '
-            f'scale; call add_metrics(model) when it is built, '
-            f'or load_folder(model, folder)'
+            f'{type(module).__name__} has no metric and no time scale; of a '
+            f'trained model call load_folder(model, folder), and of a new one '
+            f'add_metrics(model)'
         )
     elif hasattr(module, 'metric'):
         query = module.metric.embed(query)

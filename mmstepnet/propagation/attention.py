@@ -74,6 +74,12 @@ class AttentionBlock(PropagationModule):
         """Join and map the heads, (..., H, N, C/H) -> (..., N, C)."""
         return self.proj(informed.transpose(-2, -3).flatten(-2))
 
+    def extra_repr(self) -> str:
+        """Width, heads and time scale, for ``print(model)``."""
+        return (
+            f'{self.embed_dims}, num_heads={self.num_heads}, eps={self.eps:g}'
+        )
+
 
 class DotProductAttention(AttentionBlock):
     r"""The usual self-attention, the baseline: with :class:`DotProduct`.

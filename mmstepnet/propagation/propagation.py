@@ -5,7 +5,7 @@ https://arxiv.org/abs/2412.18288, Sections 3.1 and 4.2.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn as nn
 from torch import Tensor
@@ -13,6 +13,15 @@ from torch import Tensor
 from .functional import check_eps
 from .pseudo_metric import PseudoMetric
 from .pseudo_metrics import Metric
+
+OF_MULTIHEAD_ATTENTION = dict(
+    key_padding_mask='give mask=~key_padding_mask[:, None]',
+    attn_mask='give mask=~attn_mask of a bool one, and mask=attn_mask == 0 of '
+    'one that is added to the scores',
+    need_weights='leave it out, because the tokens are returned alone',
+    average_attn_weights='leave it out, because the tokens are returned alone',
+)
+"""What stands here for an argument of :class:`torch.nn.MultiheadAttention`."""
 
 
 class ProjectedSources(NamedTuple):
@@ -77,10 +86,11 @@ class PropagationModule(nn.Module):
         self,
         x: Tensor,
         sources: Tensor | ProjectedSources | None = None,
-        *,
+        *others: Any,
         mask: Tensor | None = None,
         is_causal: bool = False,
         dense: bool = False,
+        **options: Any,
     ) -> Tensor:
         """Inform x by the sources.
 
@@ -94,13 +104,18 @@ class PropagationModule(nn.Module):
                 sparse COO (N, M). See :func:`metric_propagation`.
             is_causal (bool): Defaults to False.
             dense (bool): Take the N x M form. Defaults to False.
+            *others: Refused, as are further names: a call of
+                :class:`torch.nn.MultiheadAttention` has them.
+            **options: Refused.
 
         Returns:
             Tensor: (..., N, C).
 
         Raises:
             ValueError: See :func:`metric_propagation`.
+            TypeError: There are others or options.
         """
+        self._refuse(others, options)
         self._check_points('x', x)
         sources = x if sources is None else sources
         mapped = self.pseudo_metric.tied and sources is x
@@ -122,8 +137,24 @@ class PropagationModule(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The time scale, for ``print(model)``."""
-        return f'eps={self.eps:g}'
+        """The width and the time scale, for ``print(model)``."""
+        return f'{self.embed_dims}, eps={self.eps:g}'
+
+    def _refuse(self, others: tuple, options: dict[str, Any]) -> None:
+        """Answer a call that was written for another attention."""
+        name = type(self).__name__
+        if others:
+            raise TypeError(
+                f'{name} makes keys and values of the sources: in place of '
+                f'attention(query, key, value)[0] call attention(x), or '
+                f'attention(x, sources) where other points inform x'
+            )
+        if options:
+            option = next(iter(options))
+            remedy = OF_MULTIHEAD_ATTENTION.get(
+                option, 'it takes sources, mask, is_causal and dense'
+            )
+            raise TypeError(f'{name} takes no {option}: {remedy}')
 
     def _check_points(self, name: str, points: Tensor) -> None:
         if points.ndim < 2 or points.shape[-1] != self.embed_dims:

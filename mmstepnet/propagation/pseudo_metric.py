@@ -106,6 +106,10 @@ class PseudoMetric(nn.Module):
         a, b = self.map_receivers(x), self.map_sources(x if y is None else y)
         return self.compare(a.unsqueeze(-2), b.unsqueeze(-3))
 
+    def extra_repr(self) -> str:
+        """Width and heads, for ``print(model)``."""
+        return f'{self.embed_dims}, num_heads={self.num_heads}'
+
     def split_heads(self, x: Tensor) -> Tensor:
         """Take apart (..., N, C) into (..., H, N, C/H)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)

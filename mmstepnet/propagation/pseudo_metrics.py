@@ -231,5 +231,5 @@ class GraphAttention(PseudoMetric):
         return -ACTIVATIONS[self.activation](a - b).squeeze(-1)
 
     def extra_repr(self) -> str:
-        """The activation, for ``print(model)``."""
-        return f'activation={self.activation}'
+        """Width, heads and activation, for ``print(model)``."""
+        return f'{super().extra_repr()}, activation={self.activation}'

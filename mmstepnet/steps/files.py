@@ -28,6 +28,7 @@ from mmstepnet.files import write_whole
 
 from .insert import describe, put_in
 from .modules import check_unsharded, find_modules_to_save
+from .notes import write_notes
 from .removal import exchange
 from .residual import ResidualStep
 from .stock import (
@@ -65,7 +66,9 @@ def save_steps(
     """Write the steps of a model, and nothing else, to a file.
 
     The names of blocks that :func:`remove_blocks` took out are in it, too.
-    In DDP and FSDP2 each process calls it, and the first one writes.
+    In DDP and FSDP2 each process calls it, and the first one writes. A
+    ``steps.safetensors`` in a folder of transformers or PEFT is named in its
+    config and its model card.
 
     Args:
         model (nn.Module): A model with steps, in a wrapper or not.
@@ -104,6 +107,8 @@ def save_steps(
     if path.suffix != '.safetensors':
         path = path / NAME
     write_whole(path, safetensors.torch.save(tensors, {METADATA: content}))
+    if path.name == NAME:
+        write_notes(path.parent, stock.blocks)
 
 
 def describe_steps(model: nn.Module) -> dict[str, Any]:

@@ -381,6 +381,41 @@ def test_a_checkpoint_says_what_its_steps_are(tmp_path, weights_only):
                 assert torch.equal(again.state_dict()[key], value), key
 
 
+class Named(Module):
+    """Has its network under another name, and a loss beside it."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.loss_function = torch.nn.CrossEntropyLoss()
+        self.model = self.network
+        del self.network
+
+
+@pytest.mark.parametrize(
+    'kind, name, words',
+    [
+        pytest.param(
+            Named, 'network', r"StepsCallback\('model'\)", id='other'
+        ),
+        pytest.param(
+            Module, 'model', r"StepsCallback\('network'\)", id='ours'
+        ),
+        pytest.param(
+            Bodied, 'network.tail', r"StepsCallback\('network'\)", id='inner'
+        ),
+    ],
+)
+def test_a_wrong_name_ends_before_the_training(tmp_path, kind, name, words):
+    """Whatever the callback is there for."""
+    callback = StepsCallback(name, calibration_batches=0, measured_batches=0)
+    network = stepped()
+    if kind is Bodied:
+        network = torch.nn.ModuleDict(dict(body=network))
+    with pytest.raises(AttributeError, match=f'{name}.*name the .*{words}'):
+        fit(network, tmp_path, callback, kind=kind)
+    assert not [*tmp_path.rglob('*.ckpt')]
+
+
 def test_checkpoints_that_do_not_say_it(tmp_path):
     fit(stepped(), tmp_path, StepsCallback(save=False))
     (path,) = tmp_path.glob('*.ckpt')

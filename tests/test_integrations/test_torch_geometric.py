@@ -30,6 +30,7 @@ def test_sparse_mask(kind, heads):
         else Propagation(8, kind, eps=2.0)
     )
     conv = PropagationConv(perturb(module.double()))
+    assert repr(conv) == f'PropagationConv({module})'
     x = torch.randn(10, 8, dtype=torch.double)
     mask = neighbourhood(torch.randint(10, (20, 2)), 10)
     some = mask.to_dense()[:7].to_sparse().coalesce()

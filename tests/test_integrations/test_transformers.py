@@ -1,5 +1,7 @@
 """transformers' Trainer with steps, killed and resumed."""
 
+import ast
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -113,6 +115,63 @@ def test_killed_and_resumed_is_bit_for_bit(tmp_path):
         again = type(model).from_pretrained(tmp_path / folder).eval()
         assert len(load_folder(again, tmp_path / folder)) == 4
         assert torch.equal(again(IMAGES)[0], model.eval()(IMAGES)[0])
+
+
+def test_an_evaluation_prints_the_stiffness(tmp_path, capsys):
+    """In its own line, which is one row of the history and the metrics.
+
+    Whether or not the trainer logs a copy, and not at a training's end.
+    """
+
+    class Copying(Trainer):
+        def log(self, logs, *args):
+            super().log({**logs, 'mine': 1.0}, *args)
+
+    for kind in (Trainer, Copying):
+        trainer = kind(tmp_path, StepsCallback(save=False))
+        trainer.train()
+        trainer.predict(ROWS[:4])
+        trainer.log(dict(loss=1.0))
+        metrics = trainer.evaluate()
+        printed = [
+            ast.literal_eval(line)
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith('{')
+        ]
+        for rows in (printed, trainer.state.log_history):
+            for row in rows:
+                names = {
+                    key.removesuffix('_runtime')
+                    for key in row
+                    if key.startswith('eval_') and key.endswith('_runtime')
+                }
+                assert {k for k in row if k.endswith(('_tns', '_nsi'))} == {
+                    f'{name}_{what}'
+                    for name in names
+                    for what in ('tns', 'nsi')
+                }
+            assert sum('eval_some_nsi' in row for row in rows) == 2 + 1
+        last = printed[-1]['eval_some_tns']
+        assert float(last) == pytest.approx(metrics['eval_some_tns'], rel=1e-3)
+
+
+@pytest.mark.parametrize('place', [0, 1], ids=['before', 'behind'])
+def test_early_stopping_on_the_stiffness(tmp_path, caplog, place):
+    """It may stand before what measures it."""
+    callbacks = [StepsCallback(save=False)]
+    callbacks.insert(place, hf.EarlyStoppingCallback(1))
+    trainer = Trainer(tmp_path, *callbacks)
+    trainer.eval_dataset = ROWS
+    trainer.args.load_best_model_at_end = True
+    trainer.args.metric_for_best_model = 'eval_nsi'
+    trainer.train()
+    found = [
+        row['eval_nsi']
+        for row in trainer.state.log_history
+        if 'eval_nsi' in row
+    ]
+    assert trainer.state.best_metric == min(found)
+    assert 'did not find' not in caplog.text
 
 
 def test_the_order_of_batches_stays(tmp_path):

@@ -198,8 +198,76 @@ def test_metrics_of_which_the_config_says_nothing(tmp_path):
     model = build('Bert', 'metric', None)
     del model.config.metric_attention
     model.save_pretrained(tmp_path)
+    again = hf.BertModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match='config does not say of which'):
-        load_folder(hf.BertModel.from_pretrained(tmp_path), tmp_path)
+        load_folder(again, tmp_path)
+
+
+def test_trained_metrics_are_not_made_anew_without_a_word(tmp_path, caplog):
+    """A refusal names what reads them first; who adds new ones is warned."""
+    model, inputs = build('Bert', 'metric', 1.0), CONFIGS['Bert'][1][1]
+    assert not caplog.text
+    model.save_pretrained(tmp_path)
+    again = hf.BertModel.from_pretrained(
+        tmp_path, attn_implementation='metric'
+    ).eval()
+    with pytest.raises(ValueError, match='load_folder.*, .* add_metrics'):
+        again(**inputs)
+    ours.add_metrics(again)
+    assert 'these are new: mmstepnet' in caplog.text
+    assert not torch.allclose(
+        outputs(again, **inputs), outputs(model, **inputs)
+    )
+    caplog.clear()
+    assert len(load_folder(again, tmp_path)) == 2
+    assert torch.equal(outputs(again, **inputs), outputs(model, **inputs))
+    assert not caplog.text
+    assert again.config.metric_attention['read_by'].startswith('mmstepnet.')
+
+
+@pytest.mark.parametrize('lost', [False, True], ids=['whole', 'lacking'])
+def test_metrics_in_a_pickle(tmp_path, lost):
+    """As another trainer writes it; one that lacks some is refused."""
+    model, inputs = build('Bert', 'metric', 1.0), CONFIGS['Bert'][1][1]
+    model.save_pretrained(tmp_path)
+    weights = model.state_dict()
+    if lost:
+        del weights['encoder.layer.1.attention.self.metric.hidden.bias']
+    torch.save(weights, tmp_path / 'pytorch_model.bin')
+    (tmp_path / 'model.safetensors').unlink()
+    again = hf.BertModel.from_pretrained(tmp_path).eval()
+    if lost:
+        with pytest.raises(ValueError, match='lacks encoder.layer.1.*bias'):
+            load_folder(again, tmp_path)
+    else:
+        load_folder(again, tmp_path)
+        assert torch.equal(outputs(again, **inputs), outputs(model, **inputs))
+
+
+def test_an_adapter_of_metrics(tmp_path):
+    """It needs a base model with metrics, which load_folder says."""
+    peft = pytest.importorskip('peft')
+    model = build('Bert', 'metric', 1.0)
+    model.save_pretrained(tmp_path / 'base')
+    config = peft.LoraConfig(
+        target_modules=['query'], modules_to_save=['self.metric']
+    )
+    model = perturb(peft.get_peft_model(model, config).eval())
+    model.save_pretrained(tmp_path / 'adapter')
+    base = hf.BertModel.from_pretrained(tmp_path / 'base').eval()
+    with pytest.raises(ValueError, match=r'needs encoder\.layer\.0.*\.metric'):
+        load_folder(base, tmp_path / 'adapter')
+    load_folder(base, tmp_path / 'base')
+    assert load_folder(base, tmp_path / 'adapter') == []
+    trained = {
+        key: t
+        for key, t in model.state_dict().items()
+        if 'lora_' in key or 'modules_to_save' in key
+    }
+    again = peft.PeftModel.from_pretrained(base, tmp_path / 'adapter').eval()
+    for key, t in trained.items():
+        assert torch.equal(again.state_dict()[key], t), key
+    assert load_folder(again, tmp_path / 'adapter') == []
 
 
 @pytest.mark.parametrize('attention', ['l2', 'metric'])
@@ -262,7 +330,10 @@ def test_models_that_are_refused(kind, options, word, attention):
     'change, inputs, word',
     [
         pytest.param(
-            lambda model: model.train(), {}, 'no dropout; build', id='dropout'
+            lambda model: model.train(),
+            {},
+            'no dropout; set it to 0 in the config',
+            id='dropout',
         ),
         pytest.param(
             lambda model: [
@@ -270,7 +341,7 @@ def test_models_that_are_refused(kind, options, word, attention):
                 for layer in model.encoder.layer
             ],
             {},
-            'call add_metrics',
+            'call load_folder.*add_metrics',
             id='no metrics',
         ),
         pytest.param(
@@ -282,7 +353,7 @@ def test_models_that_are_refused(kind, options, word, attention):
         pytest.param(
             lambda model: None,
             dict(position_bias=torch.zeros(2, 1, 12, 12)),
-            'has no position_bias; build',
+            'has no position_bias; take a model',
             id='a bias of positions',
         ),
     ],

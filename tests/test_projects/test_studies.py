@@ -141,7 +141,7 @@ def test_what_stiffness_tells():
 def test_no_propagation():
     """The verdicts against S = I are those of the stored rows."""
     found = no_propagation.comparisons()
-    shown = page('docs/metric_attention.md')
+    shown = page('projects/metric_attention/RESULTS.md')
     assert len(found) == 9
     assert all(f'| {" | ".join(row)} |' in shown for row in found)
 

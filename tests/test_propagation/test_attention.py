@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from mmstepnet.propagation import (
+    L2,
     AttentionBlock,
     DotProductAttention,
     GraphAttention,
@@ -154,3 +155,28 @@ def test_a_users_pseudo_metric_serves_everything():
         )
     block = AttentionBlock(6, 2, pseudo_metric=Manhattan)
     assert block(x, mask=seen).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    'module, words',
+    [
+        pytest.param(
+            MetricAttention(8, 2, eps=3.0, hidden_dims=5),
+            ['8, num_heads=2, eps=3', 'Metric(', 'out_features=5'],
+            id='metric-attention',
+        ),
+        pytest.param(
+            Propagation(8, GraphAttention),
+            ['8, eps=1', '8, num_heads=1, activation=leaky_relu'],
+            id='propagation',
+        ),
+        pytest.param(
+            AttentionBlock(8, 4, pseudo_metric=L2),
+            ['8, num_heads=4, eps=1', 'L2('],
+            id='block',
+        ),
+    ],
+)
+def test_print_shows_what_was_chosen(module, words):
+    for word in words:
+        assert word in repr(module)

@@ -148,6 +148,24 @@ REFUSED = {
         ValueError,
         'sources must be',
     ),
+    'query, key and value': (
+        lambda: MetricAttention(8, 2)(*[torch.ones(5, 8)] * 3),
+        TypeError,
+        r'in place of attention\(query, key, value\)\[0\] call attention\(x\)',
+    ),
+    **{
+        f'{name} of multi-head attention': (
+            lambda name=name: Propagation(8)(torch.ones(5, 8), **{name: LEFT}),
+            TypeError,
+            f'Propagation takes no {name}: {text}',
+        )
+        for name, text in (
+            ('key_padding_mask', r'give mask=~key_padding_mask\[:, None\]'),
+            ('attn_mask', 'give mask=~attn_mask'),
+            ('need_weights', 'leave it out'),
+            ('masks', 'it takes sources, mask, is_causal and dense'),
+        )
+    },
     'float16 and a large eps': (
         lambda: metric_propagation(
             *points(1, 1, dtype=torch.float16),
