@@ -336,8 +336,17 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--images', type=positive_int, default=256)
-    parser.add_argument('--inference', action='store_true')
+    parser.add_argument(
+        '--images',
+        type=positive_int,
+        default=256,
+        help='images of a batch. Default: %(default)s',
+    )
+    parser.add_argument(
+        '--inference',
+        action='store_true',
+        help='count those of inference. Default: of training',
+    )
     args = parser.parse_args()
     driver.set_active(AbsentGPU(90))
     for dtype, memory_format, (name, (gate, by_image)) in itertools.product(
