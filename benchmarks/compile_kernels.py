@@ -131,9 +131,14 @@ def resources(cubin):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
-        '--all', action='store_true', help="at ResNet-50's sizes, too"
+        '--all',
+        action='store_true',
+        help="at ResNet-50's sizes, too. Default: at small sizes alone",
     )
     cases = SMALL + tuple(REAL if parser.parse_args().all else ())
     for module, prefix in (passes, ''), (scaled_triton, 'scaled.'):

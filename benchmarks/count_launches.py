@@ -164,11 +164,16 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--rounds', type=positive_int, default=15)
+    parser.add_argument(
+        '--rounds',
+        type=positive_int,
+        default=15,
+        help='rounds that are timed. Default: %(default)s',
+    )
     parser.add_argument(
         '--branches',
         action='store_true',
-        help="steps at branches' ends instead of tails",
+        help="steps at branches' ends. Default: tails",
     )
     parser.set_defaults(device='cpu', clock='cpu', warmup=1)
     args = parser.parse_args()

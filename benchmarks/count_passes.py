@@ -425,12 +425,21 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--images', type=positive_int, default=256)
-    parser.add_argument('--inference', action='store_true')
+    parser.add_argument(
+        '--images',
+        type=positive_int,
+        default=256,
+        help='images of a batch. Default: %(default)s',
+    )
+    parser.add_argument(
+        '--inference',
+        action='store_true',
+        help='count those of inference. Default: of training',
+    )
     parser.add_argument(
         '--branches',
         action='store_true',
-        help="steps at branches' ends instead of tails",
+        help="count steps at branches' ends. Default: tails",
     )
     args = parser.parse_args()
     driver.set_active(AbsentGPU(90))

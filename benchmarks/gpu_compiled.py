@@ -255,7 +255,7 @@ def main():
         '--seconds',
         type=positive_int,
         default=270,
-        help='no row is begun after so many',
+        help='no row is begun after so many. Default: %(default)s',
     )
     end = time.monotonic() + parser.parse_args().seconds
     # No TF32, which would hide what differs.

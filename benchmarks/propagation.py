@@ -1,4 +1,6 @@
-"""Speed and memory of metric-attention, beside PyTorch's dot product.
+"""Time metric-attention and its memory, beside PyTorch's dot product.
+
+    python -m benchmarks.propagation --tokens 4096 --modes inference
 
 In every round each contestant takes one step, and a step is compared with
 that of PyTorch's ``scaled_dot_product_attention`` on the same tensors in the
@@ -26,7 +28,14 @@ from torch import Tensor
 from mmstepnet.checks import positive_int
 from mmstepnet.propagation import dot_product_propagation, metric_propagation
 
-from .rounds import Timed, add_arguments, machine, measure, parse
+from .rounds import (
+    HelpFormatter,
+    Timed,
+    add_arguments,
+    machine,
+    measure,
+    parse,
+)
 
 BASELINE = 'PyTorch dot product'
 DTYPES = dict(
@@ -194,20 +203,35 @@ def print_table(title: str, rows: list[dict]) -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description=__doc__, formatter_class=HelpFormatter
     )
     add_arguments(parser, rounds=5, warmup=1)
-    parser.add_argument('--batch-size', type=positive_int, default=1)
-    parser.add_argument('--tokens', type=positive_int, default=16384)
-    parser.add_argument('--heads', type=positive_int, default=8)
-    parser.add_argument('--head-dims', type=positive_int, default=64)
-    parser.add_argument('--dtype', default='float32', choices=list(DTYPES))
+    for name, count, what in (
+        ('--batch-size', 1, 'sequences'),
+        ('--tokens', 16384, 'tokens of a sequence, N'),
+        ('--heads', 8, 'heads'),
+        ('--head-dims', 64, 'numbers of a head'),
+    ):
+        parser.add_argument(name, type=positive_int, default=count, help=what)
     parser.add_argument(
-        '--modes', nargs='+', default=list(MODES), choices=MODES
+        '--dtype',
+        default='float32',
+        choices=list(DTYPES),
+        help='of all tensors',
     )
     parser.add_argument(
-        '--settings', nargs='+', default=list(SETTINGS), choices=SETTINGS
+        '--modes',
+        nargs='+',
+        default=list(MODES),
+        choices=MODES,
+        help='what is measured',
+    )
+    parser.add_argument(
+        '--settings',
+        nargs='+',
+        default=list(SETTINGS),
+        choices=SETTINGS,
+        help='what masks the tokens',
     )
     parser.add_argument(
         '--contestants',

@@ -13,18 +13,37 @@ from mmstepnet.checks import positive_int
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
+class HelpFormatter(
+    argparse.ArgumentDefaultsHelpFormatter,
+    argparse.RawDescriptionHelpFormatter,
+):
+    """Gives each default, and leaves the lines of a description alone."""
+
+
 def add_arguments(
     parser: argparse.ArgumentParser, rounds: int, warmup: int
 ) -> None:
     """Where, how often and by which clock to measure."""
-    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
-    parser.add_argument('--rounds', type=positive_int, default=rounds)
-    parser.add_argument('--warmup', type=int, default=warmup, help='rounds')
+    parser.add_argument(
+        '--device',
+        default='cpu',
+        choices=['cpu', 'cuda'],
+        help='where it is measured',
+    )
+    parser.add_argument(
+        '--rounds',
+        type=positive_int,
+        default=rounds,
+        help='rounds that are measured',
+    )
+    parser.add_argument(
+        '--warmup', type=int, default=warmup, help='rounds before them'
+    )
     parser.add_argument(
         '--threads',
         type=positive_int,
         default=None,
-        help="CPU threads; PyTorch's choice by default",
+        help="CPU threads; None is PyTorch's choice",
     )
     parser.add_argument(
         '--clock',

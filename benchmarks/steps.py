@@ -1,12 +1,13 @@
-"""Speed and memory of a training step and of inference, beside the peers'.
+"""Time a training step and inference with steps, beside the peers' networks.
+
+    python -m benchmarks.steps --model timm:vit_small_patch16_224
 
 In every round each network takes one step, and a step is compared with that
 of the host's plain network in the same round, so that a change of the
 machine's load meets all of them. The table gives the median of these ratios
-with the quartiles. Any network whose blocks ``insert_steps`` knows may take
-ResNet-50's place, and then OpenMMLab is not needed::
-
-    python -m benchmarks.steps --model timm:vit_small_patch16_224
+with the quartiles, and the most memory. Any network whose blocks
+``insert_steps`` knows may take ResNet-50's place, and then OpenMMLab is not
+needed.
 """
 
 import argparse
@@ -24,7 +25,14 @@ from mmstepnet.checks import positive_int
 from mmstepnet.cli.models import build_model
 
 from . import tables, tails
-from .rounds import Timed, add_arguments, machine, measure, parse
+from .rounds import (
+    HelpFormatter,
+    Timed,
+    add_arguments,
+    machine,
+    measure,
+    parse,
+)
 
 DTYPES = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 FORMATS = dict(
@@ -222,16 +230,17 @@ def benchmark(args: argparse.Namespace, mode: str, *setting) -> list[dict]:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description=__doc__, formatter_class=HelpFormatter
     )
     add_arguments(parser, rounds=15, warmup=2)
     parser.add_argument(
         '--model',
         help='such as timm:convnext_tiny or torchvision:swin_t; '
-        "MMPretrain's ResNet-50 by default",
+        "None is MMPretrain's ResNet-50",
     )
-    parser.add_argument('--batch-size', type=positive_int, default=8)
+    parser.add_argument(
+        '--batch-size', type=positive_int, default=8, help='images of a step'
+    )
     parser.add_argument(
         '--size',
         type=positive_int,
@@ -247,7 +256,11 @@ def parse_args() -> argparse.Namespace:
         'others',
     )
     parser.add_argument(
-        '--formats', nargs='+', default=list(FORMATS), choices=list(FORMATS)
+        '--formats',
+        nargs='+',
+        default=list(FORMATS),
+        choices=list(FORMATS),
+        help='how maps lie in memory',
     )
     parser.add_argument(
         '--dtypes',

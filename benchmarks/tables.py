@@ -95,7 +95,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('page', type=Path)
+    parser.add_argument('page', type=Path, help='Markdown file')
     page = parser.parse_args().page
     page.write_text(written(page))
 

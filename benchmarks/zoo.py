@@ -742,7 +742,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('command', choices=COMMANDS)
+    parser.add_argument('command', choices=COMMANDS, help='see above')
     parser.add_argument('rows', type=Path, help='file of the rows so far')
     parser.add_argument(
         'libraries',
@@ -751,7 +751,11 @@ def main() -> None:
         help='timm, torchvision, transformers; of configs '
         'mmdet, mmpretrain and others of OpenMMLab',
     )
-    parser.add_argument('--page', type=Path, help='gets a section of each')
+    parser.add_argument(
+        '--page',
+        type=Path,
+        help='gets a section of each. Default: no page is written',
+    )
     args = parser.parse_args()
     warnings.simplefilter('ignore')
     args.rows.touch()

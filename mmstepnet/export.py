@@ -1,7 +1,9 @@
 """ONNX files of networks, compared with PyTorch."""
 
 import copy
+import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +39,8 @@ def export_onnx(
     model was trained with, with any N, and gives every tensor that the model
     returns, as ``output_0`` and so on. onnxruntime runs it on images of
     ``size``, and on others of another number and size where these are free;
-    only then it gets its name.
+    only then it gets its name. This takes a few times as long as PyTorch's
+    export alone, so a line on stderr comes before each part.
 
     Args:
         model (nn.Module): A model in float32 on the CPU, called with images
@@ -82,10 +85,17 @@ def export_onnx(
         fold(model, trials[0]) if has_steps else copy.deepcopy(model)
     )
     axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
+    sizes = ' and '.join(
+        f'{len(images)} of {images.shape[2]} x {images.shape[3]}'
+        for images in trials
+    )
     try:
         with torch.no_grad():
+            _say(f'1 of 3: PyTorch runs the model on images, {sizes}')
             wanted = [plain(images) for images in trials]
+            _say('2 of 3: PyTorch exports the model')
             content = _export(folded, trials[0], len(wanted[0]), axes)
+        _say('3 of 3: onnxruntime runs the file on the same images')
         found = _run(content, trials)
     except Exception as error:
         others = {
@@ -125,6 +135,10 @@ def export_onnx(
     return difference
 
 
+def _say(text: str) -> None:
+    print(f'export_onnx: {text}', file=sys.stderr, flush=True)
+
+
 class _Flat(nn.Module):
     """A model in eval mode that returns all its tensors in one tuple."""
 
@@ -141,7 +155,9 @@ def _export(
     model: nn.Module, images: Tensor, outputs: int, axes: Sequence[str | None]
 ) -> bytes:
     names = [f'output_{i}' for i in range(outputs)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # Of PyTorch's own use of a class of its own.
+        warnings.filterwarnings('ignore', '.*LeafSpec', FutureWarning)
         path = Path(folder) / 'model.onnx'
         torch.onnx.export(
             model,

@@ -1,6 +1,7 @@
-"""Write a trained model as an ONNX file, and compare it with PyTorch.
+r"""Write a trained model as an ONNX file, and compare it with PyTorch.
 
-    python tools/export_onnx.py CONFIG CHECKPOINT OUT.onnx --part backbone
+    python tools/export_onnx.py configs/digits/resnet20_stepnet_digits.py \
+        weights/resnet20_stepnet_digits.safetensors model.onnx --size 32 32
 
 Adaptors and norms are folded. Of a classifier the file gives the scores before
 softmax, of a detector the tensors of its heads before boxes are decoded; those
@@ -11,13 +12,9 @@ in as the model's data preprocessor makes them, any number of any size.
 import argparse
 from pathlib import Path
 
-import torch.nn as nn
-from mmengine.model import BaseModel
-from torch import Tensor
-
 from mmstepnet.checks import positive_int
-from mmstepnet.export import export_onnx
-from mmstepnet.jobs.job import add_config_options, load_model
+from mmstepnet.cli.job_options import add_config_options, check_files
+from mmstepnet.cli.wording import refusals_in_one_line
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,40 +42,21 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--fixed-size',
         action='store_true',
-        help='for a model of one image size, such as most ViTs',
+        help='for a model of one image size, such as most ViTs. Default: '
+        'the file takes images of any size',
     )
-    return parser.parse_args()
-
-
-class Raw(nn.Module):
-    """A model of OpenMMLab, called as ``torch.onnx`` calls one."""
-
-    def __init__(self, model: BaseModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> object:
-        return self.model(images, mode='tensor')
+    args = parser.parse_args()
+    check_files(args, args.checkpoint)
+    return args
 
 
 def main() -> None:
     args = parse_args()
-    _, _, model = load_model(args)
-    part = model.get_submodule(args.part) if args.part else Raw(model)
-    try:
-        difference = export_onnx(
-            part, args.out, args.size, dynamic_size=not args.fixed_size
-        )
-    except RuntimeError as error:
-        parts = ', '.join(name for name, _ in model.named_children())
-        raise SystemExit(
-            f'{error}.\n{error.__cause__ or ""}\n--part names '
-            f'what else could be exported: {parts}'
-        ) from error
-    print(
-        f'{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB, differs '
-        f'from PyTorch by {difference:.1e} of the largest value'
-    )
+    # Only now PyTorch is imported: help and refusals are quick.
+    with refusals_in_one_line():
+        from mmstepnet.jobs.exporting import export
+
+        export(args)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,9 @@
-"""The stages of quickstart.sh: each is done once, and says what it takes.
+"""Go from nothing to trained networks on real digits, and look at them.
 
-It makes the environment that all else needs, so this file alone runs without
-any package.
+    bash tools/quickstart.sh
+
+makes the environment, and then calls this file. Each stage is done once, and
+says what it takes. This file alone runs without any package.
 """
 
 import argparse
@@ -253,7 +255,10 @@ def run(stage: Stage, number: str, env: dict[str, str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('venv', type=Path, help='folder of the environment')
     venv = parser.parse_args().venv
     path = f'{venv.resolve() / "bin"}{os.pathsep}{os.environ["PATH"]}'

@@ -65,7 +65,9 @@ def help_of(path: Path, *command: str) -> Iterator[str]:
             runpy.run_path(str(path), run_name='__main__')
         else:
             runpy.run_module(module, run_name='__main__')
+    # Some imports print before.
     text = out.getvalue()
+    text = text[text.index('usage: ') :]
     yield (f'### `{" ".join([program, *command])}`\n\n```text\n{text}```\n\n')
     for inner in re.findall(r'^ {4}(\w+)  +\w', text, re.MULTILINE):
         yield from help_of(path, inner)

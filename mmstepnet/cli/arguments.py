@@ -3,75 +3,155 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from pkgutil import resolve_name
 
 from mmstepnet.checks import positive_int
 from mmstepnet.version import __version__
 
+from . import early
 from .choices import KINDS, READINGS
+from .wording import REFUSALS, in_one_line
+
+PROGRAM = 'python -m mmstepnet'
+
+ABOUT = f"""\
+Measure how stiff a trained residual network is, and see why.
+
+A residual block adds something to its input. Where it adds much at once, the
+network is stiff there. Start with a network of timm and a folder of pictures:
+
+    {PROGRAM} stiffness timm:resnet50 --pretrained --images PICTURES
+"""
+STIFFNESS = f"""\
+Measure how much each residual block changes its input, on your pictures.
+
+    {PROGRAM} stiffness timm:resnet50 --pretrained --images PICTURES
+
+prints a table, and writes a recording of each network and one page of figures
+that compares them.
+"""
+GATES = f"""\
+See whether the attention of a network looks at its pictures, or only scales.
+
+    {PROGRAM} gates timm:seresnet50 --pretrained --images PICTURES
+
+prints for each block the mean of its attention value, and how much the value
+differs from picture to picture and from channel to channel.
+"""
+REPORT = f"""\
+Make the page of figures anew, of recordings that were written before.
+
+    {PROGRAM} report stiffness/timm.resnet50.npz --out page
+"""
+BLOCKS = f"""\
+List the residual blocks of a network, and where an attention can be put in.
+
+    {PROGRAM} blocks timm:resnet50
+
+computes no values, so it needs neither weights nor pictures. It says of each
+block whether its stiffness is measured, whether insert_steps puts a step
+there, and if not why.
+"""
+ENV = f"""\
+Print the versions of all that matters, for the report of a problem.
+
+    {PROGRAM} env
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of all commands.
 
     Each command names the function that runs it, ``MODULE:FUNCTION`` beside
-    this module. It is given the other arguments by name.
+    this module. It is given the other arguments by name, after the command's
+    function of :mod:`.early` has looked at them.
     """
     parser = argparse.ArgumentParser(
-        'python -m mmstepnet', description='Residual networks as Euler steps.'
+        PROGRAM,
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         '--version', action='version', version=f'mmstepnet {__version__}'
     )
     commands = parser.add_subparsers(required=True)
 
-    stiffness = commands.add_parser(
-        'stiffness', help='measure networks on pictures'
+    def add_command(
+        name: str, description: str, run: str, check: Callable[[dict], None]
+    ) -> argparse.ArgumentParser:
+        """A command; the first line of its description is that of the list."""
+        sentence = description.splitlines()[0].rstrip('.')
+        command = commands.add_parser(
+            name,
+            help=sentence[0].lower() + sentence[1:],
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run, check=check)
+        return command
+
+    stiffness = add_command(
+        'stiffness', STIFFNESS, 'commands:run_stiffness', early.check_measuring
     )
-    stiffness.set_defaults(run='commands:run_stiffness')
     stiffness.add_argument('models', nargs='+', metavar='MODEL', help=KINDS)
     stiffness.add_argument(
-        '--images',
-        type=Path,
-        help='folder of pictures; a FUNCTION may return its batches instead',
+        '--blocks',
+        nargs='+',
+        metavar='PATTERN',
+        help='measure the blocks of these names alone, such as "layer3.*". '
+        'Default: all',
     )
-    stiffness.add_argument(
-        '--blocks', nargs='+', help='patterns of names of blocks; else all'
+    gates = add_command(
+        'gates', GATES, 'commands:run_gates', early.check_measuring
     )
-    gates = commands.add_parser(
-        'gates',
-        help='whether an attention adapts to its pictures, or only scales',
-    )
-    gates.set_defaults(run='commands:run_gates')
     gates.add_argument('models', nargs=1, metavar='MODEL', help=KINDS)
     gates.add_argument(
-        'images',
+        'folder',
         nargs='?',
         type=Path,
         metavar='FOLDER',
-        help='of pictures, unless a FUNCTION returns batches',
+        help='the same as --images FOLDER',
     )
     for command in (stiffness, gates):
         add = command.add_argument
         add(
+            '--images',
+            type=Path,
+            metavar='FOLDER',
+            help='folder of pictures. Needed, but for a FUNCTION that returns '
+            'its own batches. Default: these batches',
+        )
+        add(
             '--labels',
             action='store_true',
             help='also measure the accuracy: '
-            'the folders of the pictures are the classes of the model',
+            'the folders of the pictures are the classes of the model. '
+            'Default: it is not measured',
         )
         add(
             '--weights',
             type=Path,
             nargs='+',
             default=[],
+            metavar='FILE',
             help='files of '
-            'weights, one a model, or several of one model, as of its epochs',
+            'weights, one a model, or several of one model, as of its epochs. '
+            'Default: those that the model was built with, random ones of a '
+            'library',
         )
-        add('--pretrained', action='store_true', help='fetch the weights')
-        add('--steps', help='file of save_steps')
+        add(
+            '--pretrained',
+            action='store_true',
+            help="fetch the library's weights. Default: they are random",
+        )
+        add(
+            '--steps',
+            metavar='FILE',
+            help='file of save_steps, whose attentions are put into the '
+            'model. Default: the model as it is',
+        )
         add(
             '--samples',
             type=_samples,
@@ -83,13 +163,16 @@ def build_parser() -> argparse.ArgumentParser:
             '--batch-size',
             type=positive_int,
             default=16,
-            help='pictures at once',
+            metavar='N',
+            help='pictures at once. Default: %(default)s',
         )
-        add('--device', help='cuda where there is one')
-    report = commands.add_parser(
-        'report', help='make the page anew, of recordings alone'
+        add(
+            '--device',
+            help='such as cpu or cuda:1. Default: a GPU where there is one',
+        )
+    report = add_command(
+        'report', REPORT, 'commands:run_report', early.check_report
     )
-    report.set_defaults(run='commands:run_report')
     report.add_argument(
         'recordings',
         nargs='+',
@@ -103,43 +186,51 @@ def build_parser() -> argparse.ArgumentParser:
             '--json',
             dest='as_json',
             action='store_true',
-            help='print an object a network, a line each',
+            help='print an object a network, a line each. Default: tables',
         )
     for command in (stiffness, report):
         command.add_argument(
             '--reading',
             choices=READINGS,
             default='adaptive',
-            help='reading of NSI that is printed and drawn',
+            help='what is printed and drawn: "adaptive" divides a change by '
+            'the attention value, "unit" does not, "returned" is the change '
+            'with the activation behind it. Default: %(default)s',
         )
         command.add_argument(
             '--out',
             type=Path,
             default=Path('stiffness'),
-            help='folder of what is written',
+            metavar='FOLDER',
+            help='folder of what is written. Default: %(default)s',
         )
 
-    blocks = commands.add_parser(
-        'blocks',
-        help='which residual steps a network has, where insert_steps puts a '
-        'step, and if not why',
+    blocks = add_command(
+        'blocks', BLOCKS, 'commands:run_blocks', early.check_blocks
     )
-    blocks.set_defaults(run='commands:run_blocks')
     blocks.add_argument('model', metavar='MODEL', help=KINDS)
-    blocks.add_argument(
+    example = blocks.add_mutually_exclusive_group()
+    example.add_argument(
+        '--images',
+        type=Path,
+        metavar='FOLDER',
+        help='folder of pictures, whose first one the model is given. '
+        'Default: none is needed',
+    )
+    example.add_argument(
         '--size',
         type=positive_int,
         nargs='+',
-        default=[224],
-        help='side of the pictures, or height and width',
+        help='side of the pictures, or height and width. Default: what the '
+        "model's transform makes of a picture of 224 pixels, or 224",
     )
     blocks.add_argument(
         '--trace',
         action='store_true',
-        help='also print the pass: which module is given which tensor',
+        help='also print the pass: which module is given which tensor. '
+        'Default: the blocks alone',
     )
-    env = commands.add_parser('env', help='versions of all that matters')
-    env.set_defaults(run='env:run_env')
+    add_command('env', ENV, 'env:run_env', early.check_nothing)
     return parser
 
 
@@ -156,17 +247,11 @@ def _samples(text: str) -> int | str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; what is wrong with it is one line, and 2."""
     options = vars(build_parser().parse_args(argv))
-    run = resolve_name(f'{__package__}.{options.pop("run")}')
+    run, check = options.pop('run'), options.pop('check')
     try:
-        run(**options)
-    except (
-        ValueError,
-        OSError,
-        ImportError,
-        RuntimeError,
-        AttributeError,
-        UnpicklingError,
-    ) as error:
-        print(f'mmstepnet: {" ".join(str(error).split())}', file=sys.stderr)
+        check(options)
+        resolve_name(f'{__package__}.{run}')(**options)
+    except REFUSALS as error:
+        print(f'mmstepnet: {in_one_line(error)}', file=sys.stderr)
         return 2
     return 0

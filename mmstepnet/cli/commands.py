@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from PIL import Image
 from torch import Tensor
 
 from mmstepnet.steps.examples import arguments_for, call_of, run_batch
@@ -31,9 +32,12 @@ from mmstepnet.tracing import trace_pass
 from .choices import READINGS
 from .models import NamedModel, build_model
 from .networks import load_networks
-from .pictures import Pictures, pictures_of
+from .pictures import Pictures
 
 TOP1 = 'accuracy/top1'
+
+SIDE = 224
+"""Of a picture that stands for all where none is given, in pixels."""
 
 
 def run_stiffness(
@@ -43,17 +47,14 @@ def run_stiffness(
     pretrained: bool,
     steps: str | None,
     device: str | None,
-    images: Path | None,
+    pictures: Pictures | None,
     labels: bool,
-    samples: int | str | None,
-    batch_size: int,
     blocks: list[str] | None,
     reading: str,
     out: Path,
     as_json: bool,
 ) -> None:
     """Measure, print, and write recordings and page."""
-    pictures = pictures_of(images, labels, samples, batch_size)
     recordings: dict[str, Trajectories] = {}
     files: list[Path] = []
     for network in load_networks(
@@ -75,14 +76,11 @@ def run_gates(
     pretrained: bool,
     steps: str | None,
     device: str | None,
-    images: Path | None,
+    pictures: Pictures | None,
     labels: bool,
-    samples: int | str | None,
-    batch_size: int,
     as_json: bool,
 ) -> None:
     """Measure the attention values, and constants in their place."""
-    pictures = pictures_of(images, labels, samples, batch_size)
     for network in load_networks(
         models, weights, steps, pretrained, device, labels
     ):
@@ -116,13 +114,16 @@ def run_report(
     _write_page(shown, files, out, as_json)
 
 
-def run_blocks(*, model: str, size: list[int], trace: bool) -> None:
+def run_blocks(
+    *,
+    model: str,
+    pictures: Pictures | None,
+    size: list[int] | None,
+    trace: bool,
+) -> None:
     """Print the residual steps of a model, run on the meta device."""
     named = build_model(model)
-    if named.batches is None:
-        example: Any = torch.zeros(1, 3, size[0], size[-1])
-    else:
-        example = next(iter(named.batches))
+    example = _example(named, pictures, size)
     measured = named.measured.to('meta')
     inputs, by_name = arguments_for(measured, example)
     inputs, by_name = call_of(inputs or by_name, device='meta')
@@ -140,6 +141,22 @@ def run_blocks(*, model: str, size: list[int], trace: bool) -> None:
         print(f'{name or "insert_steps"}: {"; ".join(rest)}')
     recorded = sum(step.left_out is None for step in steps)
     print(f'{len(steps)} residual steps, {recorded} of them recorded')
+
+
+def _example(
+    named: NamedModel, pictures: Pictures | None, size: list[int] | None
+) -> Any:
+    """What a model is called with, only whose shape matters."""
+    if size is not None:
+        return torch.zeros(1, 3, size[0], size[-1])
+    if pictures is not None:
+        (path, _), *_ = pictures.files
+        return named.picture(path)[None]
+    if named.batches is not None:
+        return next(iter(named.batches))
+    if named.transform is not None:
+        return named.transform(Image.new('RGB', (SIDE, SIDE)))[None]
+    return torch.zeros(1, 3, SIDE, SIDE)
 
 
 def _measure(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
@@ -17,20 +18,11 @@ from tqdm import tqdm
 from mmstepnet.steps.examples import call_of
 from mmstepnet.steps.files import read_weights
 
-from .choices import KINDS
+from .early import check_model
 from .pictures import Pictures
+from .wording import is_of_the_internet
 
-PACKAGES = (
-    'PIL',
-    'altair',
-    'jinja2',
-    'mmstepnet',
-    'numpy',
-    'torch',
-    'torchvision',
-    'vl_convert',
-)
-"""What the command imports, also after it has run a user's file."""
+OFFLINE = '--weights FILE, without --pretrained'
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
@@ -58,8 +50,10 @@ class NamedModel:
 
     Attributes:
         model (nn.Module): The model.
-        prepare (Callable, optional): Makes a tensor (3, H, W) of a file, as
-            the library that owns the model does; None where that is unknown.
+        transform (Callable, optional): Makes a tensor (3, H, W) of a picture
+            of Pillow, as the library that owns the model does.
+        prepare (Callable, optional): Makes one of a file. It is made of the
+            transform where there is one; None is unknown.
         batches (Iterable, optional): The model's own batches.
         part (str): Name of the submodule that is measured, such as the
             backbone of a detector; ``''`` is the model.
@@ -73,6 +67,7 @@ class NamedModel:
     """
 
     model: nn.Module
+    transform: Callable[[Any], Tensor] | None = None
     prepare: Callable[[Path], Tensor] | None = None
     batches: Iterable | None = None
     part: str = ''
@@ -81,6 +76,10 @@ class NamedModel:
     read: Callable[[Path], dict[str, Tensor]] = read_file
     label: str = ''
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.transform is not None:
+            self.prepare = picture_reader(self.transform)
 
     @property
     def measured(self) -> nn.Module:
@@ -122,10 +121,15 @@ class NamedModel:
                 inputs, by_name = call_of(batch, device=device)
                 yield inputs or by_name, []
             return
-        if pictures is None or self.prepare is None:
+        if self.prepare is None:
             raise ValueError(
-                f'{self.label} needs pictures and a transform of them, or '
-                f'a FUNCTION that returns a model and its batches'
+                f'{self.label} is a model alone; let its FUNCTION return the '
+                f'model and the transform of its pictures, or its batches'
+            )
+        if pictures is None:
+            raise ValueError(
+                f'{self.label} needs pictures: give --images FOLDER, or let '
+                f'its FUNCTION return the model and its batches'
             )
         if pictures.labels:
             self._number(pictures.classes)
@@ -188,9 +192,12 @@ def build_model(
             False.
 
     Raises:
-        ValueError: The name is of no such form; unknown models are refused
-            by their libraries.
+        ValueError: The name is of no such form, the model is unknown, or
+            what is needed of it is on the internet alone, and that is not
+            reached.
     """
+    check_model(name)
+    check_known(name)
     kind, _, rest = name.partition(':')
     builders: dict[str, Callable] = dict(
         timm=_timm,
@@ -198,12 +205,50 @@ def build_model(
         mm=_openmmlab,
         hf=partial(_transformers, labels=labels),
     )
-    if kind in builders and rest:
+    if kind not in builders:
+        path, _, function = name.rpartition(':')
+        return _from_file(Path(path), function)
+    try:
         return builders[kind](rest, pretrained)
-    path, _, function = name.rpartition(':')
-    if not path.endswith('.py') or not function:
-        raise ValueError(f'{name!r} names no model; give {KINDS}')
-    return _from_file(Path(path), function)
+    except Exception as error:
+        if not is_of_the_internet(error):
+            raise
+        raise ValueError(
+            f'{name} is not fetched, because the internet is not reached; '
+            f'give {"hf:FOLDER of a copy" if kind == "hf" else OFFLINE}'
+        ) from error
+
+
+def check_known(name: str) -> None:
+    """Refuse a model that its library does not have.
+
+    Args:
+        name (str): As in :data:`~.choices.KINDS`. Only timm and torchvision
+            are asked.
+
+    Raises:
+        ValueError: It is unknown; the message has the names near it.
+    """
+    kind, _, rest = name.partition(':')
+    if kind == 'timm':
+        import timm
+
+        names = timm.list_models()
+        # A name with a colon is of the hub, or of a folder.
+        is_known = ':' in rest or timm.is_model(rest)
+    elif kind == 'torchvision':
+        from torchvision import models
+
+        names = models.list_models()
+        is_known = rest.lower() in names
+    else:
+        return
+    if not is_known:
+        near = ', '.join(get_close_matches(rest.lower(), names, 5))
+        raise ValueError(
+            f'{kind} has no model {rest!r}; '
+            f'{"near: " + near if near else "no name is near"}'
+        )
 
 
 def picture_reader(
@@ -234,7 +279,7 @@ def _timm(name: str, pretrained: bool) -> NamedModel:
     model = timm.create_model(name, pretrained=pretrained)
     config = timm.data.resolve_model_data_config(model)
     transform: Any = timm.data.create_transform(**config)
-    return NamedModel(model, picture_reader(transform))
+    return NamedModel(model, transform)
 
 
 def _torchvision(name: str, pretrained: bool) -> NamedModel:
@@ -248,9 +293,7 @@ def _torchvision(name: str, pretrained: bool) -> NamedModel:
         in signature(models.get_model_builder(name)).parameters
     ):
         options['weights_backbone'] = None  # fetched by default
-    return NamedModel(
-        models.get_model(name, **options), picture_reader(weights.transforms())
-    )
+    return NamedModel(models.get_model(name, **options), weights.transforms())
 
 
 def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
@@ -291,11 +334,9 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
     )
     return NamedModel(
         model,
-        picture_reader(
-            lambda image: processor(images=image, return_tensors='pt')[
-                'pixel_values'
-            ][0]
-        ),
+        lambda image: processor(images=image, return_tensors='pt')[
+            'pixel_values'
+        ][0],
         part=base if inside else '',
         runs_whole=labels,
         classes=_numbers_of_classes(config),
@@ -374,19 +415,13 @@ def _openmmlab(name: str, pretrained: bool) -> NamedModel:
 
     return NamedModel(
         model,
-        prepare,
+        prepare=prepare,
         part='' if classifies else 'backbone',
         read=lambda path: read_checkpoint(str(path))['state_dict'],
     )
 
 
 def _from_file(path: Path, function: str) -> NamedModel:
-    for kind, names in (
-        ("Python's module", sys.stdlib_module_names),
-        ('the package', PACKAGES),
-    ):
-        if path.stem in names:
-            raise ValueError(f'{path} hides {kind} {path.stem}; rename it')
     # As Python runs a file: what lies beside it can be imported.
     sys.path.insert(0, str(path.parent))
     spec: Any = spec_from_file_location(path.stem, path)
@@ -400,5 +435,5 @@ def _from_file(path: Path, function: str) -> NamedModel:
             f'its batches, got {type(model).__name__}'
         )
     if callable(feed):
-        return NamedModel(model, picture_reader(feed))
+        return NamedModel(model, feed)
     return NamedModel(model, batches=feed)

@@ -12,14 +12,13 @@ from mmstepnet.attentions.record import KEY
 from mmstepnet.steps.files import explain_difference, load_steps
 from mmstepnet.stiffness.training import distinct_names
 
-from .models import NamedModel, build_model
+from .early import is_of_a_library
+from .models import NamedModel, build_model, check_known
+from .wording import in_one_line
 
 WRAPPERS = 'module.', '_orig_mod.', 'model.'
 """Prefixes of DistributedDataParallel (and averages), torch.compile and
 Lightning."""
-
-FETCHED = 'timm:', 'torchvision:', 'mm:', 'hf:'
-"""Models that come without their weights."""
 
 
 def load_networks(
@@ -41,11 +40,16 @@ def load_networks(
         labels (bool): Whether scores of classes are wanted.
 
     Raises:
-        ValueError: See :func:`label_networks`, or a file is of another
-            network.
+        ValueError: See :func:`label_networks`; there is no such device or
+            model, or a file is of another network. Of names and device it is
+            said before the first network is built.
     """
+    networks = label_networks(names, weights)
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    for label, (name, path) in label_networks(names, weights).items():
+    _check_device(device)
+    for name in names:
+        check_known(name)
+    for label, (name, path) in networks.items():
         network = build_model(name, pretrained, labels)
         network.label = label
         network.settings['model'] = _short(name)
@@ -58,7 +62,7 @@ def load_networks(
             load_steps(network.model, steps)
             network.settings['steps'] = steps
         has_weights = path is not None or pretrained or _is_folder(name)
-        if name.startswith(FETCHED) and not has_weights:
+        if is_of_a_library(name) and not has_weights:
             network.settings['untrained'] = True
             print(
                 f'{label}: its weights are random; give --weights, or '
@@ -67,6 +71,17 @@ def load_networks(
             )
         network.model.to(device)
         yield network
+
+
+def _check_device(name: str) -> None:
+    """Refuse a device that PyTorch does not have here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f'--device {name} is not there ({in_one_line(error)}); leave it '
+            f'out, or give cpu'
+        ) from error
 
 
 def label_networks(

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 FEW = 256
 """Pictures that are measured where nobody says how many."""
 
-MORE = '.gif', '.jfif', '.jpe', '.avif'
-"""Endings of pictures that torchvision does not name. Of a ``.gif`` the first
-frame counts."""
+ENDINGS = (
+    *('.jpg', '.jpeg', '.jfif', '.jpe', '.png', '.gif', '.webp', '.avif'),
+    *('.bmp', '.tif', '.tiff', '.ppm', '.pgm'),
+)
+"""Endings of pictures: torchvision's, and more that Pillow reads. Of a
+``.gif`` the first frame counts."""
 
 
 @dataclass
@@ -60,8 +61,8 @@ class Pictures:
                 f'drawn; --samples all measures every one',
                 file=sys.stderr,
             )
-        places = np.linspace(0, len(pictures) - 1, count).round().astype(int)
-        return [pictures[k] for k in places]
+        apart = (len(pictures) - 1) / max(count - 1, 1)
+        return [pictures[round(k * apart)] for k in range(count)]
 
     def batches(self) -> list[list[tuple[Path, str]]]:
         """Files and their classes, a list for each batch."""
@@ -117,7 +118,8 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
             the classes.
     """
     if not folder.is_dir():
-        raise ValueError(f'there is no folder {folder}')
+        what = 'is a file' if folder.exists() else 'is not there'
+        raise ValueError(f'the folder of pictures {folder} {what}')
     parts = [folder]
     others: Counter[str] = Counter()
     seen = {os.path.realpath(folder)}
@@ -127,37 +129,37 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
         ]
         parts = [path for path in inside if path.is_dir()]
         others['outside of the classes'] = len(inside) - len(parts)
+        if not inside:
+            raise ValueError(f'{folder} is a folder without pictures')
         if not parts:
             raise ValueError(
                 f'{folder} has no folders, which are the classes with --labels'
             )
-    endings = _endings()
     labelled: list[tuple[Path, str]] = []
     for part in parts:
         pictures = []
-        is_new = part == folder or _is_new(part, seen)
-        for path in _files(part, seen) if is_new else ():
+        is_linked = part != folder and not _is_new(part, seen)
+        for path in () if is_linked else _files(part, seen):
             ending = path.suffix.lower()
-            if ending not in endings:  # another link to it may have one
+            if ending not in ENDINGS:  # another link to it may have one
                 others[ending or 'without an ending'] += 1
             elif _is_new(path, seen):
                 pictures.append(path)
+            else:
+                is_linked = True
+        if not pictures and is_linked:
+            raise ValueError(
+                f'{part} has no pictures of its own: it links to those of '
+                f'another folder'
+            )
         if not pictures:
             reason = f'; {_passed_by(others)}' if others.total() else ''
-            raise ValueError(
-                f'the folder {part} has no pictures of its own{reason}'
-            )
+            raise ValueError(f'{part} is a folder without pictures{reason}')
         for path in sorted(pictures):
             labelled.append((path, part.name))
     if others.total():
         print(f'{folder}: {_passed_by(others)}', file=sys.stderr)
     return labelled
-
-
-def _endings() -> set[str]:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    return {*IMG_EXTENSIONS, *MORE}
 
 
 def _passed_by(others: Counter[str]) -> str:

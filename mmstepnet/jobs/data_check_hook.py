@@ -38,15 +38,20 @@ class DataCheckHook(Hook):
 
     priority = 'VERY_HIGH'  # before any that reads the data
 
+    has_looked = False
+    """Whether all is found to be in order, and batches come next."""
+
     def before_train(self, runner: Runner) -> None:
         """Look at the training and the validation data."""
         self._check(runner, runner.train_dataloader, 'train')
         if runner.val_loop is not None:
             self._check(runner, runner.val_dataloader, 'val')
+        self.has_looked = True
 
     def before_test(self, runner: Runner) -> None:
         """Look at the test data."""
         self._check(runner, runner.test_dataloader, 'test')
+        self.has_looked = True
 
     def _check(self, runner: Runner, loader: DataLoader, split: str) -> None:
         for dataset in _parts(loader.dataset):

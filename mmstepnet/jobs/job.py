@@ -1,59 +1,31 @@
-"""The common parts of the tools: arguments, config, process group."""
+"""The common parts of the tools: config, model, runner, process group."""
 
 import gc
+import logging
 import os
 import os.path as osp
+import sys
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from mmengine.config import Config, DictAction
-from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import CheckpointLoader
+from mmengine.config.utils import MODULE2PACKAGE, ConfigParsingError
+from mmengine.logging import MMLogger
+from mmengine.registry import MODELS, RUNNERS, init_default_scope
+from mmengine.runner import CheckpointLoader, Runner
 
-from .checkpoint import TRUST_FLAG, load_weights, patch_reading
+from mmstepnet.cli.wording import in_one_line, is_of_the_internet
 
-
-def add_config_options(parser: ArgumentParser) -> None:
-    """Add what every tool takes that reads a config and a checkpoint."""
-    parser.add_argument('config', help='config file')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        default={},
-        help='settings that override the config, such as '
-        'train_dataloader.batch_size=4 optim_wrapper.optimizer.lr=0.1',
-    )
-    parser.add_argument(
-        TRUST_FLAG,
-        action='store_true',
-        help='let checkpoints run the code that they name; by default they '
-        'are read as data, and others are refused',
-    )
-    parser.set_defaults(work_dir=None, launcher='none', local_rank='0')
-
-
-def add_job_options(parser: ArgumentParser) -> None:
-    """Add the arguments that training and testing have in common."""
-    add_config_options(parser)
-    parser.add_argument(
-        '--work-dir',
-        help='folder of logs and results; '
-        'default: ./work_dirs/NAME_OF_THE_CONFIG',
-    )
-    parser.add_argument(
-        '--launcher',
-        help='what starts the processes',
-        choices=['none', 'pytorch', 'slurm', 'mpi'],
-    )
-    # torch.distributed.launch passes the one or the other spelling.
-    parser.add_argument('--local_rank', '--local-rank')
+from .checkpoint import load_weights, patch_reading
+from .config_check import check_attentions
+from .data_check_hook import DataCheckHook
 
 
 def load_config(args: Namespace) -> Config:
@@ -64,15 +36,17 @@ def load_config(args: Namespace) -> Config:
     own tools set and its configs rely on.
 
     Raises:
-        SystemExit: There is no such file.
+        SystemExit: A config below it is not there or cannot be read, or
+            names an unknown attention.
     """
-    if not osp.isfile(args.config):
-        raise SystemExit(f'there is no config file {args.config!r}')
     patch_reading(args.trust_checkpoint)
     os.environ.setdefault('LOCAL_RANK', args.local_rank)
     # Of MMSegmentation onedl-mmengine knows upstream's name alone.
     MODULE2PACKAGE['mmseg'] = 'mmseg'
-    cfg = Config.fromfile(args.config)
+    try:
+        cfg = Config.fromfile(args.config)
+    except (OSError, SyntaxError, ImportError, ConfigParsingError) as error:
+        raise SystemExit(f'{args.config}: {in_one_line(error)}') from error
     host = host_of_config(cfg)
     for name in ('train', 'val', 'test'):
         loader = cfg.get(f'{name}_dataloader')
@@ -82,7 +56,10 @@ def load_config(args: Namespace) -> Config:
             loader.setdefault(
                 'persistent_workers', loader.get('num_workers', 0) > 0
             )
-    cfg.merge_from_dict(args.cfg_options)
+    given = Namespace()
+    DictAction([], 'settings')(None, given, args.cfg_options)
+    cfg.merge_from_dict(given.settings)
+    check_attentions(cfg)
     cfg.custom_hooks = [
         *(cfg.get('custom_hooks') or []),
         dict(type='mmstepnet.DataCheckHook'),
@@ -120,6 +97,66 @@ def host_of_config(cfg: Config) -> str | None:
     kind = cfg.model['type']
     name = kind if isinstance(kind, str) else kind.__module__
     return name.partition('.')[0]
+
+
+def run_job(cfg: Config, work: Callable[[Runner], Any]) -> None:
+    """Build a runner and let it work.
+
+    What is refused before the first batch, by us or by the host, is one line
+    on the terminal, and its frames are in the job's log.
+
+    Args:
+        cfg (Config): The config of the job.
+        work (Callable): What is done with the runner.
+
+    Raises:
+        SystemExit: The job is refused; the line is its text.
+    """
+    runner = None
+    with process_group(cfg):
+        try:
+            runner = RUNNERS.build(cfg)
+            work(runner)
+        except Exception as error:
+            log = _log_file(cfg)
+            if log is None or _has_begun(runner):
+                raise
+            _refuse(error, log)
+
+
+def _has_begun(runner: Runner | None) -> bool:
+    """Whether a job has come to its first batch."""
+    return runner is not None and any(
+        isinstance(hook, DataCheckHook) and hook.has_looked
+        for hook in runner.hooks
+    )
+
+
+def _log_file(cfg: Config) -> logging.FileHandler | None:
+    """What writes the log of a job, None before there is one."""
+    folder = Path(cfg.work_dir).resolve()
+    for handler in MMLogger.get_current_instance().handlers:
+        if isinstance(handler, logging.FileHandler):
+            if folder in Path(handler.baseFilename).parents:
+                return handler
+    return None
+
+
+def _refuse(error: Exception, log: logging.FileHandler) -> NoReturn:
+    """Write the frames into the log, and end in one line."""
+    text = in_one_line(error)
+    if is_of_the_internet(error):
+        text = (
+            f'the internet is not reached ({text}); fetch the file elsewhere '
+            f'and name it, as by --cfg-options '
+            f'model.backbone.init_cfg.checkpoint=FILE'
+        )
+    log.handle(
+        logging.LogRecord(
+            'mmengine', logging.ERROR, __file__, 0, text, (), sys.exc_info()
+        )
+    )
+    raise SystemExit(text) from error
 
 
 @contextmanager

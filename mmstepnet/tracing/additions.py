@@ -31,11 +31,9 @@ NO_CONTRACTION = 'no contraction lies between the operands'
 """GRN of ConvNeXt V2 adds a multiple of its state."""
 NO_WEIGHTS = 'the module that adds has no weights'
 """A network of functions alone has no block."""
-PROJECTS = (
-    'both operands were computed from the state, as where the '
-    'identity is projected, or by hyper-connections'
-)
-"""The first block of a ResNet's stage."""
+PROJECTS = 'projects its identity'
+"""Both operands were computed from the state: the first block of a ResNet's
+stage. Hyper-connections look alike."""
 
 
 class Multiple(NamedTuple):

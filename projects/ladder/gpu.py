@@ -451,14 +451,36 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('command', choices=['run', 'table'])
-    parser.add_argument('--data', type=Path, default=Path('data'))
-    parser.add_argument('--rows', type=Path, default=ROWS)
     parser.add_argument(
-        '--work-dir', type=Path, default=scratch.WORK_DIR / 'gpu'
+        'command',
+        choices=['run', 'table'],
+        help='make the rows, or print the table of those that are there',
     )
     parser.add_argument(
-        '--networks', nargs='+', default=NETWORKS, choices=NETWORKS
+        '--data',
+        type=Path,
+        default=Path('data'),
+        help='folder of the pictures. Default: %(default)s',
+    )
+    parser.add_argument(
+        '--rows',
+        type=Path,
+        default=ROWS,
+        help='where the rows are. Default: those of the repository',
+    )
+    parser.add_argument(
+        '--work-dir',
+        type=Path,
+        default=scratch.WORK_DIR / 'gpu',
+        help='folder of what a stopped run goes on from. Default: '
+        'work_dirs/ladder/gpu',
+    )
+    parser.add_argument(
+        '--networks',
+        nargs='+',
+        default=NETWORKS,
+        choices=NETWORKS,
+        help='Default: all of them',
     )
     parser.add_argument(
         '--rungs',
@@ -466,15 +488,21 @@ def main() -> None:
         default=[*FROM_SCRATCH],
         choices=FROM_SCRATCH,
         metavar='RUNG',
-        help=', '.join(FROM_SCRATCH),
+        help=f'{", ".join(FROM_SCRATCH)}. Default: all of them',
     )
     parser.add_argument(
         '--minutes',
         type=float,
         default=math.inf,
-        help='stop after the epoch in which they are over',
+        help='stop after the epoch in which they are over. Default: at the '
+        'end',
     )
-    parser.add_argument('--device', type=torch.device, default='cuda')
+    parser.add_argument(
+        '--device',
+        type=torch.device,
+        default='cuda',
+        help='Default: %(default)s',
+    )
     args = parser.parse_args()
     if args.command == 'table':
         print(table(args.rows))

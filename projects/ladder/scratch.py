@@ -461,23 +461,50 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('command', choices=['run', 'table'])
-    parser.add_argument('--data', type=Path, default=Path('data'))
-    parser.add_argument('--rows', type=Path, default=ROWS)
-    parser.add_argument('--work-dir', type=Path, default=WORK_DIR)
-    parser.add_argument('--seeds', nargs='+', type=int, default=[*SEEDS])
+    parser.add_argument(
+        'command',
+        choices=['run', 'table'],
+        help='make the rows, or print the table of those that are there',
+    )
+    parser.add_argument(
+        '--data',
+        type=Path,
+        default=Path('data'),
+        help='folder of the pictures. Default: %(default)s',
+    )
+    parser.add_argument(
+        '--rows',
+        type=Path,
+        default=ROWS,
+        help='where the rows are. Default: those of the repository',
+    )
+    parser.add_argument(
+        '--work-dir',
+        type=Path,
+        default=WORK_DIR,
+        help='folder of what a stopped run goes on from. Default: '
+        'work_dirs/ladder',
+    )
+    parser.add_argument(
+        '--seeds',
+        nargs='+',
+        type=int,
+        default=[*SEEDS],
+        help='Default: those of the plan',
+    )
     parser.add_argument(
         '--rungs',
         nargs='+',
         default=MAIN,
         choices=FROM_SCRATCH,
         metavar='RUNG',
-        help=', '.join(FROM_SCRATCH),
+        help=f'{", ".join(FROM_SCRATCH)}. Default: those of the plan',
     )
     parser.add_argument(
         '--ended',
         action='store_true',
-        help='no more seeds will come: verdicts of those that are there',
+        help='no more seeds will come: verdicts of those that are there. '
+        'Default: verdicts where all seeds are there',
     )
     args = parser.parse_args()
     if args.command == 'table':

@@ -503,13 +503,39 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('command', choices=['run', 'table'])
-    parser.add_argument('--data', type=Path, default=Path('data'))
-    parser.add_argument('--rows', type=Path, default=ROWS)
     parser.add_argument(
-        '--networks', nargs='+', default=PRETRAINED, choices=PRETRAINED
+        'command',
+        choices=['run', 'table'],
+        help='make the rows, or print the table of those that are there',
     )
-    parser.add_argument('--rungs', nargs='+', default=MAIN, choices=RUNGS)
+    parser.add_argument(
+        '--data',
+        type=Path,
+        default=Path('data'),
+        help='folder of the pictures. Default: %(default)s',
+    )
+    parser.add_argument(
+        '--rows',
+        type=Path,
+        default=ROWS,
+        help='where the rows are. Default: those of the repository',
+    )
+    parser.add_argument(
+        '--networks',
+        nargs='+',
+        default=PRETRAINED,
+        choices=PRETRAINED,
+        metavar='NETWORK',
+        help=f'{", ".join(PRETRAINED)}. Default: all of them',
+    )
+    parser.add_argument(
+        '--rungs',
+        nargs='+',
+        default=MAIN,
+        choices=RUNGS,
+        metavar='RUNG',
+        help=f'{", ".join(RUNGS)}. Default: those of the plan',
+    )
     args = parser.parse_args()
     if args.command == 'table':
         print(table(args.rows))

@@ -1,12 +1,14 @@
 """The cheap ladder's verdicts, computed a second time from its rows.
 
+    python -m projects.recipes.recompute
+
 This program shares no code with the one that wrote the rows and gave the
 verdicts. It knows PLAN_LADDER.md and the rows alone. Where the plan takes
 variances of means, this program takes the sums of squares of a table, seeds
 by pictures, in whole numbers and fractions.
 
-Run it with `python -m projects.recipes.recompute`. It ends with an error
-where the rows of the main rungs are not those of the plan.
+It ends with an error where the rows of the main rungs are not those of the
+plan.
 """
 
 import argparse
@@ -245,11 +247,15 @@ def print_question(second, result, found):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         '--rows',
         default=Path(__file__).parent / 'ladder',
-        help='the folder of the rows, a file NETWORK.jsonl each',
+        help='the folder of the rows, a file NETWORK.jsonl each. Default: '
+        'that of the repository',
     )
     folder = parser.parse_args(arguments).rows
     networks, results = {}, {}

@@ -205,9 +205,20 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('command', choices=['run', 'table'])
-    parser.add_argument('--seeds', type=int, default=3)
-    parser.add_argument('--work-dir', type=Path, default=WORK_DIR)
+    parser.add_argument(
+        'command',
+        choices=['run', 'table'],
+        help='make the rows, or print the table of those that are there',
+    )
+    parser.add_argument(
+        '--seeds', type=int, default=3, help='how many. Default: %(default)s'
+    )
+    parser.add_argument(
+        '--work-dir',
+        type=Path,
+        default=WORK_DIR,
+        help='folder of checkpoints. Default: %(default)s',
+    )
     args = parser.parse_args()
     if args.command == 'run':
         run_all(range(args.seeds), args.work_dir)

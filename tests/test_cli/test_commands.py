@@ -1,9 +1,13 @@
 """The command, against the library called by hand."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
+from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from torchvision.transforms import ToTensor
 
 import mmstepnet
 from mmstepnet.cli import main
+from mmstepnet.cli.arguments import build_parser
 from mmstepnet.cli.choices import READINGS
 from mmstepnet.cli.models import build_model, picture_reader
 from mmstepnet.cli.networks import label_networks
@@ -58,6 +63,10 @@ def gated():
 
 def alone():
     return net()[0]
+
+def sized():
+    from torchvision.transforms import Compose, Resize
+    return net()[0], Compose([Resize((48, 48)), ToTensor()])
 
 def batches():
     torch.manual_seed(1)
@@ -632,10 +641,9 @@ def test_a_file_in_a_folder_with_a_colon(nets, tmp_path, capsys):
 def test_gates(nets, pictures, capsys, json_too):
     """Against the function, called by hand."""
     given = '--labels', '--batch-size', 4, '--device', 'cpu'
+    folder = ['--images', pictures] if json_too else [pictures]
     assert (
-        call(
-            'gates', f'{nets}:gated', pictures, *given, *['--json'] * json_too
-        )
+        call('gates', f'{nets}:gated', *folder, *given, *['--json'] * json_too)
         == 0
     )
     printed = capsys.readouterr().out
@@ -723,6 +731,25 @@ def test_blocks(model, counted, nets, tmp_path, capsys):
     assert any('layer1.1.conv1 Conv2d($' in line for line in lines[:start])
 
 
+@pytest.mark.parametrize(
+    'name, given, size',
+    [
+        pytest.param('sized', [], 48, id='of the transform'),
+        pytest.param('sized', ['--size', 64], 64, id='as asked for'),
+        pytest.param('net', ['--images', '{}/pictures'], 40, id='of pictures'),
+        pytest.param('alone', [], 224, id='of no transform'),
+    ],
+)
+def test_size_of_what_blocks_are_shown_of(
+    name, given, size, nets, pictures, tmp_path, capsys
+):
+    """A ResNet's maps are of a quarter of the picture's side at first."""
+    given = [str(part).format(tmp_path) for part in given]
+    assert call('blocks', f'{nets}:{name}', *given) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.split()[:4] == ['layer1.0', '64', 'x', str(size // 4)]
+
+
 RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
 
 
@@ -730,25 +757,19 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
     'args, message',
     [
         pytest.param(
-            ['blocks', 'resnet18'],
-            "'resnet18' names no model; give",
-            id='a bare name',
-        ),
-        pytest.param(['blocks', '{}/no.py:net'], 'no.py', id='no such file'),
-        pytest.param(
-            ['blocks', '{}/no.py:'],
-            "no.py:' names no model; give",
-            id='no function',
+            ['blocks', 'torchvision:resnet1'],
+            "torchvision has no model 'resnet1'; near: ",
+            id='no such model of torchvision',
         ),
         pytest.param(
-            ['blocks', '{}/random.py:net'],
-            "random.py hides Python's module random; rename it",
-            id='a file named as a module',
+            [*RESNET[:2], 'torchvision:resnet1', '--images', '{}/pictures'],
+            "torchvision has no model 'resnet1'; near: ",
+            id='no such second model',
         ),
         pytest.param(
-            ['blocks', '{}/altair.py:net'],
-            'altair.py hides the package altair; ',
-            id='a file named as a package',
+            [*RESNET, '{}/pictures', '--device', 'gpu'],
+            '--device gpu is not there',
+            id='no such device',
         ),
         pytest.param(
             ['blocks', '{}/some_nets.py:nothing'],
@@ -760,8 +781,6 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
             "has no attribute 'typo'",
             id='a typo inside',
         ),
-        pytest.param(['report', 'no.npz'], 'no.npz', id='no recording'),
-        pytest.param([*RESNET, '{}/no'], 'there is no folder', id='no folder'),
         pytest.param(
             [*RESNET, '{}/broken'],
             'x.png cannot be read',
@@ -776,27 +795,14 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
             for dtype in ('uint16', 'float32')
         ),
         pytest.param(
-            RESNET[:-1], 'needs pictures and a transform', id='no pictures'
+            ['stiffness', '{}/some_nets.py:net'],
+            'some_nets.py.net needs pictures: give --images FOLDER',
+            id='no pictures for a function',
         ),
         pytest.param(
             ['stiffness', '{}/some_nets.py:alone', '--images', '{}/pictures'],
-            'needs pictures and a transform',
+            'is a model alone; let its FUNCTION return the model and the',
             id='a model alone',
-        ),
-        pytest.param(
-            [*RESNET, '{}/flat', '--labels'],
-            'flat has no folders, which are the',
-            id='no folders of classes',
-        ),
-        pytest.param(
-            [*RESNET, '{}/flat'],
-            'flat has no pictures of its own',
-            id='no pictures of its own',
-        ),
-        pytest.param(
-            [*RESNET, '{}/pictures', '--weights', 'no.pth'],
-            'no.pth',
-            id='no weights',
         ),
         pytest.param(
             [*RESNET, '{}/pictures', '--weights', '{}/broken/x.png'],
@@ -815,11 +821,6 @@ RESNET = 'stiffness', 'torchvision:resnet18', '--out', '{}/out', '--images'
             'torchvision.resnet18: 2 tensors are of another shape (fc.weight '
             'is (2, 512) of torch.float32 in the file and (1000, 512) of ',
             id='weights of another head',
-        ),
-        pytest.param(
-            ['gates', '{}/some_nets.py:batches', '--labels'],
-            '--labels needs a folder of pictures',
-            id='labels of batches',
         ),
         pytest.param(
             [*RESNET[:2], *RESNET[1:], '{}'],
@@ -845,6 +846,140 @@ def test_what_is_wrong_is_one_line(
     assert call(*(arg.format(tmp_path) for arg in args)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert message in last and last.startswith('mmstepnet: ')
+
+
+EARLY = {
+    'a bare name': (
+        ['blocks', 'resnet18'],
+        "'resnet18' names no model; say where it comes from, as in timm:res",
+    ),
+    'another prefix': (['blocks', 'tim:net'], "'tim:net' names no model; giv"),
+    'no config': (['blocks', 'mm:no.py'], "there is no config file 'no.py'"),
+    'no folder of transformers': (
+        ['blocks', 'hf:./no'],
+        "there is no folder './no'",
+    ),
+    'no such file': (['blocks', 'no.py:net'], "there is no file 'no.py'"),
+    'no function': (
+        ['blocks', 'no.py:'],
+        "'no.py:' names no model; name its function, too: no.py:FUNCTION",
+    ),
+    'a file named as a module': (
+        ['blocks', 'random.py:net'],
+        "random.py hides Python's module random; rename it",
+    ),
+    'a file named as a package': (
+        ['blocks', 'altair.py:net'],
+        'altair.py hides the package altair; rename it',
+    ),
+    'no pictures': (
+        ['stiffness', 'timm:resnet18'],
+        'timm:resnet18 needs pictures: give --images FOLDER',
+    ),
+    'no folder': (
+        ['stiffness', 'timm:resnet18', '--images', 'no'],
+        'the folder of pictures no is not there',
+    ),
+    'no folder by its place': (
+        ['gates', 'timm:resnet18', 'no'],
+        'the folder of pictures no is not there',
+    ),
+    'two folders': (
+        ['gates', 'timm:resnet18', 'empty', '--images', 'flat'],
+        'two folders of pictures are given, empty and flat',
+    ),
+    'a file for a folder': (
+        ['gates', 'timm:resnet18', '--images', 'a.txt'],
+        'the folder of pictures a.txt is a file',
+    ),
+    'an empty folder': (
+        ['stiffness', 'timm:resnet18', '--images', 'empty'],
+        'empty is a folder without pictures',
+    ),
+    'an empty folder for labels': (
+        ['gates', 'timm:resnet18', 'empty', '--labels'],
+        'empty is a folder without pictures',
+    ),
+    'no folders of classes': (
+        ['gates', 'timm:resnet18', 'flat', '--labels'],
+        'flat has no folders, which are the classes with --labels',
+    ),
+    'labels of batches': (
+        ['gates', 'net.py:net', '--labels'],
+        '--labels needs a folder of pictures',
+    ),
+    'no weights': (
+        ['gates', 'timm:resnet18', 'flat', '--weights', 'no.pth'],
+        'there is no file no.pth, given by --weights',
+    ),
+    'no steps': (
+        ['gates', 'timm:resnet18', 'flat', '--steps', 'no'],
+        'there is no file no, given by --steps',
+    ),
+    'a file to write into': (
+        ['stiffness', 'net.py:net', '--out', 'a.txt'],
+        'a.txt is a file, and --out takes a folder',
+    ),
+    'no recording': (['report', 'no.npz'], 'there is no file no.npz'),
+}
+"""What is wrong whatever the model is."""
+
+
+def test_what_is_wrong_is_seen_before_pytorch_is_imported(tmp_path):
+    for name in ('net.py', 'random.py', 'altair.py', 'a.txt', 'flat/a.png'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / 'empty').mkdir()
+    code = (
+        'import json, sys; from mmstepnet.cli import main\n'
+        'for args in json.load(sys.stdin): assert main(args) == 2, args\n'
+        'assert "torch" not in sys.modules'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=tmp_path,
+        input=json.dumps([args for args, _ in EARLY.values()]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    for (name, (_, wanted)), line in zip(
+        EARLY.items(), done.stderr.splitlines(), strict=True
+    ):
+        assert line.startswith(f'mmstepnet: {wanted}'), name
+
+
+@pytest.mark.parametrize('library', ['timm', 'torchvision'])
+def test_unknown_models_have_near_names(library):
+    pytest.importorskip(library)
+    with pytest.raises(ValueError, match='near: .*resnet18'):
+        build_model(f'{library}:resnet1')
+    with pytest.raises(ValueError, match='no name is near'):
+        build_model(f'{library}:0')
+
+
+class ConnectError(OSError):
+    """As a library of the internet has one."""
+
+
+def test_no_internet_is_one_line_with_a_way_out(
+    monkeypatch, pictures, tmp_path, capsys
+):
+    """A library tells it in its own words, of its own causes."""
+
+    def fetch(*args, **kwargs):
+        try:
+            raise ConnectError('name resolution')
+        except OSError as error:
+            raise RuntimeError('many\nlines') from error
+
+    monkeypatch.setattr('torchvision.models.get_model', fetch)
+    assert call(*RESNET, pictures, '--pretrained') == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        'mmstepnet: torchvision:resnet18 is not fetched, because the internet '
+        'is not reached; give --weights FILE, without --pretrained'
+    )
 
 
 def test_which_files_are_pictures(tmp_path, capsys):
@@ -896,15 +1031,15 @@ def test_which_files_are_pictures(tmp_path, capsys):
     assert '4 outside of the classes' in capsys.readouterr().err
     (tmp_path / 'all' / 'void').mkdir()
     (tmp_path / 'all' / 'twice').symlink_to(tmp_path / 'all' / 'deep')
-    for name in 'twice', 'void':
-        with pytest.raises(ValueError, match=f'{name} has no pictures of its'):
+    for words in 'twice has no pictures of its', 'void is a folder without':
+        with pytest.raises(ValueError, match=words):
             list_pictures(tmp_path / 'all', True)
         (tmp_path / 'all' / 'twice').unlink(missing_ok=True)
 
 
 def test_a_folder_without_pictures(tmp_path):
     """Other files are counted where there are some."""
-    with pytest.raises(ValueError, match='has no pictures of its own$'):
+    with pytest.raises(ValueError, match='is a folder without pictures$'):
         list_pictures(tmp_path, False)
     (tmp_path / 'a.txt').touch()
     with pytest.raises(ValueError, match=r'; 1 other file is .*\(1 .txt\)$'):
@@ -956,6 +1091,31 @@ def test_files_are_named_as_shortly_as_they_differ(tmp_path):
     ]
 
 
+def commands():
+    """The commands' parsers, by their names."""
+    (inner,) = (
+        action
+        for action in build_parser()._actions
+        if hasattr(action, 'add_parser')
+    )
+    return inner.choices
+
+
+@pytest.mark.parametrize('name', ['', *commands()])
+def test_help_has_an_example_and_each_default(name):
+    """The example is a command that the parser takes."""
+    parser = commands()[name] if name else build_parser()
+    sentence, *_ = parser.description.splitlines()
+    assert sentence.endswith('.')
+    (example,) = re.findall(
+        r'^ {4}python -m mmstepnet (.*)', parser.description, re.MULTILINE
+    )
+    build_parser().parse_args(example.split())
+    for action in parser._actions:
+        if action.option_strings and action.dest not in ('help', 'version'):
+            assert 'Default: ' in action.help, action.dest
+
+
 def test_help_needs_no_pytorch():
     code = (
         'import sys, mmstepnet.cli.arguments as a; a.build_parser()'
@@ -972,4 +1132,8 @@ def test_versions_are_those_of_the_modules(capsys):
     assert lines[0].startswith(f'mmstepnet {mmstepnet.__version__}, ')
     assert f'torch {torch.__version__}'.split('+')[0] in '\n'.join(lines)
     assert f'numpy {np.__version__}' in lines
+    for name in ('onnx', 'onnxruntime'):
+        if find_spec(name):
+            assert f'{name} {import_module(name).__version__}' in lines
+    assert bool(find_spec('mmseg')) == ('mmsegmentation ' in '\n'.join(lines))
     assert not any('not installed' in line for line in lines)

@@ -106,7 +106,7 @@ def test_files_follow_from_the_settings(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return np.zeros((64, 64, 3), np.uint8), np.empty((0, 4)), np.empty(0)
 
-    monkeypatch.setattr(composer, 'compose', interrupt)
+    monkeypatch.setattr('mmstepnet.datasets.digits_files.compose', interrupt)
     before = contents(tmp_path)
     for folder in (out, tmp_path / 'new'):
         with pytest.raises(KeyboardInterrupt):

@@ -64,7 +64,7 @@ def test_refused_before_the_first_iteration(digits, tmp_path, monkeypatch):
         f'{loop}_dataloader.dataset.data_root={digits}'
         for loop in ('train', 'val', 'test')
     ]
-    with pytest.raises(ValueError, match="val data .* lacks the classes '9'"):
+    with pytest.raises(SystemExit, match="val data .* lacks the classes '9'"):
         call_tool(
             load_tool('train.py'),
             CONFIG,

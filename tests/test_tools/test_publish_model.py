@@ -75,7 +75,7 @@ def test_publish(tmp_path):
 )
 def test_what_is_not_published(tmp_path, weights, message):
     torch.save(dict(state_dict=weights), tmp_path / 'x.pth')
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SystemExit, match=message):
         call_tool(
             load_tool('publish_model.py'), tmp_path / 'x.pth', tmp_path / 'net'
         )

@@ -98,5 +98,5 @@ def test_a_split_that_the_config_lacks(measured, tmp_path):
         f"_base_ = ['{CONFIG}']\n"
         'test_dataloader = test_evaluator = test_cfg = None\n'
     )
-    with pytest.raises(ValueError, match='no test_dataloader.*--split'):
+    with pytest.raises(SystemExit, match='no test_dataloader.*--split'):
         call_tool(TOOL, config, measured[1], '--out', tmp_path)

@@ -89,7 +89,7 @@ def test_the_flexible_runner_is_tested_too(trained, tmp_path):
     metrics = json.loads(usual.read_text())
     assert 0 <= metrics['accuracy/top1'] <= 100
     assert json.loads(other.read_text()) == metrics
-    with pytest.raises(ValueError, match='does not fit the model'):
+    with pytest.raises(SystemExit, match='does not fit the model'):
         call(
             'test.py',
             CONFIG,
