@@ -1,7 +1,7 @@
 """The networks of other libraries: what is found in them, and what changes.
 
-    python -m benchmarks.zoo configs rows.jsonl mmdet mmpretrain --page docs/zoo.md
-    python -m benchmarks.zoo families found.jsonl timm --page docs/families.md
+    python -m benchmarks.zoo configs rows.jsonl mmdet --table docs/benchmarks/backbones.tsv
+    python -m benchmarks.zoo families found.jsonl timm --table docs/benchmarks/families.tsv
 
 ``configs`` exchanges the type of each backbone of a project's configs for
 ours and compares outputs in evaluation mode; where small images are enough
@@ -12,7 +12,8 @@ StepNet at ``init_step=1``, which may round differently. ``families`` looks for
 steps on the meta device.
 
 Each row is written to the file as it comes; a second call goes on where the
-first ended. ``--page`` writes the rows into a page in place of its tables.
+first ended. ``--table`` writes what follows from the rows into a table, in
+place of its lines of the same libraries.
 """  # noqa: E501
 
 import argparse
@@ -25,7 +26,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from inspect import signature
 from itertools import chain, groupby
@@ -40,8 +41,6 @@ from torch.utils._pytree import tree_flatten
 
 from mmstepnet import find_steps, insert_steps, remove_steps
 from mmstepnet.steps import fused
-
-from .tables import markdown
 
 EXCHANGED = {
     'ResNet': 'StepResNet',
@@ -468,31 +467,21 @@ def worst(verdicts: list[str]) -> tuple[str, str]:
     return max(zip(kinds, verdicts), key=lambda pair: order.index(pair[0]))
 
 
-def config_section(host: str, rows: dict[str, str]) -> str:
-    """How many configs of each type are equal, and which not and why."""
-    types, rest = {}, Counter()
+def config_lines(host: str, rows: dict[str, str]) -> Iterator[list]:
+    """How many configs of each type got a verdict, the frequent types first.
+
+    Configs with the same settings are run once, and each is counted.
+    """
+    types = {}
     for settings in config_settings(host).values():
         kind, verdict = worst([rows[s] for s in settings])
         first = (
             json.loads(settings[0])['type'] if settings[0][0] == '{' else '–'
         )
-        types.setdefault(first, Counter())[kind] += 1
-        if kind not in ('equal', NONE):
-            rest[first, verdict] += 1
-    lines = [
-        [f'`{first}`', *(counts[k] for k in KINDS)]
-        for first, counts in sorted(types.items(), key=lambda t: -t[1].total())
-    ]
-    text = markdown(['type', *KINDS], lines)
-    if rest:
-        text += '\nNot equal:\n\n' + markdown(
-            ['type', 'configs', 'why'],
-            [
-                [f'`{first}`', n, why]
-                for (first, why), n in sorted(rest.items())
-            ],
-        )
-    return text
+        types.setdefault(first, Counter())[kind, verdict] += 1
+    for first, counts in sorted(types.items(), key=lambda t: -t[1].total()):
+        for (kind, verdict), n in sorted(counts.items()):
+            yield [first, kind, n, '' if kind in ('equal', NONE) else verdict]
 
 
 TEXT = dict(
@@ -679,50 +668,36 @@ def family_row(library: str, name: str) -> list:
     ]
 
 
-def family_section(library: str, rows: dict[str, list]) -> str:
-    """A row a family: its first model, and the models without steps."""
-    lines = []
+def family_lines(library: str, rows: dict[str, list]) -> Iterator[list]:
+    """A line a family: its first model, and the models without steps."""
     for kind, group in groupby(
         sorted(rows.items(), key=lambda r: (r[1][0], r[0])), lambda r: r[1][0]
     ):
         group = list(group)
         first, (_, *cells) = group[0]
-        without = [f'`{name}`' for name, row in group if not row[1]]
-        lines.append(
-            [
-                f'`{kind}`',
-                f'`{first}`',
-                *cells,
-                len(group),
-                'all' if len(without) == len(group) else ', '.join(without),
-            ]
-        )
-    return markdown(
-        [
-            'module',
-            'first model',
-            'recorded',
-            'stages',
-            'left out',
-            '`insert_steps`',
-            'models run',
-            'without steps',
-        ],
-        lines,
-    )
+        without = [name for name, row in group if not row[1]]
+        yield [
+            kind,
+            first,
+            *cells,
+            len(group),
+            'all' if len(without) == len(group) else ', '.join(without),
+        ]
 
 
-def written(page: str, sections: dict[str, str]) -> str:
-    """The page with sections of these titles anew, all others as they were."""
-    head, *old = re.split(r'^## ', page, flags=re.MULTILINE)
+def write_table(
+    path: Path, header: Sequence[str], found: dict[str, list[list]]
+) -> None:
+    """Write lines of libraries; those of others stay as they are."""
+    kept = path.read_text('utf-8').splitlines()[1:] if path.exists() else []
     texts = {
-        text.partition('\n')[0]: text.partition('\n')[2].strip()
-        for text in old
-    } | sections
-    return head + '\n'.join(
-        f'## {title}\n\n{text.strip()}\n'
-        for title, text in sorted(texts.items())
-    )
+        library: [*lines]
+        for library, lines in groupby(kept, lambda line: line.split('\t')[0])
+    }
+    for library, lines in found.items():
+        texts[library] = ['\t'.join(map(str, line)) for line in lines]
+    lines = ['\t'.join(header), *chain(*map(texts.get, sorted(texts)))]
+    path.write_text('\n'.join(lines) + '\n', 'utf-8')
 
 
 def settings_of(host: str) -> list[str]:
@@ -730,11 +705,23 @@ def settings_of(host: str) -> list[str]:
     return sorted(set(chain(*config_settings(host).values())))
 
 
-COMMANDS: dict[str, tuple[Callable, Callable, Callable]] = dict(
-    configs=(settings_of, config_row, config_section),
-    families=(names, family_row, family_section),
+COMMANDS: dict[str, tuple[Callable, Callable, Callable, str]] = dict(
+    configs=(
+        settings_of,
+        config_row,
+        config_lines,
+        'type, verdict, configs, why',
+    ),
+    families=(
+        names,
+        family_row,
+        family_lines,
+        'module, first model, recorded, stages, left out, insert_steps, '
+        'models run, without steps',
+    ),
 )
-"""What is gone through, its row, and the section that rows make."""
+"""What is gone through, its row, and the lines that rows make, with their
+header."""
 
 
 def main() -> None:
@@ -752,9 +739,10 @@ def main() -> None:
         'mmdet, mmpretrain and others of OpenMMLab',
     )
     parser.add_argument(
-        '--page',
+        '--table',
         type=Path,
-        help='gets a section of each. Default: no page is written',
+        help='gets the lines of each, set apart by tabs. Default: none is '
+        'written',
     )
     args = parser.parse_args()
     warnings.simplefilter('ignore')
@@ -765,8 +753,8 @@ def main() -> None:
             json.loads, args.rows.read_text('utf-8').splitlines()
         )
     }
-    listed, make, section = COMMANDS[args.command]
-    sections, installed = {}, metadata.packages_distributions()
+    listed, make, lines_of, header = COMMANDS[args.command]
+    found, installed = {}, metadata.packages_distributions()
     for library in args.libraries:
         for name in listed(library):
             if (library, name) not in rows:
@@ -775,19 +763,18 @@ def main() -> None:
                 gc.collect()  # hooks and their modules hold each other
                 with args.rows.open('a', encoding='utf-8') as file:
                     print(json.dumps([library, name, row]), file=file)
-        sections[library] = (
-            f'Version {metadata.version(installed[library][0])}.\n\n'
-            + section(
-                library,
-                {n: r for (lib, n), r in rows.items() if lib == library},
-            )
+        version = metadata.version(installed[library][0])
+        own = {n: r for (lib, n), r in rows.items() if lib == library}
+        found[library] = [
+            [library, version, *line] for line in lines_of(library, own)
+        ]
+    if args.table:
+        write_table(
+            args.table, ['library', 'version', *header.split(', ')], found
         )
-    if args.page:
-        args.page.write_text(
-            written(args.page.read_text('utf-8'), sections), 'utf-8'
-        )
-    else:
-        print('\n'.join(sections.values()))
+        return
+    for line in chain(*found.values()):
+        print(*line, sep='\t')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """What is to be corrected in the text of the two papers, with numbers.
 
-    python -m projects.errata     # the table of docs/errata.md
+    python -m projects.errata     # the lines of projects/errata.tsv
 
 The first paper is Understanding Self-attention Mechanism via Dynamical System
 Perspective (https://arxiv.org/abs/2308.09939), the second Towards
@@ -411,16 +411,19 @@ ERRATA = (
 )
 
 
+HEADER = 'paper', 'where', 'printed', 'meant', 'found by', 'number'
+
+
 def table() -> str:
-    """All of them as a Markdown table."""
-    lines = [
-        '| paper | where | printed | meant | found by | number |',
-        '|---|---|---|---|---|---|',
-    ]
-    lines += [
-        f'| {" | ".join((*each[:-1], each.number()))} |' for each in ERRATA
-    ]
-    return '\n'.join(lines)
+    """All of them with their numbers, set apart by tabs."""
+    lines = [HEADER, *((*each[:-1], each.number()) for each in ERRATA)]
+    return '\n'.join(map('\t'.join, lines))
+
+
+def page() -> str:
+    """What the page shows of them, as a Markdown table."""
+    lines = [HEADER[:4], ['---'] * 4, *(each[:4] for each in ERRATA)]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def main() -> None:

@@ -21,12 +21,22 @@ BESIDE = (
     'weights/README.md',
     'projects/**/*.md',
     'projects/**/*.png',
+    'projects/**/*.tsv',
 )
+MOVED = {
+    'families.md': 'any_network.md#what-was-tried',
+    'gpus_and_clusters.md': 'other_projects.md#gpus-and-clusters',
+    'how_steps_are_found.md': 'any_network.md#how-a-step-is-found',
+    'segmentation.md': 'other_projects.md#segmentation-with-your-own-masks',
+    'which_networks.md': 'any_network.md',
+    'zoo.md': 'any_network.md#what-was-tried',
+}
+"""Addresses of version 0.3 and before, and where their text is now."""
 LINK = re.compile(r'(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add them under the paths that they have in the checkout."""
+    """Add them under the paths of the checkout, and pages that moved."""
     for pattern in BESIDE:
         for path in sorted(ROOT.glob(pattern)):
             files.append(
@@ -36,6 +46,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                     abs_src_path=str(path),
                 )
             )
+    for old, new in MOVED.items():
+        text = (
+            '---\nsearch:\n  exclude: true\n---\n'
+            f'# This page has moved\n\nIts text is [here]({new}).\n'
+        )
+        files.append(File.generated(config, old, content=text))
     return files
 
 
@@ -43,6 +59,8 @@ def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
     """Lead links from and to these pages to where they are in the site."""
+    if page.file.src_uri in MOVED:
+        return markdown
     source = Path(page.file.abs_src_path)
     here = PurePosixPath(page.file.src_uri)
 

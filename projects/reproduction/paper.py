@@ -52,8 +52,8 @@ def parse_args() -> argparse.Namespace:
     commands.add_parser(
         'report',
         parents=[shared],
-        help='write verdicts, intervals and tables of all rows into '
-        'projects/reproduction/RESULTS.md',
+        help='write verdicts of all rows into RESULTS.md, intervals and '
+        'tables into results/*.tsv',
     )
     run = commands.add_parser(
         'run',

@@ -1,4 +1,4 @@
-"""RESULTS.md: verdicts, intervals and tables from the rows."""
+"""RESULTS.md and its tables: verdicts, intervals and means from the rows."""
 
 import json
 import re
@@ -18,6 +18,8 @@ from .tables import METRICS, Cell
 
 COSTS = Path(__file__).with_name('costs.json')
 NONE, LEAST_VALIDATIONS = '–', 3
+Table = tuple[list[str], list[list[str]]]
+"""Header and lines."""
 Rows = dict[str, list[dict[str, Any]]]
 """Rows of the seeds by label."""
 
@@ -113,11 +115,16 @@ def comparisons(
             )
 
 
-def planned_text(
+def planned_lines(
     claims: Sequence[Claim], rows_of: Callable[[Claim], Rows]
-) -> str:
-    """Verdicts of planned claims, at a level corrected for their number."""
-    level, verdicts, texts = LEVEL / len(claims), [], []
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Verdicts of planned claims, at a level corrected for their number.
+
+    Returns:
+        tuple[list, list]: A line a claim with its verdict, and a line a
+        comparison with what its tests find.
+    """
+    level, verdicts, tests = LEVEL / len(claims), [], []
     for claim in claims:
         found = list(comparisons(claim, rows_of(claim), claim.quantity))
         verdict = (
@@ -130,22 +137,36 @@ def planned_text(
             f'{claim.seeds[-1]}'
         )
         verdicts.append([claim.text, where, verdict])
-        lines = [[c.name, c.found] for c in found]
-        for c in found:
-            line = f'is there a difference? p = {c.p:.2g}'
-            if claim.margin is not None:
-                line += (
-                    f'; is it smaller than {claim.margin} points? '
-                    f'p = {c.p_small:.2g}'
-                )
-            lines.append([c.name, f'{line} (level {level:.2g})'])
-        texts.append(
-            f'**{claim.text}; {where}: {verdict}.**\n\n'
-            + markdown(['compared', 'found'], lines, 2)
-        )
-    return '\n'.join(
-        [markdown(['claim', 'data and seeds', 'verdict'], verdicts, 3), *texts]
-    )
+        tests += [
+            [
+                claim.text,
+                where,
+                c.name,
+                c.found,
+                f'{c.p:.2g}',
+                '' if claim.margin is None else f'{c.p_small:.2g}',
+                f'{level:.2g}',
+            ]
+            for c in found
+        ]
+    return verdicts, tests
+
+
+def metric_lines(verdicts: Sequence[list[str]]) -> Iterator[list[str]]:
+    """Three verdicts of one network: accuracy, loss, variance."""
+    for k in range(0, len(METRIC_PLAN), 3):
+        _, where, _ = verdicts[k]
+        row, _ = METRIC_PLAN[k].pairs[0]
+        yield [row, where, *(verdict for *_, verdict in verdicts[k : k + 3])]
+
+
+def side(found: Comparison) -> str:
+    """Where the interval of a difference lies, if it has one."""
+    if 'interval' not in found.found:
+        return ''
+    if not found.p < LEVEL:
+        return 'with 0'
+    return 'above 0' if found.size > 0 else 'below 0'
 
 
 def claim_lines(claim: Claim, column: str, rows: Rows) -> Iterator[list[str]]:
@@ -161,8 +182,7 @@ def claim_lines(claim: Claim, column: str, rows: Rows) -> Iterator[list[str]]:
     for name in sorted(names, key=order):
         where = column + name.removeprefix(claim.quantity)
         for found in comparisons(claim, rows, name):
-            yield [where, found.name, found.found]
-            where = ''
+            yield [where, found.name, found.found, side(found)]
 
 
 def order(quantity: str) -> tuple[int, str]:
@@ -204,6 +224,7 @@ def rank_lines(column: str, rows: Rows) -> Iterator[list[str]]:
             '',
             f'{correlate_ranks(*zip(*means), "models")}; {len(means)} '
             f'models, means over {len(common)} seed{s}',
+            '',
         ]
 
 
@@ -222,20 +243,22 @@ def figure_9_lines(column: str, rows: Rows) -> Iterator[list[str]]:
             if found := by_seed(
                 rows.get('SE', ()), f'{quantity}; {reading} NSI'
             ):
+                mean = compare('', [*found.values()], 4)
                 yield [
                     where,
                     f'SE, first stage: −r, {text}',
-                    compare('', [*found.values()], 4).found,
+                    mean.found,
+                    side(mean),
                 ]
-                where = ''
         if blocks := [r for k in kept if (r := first_stage(k).get(reading))]:
             below = ', '.join(str(sum(v < 0 for v in r)) for r in blocks)
             yield [
-                '',
+                where,
                 'SE, over images, block by block',
                 f'r from {min(map(min, blocks)):+.2f} to '
                 f'{max(map(max, blocks)):+.2f}, below 0 in {below} of '
                 f'{max(map(len, blocks))} blocks, by seed',
+                '',
             ]
         if along := [
             k['along'][reading]['stage 1']
@@ -244,13 +267,16 @@ def figure_9_lines(column: str, rows: Rows) -> Iterator[list[str]]:
         ]:
             shares = ', '.join(f'{a["negative"]:.0%}' for a in along)
             yield [
-                '',
+                where,
                 'SE, along trajectories',
                 f'r below 0 for {shares} of the images, by seed',
+                '',
             ]
 
 
-def exploratory_text(columns: Sequence[tuple[str, Rows]]) -> str:
+def exploratory_lines(
+    columns: Sequence[tuple[str, Rows]],
+) -> dict[str, list[list[str]]]:
     """All claims without a plan, in every column that has their rows."""
     sources = [
         (
@@ -267,19 +293,32 @@ def exploratory_text(columns: Sequence[tuple[str, Rows]]) -> str:
             figure_9_lines,
         ),
     ]
-    texts = []
-    for text, lines_of in sorted(sources, key=lambda source: source[0][:2]):
-        lines = [
+    return {
+        text: [
             line for column, rows in columns for line in lines_of(column, rows)
         ]
-        texts.append(
-            f'**{text}**\n\n'
-            + markdown(['data', 'compared', 'found'], lines, 3)
+        for text, lines_of in sorted(sources, key=lambda source: source[0][:2])
+    }
+
+
+def exploratory_text(found: dict[str, list[list[str]]]) -> str:
+    """How many differences of each claim have an interval without 0."""
+    lines = []
+    for text, compared in found.items():
+        sides = [line[-1] for line in compared if line[-1]]
+        lines.append(
+            [
+                text,
+                *(
+                    str(sides.count(kind)) if sides else NONE
+                    for kind in ('above 0', 'with 0', 'below 0')
+                ),
+            ]
         )
-    return '\n'.join(texts)
+    return markdown(['claim', 'above 0', 'with 0', 'below 0'], lines)
 
 
-def accuracy_table(cells: Sequence[Cell], rows: Rows) -> str:
+def accuracy_table(cells: Sequence[Cell], rows: Rows) -> Table:
     """The paper's figures beside ours, parameters and operations."""
     costs = json.loads(COSTS.read_text())
     metrics = list(dict.fromkeys(m for cell in cells for m in cell.metrics))
@@ -322,7 +361,7 @@ def accuracy_table(cells: Sequence[Cell], rows: Rows) -> str:
                     else NONE
                 )
         lines.append([*line, str(len(found) or NONE)])
-    return markdown([*header, 'seeds'], lines)
+    return [*header, 'seeds'], lines
 
 
 def _number(value: str | float | None, decimals: int) -> str:
@@ -331,7 +370,7 @@ def _number(value: str | float | None, decimals: int) -> str:
     return f'{value:.{decimals}f}'
 
 
-def variance_table(name: str, rows: Rows) -> str:
+def variance_table(name: str, rows: Rows) -> Table:
     """Robustness, Section 4.2 of the second paper.
 
     The variance over the seeds, and that over the validations of the last
@@ -362,18 +401,15 @@ def variance_table(name: str, rows: Rows) -> str:
                 str(len(seeds)),
             ]
         )
-    return markdown(
-        [
-            'Row',
-            f'variance of {name} over seeds',
-            'over the last epochs',
-            'seeds',
-        ],
-        lines,
-    )
+    return [
+        'Row',
+        f'variance of {name} over seeds',
+        f'variance of {name} over the last epochs',
+        'seeds',
+    ], lines
 
 
-def stiffness_table(rows: Rows) -> str:
+def stiffness_table(rows: Rows) -> Table:
     """Stiffness of the trained networks on the test images, by reading."""
     lines = []
     names = [
@@ -396,31 +432,53 @@ def stiffness_table(rows: Rows) -> str:
                 )
             if line[0] != NONE:
                 lines.append([label, reading, *line, str(len(seeds))])
-    if not lines:
-        return ''
-    return markdown(
-        ['Row', 'NSI', *(n.replace('; %s NSI', '') for n in names), 'seeds'],
-        lines,
-        2,
-    )
+    header = [n.replace('; %s NSI', '') for n in names]
+    return ['Row', 'NSI', *header, 'seeds'], lines
 
 
-def table_text(
-    columns: Iterable[tuple[str, list[Cell], Rows]], all_rows: bool = True
-) -> str:
-    """A table's columns; ``all_rows`` shows those without results, too."""
+def tables_of(own: Sequence[Cell], rows: Rows) -> Iterator[Table]:
+    """What is told of a column: metrics, their variances, stiffness."""
+    yield accuracy_table(own, rows)
+    if any(len(seeds) > 1 for seeds in rows.values()):
+        for name in dict.fromkeys(own[0].metrics):
+            yield variance_table(name, rows)
+    if (stiffness := stiffness_table(rows))[1]:
+        yield stiffness
+
+
+def table_text(columns: Iterable[tuple[str, list[Cell], Rows]]) -> str:
+    """A table's columns, with rows that have no results, too."""
     parts = []
     for column, own, rows in columns:
-        if not (rows or all_rows):
-            continue
-        parts += [f'### {own[0].table}: {column}\n', accuracy_table(own, rows)]
-        if any(len(seeds) > 1 for seeds in rows.values()):
-            parts += [
-                variance_table(name, rows)
-                for name in dict.fromkeys(own[0].metrics)
-            ]
-        parts += [text] if (text := stiffness_table(rows)) else []
+        parts.append(f'### {own[0].table}: {column}\n')
+        for header, lines in tables_of(own, rows):
+            parts.append(markdown(header, lines, 1 + (header[1] == 'NSI')))
     return '\n'.join(parts)
+
+
+def table_lines(
+    columns: Iterable[tuple[str, list[Cell], Rows]],
+) -> Iterator[list[str]]:
+    """A line a number of the columns that have results."""
+    for column, own, rows in columns:
+        if not rows:
+            continue
+        for (_, *header, _), lines in tables_of(own, rows):
+            for row, *cells, seeds in lines:
+                reading = ''
+                if header[0] == 'NSI':
+                    reading = f'; {cells[0]} NSI'
+                for name, cell in zip(header, cells):
+                    if name != 'NSI' and cell != NONE:
+                        quantity = name + reading
+                        yield [
+                            own[0].table,
+                            column,
+                            row,
+                            quantity,
+                            cell,
+                            seeds,
+                        ]
 
 
 def warm_columns(results: Path = RESULTS) -> Iterator[tuple[str, Rows]]:
@@ -455,30 +513,49 @@ def warm_columns(results: Path = RESULTS) -> Iterator[tuple[str, Rows]]:
         yield f'warm start, {folder.name}', rows
 
 
-def warm_table(rows: Rows) -> str:
+def warm_lines(rows: Rows) -> Iterator[list[str]]:
     """Metrics at once and after further training, mean over the seeds."""
-    lines = []
     for label, seeds in rows.items():
         (name,) = (
             n
             for n, m in METRICS.items()
             if m.key in seeds[0]['last']['metrics']
         )
-        lines.append(
-            [
-                label,
-                name,
-                mean_std([quantities(row)[name] for row in seeds], 2),
-                str(len(seeds)),
-            ]
-        )
-    return markdown(['network', 'metric', 'mean', 'seeds'], lines, 2)
+        yield [
+            label,
+            name,
+            mean_std([quantities(row)[name] for row in seeds], 2),
+            str(len(seeds)),
+        ]
+
+
+def write_rows(
+    path: Path, header: str, lines: Iterable[Sequence[str]]
+) -> None:
+    """Write values that are set apart by tabs."""
+    path.write_text(
+        ''.join(
+            '\t'.join(line) + '\n' for line in (header.split(', '), *lines)
+        ),
+        'utf-8',
+    )
 
 
 def write_report(
-    tables: dict[str, list[Cell]], page: Path, results: Path = RESULTS
+    tables: dict[str, list[Cell]],
+    page: Path,
+    results: Path = RESULTS,
+    folder: Path = RESULTS,
 ) -> None:
-    """Write what stands between the marks of the page anew."""
+    """Write what stands between the marks of the page, and its tables.
+
+    Args:
+        tables (dict[str, list[Cell]]): The papers' tables, by name.
+        page (Path): Gets the verdicts.
+        results (Path): Folder of the rows.
+        folder (Path): Gets ``planned.tsv``, ``exploratory.tsv``,
+            ``warm_starts.tsv`` and ``tables.tsv``.
+    """
     read = [list(read_columns(cells, results)) for cells in tables.values()]
     columns = {
         (own[0].table, column): rows
@@ -495,25 +572,27 @@ def write_report(
     def rows_of(claim: Claim) -> Rows:
         return columns[claim.table, claim.column]
 
+    planned, tests = planned_lines(PLAN, rows_of)
+    metric, metric_tests = planned_lines(METRIC_PLAN, rows_of)
+    explored = exploratory_lines(named)
     text = page.read_text('utf-8')
     for mark, part in (
-        ('plan', planned_text(PLAN, rows_of)),
-        ('metric plan', planned_text(METRIC_PLAN, rows_of)),
-        ('exploratory', exploratory_text(named)),
+        ('plan', markdown(['claim', 'data and seeds', 'verdict'], planned, 3)),
         (
-            'warm start',
-            '\n'.join(
-                f'**{name}**\n\n{warm_table(rows)}' for name, rows in warm
+            'metric plan',
+            markdown(
+                [
+                    'row',
+                    'data and seeds',
+                    'is more accurate',
+                    'has a lower training loss',
+                    'varies less',
+                ],
+                [*metric_lines(metric)],
+                5,
             ),
         ),
-        (
-            'tables',
-            '\n'.join(
-                part
-                for found in read
-                if (part := table_text(found, all_rows=False))
-            ),
-        ),
+        ('exploratory', exploratory_text(explored)),
     ):
         text = re.sub(
             f'(?s)(<!-- {mark} -->\n).*?(?=<!-- end -->)',
@@ -521,3 +600,28 @@ def write_report(
             text,
         )
     page.write_text(text, 'utf-8')
+    write_rows(
+        folder / 'planned.tsv',
+        'claim, data and seeds, compared, found, p of a difference, '
+        'p of one below the margin, level',
+        tests + metric_tests,
+    )
+    write_rows(
+        folder / 'exploratory.tsv',
+        'claim, data, compared, found, interval',
+        (
+            [claim, *line]
+            for claim, lines in explored.items()
+            for line in lines
+        ),
+    )
+    write_rows(
+        folder / 'warm_starts.tsv',
+        'data, network, metric, mean, seeds',
+        ([name, *line] for name, rows in warm for line in warm_lines(rows)),
+    )
+    write_rows(
+        folder / 'tables.tsv',
+        'table, data, row, quantity, value, seeds',
+        (line for found in read for line in table_lines(found)),
+    )

@@ -1,12 +1,14 @@
-"""The tables of the zoos: what a row says, and how a page gets them."""
+"""The tables of the zoos: what a row says, and what the page says of them."""
 
 import json
 import re
 import sys
+from collections import Counter, defaultdict
 
 import pytest
 
 from benchmarks import zoo
+from tests.documents import ROOT
 
 
 def test_rows_of_families():
@@ -19,33 +21,85 @@ def test_rows_of_families():
     assert inserted == '5 blocks' and 'first of its stage' in left_out
 
 
-def test_a_second_call_goes_on_and_a_page_keeps_other_sections(
-    tmp_path, monkeypatch, capsys
+def test_a_second_call_goes_on_and_a_table_keeps_other_libraries(
+    tmp_path, monkeypatch
 ):
     made = []
+    _, _, lines, header = zoo.COMMANDS['families']
     monkeypatch.setitem(
         zoo.COMMANDS,
         'families',
         (
             lambda library: ['a', 'b'],
             lambda library, name: made.append(name) or [name, 1, 1, '', ''],
-            zoo.family_section,
+            lines,
+            header,
         ),
     )
-    rows, page = tmp_path / 'rows.jsonl', tmp_path / 'page.md'
-    rows.write_text(json.dumps(['torch', 'a', ['kept|', 2, 1, '', '']]) + '\n')
-    page.write_text('# Head\n\n## other\n\nold\n\n## torch\n\nold\n')
+    rows, table = tmp_path / 'rows.jsonl', tmp_path / 'table.tsv'
+    rows.write_text(json.dumps(['torch', 'a', ['kept|', 2, 0, '', '']]) + '\n')
+    table.write_text('library\told\ntimm\told\ntorch\told\nzoo\told\n')
     monkeypatch.setattr(
         sys,
         'argv',
-        ['zoo', 'families', str(rows), 'torch', '--page', str(page)],
+        ['zoo', 'families', str(rows), 'torch', '--table', str(table)],
     )
     for _ in range(2):
         zoo.main()
     assert made == ['b']
-    text = page.read_text()
-    assert text.startswith('# Head\n\n## other\n\nold\n\n## torch\n\nVersion ')
-    assert '| `kept\\|` | `a` | 2 | 1 |' in text and '| `b` | `b` |' in text
+    head, *found = (
+        line.split('\t') for line in table.read_text().splitlines()
+    )
+    assert head == ['library', 'version', *header.split(', ')]
+    assert [line[0] for line in found] == ['timm', 'torch', 'torch', 'zoo']
+    assert found[1][2:] == ['b', 'b', '1', '1', '', '', '1', '']
+    assert found[2][2:] == ['kept|', 'a', '2', '0', '', '', '1', '']
+
+
+def lines_of(name):
+    """Lines of a table of the zoos by library, as dicts."""
+    path = ROOT / 'docs' / 'benchmarks' / f'{name}.tsv'
+    head, *lines = (
+        line.split('\t') for line in path.read_text('utf-8').splitlines()
+    )
+    found = defaultdict(list)
+    for line in lines:
+        assert len(line) == len(head)
+        found[line[0]].append(dict(zip(head, line)))
+    return found
+
+
+def test_the_page_sums_up_the_configs():
+    page = (ROOT / 'docs' / 'any_network.md').read_text('utf-8')
+    tables = lines_of('backbones')
+    assert len(tables) == 9
+    for project, lines in tables.items():
+        counts = Counter()
+        for line in lines:
+            counts[line['verdict']] += int(line['configs'])
+            verdict = line['verdict'] if line['why'] else ''
+            assert line['why'].startswith(
+                '' if verdict == 'different' else verdict
+            )
+        cells = [counts.total(), *(counts[kind] for kind in zoo.KINDS)]
+        version = lines[0]['version']
+        shown = ' | '.join(map(str, cells))
+        assert f'\n| {project} {version} | {shown} |' in page
+
+
+def test_the_page_sums_up_the_families():
+    page = (ROOT / 'docs' / 'any_network.md').read_text('utf-8')
+    for library, lines in lines_of('families').items():
+        models, without = 0, 0
+        for line in lines:
+            run, names = int(line['models run']), line['without steps']
+            models += run
+            without += run if names == 'all' else len(names.split(', '))
+            without -= not names
+        cells = models, len(lines), models - without
+        shown = ' | '.join(map(str, cells))
+        version = lines[0]['version']
+        assert f'\n| {library} {version} | {shown} |' in page
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from projects import errata
 from tests.documents import ROOT
 
 
-def test_the_page_has_what_the_command_prints():
-    page = (ROOT / 'docs' / 'errata.md').read_text()
-    assert f'\n{errata.table()}\n' in page
+def test_page_and_table_have_what_the_command_prints():
+    page = (ROOT / 'docs' / 'errata.md').read_text('utf-8')
+    assert f'\n{errata.page()}\n' in page
+    table = (ROOT / 'projects' / 'errata.tsv').read_text('utf-8')
+    assert f'{errata.table()}\n' == table
 
 
 @pytest.mark.parametrize('seed', range(3))

@@ -36,9 +36,13 @@ def test_the_page_is_what_the_report_writes(tmp_path):
         re.sub('(?s)(<!-- [a-z ]+ -->\n).+?(<!-- end -->)', r'\1\2', text),
         'utf-8',
     )
-    assert len(page.read_text('utf-8')) < len(text) / 5
-    report.write_report(TABLES, page)
+    assert len(page.read_text('utf-8')) < len(text) - 3000
+    report.write_report(TABLES, page, folder=tmp_path)
     assert page.read_text('utf-8') == text
+    written = sorted(path.name for path in tmp_path.glob('*.tsv'))
+    assert len(written) == 4
+    for name in written:
+        assert (tmp_path / name).read_bytes() == (RESULTS / name).read_bytes()
 
 
 @pytest.mark.parametrize('other, label', [('plain', 'Plain'), ('se', 'SE')])
@@ -55,16 +59,16 @@ def test_the_confirmatory_claims(other, label):
         ttest_rel(np.add(a, 0.5), b, alternative='greater').pvalue,
         ttest_rel(np.subtract(a, 0.5), b, alternative='less').pvalue,
     )
-    text = PAGE.read_text('utf-8')
-    assert (
-        f'StepNet − {label} | {np.mean(np.subtract(a, b)):+.2f}, 95% '
-        f'interval {low:+.2f} to {high:+.2f} (32 seeds)'
-    ) in text
-    assert (
-        f'StepNet − {label} | is there a difference? p = '
-        f'{found.pvalue:.2g}; is it smaller than 0.5 points? p = '
-        f'{small:.2g} (level 0.025)'
-    ) in text
+    wanted = [
+        f'StepNet − {label}',
+        f'{np.mean(np.subtract(a, b)):+.2f}, 95% interval {low:+.2f} to '
+        f'{high:+.2f} (32 seeds)',
+        f'{found.pvalue:.2g}',
+        f'{small:.2g}',
+        '0.025',
+    ]
+    lines = (RESULTS / 'planned.tsv').read_text('utf-8').splitlines()
+    assert wanted in [line.split('\t')[2:] for line in lines]
 
 
 def made(values):
@@ -88,9 +92,11 @@ def test_seeds_are_paired_and_planned_ones_alone_count():
     (found,) = report.comparisons(planned, rows, 'Accuracy')
     assert found.size == pytest.approx(4) and found.found.endswith('2 seeds)')
     waiting = claim._replace(seeds=range(1, 4), text='x')
-    text = report.planned_text([waiting], lambda claim: rows)
-    assert 'no verdict before all planned seeds' in text
-    assert '2 of 3 seeds' in text
+    ((*_, verdict),), (test,) = report.planned_lines(
+        [waiting], lambda claim: rows
+    )
+    assert verdict == 'no verdict before all planned seeds'
+    assert test[3] == '2 of 3 seeds'
 
 
 def test_every_row_is_of_its_config_and_seed():
