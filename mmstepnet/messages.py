@@ -4,9 +4,15 @@ import logging
 import warnings
 
 LOGGER = logging.getLogger('mmstepnet')
-"""Parent of the loggers of all modules. Where a program has given it a
-handler, as :mod:`mmstepnet.registry` does for OpenMMLab, that writes what they
-say."""
+"""Parent of the loggers of all modules. A program may give it a handler."""
+
+
+class JobHandler(logging.Handler):
+    """Writes into the log of a job, while there is one."""
+
+    def is_open(self) -> bool:
+        """Whether a job has a log now."""
+        raise NotImplementedError
 
 
 def warn(text: str) -> None:
@@ -15,7 +21,10 @@ def warn(text: str) -> None:
     Args:
         text (str): What to say.
     """
-    if LOGGER.handlers:
+    if any(
+        not isinstance(handler, JobHandler) or handler.is_open()
+        for handler in LOGGER.handlers
+    ):
         LOGGER.warning('%s', text)
     else:
         warnings.warn(text, stacklevel=3)

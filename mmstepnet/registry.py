@@ -5,18 +5,18 @@ where its modules live. So ``type='mmstepnet.StepResNet'`` builds inside an
 MMPretrain or MMDetection config with neither ``custom_imports`` nor a
 registration call.
 
-Whatever the library says from here on goes to MMEngine's logger, too.
+Whatever the library says while a job runs goes to the job's log.
 """
 
 import logging
 
 from .compatibility import check_hosts
-from .messages import LOGGER
+from .messages import LOGGER, JobHandler
 
 check_hosts('mmengine', 'mmcv')
 
 from mmengine import registry  # noqa: E402
-from mmengine.logging import print_log  # noqa: E402
+from mmengine.logging import MMLogger, print_log  # noqa: E402
 
 
 def _node(parent: registry.Registry, *rooms: str) -> registry.Registry:
@@ -44,17 +44,19 @@ LOOPS = _node(registry.LOOPS, 'jobs')
 """Loops of mmengine's runner."""
 
 
-class MMEngineHandler(logging.Handler):
-    """Hands messages to the logger that MMEngine made last.
+class RunnerHandler(JobHandler):
+    """Writes into the log of the Runner's work directory."""
 
-    In a job that is the Runner's, which writes the log of the work directory.
-    """
+    def is_open(self) -> bool:
+        """Whether a Runner has made a logger; MMEngine's own is no job's."""
+        return MMLogger.get_current_instance().instance_name != 'mmengine'
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the text of a record."""
-        print_log(record.getMessage(), 'current', record.levelno)
+        if self.is_open():
+            print_log(record.getMessage(), 'current', record.levelno)
 
 
-LOGGER.addHandler(MMEngineHandler())
+LOGGER.addHandler(RunnerHandler())
 if LOGGER.level == logging.NOTSET:
     LOGGER.setLevel(logging.INFO)  # what MMEngine shows

@@ -271,8 +271,10 @@ def read_branch(step: Any, x: Tensor, f: Tensor) -> ByHand | None:
     passes = passes_for(f, scaled_aten)
     if passes is None:
         return None
-    if passes is scaled_aten and not torch.is_grad_enabled():
-        return None  # on a CPU only the backward costs less by hand
+    if passes is scaled_aten and not (
+        step.training or torch.is_grad_enabled()
+    ):
+        return None  # inference: on a CPU only the backward costs less by hand
     place = step.place
     if f.ndim != place.dims:
         return None  # the block goes another way than with its example
