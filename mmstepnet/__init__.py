@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         block_scores,
         measure_stiffness,
     )
+    from .trials import compare_rungs
 
 _NAMES = {
     'attentions': ('ECA', 'SE', 'StepNet'),
@@ -53,6 +54,7 @@ _NAMES = {
         'block_scores',
         'measure_stiffness',
     ),
+    'trials': ('compare_rungs',),
 }
 """Names that are imported when they are first asked for, by module."""
 
@@ -77,6 +79,7 @@ __all__ = [
     'ablate_blocks',
     'block_scores',
     'calibrate',
+    'compare_rungs',
     'find_steps',
     'fold',
     'insert_steps',

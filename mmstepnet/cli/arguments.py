@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from mmstepnet.checks import positive_int
 from mmstepnet.version import __version__
 
-from .choices import KINDS, READINGS
+from .choices import KINDS, READINGS, RUNGS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,7 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
             help='files of '
             'weights, one a model, or several of one model, as of its epochs',
         )
-        add('--pretrained', action='store_true', help='fetch the weights')
         add('--steps', help='file of save_steps')
         add(
             '--samples',
@@ -79,6 +78,81 @@ def build_parser() -> argparse.ArgumentParser:
             help='pictures at most, '
             'evenly drawn, or "all". Default: 256, and all with --labels',
         )
+    worth = commands.add_parser(
+        'worth', help='whether an attention is worth it on your own pictures'
+    )
+    worth.set_defaults(run='worth:run_worth')
+    add = worth.add_argument
+    add('models', nargs=1, metavar='MODEL', help=KINDS)
+    add(
+        '--images',
+        type=Path,
+        required=True,
+        metavar='FOLDER',
+        help='of pictures; the folders in it are the classes',
+    )
+    add(
+        '--val',
+        type=Path,
+        metavar='FOLDER',
+        help='of pictures to test on, of the same classes',
+    )
+    add(
+        '--weights',
+        type=Path,
+        nargs=1,
+        default=[],
+        metavar='FILE',
+        help='of weights',
+    )
+    add(
+        '--rungs',
+        nargs='+',
+        choices=RUNGS,
+        default=RUNGS,
+        metavar='RUNG',
+        help=f'what is compared. Default: {", ".join(RUNGS)}',
+    )
+    add(
+        '--samples',
+        type=_samples,
+        default=5000,
+        metavar='N',
+        help='pictures at most, evenly drawn, or "all". Default: 5000',
+    )
+    add(
+        '--minutes',
+        type=float,
+        default=20.0,
+        help='how long it may take. Default: 20',
+    )
+    add(
+        '--margin',
+        type=float,
+        metavar='POINTS',
+        help='of accuracy that are worth something. Default: what so many '
+        'pictures can show',
+    )
+    add(
+        '--keep',
+        choices=RUNGS,
+        metavar='RUNG',
+        help='train it on all pictures, and write its steps and its head',
+    )
+    add(
+        '--force',
+        action='store_true',
+        help='also where pictures show only differences above 15 points',
+    )
+    add(
+        '--out',
+        type=Path,
+        default=Path('worth'),
+        help='folder of what is written; called again, the command goes on',
+    )
+    for command in (stiffness, gates, worth):
+        add = command.add_argument
+        add('--pretrained', action='store_true', help='fetch the weights')
         add(
             '--batch-size',
             type=positive_int,
@@ -98,7 +172,7 @@ def build_parser() -> argparse.ArgumentParser:
         'directories of StiffnessHook: their last recording, and all over '
         'the training',
     )
-    for command in (stiffness, gates, report):
+    for command in (stiffness, gates, worth, report):
         command.add_argument(
             '--json',
             dest='as_json',

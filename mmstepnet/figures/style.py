@@ -145,9 +145,9 @@ def number(column: str, title: str) -> alt.Tooltip:
     return alt.Tooltip(f'{column}:Q', title=title, format='.4f')
 
 
-def wrapped(text: str) -> list[str]:
+def wrapped(text: str, width: int = 40) -> list[str]:
     """A title in lines that fit a phone, none of it left out."""
-    return textwrap.wrap(text, 40)
+    return textwrap.wrap(text, width)
 
 
 def panels(
