@@ -71,7 +71,7 @@ def worth_figure(comparison: Any) -> alt.ConcatChart:
 
 def _dots(
     labels: Sequence[str],
-    of_fold: Sequence[Sequence[float]],
+    of_fold: Sequence[Any],
     means: Sequence[float],
     title: str,
 ) -> alt.LayerChart:

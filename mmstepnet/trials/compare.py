@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from mmstepnet.checks import check_choice
+from mmstepnet.version import __version__
 
 from .comparison import Comparison
 from .keep import keep_rung
@@ -95,7 +96,7 @@ def compare_rungs(
         >>> print(result)
     """
     started = time.monotonic()
-    named = {getattr(rung, '__name__', rung): rung for rung in rungs}
+    named = {str(getattr(rung, '__name__', rung)): rung for rung in rungs}
     if len(named) < len(rungs):
         raise ValueError(f'two rungs have one name; got {", ".join(named)}')
     images, labels = decode(data)
@@ -120,6 +121,7 @@ def compare_rungs(
         )
     rows = Rows(Path(out, 'rows.jsonl'))
     settings = dict(
+        version=__version__,
         network=digest(model.state_dict().values()),
         pictures=digest([images, labels]),
         rungs=[*named],

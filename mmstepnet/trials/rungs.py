@@ -47,9 +47,10 @@ def put_in(
         return []
     if rung == 'norms':
         return norm_parameters(model, blocks)
-    if callable(rung) and not isinstance(rung, type):
+    if not isinstance(rung, (str, type)):
         return [*rung(model)]
-    insert_steps(model, GATES.get(rung, rung), blocks=blocks, example=example)
+    attention = GATES.get(str(rung), rung)
+    insert_steps(model, attention, blocks=blocks, example=example)
     for module in model.modules():
         if isinstance(module, Attention):
             module.train()

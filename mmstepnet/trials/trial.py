@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -31,8 +31,12 @@ class Recipe(NamedTuple):
     """Decides order and shifts of the pictures, and where gates start."""
 
 
-HEAD = Recipe(rate=1e-2, epochs=10)
+HEAD = Recipe(rate=0.1, epochs=10)
 """How a head is trained first, on what the network gives it as it is."""
+
+HEAD_RATE = 10.0
+"""A head of D features learns at a rate that is so much larger, over D: each
+step moves a score by the sum of D changes."""
 
 CALIBRATION = 50
 """Batches at most that gates with a BN are calibrated on."""
@@ -112,7 +116,7 @@ class Trial:
 
     def build(
         self, rung: Rung, places: Tensor, seed: int
-    ) -> tuple[nn.Module, list[nn.Parameter]]:
+    ) -> tuple[nn.Module, nn.Module, list[nn.Parameter]]:
         """Put a rung into a copy of the network.
 
         Its head is trained first, alone: all rungs that are trained on the
@@ -125,12 +129,12 @@ class Trial:
             seed (int): Decides where gates start.
 
         Returns:
-            tuple: The network, in evaluation mode but for what was put in,
-            and the parameters that are trained.
+            tuple: The network, in evaluation mode but for what was put in;
+            its head; and what is trained beside that.
         """
         model = deepcopy(self.model)
         head = model.get_submodule(self.head)
-        self._train(head, head.parameters(), self.features, places, HEAD)
+        self._train(head, head, [], self.features, places, HEAD)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             parameters = put_in(model, rung, self.blocks, self.example)
@@ -138,7 +142,7 @@ class Trial:
         parts = order.split(self.batch_size)[:CALIBRATION]
         batches = (self.images[part] for part in parts)
         calibrate(model, batches, forward=scores_of)
-        return model, [*parameters, *head.parameters()]
+        return model, head, parameters
 
     def train(self, rung: Rung, places: Tensor, recipe: Recipe) -> nn.Module:
         """Train a rung on some pictures.
@@ -146,15 +150,17 @@ class Trial:
         Returns:
             nn.Module: The network, in evaluation mode.
         """
-        model, parameters = self.build(rung, places, recipe.seed)
-        self._train(model, parameters, self.images, places, recipe)
+        built = self.build(rung, places, recipe.seed)
+        self._train(*built, self.images, places, recipe)
+        model = built[0]
         model.train(False)
         return model
 
     def _train(
         self,
         model: nn.Module,
-        parameters: Iterable[nn.Parameter],
+        head: nn.Module,
+        parameters: list[nn.Parameter],
         inputs: Tensor,
         places: Tensor,
         recipe: Recipe,
@@ -163,9 +169,12 @@ class Trial:
 
         Pictures are augmented, features are not.
         """
-        optimizer = AdamW(parameters, lr=recipe.rate, weight_decay=0.0)
-        for p in optimizer.param_groups[0]['params']:
+        of_head = [*head.parameters()]
+        for p in parameters + of_head:
             p.requires_grad_()
+        rate = HEAD_RATE * recipe.rate / self.features.shape[1]
+        optimizer = AdamW(of_head, lr=rate, weight_decay=0.0)
+        optimizer.add_param_group(dict(params=parameters, lr=recipe.rate))
         steps = math.ceil(len(places) / self.batch_size)
         schedule = CosineAnnealingLR(optimizer, recipe.epochs * steps)
         generator = Generator().manual_seed(recipe.seed)
@@ -191,12 +200,12 @@ class Trial:
             what can be folded is folded, and how many numbers are trained.
         """
         batch = torch.arange(self.batch_size) % len(self.images)
-        model, parameters = self.build(rung, batch, 0)
+        model, head, parameters = self.build(rung, batch, 0)
         folded = fold(model, self.example) if has_gates(model) else model
 
         def step() -> None:
-            self._train(model, parameters, self.images, batch, Recipe())
-            parameters[-1].cpu()  # waits for a GPU
+            self._train(model, head, parameters, self.images, batch, Recipe())
+            next(head.parameters()).cpu()  # waits for a GPU
 
         def infer() -> None:
             self.answer(folded, self.images[:TIMED])
@@ -204,7 +213,9 @@ class Trial:
         return dict(
             training=_seconds(step, 2) / len(batch),
             inference=_seconds(infer, 5) / TIMED,
-            trained=sum(p.numel() for p in parameters),
+            trained=sum(
+                p.numel() for p in model.parameters() if p.requires_grad
+            ),
         )
 
 
