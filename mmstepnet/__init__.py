@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         measure_stiffness,
         summary,
     )
+    from .trials import compare_rungs
 
 _NAMES = {
     'attentions': ('ECA', 'SE', 'StepNet'),
@@ -55,6 +56,7 @@ _NAMES = {
         'measure_stiffness',
         'summary',
     ),
+    'trials': ('compare_rungs',),
 }
 """Names that are imported when they are first asked for, by module."""
 
@@ -79,6 +81,7 @@ __all__ = [
     'ablate_blocks',
     'block_scores',
     'calibrate',
+    'compare_rungs',
     'find_steps',
     'fold',
     'insert_steps',

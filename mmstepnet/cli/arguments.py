@@ -11,7 +11,7 @@ from mmstepnet.checks import positive_int
 from mmstepnet.version import __version__
 
 from . import early
-from .choices import KINDS, READINGS
+from .choices import KINDS, READINGS, RUNGS
 from .wording import REFUSALS, in_one_line
 
 PROGRAM = 'python -m mmstepnet'
@@ -39,6 +39,14 @@ See whether the attention of a network looks at its pictures, or only scales.
 
 prints for each block the mean of its attention value, and how much the value
 differs from picture to picture and from channel to channel.
+"""
+WORTH = f"""\
+Find out whether an attention is worth it on your own labelled pictures.
+
+    {PROGRAM} worth timm:resnet18 --pretrained --images FOLDER
+
+trains the head of the network alone, and the head with what is compared, on
+four fifths of the pictures, five times. It ends with a table and a sentence.
 """
 REPORT = f"""\
 Make the page of figures anew, of recordings that were written before.
@@ -142,11 +150,6 @@ def build_parser() -> argparse.ArgumentParser:
             'library',
         )
         add(
-            '--pretrained',
-            action='store_true',
-            help="fetch the library's weights. Default: they are random",
-        )
-        add(
             '--steps',
             metavar='FILE',
             help='file of save_steps, whose attentions are put into the '
@@ -158,6 +161,87 @@ def build_parser() -> argparse.ArgumentParser:
             metavar='N',
             help='pictures at most, '
             'evenly drawn, or "all". Default: 256, and all with --labels',
+        )
+    worth = add_command('worth', WORTH, 'worth:run_worth', early.check_worth)
+    add = worth.add_argument
+    add('models', nargs=1, metavar='MODEL', help=KINDS)
+    add(
+        '--images',
+        type=Path,
+        required=True,
+        metavar='FOLDER',
+        help='folder of pictures; the folders in it are the classes. Needed',
+    )
+    add(
+        '--val',
+        type=Path,
+        metavar='FOLDER',
+        help='folder of pictures to test on, of the same classes. Default: '
+        'each fifth of the pictures is tested once',
+    )
+    add(
+        '--weights',
+        type=Path,
+        nargs=1,
+        default=[],
+        metavar='FILE',
+        help='file of weights. Default: those that the model was built with',
+    )
+    add(
+        '--rungs',
+        nargs='+',
+        choices=RUNGS,
+        default=RUNGS,
+        metavar='RUNG',
+        help=f'what is compared. Default: {", ".join(RUNGS)}',
+    )
+    add(
+        '--samples',
+        type=_samples,
+        default=5000,
+        metavar='N',
+        help='pictures at most, evenly drawn, or "all". Default: %(default)s',
+    )
+    add(
+        '--minutes',
+        type=float,
+        default=20.0,
+        help='how long it may take. Default: %(default)s',
+    )
+    add(
+        '--margin',
+        type=float,
+        metavar='POINTS',
+        help='of accuracy that are worth something. Default: what so many '
+        'pictures can show',
+    )
+    add(
+        '--keep',
+        choices=RUNGS,
+        metavar='RUNG',
+        help='train it on all pictures, and write its steps and its head. '
+        'Default: nothing is kept',
+    )
+    add(
+        '--force',
+        action='store_true',
+        help='go on where pictures show only differences above 15 points. '
+        'Default: it is refused',
+    )
+    add(
+        '--out',
+        type=Path,
+        default=Path('worth'),
+        metavar='FOLDER',
+        help='folder of what is written; called again, the command goes on. '
+        'Default: %(default)s',
+    )
+    for command in (stiffness, gates, worth):
+        add = command.add_argument
+        add(
+            '--pretrained',
+            action='store_true',
+            help="fetch the library's weights. Default: they are random",
         )
         add(
             '--batch-size',
@@ -181,7 +265,7 @@ def build_parser() -> argparse.ArgumentParser:
         'directories of StiffnessHook: their last recording, and all over '
         'the training',
     )
-    for command in (stiffness, gates, report):
+    for command in (stiffness, gates, worth, report):
         command.add_argument(
             '--json',
             dest='as_json',

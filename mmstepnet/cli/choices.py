@@ -8,3 +8,9 @@ KINDS = (
 
 READINGS = 'adaptive', 'unit', 'returned'
 """Readings of NSI."""
+
+RUNGS = 'head', 'norms', 'layer-scale', 'stepnet', 'se'
+"""What ``worth`` compares."""
+
+RUNGS = 'head', 'norms', 'layer-scale', 'stepnet', 'se'
+"""What ``worth`` compares."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .choices import KINDS
-from .pictures import pictures_of
+from .pictures import Pictures, pictures_of
 
 LIBRARIES = 'timm', 'torchvision', 'hf', 'mm'
 """What may stand before the colon of a model that a library has."""
@@ -47,9 +47,7 @@ def check_measuring(options: dict[str, Any]) -> None:
                 f'{name} needs pictures: give --images FOLDER, and 256 of '
                 f'those in it are measured'
             )
-    for path in options['weights']:
-        if not path.is_file():
-            raise ValueError(f'there is no file {path}, given by --weights')
+    check_weights(options)
     steps = options['steps']
     if steps is not None and not Path(steps).exists():
         raise ValueError(f'there is no file {steps}, given by --steps')
@@ -60,6 +58,25 @@ def check_measuring(options: dict[str, Any]) -> None:
         options.pop('samples'),
         options.pop('batch_size'),
     )
+
+
+def check_worth(options: dict[str, Any]) -> None:
+    """Look at the options of a trial on somebody's pictures."""
+    (name,) = options['models']
+    check_model(name)
+    check_weights(options)
+    check_out(options)
+    samples = options.pop('samples')
+    for key in ('images', 'val'):
+        if options[key] is not None:
+            options[key] = Pictures(options[key], True, samples)
+
+
+def check_weights(options: dict[str, Any]) -> None:
+    """Refuse files of weights that are not there."""
+    for path in options['weights']:
+        if not path.is_file():
+            raise ValueError(f'there is no file {path}, given by --weights')
 
 
 def check_report(options: dict[str, Any]) -> None:

@@ -157,9 +157,9 @@ def number(column: str, title: str, digits: int = 5) -> alt.Tooltip:
     return alt.Tooltip(f'{column}:Q', title=title, format=f'.{digits}~g')
 
 
-def wrapped(text: str) -> list[str]:
+def wrapped(text: str, width: int = 40) -> list[str]:
     """A title in lines that fit a phone, none of it left out."""
-    return textwrap.wrap(text, 40)
+    return textwrap.wrap(text, width)
 
 
 def _width(part: Any) -> int:

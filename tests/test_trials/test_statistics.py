@@ -1,0 +1,105 @@
+"""The statistics against formulas, and against tables that are drawn."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mmstepnet.trials.statistics import (
+    POWER,
+    SURE,
+    Difference,
+    compare_answers,
+    holm,
+    shown_difference,
+)
+from tests.test_trials.simulated import KINDS, Tables, ask, simulate
+
+
+def answers(*folds):
+    return [np.array(fold, bool) for fold in folds]
+
+
+def test_the_larger_error_is_that_of_the_folds():
+    """Two folds in which everything differs, and three in which nothing."""
+    ours = answers([1] * 10, [1] * 10, [0] * 10, [0] * 10, [0] * 10)
+    others = answers(*[[0] * 10] * 5)
+    difference = compare_answers(ours, others)
+    means = [100.0, 100.0, 0.0, 0.0, 0.0]
+    wanted = stats.ttest_1samp(means, 0.0)
+    assert difference.freedom == 4
+    assert difference.mean == pytest.approx(40.0)
+    assert difference.p_value() == pytest.approx(wanted.pvalue)
+    low, high = wanted.confidence_interval(0.95)
+    assert difference.reach() == pytest.approx((high - low) / 2)
+
+
+def test_the_larger_error_is_that_of_the_pictures():
+    """Each fold has the same mean, so that it knows no error."""
+    ours = answers(*[[1, 1, 0, 0]] * 5)
+    others = answers(*[[1, 0, 0, 0]] * 5)
+    difference = compare_answers(ours, others)
+    answered = [1.0 * np.concatenate(rung) for rung in (ours, others)]
+    wanted = stats.ttest_rel(*answered)
+    assert difference.freedom == 19
+    assert difference.mean == pytest.approx(25.0)
+    assert difference.p_value() == pytest.approx(wanted.pvalue)
+
+
+def test_rungs_that_agree_on_everything():
+    same = answers(*[[1, 0]] * 5)
+    difference = compare_answers(same, same)
+    assert difference == (0.0, 0.0, difference.freedom)
+    assert difference.p_value() == 1.0
+    assert difference.is_within(0.1)
+
+
+@pytest.mark.parametrize(
+    'p_values, answered',
+    [
+        pytest.param([0.024, 0.049], [True, True], id='both'),
+        pytest.param([0.026, 0.049], [False, False], id='none'),
+        pytest.param([0.9, 0.024], [False, True], id='the second'),
+        pytest.param([0.04], [True], id='one question'),
+        pytest.param([], [], id='no question'),
+    ],
+)
+def test_holm(p_values, answered):
+    assert holm(p_values) == answered
+
+
+def test_what_pictures_can_show():
+    """(1.96 + 0.84) sqrt(0.1 / N), in points."""
+    z = stats.norm.isf(0.025) + stats.norm.isf(0.2)
+    for pictures in (30, 1200):
+        wanted = 100 * z * np.sqrt(0.1 / pictures)
+        assert shown_difference(pictures) == pytest.approx(wanted, rel=1e-3)
+    assert f'{shown_difference(30):.0f}' == '16'
+    assert f'{shown_difference(1200):.1f}' == '2.6'
+
+
+@pytest.mark.parametrize('mean', [0.0, 0.4, -1.1, 2.5])
+def test_so_many_pictures_would_decide(mean):
+    """And a tenth fewer would not."""
+    margin = 2.0
+    factor = Difference(mean, 1.5, 4).deciding_factor(margin)
+    for more, decides in ((1.001, True), (0.9, False)):
+        later = Difference(mean, 1.5 / (more * factor) ** 0.5, 4)
+        is_found = later.p_value() < 0.025
+        assert (is_found or later.is_within(margin)) is decides
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_on_tables_of_known_variances(kind):
+    """With 400 draws a share of 0.05 has a deviation of 0.011."""
+    ahead, false, covered, found = simulate(300, KINDS[kind], 400)
+    assert ahead <= false <= 0.06 + 3 * 0.011
+    assert 0.93 - 3 * 0.011 <= covered <= 0.98 + 3 * 0.011
+    if KINDS[kind] is not None:
+        assert abs(found - POWER) < 0.05 + 3 * 0.025
+
+
+def test_a_difference_that_is_sure_is_found_with_80_percent():
+    tables = Tables(500, 0.0)
+    gap = shown_difference(500, SURE)
+    found = [ask(tables.draw(gap, gap))[1][0] for _ in range(300)]
+    assert abs(np.mean(found) - 0.8) < 0.05 + 3 * 0.023
