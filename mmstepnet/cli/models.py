@@ -428,12 +428,16 @@ def _from_file(path: Path, function: str) -> NamedModel:
     module = sys.modules[path.stem] = module_from_spec(spec)
     spec.loader.exec_module(module)
     returned: Any = getattr(module, function)()
-    model, feed = returned if isinstance(returned, tuple) else (returned, None)
+    feed: Any = None
+    model = returned
+    if isinstance(returned, tuple):
+        model, feed = returned
     if not isinstance(model, nn.Module):
         raise ValueError(
             f'{path}:{function} must return a model, or it and a transform or '
             f'its batches, got {type(model).__name__}'
         )
     if callable(feed):
-        return NamedModel(model, feed)
+        transform: Any = feed
+        return NamedModel(model, transform)
     return NamedModel(model, batches=feed)

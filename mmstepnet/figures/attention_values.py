@@ -46,7 +46,7 @@ def attention_figure(run: Run, most_points: int = 200) -> alt.ConcatChart:
     deviations = recorded.step_mean.std(0, dtype=float)
     over_samples = recorded.block_correlations(run.reading)
     over_samples[deviations < LEAST_DEVIATION] = np.nan
-    shown = [_scatter(run, most_points, deviations, over_samples)]
+    shown: list[Any] = [_scatter(run, most_points, deviations, over_samples)]
     width = block_width(recorded.blocks)
     known = np.flatnonzero(~np.isnan(over_samples))
     if len(known):

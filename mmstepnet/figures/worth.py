@@ -74,7 +74,7 @@ def _dots(
     of_fold: Sequence[Any],
     means: Sequence[float],
     title: str,
-) -> alt.LayerChart:
+) -> Any:
     """A dot for each fold of a row, and a line across at its mean."""
     rows = np.repeat(labels, [len(folds) for folds in of_fold])
     x = alt.X('value:Q', title=title, scale=alt.Scale(zero=False))

@@ -424,7 +424,9 @@ def _check_widths(saved: _Saved, stock: Stock) -> None:
     differing = []
     for name, block in saved.blocks.items():
         module = stock.modules[name]
-        own = [a.channels for a in stock.attentions.get(name, {}).values()]
+        own: list[Any] = [
+            a.channels for a in stock.attentions.get(name, {}).values()
+        ]
         here = own[0] if own else width_here(module)
         if 'steps' not in block or here is None:
             continue

@@ -71,7 +71,8 @@ def digest(tensors: Iterable[Tensor]) -> str:
     """The SHA-256 of tensors."""
     found = hashlib.sha256()
     for t in tensors:
-        found.update(t.detach().cpu().flatten().view(torch.uint8).numpy())
+        values: Any = t.detach().cpu().flatten().view(torch.uint8).numpy()
+        found.update(values)
     return found.hexdigest()
 
 
