@@ -8,11 +8,38 @@ LOGGER = logging.getLogger('mmstepnet')
 
 
 class JobHandler(logging.Handler):
-    """Writes into the log of a job, while there is one."""
+    """Writes into the log of a job; without one it is as if it were absent."""
 
     def is_open(self) -> bool:
         """Whether a job has a log now."""
         raise NotImplementedError
+
+    def write(self, level: int, text: str) -> None:
+        """Write into the log of the job."""
+        raise NotImplementedError
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or leave it to what Python does without handlers."""
+        last = logging.lastResort
+        if self.is_open():
+            self.write(record.levelno, record.getMessage())
+        elif (
+            last and record.levelno >= last.level and not logging.root.handlers
+        ):
+            last.handle(record)
+
+
+def inform(text: str) -> None:
+    """Say what was done, in the log of a job; else whoever asks for INFO.
+
+    Args:
+        text (str): What to say.
+    """
+    for handler in LOGGER.handlers:
+        if isinstance(handler, JobHandler) and handler.is_open():
+            handler.write(logging.INFO, text)
+            return
+    LOGGER.info('%s', text)
 
 
 def warn(text: str) -> None:

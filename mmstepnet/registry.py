@@ -8,8 +8,6 @@ registration call.
 Whatever the library says while a job runs goes to the job's log.
 """
 
-import logging
-
 from .compatibility import check_hosts
 from .messages import LOGGER, JobHandler
 
@@ -51,12 +49,9 @@ class RunnerHandler(JobHandler):
         """Whether a Runner has made a logger; MMEngine's own is no job's."""
         return MMLogger.get_current_instance().instance_name != 'mmengine'
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log the text of a record."""
-        if self.is_open():
-            print_log(record.getMessage(), 'current', record.levelno)
+    def write(self, level: int, text: str) -> None:
+        """Write into it."""
+        print_log(text, 'current', level)
 
 
 LOGGER.addHandler(RunnerHandler())
-if LOGGER.level == logging.NOTSET:
-    LOGGER.setLevel(logging.INFO)  # what MMEngine shows

@@ -43,3 +43,45 @@ def test_a_log_gets_it_instead(monkeypatch):
 )
 def test_long_lists_are_shortened(count, wanted):
     assert messages.shorten([str(k) for k in range(count)]) == wanted
+
+
+class Closed(messages.JobHandler):
+    """Of a job that has ended."""
+
+    def is_open(self):
+        return False
+
+
+class Open(messages.JobHandler):
+    """Of a job that runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = []
+
+    def is_open(self):
+        return True
+
+    def write(self, level, text):
+        self.written.append((level, text))
+
+
+def test_without_a_job_nothing_is_lost(monkeypatch, capsys):
+    monkeypatch.setattr(messages.LOGGER, 'handlers', [Closed()])
+    monkeypatch.setattr(logging.root, 'handlers', [])
+    with pytest.warns(UserWarning, match='finds no weights of its own'):
+        load_nothing()
+    logging.getLogger('mmstepnet.steps').warning('Without steps: a')
+    messages.inform('StepNet in 1 blocks')
+    assert capsys.readouterr().err == 'Without steps: a\n'
+
+
+def test_a_job_is_told(monkeypatch):
+    handler = Open()
+    monkeypatch.setattr(messages.LOGGER, 'handlers', [handler])
+    logging.getLogger('mmstepnet.steps').warning('Without steps: a')
+    messages.inform('StepNet in 1 blocks')
+    assert handler.written == [
+        (logging.WARNING, 'Without steps: a'),
+        (logging.INFO, 'StepNet in 1 blocks'),
+    ]

@@ -236,7 +236,7 @@ def build_parser() -> argparse.ArgumentParser:
         help='folder of what is written; called again, the command goes on. '
         'Default: %(default)s',
     )
-    for command in (stiffness, gates, worth):
+    for command, batch_size in ((stiffness, 16), (gates, 16), (worth, 32)):
         add = command.add_argument
         add(
             '--pretrained',
@@ -246,7 +246,7 @@ def build_parser() -> argparse.ArgumentParser:
         add(
             '--batch-size',
             type=positive_int,
-            default=16,
+            default=batch_size,
             metavar='N',
             help='pictures at once. Default: %(default)s',
         )

@@ -11,6 +11,3 @@ READINGS = 'adaptive', 'unit', 'returned'
 
 RUNGS = 'head', 'norms', 'layer-scale', 'stepnet', 'se'
 """What ``worth`` compares."""
-
-RUNGS = 'head', 'norms', 'layer-scale', 'stepnet', 'se'
-"""What ``worth`` compares."""

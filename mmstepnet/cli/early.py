@@ -66,6 +66,12 @@ def check_worth(options: dict[str, Any]) -> None:
     check_model(name)
     check_weights(options)
     check_out(options)
+    keep, rungs = options['keep'], options['rungs']
+    if keep is not None and keep not in rungs:
+        raise ValueError(
+            f'--keep {keep} is not compared; give --rungs {keep}, too, beside '
+            f'{", ".join(rungs)}'
+        )
     samples = options.pop('samples')
     for key in ('images', 'val'):
         if options[key] is not None:

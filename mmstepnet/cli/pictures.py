@@ -132,9 +132,7 @@ def list_pictures(folder: Path, labels: bool) -> list[tuple[Path, str]]:
         if not inside:
             raise ValueError(f'{folder} is a folder without pictures')
         if not parts:
-            raise ValueError(
-                f'{folder} has no folders, which are the classes with --labels'
-            )
+            raise ValueError(f'{folder} has no folders, which are the classes')
     labelled: list[tuple[Path, str]] = []
     for part in parts:
         pictures = []

@@ -8,8 +8,11 @@ from mmengine.config import Config
 
 from mmstepnet.attentions import ATTENTIONS
 
-HOSTS = '', 'mmdet', 'mmpretrain', 'mmseg', 'mmstepnet'
+HOSTS = 'mmdet', 'mmpretrain', 'mmseg', 'mmstepnet'
 """Scopes of data sets whose paths are joined as MMEngine's base class does."""
+
+PICTURES = 'img', 'img_path'
+"""Keys of ``data_prefix`` that name folders of pictures."""
 
 FETCHED = 'CIFAR10', 'CIFAR100', 'FashionMNIST', 'MNIST', 'STL10'
 """Data sets that make their folder and fetch their files."""
@@ -69,11 +72,12 @@ def check_data(cfg: Config, *splits: str) -> None:
     """
     if cfg.get('custom_imports'):
         return
+    default = cfg.get('default_scope')
     for split in splits:
         loader = cfg.get(f'{split}_dataloader') or {}
         where = f'{split}_dataloader.dataset'
         for place, dataset in _data_sets(loader.get('dataset'), where):
-            if not _is_read_by_the_rule(dataset):
+            if not _is_read_by_the_rule(dataset, default):
                 continue
             for key, path, is_there in _paths(dataset):
                 if _is_local(path) and not is_there(osp.expanduser(path)):
@@ -107,35 +111,50 @@ def _data_sets(value: Any, where: str) -> Iterator[tuple[str, dict]]:
             yield from _data_sets(value.get(key), f'{where}.{key}')
 
 
-def _is_read_by_the_rule(dataset: dict) -> bool:
+def _is_read_by_the_rule(dataset: dict, default: Any) -> bool:
+    """Whether its paths are joined as in MMEngine, and read from a disk.
+
+    Args:
+        dataset (dict): Of the config.
+        default (str, optional): The scope of types without one.
+    """
     kind = dataset.get('type')
     if isinstance(kind, type):
         kind = f'{kind.__module__.partition(".")[0]}.{kind.__name__}'
     scope, _, name = str(kind).rpartition('.')
+    parts = [dataset, *(dataset.get('pipeline') or [])]
     return (
-        scope in HOSTS
+        (scope or default) in HOSTS
         and (name not in FETCHED or dataset.get('download') is False)
-        and not dataset.get('backend_args')
+        and not any(part.get('backend_args') for part in parts)
     )
 
 
 def _paths(dataset: dict) -> Iterator[tuple[str, str, Any]]:
-    """Yield arguments that name paths, these, and how they are looked for."""
+    """Yield arguments that name paths, these, and how they are looked for.
+
+    Of the prefixes those of pictures: others may name what no step of the
+    pipeline reads.
+    """
     root = dataset.get('data_root') or ''
     if not isinstance(root, str):
         return
-    if root:
-        yield 'data_root', root, osp.isdir
+    named = []
     annotations = dataset.get('ann_file')
     if annotations and isinstance(annotations, str):
-        yield 'ann_file', _join(root, annotations), osp.exists
+        named.append(('ann_file', annotations, osp.exists))
     prefixes = dataset.get('data_prefix') or {}
     if isinstance(prefixes, str):
-        yield 'data_prefix', _join(root, prefixes), osp.isdir
-    else:
-        for key, prefix in prefixes.items():
-            if isinstance(prefix, str):
-                yield f'data_prefix.{key}', _join(root, prefix), osp.isdir
+        named.append(('data_prefix', prefixes, osp.isdir))
+    elif isinstance(prefixes, dict):
+        for key in PICTURES:
+            if isinstance(prefixes.get(key), str):
+                named.append((f'data_prefix.{key}', prefixes[key], osp.isdir))
+    is_used = not all(osp.isabs(path) for _, path, _ in named)
+    if root and (is_used or not named):
+        yield 'data_root', root, osp.isdir
+    for key, path, is_there in named:
+        yield key, _join(root, path), is_there
 
 
 def _join(root: str, path: str) -> str:

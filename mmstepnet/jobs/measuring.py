@@ -48,7 +48,7 @@ def measure(args: Namespace) -> None:
             },
         },
     )
-    name = Path(args.checkpoint).name.removesuffix('.pth')
+    name = Path(args.checkpoint).stem
     name = f'stiffness_{args.split}_{name}'
     path = out_dir / f'{name}.npz'
     measured.save(path)

@@ -25,6 +25,7 @@ from torch import Tensor
 from mmstepnet.attentions import ATTENTIONS
 from mmstepnet.attentions.record import KEY
 from mmstepnet.files import write_whole
+from mmstepnet.messages import inform
 
 from .insert import describe, put_in
 from .modules import check_unsharded, find_modules_to_save
@@ -217,7 +218,7 @@ def load_steps(model: nn.Module, path: str | Path) -> list[str]:
         if 'steps' in saved.blocks.get(name, ())
     }
     if loaded:
-        LOGGER.info('%s; from %s', describe(loaded), path)
+        inform(f'{describe(loaded)}; from {path}')
     return list(loaded)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmstepnet.attentions import ATTENTIONS, Attention, build_attention
 from mmstepnet.attentions.base import check_arguments
-from mmstepnet.messages import shorten
+from mmstepnet.messages import inform, shorten
 from mmstepnet.torch_version import has_values
 from mmstepnet.tracing import Selection, match, unwrap
 from mmstepnet.tracing.selection import enclosing_names, is_named, is_within
@@ -292,7 +292,7 @@ def log_new(
     start = 'as in its paper'
     if init_step is not None:
         start = f'at a step of {init_step:g}'
-    LOGGER.info('%s; starts %s', describe(attentions), start)
+    inform(f'{describe(attentions)}; starts {start}')
 
 
 def describe(attentions: Mapping[str, Iterable[nn.Module]]) -> str:

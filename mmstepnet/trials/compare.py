@@ -99,6 +99,8 @@ def compare_rungs(
     named = {str(getattr(rung, '__name__', rung)): rung for rung in rungs}
     if len(named) < len(rungs):
         raise ValueError(f'two rungs have one name; got {", ".join(named)}')
+    if keep is not None:
+        check_choice('keep', keep, [*named])
     images, labels = decode(data)
     trainable = tested = len(labels)
     if val is not None:
@@ -127,7 +129,7 @@ def compare_rungs(
         rungs=[*named],
         tested=tested,
         shown=shown,
-        margin=margin or shown,
+        margin=shown if margin is None else margin,
         minutes=minutes,
         batch_size=batch_size,
     )
@@ -147,13 +149,13 @@ def compare_rungs(
         rows.append(PLAN, **settings, costs=costs, **plan)
     plan = rows[PLAN]
     taken = plan['taken']
-    device = 'GPU' if torch.cuda.is_available() else 'CPU'
+    device = next(model.parameters()).device.type.upper()
     _say(
         f'{len(taken)} rungs, {FOLDS} folds, {plan["epochs"]} epochs: about '
         f'{plan["seconds"] / 60:.1f} minutes on this {device}'
     )
     if len(taken) < len(named):
-        left_out = ', '.join(named.keys() - taken)
+        left_out = ', '.join(name for name in named if name not in taken)
         _say(f'Left out for lack of time: {left_out}')
     if keep is not None:
         check_choice('keep', keep, taken)

@@ -78,7 +78,8 @@ class Comparison:
             )
         count = f'{self.plan["tested"]:,} pictures'
         text = '; '.join(clauses) or 'nothing was asked'
-        if text.endswith(f'{self.plan["shown"]:.1f} points'):
+        of_pictures = self.plan['margin'] == self.plan['shown']
+        if of_pictures and text.endswith(' points'):
             text += f', which is what {count} can show'
         self.sentence = f'On these {count} {text}.'
 

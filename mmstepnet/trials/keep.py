@@ -46,6 +46,7 @@ def keep_rung(
     name = re.sub(r'\.(\d+)', r'[\1]', f'model.{trial.head}')
     return (
         f'import mmstepnet, safetensors.torch, torch\n'
-        f'{name} = torch.nn.Linear({head.in_features}, {head.out_features})\n'
+        f'{name} = torch.nn.Linear({head.in_features}, {head.out_features}, '
+        f'bias={head.bias is not None})\n'
         f'{load}'
     )

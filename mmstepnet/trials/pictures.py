@@ -1,6 +1,7 @@
 """Labelled pictures in memory, as a network takes them, and their folds."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,10 +53,11 @@ def check(images: Tensor, labels: Tensor, names: Sequence[Any]) -> None:
             'apart needs two'
         )
     first: dict[str, int] = {}
+    counts = Counter(numbers)
     for k, number in enumerate(numbers):
-        if numbers.count(number) < FOLDS:
+        if counts[number] < FOLDS:
             raise ValueError(
-                f'the class of {names[k]} has {numbers.count(number)} '
+                f'the class of {names[k]} has {counts[number]} '
                 f'pictures and needs {FOLDS}, one a fold; add pictures, or '
                 f'leave the class out'
             )

@@ -88,8 +88,9 @@ def fit_epochs(
         if not is_asked and needed(FEW_EPOCHS) > seconds:
             taken.remove(name)
     for epochs in range(MOST_EPOCHS, 0, -1):
-        if needed(epochs) <= seconds:
+        if taken and needed(epochs) <= seconds:
             return dict(epochs=epochs, taken=taken, seconds=needed(epochs))
+    taken = taken or list(costs)
     raise ValueError(
         f'one epoch of {", ".join(taken)} takes about {needed(1) / 60:.1f} '
         f'minutes; give it more minutes, or fewer pictures'
