@@ -1112,7 +1112,9 @@ def test_help_has_an_example_and_each_default(name):
     )
     build_parser().parse_args(example.split())
     for action in parser._actions:
-        if action.option_strings and action.dest not in ('help', 'version'):
+        if action.option_strings and not (
+            action.required or action.dest in ('help', 'version')
+        ):
             assert 'Default: ' in action.help, action.dest
 
 

@@ -280,6 +280,9 @@ def test_epochs_fit_into_the_time(seconds, epochs, taken, monkeypatch):
     assert found['seconds'] <= seconds
     with pytest.raises(ValueError, match='takes about 10.5 minutes'):
         fit_epochs(costs, [training], 600)
+    costs = {name: costs[name] for name in ('norms', 'se')}
+    with pytest.raises(ValueError, match='of norms, se takes about'):
+        fit_epochs(costs, [training], 60)
 
 
 @pytest.mark.parametrize('rung', ['head', 'norms', 'stepnet'])
