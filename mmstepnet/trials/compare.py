@@ -19,7 +19,7 @@ from .keep import keep_rung
 from .pictures import FOLDS, check, decode, digest
 from .plan import RATES, Training, fit_epochs, plan_trainings
 from .rows import PLAN, Rows
-from .rungs import RUNGS, Rung
+from .rungs import QUESTIONS, RUNGS, Rung
 from .statistics import POWER, SURE, shown_difference
 from .trial import Recipe, Trial
 
@@ -101,6 +101,11 @@ def compare_rungs(
         raise ValueError(f'two rungs have one name; got {", ".join(named)}')
     if keep is not None:
         check_choice('keep', keep, [*named])
+        if callable(named[keep]) and not isinstance(named[keep], type):
+            raise ValueError(
+                f'keep={keep!r} is a function, and what it has put into a '
+                f'model has no place in another one; train it yourself'
+            )
     images, labels = decode(data)
     trainable = tested = len(labels)
     if val is not None:
@@ -120,6 +125,11 @@ def compare_rungs(
         raise ValueError(
             f'these {tested:,} pictures show only differences above '
             f'{shown:.0f} points: label more pictures, or force it'
+        )
+    if not any({*pair} <= {*named} for pair in QUESTIONS):
+        _say(
+            'No question is asked, so there will be numbers and no verdict; '
+            "one is asked of 'layer-scale' beside 'head' or 'stepnet'"
         )
     rows = Rows(Path(out, 'rows.jsonl'))
     settings = dict(

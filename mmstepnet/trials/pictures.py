@@ -43,8 +43,8 @@ def check(images: Tensor, labels: Tensor, names: Sequence[Any]) -> None:
         names (Sequence): What messages call the pictures.
 
     Raises:
-        ValueError: There is one class, one with fewer pictures than folds, or
-            a picture in two classes.
+        ValueError: There is one class, one with fewer pictures than folds, a
+            picture in two classes, or one with values that are too large.
     """
     numbers = labels.tolist()
     if len({*numbers}) < 2:
@@ -52,6 +52,12 @@ def check(images: Tensor, labels: Tensor, names: Sequence[Any]) -> None:
             'all pictures are of one class; a network that tells classes '
             'apart needs two'
         )
+    for k, image in enumerate(images):
+        if not image.isfinite().all():
+            raise ValueError(
+                f'{names[k]} has values that are no numbers in float16, which '
+                f'ends at 65,504; let the transform scale pictures'
+            )
     first: dict[str, int] = {}
     counts = Counter(numbers)
     for k, number in enumerate(numbers):

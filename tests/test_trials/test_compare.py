@@ -235,6 +235,12 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
             '4 and 30 are one picture in two classes',
             id='a picture in two classes',
         ),
+        pytest.param(
+            net,
+            [*pictures(), (torch.full((3, 16, 16), 1e5), 0)],
+            '30 has values that are no numbers in float16',
+            id='values beyond float16',
+        ),
         pytest.param(headless, pictures(), 'has no head', id='no head'),
         pytest.param(
             blockless, pictures(), 'no block can take steps', id='no blocks'
@@ -370,3 +376,17 @@ def test_the_network_is_left_as_it_is(tmp_path):
     assert model.training and before.keys() == model.state_dict().keys()
     for name, t in model.state_dict().items():
         assert t.equal(before[name])
+
+
+def test_a_function_is_not_kept(tmp_path):
+    def mine(model):
+        return model.parameters()
+
+    with pytest.raises(ValueError, match="keep='mine' is a function"):
+        call(tmp_path, rungs=['head', mine], keep='mine')
+
+
+def test_it_is_said_first_that_nothing_is_asked(tmp_path, capsys):
+    with pytest.raises(ValueError, match='an epoch|one epoch'):
+        call(tmp_path, rungs=['head', 'se'], minutes=1e-9)
+    assert 'No question is asked' in capsys.readouterr().err
