@@ -159,18 +159,19 @@ def compare_rungs(
         rows.append(PLAN, **settings, costs=costs, **plan)
     plan = rows[PLAN]
     taken = plan['taken']
+    jobs = [(training, name) for training in trainings for name in taken]
+    to_do = [job for job in jobs if run_name(*job) not in rows]
     device = next(model.parameters()).device.type.upper()
+    needed = plan['seconds'] * len(to_do) / len(jobs)
     _say(
         f'{len(taken)} rungs, {FOLDS} folds, {plan["epochs"]} epochs: about '
-        f'{plan["seconds"] / 60:.1f} minutes on this {device}'
+        f'{needed / 60:.1f} minutes on this {device}'
     )
     if len(taken) < len(named):
         left_out = ', '.join(name for name in named if name not in taken)
         _say(f'Left out for lack of time: {left_out}')
     if keep is not None:
         check_choice('keep', keep, taken)
-    jobs = [(training, name) for training in trainings for name in taken]
-    to_do = [job for job in jobs if run_name(*job) not in rows]
     done = len(jobs) - len(to_do)
     for training, name in tqdm(to_do, 'train', len(jobs), initial=done):
         rate = training.rate or choose_rate(rows, name)

@@ -60,7 +60,7 @@ def fit_epochs(
     """Fit epochs into a time.
 
     Args:
-        costs (dict): What a picture costs, by rung, see
+        costs (dict): Seconds, by rung, see
             :meth:`~.trial.Trial.measure`.
         trainings (list): Those of a rung.
         seconds (float): The time.
@@ -78,7 +78,8 @@ def fit_epochs(
 
     def needed(epochs: int) -> float:
         return sum(
-            epochs * trained * costs[name]['training']
+            len(trainings) * costs[name]['building']
+            + epochs * trained * costs[name]['training']
             + tested * costs[name]['inference']
             for name in taken
         )

@@ -280,12 +280,15 @@ def test_few_pictures_are_refused(tmp_path):
 def test_epochs_fit_into_the_time(seconds, epochs, taken, monkeypatch):
     monkeypatch.undo()
     training = plan.Training('', torch.arange(100), torch.arange(10))
-    costs = {name: dict(training=2.0, inference=1.0) for name in RUNGS}
+    cost = dict(building=0.0, training=2.0, inference=1.0)
+    costs = {name: cost for name in RUNGS}
     found = fit_epochs(costs, [training], seconds)
     assert (found['epochs'], found['taken']) == (epochs, taken)
     assert found['seconds'] <= seconds
     with pytest.raises(ValueError, match='takes about 10.5 minutes'):
         fit_epochs(costs, [training], 600)
+    dear = {name: cost | dict(building=100.0) for name in RUNGS}
+    assert fit_epochs(dear, [training], 3050)['epochs'] == 2
     costs = {name: costs[name] for name in ('norms', 'se')}
     with pytest.raises(ValueError, match='of norms, se takes about'):
         fit_epochs(costs, [training], 60)
