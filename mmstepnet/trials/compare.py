@@ -113,7 +113,7 @@ def compare_rungs(
         tested = len(of_more)
         images = torch.cat([images, more])
         labels = torch.cat([labels, of_more])
-    check(images, labels, names or range(len(labels)))
+    check(images, labels, trainable, names or range(len(labels)))
     shown = shown_difference(tested)
     _say(
         f'{tested:,} pictures can show a difference of {shown:.1f} points: if '

@@ -34,17 +34,22 @@ def decode(data: Iterable[tuple[Tensor, Any]]) -> tuple[Tensor, Tensor]:
     return torch.stack(images), torch.tensor(labels)
 
 
-def check(images: Tensor, labels: Tensor, names: Sequence[Any]) -> None:
+def check(
+    images: Tensor, labels: Tensor, trainable: int, names: Sequence[Any]
+) -> None:
     """Refuse pictures on which nothing can be compared.
 
     Args:
         images (Tensor): The pictures, (N, C, H, W).
         labels (Tensor): Numbers of their classes, (N,).
+        trainable (int): How many may be trained on, the first ones. The
+            others are tested on alone.
         names (Sequence): What messages call the pictures.
 
     Raises:
-        ValueError: There is one class, one with fewer pictures than folds, a
-            picture in two classes, or one with values that are too large.
+        ValueError: There is one class, one with fewer pictures to train on
+            than folds, a picture in two classes or both to train and to test
+            on, or one with values that are too large.
     """
     numbers = labels.tolist()
     if len({*numbers}) < 2:
@@ -59,12 +64,12 @@ def check(images: Tensor, labels: Tensor, names: Sequence[Any]) -> None:
                 f'ends at 65,504; let the transform scale pictures'
             )
     first: dict[str, int] = {}
-    counts = Counter(numbers)
+    counts = Counter(numbers[:trainable])
     for k, number in enumerate(numbers):
         if counts[number] < FOLDS:
             raise ValueError(
-                f'the class of {names[k]} has {counts[number]} '
-                f'pictures and needs {FOLDS}, one a fold; add pictures, or '
+                f'the class of {names[k]} has {counts[number]} pictures to '
+                f'train on and needs {FOLDS}, one a fold; add pictures, or '
                 f'leave the class out'
             )
         same = first.setdefault(digest([images[k]]), k)
@@ -72,6 +77,11 @@ def check(images: Tensor, labels: Tensor, names: Sequence[Any]) -> None:
             raise ValueError(
                 f'{names[same]} and {names[k]} are one picture in two '
                 f'classes; remove it from one of them'
+            )
+        if same < trainable <= k:
+            raise ValueError(
+                f'{names[same]}, to train on, and {names[k]}, to test on, are '
+                f'one picture; remove one of them'
             )
 
 

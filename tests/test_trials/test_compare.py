@@ -226,7 +226,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         pytest.param(
             net,
             [*pictures(), (torch.rand(3, 16, 16), 3)],
-            'the class of 30 has 1 pictures and needs 5',
+            'the class of 30 has 1 pictures to train on and needs 5',
             id='few pictures',
         ),
         pytest.param(
@@ -393,3 +393,8 @@ def test_it_is_said_first_that_nothing_is_asked(tmp_path, capsys):
     with pytest.raises(ValueError, match='an epoch|one epoch'):
         call(tmp_path, rungs=['head', 'se'], minutes=1e-9)
     assert 'No question is asked' in capsys.readouterr().err
+
+
+def test_a_picture_to_train_and_to_test_on(tmp_path):
+    with pytest.raises(ValueError, match='4, to train on, and 30, to test on'):
+        call(tmp_path, val=pictures()[4:])
