@@ -902,7 +902,7 @@ EARLY = {
     ),
     'no folders of classes': (
         ['gates', 'timm:resnet18', 'flat', '--labels'],
-        'flat has no folders, which are the classes with --labels',
+        'flat has no folders, which are the classes',
     ),
     'labels of batches': (
         ['gates', 'net.py:net', '--labels'],
