@@ -3,6 +3,7 @@
 import copy
 import errno
 import json
+import os
 
 import pytest
 import torch
@@ -209,14 +210,25 @@ def test_another_trial_is_refused(tmp_path):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    """Of the third row it takes a part."""
+    calls = []
+
     def full(file):
-        raise OSError(errno.ENOSPC, 'No space left on device')
+        calls.append(file)
+        if len(calls) == 3:
+            os.ftruncate(file, os.fstat(file).st_size - 9)
+            raise OSError(errno.ENOSPC, 'No space left on device')
 
     with monkeypatch.context() as patch:
         patch.setattr('os.fsync', full)
         with pytest.raises(OSError, match='No space left'):
             call(tmp_path)
-    assert call(tmp_path).rungs
+    whole = Rows(tmp_path / 'rows.jsonl')
+    assert len(whole) == 2
+    result = call(tmp_path)
+    after = Rows(tmp_path / 'rows.jsonl')
+    assert all(after[run] == row for run, row in whole.items())
+    assert [rung['rung'] for rung in result.rungs] == ['head', 'layer-scale']
 
 
 @pytest.mark.parametrize(
