@@ -227,6 +227,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     assert len(whole) == 2
     result = call(tmp_path)
     after = Rows(tmp_path / 'rows.jsonl')
+    assert len(after) == 1 + 2 * (len(RATES) + FOLDS)
     assert all(after[run] == row for run, row in whole.items())
     assert [rung['rung'] for rung in result.rungs] == ['head', 'layer-scale']
 
