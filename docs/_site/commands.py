@@ -1,4 +1,7 @@
-"""Writes docs/commands.md: every command, as its own ``--help`` tells it."""
+"""Prints the site's page of commands, as their own ``--help`` tells them.
+
+It imports no more than the programs do for their help, which is little.
+"""
 
 import io
 import os
@@ -11,17 +14,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / 'docs' / 'commands.md'
 HEAD = """# Commands and their options
 
-Every command, with its options, as `--help` tells them. Run them from the root of a checkout; `python -m mmstepnet` runs anywhere.
+Every command of a user, with its options, as `--help` tells them. Run them from the root of a checkout; `python -m mmstepnet` runs anywhere.
 
 ```bash
 python -m mmstepnet stiffness timm:resnet50 --images PICTURES
 python tools/train.py CONFIG --resume
 ```
 
-Written by `python docs/_site/commands.py`; not edited by hand. A name in capital letters is yours to replace.
+A name in capital letters is yours to replace.
 
 """  # noqa: E501
 PARTS = {
@@ -34,8 +36,6 @@ PARTS = {
         'tools/publish_model.py',
         'tools/dataset_converters/*.py',
     ],
-    "The papers' experiments": ['projects/**/*.py'],
-    'Speed': ['benchmarks/*.py'],
 }
 SCRIPTS = (
     'quickstart',
@@ -106,5 +106,4 @@ if __name__ == '__main__':
     # Defaults and lines as on any machine.
     os.environ.update(CUDA_VISIBLE_DEVICES='', COLUMNS='80')
     sys.path.insert(0, str(ROOT))
-    page = Path(sys.argv[1]) if sys.argv[1:] else PAGE
-    page.write_text(write().strip() + '\n', 'utf-8')
+    print(write().strip())

@@ -2,10 +2,13 @@
 
 Results, READMEs of projects and configs and their pictures keep their places,
 so that links between them hold here and in the checkout. A link to what is no
-page, such as a program, becomes its text.
+page, such as a program, becomes its text. The page of commands is written by
+the programs.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -32,11 +35,12 @@ MOVED = {
     'zoo.md': 'any_network.md#what-was-tried',
 }
 """Addresses of version 0.3 and before, and where their text is now."""
+COMMANDS = 'commands.md'
 LINK = re.compile(r'(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add them under the paths of the checkout, and pages that moved."""
+    """Add them under the paths of the checkout, and what is written here."""
     for pattern in BESIDE:
         for path in sorted(ROOT.glob(pattern)):
             files.append(
@@ -52,6 +56,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             f'# This page has moved\n\nIts text is [here]({new}).\n'
         )
         files.append(File.generated(config, old, content=text))
+    commands = subprocess.run(
+        [sys.executable, ROOT / 'docs' / '_site' / 'commands.py'],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    files.append(File.generated(config, COMMANDS, content=commands))
     return files
 
 
@@ -59,7 +70,7 @@ def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
     """Lead links from and to these pages to where they are in the site."""
-    if page.file.src_uri in MOVED:
+    if page.file.src_uri in (*MOVED, COMMANDS):
         return markdown
     source = Path(page.file.abs_src_path)
     here = PurePosixPath(page.file.src_uri)
