@@ -21,7 +21,7 @@ elif [ $# -eq 0 ] || [ "$1" = --all ]; then
         # What needs the libraries that this stack alone has.
         mapfile -t tests < <(grep -lE \
             'accelerate|lightning|peft|timm|torch_geometric|transformers' \
-            tests/test_{attentions,steps,stiffness,tracing}/test_*.py)
+            tests/test_{attentions,steps,stiffness,tracing,trials}/test_*.py)
         tests+=(tests/test_cli tests/test_integrations
             tests/test_examples.py::test_{tns_in_lightning,steps_in_hf_trainer})
     fi

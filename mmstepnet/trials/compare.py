@@ -96,6 +96,48 @@ def compare_rungs(
         >>> print(result)
     """
     started = time.monotonic()
+    named = _by_name(rungs, keep)
+    images, labels = decode(data)
+    trainable = tested = len(labels)
+    if val is not None:
+        more, of_more = decode(val)
+        tested = len(of_more)
+        images = torch.cat([images, more])
+        labels = torch.cat([labels, of_more])
+    check(images, labels, trainable, names or range(len(labels)))
+    shown = _say_what_is_shown(tested, named, force)
+    rows = Rows(Path(out, 'rows.jsonl'))
+    settings = dict(
+        version=__version__,
+        network=digest(model.state_dict().values()),
+        pictures=digest([images, labels]),
+        rungs=[*named],
+        tested=tested,
+        shown=shown,
+        margin=shown if margin is None else margin,
+        minutes=minutes,
+        batch_size=batch_size,
+    )
+    _check_settings(rows, settings)
+    trial = Trial(model, images, labels, batch_size)
+    trainings = plan_trainings(labels, trainable)
+    if not rows:
+        costs = {name: trial.measure(named[name]) for name in named}
+        left = 60 * minutes - (time.monotonic() - started)
+        plan = fit_epochs(costs, trainings, left)
+        rows.append(PLAN, **settings, costs=costs, **plan)
+    if keep is not None:
+        check_choice('keep', keep, rows[PLAN]['taken'])
+    _train(trial, named, trainings, rows)
+    if keep is not None:
+        recipe = Recipe(choose_rate(rows, keep), rows[PLAN]['epochs'], 0)
+        places = torch.arange(trainable)
+        _say(keep_rung(trial, named[keep], places, recipe, Path(out, keep)))
+    return Comparison(rows)
+
+
+def _by_name(rungs: Sequence[Rung], keep: str | None) -> dict[str, Rung]:
+    """Rungs by their names; ``keep`` is one that can be kept."""
     named = {str(getattr(rung, '__name__', rung)): rung for rung in rungs}
     if len(named) < len(rungs):
         raise ValueError(f'two rungs have one name; got {", ".join(named)}')
@@ -106,14 +148,17 @@ def compare_rungs(
                 f'keep={keep!r} is a function, and what it has put into a '
                 f'model has no place in another one; train it yourself'
             )
-    images, labels = decode(data)
-    trainable = tested = len(labels)
-    if val is not None:
-        more, of_more = decode(val)
-        tested = len(of_more)
-        images = torch.cat([images, more])
-        labels = torch.cat([labels, of_more])
-    check(images, labels, trainable, names or range(len(labels)))
+    return named
+
+
+def _say_what_is_shown(
+    tested: int, named: dict[str, Rung], force: bool
+) -> float:
+    """Say, before anything is trained, what so many pictures can show.
+
+    Returns:
+        float: The difference that they can show, in points.
+    """
     shown = shown_difference(tested)
     _say(
         f'{tested:,} pictures can show a difference of {shown:.1f} points: if '
@@ -131,18 +176,11 @@ def compare_rungs(
             'No question is asked, so there will be numbers and no verdict; '
             "one is asked of 'layer-scale' beside 'head' or 'stepnet'"
         )
-    rows = Rows(Path(out, 'rows.jsonl'))
-    settings = dict(
-        version=__version__,
-        network=digest(model.state_dict().values()),
-        pictures=digest([images, labels]),
-        rungs=[*named],
-        tested=tested,
-        shown=shown,
-        margin=shown if margin is None else margin,
-        minutes=minutes,
-        batch_size=batch_size,
-    )
+    return shown
+
+
+def _check_settings(rows: Rows, settings: dict[str, Any]) -> None:
+    """Rows that are there already are of this trial."""
     for key, value in settings.items():
         if rows and rows[PLAN][key] != value:
             raise ValueError(
@@ -150,19 +188,18 @@ def compare_rungs(
                 f'{rows[PLAN][key]}, and now it is {value}; choose another '
                 f'folder for this one, or remove that file'
             )
-    trial = Trial(model, images, labels, batch_size)
-    trainings = plan_trainings(labels, trainable)
-    if not rows:
-        costs = {name: trial.measure(named[name]) for name in named}
-        left = 60 * minutes - (time.monotonic() - started)
-        plan = fit_epochs(costs, trainings, left)
-        rows.append(PLAN, **settings, costs=costs, **plan)
+
+
+def _train(
+    trial: Trial, named: dict[str, Rung], trainings: list[Training], rows: Rows
+) -> None:
+    """Train and test what has no row yet."""
     plan = rows[PLAN]
     taken = plan['taken']
     jobs = [(training, name) for training in trainings for name in taken]
     to_do = [job for job in jobs if run_name(*job) not in rows]
-    device = next(model.parameters()).device.type.upper()
     needed = plan['seconds'] * len(to_do) / len(jobs)
+    device = trial.example.device.type.upper()
     _say(
         f'{len(taken)} rungs, {FOLDS} folds, {plan["epochs"]} epochs: about '
         f'{needed / 60:.1f} minutes on this {device}'
@@ -170,15 +207,13 @@ def compare_rungs(
     if len(taken) < len(named):
         left_out = ', '.join(name for name in named if name not in taken)
         _say(f'Left out for lack of time: {left_out}')
-    if keep is not None:
-        check_choice('keep', keep, taken)
     done = len(jobs) - len(to_do)
     for training, name in tqdm(to_do, 'train', len(jobs), initial=done):
         rate = training.rate or choose_rate(rows, name)
         recipe = Recipe(rate, plan['epochs'], training.seed)
         model = trial.train(named[name], training.trained, recipe)
-        scores = trial.answer(model, images[training.tested]).double()
-        wanted = labels[training.tested]
+        scores = trial.answer(model, trial.images[training.tested]).double()
+        wanted = trial.labels[training.tested]
         loss = F.cross_entropy(scores, wanted).nan_to_num(nan=WORST_LOSS)
         right = (scores.argmax(1) == wanted).int().tolist()
         rows.append(
@@ -187,11 +222,6 @@ def compare_rungs(
             loss=loss.clamp(max=WORST_LOSS).item(),
             right=''.join(map(str, right)),
         )
-    if keep is not None:
-        recipe = Recipe(choose_rate(rows, keep), plan['epochs'], 0)
-        places = torch.arange(trainable)
-        _say(keep_rung(trial, named[keep], places, recipe, Path(out, keep)))
-    return Comparison(rows)
 
 
 def run_name(training: Training, rung: str) -> str:
