@@ -347,6 +347,43 @@ def test_features_are_not_kept():
         assert maps() <= before
 
 
+def test_a_network_is_measured_in_evaluation_mode():
+    """By the norms' running statistics, and it trains on afterwards."""
+    model = ready(small_resnet())
+    expected = measure_stiffness(model, [IMAGES]).unit
+    model.train()
+    np.testing.assert_array_equal(
+        measure_stiffness(model, [IMAGES]).unit, expected
+    )
+    assert all(m.training for m in model.modules())
+
+
+def test_of_several_passes_the_first_one_counts():
+    """If somebody is told of it, as in augmentation at test time."""
+
+    class Flipped(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x) + self.net(x.flip(-1))
+
+    model = ready(small_resnet())
+    told = []
+    with (
+        TrajectoryRecorder(
+            Flipped(model), on_repeated=lambda: told.append(1)
+        ) as recorder,
+        torch.no_grad(),
+    ):
+        recorder.model(IMAGES)
+    assert told == [1]
+    np.testing.assert_array_equal(
+        recorder.trajectories().unit, measure_stiffness(model, [IMAGES]).unit
+    )
+
+
 def test_training_after_a_measurement():
     """Tables that a module makes on demand are no inference tensors."""
 

@@ -217,9 +217,13 @@ def test_recordings_of_trainings(tmp_path):
             **recording_arrays(30, 4, epoch, epoch=epoch, iter=7 * epoch)
         ).save(folder / f'stiffness_val_epoch_{epoch}.npz')
     Trajectories(**recording_arrays(30, 4)).save(folder / 'stiffness_test.npz')
+    # Of other blocks: it cannot be laid over these.
+    Trajectories(**recording_arrays(30, 5, epoch=11)).save(
+        folder / 'stiffness_val_epoch_11.npz'
+    )
     os.utime(folder / 'stiffness_val_epoch_10.npz', (9e9, 9e9))
     found = find_recordings(tmp_path)
-    assert len(found) == 11 and found[-1].stem == 'stiffness_val_epoch_10'
+    assert len(found) == 12 and found[-1].stem == 'stiffness_val_epoch_10'
     ((name, training),) = read_trainings(found[::-1]).items()
     assert name == 'net, val'
     assert [t.checkpoint for t in training] == [
