@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmstepnet import models
+from mmstepnet.attentions import IEBN
 from tests.utils import perturb, run, same
 
 StepResNet = partial(models.StepResNet, host='mmpretrain')
@@ -71,6 +72,16 @@ def test_any_setting_and_image(
     assert all(
         grad is None or grad.isfinite().all() for grad in grads.values()
     )
+
+
+def test_projections_keep_a_bn_where_iebn_is_the_norm():
+    """``init_step`` is of IEBN alone."""
+    norm = dict(type='mmstepnet.IEBN', init_step=1.0)
+    model = StepResNet(18, norm_cfg=norm, base_channels=4, stem_channels=8)
+    for _, block in model.residual_blocks():
+        assert type(block.bn2) is IEBN
+        if block.downsample is not None:
+            assert type(block.downsample[-1]) is nn.BatchNorm2d
 
 
 def test_preactivation_against_a_written_out_network():

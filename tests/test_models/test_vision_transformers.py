@@ -150,6 +150,15 @@ def test_dot_product_is_the_host(kwargs):
     same_tensors(found, {k: twin.get_parameter(k).data for k in found})
 
 
+def test_a_frozen_layer_has_a_frozen_propagation():
+    model = propagating('MetricAttention', frozen_stages=1)
+    for place, layer in enumerate(model.layers):
+        parameters = [*layer.attn.parameters()]
+        assert parameters
+        for p in parameters:
+            assert p.requires_grad == (place > 0)
+
+
 @pytest.mark.parametrize(
     'load',
     [
