@@ -30,6 +30,7 @@ MOVED = {
     'families.md': 'any_network.md#what-was-tried',
     'gpus_and_clusters.md': 'other_projects.md#gpus-and-clusters',
     'how_steps_are_found.md': 'any_network.md#how-a-step-is-found',
+    'researchers_afternoon.md': 'stiffness.md#a-researchers-afternoon',
     'segmentation.md': 'other_projects.md#segmentation-with-your-own-masks',
     'which_networks.md': 'any_network.md',
     'zoo.md': 'any_network.md#what-was-tried',
