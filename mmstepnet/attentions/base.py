@@ -219,7 +219,8 @@ def normalise_maps(attention: nn.Module, norm: Any, pooled: Tensor) -> Tensor:
         raise ValueError(
             'the attention normalises pooled features over the batch and '
             'needs at least 2 images a process in training, got 1; use '
-            'batch_size >= 2 (drop_last=True), norm_eval=True with '
+            'batch_size >= 2 and drop_last=True (dataloader_drop_last=True '
+            "of transformers' Trainer), norm_eval=True with "
             "AttentionBNCalibrationHook, or sync_bn='torch'"
         )
     if (

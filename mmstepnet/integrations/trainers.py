@@ -72,7 +72,8 @@ def save_beside(
 ) -> None:
     """Write the steps of a model, whose checkpoint has been written.
 
-    The checkpoint has them, too, so a failure is logged and ends no training.
+    A model without steps has nothing to write. The checkpoint has them, too,
+    so a failure is logged and ends no training.
 
     Args:
         model (nn.Module): The model.
@@ -80,6 +81,8 @@ def save_beside(
         state_dict (dict, optional): The model's weights in the checkpoint,
             such as averaged ones. None takes those in the model.
     """
+    if not step_keys(model):
+        return
     try:
         if state_dict is not None:
             model = copy.deepcopy(model)
@@ -112,15 +115,19 @@ def stiffness_of(
         device (torch.device): Where processes exchange numbers.
 
     Returns:
-        dict[str, float]: ``tns`` and ``nsi``; empty where no process could
-        measure, of which a warning tells the reason. A measurement ends no
-        training.
+        dict[str, float]: ``tns`` and ``nsi``; no ``tns`` where it is 0 by
+        definition, because one block of each stage is counted; empty where no
+        process could measure, of which a warning tells the reason. A
+        measurement ends no training.
     """
-    sums = torch.zeros(3, dtype=torch.float64)  # which not all devices have
+    # Samples with NSI, samples with TNS, and the sums of both. In float64,
+    # which not all devices have.
+    sums = torch.zeros(4, dtype=torch.float64)
     try:
         found = measure_stiffness(model, batches, forward=forward)
+        has_tns = not found.single_block_stages
         sums = len(found) * sums.new_tensor(
-            [1, found.tns(), found.nsi().mean()]
+            [1, has_tns, found.nsi().mean(), has_tns * found.tns()]
         )
     except Exception as error:
         LOGGER.warning(
@@ -131,5 +138,10 @@ def stiffness_of(
     if dist.is_available() and dist.is_initialized():
         sums = sums.to(device)
         dist.all_reduce(sums)
-    count, tns, nsi = sums.tolist()
-    return dict(tns=tns / count, nsi=nsi / count) if count else {}
+    count, with_tns, nsi, tns = sums.tolist()
+    means = {}
+    if with_tns:
+        means['tns'] = tns / with_tns
+    if count:
+        means['nsi'] = nsi / count
+    return means

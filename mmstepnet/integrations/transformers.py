@@ -49,7 +49,8 @@ class StepsCallback(Options, TrainerCallback):
     from training batches (:func:`mmstepnet.calibrate`). To what an evaluation
     logs it adds ``eval_tns`` and ``eval_nsi``, with the prefix that the
     evaluation has, so that they are printed, and stand in the state's history
-    and the metrics. Callbacks before it, such as those of ``report_to``, get
+    and the metrics; TNS not where stages have two blocks, for then it is 0 by
+    definition. Callbacks before it, such as those of ``report_to``, get
     what is logged without them. From the training on, whatever saves the
     model, such as a checkpoint or ``trainer.save_model``, also writes
     ``steps.safetensors`` into its folder, which :func:`load_folder` reads. A
@@ -190,9 +191,11 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
             f'give the folder that huggingface_hub.snapshot_download returns'
         )
     if not holds_ours(folder):
+        inner = sorted(p.name for p in folder.glob('*/') if holds_ours(p))
         LOGGER.warning(
-            '%s holds no steps and no metrics, so the model stays as it is',
+            '%s holds no steps and no metrics, so the model stays as it is%s',
             folder,
+            f'; there are some in {", ".join(inner)}' * bool(inner),
         )
         return []
     names = []
@@ -212,7 +215,8 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
         raise ValueError(
             f'the adapter in {folder} needs {lacking}, which the model lacks; '
             f'before PeftModel.from_pretrained, put in what its base model '
-            f'had, by insert_steps, add_metrics or load_folder'
+            f"had: load_folder of the base model's folder, or insert_steps and "
+            f'add_metrics with the arguments of then'
         )
     keys = _keys_of_ours(folder, WEIGHTS)
     steps = [key for key in keys if not _part(key).endswith('metric')]

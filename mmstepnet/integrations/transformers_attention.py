@@ -106,9 +106,15 @@ def add_metrics(
         list[str]: Names of the attentions.
 
     Raises:
-        ValueError: No attention is called, or one asks for what needs the
-            scores themselves.
+        ValueError: No attention is called, one asks for what needs the scores
+            themselves, or the model has metrics already.
     """
+    for name, module in model.named_modules():
+        if name.rpartition('.')[2] == 'metric' and isinstance(module, Metric):
+            raise ValueError(
+                f'{type(model).__name__} has metrics, such as {name}, and new '
+                f'ones would replace them; build the model anew for others'
+            )
     about = getattr(model.config, 'metric_attention', {})
     names = _add_metrics(model, eps, hidden_dims, example)
     if about.get('kind') == 'metric':

@@ -63,9 +63,10 @@ def check_mask(
     seen = mask.tril() if is_causal and mask.shape[-2] > 1 else mask
     _refuse_unless(
         seen.any(-1),
-        'a row of the mask leaves no source, '
-        'so that its softmax is not defined; let an isolated point '
-        'inform itself (set the diagonal), or drop it',
+        'a row of the mask leaves no source, so that its softmax is not '
+        'defined; True means that a source informs, so give ~mask of one '
+        "that says whom to leave out, as those of PyTorch's modules do, or "
+        'let an isolated point inform itself (set the diagonal)',
     )
     return mask
 
