@@ -215,7 +215,7 @@ def load_folder(model: Any, folder: str | Path) -> list[str]:
         raise ValueError(
             f'the adapter in {folder} needs {lacking}, which the model lacks; '
             f'before PeftModel.from_pretrained, put in what its base model '
-            f"had: load_folder of the base model's folder, or insert_steps and "
+            f"had: load_folder of the base's folder, or insert_steps and "
             f'add_metrics with the arguments of then'
         )
     keys = _keys_of_ours(folder, WEIGHTS)
