@@ -178,6 +178,7 @@ def test_programs_run(page, tmp_path, monkeypatch):
                 ('peft', 'import peft'),
                 ('peft', 'peft.PeftModel'),
                 ('accelerate', 'TrainingArguments'),
+                ('onnxscript', 'mmstepnet.export import'),
             )
         ):
             continue  # those that follow do without
