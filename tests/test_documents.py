@@ -79,12 +79,24 @@ def test_readmes_show_the_same_code():
     assert ROWS == two_lines(READMES[1])
 
 
-def test_first_example_prints_what_the_page_shows(capsys):
+@pytest.mark.parametrize(
+    'page',
+    [
+        READMES[0],
+        ROOT / 'docs' / 'insert_steps.md',
+        ROOT / 'docs' / 'save_and_load.md',
+    ],
+    ids=name_page,
+)
+def test_first_example_prints_what_the_page_shows(
+    page, tmp_path, monkeypatch, capsys
+):
     pytest.importorskip('timm')
-    program = snippets(READMES[0], 'python')[0]
+    monkeypatch.chdir(tmp_path)
+    program = snippets(page, 'python')[0]
     program = program.replace('pretrained=True', 'pretrained=False')
-    exec(compile(program, 'README', 'exec'), {})
-    assert capsys.readouterr().out == snippets(READMES[0], 'text')[0]
+    exec(compile(program, page.name, 'exec'), {})
+    assert capsys.readouterr().out == snippets(page, 'text')[0]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +178,7 @@ def test_programs_run(page, tmp_path, monkeypatch):
                 ('peft', 'import peft'),
                 ('peft', 'peft.PeftModel'),
                 ('accelerate', 'TrainingArguments'),
+                ('onnxscript', 'mmstepnet.export import'),
             )
         ):
             continue  # those that follow do without

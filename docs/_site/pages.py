@@ -27,6 +27,7 @@ BESIDE = (
     'projects/**/*.tsv',
 )
 MOVED = {
+    'export.md': 'save_and_load.md#export-to-onnx',
     'families.md': 'any_network.md#what-was-tried',
     'gpus_and_clusters.md': 'other_projects.md#gpus-and-clusters',
     'how_steps_are_found.md': 'any_network.md#how-a-step-is-found',

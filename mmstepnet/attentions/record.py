@@ -24,8 +24,13 @@ class Recorded(nn.Module):
     """Gate whose state dict records its type and arguments.
 
     The record is JSON in int64, one number a character. Averages of
-    checkpoints treat it as they treat a BN's count of batches. A state dict
-    without a record loads, too.
+    checkpoints treat it as they treat a BN's count of batches. Weights of
+    another type or of other arguments are an error, also with
+    ``strict=False``; another ``init_step`` is taken over, with a warning. A
+    state dict without a record loads, too: one of version 0.2, of another
+    library, or of a loop over ``named_parameters()`` and ``named_buffers()``.
+    Version 0.3 wrote the record in uint8; one that an average has overflowed
+    is ignored, with a warning.
     """
 
     init_step: float | None

@@ -37,12 +37,21 @@ class StepsCallback(Options, lightning.Callback):
     there, averaged or not. Beside each that is written into a local folder
     during a training it writes them to a file of their own,
     ``epoch=1-step=44.steps.safetensors``, which the same function reads.
+    ``.ckpt`` comes off a checkpoint's name, so the steps of ``a.pt`` are in
+    ``a.pt.steps.safetensors``. None are written to remote folders, nor beside
+    a ``last.ckpt`` that is a link. A checkpoint of weights alone that is saved
+    behind the training does not say what its steps are, and is refused.
+
+    What cannot be measured or written is a warning, and the training goes on,
+    with the random numbers that it would have had.
 
     Args:
         network (str): Name of the module's part that is measured, calibrated
             and saved. ``''`` is all of it. Defaults to ``'network'``.
         calibration_batches (int): Training batches for the gates' statistics,
-            of each loader; 0 for none. Defaults to 50.
+            of each loader; 0 for none, as where the data are a stream that
+            can be read once, or draw from a generator of their own. Defaults
+            to 50.
         measured_batches (int): Validation batches a process for TNS, of each
             loader; 0 for none. Defaults to 8.
         save (bool): Whether to write the steps. Defaults to True.

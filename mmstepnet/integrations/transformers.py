@@ -49,16 +49,27 @@ class StepsCallback(Options, TrainerCallback):
     from training batches (:func:`mmstepnet.calibrate`). To what an evaluation
     logs it adds ``eval_tns`` and ``eval_nsi``, with the prefix that the
     evaluation has, so that they are printed, and stand in the state's history
-    and the metrics; TNS not where stages have two blocks, for then it is 0 by
-    definition. Callbacks before it, such as those of ``report_to``, get
-    what is logged without them. From the training on, whatever saves the
+    and the metrics; ``metric_for_best_model`` and ``EarlyStoppingCallback``
+    may name them. Where stages have two blocks, TNS is 0 by definition and is
+    left out. Callbacks before it, such as those of ``report_to``, get what is
+    logged without them: give ``report_to='none'`` and the tracker's callback
+    behind this one. From the training on, whatever saves the
     model, such as a checkpoint or ``trainer.save_model``, also writes
     ``steps.safetensors`` into its folder, which :func:`load_folder` reads. A
-    model that FSDP2 shards gets it with each checkpoint alone.
+    model that FSDP2 shards gets it with each checkpoint alone. What cannot be
+    measured or written is a warning, and the training goes on, with the
+    random numbers that it would have had.
+
+    transformers 5 writes ViT, BEiT, DINOv2 and Swin under other names than
+    their modules have. In 5.24 its own ``resume_from_checkpoint`` and
+    ``load_best_model_at_end`` do not translate these, and lose weights, with
+    steps and without: of a ViT of two layers 8 names of 40 agree. There,
+    call ``from_pretrained`` and :func:`load_folder` with the best folder.
 
     Args:
         calibration_batches (int): Training batches for the gates' statistics;
-            0 for none. Defaults to 50.
+            0 for none, as where the data are a stream that can be read once,
+            or draw from a generator of their own. Defaults to 50.
         measured_batches (int): Evaluation batches a process for TNS; 0 for
             none. Defaults to 8.
         save (bool): Whether to write the steps. Defaults to True.

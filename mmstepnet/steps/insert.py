@@ -71,7 +71,9 @@ def insert_steps(
             enough. None makes one up for models of timm, torchvision and
             transformers and backbones of MMEngine, also where they are parts
             of ``model``; where there are blocks of ResNets and ``blocks``
-            asks for no others, it runs nothing. Defaults to None.
+            asks for no others, it runs nothing. The pass is one on the meta
+            device, which takes no memory; a model that cannot run there runs
+            where it is. Defaults to None.
         layout (str, optional): The axes of the states, where they cannot be
             told from the layers around them: ``'NCHW'``, ``'NHWC'``,
             ``'NLC'``, ``'LNC'``, ``'NCTHW'`` or any other order of letters

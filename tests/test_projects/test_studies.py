@@ -90,12 +90,12 @@ def test_gains_of_gates_and_head():
         for name in ('projects/recipes/RESULTS.md', 'docs/save_and_load.md')
     )
     assert first.count(words) == 2 and second.count(words) == 1
-    for net in resnets:
-        cells = [
-            '{:.1f} / {:.3f}'.format(*means[net, part])
-            for part in ('as it is', 'gates', 'head', 'gates and head', 'all')
-        ]
-        assert f'| ResNet-{net[6:]} | {" | ".join(cells)} |' in second
+    for net in resnets:  # both together raise it more, all of it most
+        gates, head, both, everything = (
+            means[net, part][0]
+            for part in ('gates', 'head', 'gates and head', 'all')
+        )
+        assert max(gates, head) < both < everything
 
 
 def test_removed_blocks():

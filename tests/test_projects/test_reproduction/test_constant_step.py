@@ -274,13 +274,13 @@ def test_rows_of_moving_gates(name):
             lost,
         ]
     assert f'| {" | ".join(cells)} |'.replace('|  |', '| |') in page(
-        'docs/insert_steps.md'
+        'docs/is_it_worth_it.md'
     )
 
 
 def test_what_moving_gates_leave_open():
     """Accuracy follows the mean step, but for a tie; what is undecided."""
-    text = page('docs/insert_steps.md')
+    text = page('docs/is_it_worth_it.md')
     steps, accuracies = (
         np.array(list(found.values())) for found in (STEP, ACCURACY)
     )
@@ -342,7 +342,7 @@ MOVED = (
 @pytest.mark.parametrize(
     'name',
     [
-        'docs/insert_steps.md',
+        'docs/is_it_worth_it.md',
         'docs/papers_tables.md',
         'projects/reproduction/RESULTS.md',
     ],
@@ -358,7 +358,7 @@ def test_no_page_says_more_than_the_moving_gates(name):
 
 
 @pytest.mark.parametrize(
-    'name', ['docs/insert_steps.md', 'docs/papers_tables.md']
+    'name', ['docs/is_it_worth_it.md', 'docs/papers_tables.md']
 )
 def test_pages_have_the_constant_of_resnet_164(name):
     values = {
