@@ -65,6 +65,7 @@ COLUMNS = (
     'rate',
     'accuracy',
     'loss',
+    'numbers',
     'seconds',
     'commit',
     'cpu',

@@ -1,0 +1,65 @@
+"""The page of what a step was worth follows from the rows."""
+
+import csv
+import json
+from statistics import fmean
+
+import pytest
+
+from tests.documents import ROOT
+
+pytest.importorskip('altair', reason='needs requirements/docs.txt')
+pytest.importorskip('mmengine', reason='needs OpenMMLab')
+
+from projects.ladder import page  # noqa: E402
+
+
+@pytest.fixture
+def written(monkeypatch, tmp_path):
+    """What the command writes, in a folder of its own."""
+    monkeypatch.setattr(page, 'RUNS', tmp_path / 'runs.csv')
+    monkeypatch.setattr(page, 'PICTURE', tmp_path / 'picture.png')
+    return tmp_path
+
+
+def test_the_page_and_its_files_are_those_of_the_rows(written, capsys):
+    page.main()
+    assert (written / 'picture.png').stat().st_size < 100_000
+    text = (written / 'runs.csv').read_text()
+    assert text == (ROOT / 'projects' / 'ladder' / 'runs.csv').read_text()
+    runs = list(csv.DictReader(text.splitlines()))
+    results = ROOT / 'projects' / 'reproduction' / 'results'
+    ladders = (ROOT / 'projects' / 'recipes' / 'ladder').glob('*.jsonl')
+    assert len(runs) == sum(
+        len(path.read_text().splitlines()) for path in ladders
+    ) + sum(
+        len(list((results / study).rglob('seed_*.json')))
+        for study in ('moving_gates', 'constant_step')
+    )
+    table = capsys.readouterr().out
+    for network, label in (
+        ('resnet20', 'ResNet-20'),
+        ('efficientnet_lite0', 'EfficientNet-Lite0'),
+    ):
+        rows = map(
+            json.loads,
+            (ROOT / f'projects/recipes/ladder/{network}.jsonl').open(),
+        )
+        found = {'stepnet': [], 'norms': []}
+        for row in rows:
+            if row['seed'] < 8 and row['rung'] in found:
+                found[row['rung']].append(row['accuracy'])
+        lead = fmean(found['stepnet']) - fmean(found['norms'])
+        assert (
+            f'| {label}, fine-tuned | StepNet − γ and β of the norms | '
+            f'{lead:+.2f} ('
+        ) in table
+
+
+def test_a_page_that_says_something_else_is_refused(written, monkeypatch):
+    text = page.PAGE.read_text('utf-8')
+    other = written / 'page.md'
+    other.write_text(text.replace('| -0.09 (', '| +0.09 ('), 'utf-8')
+    monkeypatch.setattr(page, 'PAGE', other)
+    with pytest.raises(SystemExit, match=r'a constant a channel \| -0\.09'):
+        page.main()
