@@ -37,7 +37,7 @@ def build(attention: str) -> ResNetForImageClassification:
         ResNetConfig(
             embedding_size=32,
             hidden_sizes=[32, 64, 128],
-            depths=[2, 2, 2],
+            depths=[3, 3, 3],
             layer_type='basic',
             num_labels=10,
         )

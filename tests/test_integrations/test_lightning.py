@@ -21,6 +21,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 from torchvision.models.resnet import BasicBlock, ResNet  # noqa: E402
 
+from mmstepnet.integrations import trainers  # noqa: E402
 from mmstepnet.integrations.lightning import StepsCallback  # noqa: E402
 
 
@@ -262,8 +263,18 @@ def test_what_cannot_be_measured_or_written_ends_no_training(
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 12))
     trainer, _ = fit(model, tmp_path, StepsCallback())
     assert trainer.global_step == 3 and not trainer.callback_metrics
-    for text in ('stiffness was not measured', 'steps were not written'):
-        assert text in caplog.text
+    assert 'stiffness was not measured' in caplog.text
+    assert 'steps were not written' not in caplog.text  # there are none
+
+    def full(*args):
+        raise OSError('no space left')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainers, 'save_steps', full)
+        trainer, _ = fit(stepped(), tmp_path, StepsCallback())
+    assert trainer.global_step == 3
+    assert 'the steps were not written to' in caplog.text
+    assert 'OSError: no space left' in caplog.text
     assert (
         fit(stepped(), 'memory://steps', StepsCallback())[0].global_step == 3
     )

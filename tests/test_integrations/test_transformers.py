@@ -12,7 +12,7 @@ from tests.utils import perturb, seeded
 hf = pytest.importorskip('transformers', reason='needs transformers')
 pytest.importorskip('accelerate', reason='needs accelerate')
 
-from mmstepnet.integrations.trainers import stiffness_of  # noqa: E402
+from mmstepnet.integrations.trainers import save_beside, stiffness_of  # noqa: E402
 from mmstepnet.integrations.transformers import StepsCallback, load_folder  # noqa: E402
 
 IMAGES = seeded(12, 3, 32, 32)
@@ -221,6 +221,41 @@ def test_steps_are_those_of_the_weights_that_are_saved(tmp_path, caplog):
     assert 'the weights lack resnet.' in caplog.text
     for folder in 'other', 'without':
         assert not (tmp_path / folder / 'steps.safetensors').exists()
+
+
+def test_a_tns_that_is_0_by_definition_is_not_logged():
+    """NSI is, where each stage has one block beside its first."""
+    model = hf.ResNetForImageClassification(
+        hf.ResNetConfig(
+            embedding_size=8,
+            hidden_sizes=[8, 16],
+            depths=[2, 2],
+            layer_type='basic',
+        )
+    )
+    batches = [dict(pixel_values=IMAGES)]
+    found = stiffness_of(model, batches, None, torch.device('cpu'))
+    measured = measure_stiffness(model, batches)
+    assert measured.tns() == 0
+    assert found == dict(
+        nsi=pytest.approx(float(measured.nsi().mean()), rel=1e-5)
+    )
+
+
+def test_a_model_without_steps_is_saved_without_a_word(tmp_path, caplog):
+    """As one with metrics alone."""
+    save_beside(torch.nn.Linear(2, 2), tmp_path)
+    assert not [*tmp_path.iterdir()] and not caplog.text
+
+
+def test_a_folder_of_folders_names_those_that_hold_steps(tmp_path, caplog):
+    """As what a Trainer writes, in which checkpoints are folders."""
+    model = build()
+    model.save_pretrained(tmp_path / 'checkpoint-3')
+    save_beside(model, tmp_path / 'checkpoint-3')
+    (tmp_path / 'runs').mkdir()
+    assert load_folder(model, tmp_path) == []
+    assert 'there are some in checkpoint-3' in caplog.text
 
 
 def test_a_device_without_doubles_ends_no_training(caplog):

@@ -218,6 +218,8 @@ def test_trained_metrics_are_not_made_anew_without_a_word(tmp_path, caplog):
     assert not torch.allclose(
         outputs(again, **inputs), outputs(model, **inputs)
     )
+    with pytest.raises(ValueError, match='has metrics, such as encoder.layer'):
+        ours.add_metrics(again)
     caplog.clear()
     assert len(load_folder(again, tmp_path)) == 2
     assert torch.equal(outputs(again, **inputs), outputs(model, **inputs))
