@@ -182,7 +182,7 @@ def _paired(
 def draw(found: list[Line]) -> alt.ConcatChart:
     """A panel for each setting, a line for each difference."""
     settings = dict.fromkeys(line.setting for line in found)
-    return panels([_panel(found, setting) for setting in settings], columns=2)
+    return panels([_panel(found, setting) for setting in settings], columns=1)
 
 
 def _panel(found: list[Line], setting: str) -> Any:
