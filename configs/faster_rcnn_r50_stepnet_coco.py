@@ -6,7 +6,7 @@
 # The host freezes layer1, where a gate would stay at 1 for ever.
 #
 # From ImageNet training with StepNet, and with the paper's gate:
-# coco/faster_rcnn_r50_stepnet-imagenet_coco.py.
+# projects/reproduction/configs/coco/faster_rcnn_r50_stepnet-imagenet_coco.py.
 _base_ = ['mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py']
 
 model = dict(
