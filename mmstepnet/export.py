@@ -59,8 +59,9 @@ def export_onnx(
 
     Raises:
         ImportError: onnx, onnxruntime or onnxscript is missing.
-        RuntimeError: PyTorch cannot export it, or the file computes something
-            else. There is no new file then.
+        RuntimeError: The model does not run on images of the size, PyTorch
+            cannot export it, or the file computes something else. There is no
+            new file then.
 
     Example:
         >>> from torchvision.models import resnet18
@@ -80,38 +81,43 @@ def export_onnx(
         torch.rand(2, channels, *size),
         torch.rand(3, channels, *(side + more for side in size)),
     ]
-    plain = _Flat(copy.deepcopy(model))
-    folded = _Flat(
-        fold(model, trials[0]) if has_steps else copy.deepcopy(model)
-    )
-    axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
     sizes = ' and '.join(
         f'{len(images)} of {images.shape[2]} x {images.shape[3]}'
         for images in trials
     )
+    plain = _Flat(copy.deepcopy(model))
+    _say(f'1 of 3: PyTorch runs the model on images, {sizes}')
     try:
         with torch.no_grad():
-            _say(f'1 of 3: PyTorch runs the model on images, {sizes}')
-            wanted = [plain(images) for images in trials]
+            wanted = [plain(trials[0])]
+    except Exception as error:
+        shape = ' x '.join(map(str, trials[0].shape[1:]))
+        advice = (
+            _advice_on_dtype(model)
+            or 'give size= and channels= of images that it takes'
+        )
+        raise RuntimeError(
+            f'the model does not run on images of {shape} '
+            f'({type(error).__name__}: {error}); {advice}'
+        ) from error
+    folded = _Flat(
+        fold(model, trials[0]) if has_steps else copy.deepcopy(model)
+    )
+    axes = ['batch', None] + (['height', 'width'] if dynamic_size else [])
+    try:
+        with torch.no_grad():
+            wanted.append(plain(trials[1]))
             _say('2 of 3: PyTorch exports the model')
             content = _export(folded, trials[0], len(wanted[0]), axes)
         _say('3 of 3: onnxruntime runs the file on the same images')
         found = _run(content, trials)
     except Exception as error:
-        others = {
-            str(p.dtype) for p in model.parameters() if p.is_floating_point()
-        } - {'torch.float32'}
-        advice = ''
-        if others:
-            advice = (
-                f'; its weights are in {", ".join(sorted(others))} and '
-                f'the images in float32, so call model.float() before'
-            )
-        elif dynamic_size:
-            advice = '; a model of one image size needs dynamic_size=False'
+        advice = _advice_on_dtype(model)
+        if not advice and dynamic_size:
+            advice = 'a model of one image size needs dynamic_size=False'
         raise RuntimeError(
             'PyTorch cannot export the model with free '
-            f'{", ".join(filter(None, axes))}{advice}'
+            f'{", ".join(filter(None, axes))}{advice and f"; {advice}"}'
         ) from error
     # NumPy's maximum keeps a NaN.
     difference = float(
@@ -133,6 +139,19 @@ def export_onnx(
         )
     write_whole(path, content)
     return difference
+
+
+def _advice_on_dtype(model: nn.Module) -> str:
+    """What to do where weights are not in float32, else nothing."""
+    others = {
+        str(p.dtype) for p in model.parameters() if p.is_floating_point()
+    } - {'torch.float32'}
+    if not others:
+        return ''
+    return (
+        f'its weights are in {", ".join(sorted(others))} and the images in '
+        f'float32, so call model.float() before'
+    )
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mmstepnet import MetricAttention, export, remove_blocks
+from mmstepnet import MetricAttention, export, insert_steps, remove_blocks
 from mmstepnet.export import export_onnx
 from tests.families import timm_families, torchvision_families
 from tests.utils import outputs, run_onnx, with_moved_steps
@@ -78,6 +78,25 @@ def test_one_image_size_is_named(tmp_path):
     model, _ = network('tokens')
     with pytest.raises(RuntimeError, match='height, width.*dynamic_size'):
         export_onnx(model, tmp_path / 'model.onnx', (32, 32))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('has_steps', [False, True])
+@pytest.mark.parametrize('dynamic_size', [False, True])
+def test_a_size_that_the_model_does_not_take(
+    has_steps, dynamic_size, tmp_path
+):
+    """Before anything else is tried; fold would speak of its example."""
+    models = pytest.importorskip('torchvision.models')
+    model = models.VisionTransformer(32, 16, 2, 2, 8, 16).eval()
+    if has_steps:
+        insert_steps(model, 'LayerScale', example=torch.rand(1, 3, 32, 32))
+    with pytest.raises(
+        RuntimeError,
+        match=r'does not run on images of 3 x 224 x 224 \(.*Wrong image '
+        r'height.*\); give size= and channels= of images that it takes$',
+    ):
+        export_onnx(model, tmp_path / 'model.onnx', dynamic_size=dynamic_size)
     assert not list(tmp_path.iterdir())
 
 

@@ -9,4 +9,10 @@ from mmstepnet.compatibility import check_hosts
 
 check_hosts('mmengine', 'mmcv')
 
-from . import checkpoint_hooks, data_check_hook, gate_check_hook, loops  # noqa: E402, F401
+from . import (  # noqa: E402
+    checkpoint_hooks,  # noqa: F401
+    data_check_hook,  # noqa: F401
+    gate_check_hook,  # noqa: F401
+    load_check_hook,  # noqa: F401
+    loops,  # noqa: F401
+)

@@ -5,6 +5,7 @@ import os.path as osp
 import pickle
 import re
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,21 @@ from mmengine.runner import CheckpointLoader
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from safetensors.torch import load_file
 
+from mmstepnet.messages import shorten
 from mmstepnet.tracing import unwrap
 
 TRUST_FLAG = '--trust-checkpoint'
 
+OTHER_MODEL = (
+    'does not fit the model of this config; is it the checkpoint of another '
+    'one?'
+)
+
 HAS_ALLOWLIST = hasattr(torch.serialization, 'safe_globals')
 """Whether ``weights_only`` can be told of further types: PyTorch 2.5."""
+
+STEP = re.compile(r'(.*?(?:\b|_)step)\.attention\.')
+"""What the name of a step's weight begins with."""
 
 torch_load = torch.load
 """PyTorch's own, which :func:`patch_reading` replaces."""
@@ -206,9 +216,59 @@ def load_weights(model: nn.Module, checkpoint: dict, path: str) -> None:
     for name in dict(model.named_buffers()).keys() - model.state_dict():
         found.pop(name, None)
     try:
-        model.load_state_dict(found)
-    except RuntimeError as error:
+        missing, unexpected = model.load_state_dict(found, strict=False)
+    except RuntimeError as error:  # of shapes
         raise ValueError(
-            f'{path!r} does not fit the model of this config; is it the '
-            f'checkpoint of another one? {error}'
+            f'{path!r} {OTHER_MODEL} {_first_line(error)}'
         ) from error
+    if missing or unexpected:
+        raise ValueError(f'{path!r} {difference(path, missing, unexpected)}')
+
+
+def difference(path: str, missing: list[str], unexpected: list[str]) -> str:
+    """Say of a checkpoint in what it differs from a model.
+
+    Args:
+        path (str): Where it was read.
+        missing (list[str]): Names of weights that the model alone has.
+        unexpected (list[str]): Names that the checkpoint alone has. At least
+            one of both lists has names.
+    """
+    steps = steps_of_names([*missing, *unexpected])
+    are_all_steps = all(map(STEP.match, [*missing, *unexpected]))
+    where = f'{shorten(steps)} ({len(steps)} in all)'
+    if are_all_steps and not unexpected:
+        return (
+            f'has no steps at {where}, and the model of this config has: '
+            f'train from it with load_from={path}'
+        )
+    if are_all_steps and not missing:
+        return (
+            f'has steps at {where}, and the model of this config has none '
+            f'there: give it the attention and the blocks of the training, '
+            f'or take the steps out by mmstepnet.remove_steps, as '
+            f'docs/classification.md shows'
+        )
+    sides = [
+        f'{verb} {shorten(names)} ({len(names)} in all)'
+        for verb, names in (
+            ('It lacks', missing),
+            ('The model lacks', unexpected),
+        )
+        if names
+    ]
+    return f'{OTHER_MODEL} {". ".join(sides)}'
+
+
+def steps_of_names(names: Iterable[str]) -> list[str]:
+    """The steps whose weights are among some names, each once, in order."""
+    found = map(STEP.match, names)
+    return list(dict.fromkeys(step[1] for step in found if step))
+
+
+def _first_line(error: RuntimeError) -> str:
+    """The first difference that PyTorch lists, and how many there are."""
+    _, *lines = str(error).split('\n\t')
+    if len(lines) < 2:
+        return str(error)
+    return f'{lines[0]} ({len(lines)} in all)'

@@ -32,8 +32,8 @@ class DataCheckHook(Hook):
 
     The hosts would train on without a message: MMDetection drops the boxes of
     classes that a COCO file lacks, and both hosts number categories and
-    folders in the order of these. ``tools/train.py`` and ``tools/test.py``
-    add the hook.
+    folders in the order of these. What may be meant is a warning, see
+    :func:`doubts`. ``tools/train.py`` and ``tools/test.py`` add the hook.
     """
 
     priority = 'VERY_HIGH'  # before any that reads the data
@@ -44,6 +44,13 @@ class DataCheckHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Look at the training and the validation data."""
         self._check(runner, runner.train_dataloader, 'train')
+        told = {
+            f'the train data set {_source(dataset)} {doubt}': None
+            for dataset in _parts(runner.train_dataloader.dataset)
+            for doubt in doubts(dataset, unwrap(runner.model))
+        }
+        for text in told:  # once, though a data set may be joined to itself
+            runner.logger.warning(text)
         if runner.val_loop is not None:
             self._check(runner, runner.val_dataloader, 'val')
         self.has_looked = True
@@ -56,10 +63,9 @@ class DataCheckHook(Hook):
     def _check(self, runner: Runner, loader: DataLoader, split: str) -> None:
         for dataset in _parts(loader.dataset):
             for problem in problems(dataset, unwrap(runner.model)):
-                source = getattr(dataset, 'ann_file', '') or getattr(
-                    dataset, 'data_root', ''
+                raise ValueError(
+                    f'the {split} data set {_source(dataset)} {problem}'
                 )
-                raise ValueError(f'the {split} data set {source} {problem}')
 
 
 def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
@@ -107,23 +113,10 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
             f'another order, {_listed(names)}: write them in that of the '
             f'{kind}'
         )
-    things = dataset.metainfo.get('thing_classes') or names
-    for name, head in model.named_modules():
-        found = getattr(head, 'num_classes', None)
+    for name, is_larger, text in _other_heads(dataset, names, model):
         # A classifier may be tested on a part of its classes.
-        if (
-            things
-            and CLASS_HEAD.fullmatch(name)
-            and isinstance(found, int)
-            and (found < len(things) or found > len(things) and name != 'head')
-            and not getattr(head, 'class_agnostic', False)
-            and not hasattr(model, 'language_model')
-        ):
-            yield (
-                f'has the {len(things)} classes {_listed(things)}, and '
-                f'model.{name} has num_classes={found}; set that, or '
-                'metainfo.classes of the data set'
-            )
+        if name != 'head' or not is_larger:
+            yield text
     paths = [
         dataset.get_data_info(i).get('img_path') for i in (0, len(dataset) - 1)
     ]
@@ -135,6 +128,63 @@ def problems(dataset: Dataset, model: nn.Module) -> Iterator[str]:
             f'names the picture {paths[0]!r}, which is not there; set '
             'data_root or data_prefix of the data set'
         )
+
+
+def doubts(dataset: Dataset, model: nn.Module) -> Iterator[str]:
+    """Say what of a training's data set is meant in few cases alone.
+
+    A classifier's head of more classes, and classes of which some, not all,
+    are called as MMPretrain's folders are.
+    """
+    names = list(dataset.metainfo.get('classes') or ())
+    for name, is_larger, text in _other_heads(dataset, names, model):
+        if name == 'head' and is_larger:
+            yield f'{text}, unless more outputs than classes are meant'
+    there = list(getattr(dataset, 'folder_to_idx', ()))
+    folders = [name for name in there if name not in names]
+    classes = [name for name in names if name not in there]
+    if classes and len(classes) < len(names) and len(names) == len(there):
+        yield (
+            f'has the folders {_listed(folders)}, and where its classes '
+            f'should name them, {_listed(classes)}: write them as the folders '
+            f'are called, because the order of other names is not looked at'
+        )
+
+
+def _other_heads(
+    dataset: Dataset, names: list[str], model: nn.Module
+) -> Iterator[tuple[str, bool, str]]:
+    """Yield heads of another number of classes.
+
+    Yields:
+        tuple[str, bool, str]: The name, whether it has more classes than the
+        data set, and a sentence.
+    """
+    things = dataset.metainfo.get('thing_classes') or names
+    for name, head in model.named_modules():
+        found = getattr(head, 'num_classes', None)
+        if (
+            things
+            and CLASS_HEAD.fullmatch(name)
+            and isinstance(found, int)
+            and found != len(things)
+            and not getattr(head, 'class_agnostic', False)
+            and not hasattr(model, 'language_model')
+        ):
+            yield (
+                name,
+                found > len(things),
+                f'has the {len(things)} classes {_listed(things)}, and '
+                f'model.{name} has num_classes={found}; set that, or '
+                'metainfo.classes of the data set',
+            )
+
+
+def _source(dataset: Dataset) -> str:
+    """Where a data set comes from, for messages."""
+    return getattr(dataset, 'ann_file', '') or getattr(
+        dataset, 'data_root', ''
+    )
 
 
 def _is_hosts_own(dataset: Any, names: list[str]) -> bool:
@@ -161,9 +211,10 @@ def _listed(names: Iterable[str]) -> str:
 
 def _parts(dataset: Dataset) -> Iterator[Dataset]:
     """Yield mmengine's data sets below wrappers such as RepeatDataset."""
-    for part in getattr(dataset, 'datasets', ()):
-        yield from _parts(part)
-    if hasattr(dataset, 'dataset'):
+    if hasattr(dataset, 'datasets'):
+        for part in dataset.datasets:
+            yield from _parts(part)
+    elif hasattr(dataset, 'dataset'):
         yield from _parts(dataset.dataset)
     elif hasattr(dataset, 'get_data_info') and len(dataset):
         yield dataset

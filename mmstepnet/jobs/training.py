@@ -15,6 +15,7 @@ def train(args: Namespace) -> None:
     """Train the config of a command line."""
     cfg = load_config(args)
     apply(args, cfg)
+    cfg.custom_hooks.append(dict(type='mmstepnet.LoadCheckHook'))
     check_weights(cfg)
     check_data(cfg, 'train', 'val')
     run_job(cfg, Runner.train)

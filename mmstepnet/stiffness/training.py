@@ -19,7 +19,8 @@ def find_recordings(path: str | Path) -> list[Path]:
 
     Args:
         path (str | Path): A recording, or a folder such as a work directory:
-            the recordings beside the one that was written last below it.
+            all recordings below it, such as those of a training's
+            validations and that of a test.
 
     Raises:
         FileNotFoundError: There is no such file, or no recording in the
@@ -34,7 +35,7 @@ def find_recordings(path: str | Path) -> list[Path]:
             f'{path} is no file and holds no recording, *.npz: '
             'python -m mmstepnet stiffness and StiffnessHook write them'
         )
-    return [file for file in found if file.parent == found[-1].parent]
+    return found
 
 
 def find_networks(path: str | Path) -> list[Path]:

@@ -223,6 +223,60 @@ def test_forms_of_weights(tmp_path, change, ending):
     assert model.mean.tolist() == [120.0] * 3
 
 
+def with_steps(**steps):
+    """A plain layer, and steps of these names."""
+    model = nn.ModuleDict(dict(conv=nn.Conv2d(1, 1, 1)))
+    for block, name in steps.items():
+        step = nn.ModuleDict(dict(attention=nn.Linear(1, 1)))
+        model[block] = nn.ModuleDict({name: step})
+    return model
+
+
+TWO = with_steps(layer1='step', layer2='mlp_step')
+NO_STEPS = (
+    r"net.pth' has no steps at layer1.step, layer2.mlp_step \(2 in all\), and "
+    r'.* has: train from it with load_from=/.*/net.pth$'
+)
+STEPS = (
+    r"net.pth' has steps at layer1.step, layer2.mlp_step \(2 in all\), and "
+    r'.* has none there: .*mmstepnet.remove_steps'
+)
+OTHER = 'does not fit the model of this config; is it the checkpoint of .*'
+
+
+@pytest.mark.parametrize(
+    'model, file, text',
+    [
+        pytest.param(TWO, with_steps(), NO_STEPS, id='a plain file'),
+        pytest.param(with_steps(), TWO, STEPS, id='a plain model'),
+        pytest.param(
+            TWO,
+            with_steps(layer1='step'),
+            r'has no steps at layer2.mlp_step \(1 in all\)',
+            id='a step less',
+        ),
+        pytest.param(
+            TWO,
+            nn.ModuleDict(dict(fc=nn.Linear(1, 1))),
+            OTHER + r'It lacks conv.weight, conv.bias, layer1.step.attention.'
+            r'weight, …, layer2.mlp_step.attention.bias \(6 in all\). The '
+            r'model lacks fc.weight, fc.bias \(2 in all\)$',
+            id='another network',
+        ),
+        pytest.param(
+            nn.Sequential(*[nn.Linear(2, 1) for _ in range(9)]),
+            nn.Sequential(*[nn.Linear(3, 1) for _ in range(9)]),
+            OTHER + r'size mismatch for 0.weight: [^:]* \(9 in all\)$',
+            id='other shapes',
+        ),
+    ],
+)
+def test_another_model_is_told_in_a_sentence(model, file, text, tmp_path):
+    path = save(tmp_path / 'net.pth', file.state_dict())
+    with pytest.raises(ValueError, match=text):
+        load(model, path)
+
+
 def test_names_of_older_versions_are_the_models_to_read(tmp_path):
     """MMPretrain's first Swin had one norm, `norm`; its own reading knows."""
     model = SwinTransformer(

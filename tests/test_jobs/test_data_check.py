@@ -1,6 +1,7 @@
 """Data sets whose classes or pictures are not the model's."""
 
 import json
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -88,15 +89,19 @@ def network(name, classes):
 
 
 def look(dataset, model, before='train'):
+    """What the hook warns of."""
     loader = SimpleNamespace(dataset=dataset)
+    warnings = []
     getattr(DataCheckHook(), f'before_{before}')(
         SimpleNamespace(
             train_dataloader=loader,
             val_loop=None,
             test_dataloader=loader,
             model=model,
+            logger=SimpleNamespace(warning=warnings.append),
         )
     )
+    return warnings
 
 
 def coco(digits, folder, spoil=lambda categories: None, prefix='val/'):
@@ -317,6 +322,39 @@ def test_what_is_refused(
         else pytest.raises(ValueError, match=f'the {before} data .*{message}')
     ):
         look(dataset, network(head, classes), before)
+
+
+@pytest.mark.parametrize(
+    'classes, head, message',
+    [
+        pytest.param(('apple', 'pear'), 2, None, id='as the folders'),
+        pytest.param(
+            ('apple', 'pear'),
+            3,
+            "2 classes 'apple', 'pear', and model.head has num_classes=3; .*, "
+            'unless more outputs',
+            id='a larger head',
+        ),
+        pytest.param(
+            ('apple', 'paer'),
+            2,
+            "the folders 'pear', and where its classes .* them, 'paer':",
+            id='a name misspelt',
+        ),
+        # ImageNet's folders have numbers for names.
+        pytest.param(('Malus', 'Pyrus'), 2, None, id='names of their own'),
+    ],
+)
+def test_what_is_warned_of(classes, head, message, tmp_path):
+    """Once, before a training, and not where a network is tested."""
+    data = folders(None, tmp_path, *classes)
+    for dataset in (data, ConcatDataset([data, data])):
+        warnings = look(dataset, network('head', head))
+        assert len(warnings) == (message is not None)
+        if message is not None:
+            where = f'the train data set {tmp_path} has .*'
+            assert re.match(where + message, warnings[0])
+        assert look(dataset, network('head', head), 'test') == []
 
 
 def test_data_sets_of_other_kinds_pass():

@@ -233,6 +233,13 @@ def test_recordings_of_trainings(tmp_path):
         np.testing.assert_array_equal(
             checkpoint.unit, Trajectories(**recording_arrays(30, 4, k)).unit
         )
+    # A test in a folder of its own is the last one, and hides no training.
+    test = Trajectories(**recording_arrays(30, 4, epoch=10))
+    test.save(tmp_path / 'test' / 'stiffness' / 'stiffness_test.npz')
+    os.utime(tmp_path / 'test/stiffness/stiffness_test.npz', (1e10, 1e10))
+    found = find_recordings(tmp_path)
+    assert len(found) == 13 and found[-1].stem == 'stiffness_test'
+    assert [*read_trainings(found)] == ['net, val']
     # Folders are trainings; weights stay in the order given.
     paths = [
         tmp_path / folder / f'stiffness_{name}.npz'

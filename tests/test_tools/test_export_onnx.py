@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from mmstepnet.jobs.exporting import refusal
 from tests.checkpoints import save_model
 from tests.documents import ROOT
 from tests.programs import run_tool
@@ -50,3 +51,43 @@ def test_file(config, part, tmp_path):
         torch.testing.assert_close(
             a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max())
         )
+
+
+@pytest.mark.parametrize(
+    'parts, part, why, text',
+    [
+        pytest.param(
+            ['backbone', 'roi_head'],
+            '',
+            TypeError('None'),
+            r'.* give --part backbone \(it does not run \(TypeError: None\); '
+            r'give --size of images\)$',
+            id='two stages',
+        ),
+        pytest.param(
+            ['backbone', 'roi_head'],
+            'neck',
+            None,
+            'it does not run .*; --part names .*: backbone, roi_head$',
+            id='a part of two stages',
+        ),
+        pytest.param(
+            ['backbone', 'head'],
+            '',
+            ValueError('224'),
+            r'it needs --fixed-size \(224\); --part names .*backbone, head$',
+            id='a classifier',
+        ),
+    ],
+)
+def test_a_refusal_speaks_of_the_tools_options(parts, part, why, text):
+    model = torch.nn.ModuleDict({name: torch.nn.Identity() for name in parts})
+    said = 'it needs dynamic_size=False'
+    if 'roi_head' in parts:
+        said = (
+            'it does not run (TypeError: None); give size= and channels= of '
+            'images'
+        )
+    error = RuntimeError(said)
+    error.__cause__ = why
+    assert re.match(text, refusal(model, part, error))
