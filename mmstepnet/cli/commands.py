@@ -21,7 +21,7 @@ from mmstepnet.stiffness import (
     measure_gates,
     measure_stiffness,
 )
-from mmstepnet.stiffness.gates import GateStatistics
+from mmstepnet.stiffness.gates import HARDLY_MOVED, GateStatistics
 from mmstepnet.stiffness.training import (
     distinct_names,
     find_networks,
@@ -241,6 +241,8 @@ def _print_gates(label: str, gates: GateStatistics) -> None:
         print(
             f'{label}: {gates.over_blocks:#.4g} is the deviation over blocks'
         )
+        if gates.hardly_moved:
+            print(HARDLY_MOVED)
         print(' ' * width, '  mean of Δt  over images  over channels')
         for name, mean in gates.mean.items():
             row = mean, gates.over_images[name], gates.over_channels[name]

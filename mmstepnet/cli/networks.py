@@ -1,5 +1,6 @@
 """The networks of a command, one by one, with their weights and steps."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,8 @@ def load_networks(
     Args:
         names (list[str]): Names of models, see :data:`~.choices.KINDS`.
         weights (list[Path]): See :func:`label_networks`.
-        steps (str, optional): A file of steps, which go into each network.
+        steps (str, optional): A file of steps, which go into each network,
+            or the folder that it stands in.
         pretrained (bool): Whether the libraries fetch weights.
         device (str, optional): None is a GPU where there is one.
         labels (bool): Whether scores of classes are wanted.
@@ -44,7 +46,7 @@ def load_networks(
             model, or a file is of another network. Of names and device it is
             said before the first network is built.
     """
-    networks = label_networks(names, weights)
+    networks = label_networks(names, weights, steps)
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     _check_device(device)
     for name in names:
@@ -57,7 +59,7 @@ def load_networks(
             _load_weights(network, path)
             network.settings['weights'] = label.removeprefix(
                 f'{_short(name)}.'
-            )
+            ).removesuffix(_added(steps))
         if steps is not None:
             load_steps(network.model, steps)
             network.settings['steps'] = steps
@@ -85,7 +87,7 @@ def _check_device(name: str) -> None:
 
 
 def label_networks(
-    names: list[str], weights: list[Path]
+    names: list[str], weights: list[Path], steps: str | None = None
 ) -> dict[str, tuple[str, Path | None]]:
     """Each network and its file of weights, by the network's label.
 
@@ -93,6 +95,9 @@ def label_networks(
         names (list[str]): Names of models.
         weights (list[Path]): No files; a file for each model; or several
             files of one model.
+        steps (str, optional): A file of steps, whose name stands in each
+            label behind a ``+``: with steps a network is another one.
+            Defaults to None.
 
     Raises:
         ValueError: The numbers differ, or two networks have one label.
@@ -107,6 +112,7 @@ def label_networks(
     if weights:
         files = distinct_names(weights)
         labels = [f'{label}.{file}' for label, file in zip(labels, files)]
+    labels = [label + _added(steps) for label in labels]
     paths = weights or [None] * len(names)
     networks: dict[str, tuple[str, Path | None]] = {}
     for label, name, path in zip(labels, names, paths):
@@ -118,6 +124,14 @@ def label_networks(
 
 def _short(name: str) -> str:
     return name.rstrip('/').replace(':', '.').rpartition('/')[2]
+
+
+def _added(steps: str | None) -> str:
+    """What a file of steps, or its folder, adds to a label."""
+    if steps is None:
+        return ''
+    (name,) = distinct_names([Path(os.path.abspath(steps))])
+    return f'+{name}'
 
 
 def _is_folder(name: str) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from mmstepnet.stiffness.gates import LEAST_DEVIATION
+
 from .runs import Run
 from .style import (
     SMALL_GAP,
@@ -19,10 +21,6 @@ from .style import (
 )
 from .trajectories import spread_indices
 
-LEAST_DEVIATION = 1e-3
-"""Standard deviation of the attention value below which no correlation is
-shown: whatever its sign, such a gate does next to nothing."""
-
 NEAR_ONE = 0.1
 """Attention values that are all as near to 1 are shown minus 1."""
 
@@ -36,7 +34,7 @@ def attention_figure(run: Run, most_points: int = 200) -> alt.ConcatChart:
     A small panel for each block, the correlation over samples at every block,
     and the distribution of the correlations along trajectories. Where the
     attention value deviates by less than :data:`LEAST_DEVIATION`, there is
-    no correlation.
+    no correlation; where all do, the panels share one range of it.
 
     Args:
         run (Run): Its attention value varies.
@@ -97,11 +95,22 @@ def _scatter(
     small = max(120, 6 * max(map(len, lines)))
     axis = alt.Axis(title=None, tickCount=3, labelOverlap=True)
     scale = alt.Scale(zero=False)
+    step_axis, step_scale = axis, scale
+    if deviations[at].max() < LEAST_DEVIATION:
+        # A range of its own would make each look as if it moved. A little
+        # wider, so that both ends are named where the mean is nearly 1.
+        around = 1.1 * LEAST_DEVIATION
+        ends = (
+            min(step.min(), step.mean() - around),
+            max(step.max(), step.mean() + around),
+        )
+        step_axis = alt.Axis(title=None, tickCount=2)
+        step_scale = alt.Scale(domain=[float(end) for end in ends])
     points = (
         alt.Chart()
         .mark_point(filled=True, size=10, opacity=0.6)
         .encode(
-            alt.X('step:Q', axis=axis, scale=scale),
+            alt.X('step:Q', axis=step_axis, scale=step_scale),
             alt.Y('nsi:Q', axis=axis, scale=scale),
             tooltip=[
                 'name:N',

@@ -39,7 +39,7 @@ OCCURRENCE = Measure(
 """Share of samples that are stiff to degree M, Figure 2."""
 
 PROPORTION = Measure(
-    'p̂(M)',
+    'p-hat(M)',  # not every font has a hat that stands over its letter
     stiffness_proportion,
     '∬p̂',
     lambda run: run.proportion,

@@ -50,42 +50,47 @@ def compared_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def ranking_figure(groups: dict[str, list[Run]]) -> alt.ConcatChart:
-    """Figure 7, one panel a metric."""
+    """Figure 7, one panel a metric; a bar is the interval of TNS."""
     models = [*by_model([run for runs in groups.values() for run in runs])]
     parts = []
     for name, runs in groups.items():
         known = [run.known_accuracy for run in runs]
         ranks = rank_correlation(runs)
+        base = chart(
+            tns=[run.tns for run in runs],
+            low=[run.tns_interval[0] for run in runs],
+            high=[run.tns_interval[1] for run in runs],
+            value=[a.value for a in known],
+            model=[run.model for run in runs],
+            run=[r.label for r in runs],
+            where=[a.where for a in known],
+        ).encode(
+            alt.Y(
+                'value:Q',
+                title=known[0].metric,
+                scale=alt.Scale(zero=False, padding=12),
+            ),
+            alt.Color('model:N', scale=colors(models)),
+            tooltip=[
+                'run:N',
+                number('tns', 'TNS'),
+                number('low', '95 % from'),
+                number('high', 'to'),
+                number('value', 'accuracy'),
+                'where:N',
+            ],
+        )
+        title = f'TNS ({runs[0].reading}), 95 % over samples'
+        scale = alt.Scale(zero=False)
+        intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(
+            alt.X('low:Q', title=title, scale=scale), alt.X2('high:Q')
+        )
+        points = base.mark_point(size=70, filled=True).encode(
+            alt.X('tns:Q', title=title, scale=scale),
+            alt.Shape('model:N', scale=alt.Scale(domain=models)),
+        )
         parts.append(
-            chart(
-                tns=[run.tns for run in runs],
-                value=[a.value for a in known],
-                model=[run.model for run in runs],
-                run=[r.label for r in runs],
-                where=[a.where for a in known],
-            )
-            .mark_point(size=70, filled=True)
-            .encode(
-                alt.X(
-                    'tns:Q',
-                    title=f'TNS ({runs[0].reading})',
-                    scale=alt.Scale(zero=False),
-                ),
-                alt.Y(
-                    'value:Q',
-                    title=known[0].metric,
-                    scale=alt.Scale(zero=False),
-                ),
-                alt.Color('model:N', scale=colors(models)),
-                alt.Shape('model:N', scale=alt.Scale(domain=models)),
-                tooltip=[
-                    'run:N',
-                    number('tns', 'TNS'),
-                    number('value', 'accuracy'),
-                    'where:N',
-                ],
-            )
-            .properties(
+            alt.layer(intervals, points).properties(
                 title=[
                     *wrapped(name),
                     *(wrapped(str(ranks)) if ranks else []),

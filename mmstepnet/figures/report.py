@@ -10,13 +10,14 @@ import numpy as np
 import vl_convert
 
 from mmstepnet.stiffness import MEANS, READING_TEXTS, READINGS, Trainings
+from mmstepnet.stiffness.gates import LEAST_DEVIATION
 from mmstepnet.stiffness.trajectories import DRAWS
 from mmstepnet.version import __version__
 
-from .attention_values import LEAST_DEVIATION, attention_figure
+from .attention_values import attention_figure
 from .figures import report_charts, save_charts
 from .ranking import compared_runs, rank_correlation, runs_by_metric
-from .runs import Run, by_model
+from .runs import Run, by_model, has_other_blocks
 from .style import SMALL_GAP
 from .trajectories import SAMPLES
 
@@ -102,6 +103,7 @@ def report_page(
         models=by_model(runs),
         spread=spread,
         compared=compared,
+        mixed=any(map(has_other_blocks, compared.values())),
         correlations={
             name: found
             for name, members in compared.items()

@@ -98,6 +98,11 @@ def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
+def has_other_blocks(runs: Sequence[Run]) -> bool:
+    """Whether the blocks of some runs cannot be laid over each other."""
+    return len({run.trajectories.structure for run in runs}) > 1
+
+
 def same_blocks(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Sets of runs whose blocks can be laid over each other.
 

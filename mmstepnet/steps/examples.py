@@ -31,6 +31,12 @@ SIZES = 'img_size', 'image_size'
 FRAMES = 'num_frames', 'temporal_size', 't_size'
 """Names of the number of frames, in networks of videos."""
 
+NOT_RUN = (
+    'it was not run; give example=, what it is called with, such as '
+    'torch.zeros(1, 3, 224, 224)'
+)
+"""Of a model for which no example was given and none could be guessed."""
+
 
 def guess_inputs(model: nn.Module, outermost: bool) -> Iterator[Tensor | dict]:
     """Inputs that a model of a known library may take, the usual ones first.

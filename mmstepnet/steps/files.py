@@ -364,6 +364,7 @@ def _prefixes(blocks: Blocks, classes: dict[str, str]) -> tuple[str, str]:
     """
     first = next(iter(blocks))
     fitting = set()
+    lacking = list(blocks)  # of where the fewest do
     for name in classes:
         old = new = ''
         if f'.{name}'.endswith(f'.{first}'):
@@ -372,17 +373,27 @@ def _prefixes(blocks: Blocks, classes: dict[str, str]) -> tuple[str, str]:
             old = first.removesuffix(name)
         else:
             continue
-        if all(
-            saved.startswith(old)
-            and classes.get(new + saved.removeprefix(old)) == block['cls']
+        unlike = [
+            saved
             for saved, block in blocks.items()
-        ):
+            if not saved.startswith(old)
+            or classes.get(new + saved.removeprefix(old)) != block['cls']
+        ]
+        if unlike:
+            lacking = min(lacking, unlike, key=len)
+        else:
             fitting.add((old, new))
-    if len(fitting) != 1:
+    if len(fitting) > 1:
         raise ValueError(
             f'it is of a network with the block {first} '
             f'({blocks[first]["cls"]}); the model has such blocks '
             f'{len(fitting)} times, and must have them once'
+        )
+    if not fitting:
+        raise ValueError(
+            f'it is of a network with the block {lacking[0]} '
+            f'({blocks[lacking[0]]["cls"]}), and the model has no block of '
+            f'that name and class; load it onto a network of this kind'
         )
     return fitting.pop()
 

@@ -18,6 +18,7 @@ from mmstepnet.tracing.selection import enclosing_names, is_named, is_within
 from mmstepnet.tracing.wrappers import name_modules
 
 from .branch import BranchStep, Place, SteppedBlock, attach, detach
+from .examples import NOT_RUN
 from .freezing import follow_training
 from .fused_blocks import FusedBlock, is_fusable, put_fused_step, state_width
 from .modules import check_unsharded, modules_by_name, steps_of
@@ -362,10 +363,7 @@ def _find_places(
         if not (found.places or found.refused):
             refused.append(found.seen)
     if not ran:
-        refused = [
-            'it was not run; give example=, what it is called with, such as '
-            'torch.zeros(1, 3, 224, 224)'
-        ]
+        refused = [NOT_RUN]
     return places, refused
 
 

@@ -18,7 +18,7 @@ from mmstepnet.tracing import Arrangement, Finder, Sum
 from mmstepnet.tracing.trace import Event, Trace
 
 from .branch import Place, Spot
-from .examples import call_of, guess_inputs, on_meta
+from .examples import NOT_RUN, call_of, guess_inputs, on_meta
 
 NAMES = {
     1: ('step',),
@@ -151,9 +151,7 @@ def run_on(
     Raises:
         ValueError: The model does not run on the example.
     """
-    failed: Exception = ValueError(
-        'nothing can be guessed for a model of its class'
-    )
+    failed: Exception | None = None
     for given, (device, sizes) in product(
         guess_inputs(model, outermost) if example is None else (example,),
         (('meta', samples), (None, samples), (None, [None] * len(samples))),
@@ -166,10 +164,13 @@ def run_on(
                 ]
         except Exception as error:
             failed = error
+    kind = type(model).__name__
+    if example is None:
+        raise ValueError(f'{kind}: {NOT_RUN}') from failed
     raise ValueError(
-        f'{type(model).__name__} does not run on the example that its blocks '
-        f'are to be found with ({type(failed).__name__}: {failed}); give '
-        f'example= that it takes'
+        f'{kind} does not run on the example that its blocks are to be found '
+        f'with ({type(failed).__name__}: {failed}); give example= that it '
+        f'takes'
     ) from failed
 
 

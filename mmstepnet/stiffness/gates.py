@@ -15,6 +15,16 @@ from mmstepnet.tracing import FIRST, PROJECTS, Arrangement, Finder, unwrap
 from mmstepnet.tracing.sums import Product
 from mmstepnet.tracing.tags import channels_of
 
+LEAST_DEVIATION = 1e-3
+"""Standard deviation of the attention value Δt below which a gate does next
+to nothing, and no correlation with it is shown."""
+
+HARDLY_MOVED = (
+    f'the gates have hardly moved: no deviation of Δt, over images, channels '
+    f'or blocks, reaches {LEAST_DEVIATION:g}'
+)
+"""What is printed where :attr:`GateStatistics.hardly_moved`."""
+
 
 class GateStatistics(NamedTuple):
     """Statistics of the attention values Δt of a network.
@@ -43,6 +53,16 @@ class GateStatistics(NamedTuple):
     results: dict[str, float]
     constant: list[str]
     elsewhere: list[str]
+
+    @property
+    def hardly_moved(self) -> bool:
+        """Whether Δt is nearly one number for all."""
+        deviations = (
+            *self.over_images.values(),
+            *self.over_channels.values(),
+            self.over_blocks,
+        )
+        return bool(self.mean) and max(deviations) < LEAST_DEVIATION
 
 
 def measure_gates(

@@ -15,6 +15,8 @@ from mmstepnet.steps.examples import run_batch
 from mmstepnet.tracing import hooked, in_mode, uncompiled
 from mmstepnet.tracing.wrappers import name_modules
 
+from .gates import HARDLY_MOVED, LEAST_DEVIATION
+
 
 def summary(model: nn.Module, batches: Iterable[Any] | None = None) -> None:
     """Print which blocks have an attention, its size, and what it chooses.
@@ -26,7 +28,8 @@ def summary(model: nn.Module, batches: Iterable[Any] | None = None) -> None:
         batches (Iterable, optional): As :func:`measure_stiffness` takes them.
             With them the table has two columns more: the mean of Δt over
             images and channels, and its deviation over images, the mean over
-            channels, as :func:`measure_gates` has them. The model runs in
+            channels, as :func:`measure_gates` has them. A line below says
+            so where the gates have hardly moved. The model runs in
             evaluation mode. Defaults to None.
 
     Raises:
@@ -52,6 +55,7 @@ def summary(model: nn.Module, batches: Iterable[Any] | None = None) -> None:
             f'{type(model).__name__} has no steps; call insert_steps first'
         )
     rows = [['block', 'attention', 'channels', 'parameters']]
+    deviations: list[Tensor] = []
     inside = 0
     for name, step in steps.items():
         attention = step.attention
@@ -63,6 +67,8 @@ def summary(model: nn.Module, batches: Iterable[Any] | None = None) -> None:
     if batches is not None:
         rows[0] += ['mean of Δt', 'over images']
         chosen = _choose(model, batches, steps)
+        means = torch.stack([gates.mean() for gates in chosen.values()])
+        deviations.append(means.std(correction=0))
         for row, name in zip(rows[1:], steps):
             gates = chosen.get(name)
             if gates is None:  # it did not run
@@ -70,7 +76,10 @@ def summary(model: nn.Module, batches: Iterable[Any] | None = None) -> None:
                 continue
             over_images = gates.std(0, correction=0).mean()
             row += [f'{gates.mean():.4f}', f'{over_images:.4f}']
+            deviations += [over_images, gates.mean(0).std(correction=0)]
     _print_table(rows)
+    if deviations and max(deviations) < LEAST_DEVIATION:
+        print(HARDLY_MOVED)
     parameters = sum(p.numel() for p in model.parameters())
     print(
         f'{len(steps)} steps with {inside:,} of the {parameters:,} parameters '

@@ -86,8 +86,9 @@ def _without_ending(path: Path) -> Path:
 def read_trainings(paths: Iterable[Path]) -> dict[str, list[Trajectories]]:
     """Trainings of which several checkpoints were recorded.
 
-    Recordings in one folder belong to one training where model, data and
-    blocks are the same and epochs, iterations or files of weights differ.
+    Recordings in one folder belong to one training where model, data, blocks
+    and file of steps are the same and epochs, iterations or files of weights
+    differ.
 
     Args:
         paths (Iterable[Path]): Recordings. Those of files of weights are in
@@ -101,6 +102,9 @@ def read_trainings(paths: Iterable[Path]) -> dict[str, list[Trajectories]]:
         found = Trajectories.load(path)
         unit, at = found.checkpoint
         name = f'{found.settings["model"]}, {found.settings["split"]}'
+        steps = found.settings.get('steps')
+        if steps is not None:
+            name += f', steps of {steps}'
         if unit:
             groups[name, path.parent, unit, found.structure][at] = found
     trainings: dict[str, list[Trajectories]] = {}

@@ -61,6 +61,12 @@ def gated():
             torch.nn.init.normal_(p)
     return model, transform
 
+def unmoved():
+    import mmstepnet
+    model, transform = net()
+    mmstepnet.insert_steps(model, 'SE')
+    return model, transform
+
 def alone():
     return net()[0]
 
@@ -210,7 +216,7 @@ def of_openmmlab(folder, pictures):
     ],
 )
 def test_stiffness_is_that_of_the_library(
-    make, options, nets, pictures, tmp_path
+    make, options, nets, pictures, tmp_path, capsys
 ):
     for path in paths_of(pictures)[2:]:
         path.unlink()
@@ -237,6 +243,9 @@ def test_stiffness_is_that_of_the_library(
     assert found.settings.get('weights') == weights
     steps = str(tmp_path) if '--steps' in args else None
     assert found.settings.get('steps') == steps
+    # With steps it is another network than without.
+    assert path.stem.endswith(f'+{tmp_path.name}') == bool(steps)
+    assert f'{path.stem} (' in capsys.readouterr().out
     for name in FIELDS:
         np.testing.assert_allclose(
             getattr(found, name), getattr(wanted, name), rtol=1e-3
@@ -675,6 +684,13 @@ def test_gates(nets, pictures, capsys, json_too):
         assert f'{wanted.over_blocks:#.4g}' in lines[0]
 
 
+def test_gates_that_have_not_moved(nets, pictures, capsys):
+    words = 'the gates have hardly moved'
+    for name in ('unmoved', 'gated'):
+        call('gates', f'{nets}:{name}', pictures, '--samples', 2)
+        assert (words in capsys.readouterr().out) == (name == 'unmoved')
+
+
 def test_a_turned_picture_is_measured_upright(nets, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     prepare = build_model(f'{nets}:net').prepare
@@ -1089,6 +1105,17 @@ def test_files_are_named_as_shortly_as_they_differ(tmp_path):
         'a.v_0.2',
         'a.c.pth',
     ]
+    # Steps are named, too; of those in a folder it is the folder.
+    steps = tmp_path / 'tuned' / 'steps.safetensors'
+    steps.parent.mkdir()
+    for given, name in ((steps, 'steps'), (steps.parent, 'tuned')):
+        assert list(label_networks(['a'], paths[:1], str(given))) == [
+            f'a.v_0.1+{name}'
+        ]
+        assert list(label_networks(['a', 'b'], [], str(given))) == [
+            f'a+{name}',
+            f'b+{name}',
+        ]
 
 
 def commands():

@@ -108,6 +108,8 @@ def test_a_page_shows_what_applies(runs):
     }
     two = Page(runs[2:4])
     assert 'Figure 7' not in one.text and 'Figure 7Accuracy' in two.text
+    assert 'which TNS is larger is not decided' in two.text
+    assert 'TNS for one backbone only.' in two.text
     for page in (one, two):
         assert 'Kendall' not in page.text and 'Figure 10' in page.text
     # Two seeds of one model are all the runs: they are one set.
@@ -179,6 +181,11 @@ def test_labels_are_text_and_nothing_is_loaded(runs):
             flat_run,
             'The runs have 2 different block structures',
             id='block structures',
+        ),
+        pytest.param(
+            flat_run,
+            'for one backbone only, and these runs have different blocks.',
+            id='other blocks in Figure 7',
         ),
         pytest.param(
             flat_run,

@@ -20,10 +20,10 @@ from mmstepnet.steps.files import METADATA
 from tests.utils import Adds, perturb_gates, randomise, same
 
 
-def chain():
+def chain(blocks=3):
     """A network of nobody's, with a head."""
     return nn.Sequential(
-        nn.Sequential(*(Adds(nn.Linear(8, 8)) for _ in range(3))),
+        nn.Sequential(*(Adds(nn.Linear(8, 8)) for _ in range(blocks))),
         nn.Linear(8, 3),
     )
 
@@ -364,7 +364,16 @@ def with_deeper_head():
 OTHERS = {
     'plain': (lambda: chain()[0][0], FileNotFoundError, 'steps.safetensors'),
     'resnet50': (resnet50, ValueError, r'the block layer1.0 \(BasicB'),
-    'swin': (swin, ValueError, 'the block layer1.0 .* 0 times'),
+    'swin': (
+        swin,
+        ValueError,
+        r'the block layer1.0 \(BasicBlock\), and the model has no',
+    ),
+    'shallower': (
+        lambda: chain(2),
+        ValueError,
+        r'the block 0.2 \(Adds\), and the model has no',
+    ),
     'two': (
         lambda: nn.ModuleList([resnet18(), resnet18()]),
         ValueError,
@@ -410,13 +419,16 @@ OTHERS = {
 }
 
 
+CHAINS = 'shallower', 'wider', 'renamed'
+
+
 @pytest.mark.parametrize('name', OTHERS)
 def test_a_file_of_another_model_is_refused(name, tmp_path):
     build, type_, words = OTHERS[name]
     model, path = build(), tmp_path / 'steps.safetensors'
     if name != 'plain':
         mmstepnet.save_steps(
-            stepped('chain' if name in ('wider', 'renamed') else 'resnet'),
+            stepped('chain' if name in CHAINS else 'resnet'),
             path,
             ['fc'] if name in ('classes', 'deeper head') else [],
         )

@@ -178,7 +178,13 @@ def test_what_one_example_does_not_show_is_refused(make):
             nn.Conv2d, MAPS, 'means no residual block', id='no block'
         ),
         pytest.param(
-            '1.1', None, 'guessed for a model of its', id='a model of its own'
+            '1.1',
+            None,
+            'Sequential: it was not run; give example=',
+            id='a model of its own',
+        ),
+        pytest.param(
+            '1.1', MAPS[:, :3], 'not run on the example', id='another example'
         ),
     ],
 )

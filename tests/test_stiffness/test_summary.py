@@ -40,6 +40,19 @@ def test_counts(capsys):
         assert not module._forward_hooks and not module._forward_pre_hooks
 
 
+def test_gates_that_have_not_moved(capsys):
+    model = network('maps')
+    insert_steps(model, example=inputs('maps'))
+    words = 'the gates have hardly moved'
+    summary(model, [inputs('maps')])
+    assert words in capsys.readouterr().out
+    assert measure_gates(model, [inputs('maps')]).hardly_moved
+    perturb_gates(model)
+    summary(model, [inputs('maps')])
+    assert words not in capsys.readouterr().out
+    assert not measure_gates(model, [inputs('maps')]).hardly_moved
+
+
 @pytest.mark.parametrize(
     'build, batches',
     [

@@ -253,6 +253,14 @@ def test_recordings_of_trainings(tmp_path):
         for training in read_trainings(paths).values()
     ] == [['0.pth', '1.pth'], ['2.pth', '3.pth']]
     assert read_trainings(paths[::2]) == {}
+    # Weights with steps and without are two trainings.
+    stepped = [tmp_path / 'x' / f'{k}+s.npz' for k in range(2)]
+    for k, path in enumerate(stepped):
+        arrays = recording_arrays(weights=f'{k}.pth', steps='s')
+        Trajectories(**arrays).save(path)
+    both = read_trainings([*paths[:2], *stepped])
+    assert [len(training) for training in both.values()] == [2, 2]
+    assert [*both] == ['net, val', 'net, val, steps of s']
     with pytest.raises(FileNotFoundError, match='holds no recording'):
         find_recordings(tmp_path / 'nowhere')
 
