@@ -15,20 +15,15 @@ from mmstepnet.trials.pictures import FOLDS, deal, decode
 from mmstepnet.trials.plan import RATES, fit_epochs, plan_trainings
 from mmstepnet.trials.rows import PLAN, Rows
 from mmstepnet.trials.trial import Recipe, Trial
-from tests.test_trials.tiny_network import TinyNet, blockless, headless, net
+from tests.test_trials.tiny_network import (
+    TinyNet,
+    blockless,
+    headless,
+    net,
+    pictures,
+)
 
 RUNGS = 'head', 'norms', 'layer-scale', 'stepnet', 'se'
-
-
-def pictures(count=30, classes=3, seed=0):
-    """Pictures whose colours say something of their classes."""
-    generator = torch.Generator().manual_seed(seed)
-    data = []
-    for k in range(count):
-        image = torch.rand(3, 16, 16, generator=generator)
-        image[k % classes] += 0.2
-        data.append((image, k % classes))
-    return data
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,7 @@ import torch
 
 from mmstepnet.trials.pictures import decode
 from mmstepnet.trials.trial import Recipe, Trial
-
-from .test_compare import pictures
-from .tiny_network import net
+from tests.test_trials.tiny_network import net, pictures
 
 peft = pytest.importorskip('peft', reason='needs the stack of the examples')
 

@@ -1,4 +1,4 @@
-"""A residual network of a few hundred numbers, also for the command."""
+"""A residual network of a few hundred numbers, and pictures for it."""
 
 import torch
 import torch.nn as nn
@@ -38,3 +38,14 @@ def headless():
 def blockless():
     layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(4, 3)), ToTensor()
+
+
+def pictures(count=30, classes=3, seed=0):
+    """Pictures whose colours say something of their classes."""
+    generator = torch.Generator().manual_seed(seed)
+    data = []
+    for k in range(count):
+        image = torch.rand(3, 16, 16, generator=generator)
+        image[k % classes] += 0.2
+        data.append((image, k % classes))
+    return data
